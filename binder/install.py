@@ -19,6 +19,8 @@ from pathlib import Path
 
 BINDER = Path(__file__).parent
 TORCH_CPU = BINDER / "torch-cpu.txt"
+SOURCES = (BINDER.parent / "toolkit", BINDER.parent / "widgets")
+"""Ours, which pip leaves where they are: with `PYTHONDONTWRITEBYTECODE` set, each rank would compile them anew."""
 _PIP = [
     sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--progress-bar", "off", "--no-compile",
 ]  # fmt: skip
@@ -34,7 +36,7 @@ def main(what: str) -> int:
     """Install one of ``torch``, ``package`` and ``dev``, and return the exit status."""
     status = _install_torch() if what == "torch" else _install_package(what)
     if status == 0:
-        compile_all(sysconfig.get_path("purelib"))
+        compile_all(sysconfig.get_path("purelib"), *map(str, SOURCES))
     return status
 
 
@@ -59,12 +61,12 @@ def _install_torch() -> int:
     return _install("torch (default build)", ["--no-deps", pin])
 
 
-def compile_all(folder: str) -> None:
-    """Compile the packages in a folder to bytecode on all cores, where pip would use one.
+def compile_all(*folders: str) -> None:
+    """Compile the packages in these folders to bytecode on all cores, where pip would use one.
 
     Packages may contain files that this version of Python cannot compile, which pip does not report either.
     """
-    command = [sys.executable, "-m", "compileall", "-qq", "-j", "0", folder]
+    command = [sys.executable, "-m", "compileall", "-qq", "-j", "0", *folders]
     subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
 

@@ -20,9 +20,9 @@
 #
 # Does a Llama fit on your H100s, with which layout, and how long does a step take? A very large model can be placed on
 # a cluster in a great many ways: how many replicas, tensor, pipeline and context ranks, which ZeRO stage, which
-# schedule, which micro-batch, what to recompute, what to keep in host memory. The planner evaluates **all** of them,
-# with the formulas of the other calculators. Choose another model, device or number of nodes; move the sliders, and
-# rows are ranked again at once; click a point or a row to compare that plan with the best one.
+# schedule, which micro-batch, how many layers to recompute, what to keep in host memory. The planner evaluates **all**
+# of them, with the formulas of the other calculators. Choose another model, device or number of nodes; move the
+# sliders, and rows are ranked again at once; click a point or a row to compare that plan with the best one.
 
 # %%
 from shardscope_widgets import Planner, figures, say
@@ -98,13 +98,15 @@ plans.by({"time": 1, "headroom": 0.5})
 # ## Why not my layout?
 #
 # For a layout of your own, `why` says which rule it breaks, how much memory it lacks, or which layouts are better and
-# by how much.
+# by how much. If recomputing some of the layers is enough for a layout to fit, it says how many, and the planner has
+# tried that too.
 
 # %%
 mine = plans.best.layout.replace(tensor=8, pipeline=8, data=16, schedule="1f1b", virtual_stages=1, shard=0)
 for layout in (
     mine,
     mine.replace(recompute="full"),
+    mine.replace(micro_batch=8),
     mine.replace(tensor=7),
     mine.replace(pipeline=1, data=128),
 ):

@@ -34,8 +34,9 @@ def layouts(rows: int) -> Layouts:
         data=data, tensor=power(4), pipeline=power(7), context=context, expert=np.ones(rows, np.int64),
         zero=random.integers(0, 4, rows), shard=data * context, micro_batch=power(3), num_micro_batches=power(8),
         virtual_stages=np.ones(rows, np.int64), schedule=np.array(schedules)[random.integers(0, len(schedules), rows)],
-        recompute=random.integers(0, 3, rows), offload=np.zeros(rows, np.int64),
-        compression=np.zeros(rows, np.int64), sequence_parallel=random.integers(0, 2, rows),
+        recompute=random.integers(0, 3, rows), recompute_layers=np.zeros(rows, np.int64),
+        offload=np.zeros(rows, np.int64), compression=np.zeros(rows, np.int64),
+        sequence_parallel=random.integers(0, 2, rows),
         precision="bf16-mixed", optimizer="adamw", flash_attention=True,
     )  # fmt: skip
 

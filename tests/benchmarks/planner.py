@@ -16,7 +16,8 @@ from _report import compare
 from shardscope.prediction.planner import SearchAxes, plan
 from shardscope.prediction.planner.candidates import candidates
 from shardscope.prediction.planner.rank import ranking, scores
-from shardscope.prediction.planner.search import SearchSettings, capacity, memory_parts, search, time_of
+from shardscope.prediction.planner.search import search
+from shardscope.prediction.planner.setting import SearchSettings, capacity, memory_parts, time_of
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.model import Model

@@ -3,9 +3,10 @@
     python tests/benchmarks/zero.py [world_size] [cuda]
 
 "stock" is plain `fully_shard` with its own collectives on gloo (on NCCL if each rank has a GPU), trained by a bare
-loop. Ranks over TCP and ranks over shared memory, or CUDA IPC, take turns. Beside the time is the processor time of all
-ranks, which depends less on what else the machine does. The collectives of an optimizer's step are counted by the
-meter.
+loop. Ranks over TCP and ranks over shared memory, or CUDA IPC, take turns. "ring" is a step over the latter whose
+shards go around a ring, as they do where messages are delayed, instead of through shared buffers. Beside the time is
+the processor time of all ranks, which depends less on what else the machine does. The collectives of an optimizer's
+step are counted by the meter.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -27,9 +29,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import shardscope as ss
 from benchmarks._report import compare
-from benchmarks.transports import Sample, pools_of, report, timed
+from benchmarks.transports import TRANSPORTS, Sample, pools_of, report, timed
 from conformance.ranks import RankPool
 from shardscope.training.context import RankContext
+from shardscope.training.strategies.fully_sharded import FullySharded
 from shardscope.training.trainer import Trainer
 
 HIDDEN, LAYERS, ROWS = 1024, 12, 8
@@ -85,6 +88,12 @@ def step_of(context: RankContext, strategy: str) -> Callable[[], object]:
     return lambda: one.take_step(1)
 
 
+def ring_step(context: RankContext, strategy: str) -> Callable[[], object]:
+    """One training step whose shards go around a ring, although the ranks could share buffers."""
+    with mock.patch.object(FullySharded, "_make_shared", lambda *_: None):
+        return step_of(context, strategy)
+
+
 _kept: dict[str, Callable[[], object]] = {}
 """The step that each rank takes in its turns, by name."""
 
@@ -94,7 +103,9 @@ def turn(context: RankContext, name: str, stage: str) -> Sample:
     key = f"{name} {stage}"
     if key not in _kept:
         _kept.clear()
-        _kept[key] = {"stock": stock_step, "ours": step_of}[name.split(maxsplit=1)[0]](context, stage)
+        _kept[key] = {"stock": stock_step, "ours": step_of, "ring": ring_step}[name.split(maxsplit=1)[0]](
+            context, stage
+        )
         timed(_kept[key], 3)
     return timed(_kept[key], STEPS_IN_A_ROW)
 
@@ -133,7 +144,12 @@ def main() -> None:
     world_size = int(sys.argv[1]) if len(sys.argv) > 1 else 4
     device = sys.argv[2] if len(sys.argv) > 2 else "cpu"
     ours = {f"ours over {name}": pool for name, pool in pools_of(world_size, device).items()}
-    pools = {STOCK: RankPool(world_size, transport="tcp", device=device), **ours}
+    sharing = TRANSPORTS[device][-1]
+    pools = {
+        STOCK: RankPool(world_size, transport="tcp", device=device),
+        **ours,
+        f"ring over {sharing}": RankPool(world_size, transport=sharing, device=device),
+    }
     try:
         with tempfile.TemporaryDirectory() as folder:
             for stage, bar in BARS.items():

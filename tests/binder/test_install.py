@@ -25,7 +25,7 @@ def install() -> ModuleType:
 
 def pip_that(install: ModuleType, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     monkeypatch.setattr(install, "_PIP", [sys.executable, "-c", code])
-    monkeypatch.setattr(install, "compile_all", lambda folder: None)
+    monkeypatch.setattr(install, "compile_all", lambda *folders: None)
 
 
 def test_an_index_that_does_not_answer_is_found_out_quietly(

@@ -21,6 +21,7 @@ import re
 import zlib
 from collections import defaultdict
 from collections.abc import Callable
+from functools import cache
 from itertools import filterfalse
 
 import pytest
@@ -100,6 +101,9 @@ def _sample(name: str, cases: list[pytest.Item], *, quick: bool) -> list[pytest.
 def _case_of(item: pytest.Item) -> str:
     """The case of a test; one that skips world sizes by itself has a case for each of its other parameters only."""
     assert isinstance(item, pytest.Function)
-    if "pytest.skip(" not in inspect.getsource(item.function):
-        return item.nodeid
-    return re.sub(r"\d ranks", "", item.nodeid)
+    return re.sub(r"\d ranks", "", item.nodeid) if _may_skip(item.function) else item.nodeid
+
+
+@cache  # reading a source is slow, and a function has many items
+def _may_skip(function: Callable[..., object]) -> bool:
+    return "pytest.skip(" in inspect.getsource(function)

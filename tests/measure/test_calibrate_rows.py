@@ -290,6 +290,40 @@ def test_a_log_of_megatron_states_its_model_layout_and_steps(log: Path) -> None:
     assert read(log).layout.zero == 3
 
 
+@pytest.mark.parametrize(
+    ("method", "count", "stages", "virtual", "recomputed"),
+    [
+        ("block", "7", "2", "None", ("full", 7)),
+        ("block", "3", "2", "5", ("full", 3)),
+        ("block", "4", "2", "5", ("full", 0)),
+        ("block", "50", "1", "None", ("full", 0)),
+        ("block", "0", "1", "None", ("none", 0)),
+        ("uniform", "1", "2", "None", ("full", 0)),
+    ],
+)
+def test_a_log_of_megatron_says_how_many_layers_a_stage_recomputes(
+    log: Path, method: str, count: str, stages: str, virtual: str, recomputed: tuple[str, int]
+) -> None:
+    more = f"""\
+  pipeline_model_parallel_size .................... {stages}
+  recompute_method ................................ {method}
+  recompute_num_layers ............................ {count}
+  virtual_pipeline_model_parallel_size ............ {virtual}
+  seq_length"""
+    log.write_text((ARGUMENTS + STEPS).replace("  seq_length", more))
+    given = Given(ss.Cluster.of("a100-80gb", nodes=4 * int(stages)))
+    (found,) = read_rows(log, given)
+    assert (found.layout.recompute, found.layout.recompute_layers) == recomputed
+    log.write_text(
+        log.read_text().replace(
+            f"layers ............................ {count}", "layers ............................ None"
+        )
+    )
+    if method == "block":
+        with pytest.raises(SpecError, match="recompute_num_layers=None does not say how many layers"):
+            read_rows(log, given)
+
+
 def test_a_log_of_a_mixture_of_experts_states_the_sequence_length(log: Path) -> None:
     log.write_text((ARGUMENTS + STEPS).replace("num_experts ..................................... None",
                                                "num_experts ..................................... 8"))  # fmt: skip

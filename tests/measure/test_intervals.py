@@ -67,13 +67,15 @@ def test_intervals_are_narrower_after_a_step_and_a_single_row_leaves_none() -> N
     assert Known(slope[:1], np.array([0.2]), covariance, 0.02, 0.03).turns() == []
 
 
-def test_the_other_rows_are_predicted_by_the_constants_that_a_measured_row_makes_likely() -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_the_other_rows_are_predicted_by_the_constants_that_a_measured_row_makes_likely(alone: bool) -> None:
     slope, off, variance, noise = np.array([[1.0], [2.0]]), np.array([0.3, 0.5]), 0.04, 0.02
 
     def off_at(x: np.ndarray) -> np.ndarray:
         return off - np.array([np.sinh(x[0]), 2 * x[0]])
 
-    known = Known(slope, off, np.array([[variance]]), noise, 2 * noise, off_at)
+    of_row = (lambda row, x: float(off_at(x)[row])) if alone else None
+    known = Known(slope, off, np.array([[variance]]), noise, 2 * noise, off_at, of_row)
     (likely,) = minimize_scalar(lambda x: (0.3 - np.sinh(x)) ** 2 / noise**2 + x**2 / variance).x.reshape(1)
     assert known.turns()[0].off == pytest.approx([0.5 - 2 * likely], abs=1e-3)
 

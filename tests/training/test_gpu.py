@@ -54,6 +54,18 @@ def test_stock_fsdp_follows_one_process_over_nccl(strategy: ss.Zero2 | ss.Zero3)
     follows_one_process(ss.launch(small_job(device="cuda", strategy=strategy, world_size=2)))
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_the_peak_on_a_gpu_is_the_predicted_one(optimizer: str, precision: str) -> None:
+    job = ss.Job(
+        model="gpt-small", data="python-source", strategy="single", batch=32, steps=4, precision=precision,
+        device="cuda", optimizer=optimizer,
+    )  # fmt: skip
+    predicted = ss.predict(job, ss.Cluster.of("h100", nodes=1, per_node=1)).peak_bytes
+    peak = max(event["peak_memory_bytes"] for event in ss.launch(job).wait(110).events("step"))
+    assert peak == pytest.approx(predicted, rel=0.02, abs=4 * 2**20)
+
+
 @pytest.mark.parametrize("precision", ["bf16-mixed", "fp16-mixed"])
 def test_mixed_precision_learns_on_a_gpu(precision: str) -> None:
     run = ss.launch(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from torch.utils._pytree import tree_leaves
 from shardscope.errors import SpecError
 from shardscope.spec.models import MODELS
 from shardscope.training.loss import cross_entropy
-from shardscope.training.models import build_model
+from shardscope.training.models import blocks, build_model
 from shardscope.training.recompute import apply_recompute
+from training.memory.test_predicted_peak import measured_peak
 
 
 def user_model():
@@ -136,6 +138,22 @@ def test_a_gpt_stores_less_the_more_it_recomputes():
     unit = 4 * 64 * config.hidden * config.layers * 8  # one float64 for each layer, token and hidden unit
     assert none - selective == pytest.approx(5 * unit, rel=0.02)
     assert none - full == pytest.approx(15 * unit, rel=0.02)
+
+
+def test_the_first_blocks_recompute_when_the_activations_of_the_others_are_free():
+    """So they add no buffer to the peak, as the memory formulas of `Layout.recompute_layers` assume."""
+
+    def with_first(count):
+        model = make("gpt-nano")
+        apply_recompute(nn.Sequential(*blocks(model)[:count]), "full" if count else "none")
+        return model
+
+    layers = MODELS["gpt-nano"].layers
+    stored = [stored_bytes(with_first(count), "gpt-nano") for count in (0, layers)]
+    peaks = [measured_peak(with_first(count), rows("gpt-nano"), "sgd") for count in range(layers + 1)]
+    freed = [before - after for before, after in pairwise(peaks)]
+    assert freed[:-1] == pytest.approx([(stored[0] - stored[1]) / layers] * (layers - 1), rel=0.01)
+    assert 0 <= freed[-1] < 0.9 * freed[0]
 
 
 def test_selective_runs_no_product_of_a_gpt_twice():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -51,9 +52,20 @@ def test_what_does_not_fit_names_the_largest_block_and_a_change_that_is_enough(c
     calculator.set_trait("flash_attention", False)
     assert not calculator.verdict.fits
     assert "the largest block is activations" in calculator.verdict.sentence
-    assert "Full recomputation would make it fit" in calculator.verdict.sentence
+    assert calculator.controls["recompute_layers"].disabled
+    told = re.search(r"Full recomputation of (\d+) of 12 layers of each stage would make it fit, at (.*)\.$",
+                     calculator.verdict.sentence)  # fmt: skip
+    count, size = int(told[1]), told[2]
     calculator.recompute = "full"
     assert calculator.verdict.fits
+    assert not calculator.controls["recompute_layers"].disabled
+    calculator.recompute_layers = count
+    assert calculator.verdict.fits
+    assert gib_text(calculator.term.value) == size
+    calculator.recompute_layers = count - 1
+    assert not calculator.verdict.fits
+    calculator.recompute = "none"
+    assert calculator.problem == ""
 
 
 def test_where_no_single_change_is_enough_it_says_so():

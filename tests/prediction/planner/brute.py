@@ -85,6 +85,21 @@ def every_layout(model, cluster, *, batch, space):
             yield layout
 
 
+def with_fewest_recomputed(model, cluster, layouts, *, memory_bytes):
+    """Those that do not fit without recomputation, with the smallest number of layers with which they fit."""
+    left = [layout for layout in layouts if layout.recompute == "none"]
+    found = []
+    for count in range(model.layers):
+        left = [layout for layout in left if layout.pipeline * layout.virtual_stages * count < model.layers]
+        tried = [
+            layout.replace(recompute="full" if count else "none", recompute_layers=count) for layout in left
+        ]
+        sizes = [size for _, size in scored(model, cluster, tried)] if tried else []
+        found += [layout for layout, size in zip(tried, sizes, strict=True) if count and size <= memory_bytes]
+        left = [layout for layout, size in zip(left, sizes, strict=True) if size > memory_bytes]
+    return found
+
+
 def scored(model, cluster, layouts):
     """(seconds, bytes) of each layout."""
     table = Layouts.of(layouts)

@@ -9,7 +9,8 @@ import pytest
 from prediction.planner.brute import CALIBRATION, machine, small_model
 from shardscope.errors import SpecError
 from shardscope.prediction.planner import plan
-from shardscope.prediction.planner.table import days_text, dollars_text
+from shardscope.prediction.planner.explain import explain
+from shardscope.prediction.planner.table import NO_BREAK, days_text, dollars_text, table_rows
 from shardscope.spec.layout import Layout
 
 
@@ -112,6 +113,26 @@ class TestWhy:
         assert "it needs 0." in told
         assert "GiB" in told
         assert "would help" in told
+
+    def test_one_that_fits_if_it_recomputes_some_layers_hears_how_many(self):
+        cluster = machine(nodes=2, per_node=2, memory_gb=0.09)
+        plans = plan(small_model(seq=1024), cluster, global_batch=8, calibration=CALIBRATION, top=None)
+        in_part = next(row.layout for row in plans if row.layout.recompute_layers)
+        told = plans.why(in_part.replace(recompute="none", recompute_layers=0))
+        assert told.endswith(f"recompute='full' with recompute_layers={in_part.recompute_layers} would fit")
+
+
+def test_rows_say_how_many_layers_of_a_stage_are_recomputed():
+    cluster = machine(nodes=1, per_node=4)
+    fix = {"recompute": "full", "recompute_layers": 3, "schedule": "1f1b", "pipeline": 2, "tensor": 1}
+    plans = plan(small_model(), cluster, global_batch=16, calibration=CALIBRATION, fix=fix)
+    assert set(plans.frame["recompute_layers"]) == {3}
+    header, rows = table_rows(plans)
+    assert {row[header.index("recompute")] for row in rows} == {f"full,{NO_BREAK}3{NO_BREAK}of{NO_BREAK}4"}
+    assert "full recomputation of 3 layers per stage" in repr(plans)
+    other = plans.best.layout.replace(recompute_layers=0)
+    told = str(explain((plans.setting, plans.setting), plans.best.layout, other, ("one", "other")))
+    assert "(recompute_layers 3 instead of all)" in told
 
 
 @pytest.fixture(scope="module")

@@ -54,6 +54,14 @@ def test_a_step_is_predicted_to_take_as_long_as_asked(fix: dict[str, Any]) -> No
     assert ss.predict(rehearsal.job, rehearsal.cluster).step_time_s == pytest.approx(rehearsal.step_time_s)
 
 
+def test_a_plan_that_recomputes_some_layers_is_rehearsed_with_all_and_says_so() -> None:
+    cluster = ss.Cluster.of("a100-80gb", nodes=2, per_node=1)
+    fix = {**STAGES, "recompute": "full", "recompute_layers": 5}
+    rehearsal = ss.plan("gpt2-large", cluster, global_batch=16, fix=fix).rehearsal(step_s=STEP_S)
+    assert rehearsal.job.recompute == "full"
+    assert "The job recomputes every layer, and the plan 5 of the 18 layers of a stage." in rehearsal.notes
+
+
 def test_parts_with_another_share_than_planned_are_named() -> None:
     """Messages that the plan hides, and for which this machine needs time."""
     plans = ss.plan(

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prediction.planner.brute import CALIBRATION, NARROW, every_layout, machine, scored, small_model, space
+from prediction.planner.brute import (
+    CALIBRATION,
+    NARROW,
+    every_layout,
+    machine,
+    scored,
+    small_model,
+    space,
+    with_fewest_recomputed,
+)
 from shardscope.prediction.planner import plan
 from shardscope.prediction.planner.search import Staircase
 
@@ -19,15 +28,18 @@ def search(model, cluster, **settings):
     return plan(model, cluster, fix=fix, calibration=CALIBRATION, **({"global_batch": 8} | settings))
 
 
+def loop(model, cluster, *, memory_bytes):
+    """(seconds, bytes, layout) of all layouts that fit, as a plain loop finds them."""
+    layouts = list(every_layout(model, cluster, batch=8, space=space(**SMALL)))
+    layouts += with_fewest_recomputed(model, cluster, layouts, memory_bytes=memory_bytes)
+    rows = [(*score, layout) for score, layout in zip(scored(model, cluster, layouts), layouts, strict=True)]
+    return [row for row in rows if row[1] <= memory_bytes]
+
+
 def test_the_first_twenty_are_those_of_a_plain_loop(model):
     cluster = machine(nodes=2, per_node=2, memory_gb=0.072)
-    layouts = list(every_layout(model, cluster, batch=8, space=space(**SMALL)))
-    rows = [
-        (time, size, layout)
-        for (time, size), layout in zip(scored(model, cluster, layouts), layouts, strict=True)
-        if size <= 0.072e9
-    ]
-    assert 20 < len(rows) < len(layouts)
+    rows = loop(model, cluster, memory_bytes=0.072e9)
+    assert len(rows) > 20
     best = sorted(rows, key=lambda row: row[:2])[:20]
     plans = search(model, cluster)
     np.testing.assert_allclose([p.time_s for p in plans], [row[0] for row in best], rtol=1e-12)
@@ -35,6 +47,20 @@ def test_the_first_twenty_are_those_of_a_plain_loop(model):
     for place in (0, 7, 19):
         ((time, size),) = scored(model, cluster, [plans[place].layout])
         assert (plans[place].time_s, plans[place].memory_bytes) == pytest.approx((time, size), rel=1e-12)
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+def test_layouts_that_need_recomputation_recompute_no_more_layers_than_they_must(experts):
+    model, cluster = small_model(experts=experts, seq=1024), machine(nodes=2, per_node=2, memory_gb=0.085)
+    rows = sorted(loop(model, cluster, memory_bytes=0.085e9), key=lambda row: row[:2])
+    plans = search(model, cluster, top=None)
+    assert len(plans) == len(rows) == len({plan.layout for plan in plans})
+    np.testing.assert_allclose([p.time_s for p in plans], [row[0] for row in rows], rtol=1e-12)
+    assert {plan.layout for plan in plans} == {layout for *_, layout in rows}
+    assert 10 < sum(plan.layout.recompute_layers > 0 for plan in plans) < len(plans)
+    assert sum(plans.rejected.values()) + len(plans.order) == plans.considered
+    for top in (1, 12):
+        assert [p.layout for p in search(model, cluster, top=top)] == [p.layout for p in plans][:top]
 
 
 def test_the_front_is_that_of_a_plain_loop(model):

@@ -59,6 +59,18 @@ def test_a_fixed_axis_is_held(model, cluster):
     assert {layout.zero for layout in layouts} == {1, 2}
 
 
+def test_numbers_of_recomputed_layers_are_tried_once_each(model, cluster):
+    plans, layouts = found(model, cluster, 8, pipeline=[1, 4], schedule="1f1b", recompute_layers=[3, 0, 99])
+    assert len(layouts) == len(set(layouts)) == plans.valid
+    counts = {(layout.pipeline, layout.recompute, layout.recompute_layers) for layout in layouts}
+    assert counts == {
+        (1, "none", 0), (1, "full", 0), (1, "full", 3), (4, "none", 0), (4, "full", 0)
+    }  # fmt: skip
+    assert sum(plans.rejected.values()) + len(plans.order) == plans.considered
+    alone = found(model, cluster, 8, pipeline=4, schedule="1f1b", recompute_layers=99)[1]
+    assert {(layout.recompute, layout.recompute_layers) for layout in alone} == {("none", 0), ("full", 0)}
+
+
 @pytest.mark.parametrize(
     ("fix", "told"),
     [

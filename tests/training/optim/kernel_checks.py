@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+import weakref
 
 import torch
 from torch import nn
@@ -107,11 +108,23 @@ def takes_what_is_loaded_into_an_optimizer_in_use(device, _):
     assert worst_difference(*results) < 1e-6
 
 
+def holds_no_gradient_between_steps(device, options):
+    params = on_device(device)
+    optimizer = TorchLamb(params, form="triton", **options)
+    for count in (1, 2):  # the second step runs the launches of the first again
+        steps(optimizer, params, count)
+        alive = [weakref.ref(param.grad) for param in params]
+        optimizer.zero_grad(set_to_none=True)
+        assert [reference() for reference in alive] == [None] * len(params)
+
+
 CHECKS = {
     **{f"agrees with plain {i}": (agrees_with_plain, options) for i, options in enumerate(VARIANTS)},
     "layers as they come": (takes_layers_as_they_come, None),
     "not finite": (keeps_what_is_not_finite, None),
     "resumes": (resumes_bit_exactly, None),
+    "no gradient between steps": (holds_no_gradient_between_steps, {}),
+    "no clipped gradient between steps": (holds_no_gradient_between_steps, {"max_grad_norm": 1.0}),
     "loads into one in use": (takes_what_is_loaded_into_an_optimizer_in_use, None),
 }
 

@@ -31,6 +31,7 @@ class _Columns(NamedTuple):
     virtual_stages: Ints
     schedule: Ints
     recompute: Ints
+    recompute_layers: Ints
     offload: Ints
     compression: Ints
     sequence_parallel: Ints
@@ -87,6 +88,7 @@ class Layouts(_Columns):
             virtual_stages=column("virtual_stages"),
             schedule=index("schedule", schedule_names()),
             recompute=index("recompute", RECOMPUTE_NAMES),
+            recompute_layers=column("recompute_layers"),
             offload=index("offload", OFFLOAD_NAMES),
             compression=index("compression", methods),
             sequence_parallel=column("sequence_parallel"),
@@ -99,6 +101,11 @@ class Layouts(_Columns):
     def __len__(self) -> int:
         """Number of layouts in the table."""
         return self.data.size
+
+    @property
+    def most_recomputed(self) -> Ints:
+        """Largest number of layers that a device recomputes; 0 for all. See `analytic.recomputation`."""
+        return self.recompute_layers * self.virtual_stages
 
     def _replace(self, **columns: Any) -> Self:
         """Return a table with some columns changed (the inherited method requires that `len` counts columns)."""

@@ -80,8 +80,9 @@ def _traced(job: Job, module: nn.Module) -> Traced:
     short = DTYPES[job.precision] if DTYPES[job.precision] != weight_dtype(job.precision) else None
     name = job.model if isinstance(job.model, str) else job.model.name
     step = partial(
-        describe, module, inputs, name=name, memory=True, autocast=short, recompute=(job.recompute,)
-    )
+        describe, module, inputs, name=name, memory=True, autocast=short, on_gpu=job.device == "cuda",
+        recompute=(job.recompute,),
+    )  # fmt: skip
     try:
         table = step(loss=resolve_loss(_resolved(job.loss)), targets=targets)
     except (SpecError, DataError):

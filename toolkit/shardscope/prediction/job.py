@@ -13,7 +13,7 @@ import numpy as np
 from shardscope.analytic.communication import Traffic
 from shardscope.analytic.communication.traffic import sent_bytes
 from shardscope.analytic.job_step import Backend, JobStep, settled_step
-from shardscope.analytic.memory import RankStates
+from shardscope.analytic.memory import RankStates, is_cpu
 from shardscope.analytic.reliability import Reliability
 from shardscope.analytic.terms import Term
 from shardscope.errors import SpecError
@@ -138,7 +138,8 @@ class JobPrediction(Budgeted):
     @cached_property
     def by_rank(self) -> list[Term] | None:
         """Peak memory of each rank, in bytes; None if the strategy has no formula or the loss was not traced."""
-        return rank_memory(self.step, self.found, self.states)
+        device = None if self.cluster is None else self.cluster.device
+        return rank_memory(self.step, self.found, self.states, device)
 
     @property
     def memory(self) -> Term | None:
@@ -457,9 +458,10 @@ def predict_job(
         raise SpecError(
             f"software={software!r} has no effect on this machine's CPU ranks; omit it, or give a cluster"
         )
-    found = trace(job)
-    assert found.table.step is not None
     is_on_gpus, backend = _place(job, cluster)
+    casts = is_on_gpus and not (cluster and is_cpu(cluster.device))
+    found = trace(job.replace(device="cuda") if casts else job)
+    assert found.table.step is not None
     constants = None if cluster is None else _of_pytorch(cluster, calibration, software)
     memory = memory_on(emulated or cluster, constants.software if constants else "")
     step = JobStep(

@@ -11,28 +11,35 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.analytic.job_step import JobStep
-from shardscope.analytic.memory import RankStates, module_memory
+from shardscope.analytic.memory import RankStates, module_memory, torch_workspace_bytes
 from shardscope.analytic.memory.fully_sharded import gathered_peak
 from shardscope.analytic.terms import Term
 from shardscope.prediction.loads import Samples, samples_by_rank
 from shardscope.prediction.traced import Traced
 from shardscope.spec import Job
+from shardscope.spec.cluster import Device
+from shardscope.spec.optimizer import OptimizerStates
 
 _STATES = (
     "Rajbhandari et al. 2020, arXiv 1910.02054; sharded as in torch; parameters with the model's buffers"
 )
 _TRACE = "one step traced on the meta device"
+_WORKSPACE = "workspaces of cuBLAS, in torch"
 _WORK = "compression state, updates kept until all norms are known, received messages"
 
 
-def rank_memory(step: JobStep, found: Traced, states: RankStates | None) -> list[Term] | None:
+def rank_memory(
+    step: JobStep, found: Traced, states: RankStates | None, device: Device | None = None
+) -> list[Term] | None:
     """Return the peak memory of each rank, in bytes; None if the strategy has no formula or the loss was not traced.
 
     Args:
         step: The training step to predict.
         found: Trace of the job's model.
         states: Bytes of model states on each rank; None if unknown.
+        device: Device of the ranks; None for those of this machine.
     """
+    workspace = torch_workspace_bytes(device) if step.is_on_gpus else 0.0
     if not step.trace.saved_bytes:
         return None
     ranks: list[Term] = []
@@ -43,7 +50,7 @@ def rank_memory(step: JobStep, found: Traced, states: RankStates | None) -> list
             if states is not None:
                 kind = (*samples, states.optimizer[rank], states.gradients[rank], _work(states, rank, 0.0))
             if kind not in seen:
-                seen[kind] = _by_moments(step, found, states, rank, samples)
+                seen[kind] = _by_moments(step, found, states, rank, samples, workspace)
             ranks.append(seen[kind])
         return ranks
     saved = _activations(step)
@@ -57,6 +64,7 @@ def rank_memory(step: JobStep, found: Traced, states: RankStates | None) -> list
             ("activations", held, _TRACE),
             ("buffers", _work(states, rank, 0.0), _WORK),
             ("batch", found.sample_bytes * samples.step, "inputs and targets"),
+            ("workspace", workspace, _WORKSPACE),
         )
         for rank, (held, samples) in enumerate(zip(saved, samples_by_rank(step), strict=True))
     ]
@@ -110,14 +118,16 @@ def _work(states: RankStates | None, rank: int, otherwise: float) -> float:
     return otherwise if states is None or states.buffers is None else float(states.buffers[rank])
 
 
-def _by_moments(step: JobStep, found: Traced, states: RankStates | None, rank: int, samples: Samples) -> Term:
+def _by_moments(  # noqa: PLR0917
+    step: JobStep, found: Traced, states: RankStates | None, rank: int, samples: Samples, workspace: float
+) -> Term:
     """Return the peak memory of one rank with a replicated or ZeRO-sharded model, from the traced moments of a step."""
     job = step.job
     stage = job.strategy.held_stage
     assert stage is not None
     held = module_memory(
         found.table, batch=samples.micro_batch, data_bytes=found.sample_bytes * samples.step / samples.micro_batch,
-        optimizer=step.kept, recompute=job.recompute,
+        optimizer=_kept(step), recompute=job.recompute,
         zero_stage=stage, data_parallel=_shards(job), rank=rank % _shards(job),
         bucket_mb=getattr(job.strategy, "bucket_mb", 25.0), accumulates=samples.step > samples.micro_batch,
         element_bytes=step.element_bytes,
@@ -134,7 +144,13 @@ def _by_moments(step: JobStep, found: Traced, states: RankStates | None, rank: i
         ("gradients and gathered at the peak", moving, _STATES),
         (_work_name(states), _work(states, rank, held.work), _WORK),
         ("batch", held.data, "inputs and targets"),
+        ("workspace", workspace, _WORKSPACE),
     )
+
+
+def _kept(step: JobStep) -> OptimizerStates:
+    """Return the size of the optimizer's state; on GPUs, layer-wise optimizers keep no buffers from step to step."""
+    return step.kept._replace(buffers_updates=False) if step.is_on_gpus else step.kept
 
 
 def _shards(job: Job) -> int:

@@ -10,6 +10,7 @@ from shardscope.analytic.compute.flops import hardware_flops, model_flops
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import device_memory, memory_term
 from shardscope.analytic.memory.offload import drive_bytes_per_device, host_bytes_per_device
+from shardscope.analytic.recomputation import recomputed_in_model
 from shardscope.analytic.reliability import Reliability
 from shardscope.analytic.show import term_html, term_text
 from shardscope.analytic.terms import Term
@@ -104,7 +105,12 @@ class Prediction(Budgeted):
     def hfu(self) -> float:
         """Hardware FLOPs utilization: like `mfu`, but including the FLOPs of recomputation."""
         return self._utilization(
-            hardware_flops(self.model, self.layout.global_batch, recompute=self.layout.recompute)
+            hardware_flops(
+                self.model,
+                self.layout.global_batch,
+                recompute=self.layout.recompute,
+                layers=recomputed_in_model(self.layout, self.model.layers),
+            )
         )
 
     def _utilization(self, flops: Any) -> float:

@@ -26,6 +26,7 @@ def problems(
     yield from _batch(layout)
     yield from _groups(layout)
     yield from _schedule(layout)
+    yield from _recomputation(layout, cluster)
     if isinstance(model, LayerTable):
         yield from _rows(layout, model)
     elif model is not None:
@@ -93,6 +94,21 @@ def _schedule(layout: Layout) -> Iterator[str]:
         yield (
             f"num_micro_batches={layout.num_micro_batches} is too few for schedule={layout.schedule!r} with "
             f"pipeline={layout.pipeline}; use {schedule.least_per_rank * layout.pipeline} or more"
+        )
+
+
+def _recomputation(layout: Layout, cluster: Cluster | None) -> Iterator[str]:
+    if not layout.recompute_layers:
+        return
+    if layout.recompute != "full":
+        yield (
+            f"recompute_layers={layout.recompute_layers} has no effect with recompute={layout.recompute!r}; "
+            "use recompute='full', or leave recompute_layers out"
+        )
+    elif cluster is not None and cluster.groups:
+        yield (
+            f"recompute_layers={layout.recompute_layers} does not work with groups of different devices, whose stages "
+            "are divided as if all layers were equal; leave recompute_layers out"
         )
 
 

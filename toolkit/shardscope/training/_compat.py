@@ -56,6 +56,14 @@ def top_saved_tensors_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], 
     return pack, unpack
 
 
+def is_in_checkpoint() -> bool:
+    """Return whether this thread runs a part of a model that `torch.utils.checkpoint` will run again, or runs again."""
+    from torch._C._autograd import _top_saved_tensors_default_hooks
+
+    hooks = _top_saved_tensors_default_hooks(False)
+    return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
+
+
 class SavedTensor:
     """The detached result of an operation, with a check for later in-place modification."""
 

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from shardscope.errors import SpecError
 from shardscope.spec.model.step import RECOMPUTE_MODES
 from shardscope.spec.model.table import LayerRow, LayerTable
+from shardscope.training.cuda_casts import CudaCasts
 from shardscope.training.data.batches import call
 from shardscope.training.flops import flop_counter
 from shardscope.training.memory.activations import Activations
@@ -40,6 +41,7 @@ def describe(
     name: str | None = None,
     memory: bool = False,
     autocast: torch.dtype | None = None,
+    on_gpu: bool = False,
     loss: Callable[[Any, Any], Tensor] | None = None,
     targets: Any = None,
     recompute: Iterable[RecomputeMode] = RECOMPUTE_MODES,
@@ -57,6 +59,7 @@ def describe(
         name: Name of the model; None for the name of the module's class.
         memory: Whether to also trace the memory of a training step.
         autocast: 16-bit dtype of the matrix products in the training step; None for the dtype of the weights.
+        on_gpu: Whether autocast casts as on a GPU, although the module is traced on the CPU; see `CudaCasts`.
         loss: Loss function of the training step, called with the module's output and `targets`; None for a placeholder
             that saves no tensors.
         targets: Targets for the samples in `example`.
@@ -83,6 +86,7 @@ def describe(
                 (shapes,) = tuple(_inputs((targets,), module))
                 step = trace_step(
                     lambda: _shadow(module), inputs, samples, autocast=_autocast(module, autocast),
+                    casts=CudaCasts if on_gpu else nullcontext,
                     loss=None if loss is None else lambda output: loss(output, shapes), recompute=recompute,
                 )  # fmt: skip
     except (RuntimeError, TypeError, ValueError) as error:

@@ -57,6 +57,7 @@ def trace_step(
     samples: int,
     *,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    casts: Callable[[], AbstractContextManager[Any]] = nullcontext,
     loss: Callable[[Any], Tensor] | None = None,
     recompute: Iterable[RecomputeMode] = RECOMPUTE_MODES,
 ) -> StepTrace:
@@ -69,11 +70,12 @@ def trace_step(
         inputs: Arguments for the module, as fake tensors.
         samples: Number of samples in the inputs.
         autocast: Function that returns the context manager in which the forward pass and the loss run.
+        casts: Function that returns a context manager for the whole step, which may change what autocast does.
         loss: Function from the module's output to the loss; None for a placeholder that saves no tensors.
         recompute: Recomputation modes, each traced in a step of its own; ``"none"`` is always included.
     """
     modes: dict[RecomputeMode, None] = dict.fromkeys(("none", *recompute))
-    steps = {mode: _Step(make(), inputs, mode, autocast, loss) for mode in modes}
+    steps = {mode: _Step(make(), inputs, mode, autocast, casts=casts, loss=loss) for mode in modes}
     moments = {mode: step.run(samples) for mode, step in steps.items()}
     plain = steps["none"]
     names = {id(module): name for name, module in plain.module.named_modules()}
@@ -108,10 +110,12 @@ class _Step:
         inputs: Arguments,
         mode: RecomputeMode,
         autocast: Callable[[], AbstractContextManager[Any]],
+        *,
+        casts: Callable[[], AbstractContextManager[Any]],
         loss: Callable[[Any], Tensor] | None,
     ) -> None:
-        self.module, self.inputs, self.autocast = apply_recompute(module, mode), inputs, autocast
-        self.loss = loss
+        self.module, self.inputs, self.loss = apply_recompute(module, mode), inputs, loss
+        self.autocast, self.casts = autocast, casts
         self.units = units_of(module)
         self.owner = {id(parameter): 0 for parameter in module.parameters()}
         self.owner |= {id(p): number for number, unit in enumerate(self.units, 1) for p in unit.parameters()}
@@ -136,7 +140,7 @@ class _Step:
         for parameter in self.module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._placed)
-        with self.ledger, self.saved.active():
+        with self.ledger, self.saved.active(), self.casts():
             loss = self._loss()
             self.forward_operations, self.forward_bytes = self.ledger.num_operations, self.ledger.moved_bytes
             self.note("loss", 0, 0)
@@ -158,8 +162,10 @@ class _Step:
         self.ledger.place(parameter, self.owner[id(parameter)])
 
     def _loss(self) -> Tensor:
-        with self.autocast():
-            output = call(self.module, self.inputs)
+        with self.autocast():  # of both, as in training: until its end it keeps the weights that it has cast
+            return self._of_output(call(self.module, self.inputs))
+
+    def _of_output(self, output: Any) -> Tensor:
         scores = [leaf for leaf in _tensors(output) if leaf.requires_grad]
         if not scores:
             raise ValueError("its output needs no gradient, so there is no training step to trace")
@@ -176,8 +182,7 @@ class _Step:
             tensor.register_hook(lambda _: self._enter_backward())
         self.mark = StepMark("loss", 0, 0)
         before = self.saved.bytes
-        with self.autocast():
-            value = loss(output)
+        value = loss(output)
         self.loss_bytes = self.saved.bytes - before
         return value
 

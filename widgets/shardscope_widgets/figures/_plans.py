@@ -14,7 +14,7 @@ from shardscope.prediction.failures import failures_text, layout_failures
 from shardscope.prediction.layout import uncertainty_of
 from shardscope.prediction.planner import REASONS, Plans, short
 from shardscope.prediction.planner.explain import seconds
-from shardscope.prediction.planner.search import capacity
+from shardscope.prediction.planner.setting import capacity
 from shardscope.prediction.planner.table import budget_of, days_text, dollars_text
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures.theme import RunStyle
@@ -46,6 +46,7 @@ REASON_NAMES = {
     "sequence-parallel": "no sequence parallelism possible",
     "no replicas": "same as another: nothing to shard over",
     "no recomputation": "same as another: nothing to recompute",
+    "recompute-layers": "same as another: as many layers recomputed",
     "does not fit": "does not fit in memory",
     "beaten": "slower and larger than the plans kept",
 }
@@ -126,7 +127,7 @@ def terms_info(plans: Plans, ranks: Sequence[int]) -> TermsInfo:
         ranks: Positions of the plans in the ranking, from 1; duplicates are dropped.
     """
     from shardscope.analytic.layouts import Layouts
-    from shardscope.prediction.planner.search import memory_parts, time_of
+    from shardscope.prediction.planner.setting import memory_parts, time_of
 
     ranks = tuple(dict.fromkeys(ranks))
     layouts = [plans.layout(int(plans.order[rank - 1])) for rank in ranks]

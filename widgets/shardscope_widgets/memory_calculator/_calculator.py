@@ -111,6 +111,7 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
         """Recompute and redraw everything, or show why the layout is infeasible."""
         if self._is_refitting:
             return
+        self.controls["recompute_layers"].disabled = self.recompute != "full"
         try:
             self._compute()
         except ShardscopeError as error:

@@ -51,6 +51,7 @@ class MemoryChoices(t.HasTraits):
     schedule = trait_of(Layout, "schedule", kind="choice", values=named(searched_schedules()))
     virtual_stages = trait_of(Layout, "virtual_stages", "Stages on a rank")
     recompute = trait_of(Layout, "recompute")
+    recompute_layers = trait_of(Layout, "recompute_layers", "Layers to recompute", blank="all of a stage")
     flash_attention = trait_of(Layout, "flash_attention")
     sequence_parallel = trait_of(Layout, "sequence_parallel", default=True)
     precision = trait_of(Layout, "precision")
@@ -92,6 +93,7 @@ class MemoryChoices(t.HasTraits):
         return {
             "sequence_parallel": self.sequence_parallel and self.tensor > 1,
             "shard": self.shard if self.zero else 0,
+            "recompute_layers": self.recompute_layers if self.recompute == "full" else 0,
             "expert": self.expert if model.mixture else 1,
             "virtual_stages": held if self.pipeline > 1 else 1,
         }

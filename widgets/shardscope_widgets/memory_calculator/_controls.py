@@ -18,7 +18,8 @@ _GROUPS = {
     "Parallelism": ("data", "tensor", "pipeline", "context", "expert", "zero"),
     "Batch and schedule": ("micro_batch", "virtual_stages", "global_batch", "schedule"),
     "Savings": (
-        "recompute", "offload", "precision", "optimizer", "flash_attention", "sequence_parallel", "shard",
+        "recompute", "recompute_layers", "offload", "precision", "optimizer", "flash_attention",
+        "sequence_parallel", "shard",
     ),
 }  # fmt: skip
 """Names of the controls under each heading; controls of any other fields of a layout are added to the last group."""

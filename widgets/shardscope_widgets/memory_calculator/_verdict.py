@@ -13,13 +13,16 @@ from shardscope.spec.model import Transformer
 from shardscope_widgets.figures._memory_plan import KIND_NAMES, MemoryPlanInfo, gib_text
 from shardscope_widgets.words import listed
 
-_CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
+_FULL: dict[str, Any] = {"recompute": "full", "recompute_layers": 0}
+Change = tuple[str, dict[str, Any]]
+"""Name of a change to a layout, and the changed field with its new value."""
+_CHANGES: tuple[Change, ...] = (
     ("sequence parallelism", {"sequence_parallel": True}),
     ("ZeRO stage 1", {"zero": 1}),
     ("ZeRO stage 2", {"zero": 2}),
     ("selective recomputation", {"recompute": "selective"}),
     ("ZeRO stage 3", {"zero": 3}),
-    ("full recomputation", {"recompute": "full"}),
+    ("full recomputation", _FULL),
     ("offloading the optimizer", {"offload": "optimizer"}),
     ("offloading everything", {"offload": "all"}),
 )
@@ -52,7 +55,12 @@ def verdict(model: Transformer, layout: Layout, info: MemoryPlanInfo, *, framewo
 
 def _way_out(model: Transformer, layout: Layout, capacity: float, framework: str) -> str:
     """Return advice: the cheapest single change that makes the layout fit, or the most effective if none does."""
-    changes = [(name, change) for name, change in _CHANGES if _is_more(layout, change)]
+    changes = [
+        each
+        for name, change in _CHANGES
+        if _is_more(layout, change)
+        for each in (*_in_part(model, layout, change), (name, change))
+    ]
     if not changes:
         return "Use more tensor or pipeline ranks, or a smaller micro-batch."
     table = Layouts.of([layout.replace(**change) for _, change in changes])
@@ -67,6 +75,20 @@ def _way_out(model: Transformer, layout: Layout, capacity: float, framework: str
     return f"No single change is enough: {name} needs {left}. Use more {listed(_degrees(model, layout))}."
 
 
+def _in_part(model: Transformer, layout: Layout, change: dict[str, Any]) -> list[Change]:
+    """Return the changes that recompute only some layers, fewest first, before the one that recomputes all."""
+    if change is not _FULL:
+        return []
+    layers = -(-model.layers // (layout.pipeline * layout.virtual_stages))
+    return [
+        (
+            f"full recomputation of {count} of {layers} layers of each stage",
+            change | {"recompute_layers": count},
+        )
+        for count in range(layout.recompute_layers + 1, layers)
+    ]
+
+
 def _is_more(layout: Layout, change: dict[str, Any]) -> bool:
     """Return whether the change can save memory compared with the layout's current settings."""
     field, value = next(iter(change.items()))
@@ -75,7 +97,8 @@ def _is_more(layout: Layout, change: dict[str, Any]) -> bool:
     if field == "zero":
         return layout.data * layout.context > 1 and value > layout.zero
     if field == "recompute":
-        return _RECOMPUTES.index(value) > _RECOMPUTES.index(layout.recompute)
+        more = _RECOMPUTES.index(value) > _RECOMPUTES.index(layout.recompute)
+        return more or (value == "full" and layout.recompute_layers > 0)
     return layout.offload == "none" or (value == "all" and layout.offload != "all")
 
 

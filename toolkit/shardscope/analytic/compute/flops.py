@@ -58,7 +58,9 @@ def least_flops(model: Transformer, sequences: Numbers) -> Floats:
     return np.asarray(3.0 * needed * np.asarray(sequences, float))
 
 
-def hardware_flops(model: Transformer, sequences: Numbers, *, recompute: str = "none") -> Floats:
+def hardware_flops(
+    model: Transformer, sequences: Numbers, *, recompute: str = "none", layers: int | None = None
+) -> Floats:
     """Return the FLOPs that a step executes, including recomputation: the numerator of HFU.
 
     Args:
@@ -66,8 +68,11 @@ def hardware_flops(model: Transformer, sequences: Numbers, *, recompute: str = "
         sequences: Number of sequences in the global batch.
         recompute: What the backward pass computes again: ``"none"``, ``"selective"`` (core attention) or ``"full"``
             (all transformer blocks).
+        layers: Number of layers in the model that are recomputed, counted as average ones if some have experts; None
+            for all.
     """
-    again = {"none": 0.0, "selective": _core(model), "full": _blocks(model)}[recompute]
+    share = 1.0 if layers is None else layers / model.layers
+    again = {"none": 0.0, "selective": _core(model), "full": share * _blocks(model)}[recompute]
     return np.asarray((3.0 * forward_flops(model) + again) * np.asarray(sequences, float))
 
 

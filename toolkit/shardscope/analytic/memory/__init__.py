@@ -13,7 +13,7 @@ from shardscope.analytic.memory.frameworks import FRAMEWORKS, Framework
 from shardscope.analytic.memory.held import RankStates, placed_states, spread_states
 from shardscope.analytic.memory.module import ModuleMemory, module_memory
 from shardscope.analytic.memory.offload import HostTraffic, offload_traffic
-from shardscope.analytic.memory.room import process_bytes, tensor_room
+from shardscope.analytic.memory.room import is_cpu, process_bytes, tensor_room, torch_workspace_bytes
 from shardscope.analytic.memory.states import (
     RECIPES,
     ElementBytes,
@@ -27,15 +27,16 @@ __all__ = [
     "KINDS",
     "RECIPES",
     "SYMBOLS",
+    "ElementBytes",
     "Framework",
+    "HostTraffic",
     "MemoryParts",
     "ModelStates",
     "ModuleMemory",
     "RankStates",
-    "ElementBytes",
-    "HostTraffic",
     "activation_bytes_per_layer",
     "device_memory",
+    "is_cpu",
     "memory_term",
     "model_state_bytes",
     "model_states",
@@ -46,4 +47,5 @@ __all__ = [
     "spread_states",
     "stage_memory",
     "tensor_room",
+    "torch_workspace_bytes",
 ]

@@ -13,6 +13,7 @@ from shardscope.analytic.memory.offload import OFFLOADS_ACTIVATIONS, OFFLOADS_OP
 from shardscope.analytic.memory.room import tensor_room
 from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows, held_by, rows_of
 from shardscope.analytic.memory.stage import Blocks, Elements, blocks_of, elements_of, gradient_bytes
+from shardscope.analytic.recomputation import recomputed_layers
 from shardscope.analytic.terms import Term
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
@@ -27,11 +28,15 @@ _SAVED_FORMULAS = {
     "selective": "in flight × layers × bytes of a layer, without core attention",
     "full": "in flight × layers × 2bsh / t′",
 }
+_SAVED_IN_PART = "in flight × (recomputed layers × 2bsh / t′ + other layers × bytes of a stored layer)"
 _RECOMPUTED_TOO = {
     "none": "",
     "selective": ", and recomputed core attention",
     "full": ", and recomputed activations of the layer",
 }
+_AFTER_OTHERS = (
+    ", and recomputed activations as far as they exceed those of the stored layers, which are freed before"
+)
 SYMBOLS = {
     "Ψ": "parameters of a rank",
     "N": "ranks that share the state",
@@ -190,10 +195,17 @@ def _activations(stages: _Stages, at: At) -> Term:
         "t": layout.tensor,
         "t′": at(shape.divided),
     }
-    formula = "the running layer and the next one; the rest is in host memory"
+    formula = _SAVED_FORMULAS[layout.recompute]
+    if layout.recompute_layers:
+        formula = _SAVED_IN_PART
+        inputs |= {
+            "recomputed layers": float(recomputed_layers(at(held.layers), rows.layouts.most_recomputed[0])),
+            "bytes of a stored layer": at((rows.dense if held.mixed is None else rows.mixed).whole),
+        }
+    if is_away:
+        formula = "the running layer and the next one; the rest is in host memory"
     layers = Term(
-        "saved by layers", at(blocks.kept if is_away else blocks.saved), "bytes",
-        formula if is_away else _SAVED_FORMULAS[layout.recompute], inputs,
+        "saved by layers", at(blocks.kept if is_away else blocks.saved), "bytes", formula, inputs,
         f"{KORTHIKANTI}, equations 1 to 6; micro-batches in flight under {layout.schedule}",
     )  # fmt: skip
     mask = Term(
@@ -221,7 +233,8 @@ def _buffers(stages: _Stages, at: At, activations: float) -> Term:
     )  # fmt: skip
     layer = Term(
         "layer in its backward pass", in_layer, "bytes",
-        "gradients of inner activations and of the residual" + _RECOMPUTED_TOO[layout.recompute], inputs,
+        "gradients of inner activations and of the residual"
+        + (_AFTER_OTHERS if layout.recompute_layers else _RECOMPUTED_TOO[layout.recompute]), inputs,
         f"{habits.name}: {habits.source}",
     )  # fmt: skip
     ranks = at(rows.zero_ranks)

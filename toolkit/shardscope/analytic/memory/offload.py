@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory.states import known_recipe
+from shardscope.analytic.recomputation import recomputed_layers
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import OFFLOAD_NAMES
 
@@ -74,26 +75,37 @@ def host_bytes_per_device(cluster: Cluster) -> float:
     return cluster.host_memory_bytes / cluster.per_node
 
 
-def step_traffic(offload: npt.ArrayLike, recompute: npt.ArrayLike, offloadable: Offloadable) -> StepTraffic:
+def refetched_share(recompute: npt.ArrayLike, layers: npt.ArrayLike, most: npt.ArrayLike) -> Floats:
+    """Return the fraction of a device's weights that recomputation needs once more: that of its recomputed layers.
+
+    Args:
+        recompute: Index into `spec.layout.RECOMPUTE_NAMES`.
+        layers: Number of layers on the device.
+        most: Largest number of layers to recompute, 0 for all; see `analytic.recomputation`.
+    """
+    return np.asarray((np.asarray(recompute) == 2) * recomputed_layers(layers, most) / layers)
+
+
+def step_traffic(offload: npt.ArrayLike, refetched: npt.ArrayLike, offloadable: Offloadable) -> StepTraffic:
     """Return the host traffic of a layout with offloading, by part of the step and direction. Arguments may be arrays.
 
     If only the optimizer state is offloaded, the host updates the weights: the device sends the gradients of the
     weights that its rank updates, and fetches the updated weights (ZeRO-Offload, Ren et al. 2021, arXiv 2101.06840,
     section 4.1: 2M + 2M bytes for M parameters). Offloaded weights are fetched once in each forward and each backward
-    pass, and once more with full recomputation. Offloaded gradients are sent once per backward pass (ZeRO-Infinity,
+    pass, and those of recomputed layers once more. Offloaded gradients are sent once per backward pass (ZeRO-Infinity,
     Rajbhandari et al. 2021, arXiv 2104.07857, sections 4.1 and 5.1). Each rank fetches its own shard (section 6.1).
     Offloaded activations are sent in the forward pass and fetched in the backward pass.
 
     Args:
         offload: Index into `spec.layout.OFFLOAD_NAMES`.
-        recompute: Index into `spec.layout.RECOMPUTE_NAMES`.
+        refetched: Result of `refetched_share`.
         offloadable: Data that can be offloaded, in bytes or in seconds; the result has the same unit.
     """
     kind = np.asarray(offload)
     states, activations = OFFLOADS_STATES[kind], OFFLOADS_ACTIVATIONS[kind]
     only_optimizer = OFFLOADS_OPTIMIZER[kind] & ~states
     saved, weights = offloadable.saved * activations, offloadable.weights * states
-    passes_back = 1 + (np.asarray(recompute) == 2)
+    passes_back = 1 + np.asarray(refetched)
     return StepTraffic(
         forward=HostTraffic(to_host=saved, to_device=weights),
         backward=HostTraffic(to_host=offloadable.gradients * states, to_device=weights * passes_back + saved),
@@ -111,6 +123,7 @@ def offload_traffic(
     owned: Floats,
     saved: Floats,
     gradients: Floats | None = None,
+    layers: npt.ArrayLike = 1,
 ) -> HostTraffic:
     """Return the bytes that one device sends to its host, and fetches from it, in one step with all micro-batches.
 
@@ -120,6 +133,7 @@ def offload_traffic(
         owned: Number of weights that the rank updates.
         saved: Bytes that the rank's layers save for one micro-batch.
         gradients: Number of gradient elements that the rank keeps; None if it is the number of weights.
+        layers: Number of layers on the rank; it has no effect unless `Layout.recompute_layers` is set.
     """
     recipe = known_recipe(layouts.precision)
     offloadable = Offloadable(
@@ -129,5 +143,6 @@ def offload_traffic(
         owned_gradients=owned * recipe.gradient,
         saved=saved,
     )
-    step = step_traffic(layouts.offload, layouts.recompute, offloadable)
+    refetched = refetched_share(layouts.recompute, layers, layouts.most_recomputed)
+    step = step_traffic(layouts.offload, refetched, offloadable)
     return step.forward.plus(step.backward).times(layouts.num_micro_batches).plus(step.update)

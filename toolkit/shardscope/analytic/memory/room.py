@@ -1,13 +1,28 @@
-"""How much of a device's memory tensors can take, and how much a process takes for its tensors."""
+"""How much of a device's memory tensors can take, and what else a process takes there."""
 
 from __future__ import annotations
 
-from shardscope.analytic.memory.frameworks import Framework
+from shardscope.analytic.memory.frameworks import FSDP2, Framework
 from shardscope.analytic.memory.rows import known_framework
 from shardscope.spec.cluster import Device
 
 _CPU = "cpu"
 """Name of the device that stands for a rank on a CPU."""
+
+
+def is_cpu(device: Device | None) -> bool:
+    """Return whether a device stands for a rank on a CPU; None is a GPU of this machine."""
+    return device is not None and device.name == _CPU
+
+
+def torch_workspace_bytes(device: Device | None) -> float:
+    """Return the bytes that matrix products take as workspace when torch runs a training step; None is any GPU.
+
+    torch gives cuBLAS 32 MiB for each thread that computes, the one of the forward and the one of the backward pass.
+    That is its rule for Hopper, where an H100 confirmed it; on earlier GPUs, it gives 8 MiB (``getChosenWorkspaceSize``
+    in ``CUDABlas.cpp``).
+    """
+    return 0.0 if is_cpu(device) else FSDP2.workspace_bytes
 
 
 def tensor_room(device: Device, framework: str | Framework) -> float:
@@ -22,7 +37,7 @@ def tensor_room(device: Device, framework: str | Framework) -> float:
         >>> round(room / 2**30, 1), round(Device.of("a100-80gb").memory_bytes / 2**30, 1)
         (75.1, 79.2)
     """
-    if device.name == _CPU:
+    if is_cpu(device):
         return float(device.memory_bytes)
     known = known_framework(framework)
     return max(0.0, (device.memory_bytes - device.context_bytes - known.message_bytes) / known.reserved)

@@ -40,6 +40,11 @@ class LayerSaved(NamedTuple):
     again: Floats
     """Bytes recomputed during the layer's backward pass."""
 
+    @property
+    def whole(self) -> Floats:
+        """Bytes that a layer saves if it recomputes nothing."""
+        return self.kept + self.again
+
 
 class LayoutRows(NamedTuple):
     """Inputs of the memory formulas for a table of layouts, one model and one framework, the same for all stages."""
@@ -71,6 +76,8 @@ class LayoutRows(NamedTuple):
     """Temporary bytes in the backward pass of a layer with experts."""
     at_loss: Floats
     """Temporary bytes at the loss."""
+    recomputes_in_part: bool
+    """Whether any layout recomputes only some layers of a stage."""
 
 
 def rows_of(model: Transformer, layouts: Layouts, framework: str | Framework) -> LayoutRows:
@@ -110,6 +117,7 @@ def rows_of(model: Transformer, layouts: Layouts, framework: str | Framework) ->
         at_loss=saved.at_the_loss(
             model, recipe, framework, tokens=shape.tokens, tensor=shape.tensor, divided=shape.divided
         ),
+        recomputes_in_part=bool(layouts.recompute_layers.any()),
     )
 
 

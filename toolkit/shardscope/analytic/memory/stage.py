@@ -9,6 +9,7 @@ import numpy as np
 from shardscope.analytic.memory.offload import OFFLOADS_OPTIMIZER
 from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows, WeightShapes, held_by
 from shardscope.analytic.memory.states import ElementBytes, ModelStates, optimizer_bytes, partitioned
+from shardscope.analytic.recomputation import recomputed_by_kind
 
 NONE = np.zeros(1)
 NO_STATES = ModelStates(NONE, NONE, NONE)
@@ -86,7 +87,7 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
         copies=recipe.copies * matrices * (rows.layouts.zero < 3) if recipe.copies else NONE,
         saved=once * held.in_flight,
         saved_once=once,
-        kept=once * np.minimum((1 + framework.prefetched) / held.layers, held.in_flight),
+        kept=_running(rows, held, once),
         embedding_mask=_embedding_mask(rows, held),
         at_loss=held.head * rows.at_loss,
         in_layer=in_layer,
@@ -217,11 +218,49 @@ def _update(rows: LayoutRows, own: Elements) -> Floats:
 
 def _saved(rows: LayoutRows, held: Holding) -> tuple[Floats, Floats]:
     """Return the bytes that the rank's layers save for one micro-batch, and the temporary bytes of one layer."""
+    if rows.recomputes_in_part:
+        return _saved_in_part(rows, held)
     if held.mixed is None:
         return held.layers * rows.dense.kept, rows.in_dense + rows.dense.again
     once = (held.layers - held.mixed) * rows.dense.kept + held.mixed * rows.mixed.kept
     in_dense = (rows.in_dense + rows.dense.again) * (held.mixed < held.layers)
     return once, np.maximum(in_dense, (rows.in_mixed + rows.mixed.again) * (held.mixed > 0))
+
+
+def _saved_in_part(rows: LayoutRows, held: Holding) -> tuple[Floats, Floats]:
+    """Return the same bytes if only the first layers of each stage are recomputed.
+
+    The backward pass frees what the other layers have saved before it comes to these.
+    """
+    mixed = NONE if held.mixed is None else held.mixed
+    again = recomputed_by_kind(held.layers - mixed, mixed, rows.layouts.most_recomputed)
+    left_dense, left_mixed = held.layers - mixed - again[0], mixed - again[1]
+    saved_whole = left_dense * rows.dense.whole + left_mixed * rows.mixed.whole
+    once = again[0] * rows.dense.kept + again[1] * rows.mixed.kept + saved_whole
+    freed = saved_whole / rows.pipeline.chunks
+    in_dense = (rows.in_dense + np.maximum(rows.dense.again - freed, 0.0)) * (mixed < held.layers)
+    in_mixed = (rows.in_mixed + np.maximum(rows.mixed.again - freed, 0.0)) * (mixed > 0)
+    return once, np.maximum(in_dense, in_mixed)
+
+
+def _running(rows: LayoutRows, held: Holding, once: Floats) -> Floats:
+    """Return the saved bytes of the running layer and of the prefetched ones, which stay on the device.
+
+    They are of average size. If only some layers are recomputed, the others run one after another, and save more.
+    """
+    count = 1 + rows.framework.prefetched
+    average = once * np.minimum(count / held.layers, held.in_flight)
+    if not rows.recomputes_in_part:
+        return average
+    most = rows.layouts.most_recomputed
+    whole = np.minimum(count, np.maximum(held.layers - most, 0.0))
+    mixed = (NONE if held.mixed is None else held.mixed) / held.layers
+    of_whole, of_kept = (
+        (1 - mixed) * dense + mixed * routed
+        for dense, routed in ((rows.dense.whole, rows.mixed.whole), (rows.dense.kept, rows.mixed.kept))
+    )
+    running = whole * of_whole + (count - whole) * of_kept
+    return np.where(most > 0, np.minimum(running, once * held.in_flight), average)
 
 
 def _embedding_mask(rows: LayoutRows, held: Holding) -> Floats:

@@ -109,7 +109,7 @@ def _megatron(arguments: Mapping[str, str], name: str, given: Transformer | None
         "zero": _zero(arguments),
         "schedule": "interleaved" if is_interleaved else "1f1b",
         "virtual_stages": int(virtual) if is_interleaved else 1,
-        "recompute": _recompute(arguments, layers),
+        **_recompute(arguments, layers // (degrees["pipeline"] * (int(virtual) if is_interleaved else 1))),
         "sequence_parallel": _is_on(arguments, "sequence_parallel"),
         "precision": _precision(arguments),
         "flash_attention": _is_on(arguments, "use_flash_attn")
@@ -156,22 +156,25 @@ def _replicas(arguments: Mapping[str, str], degrees: Mapping[str, int]) -> int:
     return int(arguments["world_size"]) // others
 
 
-def _recompute(arguments: Mapping[str, str], layers: int) -> str:
+def _recompute(arguments: Mapping[str, str], layers: int) -> dict[str, Any]:
+    """Return what the run recomputes; ``--recompute-num-layers`` counts layers only with ``--recompute-method block``.
+
+    Args:
+        arguments: Megatron's arguments.
+        layers: Number of layers on a stage.
+    """
     granularity = arguments.get("recompute_granularity", "None")
-    if granularity == "None":
-        return "none"
+    if granularity != "full" or arguments.get("recompute_method") != "block":
+        return {"recompute": "none" if granularity == "None" else granularity}
     count = arguments.get("recompute_num_layers", "None")
-    if (
-        granularity == "full"
-        and arguments.get("recompute_method") == "block"
-        and count.isdigit()
-        and int(count) < layers
-    ):
+    if not count.isdigit():
         raise SpecError(
-            f"recompute_num_layers={count} recomputes some layers only, which a layout cannot say; give rows of runs "
-            "that recompute all layers or none"
+            f"recompute_num_layers={count} does not say how many layers recompute_method=block recomputes; give the "
+            "whole log"
         )
-    return granularity
+    if int(count) == 0:
+        return {"recompute": "none"}
+    return {"recompute": "full", "recompute_layers": int(count) if int(count) < layers else 0}
 
 
 def _precision(arguments: Mapping[str, str]) -> str:

@@ -65,10 +65,14 @@ class OneStep(NamedTuple):
         def off_at(x: Floats) -> Floats:
             return np.asarray(measured - np.log(tables.seconds(moved(calibration, x))))
 
+        def off_of_row(row: int, x: Floats) -> float:
+            alone = RowGroups.of([rows[row]])
+            return float(measured[row] - np.log(alone.seconds(moved(calibration, x))[0]))
+
         software = rows[0].software
         known = Known(
             slope, measured - predicted, covariance_of(calibration), fitted_noise(software), row_noise(software),
-            off_at,
+            off_at, off_of_row,
         )  # fmt: skip
         return known.after_one(low, high)
 
@@ -88,6 +92,8 @@ class Known(NamedTuple):
     """The same, as intervals have it."""
     off_at: Callable[[Floats], Floats] | None = None
     """Function that returns `off` for other values of the factors; None if predictions are linear."""
+    off_of_row: Callable[[int, Floats], float] | None = None
+    """The same for one row, which takes less time than all rows; None to take it from those of all rows."""
 
     def after_one(self, low: float | Floats, high: float | Floats) -> OneStep:
         """Return the errors before and after each row was measured, in turn.
@@ -122,7 +128,8 @@ class Known(NamedTuple):
         left = self.off - self.slope @ step
         if self.off_at is not None:
             for _ in range(_TURNS):
-                step = gain * (self.off_at(step)[row] + self.slope[row] @ step)
+                off = self.off_of_row(row, step) if self.off_of_row else self.off_at(step)[row]
+                step = gain * (off + self.slope[row] @ step)
             left = self.off_at(step)
         kept = covariance - np.outer(gain, self.slope[row] @ covariance)
         return ends_of(self.slope[rest], left[rest], kept, Z * self.wide, Z * self.wide)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.analytic.compute.flops import hardware_flops, model_flops
+from shardscope.analytic.recomputation import recomputed_in_model
 from shardscope.measure.scoreboard.rows import Row
 from shardscope.prediction.step.machine import FORMATS
 
@@ -79,7 +80,8 @@ def _needed(row: Row) -> float:
 
 def _plain(row: Row) -> float:
     layout = row.layout
-    done = float(hardware_flops(row.model, layout.global_batch, recompute=layout.recompute))
+    layers = recomputed_in_model(layout, row.model.layers)
+    done = float(hardware_flops(row.model, layout.global_batch, recompute=layout.recompute, layers=layers))
     return done * (1 + (layout.pipeline - 1) / layout.num_micro_batches) / _peak(row)
 
 

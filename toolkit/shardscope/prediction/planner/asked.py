@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardscope.prediction.planner.candidates import Candidates
-from shardscope.prediction.planner.search import SearchSettings
+from shardscope.prediction.planner.setting import SearchSettings
 from shardscope.spec.choice import calibration_of
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.host_calibration import AnyCalibration

@@ -38,6 +38,8 @@ from shardscope.spec.layout_optimizer import LayoutOptimizer
 from shardscope.spec.model import Transformer
 from shardscope.spec.optimizer import Optimizer
 
+FULL = RECOMPUTE_NAMES.index("full")
+
 
 class SharedSettings(NamedTuple):
     """Settings shared by all layouts of a table."""
@@ -57,6 +59,7 @@ class Bodies(NamedTuple):
     virtual_stages: Ints
     sequence_parallel: Ints
     recompute: Ints
+    recompute_layers: Ints
 
 
 class Candidates(NamedTuple):
@@ -79,6 +82,10 @@ class Candidates(NamedTuple):
     """Number of invalid combinations, by reason."""
     chosen: Mask
     """Mask by way to store model states: False if the way belongs to another part of the search; see `only`."""
+    num_layers: int
+    """Number of layers in the model."""
+    recomputes_in_part: bool
+    """Whether to try as few recomputed layers as memory demands where a layout does not fit without recomputation."""
 
     @property
     def ways(self) -> Mask:
@@ -103,9 +110,23 @@ class Candidates(NamedTuple):
         rejected = {name: lost // before * count for name, lost in self.rejected.items()}
         return part._replace(rejected={**rejected, "no replicas": _duplicates(part)})
 
-    def layouts(self, body: Ints, way: Ints, compression: Ints) -> Layouts:
-        """Return the layouts with these indices into `bodies`, `ways` and `compression`."""
+    def layouts(
+        self, body: Ints, way: Ints, compression: Ints, recompute_layers: Ints | None = None
+    ) -> Layouts:
+        """Return the layouts with these indices into `bodies`, `ways` and `compression`.
+
+        Args:
+            body: Indices into `bodies`.
+            way: Indices into `ways`.
+            compression: Indices into `compression`.
+            recompute_layers: Number of layers per stage to recompute instead of what the body recomputes; None, or 0 in
+                a row, for the body's own.
+        """
         bodies, grids = self.bodies, self.grid
+        recompute, layers = bodies.recompute.take(body), bodies.recompute_layers.take(body)
+        if recompute_layers is not None:
+            recompute = np.where(recompute_layers > 0, FULL, recompute)
+            layers = np.where(recompute_layers > 0, recompute_layers, layers)
         grid = bodies.grid.take(body)
         num_offloads, num_shardings = len(self.offload), len(self.zero)
         kept = np.repeat(np.arange(num_shardings), num_offloads).take(way)
@@ -121,7 +142,8 @@ class Candidates(NamedTuple):
             num_micro_batches=bodies.num_micro_batches.take(body),
             virtual_stages=bodies.virtual_stages.take(body),
             schedule=bodies.schedule.take(body),
-            recompute=bodies.recompute.take(body),
+            recompute=recompute,
+            recompute_layers=layers,
             offload=np.tile(self.offload, num_shardings).take(way),
             compression=self.compression.take(compression),
             sequence_parallel=bodies.sequence_parallel.take(body),
@@ -158,9 +180,11 @@ def candidates(
     rejected = {name: count * choices * ways * packed for name, count in lost_grids.items()}
     for name, count in lost_bodies.items():
         rejected[name] = rejected.get(name, 0) + count * ways * packed
+    in_part = space.recompute_layers is None and {"none", "full"} <= {*space.recompute} and not cluster.groups
     found = Candidates(
-        grid, bodies, zero, shard, offload, compression, methods, recipe, 0, {}, np.ones(ways, bool)
-    )
+        grid, bodies, zero, shard, offload, compression, methods, recipe, 0, {}, np.ones(ways, bool),
+        num_layers=model.layers, recomputes_in_part=in_part,
+    )  # fmt: skip
     rejected["no replicas"] = _duplicates(found)
     total = (sum(lost_grids.values()) + len(grid.data)) * choices * ways * packed
     return found._replace(
@@ -193,27 +217,52 @@ def _bodies(
     sizes = np.array(space.micro_batch or divisors(batch, largest=LARGEST_MICRO_BATCH), np.int64)
     options = space.schedule_options
     recompute = [RECOMPUTE_NAMES.index(name) for name in space.recompute]
-    place, size, option, sequence, again = _product(
-        range(len(grid.data)), range(len(sizes)), range(len(options)), space.sequence_parallel, recompute
+    counts = space.recompute_layers or (0,)
+    place, size, option, sequence, again, layers = _product(
+        range(len(grid.data)),
+        range(len(sizes)),
+        range(len(options)),
+        space.sequence_parallel,
+        recompute,
+        counts,
     )
     micro_batch, share = sizes.take(size), batch // grid.data.take(place)
     stages, tensor = grid.pipeline.take(place), grid.tensor.take(place)
     count = np.maximum(1, share // micro_batch)
+    known = schedule_names()
+    names = np.array([known.index(name) for name, _ in options], np.int64)
+    virtual = np.array([held for _, held in options], np.int64)
+    held = np.where(stages > 1, virtual.take(option), 1)
     uneven_part = layout_rules.uneven_part(model, grid.context.take(place), tensor)
     rules = {
         "micro-batch": layout_rules.indivisible(share, micro_batch),
         **_schedule_rules(model, options, option, stages, count),
         "sequence-parallel": (sequence == 1) & ((tensor == 1) | uneven_part),
         "no recomputation": (again == 1) & (recipe.flash_attention and "none" in space.recompute),
+        "recompute-layers": _twin_counts(counts, layers, again, -(-model.layers // (stages * held))),
     }
     faults = first_fault(rules, len(place))
-    known = schedule_names()
-    names = np.array([known.index(name) for name, _ in options], np.int64)
-    virtual = np.array([held for _, held in options], np.int64)
-    held = np.where(stages > 1, virtual.take(option), 1)
-    bodies = Bodies(place, micro_batch, count, names.take(option), held, sequence, again)
-    choices = len(sizes) * len(options) * len(space.sequence_parallel) * len(recompute)
+    layers = np.where((again == FULL) & (layers < -(-model.layers // (stages * held))), layers, 0)
+    bodies = Bodies(place, micro_batch, count, names.take(option), held, sequence, again, layers)
+    choices = len(sizes) * len(options) * len(space.sequence_parallel) * len(recompute) * len(counts)
     return Bodies(*(column[faults < 0] for column in bodies)), _counts(faults), choices
+
+
+def _twin_counts(counts: tuple[int, ...], layers: Ints, again: Ints, of_stage: Ints) -> Mask:
+    """Return which rows are a twin of one with an earlier number of layers to recompute.
+
+    Args:
+        counts: Numbers of layers that are tried; 0 for all.
+        layers: Number of layers to recompute, by row.
+        again: Index into `RECOMPUTE_NAMES`; the number matters only with full recomputation.
+        of_stage: Number of layers on a stage; as many or more are all of them.
+    """
+    twins = np.zeros(len(layers), bool)
+    for place, count in enumerate(counts):
+        for earlier in counts[:place]:
+            all_too = ((count == 0) | (count >= of_stage)) & ((earlier == 0) | (earlier >= of_stage))
+            twins |= (layers == count) & ((again != FULL) | all_too)
+    return twins
 
 
 def _schedule_rules(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.terms import Term
 from shardscope.prediction.planner.filter import GIB
-from shardscope.prediction.planner.search import SearchSettings, memory_parts, time_of
+from shardscope.prediction.planner.setting import SearchSettings, memory_parts, time_of
 from shardscope.spec.layout import Layout
 
 WORDS: dict[str, str] = {
@@ -26,8 +26,8 @@ WORDS: dict[str, str] = {
 """Description of each part of a step, as used in sentences."""
 _CAUSES: dict[str, tuple[str, ...]] = {
     "compute": ("micro_batch", "tensor", "pipeline", "context", "expert"),
-    "recompute": ("recompute", "pipeline", "micro_batch"),
-    "tensor_comm": ("tensor", "recompute", "micro_batch", "context", "pipeline"),
+    "recompute": ("recompute", "recompute_layers", "pipeline", "micro_batch"),
+    "tensor_comm": ("tensor", "recompute", "recompute_layers", "micro_batch", "context", "pipeline"),
     "context_comm": ("context", "tensor", "pipeline"),
     "expert_comm": ("expert", "tensor", "pipeline"),
     "pipeline_comm": ("pipeline", "virtual_stages", "micro_batch", "schedule"),
@@ -38,12 +38,13 @@ _CAUSES: dict[str, tuple[str, ...]] = {
         "data",
         "micro_batch",
         "recompute",
+        "recompute_layers",
         "zero",
         "offload",
     ),
     "data_comm": ("zero", "shard", "data", "compression", "tensor", "pipeline", "context"),
     "optimizer": ("zero", "shard", "offload", "data", "tensor", "pipeline"),
-    "offload": ("offload", "zero", "recompute", "micro_batch"),
+    "offload": ("offload", "zero", "recompute", "recompute_layers", "micro_batch"),
     "overhead": ("micro_batch", "pipeline", "tensor", "data"),
 }
 """Settings that affect each part, those with the largest effect first."""
@@ -154,6 +155,8 @@ def _because(part: str, first: Layout, second: Layout) -> tuple[str, ...]:
 
 def _value(layout: Layout, name: str) -> str:
     value = layout.axis(name)
+    if name == "recompute_layers" and value == 0:
+        return "all"
     return "over all replicas" if name == "shard" and value == 0 else str(value)
 
 

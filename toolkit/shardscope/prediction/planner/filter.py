@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import MemoryParts
 from shardscope.analytic.memory.offload import drive_bytes_per_device
 from shardscope.errors import SpecError
-from shardscope.prediction.planner.search import SearchSettings, capacity, memory_parts
+from shardscope.prediction.planner.setting import SearchSettings, capacity, lacking_bytes, memory_parts
 from shardscope.spec.layout import Layout
 from shardscope.spec.layout_rules import uneven_chunks
 
@@ -52,6 +54,20 @@ def fit_of(setting: SearchSettings, layout: Layout) -> MemoryFit:
     )
 
 
+def fewest_layers(setting: SearchSettings, layout: Layout) -> int:
+    """Return the smallest number of layers of each stage, but not all, with whose recomputation a layout fits.
+
+    The result is 0 if there is no such number, or if the layout recomputes all layers already.
+    """
+    layers = -(-setting.model.layers // (layout.pipeline * layout.virtual_stages))
+    counts = range(layout.recompute_layers + 1, layers)
+    if setting.cluster.groups or not counts or (layout.recompute == "full" and not layout.recompute_layers):
+        return 0
+    table = Layouts.of(layout.replace(recompute="full", recompute_layers=count) for count in counts)
+    fits = np.flatnonzero(lacking_bytes(setting, memory_parts(setting, table)) <= 0)
+    return counts[int(fits[0])] if fits.size else 0
+
+
 def _lacking_drives(setting: SearchSettings, parts: MemoryParts) -> float:
     return float(parts.nvme[0]) - drive_bytes_per_device(setting.cluster)
 
@@ -70,9 +86,13 @@ def problem_with(setting: SearchSettings, layout: Layout) -> str:
         )
     fit = fit_of(setting, layout)
     if fit.lacking_bytes > 0:
+        count = fewest_layers(setting, layout)
+        cure = (
+            f"recompute='full' with recompute_layers={count} would fit" if count else f"{fit.cure} would help"
+        )
         return (
             f"it needs {fit.lacking_bytes / GIB:.1f} GiB too much: {fit.memory_bytes / GIB:.1f} GiB on a device with "
-            f"{capacity(setting) / GIB:.1f} GiB for tensors, most of it for {fit.largest}; {fit.cure} would help"
+            f"{capacity(setting) / GIB:.1f} GiB for tensors, most of it for {fit.largest}; {cure}"
         )
     if fit.on_drives_bytes > 0:
         return (

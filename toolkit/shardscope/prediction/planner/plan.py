@@ -13,7 +13,8 @@ from shardscope.prediction.planner.filter import GIB, fit_of
 from shardscope.prediction.planner.plans import Plans, Pool, layout_at, short
 from shardscope.prediction.planner.rank import Objective, objective_weights
 from shardscope.prediction.planner.rules import REASONS
-from shardscope.prediction.planner.search import Found, capacity, search
+from shardscope.prediction.planner.search import Found, search
+from shardscope.prediction.planner.setting import capacity
 from shardscope.prediction.planner.space import SearchAxes
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.host_calibration import AnyCalibration
@@ -176,7 +177,7 @@ def _nothing_fits(asked: Asked, batch: int, space: SearchAxes, pools: list[Pool]
         return _nothing_valid(asked, pools)
     place = min(near)[1]
     rows, here, setting = found[place].closest.row, pools[place].found, pools[place].setting
-    layout = layout_at(here.layouts(rows.body, rows.way, rows.compression), 0, batch)
+    layout = layout_at(here.layouts(*rows[:4]), 0, batch)
     fit = fit_of(setting, layout)
     total = sum(pool.found.num_valid for pool in pools)
     if fit.lacking_bytes <= 0:

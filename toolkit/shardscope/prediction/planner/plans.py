@@ -18,7 +18,8 @@ from shardscope.prediction.planner.asked import Asked
 from shardscope.prediction.planner.candidates import Candidates
 from shardscope.prediction.planner.filter import GIB, problem_with
 from shardscope.prediction.planner.rank import Floats, Objective, objective_weights, ranking, scores
-from shardscope.prediction.planner.search import RankedRows, SearchSettings, capacity, memory_parts, time_of
+from shardscope.prediction.planner.search import RankedRows
+from shardscope.prediction.planner.setting import SearchSettings, capacity, memory_parts, time_of
 from shardscope.prediction.planner.table import table_html
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.step import cut, stage_layers
@@ -196,7 +197,7 @@ class Plans:
         at = np.asarray(kept, np.int64)
         pool, start = self._place(int(at[0]))
         rows = pool.rows.at(at - start)
-        return pool.found.layouts(rows.body, rows.way, rows.compression)
+        return pool.found.layouts(rows.body, rows.way, rows.compression, rows.recompute_layers)
 
     def _place(self, kept: int) -> tuple[Pool, int]:
         """Return the pool of a kept row, and the index of the pool's first row."""
@@ -392,7 +393,8 @@ class Plans:
 
 _AXES = (
     "data", "tensor", "pipeline", "context", "expert", "zero", "shard", "micro_batch", "schedule",
-    "virtual_stages", "recompute", "sequence_parallel", "offload", "compression", "precision", "optimizer",
+    "virtual_stages", "recompute", "recompute_layers", "sequence_parallel", "offload", "compression",
+    "precision", "optimizer",
 )  # fmt: skip
 _COLUMNS = [*PlanRow._fields, "on_front", *_AXES]
 
@@ -440,6 +442,9 @@ def short(layout: Layout) -> str:
         parts.append(layout.schedule + held)
     parts.append(f"micro-batch {layout.micro_batch}")
     parts.append("no recomputation" if layout.recompute == "none" else f"{layout.recompute} recomputation")
+    if layout.recompute_layers:
+        each = " per stage" if layout.pipeline > 1 else ""
+        parts[-1] += f" of {layout.recompute_layers} layer{'s' * (layout.recompute_layers > 1)}{each}"
     if layout.sequence_parallel:
         parts.append("sequence parallel")
     parts += [text for text, on in ((f"offload {layout.offload}", layout.offload != "none"),

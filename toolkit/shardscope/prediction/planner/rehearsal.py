@@ -30,7 +30,7 @@ from shardscope.errors import SpecError, quoted
 from shardscope.machine import usable_cores
 from shardscope.prediction.job import predict_job
 from shardscope.prediction.planner.proportions import proportion_notes
-from shardscope.prediction.planner.search import SearchSettings
+from shardscope.prediction.planner.setting import SearchSettings
 from shardscope.prediction.rates import relative_speed
 from shardscope.prediction.saved_calibration import chosen
 from shardscope.prediction.step.machine import Machine
@@ -112,7 +112,7 @@ def rehearsal_of(
         step_s,
         step_s / planned_s,
     )
-    notes = (*staged.notes, *proportion_notes(planned, found))
+    notes = (*staged.notes, *_recompute_note(setting, layout), *proportion_notes(planned, found))
     return Rehearsal(job, staged.cluster, planned_s, found.value, notes)
 
 
@@ -230,6 +230,14 @@ def _speed_note(needed: float) -> Iterator[str]:
         yield (
             f"The ranks compute {flops_text(needed)} together, too much for the {flops_text(here)} of this machine; "
             "give a larger step_s or a smaller model."
+        )
+
+
+def _recompute_note(setting: SearchSettings, layout: Layout) -> Iterator[str]:
+    if layout.recompute_layers:
+        held = -(-setting.model.layers // (layout.pipeline * layout.virtual_stages))
+        yield (
+            f"The job recomputes every layer, and the plan {layout.recompute_layers} of the {held} layers of a stage."
         )
 
 

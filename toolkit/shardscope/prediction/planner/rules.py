@@ -35,6 +35,7 @@ REASONS: dict[str, str] = {
     "sequence-parallel": "sequence parallelism needs a tensor degree above 1 that divides a rank's sequence",
     "no replicas": "without replicas or sharding it is equivalent to another layout; only one is kept",
     "no recomputation": "flash attention saves nothing that selective recomputation could drop; only one is kept",
+    "recompute-layers": "it recomputes as many layers as another layout; only one is kept",
     "does not fit": "it needs more memory than the device, or the host and its drives, have",
     "beaten": "at least `top` other layouts are faster and leave more memory free",
 }

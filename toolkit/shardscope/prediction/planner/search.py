@@ -2,6 +2,7 @@
 
 The search is exact. Part of a layout's step time does not depend on how model states are stored. A layout is skipped
 early only if this part alone exceeds the step time of `keep` other layouts that leave at least as much memory free.
+Layouts that do not fit without recomputation are tried with as few recomputed layers as memory demands, too.
 """
 
 from __future__ import annotations
@@ -13,29 +14,22 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.analytic import pareto
-from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import MemoryParts
-from shardscope.analytic.memory.offload import drive_bytes_per_device
 from shardscope.prediction.planner.candidates import Candidates
+from shardscope.prediction.planner.in_part import can_recompute_in_part, in_part
 from shardscope.prediction.planner.rules import Ints
-from shardscope.prediction.step import StepParts, step_time
-from shardscope.prediction.step.held import memory_with, room_on
-from shardscope.spec.calibration import Calibration
-from shardscope.spec.cluster import Cluster
-from shardscope.spec.model import Transformer
+from shardscope.prediction.planner.setting import (
+    SearchSettings,
+    capacity,
+    lacking_bytes,
+    memory_parts,
+    time_of,
+)
 
 Floats = npt.NDArray[np.float64]
 
 CHUNK = 1 << 16
 """Number of rows in one chunk; all columns of a chunk take about 10 MB."""
-
-
-class SearchSettings(NamedTuple):
-    """Model, cluster and calibration, which all layouts of a search share."""
-
-    model: Transformer
-    cluster: Cluster
-    calibration: Calibration
 
 
 class RankedRows(NamedTuple):
@@ -44,6 +38,9 @@ class RankedRows(NamedTuple):
     body: Ints
     way: Ints
     compression: Ints
+    recompute_layers: Ints
+    """Number of layers per stage that are recomputed although the body recomputes none, because it would not fit; else
+    0."""
     time_s: Floats
     memory_bytes: Floats
 
@@ -61,8 +58,13 @@ class Promising(NamedTuple):
 
     body: Ints
     way: Ints
+    recompute_layers: Ints
     memory_bytes: Floats
     drive_share: Floats
+
+    def plus(self, other: Promising) -> Promising:
+        """Return these rows followed by those of `other`."""
+        return Promising(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
 
 
 class Closest(NamedTuple):
@@ -77,14 +79,14 @@ class Found(NamedTuple):
 
     rows: RankedRows
     too_large: int
-    """Number of layouts that do not fit."""
+    """Number of layouts that do not fit, without those kept with some layers recomputed."""
     beaten: int
     """Number of layouts that fit but are not on one of the kept Pareto fronts."""
     closest: Closest
     """The layout closest to fitting; meaningful only if no layout fits."""
 
 
-EMPTY = RankedRows(*(np.zeros(0, np.int64),) * 3, *(np.zeros(0),) * 2)
+EMPTY = RankedRows(*(np.zeros(0, np.int64),) * 4, *(np.zeros(0),) * 2)
 
 
 def search(setting: SearchSettings, found: Candidates, *, keep: int | None) -> Found:
@@ -102,25 +104,23 @@ def search(setting: SearchSettings, found: Candidates, *, keep: int | None) -> F
         rows, _ = _best(every.rows, capacity(setting), keep)
         return every._replace(rows=rows, beaten=len(every.rows.time_s) - len(rows.time_s))
     least = least_times(setting, found)
-    order = np.argsort(least, kind="stable")
+    order, can = np.argsort(least, kind="stable"), can_recompute_in_part(found)
     rows, bar, closest = EMPTY, Staircase(np.zeros((0, 2))), Closest(EMPTY, np.inf)
     kept: list[RankedRows] = []
     fits_count = too_large = 0
     for body, way in _chunks(found, order):
         held = memory_parts(setting, found.layouts(body, way, np.zeros(len(body), np.int64)))
-        memory, lacking = held.total, lacking_bytes(setting, held)
-        fits, choices = lacking <= 0, found.compressions[found.bodies.grid[body]]
+        chunk = _Chunk(body, way, least[body], held, lacking_bytes(setting, held))
+        fits, choices = chunk.lacking <= 0, found.compressions[found.bodies.grid[body]]
         fits_count += int(choices[fits].sum())
         too_large += int(choices[~fits].sum())
         if not fits_count:
-            closest = _closer(closest, body, way, memory, lacking)
-        promising = np.flatnonzero(fits)
-        if keep is not None:
-            beaten = bar.beats(least[body[promising]], memory[promising] - capacity(setting))
-            promising = promising[~beaten]
-        if not len(promising):
+            closest = _closer(closest, chunk)
+        rows_left = _as_they_are(chunk, capacity(setting), bar)
+        if (demanding := np.flatnonzero(~fits & can[body])).size:
+            rows_left = rows_left.plus(_with_some_recomputed(setting, found, chunk, demanding, bar))
+        if not len(rows_left.body):
             continue
-        rows_left = Promising(body[promising], way[promising], memory[promising], held.drive_share[promising])
         new = _timed(setting, found, rows_left)
         if keep is None:
             kept.append(new)
@@ -128,7 +128,8 @@ def search(setting: SearchSettings, found: Candidates, *, keep: int | None) -> F
         rows, bar = _best(rows.plus(new), capacity(setting), keep)
     if keep is None:
         rows = RankedRows(*(np.concatenate(part) for part in zip(*kept, strict=True))) if kept else EMPTY
-    return Found(rows, too_large, fits_count - len(rows.time_s), closest)
+    in_parts = int((rows.recompute_layers > 0).sum())
+    return Found(rows, too_large - in_parts, fits_count + in_parts - len(rows.time_s), closest)
 
 
 def least_times(setting: SearchSettings, found: Candidates) -> Floats:
@@ -149,28 +150,6 @@ def least_times(setting: SearchSettings, found: Candidates) -> Floats:
     return least * (1 - 1e-12)  # adding the same parts in a different order changes the last digits
 
 
-def time_of(setting: SearchSettings, layouts: Layouts, drive_share: Floats | None = None) -> StepParts:
-    """Return the step time by part, in seconds; `drive_share` is `MemoryParts.drive_share`, None to compute it."""
-    model, cluster, calibration = setting
-    return step_time(model, layouts, cluster, calibration, drive_share=drive_share)
-
-
-def lacking_bytes(setting: SearchSettings, held: MemoryParts) -> Floats:
-    """Return how many bytes each layout needs beyond device memory and drives, in total; 0 if it fits."""
-    beyond = np.maximum(held.nvme - drive_bytes_per_device(setting.cluster), 0.0)
-    return np.asarray(np.maximum(held.total - capacity(setting), 0.0) + beyond)
-
-
-def memory_parts(setting: SearchSettings, layouts: Layouts) -> MemoryParts:
-    """Return bytes by type of memory; offloaded bytes that exceed a device's share of host memory are on drives."""
-    return memory_with(setting.model, layouts, setting.cluster, setting.calibration.software)
-
-
-def capacity(setting: SearchSettings) -> float:
-    """Return the bytes that tensors can take on one device."""
-    return room_on(setting.cluster, setting.calibration.software)
-
-
 def _chunks(found: Candidates, order: npt.NDArray[np.intp]) -> Iterator[tuple[Ints, Ints]]:
     """Yield chunks of index pairs, into `Candidates.bodies` (in the given order) and into `Candidates.ways`.
 
@@ -184,14 +163,49 @@ def _chunks(found: Candidates, order: npt.NDArray[np.intp]) -> Iterator[tuple[In
         yield body[at], way
 
 
+class _Chunk(NamedTuple):
+    """Some layouts, with lower bounds of their step times, their memory, and the bytes that they lack."""
+
+    body: Ints
+    way: Ints
+    least_s: Floats
+    held: MemoryParts
+    lacking: Floats
+
+
+def _as_they_are(chunk: _Chunk, capacity_bytes: float, bar: Staircase) -> Promising:
+    """Return those layouts of a chunk that fit, and are not certainly beaten."""
+    at = np.flatnonzero(chunk.lacking <= 0)
+    memory = chunk.held.total
+    at = at[~bar.beats(chunk.least_s[at], memory[at] - capacity_bytes)]
+    return Promising(chunk.body[at], chunk.way[at], np.zeros_like(at), memory[at], chunk.held.drive_share[at])
+
+
+def _with_some_recomputed(
+    setting: SearchSettings, found: Candidates, chunk: _Chunk, at: npt.NDArray[np.intp], bar: Staircase
+) -> Promising:
+    """Return those of some layouts that fit with some layers recomputed, and are not certainly beaten.
+
+    Recomputation takes time, and saves no more than all activations.
+    """
+    least = chunk.held.total[at] - chunk.held.activations[at] - capacity(setting)
+    at = at[(least <= 0) & ~bar.beats(chunk.least_s[at], least)]
+    if not at.size:
+        return Promising(at, at, at, np.zeros(0), np.zeros(0))
+    body, way = chunk.body[at], chunk.way[at]
+    part = in_part(setting, found, body, way, chunk.lacking[at])
+    return Promising(body[part.rows], way[part.rows], *part[1:])
+
+
 def _timed(setting: SearchSettings, found: Candidates, rows: Promising) -> RankedRows:
     """Combine each row with every compression that its grid allows, and compute the step times."""
     choices = found.compressions[found.bodies.grid[rows.body]]
     body, way = np.repeat(rows.body, choices), np.repeat(rows.way, choices)
+    layers = np.repeat(rows.recompute_layers, choices)
     memory, share = np.repeat(rows.memory_bytes, choices), np.repeat(rows.drive_share, choices)
     compression = np.arange(len(body)) - np.repeat(np.cumsum(choices) - choices, choices)
-    time = time_of(setting, found.layouts(body, way, compression), share).total
-    return RankedRows(body, way, compression, time, memory)
+    time = time_of(setting, found.layouts(body, way, compression, layers), share).total
+    return RankedRows(body, way, compression, layers, time, memory)
 
 
 def _best(rows: RankedRows, capacity_bytes: float, keep: int) -> tuple[RankedRows, Staircase]:
@@ -219,12 +233,12 @@ class Staircase:
         return np.asarray(self._least[np.searchsorted(self._time, time)] <= memory)
 
 
-def _closer(before: Closest, body: Ints, way: Ints, memory: Floats, lacking: Floats) -> Closest:
-    if not len(lacking):
+def _closer(before: Closest, chunk: _Chunk) -> Closest:
+    if not len(chunk.lacking):
         return before
-    at = int(np.argmin(lacking))
-    if before.lacking_bytes <= lacking[at]:
+    at = int(np.argmin(chunk.lacking))
+    if before.lacking_bytes <= chunk.lacking[at]:
         return before
-    one = slice(at, at + 1)
-    row = RankedRows(body[one], way[one], np.zeros(1, np.int64), np.full(1, np.nan), memory[one])
-    return Closest(row, float(lacking[at]))
+    one, none = slice(at, at + 1), np.zeros(1, np.int64)
+    row = RankedRows(chunk.body[one], chunk.way[one], none, none, np.full(1, np.nan), chunk.held.total[one])
+    return Closest(row, float(chunk.lacking[at]))

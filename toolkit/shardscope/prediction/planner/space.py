@@ -12,7 +12,7 @@ from shardscope.spec._base import Spec
 from shardscope.spec.compression import Compression
 from shardscope.spec.layout import LayoutSchedule, Offload, Recompute, searched_schedules
 from shardscope.spec.layout_compression import AnyLayoutCompression
-from shardscope.spec.numbers import Count
+from shardscope.spec.numbers import Count, CountOrZero
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 
 LARGEST_MICRO_BATCH = 16
@@ -43,6 +43,9 @@ class SearchAxes(Spec):
     shard: tuple[Literal["all", "node"], ...] = Field(default=("all", "node"), min_length=1)
     """Shard model states over all replicas, or over the replicas on one node (HSDP)."""
     recompute: tuple[Recompute, ...] = Field(default=("none", "selective", "full"), min_length=1)
+    recompute_layers: tuple[CountOrZero, ...] | None = None
+    """Numbers of layers per stage to recompute with full recomputation, 0 for all. None for all, and, if a layout does
+    not fit without recomputation, also for the fewest with which it fits."""
     offload: tuple[Offload, ...] = Field(
         default=("none", "optimizer", "states", "activations", "all"), min_length=1
     )

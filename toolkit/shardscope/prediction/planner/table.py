@@ -15,6 +15,7 @@ from shardscope.spec.units import three_digits
 
 if TYPE_CHECKING:
     from shardscope.prediction.planner.plans import PlanRow, Plans
+    from shardscope.spec.layout import Layout
 
 SHOWN = 15
 DAY_S = 86_400.0
@@ -22,7 +23,7 @@ NO_BREAK = "\u00a0"
 """Space between a number and its unit, which stay on one line in a narrow table."""
 KEY = (
     "data, tensor, pipeline, context, expert: degrees of parallelism; sp: sequence parallel; ZeRO 1 over 2: sharded "
-    "over 2 of the replicas; ×2: stages on a rank; "
+    "over 2 of the replicas; ×2: stages on a rank; full, 3 of 8: only 3 of the 8 layers of a stage are recomputed; "
     "MFU: model FLOPs utilization. Schedules other than gpipe, 1f1b and interleaved split the backward pass to shrink "
     "the bubble; if your framework lacks them, hold the schedule fixed"
 )
@@ -98,10 +99,18 @@ def _cells(found: Plans, plan: PlanRow, tokens: float | None) -> list[str]:
         plan.rank, seconds(plan.time_s), f"{plan.mfu:.1%}", f"{plan.memory_bytes / GIB:.1f} GiB",
         layout.data, f"{layout.tensor}{' sp' * layout.sequence_parallel}",
         layout.pipeline, layout.context, layout.expert if found.setting.model.mixture else "", zero, schedule,
-        layout.micro_batch, layout.recompute, layout.offload, layout.axis("compression"),
+        layout.micro_batch, _recompute(found, layout), layout.offload, layout.axis("compression"),
         plan.software if len(found.software) > 1 else "", *_paid(found, plan, tokens),
     ]  # fmt: skip
     return ["" if cell == "none" else str(cell).replace(" ", NO_BREAK) for cell in cells]
+
+
+def _recompute(found: Plans, layout: Layout) -> str:
+    """Return what a layout recomputes, with the number of layers per stage unless it is all."""
+    if not layout.recompute_layers:
+        return layout.recompute
+    stages = layout.pipeline * layout.virtual_stages
+    return f"{layout.recompute}, {layout.recompute_layers} of {-(-found.setting.model.layers // stages)}"
 
 
 def _paid(found: Plans, plan: PlanRow, tokens: float | None) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from shardscope.prediction.step.waits import StepRows, host_seconds, host_update
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layer_shape import factor_of, shape_of
-from shardscope.spec.layout import RECOMPUTE_NAMES, Layout
+from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 
 COLLECTIVES = ("tensor", "context", "expert")
@@ -135,14 +135,14 @@ class _Found(NamedTuple):
         )  # fmt: skip
         times = stage(
             model, machine, split, pipeline=np.array([layout.pipeline]),
-            recompute=np.array([RECOMPUTE_NAMES.index(layout.recompute)]),
+            recompute=layouts.recompute, most_recomputed=layouts.most_recomputed,
             sequence_parallel=np.array([layout.sequence_parallel]), flash=layout.flash_attention,
         )  # fmt: skip
         times = times.slower(np.array([factor_of(calibration.shapes, shape_of(model, layout))]))
         work = step_work(model, layouts, cluster, calibration, None)
         rows = StepRows(
-            layouts.zero, work.reduces, layouts.offload, layouts.recompute, work.micro.take(one),
-            work.states.take(one), work.drag[one],
+            layouts.zero, work.reduces, layouts.offload, work.micro.take(one), work.states.take(one),
+            work.drag[one],
         )  # fmt: skip
         pace = float(cut(model, layouts, cluster, calibration).pace[0]) if cluster.groups else 1.0
         return cls(machine, times, rows, pace)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from shardscope.analytic.recomputation import recomputed_layers
 from shardscope.analytic.schedules import ScheduledOp, ScheduleTable, build
 from shardscope.prediction.simulate.costs import EDGE, LayoutCosts, Piece
 from shardscope.prediction.simulate.graph import JOIN, Graph
@@ -53,6 +54,7 @@ class LayoutStep:
         self.table = schedule_of(layout)
         self.stages_each = self.table.num_stages // layout.pipeline
         self.layers = max(1, -(-self.model.layers // self.table.num_stages))
+        self.recomputed = int(recomputed_layers(self.layers, layout.recompute_layers))
         self.graph = Graph([f"stage {rank}" for rank in range(layout.pipeline)])
         self.links = [
             {
@@ -92,13 +94,13 @@ class LayoutStep:
         )  # fmt: skip
 
     def _chain(
-        self, rank: int, pieces: Sequence[Piece], after: list[int], label: str, *, share: float, layers: int
-    ) -> list[int]:
+        self, rank: int, layers: Iterable[Sequence[Piece]], after: list[int], label: str
+    ) -> list[int]:  # fmt: skip
         """Add the pieces of all layers one after another, and return the last operation of each layer."""
         ends = []
-        for _ in range(layers):
+        for pieces in layers:
             for piece in pieces:
-                after = [self._piece(rank, piece, after, label=label, share=share / layers)]
+                after = [self._piece(rank, piece, after, label=label)]
             ends.append(after[-1] if len(after) == 1 else self.graph.add(rank, after=after))
             after = [ends[-1]]
         return ends
@@ -120,7 +122,7 @@ class LayoutStep:
         ]
         is_reducing = is_last and not self.costs.reduces and self.calibration.gradient_overlap > 0
         layers = self.layers if self.in_layers or is_reducing else 1
-        ends = self._chain(rank, self._pieces(op), after, label, share=share, layers=layers)
+        ends = self._chain(rank, self._by_layer(op, share, layers), after, label)
         if op.stage == self.table.num_stages - 1 and op.op != "W":
             part = FORWARD_OF_EDGE if op.op == "F" else 1 - FORWARD_OF_EDGE
             for piece in self.costs.edge:
@@ -141,8 +143,21 @@ class LayoutStep:
         spare = self.costs.spare if rank == self.layout.pipeline - 1 else 0.0
         return (1.0 - spare) / self.stages_each
 
+    def _by_layer(self, op: ScheduledOp, share: float, layers: int) -> list[list[Piece]]:
+        """Return the pieces of a pass on one stage, layer by layer as they run: recomputed layers last, if not all are.
+
+        Args:
+            op: The pass.
+            share: Result of `_share`.
+            layers: Number of layers; 1 to merge them.
+        """
+        whole = [piece.times(share / layers) for piece in self._pieces(op)]
+        count = self.recomputed if layers > 1 else 1
+        again = [] if op.op in "FW" else [piece.times(share / count) for piece in self.costs.recompute]
+        return [whole] * (layers - count) + [[*again, *whole]] * count
+
     def _pieces(self, op: ScheduledOp) -> list[Piece]:
-        """Return the pieces of a pass on all stages of a rank."""
+        """Return the pieces of a pass on all stages of a rank, without recomputation."""
         costs = self.costs
         if op.op == "F":
             return list(costs.forward)
@@ -151,7 +166,7 @@ class LayoutStep:
         if op.op == "W":
             return [weight]
         inputs = first._replace(fixed=first.fixed - (costs.weight_s if op.op == "I" else 0.0))
-        return [*costs.recompute, inputs, *rest]
+        return [inputs, *rest]
 
     def _collectives(self, op: ScheduledOp) -> list[Piece]:
         """Return ZeRO's collectives during a pass on all stages of a rank, which computation can partly hide."""

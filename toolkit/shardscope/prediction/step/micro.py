@@ -11,6 +11,7 @@ import numpy.typing as npt
 from shardscope.analytic.compute import work
 from shardscope.analytic.compute.work import Matmul, Split
 from shardscope.analytic.memory.frameworks import Framework
+from shardscope.analytic.recomputation import recomputed_by_kind, recomputed_layers
 from shardscope.prediction.step.machine import Machine
 from shardscope.spec.model import Transformer
 
@@ -81,6 +82,7 @@ def stage(
     *,
     pipeline: npt.ArrayLike,
     recompute: npt.ArrayLike,
+    most_recomputed: npt.ArrayLike = 0,
     sequence_parallel: npt.ArrayLike,
     flash: bool,
 ) -> SlowestStage:
@@ -94,23 +96,38 @@ def stage(
         split: How a micro-batch is split over devices; results have the shape of its arrays.
         pipeline: Number of pipeline stages.
         recompute: Index into `spec.layout.RECOMPUTE_NAMES`.
+        most_recomputed: Largest number of layers that the stage recomputes; 0 for all.
         sequence_parallel: Whether norms and additions are split over the tensor-parallel ranks.
         flash: Whether attention is one fused kernel.
     """
     layers = np.ceil(model.layers / np.asarray(pipeline))
     routed = np.minimum(layers, model.num_mixture_layers)
     passes: list[Pass] | None = None
-    for count, with_experts in ((layers - routed, False), (routed, True)):
+    dense_again, routed_again = recomputed_by_kind(layers - routed, routed, most_recomputed)
+    for count, repeated, with_experts in (
+        (layers - routed, dense_again, False), (routed, routed_again, True)
+    ):  # fmt: skip
         if not np.any(count):
             continue
         block = _block(
             model, machine, split, sequence_parallel=sequence_parallel, flash=flash, with_experts=with_experts
         )
-        scaled = [part.times(count) for part in _with_recompute(block, recompute, machine.framework)]
+        forward, backward, again = _with_recompute(block, recompute, machine.framework)
+        scaled = [forward.times(count), backward.times(count), again.times(repeated)]
         passes = scaled if passes is None else [a.plus(b) for a, b in zip(passes, scaled, strict=True)]
     assert passes is not None
     forward, backward, again = passes
-    spare = np.broadcast_to(_missing_layers(model, layers, pipeline) / layers, np.shape(split.tensor))
+    missing = _missing_layers(model, layers, pipeline)
+    spare = missing / layers
+    if np.any(most_recomputed):
+        # the last stage lacks layers that are not recomputed, as long as it has any
+        lacking = 1 - recomputed_layers(layers - missing, most_recomputed) / recomputed_layers(
+            layers, most_recomputed
+        )
+        plain = forward.total + backward.total
+        partly = (spare * plain + lacking * again.total) / (plain + again.total)
+        spare = np.where(np.asarray(most_recomputed) > 0, partly, spare)
+    spare = np.broadcast_to(spare, np.shape(split.tensor))
     return SlowestStage(forward, backward, again, _edge(model, machine, split), spare)
 
 

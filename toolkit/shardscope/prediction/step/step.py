@@ -180,8 +180,7 @@ class _Passes(NamedTuple):
 def _passes(work: StepWork, rows: slice) -> _Passes:
     layouts, micro, states = work.layouts, work.micro.take(rows), work.states.take(rows)
     found = StepRows(
-        layouts.zero[rows], work.reduces[rows], layouts.offload[rows], layouts.recompute[rows], micro, states,
-        work.drag[rows],
+        layouts.zero[rows], work.reduces[rows], layouts.offload[rows], micro, states, work.drag[rows],
     )  # fmt: skip
     late = windows(found, work.calibration.shard_overlap)
     backward = micro["input"] + micro["weight"] + late.backward.total

@@ -20,6 +20,8 @@ from shardscope.analytic.compute.work import Matmul, Split
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import RECIPES, activation_bytes_per_layer
 from shardscope.analytic.memory.frameworks import MEGATRON_CORE
+from shardscope.analytic.memory.offload import refetched_share
+from shardscope.analytic.recomputation import recomputed_by_kind
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.micro import SlowestStage, stage
 from shardscope.spec.compression import Compression
@@ -67,13 +69,13 @@ def micro_table(model: Transformer, machine: Machine, layouts: Layouts) -> Looku
     """Return the times of one micro-batch, in seconds, for each combination of the settings that they depend on."""
     found = Distinct.of(
         layouts.tensor, layouts.micro_batch, layouts.context, layouts.expert, layouts.pipeline,
-        layouts.recompute, layouts.sequence_parallel,
+        layouts.recompute, layouts.sequence_parallel, layouts.most_recomputed,
     )  # fmt: skip
-    tensor, micro_batch, context, expert, pipeline, recompute, sequence = found.columns
+    tensor, micro_batch, context, expert, pipeline, recompute, sequence, most = found.columns
     split = Split.of(tensor=tensor, micro_batch=micro_batch, context=context, expert=expert)
     times = stage(
-        model, machine, split, pipeline=pipeline, recompute=recompute, sequence_parallel=sequence,
-        flash=layouts.flash_attention,
+        model, machine, split, pipeline=pipeline, recompute=recompute, most_recomputed=most,
+        sequence_parallel=sequence, flash=layouts.flash_attention,
     )  # fmt: skip
     if machine.calibration.shapes:
         sizes = (tensor, micro_batch, context, expert, sequence)
@@ -85,9 +87,11 @@ def micro_table(model: Transformer, machine: Machine, layouts: Layouts) -> Looku
     started = np.where(pipeline > 1, cal.collective_s, 0.0)
     hops = [sent / link.bandwidth + started for link in (cluster.intra, cluster.inter)]
     saved = _saved_bytes(
-        model, layouts, split, pipeline=pipeline, recompute=recompute, sequence_parallel=sequence
+        model, layouts, split, pipeline=pipeline, recompute=recompute, most=most, sequence_parallel=sequence
     )
-    return LookupTable.of(found.row, _micro_columns(times, hops, saved / cluster.device.host_bandwidth))
+    columns = _micro_columns(times, hops, saved / cluster.device.host_bandwidth)
+    columns["refetched"] = refetched_share(recompute, np.ceil(model.layers / pipeline), most)
+    return LookupTable.of(found.row, columns)
 
 
 def _shape_factors(
@@ -115,15 +119,17 @@ def _saved_bytes(
     *,
     pipeline: npt.ArrayLike,
     recompute: npt.ArrayLike,
+    most: npt.ArrayLike,
     sequence_parallel: npt.ArrayLike,
 ) -> Floats:
     """Return the bytes of activations that the largest stage saves for one micro-batch; offloading would move these."""
     layers = np.ceil(model.layers / np.asarray(pipeline))
     routed = np.minimum(layers, model.num_mixture_layers)
     saved = np.zeros(np.shape(split.tensor))
-    for count, mixed in ((layers - routed, False), (routed, True)):
+    dense_again, routed_again = recomputed_by_kind(layers - routed, routed, most)
+    for count, again, mixed in ((layers - routed, dense_again, False), (routed, routed_again, True)):
         for index, kind in enumerate(RECOMPUTE_NAMES):
-            here = count * (np.asarray(recompute) == index)
+            here = again * (np.asarray(recompute) == index) + (count - again) * (kind == "none")
             if not np.any(here):
                 continue
             saved += here * activation_bytes_per_layer(

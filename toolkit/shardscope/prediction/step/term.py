@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.recomputation import recomputed_layers
 from shardscope.analytic.terms import Term
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.step import SCALED, StepDetail, StepParts, step_detail
@@ -82,6 +83,13 @@ def time_term(model: Transformer, layout: Layout, cluster: Cluster, calibration:
     return Term("step", float(found.parts.total[0]), "s", parts=tuple(terms))
 
 
+def _recomputed(model: Transformer, layout: Layout) -> dict[str, float | str]:
+    """Return the recomputed layers of the largest stage as an input of a term; nothing if these are all or none."""
+    layers = float(np.ceil(model.layers / layout.pipeline))
+    most = layout.recompute_layers * layout.virtual_stages
+    return {"recomputed layers": float(recomputed_layers(layers, most)), "layers": layers} if most else {}
+
+
 def _shape_factor(model: Transformer, layout: Layout, calibration: Calibration) -> dict[str, float | str]:
     """Return the calibration's factor of the layer's shape as an input of a term; nothing if it is 1."""
     factor = factor_of(calibration.shapes, shape_of(model, layout))
@@ -139,7 +147,7 @@ def _inputs(
     pipe: dict[str, float | str] = {"p": layout.pipeline, "v": layout.virtual_stages}
     states: dict[str, float | str] = {"elements": float(dense + experts)}
     return {
-        "recompute": {"m": count, "kind": layout.recompute},
+        "recompute": {"m": count, "kind": layout.recompute, **_recomputed(model, layout)},
         "tensor_comm": {
             **micro, "t": layout.tensor, **inside, "start": cal.collective_s, "hidden share": cal.message_overlap,
         },
@@ -158,6 +166,7 @@ def _inputs(
         },
         "offload": {
             **states, "m": count, "offload": layout.offload, "recompute": layout.recompute,
+            **_recomputed(model, layout),
             "bytes/s to the host": cluster.device.host_bandwidth,
             "bytes/s to a device's share of the drives": cluster.nvme_bandwidth / cluster.per_node,
         },

@@ -24,7 +24,6 @@ class StepRows(NamedTuple):
     reduces: npt.NDArray[np.bool_]
     """Whether gradients are reduced in the backward pass of every micro-batch; if not, once per step."""
     offload: Ints
-    recompute: Ints
     micro: Columns
     """Columns of `tables.micro_table`, such as ``forward``, ``input``, ``weight`` and ``saved``, in seconds."""
     states: Columns
@@ -104,7 +103,7 @@ def _traffic(rows: StepRows) -> StepTraffic:
         states["weights_s"], states["gradients_s"], states["owned_weights_s"], states["owned_gradients_s"],
         rows.micro["saved"],
     )  # fmt: skip
-    return step_traffic(rows.offload, rows.recompute, offloadable)
+    return step_traffic(rows.offload, rows.micro["refetched"], offloadable)
 
 
 def host_update(rows: StepRows) -> Floats:

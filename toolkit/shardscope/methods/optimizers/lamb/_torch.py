@@ -197,6 +197,8 @@ class TorchLamb(LayerwiseOptimizer):
             sums = reduced([launch.squares for launch in waiting], self.reduce_squares)
             for launch, squares in zip(waiting, sums, strict=True):
                 launch.finish(squares, self._ratios(squares, launch.group))
+        for launch in launches:
+            launch.release()
         self._last = [launch.updated for launch in launches]
 
     def _prepare(self, batches: list[LayerBatch]) -> None:

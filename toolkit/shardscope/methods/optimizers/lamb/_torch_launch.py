@@ -47,7 +47,7 @@ class Launch:
 
     Attributes:
         group: The parameter group.
-        grads: The gradients of this step.
+        grads: The gradients of this step, until `release`.
         adapts: Whether the layers have trust ratios.
         squares: Sums of squares of weights and updates on the device, if the layers have trust ratios.
         updated: The layers, with the sums of squares and trust ratios that the last step has left on the device.
@@ -141,6 +141,10 @@ class Launch:
         for own, values in zip(self._results.unbind(dim=1), (*squares, ratios), strict=True):
             own.copy_(torch.as_tensor(values))
         self._run(self._stages[1], None)
+
+    def release(self) -> None:
+        """Drop the gradients at the end of a step, so that their memory is free during the next forward pass."""
+        self.grads = []
 
     def _run(self, visits: Tensor, grad_factor: Tensor | None) -> None:
         with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():

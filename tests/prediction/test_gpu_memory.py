@@ -1,0 +1,108 @@
+"""Peak memory of jobs on GPUs: predictions beside measured ones, and what autocast does on GPUs alone."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import shardscope as ss
+from shardscope.analytic.memory import torch_workspace_bytes
+from shardscope.prediction.traced import traced
+from shardscope.spec.models import MODELS, GPTConfig
+from shardscope.training.cuda_casts import CudaCasts
+from shardscope.training.models.gpt import GPT
+
+MIB = 2**20
+SIZES = {
+    "nano": MODELS["gpt-nano"],
+    "124M": GPTConfig(layers=12, hidden=768, heads=12, vocab=50304, seq=1024),
+    "760M": GPTConfig(layers=24, hidden=1536, heads=16, vocab=50304, seq=1024),
+}
+MEASURED = (
+    ("nano", "fp32", 16, "none", 91_407_576),
+    ("nano", "bf16-mixed", 256, "none", 272_950_560),
+    ("124M", "fp32", 4, "none", 6_478_748_248),
+    ("124M", "bf16-mixed", 16, "selective", 13_984_946_784),
+    ("760M", "bf16-mixed", 8, "full", 15_269_336_216),
+)
+"""Model, precision, micro-batch, recomputation, and the bytes that tensors took at the peak of a step with AdamW on an
+H100 (torch 2.11, ``requested_bytes.all.peak``), by tests/benchmarks/memory_gpu.py. The last peak is in the forward
+pass, where autocast keeps all weights that it has cast."""
+SMALL_WORKSPACES = 3 * MIB
+"""What cuBLAS and kernels take beside the workspaces that are predicted."""
+
+
+def make_data(size: str) -> tuple[object, object]:
+    rows = torch.zeros(256, SIZES[size].seq, dtype=torch.int64)
+    return (rows, rows), (rows[:1], rows[:1])
+
+
+def make_model(size: str) -> nn.Module:
+    return GPT(SIZES[size])
+
+
+@pytest.mark.parametrize(("size", "precision", "batch", "recompute", "measured"), MEASURED)
+def test_the_peak_is_that_of_a_gpu(
+    size: str, precision: str, batch: int, recompute: str, measured: int
+) -> None:
+    job = ss.Job(
+        model=partial(make_model, size), data=partial(make_data, size), strategy="single", batch=batch,
+        precision=precision, recompute=recompute, loss="cross-entropy",
+    )  # fmt: skip
+    peak = ss.predict(job, ss.Cluster.of("h100", nodes=1, per_node=1)).peak_bytes
+    assert peak == pytest.approx(measured, rel=1e-4, abs=SMALL_WORKSPACES)
+
+
+def test_workspaces_are_part_of_the_memory_of_gpus_alone() -> None:
+    job = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, batch=64)
+    for cluster in (
+        ss.Cluster.of("a100-80gb", nodes=1, per_node=2),
+        ss.Cluster.of("cpu", nodes=1, per_node=2),
+        None,
+    ):
+        memory = ss.predict(job.replace(device="cpu") if cluster is None else job, cluster).memory
+        assert memory is not None
+        found = {part.name: part.value for part in memory.parts}
+        is_on_gpus = cluster is not None and cluster.device.name != "cpu"
+        assert found.get("workspace", 0.0) == (torch_workspace_bytes(None) if is_on_gpus else 0.0)
+
+
+def test_a_cross_entropy_keeps_16_bit_log_probabilities_as_on_gpus() -> None:
+    scores = torch.randn(6, 5, dtype=torch.bfloat16, requires_grad=True)
+    target = torch.tensor([0, 1, 2, 3, 4, -100])
+    weight = torch.rand(5)
+    whole = functional.cross_entropy(scores.float(), target, weight)
+    with CudaCasts(), torch.autocast("cpu", torch.bfloat16):
+        loss = functional.cross_entropy(scores, target, weight=weight)
+        smoothed = functional.cross_entropy(scores, target, label_smoothing=0.1)
+    assert loss.item() == pytest.approx(whole.item(), rel=1e-2)
+    assert loss.item() != whole.item()  # rounded to bfloat16
+    assert smoothed.dtype == torch.float32
+    assert loss.grad_fn.next_functions[0][0].name() == "ToCopyBackward0"  # type: ignore[union-attr]
+    loss.backward()
+    assert scores.grad is not None and scores.grad[-1].eq(0).all()
+
+
+def loss_in_checkpoint(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = checkpoint(functional.cross_entropy, scores, target, use_reentrant=False)
+    return found
+
+
+@pytest.mark.parametrize("loss", ["cross-entropy", loss_in_checkpoint])
+def test_a_trace_for_gpus_keeps_less_for_the_loss_unless_it_is_in_a_checkpoint(loss: Any) -> None:
+    """A checkpoint refuses tensors of another dtype than in the forward pass, so there it is as on CPUs."""
+    job = ss.Job(model="mlp", data="digits", strategy="single", batch=64, precision="bf16-mixed", loss=loss)
+    kept = {}
+    for device in ("cpu", "cuda"):
+        step = traced(job.replace(device=device)).table.step
+        assert step is not None
+        kept[device] = max(moment.activations for moment in step.moments["none"] if moment.phase == "loss")
+    logits = 10
+    less = kept["cpu"] - kept["cuda"]
+    assert less == pytest.approx(2 * logits if loss == "cross-entropy" else 0, abs=0.5)
