@@ -137,6 +137,8 @@ def test_bytes_are_of_whole_periods_and_the_summarys(ran: Run) -> None:
     held = [event["peak"] for event in ran.events("memory") if event["step"] == newest]
     assert found["memory", "peak"].measured == max(held)
     assert "steps 3 to 10" in " ".join(found.notes)
+    assert found["memory", "peak"].predicted > max(held)
+    assert "also counts gradients of activations" in " ".join(found.notes)
 
 
 def test_a_wrong_prediction_is_found_and_named(ran: Run) -> None:

@@ -15,6 +15,7 @@ import shardscope as ss
 from conformance.ranks import RankPool
 from prediction.ranks_of import run_on
 from shardscope.analytic.communication.traffic import Sent
+from shardscope.machine import can_share_memory
 from shardscope.prediction import job as prediction_of_jobs
 from shardscope.prediction.rates import RankRates
 from shardscope.runlog.schema import MEMORY_KINDS
@@ -90,6 +91,13 @@ def test_a_model_without_a_layout_takes_the_time_of_its_operations() -> None:
     assert backward == pytest.approx(2 * forward)
     twice = ss.predict(found.job.replace(batch=2 * found.job.batch.global_batch), CLUSTER)
     assert twice.time["matrix products"].value == pytest.approx(2 * found.time["matrix products"].value)
+
+
+def test_a_peak_without_the_buffers_in_shared_memory_says_so() -> None:
+    lacking = "and buffers in which ranks exchange shards"
+    job = ss.Job(model="mlp", data="digits", strategy="zero-2", world_size=2, batch=8)
+    assert (lacking in str(ss.predict(job))) == can_share_memory()
+    assert lacking not in str(ss.predict(job.replace(link=ss.Link(bandwidth="1 Gbit/s", latency=0.0))))
 
 
 def test_a_budget_of_tokens_takes_days_and_dollars() -> None:
