@@ -16,10 +16,12 @@ from shardscope.measure.calibrate import calibrate as calibrate_module
 README = (Path(__file__).parents[1] / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 FEWER = {
-    "careful = job.replace(": "careful = job.replace(batch=16, ", "ss.check(job)": "ss.check(job, steps=4)",
+    "global_batch=64, micro_batch=8": "global_batch=32, micro_batch=4",
+    "careful = job.replace(": "careful = job.replace(batch=16, model='mlp', data='digits', ",
+    "ss.check(job)": "ss.check(job, steps=2)",
     "compression_speedup(slow)": "compression_speedup(slow, methods=('int8', 'topk'))", "trials=12": "trials=5",
-    "run --model gpt-nano": "run --steps 20 --model gpt-nano", "--trials 8": "--trials 4",
-    "check --strategy": "check --steps 4 --strategy",
+    "run --model gpt-nano": "run --steps 4 --model gpt-nano", "--trials 8": "--trials 4",
+    "check --strategy": "check --steps 2 --model mlp --data digits --strategy",
 }  # fmt: skip
 """Samples, steps and trials, and what is enough to run each block and command (`--every-case`: as they are)."""
 COMMANDS = [

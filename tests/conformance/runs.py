@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import signal
@@ -14,6 +15,9 @@ import psutil
 import pytest
 
 import shardscope as ss
+
+SHORT_TEXT = argparse.__file__
+"""A text of 100 kB for language models: their last evaluation is of a tenth of it, at most 512 rows."""
 
 
 def small_job(**changes: Any) -> ss.Job:

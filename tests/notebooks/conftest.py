@@ -1,19 +1,35 @@
-"""One run of each notebook serves all tests, also those of other workers."""
+"""One run of each notebook serves all tests, also those of other workers.
+
+Its kernel finds a warm process, as kernels of JupyterLab do, so that only one process per worker imports torch for all
+launch servers.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import nbformat
 import pytest
 from filelock import FileLock
 
 from notebooks.running import FOLDER, run
+from shardscope.runtime import warm
+from shardscope.runtime.driver_server import search_path
+
+
+@pytest.fixture(scope="session")
+def warm_process() -> Iterator[str]:
+    """The folder of a warm process, which kernels take from the environment."""
+    process = warm.start(search_path())
+    yield os.environ.pop(warm.VARIABLE, "")
+    if process is not None:
+        process.stdin.close()
+        process.wait(30)
 
 
 @pytest.fixture
-def executed(tmp_path_factory, monkeypatch, request) -> Callable[[str], nbformat.NotebookNode]:
+def executed(tmp_path_factory, monkeypatch, request, warm_process) -> Callable[[str], nbformat.NotebookNode]:
     """Return a notebook by its name, run from start to end."""
     base = tmp_path_factory.getbasetemp()
     shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "notebooks"
@@ -27,6 +43,8 @@ def executed(tmp_path_factory, monkeypatch, request) -> Callable[[str], nbformat
                 folder.mkdir(exist_ok=True)
                 monkeypatch.setenv("SHARDSCOPE_RUNS", str(folder / "runs"))
                 monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
+                if warm_process:  # Linux only
+                    monkeypatch.setenv(warm.VARIABLE, warm_process)
                 as_it_is = request.config.getoption("--every-case")
                 nbformat.write(run(FOLDER / f"{name}.ipynb", folder, as_it_is=as_it_is), done)
         return nbformat.read(done, as_version=4)

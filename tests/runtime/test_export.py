@@ -15,7 +15,7 @@ import pytest
 
 import shardscope as ss
 from conformance.damage import recorded_run
-from conformance.runs import small_job
+from conformance.runs import SHORT_TEXT, small_job
 from shardscope import cli
 from shardscope.runtime.export.tables import traffic_frame
 from shardscope.runtime.export.trackers import figures_of, settings_of
@@ -98,7 +98,7 @@ def gradient_bytes(run: ss.Run) -> int:
 
 @pytest.mark.parametrize("strategy", ["zero-3", "pipeline"])
 def test_a_run_that_is_exported_and_read_back_simulates_like_its_job(strategy: str, tmp_path: Path) -> None:
-    job = ss.Job(model="gpt-nano", data="python-source", strategy=strategy, world_size=2, batch=8, steps=4)
+    job = ss.Job(model="gpt-nano", data=SHORT_TEXT, strategy=strategy, world_size=2, batch=8, steps=4)
     run = ss.launch(job, root=tmp_path).wait(100)
     traced, asked = as_traced(run, tmp_path), ss.simulate(job.replace(link=SLOW))
     assert traced.links()["bytes"].sum() == asked.links()["bytes"].sum()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 import shardscope as ss
+from conformance.runs import SHORT_TEXT
 
 
 def recorded(strategy: str, **settings: object) -> tuple[ss.Run, object]:
     job = ss.Job(
-        model="gpt-nano", data="python-source", strategy=strategy, world_size=3 if strategy == "ring" else 4, steps=4,
+        model="gpt-nano", data=SHORT_TEXT, strategy=strategy, world_size=3 if strategy == "ring" else 4, steps=4,
         batch=ss.Batch(24), **settings,
     )  # fmt: skip
     run = ss.launch(job).wait(120)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import shardscope as ss
-from conformance.runs import all_gone, endless_job, family, rank_pids, small_job, wait_for
+from conformance.runs import SHORT_TEXT, all_gone, endless_job, family, rank_pids, small_job, wait_for
 from shardscope.analytic.communication import all_reduce_bytes
 
 ALL = ["single", "all-reduce", "ring", "ring:2"]
@@ -81,6 +81,9 @@ def test_is_found_again_with_its_whole_history(tmp_path: Path) -> None:
 def test_unknown_runs_are_refused_in_one_sentence() -> None:
     with pytest.raises(ss.RunNotFound, match="no run 'nowhere'"):
         ss.Run.attach("nowhere")
+    for reader in (ss.compare, ss.explain, ss.jitter, ss.reproduce):
+        with pytest.raises(ss.SpecError, match="None is not a run; give a Run, its name or its directory"):
+            reader(None)
 
 
 def test_stops_at_the_end_of_a_step_on_every_rank() -> None:
@@ -201,7 +204,7 @@ def test_bytes_of_a_step_are_those_of_the_formula(strategy: str, world: int) -> 
 def test_recomputation_lowers_the_measured_peak() -> None:
     peaks = {}
     for mode in ("none", "full"):
-        job = small_job(model="gpt-nano", data="python-source", batch=64, steps=3, recompute=mode)
+        job = small_job(model="gpt-nano", data=SHORT_TEXT, batch=64, steps=3, recompute=mode)
         peaks[mode] = ss.launch(job).wait(100).summary().process_bytes
     assert peaks["full"] < 0.85 * peaks["none"]  # 0.59 to 0.72 measured: the allocator is in it
 

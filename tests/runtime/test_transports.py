@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import shardscope as ss
-from conformance.runs import all_gone, endless_job, family, rank_pids, small_job
+from conformance.runs import SHORT_TEXT, all_gone, endless_job, family, rank_pids, small_job
 from shardscope.runlog.summary import Summary
 from shardscope.spec.registry import names
 
@@ -88,7 +88,7 @@ def test_losses_and_counts_do_not_depend_on_it(strategy: Any) -> None:
     The all-reduce that averages the parameters of gossip's ranks for the evaluation is the transport's.
     """
     is_pipeline = str(strategy).startswith("pipeline")
-    small_gpt = {"model": "gpt-nano", "data": "python-source", "batch": 16, "steps": 3, "world_size": 2}
+    small_gpt = {"model": "gpt-nano", "data": SHORT_TEXT, "batch": 16, "steps": 3, "world_size": 2}
     fields: dict[str, Any] = small_gpt if is_pipeline else {"batch": 48}
     over_shm, over_tcp = same_on_both(strategy=strategy, **fields)
     assert over_shm.test_loss == pytest.approx(over_tcp.test_loss, rel=1e-6)
