@@ -79,7 +79,7 @@ def test_a_layout_that_cannot_be_is_refused() -> None:
 def test_a_device_never_measured_is_said_to_be() -> None:
     found = ss.predict(
         MODEL,
-        ss.Cluster.of("v100-32gb", nodes=1, per_node=8),
+        ss.Cluster.of("mi250x", nodes=1, per_node=8),
         ss.Layout(data=8, global_batch=8, precision="fp16-mixed"),
     )
     assert "never measured" in repr(found)
