@@ -64,7 +64,7 @@ def predict(
         >>> import shardscope as ss
         >>> found = ss.predict(ss.Job(model="mlp", data="digits", strategy="ring", world_size=4))
         >>> found.sent_bytes.tolist()
-        [260412, 260412, 260412, 260412]
+        [260408, 260412, 260416, 260412]
 
     Raises:
         SpecError: The job or layout does not use exactly the cluster's devices, the model or batch cannot be divided as

@@ -215,7 +215,7 @@ def module_memory(
         >>> from shardscope.spec.model import Model
         >>> held = module_memory(Model.of("resnet-50"), batch=32, scores_bytes=4000)
         >>> round(held.peak / held.activations, 2)
-        1.15
+        1.12
     """
     if batch < 1:
         raise SpecError(f"batch={batch} is too small; give at least 1 sample")
