@@ -295,6 +295,7 @@ def test_a_schedule_that_waits_for_itself_is_found_out() -> None:
         (("v-min", 4, 8, 1), "needs exactly 2 stages per rank"),
         (("zb-h1", 0, 8), "stages=0 is too few; a pipeline needs at least 1"),
         (("v-half", 4, 0), "microbatches=0 is too few; a pipeline needs at least 1"),
+        (("1f1b", 4, 2**31), "more than 4,194,304 passes, .* use at most 524288 micro-batches"),
     ],
 )
 def test_impossible_schedules_are_refused(arguments: tuple, message: str) -> None:

@@ -8,9 +8,9 @@ the peak of allocated tensors. "reserved" is what the caching allocator took for
 what the GPU has in use but did not reserve: the driver's context, libraries and their workspaces.
 
 For the configurations that `LIMITED` names, the allocator's memory is limited, and the smallest limit that runs is
-bisected between the peak and what was reserved without a limit. It says how much of the memory fragmentation really
-costs, beside `analytic.memory.Framework.reserved`, which a prediction multiplies by. Where `seconds` have passed, the
-rest is left out. Without a GPU, only the predictions are printed. The rows are written to `folder` as JSON lines.
+bisected between the peak and what was reserved without a limit: "least", beside what `fits` of a job assumes, both over
+the peak. Where `seconds` have passed, the rest is left out. Without a GPU, only the predictions are printed. The rows
+are written to `folder` as JSON lines.
 """
 
 from __future__ import annotations
@@ -107,8 +107,13 @@ GRID = (
 )
 
 
-Prediction = tuple[float, float]
-"""Peaks of the job and of the layout, in bytes."""
+class Prediction(NamedTuple):
+    """Predicted bytes of one training."""
+
+    job: float
+    layout: float
+    needed: float
+    """Peak of the job, and what the allocator keeps beside it."""
 
 
 def make_model(size: str) -> nn.Module:
@@ -138,11 +143,13 @@ def job_of(case: Case) -> ss.Job:
 
 
 def predicted(case: Case) -> Prediction:
-    """The peak of the job and that of the layout, in bytes."""
+    """The peak of the job and that of the layout, and what the allocator needs for the job."""
     job = job_of(case)
     cluster = ss.Cluster.of(DEVICE, nodes=1, per_node=1)
-    of_job = ss.predict(job, cluster).peak_bytes
+    found = ss.predict(job, cluster)
+    of_job, device = found.peak_bytes, cluster.device
     assert of_job is not None
+    kept = device.memory_bytes - device.context_bytes - found.step.memory[0]
     layout = ss.Layout.model_validate(
         {
             "micro_batch": case.micro_batch, "global_batch": job.batch.global_batch, "recompute": case.recompute,
@@ -150,7 +157,7 @@ def predicted(case: Case) -> Prediction:
         }
     )  # fmt: skip
     held = device_memory(SIZES[case.size].transformer(case.size), Layouts.of([layout]), framework=SOFTWARE)
-    return of_job, float(held.total[0])
+    return Prediction(of_job, float(held.total[0]), of_job + kept)
 
 
 class Used(NamedTuple):
@@ -250,8 +257,9 @@ def measured(case: Case, *, is_limited: bool) -> Iterator[Any]:
         child.join()
 
 
-def line(case: Case, of_job: float, of_layout: float, used: Used | None, smallest: float | None) -> str:
+def line(case: Case, prediction: Prediction, used: Used | None, smallest: float | None) -> str:
     """One row of the table."""
+    of_job, of_layout, needed = prediction
     cells = [f"{of_job / MIB:>9,.0f}", f"{of_layout / MIB:>9,.0f}"]
     if used is not None:
         cells += [
@@ -259,7 +267,7 @@ def line(case: Case, of_job: float, of_layout: float, used: Used | None, smalles
             f"{used.reserved / used.allocated:>8.3f}", f"{used.beside / MIB:>6,.0f}",
         ]  # fmt: skip
         if smallest is not None:
-            cells.append(f"{smallest / used.allocated:>6.3f}  {smallest / of_job:>6.3f}")
+            cells.append(f"{smallest / used.allocated:>6.3f}  {needed / used.allocated:>9.3f}")
     return "  ".join([str(case), *cells])
 
 
@@ -288,7 +296,7 @@ def table(predictions: Mapping[Case, Future[Prediction]], until: float, folder: 
         print("no GPU: predictions only")
     print(
         f"{'':<44}  {'job':>9}  {'layout':>9}  {'allocated':>9}  {'job':>6}  {'layout':>6}  {'reserved':>8}  "
-        f"{'beside':>6}  {'least':>6}  {'by job':>6}   MiB, and ratios to the allocated peak"
+        f"{'beside':>6}  {'least':>6}  {'predicted':>9}   MiB, and ratios to the allocated peak"
     )
     rows = []
     for case, prediction in predictions.items():
@@ -298,10 +306,10 @@ def table(predictions: Mapping[Case, Future[Prediction]], until: float, folder: 
             continue
         found = list(measured(case, is_limited=case in LIMITED)) if has_gpu else []
         used, smallest = (*found, None, None)[:2]
-        both = prediction.result()
-        print(line(case, *both, used, smallest), "" if found or not has_gpu else "failed", flush=True)
+        known = prediction.result()
+        print(line(case, known, used, smallest), "" if found or not has_gpu else "failed", flush=True)
         rows.append(
-            {"case": case._asdict(), "predicted": both, "used": used and used._asdict(), "least": smallest}
+            {"case": case._asdict(), "predicted": known, "used": used and used._asdict(), "least": smallest}
         )
     if folder is not None:
         text = "".join(json.dumps(row) + "\n" for row in rows)

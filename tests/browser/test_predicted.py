@@ -15,6 +15,7 @@ lab
 WIDER_THAN_ITS_PANEL = f"""() => [...document.querySelectorAll('{LAB} .ss-outcome, {LAB} .ss-outcome *')]
     .filter(node => node.scrollWidth > node.clientWidth + 1 && getComputedStyle(node).overflowX === 'visible'
         && getComputedStyle(node).display !== 'inline').map(node => node.outerHTML.slice(0, 200))"""
+IS_WHOLE = "table => table.parentElement.scrollWidth <= table.parentElement.clientWidth + 1"
 
 
 def test_the_run_stands_beside_its_prediction_once_it_has_ended(notebook, tmp_path):
@@ -46,4 +47,5 @@ def test_the_run_stands_beside_its_prediction_once_it_has_ended(notebook, tmp_pa
         assert page.evaluate(WIDER_THAN_ITS_PANEL) == []
 
     eventually(page, nothing_is_wider_than_its_panel)
+    assert table.evaluate(IS_WHOLE), "its last columns, the errors, are seen without scrolling"
     assert notebook.kernel("[lab.problem, lab.screen.outcome.found.disagreeing]") == ["", []]

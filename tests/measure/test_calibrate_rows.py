@@ -107,7 +107,7 @@ def test_rows_that_agree_with_each_other_are_not_outliers_however_far_from_the_p
     mine = ss.calibrate(cluster, rows=rows, model=MODEL)
     after = [timed(each, mine) / (factor * timed(each)) for each in layouts]
     assert after == pytest.approx([1.0] * 3, abs=0.3)
-    assert np.median(after) == pytest.approx(1.0, abs=0.1)
+    assert np.median(after) == pytest.approx(1.0, abs=0.15)
     assert f"all 3 rows are about {factor:.2g} times slower than" in mine.note
 
 
@@ -167,6 +167,7 @@ def test_a_calibration_is_refined_by_further_rows_and_survives_a_file(tmp_path: 
         ({"step_time_s": None}, r"rows\[1\]: has no measured time; give one of step_time_s"),
         ({"tokens_per_s": 5.0}, "has step_time_s and tokens_per_s"),
         ({"step_time_s": -1.0}, "step_time_s=-1.0 is not a measurement"),
+        ({"step_time_s": 10**400}, "is not a measurement"),
         ({"tensr": 2}, r"rows\[1\]: column='tensr' is not known; did you mean 'tensor'"),
         ({"global_batch": None}, "global_batch is missing"),
         ({"data": 3}, r"rows\[1\]: global_batch=256 is not a multiple of data=3"),
@@ -237,6 +238,19 @@ def test_numbers_of_numpy_are_numbers_and_a_file_without_rows_is_refused(tmp_pat
         path.write_text(text)
         with pytest.raises(SpecError, match="is not a list of rows"):
             read(path, model=MODEL)
+    path.write_text("[" * 100_000)
+    with pytest.raises(DataError, match="is not JSON"):
+        read(path, model=MODEL)
+
+
+def test_one_row_of_a_data_frame_is_a_row_and_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
+    frame = pd.DataFrame([row(LAYOUTS[0], 20.0), row(LAYOUTS[1], 21.0)])
+    (found,) = read_rows(frame.iloc[1], Given(CLUSTER, MODEL))
+    assert (found.layout.tensor, found.seconds) == (4, 21.0)
+    path = tmp_path / "rows.csv"
+    path.write_text("data,step_time_s\n" + "8" * 200_000)
+    with pytest.raises(DataError, match="is not a table"):
+        read(path, model=MODEL)
 
 
 ARGUMENTS = """\
@@ -370,8 +384,14 @@ def test_a_log_of_a_mixture_of_experts_states_the_sequence_length(log: Path) -> 
         (ARGUMENTS + steps_of([90000.0, 40000.0]), "has 2 logged steps, and the first 2 are left out as warm-up"),
         (2 * (ARGUMENTS + STEPS + "\n"), "has the arguments of 2 runs; give one file per run"),
         (ARGUMENTS + STEPS + "\n" + STEPS, "goes back from step 5 to 1, so it has several runs"),
+        ((ARGUMENTS + STEPS).replace("(ms): ", "(ms): ."), "has no step of Megatron"),
+        (ARGUMENTS.replace("size .............................. 4", "size .............................. None") + STEPS,
+         "states data_parallel_size=None, which is not a number of ranks"),
+        (ARGUMENTS.replace("data_parallel_size .............................. 4", "world_size ..................... 60")
+         + STEPS, "world_size=60, which is not a multiple of the 8 ranks of one replica"),
     ],
-    ids=["no arguments", "no layers", "no numbers", "warm-up only", "two runs", "two runs' steps"],
+    ids=["no arguments", "no layers", "no numbers", "warm-up only", "two runs", "two runs' steps", "no time",
+         "no replicas", "part of a replica"],
 )  # fmt: skip
 def test_an_incomplete_or_ambiguous_log_is_refused(log: Path, text: str, message: str) -> None:
     log.write_text(text)

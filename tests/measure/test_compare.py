@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -137,6 +137,8 @@ def test_bytes_are_of_whole_periods_and_the_summarys(ran: Run) -> None:
     held = [event["peak"] for event in ran.events("memory") if event["step"] == newest]
     assert found["memory", "peak"].measured == max(held)
     assert "steps 3 to 10" in " ".join(found.notes)
+    assert found["memory", "peak"].predicted > max(held)
+    assert "also counts gradients of activations" in " ".join(found.notes)
 
 
 def test_a_wrong_prediction_is_found_and_named(ran: Run) -> None:
@@ -180,7 +182,7 @@ def test_on_a_cluster_terms_without_a_counterpart_are_noted() -> None:
     ]
     events = [{"event": "start", "rank": rank} for rank in (0, 1)] + [row | {"event": "step"} for row in rows]
     events = [event | REST for event in events]
-    run: Any = SimpleNamespace(id="r", name="r", job=job, cluster=None, events=lambda: events)
+    run: Any = Mock(spec=ss.Run, id="r", name="r", job=job, cluster=None, events=lambda: events)
     found = compare(run, CLUSTER)
     assert found.where == CLUSTER.name
     step = found["time", "step"]
@@ -215,8 +217,8 @@ def test_a_run_is_laid_beside_a_prediction_for_the_device_on_which_it_ran(
         events = [{"event": "start", "rank": rank, **start} for rank in (0, 1)]
         events += [step_of(rank, SPANS, 20.0) | step for rank in (0, 1)]
         events = [event | REST for event in events]
-        run: Any = SimpleNamespace(
-            id="r", name="r", job=job, cluster=None, events=lambda events=events: events
+        run: Any = Mock(
+            spec=ss.Run, id="r", name="r", job=job, cluster=None, events=lambda events=events: events
         )
         assert _where_it_ran(ss.predict(job), events).step.backend == backend
         for found in (compare(run), compare(run, prediction=ss.predict(job))):
@@ -228,7 +230,7 @@ def test_a_run_is_laid_beside_a_prediction_for_the_device_on_which_it_ran(
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path, ran: Run) -> None:
-    empty: Any = SimpleNamespace(id="too-early", job=ran.job, events=list)
+    empty: Any = Mock(spec=ss.Run, id="too-early", job=ran.job, events=list)
     with pytest.raises(ss.RunUnreadable, match="too-early has nothing to compare.*wait for a step"):
         compare(empty)
     with pytest.raises(ss.SpecError, match=r"prediction is for 1 rank,.*ss.predict"):
@@ -291,7 +293,7 @@ def test_a_run_that_cannot_be_predicted_has_a_reason() -> None:
     def my_model() -> nn.Module:
         raise AssertionError("only its ranks call it")
 
-    run: Any = SimpleNamespace(job=ss.Job(model=my_model, data="digits", strategy="single"), cluster=None)
+    run: Any = Mock(spec=ss.Run, job=ss.Job(model=my_model, data="digits", strategy="single"), cluster=None)
     assert "cannot be predicted here" in str(comparison_or_reason(run))
 
 

@@ -15,6 +15,7 @@ import shardscope as ss
 from conformance.ranks import RankPool
 from prediction.ranks_of import run_on
 from shardscope.analytic.communication.traffic import Sent
+from shardscope.machine import can_share_memory
 from shardscope.prediction import job as prediction_of_jobs
 from shardscope.prediction.rates import RankRates
 from shardscope.runlog.schema import MEMORY_KINDS
@@ -90,6 +91,13 @@ def test_a_model_without_a_layout_takes_the_time_of_its_operations() -> None:
     assert backward == pytest.approx(2 * forward)
     twice = ss.predict(found.job.replace(batch=2 * found.job.batch.global_batch), CLUSTER)
     assert twice.time["matrix products"].value == pytest.approx(2 * found.time["matrix products"].value)
+
+
+def test_a_peak_without_the_buffers_in_shared_memory_says_so() -> None:
+    lacking = "and buffers in which ranks exchange shards"
+    job = ss.Job(model="mlp", data="digits", strategy="zero-2", world_size=2, batch=8)
+    assert (lacking in str(ss.predict(job))) == can_share_memory()
+    assert lacking not in str(ss.predict(job.replace(link=ss.Link(bandwidth="1 Gbit/s", latency=0.0))))
 
 
 def test_a_budget_of_tokens_takes_days_and_dollars() -> None:
@@ -257,6 +265,8 @@ def test_what_cannot_be_is_refused_with_a_way_out() -> None:
         job_of(precision="fp64").layout()
     with pytest.raises(ss.SpecError, match="is of a GPU and has no effect on this machine"):
         ss.predict(job_of(), calibration=ss.Calibration.of("h100-80gb"))
+    with pytest.raises(ss.SpecError, match="calibration takes a HostCalibration, got 'mine.json'"):
+        ss.predict(job_of(), calibration="mine.json")  # type: ignore[call-overload]
     with pytest.raises(ss.SpecError, match="predict takes a Job"):
         ss.predict("ring")  # type: ignore[call-overload]
 

@@ -72,6 +72,8 @@ def test_a_layout_that_cannot_be_is_refused() -> None:
         ss.predict(MODEL, ss.Cluster.of("a100-80gb", nodes=1, per_node=5), ss.Layout(tensor=5))
     with pytest.raises(SpecError, match="devices"):
         ss.predict(MODEL, CLUSTER, ss.Layout())
+    with pytest.raises(SpecError, match="calibration takes a Calibration, got 'a100-megatron'"):
+        ss.predict(MODEL, CLUSTER, LAYOUT, calibration="a100-megatron")  # type: ignore[call-overload]
 
 
 def test_a_device_never_measured_is_said_to_be() -> None:

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.events import step_event, traffic
+from shardscope.measure.compare.measured import slowest_rank_s
 from shardscope.runlog.reducer import Evaluation, RunLog
+from shardscope.runlog.spans import finished_steps
 from shardscope.runlog.steps import Step, StepKinds, per_step
 
 
@@ -48,6 +50,25 @@ def test_columns_are_what_all_ranks_did_together() -> None:
     (step,) = log_of(rows).steps
     assert step == Step(1, 1.0, 1.0, 0.4, 3, 30, 0.3, math.inf, 30, 5, 7, 9, 0.05, 0.1, 1, 0.0, 2)
     assert (step.samples_per_s, step.tokens_per_s) == (pytest.approx(7.5), pytest.approx(75))
+
+
+def test_a_step_does_not_last_as_long_as_on_a_rank_whose_gradient_was_dropped() -> None:
+    """A backup worker that is twice as slow takes two steps' time for one, and then skips one."""
+    rows = [
+        step_event(step, rank, t=step + rank, step_time_s=seconds, dropped=rank == 1)
+        for step in range(1, 9)
+        for rank, seconds in enumerate((1.0, 0.001 if step % 2 else 2.0))
+    ]
+    log = log_of(rows)
+    assert log.step_time_s == 1.0
+    assert log.steps.column("step_time_s").tolist() == [1.0] * 8
+    assert log.steps.column("t").tolist() == [*range(1, 9)]
+    assert slowest_rank_s(finished_steps(rows, 2)) == 1.0
+
+
+def test_a_step_that_no_rank_was_awaited_in_still_has_a_duration() -> None:
+    (step,) = log_of([step_event(1, rank, t=3.0, step_time_s=0.5, dropped=True) for rank in (0, 1)]).steps
+    assert (step.t, step.step_time_s) == (3.0, 0.5)
 
 
 @given(st.integers(0, 1000))

@@ -81,6 +81,9 @@ def test_is_found_again_with_its_whole_history(tmp_path: Path) -> None:
 def test_unknown_runs_are_refused_in_one_sentence() -> None:
     with pytest.raises(ss.RunNotFound, match="no run 'nowhere'"):
         ss.Run.attach("nowhere")
+    for reader in (ss.compare, ss.explain, ss.jitter, ss.reproduce):
+        with pytest.raises(ss.SpecError, match="None is not a run; give a Run, its name or its directory"):
+            reader(None)
 
 
 def test_stops_at_the_end_of_a_step_on_every_rank() -> None:

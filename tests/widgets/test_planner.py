@@ -123,6 +123,19 @@ def test_a_filter_searches_again(planner):
     assert planner.fix == {"offload": "none", "tensor": 2}
 
 
+def test_the_schedules_that_frameworks_ship_are_one_choice(planner):
+    control = planner.controls["Hold fixed"]["schedule"]
+    shipped = next(value for text, value in control.options if text == "1f1b or interleaved")
+    control.value = shipped
+    assert planner.fix["schedule"] == shipped
+    assert {each.layout.schedule for each in planner.plans if each.layout.pipeline > 1} <= set(shipped)
+    assert "ships no" not in planner.screen.note.value
+    control.value = "any"
+    as_list = Planner(small_model(), cluster=machine(nodes=1, per_node=2), fix={"schedule": list(shipped)})
+    assert as_list.controls["Hold fixed"]["schedule"].value == shipped
+    as_list.close()
+
+
 def test_what_cannot_be_is_said_in_place(planner):
     planner.fix = {"tensor": 3}
     assert "no layout of small on 8 devices is valid" in planner.screen.status.value

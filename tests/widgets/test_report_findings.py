@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shardscope.spec import Link, Optimizer
+from shardscope_widgets.figures._step_parts import StepPartsRow, draw_step_parts, step_parts_info
 from shardscope_widgets.report import findings
 from shardscope_widgets.report._settings import machine_rows, settings_rows
 from shardscope_widgets.report.entries import Group, groups_of
@@ -136,3 +137,9 @@ def test_the_machine_and_versions_are_those_of_the_runs() -> None:
 @pytest.mark.parametrize("runs", [[], [run("ring")]])
 def test_few_runs_need_no_headline(runs: list[FakeRun]) -> None:
     assert findings.headline(groups_of(runs)[0]) == []
+
+
+def test_bars_of_parts_are_in_the_order_of_the_step_times_which_are_marked() -> None:
+    rows = [StepPartsRow("slow", {"forward": 1.0}, 3.0), StepPartsRow("fast", {"forward": 2.0}, 2.5)]
+    drawn = draw_step_parts(step_parts_info(rows, None))
+    assert (drawn.data[0].y, drawn.data[-1].x) == (("fast", "slow"), (2.5, 3.0))

@@ -175,8 +175,7 @@ def goodput(
         SpecError: Neither `mtbf_s` nor `faults` is given, or both are, or a value is not valid, or a fault cannot
             occur in the job.
     """
-    if isinstance(run, str | Path):
-        run = Run.attach(run, root)
+    run = Run.attach(run, root)
     if (mtbf_s is None) == (faults is None):
         raise SpecError(
             "goodput needs either mtbf_s, such as mtbf_s='6 h', or faults=ss.Faults()...; give one of them"

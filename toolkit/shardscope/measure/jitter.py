@@ -46,8 +46,7 @@ def jitter(
         RunUnreadable: The run has too few finished steps with recorded spans, or too few ranks that compute.
         SpecError: Fewer than 2 ranks are given, or one does not compute.
     """
-    if isinstance(run, str | Path):
-        run = Run.attach(run, root)
+    run = Run.attach(run, root)
     columns = computing_times(run)
     own = [*columns] if ranks is None else [*dict.fromkeys(ranks)]
     unknown = [rank for rank in own if rank not in columns]

@@ -16,7 +16,7 @@ from shardscope.analytic.job_step import Backend, JobStep, settled_step
 from shardscope.analytic.memory import RankStates, is_cpu
 from shardscope.analytic.reliability import Reliability
 from shardscope.analytic.terms import Term
-from shardscope.errors import SpecError
+from shardscope.errors import SpecError, require
 from shardscope.machine import num_gpus, usable_memory_bytes
 from shardscope.prediction.budget import Budgeted
 from shardscope.prediction.data_source import filling_s
@@ -463,13 +463,16 @@ def predict_job(
     found = trace(job.replace(device="cuda") if casts else job)
     assert found.table.step is not None
     constants = None if cluster is None else _of_pytorch(cluster, calibration, software)
-    memory = memory_on(emulated or cluster, constants.software if constants else "")
+    of_memory = constants.software if constants else ""
+    memory = memory_on(emulated or cluster, of_memory, job=job, trace=found.table.step)
     step = JobStep(
         job, found.table.step, settled_step(job), backend, is_on_gpus, slowness_on(emulated),
         update_slowness_on(emulated), memory, is_usual=True,
     )  # fmt: skip
     if cluster is not None:
         return JobPrediction(job, cluster, step, found, constants)
+    if calibration is not None:
+        require(calibration, HostCalibration, by="calibration", write="ss.HostCalibration.load('FILE.json')")
     assert calibration is None or isinstance(calibration, HostCalibration)
     host = chosen(emulated) if calibration is None else Chosen(calibration, is_saved=True)
     return JobPrediction(job, None, step, found, None, emulated, *host)

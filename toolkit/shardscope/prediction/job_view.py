@@ -59,7 +59,7 @@ def _headline(found: JobPrediction) -> tuple[str, ...]:
             f"{figure(found.run_time_s, 's')}{_data_bound(found)}"
         )
     if found.peak_bytes is not None:
-        held = f"the fullest rank needs {figure(found.peak_bytes, 'bytes')}"
+        held = f"the fullest rank needs {figure(found.peak_bytes, 'bytes')}{beside_peak(found)}"
     sent = "bytes sent: unknown"
     if found.sent_bytes is not None:
         sent = f"the busiest rank sends {figure(float(found.sent_bytes.max()), 'bytes')} a step"
@@ -70,6 +70,12 @@ def _headline(found: JobPrediction) -> tuple[str, ...]:
         *([] if found.note is None else [f"{about}: {found.note}"]),
         *found.assumptions,
     )
+
+
+def beside_peak(found: JobPrediction) -> str:
+    """Clause that says what the peak lacks on this machine: buffers in shared memory, whose size depends on the run."""
+    is_lacking = found.cluster is None and found.states is not None and found.states.buffers is None
+    return ", and buffers in which ranks exchange shards" if is_lacking else ""
 
 
 def _misfit(found: JobPrediction) -> str:

@@ -11,7 +11,9 @@ from shardscope.methods.strategies.parameter_server import ParameterServer
 from shardscope.methods.strategies.sharded import ZeroStrategy
 from shardscope.prediction.stale_updates import gradients_per_s
 from shardscope.prediction.step.held import room_on
+from shardscope.spec import Job
 from shardscope.spec.cluster import Cluster, EmulatedCluster
+from shardscope.spec.model.step import StepTrace
 from shardscope.spec.shares import MEASURED, samples_by_speed
 from shardscope.spec.strategy import Work
 
@@ -42,16 +44,21 @@ def _relative_times(rates: Sequence[float | None], per_node: int) -> tuple[float
     return () if min(factors) == 1 or len(known) < len(rates) else factors
 
 
-def memory_on(cluster: Cluster | EmulatedCluster | None, software: str) -> tuple[float, ...]:
+def memory_on(
+    cluster: Cluster | EmulatedCluster | None, software: str, *, job: Job, trace: StepTrace
+) -> tuple[float, ...]:
     """Return the memory of each rank's device, in bytes; empty on this machine, and where it is not stated.
 
-    On GPUs, it is what tensors can take, by the memory model of the software.
+    On GPUs, it is what tensors can take, by the memory model of the software and the largest tensor of the job.
     """
     if isinstance(cluster, EmulatedCluster):
         is_stated = all(node.memory is not None for node in cluster.nodes)
         return cluster.stated_memory() if is_stated else ()
     parts = () if cluster is None else cluster.groups or (cluster,)
-    return tuple(room_on(part, software) for part in parts for _ in range(part.num_devices))
+    samples = job.batch.per_rank(job.num_data_ranks) // job.num_micro_batches
+    largest = trace.largest_bytes * samples
+    rooms = [(room_on(part, software, largest_bytes=largest), part.num_devices) for part in parts]
+    return tuple(room for room, count in rooms for _ in range(count))
 
 
 def rank_loads(step: JobStep) -> list[Work]:

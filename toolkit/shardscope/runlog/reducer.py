@@ -29,6 +29,7 @@ from shardscope.runlog.steps import (
     StepKinds,
     Steps,
     per_step,
+    step_end,
     waited_once_s,
 )
 from shardscope.runlog.stragglers import Circumstances, Phases, Straggler
@@ -392,11 +393,11 @@ def _step(number: int, row: list[Event], moved: Moved) -> Step:
 
     A single loop is used for speed, because this function runs for every step of every log.
     """
-    t = seconds = loss = weighted = codec = compute = late = 0.0
+    t, seconds = step_end(row)
+    loss = weighted = codec = compute = late = 0.0
     samples = tokens = memory = peak = num_losses = 0
     lr, norm, skipped = row[0]["lr"], math.nan, False
     for event in row:
-        t, seconds = max(t, event["t"]), max(seconds, event["step_time_s"])
         if event["loss"] is not None:
             lr = event["lr"] if not num_losses else lr
             loss, num_losses = loss + float(event["loss"]), num_losses + 1

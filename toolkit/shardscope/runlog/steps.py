@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from shardscope.runlog.schema import Event
     from shardscope.spec import Job
 
 
@@ -26,10 +27,10 @@ class Step(NamedTuple):
 
     Attributes:
         number: Number of the step, from 1.
-        t: Time at which the last rank finished the step, in Unix seconds.
+        t: Time at which the last rank whose gradient was used finished the step, in Unix seconds.
         loss: Mean loss over the ranks that computed a loss; NaN if none did.
-        step_time_s: Duration of the step on the slowest rank, in seconds; see `waited_once_s` for ranks that meet
-            only in some steps.
+        step_time_s: Duration of the step on the slowest rank, in seconds, apart from ranks whose gradient was dropped;
+            see `waited_once_s` for ranks that meet only in some steps.
         samples: Number of samples processed by all ranks together.
         tokens: Number of tokens processed by all ranks together; 0 if the model does not read tokens.
         lr: Learning rate on the ranks that computed a loss.
@@ -155,6 +156,21 @@ WARM_UP_STEPS = 2
 Average = Literal["mean", "median"]
 """Average over steps of the same kind: mean for additive quantities such as bytes, median for times with outliers."""
 Floats = npt.NDArray[np.float64]
+
+
+class StepEnd(NamedTuple):
+    """End of a step on the ranks that it waited for."""
+
+    t: float
+    """When the last of them finished it, in Unix seconds."""
+    step_time_s: float
+    """Its duration on the slowest of them, in seconds."""
+
+
+def step_end(row: Sequence[Event]) -> StepEnd:
+    """Return when a step ended, from the events of its ranks; it does not wait for ranks whose gradient was dropped."""
+    awaited = [event for event in row if not event.get("dropped")] or row
+    return StepEnd(max(event["t"] for event in awaited), max(event["step_time_s"] for event in awaited))
 
 
 def waited_once_s(step_time_s: float, ended: float, before_ended: float | None) -> float:

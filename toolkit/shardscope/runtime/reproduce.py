@@ -48,7 +48,7 @@ def reproduce(
         >>> again = ss.reproduce("20260102-030405-mine").wait()  # doctest: +SKIP
         >>> ss.first_difference("20260102-030405-mine", again)  # None: bit-identical  # doctest: +SKIP
     """
-    earlier = run if isinstance(run, Run) else Run.attach(run, root)
+    earlier = Run.attach(run, root)
     job = load_job(earlier, trust_code=trust_code)
     for difference in differences(earlier):
         warnings.warn(f"{earlier.id}: {difference}", EnvironmentDiffers, stacklevel=2)
@@ -80,7 +80,7 @@ def first_difference(run: Run | str | Path, other: Run | str | Path) -> int | No
         RunNotFound: A run does not exist.
         RunUnreadable: A run cannot be read.
     """
-    one, two = (_losses(each if isinstance(each, Run) else Run.attach(each)) for each in (run, other))
+    one, two = (_losses(Run.attach(each)) for each in (run, other))
     return min(
         (step for step, rank in one.keys() & two.keys() if one[step, rank] != two[step, rank]), default=None
     )

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from shardscope.errors import RunFailed, RunUnreadable, SpecError
+from shardscope.errors import RunFailed, RunUnreadable, SpecError, quoted
 from shardscope.runlog.files import read_tail
 from shardscope.runlog.reducer import RunLog
 from shardscope.runlog.summary import Summary, summarise
@@ -64,17 +64,22 @@ class Run(Described, Steered, Resizable):
         return type(self), (self._dir, self._job)
 
     @classmethod
-    def attach(cls, id_or_path: str | Path, root: str | Path | None = None) -> Self:
+    def attach(cls, id_or_path: Self | str | Path, root: str | Path | None = None) -> Self:
         """Return the run in this directory, or with this name in the folder of runs, whether it has ended or not.
 
         Args:
-            id_or_path: Path of the run directory, or name of the run.
+            id_or_path: Path of the run directory, or name of the run; a run is returned as it is.
             root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
 
         Raises:
             RunNotFound: No such run exists.
             RunUnreadable: The run exists but is damaged, or private to another user.
+            SpecError: The argument is not a run, a path or a name.
         """
+        if isinstance(id_or_path, cls):
+            return id_or_path
+        if not isinstance(id_or_path, str | Path):
+            raise SpecError(f"{quoted(id_or_path)} is not a run; give a Run, its name or its directory")
         directory = find(id_or_path, root)
         return cls(directory, directory.read_job())
 

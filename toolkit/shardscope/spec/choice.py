@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardscope.errors import SpecError
+from shardscope.errors import SpecError, require
 from shardscope.spec.calibration import FACTORS, Calibration, catalogue, ridge_of
 from shardscope.spec.cluster import Cluster, Device
 from shardscope.spec.effects import OTHER, architecture, composed
@@ -69,7 +69,7 @@ def calibration_of(
         layout: The layout, or one with the settings that all layouts of a search share.
 
     Raises:
-        SpecError: The calibration is of CPU ranks, or the software is not known.
+        SpecError: The calibration is of CPU ranks or none at all, or the software is not known.
     """
     if isinstance(calibration, Calibration):
         given = software or calibration.software or "megatron-core"
@@ -78,6 +78,10 @@ def calibration_of(
         raise SpecError(
             f"calibration={calibration.name!r} is of CPU ranks and has no effect on {cluster.device.name}; omit it, or "
             "give one for its device, such as ss.Calibration.of('h100-fsdp')"
+        )
+    if calibration is not None:
+        require(
+            calibration, Calibration, by="calibration", write="calibration=ss.Calibration.of('a100-megatron')"
         )
     if calibration is not None and (software is None or software_of(software).name == calibration.software):
         return calibration

@@ -98,6 +98,7 @@ def trace_step(
         moved_bytes=plain.ledger.moved_bytes / samples,
         forward_operations=plain.forward_operations,
         forward_bytes=plain.forward_bytes / samples,
+        largest_bytes=plain.ledger.largest_bytes / samples,
     )
 
 

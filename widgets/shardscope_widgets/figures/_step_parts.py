@@ -25,15 +25,14 @@ _LOOKS = {
 
 
 class StepPartsRow(NamedTuple):
-    """One run: its name, and the seconds of each part of a step, by the names of `PARTS`."""
+    """One run: its name, the seconds of each part of a step, by the names of `PARTS`, and its step time in seconds.
+
+    The step time is that of the slowest rank in each step. So it can be longer than the parts of one rank together.
+    """
 
     label: str
     seconds: Mapping[str, float]
-
-    @property
-    def total_s(self) -> float:
-        """Seconds of all parts together."""
-        return sum(self.seconds.values())
+    step_s: float
 
 
 class StepPartsInfo(NamedTuple):
@@ -45,13 +44,14 @@ class StepPartsInfo(NamedTuple):
 
 def step_parts_info(rows: Sequence[StepPartsRow], alone_s: float | None) -> StepPartsInfo:
     """Return the data of the figure, the fastest run first."""
-    return StepPartsInfo(tuple(sorted(rows, key=lambda row: row.total_s)), alone_s)
+    return StepPartsInfo(tuple(sorted(rows, key=lambda row: row.step_s)), alone_s)
 
 
 def draw_step_parts(info: StepPartsInfo) -> go.Figure:
-    """Draw one stacked bar per run, with a dashed line at the step time of one process."""
+    """Draw one stacked bar per run with a mark at its step time, and a dashed line at the step time of one process."""
     parts = [name for name in PARTS if any(row.seconds.get(name) for row in info.rows)]
     figure = go.Figure([_layer(name, _LOOKS.get(name, theme.IDLE), info.rows) for name in parts])
+    figure.add_trace(_marks(info.rows))
     figure.update_layout(
         xaxis=theme.axis(tickformat="~s", ticksuffix="s", rangemode="tozero", nticks=6),
         yaxis=theme.axis(autorange="reversed", type="category", showgrid=False, fixedrange=True),
@@ -71,4 +71,14 @@ def _layer(name: str, look: RunStyle, rows: Sequence[StepPartsRow]) -> go.Bar:
         marker=theme.striped(look, white=0.6, size=5, solidity=0.22) | {"line": {"width": 0}},
         customdata=[duration_text(value) if value else "0 s" for value in seconds],
         hovertemplate=f"<b>%{{y}}</b><br>{name}: %{{customdata}}<extra></extra>",
+    )  # fmt: skip
+
+
+def _marks(rows: Sequence[StepPartsRow]) -> go.Scatter:
+    return go.Scatter(
+        x=[row.step_s for row in rows], y=[row.label for row in rows], mode="markers+text", name="step time",
+        marker={"symbol": "line-ns", "size": 17, "line": {"width": 2, "color": theme.GREY}},
+        text=[f" {duration_text(row.step_s)}" for row in rows], textposition="middle right",
+        textfont={"size": 11, "color": theme.GREY}, cliponaxis=False,
+        hovertemplate="<b>%{y}</b><br>step time:%{text}<extra></extra>",
     )  # fmt: skip

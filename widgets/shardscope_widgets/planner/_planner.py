@@ -16,6 +16,7 @@ from shardscope.spec.layout import OFFLOAD_NAMES, RECOMPUTE_NAMES, Layout, searc
 from shardscope.spec.layout_compression import compression_names
 from shardscope.spec.model import Model, Transformer
 from shardscope.spec.numbers import LARGEST_COUNT
+from shardscope.spec.software import software_of
 from shardscope_widgets.figures import _plans
 from shardscope_widgets.kit.controls import controls_for
 from shardscope_widgets.kit.form import check_options, named, own_trait, trait_of
@@ -25,12 +26,13 @@ from shardscope_widgets.planner._measured import MeasuredStep, calibration_of_st
 from shardscope_widgets.planner._screen import PlannerScreen
 
 ANY = "any"
+# A tuple is one choice: any of its values. The first of the schedules is what Megatron-Core ships, and PyTorch, too.
 FILTERS: dict[str, tuple[Any, ...]] = {
     "tensor": (1, 2, 4, 8, 16, 32),
     "pipeline": (1, 2, 4, 8, 16, 32, 64),
     "context": (1, 2, 4, 8, 16),
     "zero": (0, 1, 2, 3),
-    "schedule": searched_schedules(),
+    "schedule": (software_of("megatron-core").schedules, *searched_schedules()),
     "recompute": RECOMPUTE_NAMES,
     "offload": OFFLOAD_NAMES,
     "compression": compression_names()[1:],
@@ -50,6 +52,10 @@ OPTIONS = (*ASKED, BUDGET, "fix", "weights", "chosen")
 def _transformers() -> tuple[tuple[str, str], ...]:
     """Return the names of the presets that the planner accepts: transformers, because all their layers are equal."""
     return named(name for name in Model.names() if isinstance(Model.of(name), Transformer))
+
+
+def _words(value: Any) -> str:
+    return " or ".join(value) if isinstance(value, tuple) else str(value)
 
 
 class Planner(widgets.VBox):  # type: ignore[misc]
@@ -84,7 +90,9 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         step=10,
     )
     precision = trait_of(Layout, "precision", values=named(("fp32", "bf16-mixed", "fp16-mixed", "fp8-mixed")))
-    fix = t.Dict(default_value={"offload": "none"}, help="Layout axes fixed to one value, by name.")
+    fix = t.Dict(
+        default_value={"offload": "none"}, help="Layout axes fixed to one value or several, by name."
+    )
     weights = t.Dict(default_value={"time": 1.0}, help="Weight of each objective in the ranking, by name.")
     chosen = t.Int(1, min=1, help="Position in the ranking, from 1, of the plan shown next to the best.")
     problem = t.Unicode("", help="The last error, as HTML; empty if there is none.")
@@ -140,12 +148,13 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         for axis, values in FILTERS.items():
             options = [
                 ("none" if axis == "compression" else "any", ANY),
-                *((str(value), value) for value in values),
+                *((_words(value), value) for value in values),
             ]
+            kept = self.fix.get(axis, ANY)
             control = widgets.Dropdown(
                 description=AXIS_NAMES.get(axis, axis.capitalize()),
                 options=options,
-                value=self.fix.get(axis, ANY),
+                value=tuple(kept) if isinstance(kept, list) else kept,
                 tooltip=f"Search only layouts with this value of {axis}",
             )
             control.observe(self._guard.callback(self._take_filters), "value")

@@ -86,11 +86,14 @@ def _loss_curves(entries: Sequence[Entry]) -> _curves.RunCurvesInfo:
 
 
 def _speed(page: Page, group: Group, *, is_first: bool) -> list[str]:
-    rows = [StepPartsRow(e.label, e.parts.parts) for e in group.entries if e.parts is not None]
+    rows = [
+        StepPartsRow(entry.label, entry.parts.parts, entry.row.step_time_s)
+        for entry in group.entries
+        if entry.parts is not None and entry.row.step_time_s is not None
+    ]
     if not rows:
         return []
-    alone = group.alone
-    alone_s = sum(alone.parts.parts.values()) if alone is not None and alone.parts is not None else None
+    alone_s = None if group.alone is None else group.alone.row.step_time_s
     finding = f"{'' if is_first else speed_text(group)} {step_text(group)}".strip()
     figure = draw_step_parts(step_parts_info(rows, alone_s if len(rows) > 1 else None))
     return _told(page, group, "Where a step's time goes", finding, page.figure(figure, _PARTS))
@@ -215,7 +218,8 @@ _AGREEMENT = (
 )
 _PARTS = (
     "Medians over steps, on the rank that computes longest; each moment counts once. Communication includes waiting "
-    "inside a collective for the slowest rank. The dashed line is the step of one process."
+    "inside a collective for the slowest rank. The mark is the step time, that of the slowest rank in each step; the "
+    "dashed line is that of one process."
 )
 _SENT = "Exact counts from the process group, for training only."
 _MEMORY = (

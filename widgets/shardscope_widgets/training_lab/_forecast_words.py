@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardscope.machine import usable_memory_bytes
+from shardscope.prediction.job_view import beside_peak
 from shardscope.runtime.preflight import about
 from shardscope_widgets.words import bytes_text
 
@@ -55,7 +56,7 @@ def _bytes(prediction: JobPrediction) -> str:
         least, most = bytes_text(int(sent.min())), bytes_text(int(sent.max()))
         parts.append(f"sends {most if least == most else f'{least} to {most}'} per step")
     if peak is not None:
-        parts.append(f"holds up to {bytes_text(int(peak))} of tensors")
+        parts.append(f"holds up to {bytes_text(int(peak))} of tensors{beside_peak(prediction)}")
     who = "Each rank" if prediction.job.world_size > 1 else "The process"
     return f"{who} {' and '.join(parts)}." if parts else ""
 

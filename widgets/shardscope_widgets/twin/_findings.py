@@ -16,7 +16,7 @@ from shardscope.runlog.recorded_step import recorded_step
 from shardscope.runlog.schema import Event
 from shardscope.runlog.spans import finished_steps
 from shardscope.runlog.step_events import StepEvents
-from shardscope.runlog.steps import WARM_UP_STEPS
+from shardscope.runlog.steps import WARM_UP_STEPS, step_end
 from shardscope.runtime.preflight import preflight
 from shardscope.spec.observed import ObservedJob
 from shardscope_widgets.figures._ghosts import GhostPart, ghost_of
@@ -56,7 +56,7 @@ class Findings:
     def steps(self) -> dict[int, float]:
         """Seconds of the slowest rank in each step whose spans all ranks recorded, by step number."""
         return {
-            number: max(float(row["step_time_s"]) for row in rows)
+            number: step_end(rows).step_time_s
             for number, rows in finished_steps(self.events, self.run.job.world_size).items()
             if all(row.get("spans") for row in rows)
         }

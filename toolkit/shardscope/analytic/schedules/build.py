@@ -10,6 +10,9 @@ from shardscope.analytic.schedules.table import ScheduledOp, ScheduleTable
 from shardscope.errors import SpecError
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 
+MOST_PASSES = 1 << 22
+"""Largest number of passes in a table, which take about 300 bytes each, and 1.7 KB in a simulation."""
+
 
 def build(
     schedule: PipelineSchedule | str, stages: int, microbatches: int, virtual_stages: int | None = None
@@ -72,6 +75,11 @@ def _check(schedule: PipelineSchedule, stages: int, microbatches: int, held: int
         if value < 1:
             raise SpecError(f"{field}={value} is too few; a pipeline needs at least 1")
     schedule.check_stages(held)
+    if 2 * stages * held * microbatches > MOST_PASSES:
+        raise SpecError(
+            f"microbatches={microbatches} on {stages * held} stages would be more than {MOST_PASSES:,} passes, which "
+            f"take too much memory; use at most {MOST_PASSES // (2 * stages * held)} micro-batches"
+        )
     if not schedule.accepts(microbatches, stages):
         raise SpecError(
             f"microbatches={microbatches}: the {schedule.name} schedule on {stages} ranks needs "

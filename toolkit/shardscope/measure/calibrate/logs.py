@@ -16,8 +16,9 @@ _ARGUMENT = re.compile(r"(\w+) \.{3,} (.*\S)")
 _START = re.compile(r"-{3,} arguments -{3,}")
 _PADDED_VOCAB = re.compile(r"padded vocab .*\(new size: (\d+)\)")
 """A later line, because Megatron pads the vocabulary only after it has printed its arguments."""
-_MEGATRON_STEP = re.compile(r"\biteration +(\d+) */.*?elapsed time per iteration \(ms\): ([\d.]+)")
-_TITAN_STEP = re.compile(r"\bstep: +(\d+) .*\btps: +([\d,.]+)")
+_NUMBER = r"(\d[\d,]*(?:\.\d*)?)"
+_MEGATRON_STEP = re.compile(rf"\biteration +(\d+) */.*?elapsed time per iteration \(ms\): {_NUMBER}")
+_TITAN_STEP = re.compile(rf"\bstep: +(\d+) .*\btps: +{_NUMBER}")
 _WARM_UP = 2
 """Logged steps that are left out at the start, in which kernels are compiled and buffers allocated."""
 _SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
@@ -93,7 +94,7 @@ def _megatron(arguments: Mapping[str, str], name: str, given: Transformer | None
             f"rows={name!r} states Megatron's arguments without {', '.join(lacking)}; give the whole log"
         )
     _check_model(arguments, name, given)
-    degrees = {ours: int(arguments.get(theirs, 1)) for ours, theirs in _DEGREES.items()}
+    degrees = {ours: _count(arguments, theirs, name, default=1) for ours, theirs in _DEGREES.items()}
     layers, virtual = (
         int(arguments["num_layers"]),
         arguments.get("virtual_pipeline_model_parallel_size", "None"),
@@ -104,7 +105,7 @@ def _megatron(arguments: Mapping[str, str], name: str, given: Transformer | None
         **_model(arguments),
         "seq": int(arguments["seq_length"]),
         **degrees,
-        "data": _replicas(arguments, degrees),
+        "data": _replicas(arguments, degrees, name),
         "micro_batch": int(arguments["micro_batch_size"]),
         "global_batch": int(arguments["global_batch_size"]),
         "zero": _zero(arguments),
@@ -116,6 +117,16 @@ def _megatron(arguments: Mapping[str, str], name: str, given: Transformer | None
         "flash_attention": _is_on(arguments, "use_flash_attn")
         or arguments.get("transformer_impl") == "transformer_engine",
     }
+
+
+def _count(arguments: Mapping[str, str], key: str, name: str, *, default: int = 0) -> int:
+    """Return an argument that is a positive integer, or `default` if the log does not state it; 0 for none."""
+    value = arguments.get(key, str(default))
+    if not value.isdigit() or int(value) < 1:
+        raise SpecError(
+            f"rows={name!r} states {key}={value}, which is not a number of ranks; give the whole log"
+        )
+    return int(value)
 
 
 def _is_on(arguments: Mapping[str, str], name: str) -> bool:
@@ -161,15 +172,21 @@ def _zero(arguments: Mapping[str, str]) -> int:
     return int(_is_on(arguments, "use_distributed_optimizer"))
 
 
-def _replicas(arguments: Mapping[str, str], degrees: Mapping[str, int]) -> int:
+def _replicas(arguments: Mapping[str, str], degrees: Mapping[str, int], name: str) -> int:
     if "data_parallel_size" in arguments:
-        return int(arguments["data_parallel_size"])
+        return _count(arguments, "data_parallel_size", name)
     others = degrees["tensor"] * degrees["pipeline"] * degrees["context"]
     if "world_size" not in arguments:
         raise SpecError(
             "Megatron's arguments name neither data_parallel_size nor world_size; give the whole log"
         )
-    return int(arguments["world_size"]) // others
+    ranks = _count(arguments, "world_size", name)
+    if ranks % others:
+        raise SpecError(
+            f"rows={name!r} states world_size={ranks}, which is not a multiple of the {others} ranks of one replica "
+            "(tensor x pipeline x context); give the whole log"
+        )
+    return ranks // others
 
 
 def _recompute(arguments: Mapping[str, str], layers: int) -> dict[str, Any]:

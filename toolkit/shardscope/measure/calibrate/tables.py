@@ -71,7 +71,10 @@ def _listed(rows: Rows, given: Given) -> list[Mapping[str, Any]]:
         return [rows]
     if not isinstance(rows, Iterable):
         raise SpecError(f"rows={quoted(rows)} is not a list of rows; give rows=[...] or a file")
-    records = rows.to_dict("records") if hasattr(rows, "to_dict") else list(rows)
+    to_dict = getattr(rows, "to_dict", None)  # of a data frame, or of one row of it
+    records = (
+        list(rows) if to_dict is None else to_dict("records") if hasattr(rows, "columns") else [to_dict()]
+    )
     for place, cells in enumerate(records):
         if not isinstance(cells, Mapping):
             raise SpecError(
@@ -88,11 +91,14 @@ def _of_file(path: Path, given: Given) -> list[Mapping[str, Any]]:
         raise DataError(f"rows={str(path)!r} cannot be read: {error}; give a CSV file or a log") from None
     kind = path.suffix.lower()
     if kind in _DELIMITERS:
-        return _of_csv(text, path.name, _DELIMITERS[kind])
+        try:
+            return _of_csv(text, path.name, _DELIMITERS[kind])
+        except csv.Error as error:
+            raise DataError(f"rows={str(path)!r} is not a table: {error}; give one row per step") from None
     if kind == ".json":
         try:
             found = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"rows={str(path)!r} is not JSON: {error}; give a list of objects") from None
         if not isinstance(found, list | dict):
             raise SpecError(f"rows={str(path)!r} is not a list of rows; give a list of objects")
@@ -226,7 +232,10 @@ def _seconds(cells: Mapping[str, Any], model: Transformer, layout: Layout) -> fl
         told = f"has {' and '.join(given)}" if given else "has no measured time"
         raise SpecError(f"{told}; give one of {', '.join(MEASURED)}")
     name, value = given[0], cells[given[0]]
-    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else nan
+    try:
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else nan
+    except OverflowError:
+        number = inf
     if not 0 < number < inf:
         raise SpecError(f"{name}={quoted(value)} is not a measurement; give a finite number above 0")
     tokens = layout.global_batch * model.seq

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.runlog.schema import MEMORY_KINDS, Event
-from shardscope.runlog.steps import WARM_UP_STEPS, StepKinds, per_step, waited_once_s
+from shardscope.runlog.steps import WARM_UP_STEPS, StepKinds, per_step, step_end, waited_once_s
 
 Steps = Mapping[int, Sequence[Event]]
 """The events of each finished step, one per rank, by step number."""
@@ -133,12 +133,12 @@ def slowest_rank_s(steps: Steps, period: int = 1) -> float | None:
         steps: The finished steps, which are all compressed or all uncompressed.
         period: Period of the compression's traffic, in steps.
     """
-    seconds = {number: max(event["step_time_s"] for event in row) for number, row in steps.items()}
+    ends = {number: step_end(row) for number, row in steps.items()}
+    seconds = {number: end.step_time_s for number, end in ends.items()}
     if period > 1:
-        ended = {number: max(event["t"] for event in row) for number, row in steps.items()}
+        before = {number + 1: end.t for number, end in ends.items()}
         seconds = {
-            number: waited_once_s(each, ended[number], ended.get(number - 1))
-            for number, each in seconds.items()
+            number: waited_once_s(seconds[number], end.t, before.get(number)) for number, end in ends.items()
         }
     return per_step(list(steps), list(seconds.values()), StepKinds(period), average="median")
 

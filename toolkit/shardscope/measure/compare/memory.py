@@ -16,6 +16,11 @@ from shardscope.runlog.schema import MEMORY_KINDS, Event
 
 _EXACT_KINDS = frozenset({"parameters", "gradients", "optimizer", "buffers"})
 
+_BRIEF = (
+    "The predicted peak also counts gradients of activations, which live only while a layer's backward pass runs and "
+    "are not recorded by runs."
+)
+
 
 def memory_rows(
     prediction: JobPrediction | ObservedPrediction, events: Sequence[Event], notes: list[str]
@@ -43,6 +48,8 @@ def memory_rows(
     if "peak" not in held:
         notes.append("peak is left out: this run was recorded before it was measured.")
         return
+    if any(part.name == "activations at the peak" for part in prediction.by_rank[0].parts):
+        notes.append(_BRIEF)
     yield _row("peak", np.array([term.value for term in prediction.by_rank]), held["peak"], is_judged=False)
 
 
@@ -53,7 +60,11 @@ def _kinds(
     for kind in MEMORY_KINDS:
         predicted, measured = prediction.kinds.get(kind), held[kind]
         if predicted is None and measured.any():
-            notes.append(f"{kind} is left out: there is no formula for it in this job.")
+            in_peak = kind == "buffers" and isinstance(prediction, JobPrediction)
+            notes.append(
+                f"{kind} is left out: there is no formula for it in this job"
+                + ("; the predicted peak lacks it, too." if in_peak else ".")
+            )
         elif predicted is not None and (predicted.any() or measured.any()):
             yield _row(kind, predicted, measured, is_judged=is_exact and kind in _EXACT_KINDS)
 

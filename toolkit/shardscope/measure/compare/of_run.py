@@ -74,8 +74,7 @@ def compare(
         >>> compare(run)["bytes", "ring_all_reduce"].agrees  # doctest: +SKIP
         True
     """
-    if isinstance(run, str | Path):
-        run = Run.attach(run, root)
+    run = Run.attach(run, root)
     events = run.events()
     job, steps = job_now(run), finished_steps(events, run.job.world_size)
     if not steps:

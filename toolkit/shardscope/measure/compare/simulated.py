@@ -50,7 +50,7 @@ def simulation_of(prediction: JobPrediction, notes: list[str]) -> Simulation | N
     if job.compression.period > 1:
         notes.append("There is no simulated step: the steps of a period differ.")
         return None
-    if job.strategy.drift(job.world_size) != 0:
+    if job.strategy.drift(job.world_size) != 0 and not job.strategy.num_dropped:
         notes.append(
             "There is no simulated step: ranks need not be in the same step; see ss.simulate.asynchronous."
         )

@@ -40,7 +40,7 @@ def compare_runs(
     """
     if isinstance(runs, Run | str | Path):
         raise SpecError("compare_runs takes a list of runs; write ss.compare_runs([run_a, run_b])")
-    found = [_run_of(run, root) for run in runs]
+    found = [Run.attach(run, root) for run in runs]
     paths = [run.path for run in found]
     if len(found) < FEWEST:
         raise SpecError(
@@ -49,7 +49,7 @@ def compare_runs(
     if len({*paths}) < len(paths):
         twice = next(run.id for run in found if paths.count(run.path) > 1)
         raise SpecError(f"run {twice} is given twice; give each run once")
-    index = None if baseline is None else _index_of(_run_of(baseline, root), paths)
+    index = None if baseline is None else _index_of(Run.attach(baseline, root), paths)
     return compared([(run.id, run.job, run.summary(), run.note) for run in found], index)
 
 
@@ -71,10 +71,6 @@ def compared(
         for name, (run_id, job, summary, note) in zip(named, told, strict=True)
     ]
     return RunsComparison(with_speed_up(rows), baseline)
-
-
-def _run_of(run: Run | str | Path, root: str | Path | None) -> Run:
-    return run if isinstance(run, Run) else Run.attach(run, root)
 
 
 def _index_of(run: Run, paths: Sequence[Path]) -> int:

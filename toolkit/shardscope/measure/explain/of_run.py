@@ -77,8 +77,7 @@ def explain(run: Run | str | Path, *, root: str | Path | None = None) -> Explana
         >>> found = ss.explain(run)  # doctest: +SKIP
         >>> faster = ss.launch(run.job.replace(**found.change))  # doctest: +SKIP
     """
-    if isinstance(run, str | Path):
-        run = Run.attach(run, root)
+    run = Run.attach(run, root)
     return explain_events(run, run.events())
 
 

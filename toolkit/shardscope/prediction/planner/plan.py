@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import product
+from numbers import Integral
 from typing import Any, get_args
 
-from shardscope.errors import SpecError, unknown_name
+from shardscope.errors import SpecError, quoted, require, unknown_name
 from shardscope.prediction.planner.asked import Asked
 from shardscope.prediction.planner.candidates import SharedSettings, candidates
 from shardscope.prediction.planner.filter import GIB, fit_of
@@ -80,6 +81,9 @@ def plan(
             f"cluster={cluster.name!r} is emulated, and plans are for kinds of devices; plan for ss.Cluster.of(...) or "
             "ss.Cluster.mixed(...), and run the plan on an emulated cluster with plans.rehearsal()"
         )
+    require(cluster, Cluster, by="plan", write="ss.Cluster.of('a100-80gb', nodes=...)")
+    if space is not None:
+        require(space, SearchAxes, by="space", write="fix={'tensor': 8}, or space=SearchAxes(...)")
     tried = (space or SearchAxes()).fixed(fix or {})
     asked = Asked(known_model(model), cluster, calibration, software)
     asked.setting(Layout())  # raises before the search, as does the next line
@@ -134,11 +138,11 @@ def default_batch(model: Transformer) -> int:
 def _known_batch(model: Transformer, batch: int | None) -> int:
     if batch is None:
         return default_batch(model)
-    if batch < 1:
+    if isinstance(batch, bool) or not isinstance(batch, Integral) or batch < 1:
         raise SpecError(
-            f"global_batch={batch} is not a batch size; give the number of sequences in one step, 1 or more"
+            f"global_batch={quoted(batch)} is not a batch size; give the number of sequences in one step, 1 or more"
         )
-    return batch
+    return int(batch)
 
 
 def _recipes(precision: Any, optimizer: Any, flash: Any) -> list[SharedSettings]:

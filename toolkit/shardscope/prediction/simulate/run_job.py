@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shardscope.errors import SpecError
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.simulate.breakdown import busy_seconds, lane_seconds, term_tree
 from shardscope.prediction.simulate.of_job import JobStep
@@ -16,10 +17,15 @@ def simulate_job(prediction: JobPrediction, variation: Variation, *, overlap: bo
     """Simulate one step of a predicted job; see `shardscope.simulate`.
 
     Raises:
-        SpecError: The job has no step time, its strategy does not say what ranks send, or the variation names ranks
-            that do not exist.
+        SpecError: The job has no step time, its strategy does not say what ranks send or does not wait for the slowest
+            ones, or the variation names ranks that do not exist.
     """
     job = prediction.job
+    if job.strategy.num_dropped:
+        raise SpecError(
+            f"strategy={job.strategy.label!r} drops the gradients of the slowest workers, but in a simulated step all "
+            "are waited for; use ss.predict, or simulate with backups=0"
+        )
     variation.check(job.world_size)
     step = JobStep(prediction, overlap=overlap)
     graph = step.graph

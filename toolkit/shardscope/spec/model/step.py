@@ -102,6 +102,8 @@ class StepTrace(Spec):
     """Part of `num_operations` in the forward pass and the loss."""
     forward_bytes: NonNegativeFloat = 0.0
     """Part of `moved_bytes` in the forward pass and the loss, for one sample."""
+    largest_bytes: NonNegativeFloat = 0.0
+    """Bytes of the largest tensor that the step allocates, without gradients of parameters, for one sample."""
 
     @property
     def running(self) -> set[int]:

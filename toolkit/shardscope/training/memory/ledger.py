@@ -112,6 +112,13 @@ class AllocationLedger(TorchDispatchMode):
                 found |= taken
         return found
 
+    @property
+    def largest_bytes(self) -> int:
+        """Size of the largest storage that is not part of a parameter's gradient; 0 if there is none."""
+        gradients = self.gradients()
+        made = [event for event in self.events if isinstance(event, Made) and event.storage not in gradients]
+        return max((event.num_bytes for event in made), default=0)
+
     def _serial(self, storage: torch.UntypedStorage) -> int:
         """Return the serial number of a storage, and record its allocation if it is new; 0 for storages in `held`."""
         if storage in self._held:

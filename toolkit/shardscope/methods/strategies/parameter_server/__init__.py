@@ -233,11 +233,17 @@ class ParameterServer(Strategy):
         return [Work(step.slow(rank) * (rank in workers)) for rank in range(step.world_size)]
 
     def traffic(self, step: JobStep) -> Traffic:
-        """Return the traffic of one push and one pull per worker, including headers and the norms that servers sum."""
+        """Return the traffic of one push and one pull per worker, including headers and the norms that servers sum.
+
+        With `backups`, that is the maximum, as workers skip steps that have ended without them.
+        """
         from shardscope.analytic.communication.parameter_server import parameter_server_traffic
 
         pushed, pulled, sums = self._sizes(step)
-        return parameter_server_traffic(pushed, pulled, step.world_size, dedicated=self.dedicated, sums=sums)
+        found = parameter_server_traffic(pushed, pulled, step.world_size, dedicated=self.dedicated, sums=sums)
+        if not self.backups:
+            return found
+        return {name: sent._replace(bounds=(0 * sent.bytes, sent.bytes)) for name, sent in found.items()}
 
     def _sizes(self, step: JobStep) -> tuple[list[int], list[int], int]:
         """Return the bytes that a worker pushes to each server and pulls from it, and the number of norms to sum."""
