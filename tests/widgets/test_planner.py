@@ -136,6 +136,31 @@ def test_the_schedules_that_frameworks_ship_are_one_choice(planner):
     as_list.close()
 
 
+def test_dropdowns_show_what_is_fixed_and_keep_what_they_do_not_offer(planner):
+    controls = planner.controls["Hold fixed"]
+    planner.fix = {"schedule": ["interleaved", "1f1b"], "tensor": [4, 1], "micro_batch": 2}
+    assert controls["schedule"].label == "1f1b or interleaved"
+    assert (controls["tensor"].label, controls["offload"].label) == ("4 or 1", "any")
+    controls["recompute"].value = "full"
+    assert planner.problem == ""
+    assert planner.fix["micro_batch"] == 2
+    found = [row.layout for row in planner.plans]
+    assert {(each.micro_batch, each.recompute) for each in found} == {(2, "full")}
+    assert {each.tensor for each in found} <= {1, 4}
+    planner.fix = {}
+    assert {control.value for control in controls.values()} == {"any"}
+
+
+@pytest.mark.parametrize(
+    ("fix", "label"), [({"tensor": [2, 1]}, "2 or 1"), ({"tensor": 3}, "3"), ({"tensor": []}, "nothing")]
+)
+def test_it_starts_with_values_that_no_dropdown_offers(fix, label):
+    made = Planner(small_model(), cluster=machine(nodes=1, per_node=2), fix=fix)
+    assert made.controls["Hold fixed"]["tensor"].label == label
+    assert ("leaves nothing to try" in made.problem) == (label == "nothing")
+    made.close()
+
+
 def test_what_cannot_be_is_said_in_place(planner):
     planner.fix = {"tensor": 3}
     assert "no layout of small on 8 devices is valid" in planner.screen.status.value

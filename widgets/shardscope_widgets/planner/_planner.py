@@ -12,37 +12,18 @@ import traitlets as t
 from shardscope.errors import ShardscopeError, SpecError
 from shardscope.prediction.planner import Plans, default_batch, known_model, plan
 from shardscope.spec.cluster import Cluster, Device
-from shardscope.spec.layout import OFFLOAD_NAMES, RECOMPUTE_NAMES, Layout, searched_schedules
-from shardscope.spec.layout_compression import compression_names
+from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model, Transformer
 from shardscope.spec.numbers import LARGEST_COUNT
-from shardscope.spec.software import software_of
 from shardscope_widgets.figures import _plans
 from shardscope_widgets.kit.controls import controls_for
 from shardscope_widgets.kit.form import check_options, named, own_trait, trait_of
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.markup import classed
+from shardscope_widgets.planner._hold_fixed import HoldFixed
 from shardscope_widgets.planner._measured import MeasuredStep, calibration_of_steps, measured_step
 from shardscope_widgets.planner._screen import PlannerScreen
 
-ANY = "any"
-# A tuple is one choice: any of its values. The first of the schedules is what Megatron-Core ships, and PyTorch, too.
-FILTERS: dict[str, tuple[Any, ...]] = {
-    "tensor": (1, 2, 4, 8, 16, 32),
-    "pipeline": (1, 2, 4, 8, 16, 32, 64),
-    "context": (1, 2, 4, 8, 16),
-    "zero": (0, 1, 2, 3),
-    "schedule": (software_of("megatron-core").schedules, *searched_schedules()),
-    "recompute": RECOMPUTE_NAMES,
-    "offload": OFFLOAD_NAMES,
-    "compression": compression_names()[1:],
-}
-AXIS_NAMES = {
-    "tensor": "Tensor ranks",
-    "pipeline": "Pipeline stages",
-    "context": "Context ranks",
-    "zero": "ZeRO stage",
-}
 WEIGHTS = {"time": "Time", "headroom": "Memory left", "dollars": "Dollars"}
 ASKED = ("model", "device", "nodes", "seq", "global_batch", "precision")
 BUDGET = "tokens_billions"
@@ -52,10 +33,6 @@ OPTIONS = (*ASKED, BUDGET, "fix", "weights", "chosen")
 def _transformers() -> tuple[tuple[str, str], ...]:
     """Return the names of the presets that the planner accepts: transformers, because all their layers are equal."""
     return named(name for name in Model.names() if isinstance(Model.of(name), Transformer))
-
-
-def _words(value: Any) -> str:
-    return " or ".join(value) if isinstance(value, tuple) else str(value)
 
 
 class Planner(widgets.VBox):  # type: ignore[misc]
@@ -112,10 +89,11 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         for field, value in choices.items():
             setattr(self, field, value)
         self._guard = Guard(lambda problem: setattr(self, "problem", problem))
+        self._fixed = HoldFixed(self.fix, self._guard.callback(self._take_filters))
         self.controls = {
             "Model and cluster": self._asked(),
             "What counts": self._measures(),
-            "Hold fixed": self._filters(),
+            "Hold fixed": self._fixed.controls,
         }
         self.screen = PlannerScreen(self.controls)
         self.children = self.screen.children
@@ -143,31 +121,12 @@ class Planner(widgets.VBox):  # type: ignore[misc]
             sliders[name] = slider
         return sliders
 
-    def _filters(self) -> dict[str, widgets.Widget]:
-        filters = {}
-        for axis, values in FILTERS.items():
-            options = [
-                ("none" if axis == "compression" else "any", ANY),
-                *((_words(value), value) for value in values),
-            ]
-            kept = self.fix.get(axis, ANY)
-            control = widgets.Dropdown(
-                description=AXIS_NAMES.get(axis, axis.capitalize()),
-                options=options,
-                value=tuple(kept) if isinstance(kept, list) else kept,
-                tooltip=f"Search only layouts with this value of {axis}",
-            )
-            control.observe(self._guard.callback(self._take_filters), "value")
-            filters[axis] = control
-        return filters
-
     def _wire(self) -> None:
         callback = self._guard.callback
         self.observe(callback(self._change_device), "device")
         self.observe(callback(self._change_model), "model")
-        self.observe(
-            callback(self._change), [*(name for name in ASKED if name not in {"model", "device"}), "fix"]
-        )
+        self.observe(callback(self._change), [name for name in ASKED if name not in {"model", "device"}])
+        self.observe(callback(self._change_fix), "fix")
         self.observe(callback(self._rank), "weights")
         self.observe(callback(self._draw), "chosen")
         self.observe(callback(self._take_budget), BUDGET)
@@ -184,8 +143,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         self.weights = weights or {"time": 1.0}
 
     def _take_filters(self) -> None:
-        filters = self.controls["Hold fixed"]
-        self.fix = {axis: control.value for axis, control in filters.items() if control.value != ANY}
+        self.fix = self._fixed.applied_to(self.fix)
 
     def _take_row(self) -> None:
         self.chosen = self.screen.table.chosen
@@ -217,6 +175,10 @@ class Planner(widgets.VBox):  # type: ignore[misc]
     def _change(self) -> None:
         if not self._is_filling:
             self.search()
+
+    def _change_fix(self) -> None:
+        self._fixed.show(self.fix)
+        self.search()
 
     def _change_device(self) -> None:
         self.measured = []
