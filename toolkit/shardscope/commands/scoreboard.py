@@ -51,8 +51,9 @@ settings of all rows, which their columns override.
 
 With --memory, published peaks of memory are compared instead, and runs that ran or
 ran out of memory with what predictions say about them; each run counts once.
-Values of the memory model were inferred from the peaks that are marked as fitted,
-and from no others; for which ones, see shardscope.analytic.memory.frameworks.
+Peaks are marked as fitted if values of the memory model were inferred from them
+(for which ones, see shardscope.analytic.memory.frameworks), or if they showed that
+a part was missing (the buckets of PyTorch's DDP).
 """
 
 

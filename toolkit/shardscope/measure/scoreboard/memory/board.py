@@ -21,7 +21,7 @@ class PeakLine(NamedTuple):
 
     dataset: str
     rows: str
-    """``"fitted"`` if values of the memory model were inferred from these peaks, else ``"never fitted"``."""
+    """``"fitted"`` if the memory model was changed to agree with these peaks, else ``"never fitted"``."""
     framework: str
     """The memory model, a key of `analytic.memory.FRAMEWORKS`."""
     counted: str

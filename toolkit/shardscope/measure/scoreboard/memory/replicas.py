@@ -84,7 +84,8 @@ def _lightning_gpt(  # noqa: PLR0917
     model = _gpt2(layers, hidden, heads)
     where = Cluster.of("dgx-a100-40gb", nodes=1, per_node=devices)
     layout = _sharded(devices, micro, zero, "full")
-    return MemoryRow(f"{_name(zero)} of Lightning, A100", model, where, layout, _software(zero), mb / 1024)
+    name = f"{_name(zero)} of Lightning, A100"
+    return MemoryRow(name, model, where, layout, _software(zero), mb / 1024, is_fitted=zero == 0)
 
 
 def _mingpt(layers: int, hidden: int, zero: int, mib: float) -> MemoryRow:
@@ -99,7 +100,8 @@ def _mingpt(layers: int, hidden: int, zero: int, mib: float) -> MemoryRow:
     )
     where = Cluster.of("dgx-a100-40gb", nodes=1)
     layout = _sharded(8, 1, zero, "none")
-    return MemoryRow(f"{_name(zero)} of minGPT, A100", model, where, layout, _software(zero), mib / 1024)
+    name = f"{_name(zero)} of minGPT, A100"
+    return MemoryRow(name, model, where, layout, _software(zero), mib / 1024, is_fitted=zero == 0)
 
 
 def _gpt2(layers: int, hidden: int, heads: int) -> Transformer:

@@ -36,7 +36,8 @@ class MemoryRow:
     memory: str = ""
     """Memory model of an older release, a key of `analytic.memory.FRAMEWORKS`; empty for that of the software."""
     is_fitted: bool = False
-    """Whether values of the memory model were inferred from this peak; see `analytic.memory.frameworks`."""
+    """Whether values of the memory model were inferred from this peak (see `analytic.memory.frameworks`), or a part of
+    it was added because this peak showed that it was missing."""
     stage: int | None = None
     """Pipeline stage of which the peak was published; None if it is that of the fullest device."""
 
