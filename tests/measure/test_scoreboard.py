@@ -13,6 +13,7 @@ from scipy.stats import spearmanr
 import shardscope as ss
 from shardscope import cli
 from shardscope.measure.scoreboard.board import board, calibration_of_row
+from shardscope.measure.scoreboard.intervals import ENOUGH
 from shardscope.measure.scoreboard.one_step import OneStep
 from shardscope.measure.scoreboard.published import published
 from shardscope.measure.scoreboard.ranking import Ranking, losses
@@ -82,8 +83,12 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.weekly
 def test_the_command_prints_all_tables_that_ship(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["scoreboard"]) == 0
-    printed = capsys.readouterr().out
-    assert all(printed.count(name) >= 2 for name in published())
+    now, without = capsys.readouterr().out.split("\n\nPredicted without the table")
+    left_out, intervals = without.split("\n\nIntervals without the table")
+    assert {name for name in published() if f"\n{name} " not in now} == set()
+    assert {name for name in table_scores() if f"\n{name} " not in left_out} == set()
+    large = {name for name, each in table_scores().items() if each.rows >= ENOUGH}
+    assert {name for name in table_scores() if f"\n{name} " in intervals} == large
 
 
 def test_the_command_prints_the_tables_that_ship_and_all_tables_left_out(

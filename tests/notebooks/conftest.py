@@ -7,6 +7,8 @@ launch servers.
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 
 import nbformat
@@ -22,14 +24,20 @@ from shardscope.runtime.driver_server import search_path
 def warm_process() -> Iterator[str]:
     """The folder of a warm process, which kernels take from the environment."""
     process = warm.start(search_path())
-    yield os.environ.pop(warm.VARIABLE, "")
+    place = os.environ.pop(warm.VARIABLE, "")
+    yield place
     if process is not None:
         process.stdin.close()
-        process.wait(30)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:  # it reads the end of its input only after it has imported torch
+            process.kill()
+            process.wait()
+            shutil.rmtree(place, ignore_errors=True)
 
 
 @pytest.fixture
-def executed(tmp_path_factory, monkeypatch, request, warm_process) -> Callable[[str], nbformat.NotebookNode]:
+def executed(tmp_path_factory, monkeypatch, request) -> Callable[[str], nbformat.NotebookNode]:
     """Return a notebook by its name, run from start to end."""
     base = tmp_path_factory.getbasetemp()
     shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "notebooks"
@@ -39,12 +47,13 @@ def executed(tmp_path_factory, monkeypatch, request, warm_process) -> Callable[[
         done = shared / f"{name}.ipynb"
         with FileLock(shared / f"{name}.lock"):
             if not done.exists():
+                place = request.getfixturevalue("warm_process")
                 folder = shared / name
                 folder.mkdir(exist_ok=True)
                 monkeypatch.setenv("SHARDSCOPE_RUNS", str(folder / "runs"))
                 monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
-                if warm_process:  # Linux only
-                    monkeypatch.setenv(warm.VARIABLE, warm_process)
+                if place:  # Linux only
+                    monkeypatch.setenv(warm.VARIABLE, place)
                 as_it_is = request.config.getoption("--every-case")
                 nbformat.write(run(FOLDER / f"{name}.ipynb", folder, as_it_is=as_it_is), done)
         return nbformat.read(done, as_version=4)
