@@ -114,7 +114,7 @@ class TestWhy:
         assert "GiB" in told
         assert "would help" in told
 
-    def test_one_that_fits_if_it_recomputes_some_layers_hears_how_many(self):
+    def test_one_that_fits_if_it_recomputes_some_layers_says_how_many(self):
         cluster = machine(nodes=2, per_node=2, memory_gb=0.09)
         plans = plan(small_model(seq=1024), cluster, global_batch=8, calibration=CALIBRATION, top=None)
         in_part = next(row.layout for row in plans if row.layout.recompute_layers)

@@ -190,9 +190,9 @@ def _codec_words(run: CompressedRun) -> str:
 
 def draw_compression(info: CompressionInfo) -> go.Figure:
     """Draw three plots: bytes sent, the breakdown of the step time, and the residual over the steps."""
-    names, is_owed = _names(info), any(run.residuals for run in info.runs)
+    names, has_residuals = _names(info), any(run.residuals for run in info.runs)
     figure = go.Figure(
-        [_bytes_bars(info, names), *_part_bars(info, names), *_ghosts(info, names), *_owed(info)]
+        [_bytes_bars(info, names), *_part_bars(info, names), *_ghosts(info, names), *_residuals(info)]
     )
     bars: dict[str, Any] = {"type": "category", "autotickangles": [0, 30, 90]}
     headings = (
@@ -206,12 +206,12 @@ def draw_compression(info: CompressionInfo) -> go.Figure:
         yaxis=theme.axis(anchor="x", tickformat="~s", ticksuffix="B", nticks=6, rangemode="tozero"),
         xaxis2=theme.axis(domain=_MIDDLE, anchor="y2", **bars),
         yaxis2=theme.axis(anchor="x2", tickformat="~s", ticksuffix="s", rangemode="tozero"),
-        xaxis3=theme.axis("step" if is_owed else "", domain=_RIGHT, anchor="y3", visible=is_owed),
-        yaxis3=theme.axis(anchor="x3", tickformat="~g", range=_owed_range(info), visible=is_owed),
+        xaxis3=theme.axis("step" if has_residuals else "", domain=_RIGHT, anchor="y3", visible=has_residuals),
+        yaxis3=theme.axis(anchor="x3", tickformat="~g", range=_residual_range(info), visible=has_residuals),
         annotations=[
             theme.heading(title, note, x=x[0]) for title, note, x in headings
         ]
-        + ([] if is_owed else [_nothing_owed()]),
+        + ([] if has_residuals else [_no_residuals()]),
         showlegend=True,
         legend2={"x": _RIGHT[0], "y": 1, "yanchor": "top", "bgcolor": "rgba(0,0,0,0)", "font": {"size": 11}},
     )  # fmt: skip
@@ -295,7 +295,7 @@ def _gap(info: CompressionInfo) -> str:
     return largest_gap(gaps).replace("Dashed and lighter", "Diamonds") if gaps else ""
 
 
-def _owed(info: CompressionInfo) -> list[dict[str, Any]]:
+def _residuals(info: CompressionInfo) -> list[dict[str, Any]]:
     return [
         {
             "type": "scatter", "mode": "lines", "xaxis": "x3", "yaxis": "y3", "showlegend": True, "legend": "legend2",
@@ -309,11 +309,11 @@ def _owed(info: CompressionInfo) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _owed_range(info: CompressionInfo) -> list[float]:
+def _residual_range(info: CompressionInfo) -> list[float]:
     """Return a range from 0 that leaves space above the lines for their legend."""
-    owed = [run for run in info.runs if run.residuals]
-    most = max((value for run in owed for _, value in run.residuals), default=1.0)
-    return [0.0, (most or 1.0) * (1.15 + 0.2 * len(owed))]
+    with_residuals = [run for run in info.runs if run.residuals]
+    most = max((value for run in with_residuals for _, value in run.residuals), default=1.0)
+    return [0.0, (most or 1.0) * (1.15 + 0.2 * len(with_residuals))]
 
 
 def _legend_names(info: CompressionInfo) -> list[str]:
@@ -321,7 +321,7 @@ def _legend_names(info: CompressionInfo) -> list[str]:
     return [name.replace("<br>", " ") for name in _names(info)]
 
 
-def _nothing_owed() -> dict[str, Any]:
+def _no_residuals() -> dict[str, Any]:
     """Return the text that is shown in place of the residuals if no run has any."""
     return {
         "text": "no run carries<br>a residual over<br>to its next step", "x": sum(_RIGHT) / 2, "y": 0.5,

@@ -153,9 +153,9 @@ def _check_stages(arguments: Mapping[str, str], layers: int, stages: int) -> Non
     allowed = each - 1 if layers + 2 == each * stages else each
     if ends != [str(allowed)] * 2:
         raise SpecError(
-            f"decoder_first_pipeline_num_layers={ends[0]} and decoder_last_pipeline_num_layers={ends[1]} give the ends "
-            f"of a pipeline of {stages} stages numbers of layers that a layout cannot say; give rows of runs without "
-            f"them, or with {allowed} for both"
+            f"decoder_first_pipeline_num_layers={ends[0]} and decoder_last_pipeline_num_layers={ends[1]} put numbers "
+            f"of layers on the first and last of {stages} pipeline stages that a Layout cannot express; give rows of "
+            f"runs without them, or with {allowed} for both"
         )
 
 

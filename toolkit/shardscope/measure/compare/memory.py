@@ -18,7 +18,7 @@ _EXACT_KINDS = frozenset({"parameters", "gradients", "optimizer", "buffers"})
 
 _BRIEF = (
     "The predicted peak also counts gradients of activations, which live only while a layer's backward pass runs and "
-    "are not recorded by runs."
+    "which runs do not record."
 )
 
 
@@ -63,7 +63,7 @@ def _kinds(
             in_peak = kind == "buffers" and isinstance(prediction, JobPrediction)
             notes.append(
                 f"{kind} is left out: there is no formula for it in this job"
-                + ("; the predicted peak lacks it, too." if in_peak else ".")
+                + (", and the predicted peak does not include it." if in_peak else ".")
             )
         elif predicted is not None and (predicted.any() or measured.any()):
             yield _row(kind, predicted, measured, is_judged=is_exact and kind in _EXACT_KINDS)

@@ -23,8 +23,8 @@ def simulate_job(prediction: JobPrediction, variation: Variation, *, overlap: bo
     job = prediction.job
     if job.strategy.num_dropped:
         raise SpecError(
-            f"strategy={job.strategy.label!r} drops the gradients of the slowest workers, but in a simulated step all "
-            "are waited for; use ss.predict, or simulate with backups=0"
+            f"strategy={job.strategy.label!r} drops the gradients of the slowest workers, but a simulated step waits "
+            "for all of them; use ss.predict, or simulate with backups=0"
         )
     variation.check(job.world_size)
     step = JobStep(prediction, overlap=overlap)
