@@ -166,12 +166,15 @@ class Plain:
         if group <= 1:
             return 0.0
         cal = self.cal
-        node = self.per_node / (group * stride)
         rate, latency = self.near * cal.intra_efficiency, self.near_s
-        if self.nodes > 1 and node != floor(node):
+        if not self._is_in_node(group, stride):
             members = min(max(floor(self.per_node / stride), 1), group)
             rate, latency = min(rate, members * self.far * cal.inter_efficiency), max(self.near_s, self.far_s)
         return passes * (latency * ceil(log2(group)) + size * (group - 1) / group / rate) + cal.collective_s
+
+    def _is_in_node(self, group: float, stride: float) -> bool:
+        groups = self.per_node / (group * stride)
+        return self.nodes == 1 or group == 1 or groups == floor(groups)
 
     def _product(self, m: float, n: float, k: float) -> float:
         return 2 * m * n * k / self.matmul * (1 + self.cal.half_size * (1 / m + 1 / n + 1 / k))
@@ -216,11 +219,15 @@ class Plain:
         within = min(ranks, replicas) if zero else replicas
         if zero:
             reduce = self._ring(1, count * GRADIENT_BYTES, within, t)
-            reduce += self._ring(2, count * GRADIENT_BYTES / within, replicas / within, t * within)
+            between = self._ring(2, count * GRADIENT_BYTES / within, replicas / within, t * within)
             gather = self._ring(1, count * WEIGHT_BYTES, within, t)
             copied = cal.shard_copies / self.stream * count if within > 1 else 0.0
             reduce += copied * GRADIENT_BYTES if zero >= 2 else 0.0
             gather += copied * WEIGHT_BYTES if zero == 3 else 0.0
+            if self._is_in_node(within, t) and not self._is_in_node(replicas / within, t * within):
+                reduce = max(reduce, between - (gather if zero == 3 else 0.0))
+            else:
+                reduce += between
         else:
             reduce, gather = self._ring(2, count * GRADIENT_BYTES, replicas, t), 0.0
         if zero == 3 and replicas > 1:
