@@ -11,13 +11,13 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python3
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo "$$python"; exit; }; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test tests check format bench pins clean
+.PHONY: help demo lab test pytest check format bench pins clean
 
 help:
 	@echo "make demo    train two models with every strategy on 1 process and on 4 ranks (3 minutes); table and HTML report"
 	@echo "make lab     open the tour notebook in JupyterLab"
 	@echo "make test    run the quick tests (about 8 minutes on two cores), then make check; full tier: make test ARGS=--full"
-	@echo "make tests   run the tests alone"
+	@echo "make pytest  run the tests alone"
 	@echo "make check   run ruff (lint and format) and mypy"
 	@echo "make format  apply ruff fixes and formatting"
 	@echo "make bench   run the benchmarks and print their ratios"
@@ -30,10 +30,10 @@ demo: $(VENV)/.installed
 lab: $(VENV)/.installed
 	@$(BIN)/shardscope lab $(ARGS)
 
-test: tests
+test: pytest
 	@$(MAKE) --no-print-directory check
 
-tests: $(VENV)/.installed-dev
+pytest: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 check: $(VENV)/.installed-dev
