@@ -179,7 +179,8 @@ figures.memory_kinds(list(stages.values()), alone=alone)
 # %% [markdown]
 # What does rank 0 hold of each type of memory, in bytes and compared with `all-reduce`? Gathered parameters are
 # compared with its parameters. The states that ZeRO shards grow with the whole model, but the buffers in which ranks
-# exchange shards take at most 128 MiB on all ranks together: as much as the model here, a small share of a large one.
+# exchange shards have a fixed limit: they take a large share of a model as small as this one, and a small one of a large
+# model.
 
 # %%
 types = ["optimizer", "gradients", "parameters", "gathered"]
