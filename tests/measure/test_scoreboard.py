@@ -18,11 +18,24 @@ from shardscope.measure.scoreboard.published import published
 from shardscope.measure.scoreboard.ranking import Ranking, losses
 from shardscope.measure.scoreboard.rows import predicted_seconds
 from shardscope.measure.scoreboard.score import Score, rank_correlation
-from shardscope.spec.effects import table_scores
+from shardscope.spec.cluster import Device
+from shardscope.spec.effects import composed, table_scores
+from shardscope.spec.software import SOFTWARE
 
 
 def test_every_table_that_ships_was_also_predicted_without_it() -> None:
     assert published().keys() <= table_scores().keys()
+
+
+def test_rows_that_were_fitted_are_known_by_their_keys() -> None:
+    known = set(composed(SOFTWARE["nemo"], Device.of("h100-80gb")).fitted)
+    for name, rows in published().items():
+        assert sum(row.key in known for row in rows) == min(len(rows), 20), name
+
+
+def test_the_key_of_a_row_stays_when_layouts_get_a_new_field() -> None:
+    row = next(iter(published().values()))[0]
+    assert not {"recompute_layers", "offload"} & row.inputs["layout"].keys()
 
 
 def test_the_rank_correlation_is_spearmans() -> None:

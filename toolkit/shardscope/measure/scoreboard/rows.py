@@ -47,10 +47,13 @@ class Row:
         software: str = "megatron-core",
         release: str = "",
     ) -> Row:
-        """Return a row whose inputs are its model, its cluster, its layout and the software's release."""
+        """Return a row whose inputs are its model, its cluster, its layout and the software's release.
+
+        Defaults of the layout are left out, so that keys of fitted rows remain valid when `Layout` gets a new field.
+        """
         inputs = {
             "model": model.name, "seq": model.seq, "devices": cluster.device.name, "nodes": cluster.nodes,
-            "layout": layout.model_dump(mode="json"), "release": release,
+            "layout": _set_fields(layout), "release": release,
         }  # fmt: skip
         return cls(dataset, model, cluster, layout, seconds, inputs, software)
 
@@ -64,7 +67,12 @@ class Row:
     def configuration(self) -> str:
         """What identifies a configuration: model and layout, whatever the batch."""
         once = {"global_batch": self.layout.data * self.layout.micro_batch}
-        return f"{self.model!r} {self.layout.model_copy(update=once)!r}"
+        return f"{self.model!r} {_set_fields(self.layout.model_copy(update=once))}"
+
+
+def _set_fields(layout: Layout) -> dict[str, object]:
+    usual = Layout().model_dump(mode="json")
+    return {name: value for name, value in layout.model_dump(mode="json").items() if value != usual[name]}
 
 
 class RowGroups(NamedTuple):
