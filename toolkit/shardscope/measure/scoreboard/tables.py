@@ -116,8 +116,7 @@ def _row(
     software: str = "megatron-core",
 ) -> Row:
     machine = cluster(A100_80, devices, intra=NVLINK3, inter=SELENE)
-    inputs = {"model": model.name, "devices": devices, "layout": layout.model_dump()}
-    return Row(dataset, model, machine, layout, seconds, inputs, software)
+    return Row.of(dataset, model, machine, layout, seconds, software=software)
 
 
 def _weak_scaling(  # noqa: PLR0917
