@@ -14,6 +14,7 @@ from torch import nn
 
 import shardscope as ss
 from conformance.ranks import RankPool
+from conformance.runs import small_job
 from prediction.ranks_of import EVERY_STEP, run_on
 from shardscope import cli
 from shardscope.measure.compare.comparison import ComparedTerm, Comparison
@@ -137,8 +138,18 @@ def test_bytes_are_of_whole_periods_and_the_summarys(ran: Run) -> None:
     held = [event["peak"] for event in ran.events("memory") if event["step"] == newest]
     assert found["memory", "peak"].measured == max(held)
     assert "steps 3 to 10" in " ".join(found.notes)
-    assert found["memory", "peak"].predicted > max(held)
-    assert "also counts gradients of activations" in " ".join(found.notes)
+    assert found["memory", "peak"].predicted == pytest.approx(max(held), rel=0.01)
+    assert "batch, intermediate results and gradients of activations" in " ".join(found.notes)
+
+
+def test_the_peak_of_one_process_lacks_the_gradients_that_the_step_has_freed() -> None:
+    run = ss.launch(small_job(strategy="single", world_size=1, steps=3)).wait(60)
+    found = compare(run)
+    parts = [found["memory", kind].measured for kind in ("parameters", "optimizer", "activations")]
+    peak = found["memory", "peak"]
+    assert found["memory", "gradients"].measured > 0
+    assert peak.measured == sum(parts)
+    assert peak.predicted == peak.simulated == pytest.approx(peak.measured, rel=0.01)
 
 
 def test_a_wrong_prediction_is_found_and_named(ran: Run) -> None:

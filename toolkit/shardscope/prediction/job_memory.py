@@ -7,12 +7,15 @@ memory is at its peak, and these terms say so in their names.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.memory import RankStates, module_memory, torch_workspace_bytes
 from shardscope.analytic.memory.fully_sharded import gathered_peak
+from shardscope.analytic.memory.held import keeps_gradients
 from shardscope.analytic.terms import Term
 from shardscope.prediction.loads import Samples, samples_by_rank
 from shardscope.prediction.traced import Traced
@@ -90,6 +93,26 @@ def kinds_by_rank(step: JobStep, states: RankStates | None) -> dict[str, npt.NDA
         "buffers": None if states is None else states.buffers,
     }
     return {kind: np.asarray(held, dtype=float) for kind, held in known.items() if held is not None}
+
+
+def held_at_once(step: JobStep, kinds: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
+    """Return the most that each rank holds of all `kinds` together, in bytes, with shape `(world_size,)`.
+
+    This is what a run records as the peak: without intermediate results, gradients of activations, and the batch. A
+    replica or shard holds the gradients of a step only once its activations are freed, unless they stay in buckets, or
+    are those of an earlier micro-batch. The ranks of other strategies may hold all types at the same time.
+
+    Args:
+        step: The training step to predict.
+        kinds: Peak bytes of each type of memory on each rank, as from `kinds_by_rank`.
+    """
+    none = np.zeros(step.world_size)
+    stage = step.job.strategy.held_stage
+    gradients = kinds.get("gradients", none)
+    forward = kinds.get("activations", none) + kinds.get("gathered", none)
+    both = stage is None or step.micro_batches > 1 or keeps_gradients(stage, step.world_size)
+    moving = forward + gradients if both else np.maximum(forward, gradients)
+    return moving + sum((kinds.get(kind, none) for kind in ("parameters", "optimizer", "buffers")), none)
 
 
 def _activations(step: JobStep) -> list[float] | None:

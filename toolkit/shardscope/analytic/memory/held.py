@@ -67,7 +67,12 @@ class Sharding(NamedTuple):
     @property
     def keeps_gradients(self) -> bool:
         """Whether full gradients are in buckets that stay allocated from step to step."""
-        return self.stage == 1 or (self.stage == 0 and self.ranks > 1)
+        return keeps_gradients(self.stage, self.ranks)
+
+
+def keeps_gradients(stage: int | None, ranks: int) -> bool:
+    """Return whether gradients are in buckets that stay allocated; `stage` is a ZeRO stage, or None."""
+    return stage == 1 or (stage == 0 and ranks > 1)
 
 
 class HeldBytes(NamedTuple):

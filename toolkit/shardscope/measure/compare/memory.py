@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
+from shardscope.analytic.show import figure
 from shardscope.measure.compare.comparison import ComparedTerm
 from shardscope.measure.compare.measured import Ints, held_by_kind
 from shardscope.prediction.job import JobPrediction
+from shardscope.prediction.job_memory import held_at_once
 from shardscope.prediction.observed import ObservedPrediction
 from shardscope.runlog.schema import MEMORY_KINDS, Event
 
 _EXACT_KINDS = frozenset({"parameters", "gradients", "optimizer", "buffers"})
 
 _BRIEF = (
-    "The predicted peak also counts gradients of activations, which live only while a layer's backward pass runs and "
-    "are not recorded by runs."
+    "The peak is that of these types together. The prediction's `memory`, {whole} on the fullest rank, also counts the "
+    "batch, intermediate results and gradients of activations, which runs do not record."
 )
 
 
@@ -48,9 +49,9 @@ def memory_rows(
     if "peak" not in held:
         notes.append("peak is left out: this run was recorded before it was measured.")
         return
-    if any(part.name == "activations at the peak" for part in prediction.by_rank[0].parts):
-        notes.append(_BRIEF)
-    yield _row("peak", np.array([term.value for term in prediction.by_rank]), held["peak"], is_judged=False)
+    whole = max(term.value for term in prediction.by_rank)
+    notes.append(_BRIEF.format(whole=figure(whole, "bytes")))
+    yield _row("peak", held_at_once(prediction.step, prediction.kinds), held["peak"], is_judged=False)
 
 
 def _kinds(

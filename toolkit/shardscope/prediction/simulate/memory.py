@@ -2,7 +2,7 @@
 
 Parameters, optimizer state and buffers are constant. Activations grow evenly during each forward pass up to their
 peak, and shrink during the backward pass; a pipeline's follow its schedule. Gradients that stay in communication
-buckets are constant, other gradients grow during the last backward pass. Gathered parameters change with every
+buckets are constant, other gradients grow during the first backward pass. Gathered parameters change with every
 all-gather, in proportion to its size.
 """
 
@@ -56,13 +56,13 @@ def _point(rank: int, at: float, held: Mapping[str, float]) -> MemoryPoint:
 
 def lockstep_changes(peaks: Peaks, passes: Sequence[Pass], ranks: int, *, grows: bool) -> Iterator[Change]:
     """Yield the changes of activations, gathered parameters and, if `grows`, gradients in a step of `together`."""
-    last = max((each.micro_batch for each in passes if each.phase == "backward"), default=0)
+    first = min((each.micro_batch for each in passes if each.phase == "backward"), default=0)
     for rank in range(ranks):
         for each in passes:
             if each.phase in ("forward", "backward"):
                 yield from _ramp(rank, each, "activations", peaks, falls=each.phase == "backward")
                 yield from _gathered(rank, each, passes, peaks)
-            if grows and each.phase == "backward" and each.micro_batch == last:
+            if grows and each.phase == "backward" and each.micro_batch == first:
                 yield from _ramp(rank, each, "gradients", peaks, falls=False)
         yield rank, passes[-1].end, "gathered", 0.0
         if grows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardscope.analytic.communication.plan import StepPlan
+from shardscope.analytic.memory.held import keeps_gradients
 from shardscope.errors import SpecError
 from shardscope.prediction.job import JobPrediction, predict_job
 from shardscope.prediction.simulate.exchanges import Cargo, merged
@@ -19,8 +20,6 @@ from shardscope.spec.host_calibration import AnyCalibration
 
 MOST_RANKS = 64
 """Largest number of ranks whose events are listed."""
-_BUCKETED_STAGES = (0, 1)
-"""ZeRO stages whose gradients stay in communication buckets from step to step."""
 
 
 def step_events(
@@ -103,7 +102,7 @@ def _together(
     busy = [work.computing > 0 for work in job.strategy.work(prediction.step)]
     step = Lockstep(plan, times, prediction.step.micro_batches, busy, cargo_of(job))
     events = list(step.events())
-    grows = job.strategy.held_stage not in _BUCKETED_STAGES
+    grows = not keeps_gradients(job.strategy.held_stage, ranks)
     changes = lockstep_changes(prediction.kinds, step.passes, ranks, grows=grows)
     kinds = ["activations", "gathered", *(["gradients"] if grows else [])]
     return events, memory_points(prediction.kinds, ranks, changes, kinds)

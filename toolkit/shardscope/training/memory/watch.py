@@ -43,6 +43,7 @@ class StepMemory:
         self.peaks = dict.fromkeys(KINDS, 0)
         self.peak = 0
         self._without_activations = 0
+        self._is_running = False
         self.curve: list[list[float]] = []
         self.activations = Activations(self._storages, self._at_parameter, self._activations_changed)
 
@@ -80,6 +81,9 @@ class StepMemory:
 
     def _activations_changed(self, now: int) -> None:
         """Update the peak; add a point to the curve if activations have changed by a noticeable part of their peak."""
+        if not self._is_running:  # since the last sample, the step has freed the gradients of the step before
+            self._is_running = True
+            self._note()
         self.peak = max(self.peak, self._without_activations + now)
         before = self.curve[-1][1:] if self.curve else [0] * len(KINDS)
         if abs(now - before[_ACTIVATIONS]) * _NOTICEABLE >= max(self.activations.peak, 1):
