@@ -179,8 +179,7 @@ figures.memory_kinds(list(stages.values()), alone=alone)
 # %% [markdown]
 # What does rank 0 hold of each type of memory, in bytes and compared with `all-reduce`? Gathered parameters are
 # compared with its parameters. The states that ZeRO shards grow with the whole model, but the buffers in which ranks
-# exchange shards have a fixed limit: they take a large share of a model as small as this one, and a small one of a large
-# model.
+# exchange shards have a fixed limit, so they take a large share of a model as small as this one.
 
 # %%
 types = ["optimizer", "gradients", "parameters", "gathered"]
