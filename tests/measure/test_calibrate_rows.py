@@ -86,12 +86,17 @@ def test_a_row_that_is_faster_than_its_devices_can_compute_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("factor", "device", "software"),
-    [(3.0, "a100-80gb", "megatron-core"), (3.0, "h100-80gb", "fsdp2"), (5.0, "a100-80gb", "megatron-core")],
+    ("factor", "device", "software", "each_within", "median_within"),
+    [
+        (3.0, "a100-80gb", "megatron-core", 0.2, 0.1),
+        (3.0, "h100-80gb", "fsdp2", 0.2, 0.1),
+        (5.0, "a100-80gb", "megatron-core", 0.3, 0.15),
+    ],
 )
 def test_rows_that_agree_with_each_other_are_not_outliers_however_far_from_the_prediction(
-    factor: float, device: str, software: str
+    factor: float, device: str, software: str, each_within: float, median_within: float
 ) -> None:
+    """Constants that move far no longer keep the ratios of layouts, so errors that are left grow with the factor."""
     cluster = ss.Cluster.of(device, nodes=4)
     sharded = {"data": 32, "tensor": 1, "pipeline": 1, "zero": 3} if software == "fsdp2" else {}
     layouts = [
@@ -106,8 +111,8 @@ def test_rows_that_agree_with_each_other_are_not_outliers_however_far_from_the_p
     rows = [row(each, factor * timed(each), zero=each.zero, software=software) for each in layouts]
     mine = ss.calibrate(cluster, rows=rows, model=MODEL)
     after = [timed(each, mine) / (factor * timed(each)) for each in layouts]
-    assert after == pytest.approx([1.0] * 3, abs=0.3)
-    assert np.median(after) == pytest.approx(1.0, abs=0.15)
+    assert after == pytest.approx([1.0] * 3, abs=each_within)
+    assert np.median(after) == pytest.approx(1.0, abs=median_within)
     assert f"all 3 rows are about {factor:.2g} times slower than" in mine.note
 
 

@@ -55,6 +55,20 @@ def test_every_term_is_the_sum_of_its_parts(layout: Layout, model: Transformer) 
     assert tree.value == float(step_time(model, Layouts.of([layout]), CLUSTER, CALIBRATION).total[0])
 
 
+def test_the_term_of_gradients_names_the_shard_and_how_its_replicas_are_reduced() -> None:
+    def shown(shard: int) -> Term:
+        layout = Layout(data=16, zero=3, shard=shard, global_batch=64)
+        return time_term(MODEL, layout, Cluster.of("a100-80gb", nodes=2), CALIBRATION)[
+            term.NAMES["data_comm"]
+        ]
+
+    assert shown(8).inputs["shard"] == 8
+    assert "all-reduce between shards" in shown(8).formula
+    for whole in (0, 16):
+        assert "shard" not in shown(whole).inputs
+        assert "all-reduce between shards" not in shown(whole).formula
+
+
 def test_every_term_is_the_sum_of_its_parts_on_a_mixed_cluster() -> None:
     cluster = Cluster.mixed(Cluster.of("a100-80gb", nodes=1), Cluster.of("h100-80gb", nodes=1))
     layout = Layout(data=4, tensor=2, pipeline=2, global_batch=64, schedule="1f1b")

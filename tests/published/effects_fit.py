@@ -33,7 +33,8 @@ LAUNCHES = {
 }  # fmt: skip
 """The same for the time to launch a kernel, by kind. Python takes most of it, on hosts that differ less than clusters
 do, so all tables have nearly the same value, whatever it is. Few tables determine it, so one with a slow host must not
-widen these."""
+widen these. They rest on that argument, as does their entry in `FREEDOM`: no scores of left-out tables are recorded for
+them."""
 SCALES = {
     "all": 0.08, "family": 0.06, "software": 0.04, "trend": 0.06, "device": 0.03, "pair": 0.1, "table": 0.08,
 }  # fmt: skip

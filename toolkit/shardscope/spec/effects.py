@@ -108,7 +108,9 @@ def effects_of(software: Software, device: Device) -> dict[str, float]:
 def usual(software: Software, device: Device) -> Calibration:
     """Return the calibration that all effects are relative to.
 
-    `half_size` is in proportion to the FLOP per byte, and fused attention has the published speed of its kernel.
+    `half_size` is in proportion to the FLOP per byte, and fused attention has the published speed of its kernel. That
+    is one of long sequences; the `attention_half_seq` of 300 beside it is an assumption, for which no scores of
+    left-out tables are recorded.
     """
     constants = dict(_fitted()["usual"])
     constants["half_size"] *= ridge_of(device) / _fitted()["ridge_from"]

@@ -32,7 +32,7 @@ class Software(NamedTuple):
     constants: str = ""
     """The software whose constants of time it shares, because it runs the same kernels; empty for its own."""
     attention: str = "flash-2"
-    """Its fused attention kernel, a key of `spec.attention_kernels.KERNELS`."""
+    """Its fused attention kernel, a key of `spec.attention_kernels.KERNELS`, which says for which releases it holds."""
     caveat: str = ""
     """What the note of its calibrations says about the steps that they rest on."""
 
@@ -57,6 +57,7 @@ _KNOWN = (
         attention="cudnn",
     ),
     Software("megatron-deepspeed", "Megatron-DeepSpeed", "megatron", "megatron-deepspeed"),
+    # Both call PyTorch's attention: cuDNN's on Hopper with 2.11 or newer, FlashAttention-2 with most releases before.
     Software("fsdp2", "PyTorch FSDP2", "fsdp", "fsdp2", ("fsdp", "pytorch"), attention="cudnn"),
     Software("torchtitan", "torchtitan", "fsdp", "torchtitan"),
     Software("llm-foundry", "LLM Foundry", "fsdp", "llm-foundry", ("mosaic", "composer"), attention="flash-1"),

@@ -245,6 +245,9 @@ in float32, they are scaled (8), masked (9) and normalized (8), instead of 8. Th
 SEPARATE_KERNELS = 4.0
 """Kernels launched in addition per pass where softmax is not one fused kernel: five operations instead of one."""
 
+FUSED_SOFTMAX_TOKENS = 4096
+"""Tokens of the longest sequences that Megatron's fused kernel for scale, mask and softmax works on."""
+
 LOGIT_BYTES = 20
 """Bytes moved per logit in both passes.
 
@@ -283,10 +286,13 @@ def score_bytes(model: Transformer, split: Split) -> Floats:
 def fits_fused_softmax(model: Transformer, split: Split, value_bytes: int) -> npt.NDArray[np.bool_]:
     """Return whether Megatron's fused kernel for scale, mask and softmax works on the scores of unfused attention.
 
-    It needs 16-bit scores, and on each device a multiple of four heads x sequences (`is_kernel_available` in
-    megatron/model/fused_softmax.py, which all forks share).
+    It needs 16-bit scores, on each device a multiple of four heads x sequences, and sequences of at most 4,096 tokens
+    (2,048 in early releases), a multiple of four as well (NVIDIA/Megatron-LM
+    megatron/core/fusions/fused_softmax.py@00caa53, `is_kernel_available`; megatron/model/fused_softmax.py@0cb36de).
+    Megatron-LM of 2019 has no such kernel.
     """
-    return np.asarray((split.micro_batch * model.heads / split.tensor % 4 == 0) & (value_bytes == 2))
+    fits = value_bytes == 2 and 16 < model.seq <= FUSED_SOFTMAX_TOKENS and model.seq % 4 == 0
+    return np.asarray((split.micro_batch * model.heads / split.tensor % 4 == 0) & fits)
 
 
 def separate_softmax_bytes(model: Transformer, split: Split, value_bytes: int) -> Floats:

@@ -132,9 +132,9 @@ NEMO_FP8 = (
     ("25.04", "gb200", "nemotron-15B", 64, 256, 2, 1, 1, 1, 1, 1, 17809),
     ("25.04", "gb200", "nemotron-340B", 128, 32, 1, 1, 8, 4, 1, 12, 737),
 )
-"""docs.nvidia.com/nemo-framework/user-guide, performance/performance_summary.html of NeMo 25.02 and
-performance/archive/25.04-performance-summary.html, "Pre-training": columns as in `BRIDGE`, with sequences of the
-models' lengths in `_model`. Dense models only."""
+"""docs.nvidia.com/nemo-framework/user-guide, performance/performance_summary.html as it was with NeMo 25.02 (it changes
+with each release; today's copies have later figures) and performance/archive/25.04-performance-summary.html,
+"Pre-training": columns as in `BRIDGE`, with sequences of the models' lengths in `_model`. Dense models only."""
 
 
 def nvidia() -> dict[str, list[Row]]:

@@ -52,7 +52,5 @@ def _row(  # noqa: PLR0917
     layout = Layout(
         global_batch=micro_batch * count, micro_batch=micro_batch, recompute="full" if recomputes else "none"
     )
-    return Row(
-        "FSDP2, one H100", model, Cluster.of("h100-80gb", per_node=1), layout, seconds,
-        {"model": size, "seq": seq, "layout": layout.model_dump(mode="json")}, "fsdp2",
-    )  # fmt: skip
+    cluster = Cluster.of("h100-80gb", per_node=1)
+    return Row.of("FSDP2, one H100", model, cluster, layout, seconds, software="fsdp2")

@@ -1,9 +1,9 @@
 """Step times copied from papers.
 
 Settings that a paper does not state are assumed. For Narayanan's table 1: micro-batches of 4 without a pipeline and of
-1 with a pipeline, or of 2 where the fused softmax of that time, which had no alternative, needs it (a multiple of four
-heads x sequences); and two (or three) virtual stages if the layers allow it. For Llama 3: four virtual stages and
-ZeRO 1.
+1 with a pipeline, or of 2 where the fused softmax of that time, which had no alternative, needs it (heads x sequences
+must be a multiple of four); and two (or three) virtual stages if the layers allow it. For Llama 3: four virtual stages
+and ZeRO 1.
 """
 
 from __future__ import annotations
@@ -116,8 +116,7 @@ def _row(
     software: str = "megatron-core",
 ) -> Row:
     machine = cluster(A100_80, devices, intra=NVLINK3, inter=SELENE)
-    inputs = {"model": model.name, "devices": devices, "layout": layout.model_dump()}
-    return Row(dataset, model, machine, layout, seconds, inputs, software)
+    return Row.of(dataset, model, machine, layout, seconds, software=software)
 
 
 def _weak_scaling(  # noqa: PLR0917

@@ -1,8 +1,12 @@
 """Published step times of V100: Megatron-LM of 2019 and 2021, DeepSpeed 0.3, and FSDP as Lightning ran it.
 
-All runs are in fp16 without fused attention. Left out, because a setting is not stated: Megatron-LM 1.0 (May 2020, the
-shapes of its models), LiBai's runs of Megatron-LM (the device), ZeRO's and ZeRO-Offload's papers (times are in figures
-only). Of runs that were repeated, the first is used.
+All runs are in fp16 without fused attention. The runs of Megatron-LM of 2019 and of DeepSpeed 0.3 are predicted as if
+scale, mask and softmax were one fused kernel, which Megatron-LM had only later (the model that DeepSpeed ran is a copy
+of 2019's: deepspeedai/DeepSpeedExamples Megatron-LM/mpu/transformer.py@a79272c). With those operations in pieces and
+the same constants, their errors are 17 and 32 % instead of 9 and 3 %, perhaps because pieces in 16 bits, without a cast
+to float32, move less than `analytic.compute.work.SEPARATE_BYTES`. Left out, because a setting is not stated:
+Megatron-LM 1.0 (May 2020, the shapes of its models), LiBai's runs of Megatron-LM (the device), ZeRO's and
+ZeRO-Offload's papers (times are in figures only). Of runs that were repeated, the first is used.
 """
 
 from __future__ import annotations
@@ -30,8 +34,9 @@ MEGATRON_2019 = (
 )
 """nv-adlr/nv-adlr.github.io _projects/megatron-lm.md@2624eac (Megatron-LM, arXiv 1909.08053, figure 5), table 1 and
 figure 4: layers, hidden, heads, tensor- and data-parallel degrees, and the FLOP/s per device in per cent of the first
-run's. Sequences of 1,024 tokens, 8 in a batch of each replica, every layer recomputed, on DGX-2H (16 V100 of 32 GB
-with 300 GB/s both ways, 100 GB/s between nodes)."""
+run's. Figure 4 is an image (weak_scaling.jpg); the text has the 39 TFLOP/s of the first run and the 77 and 74 % of the
+largest model. Sequences of 1,024 tokens, 8 in a batch of each replica, every layer recomputed, on DGX-2H (16 V100 of
+32 GB with 300 GB/s both ways, 100 GB/s between nodes)."""
 
 FIRST_STEP_S = 1.288 * 62.4 / 39
 """Seconds of the first run of `MEGATRON_2019`, which does 39 TFLOP/s: _projects/megatron-lm-v1.md of the same commit
@@ -75,10 +80,11 @@ LIGHTNING_FSDP = (
     (96, "full", 8, 2054),
     (96, "full", 16, 2098),
 )
-"""Lightning's example "Efficient Training of Large Language Models" (late 2022: FSDP through LightningLite, minGPT):
-layers, recomputation, micro-batch, milliseconds. Width 1,600, 25 heads, 128 tokens per sequence, the 65 characters of
-tiny Shakespeare as vocabulary, on one p3.8xlarge (4 V100-16GB). Left out are the runs of which it says that the
-allocator had to retry, and those on several machines, whose network it does not name."""
+"""Lightning's example "Efficient Training of Large Language Models" (late 2022: FSDP through LightningLite, minGPT; the
+README.md beside its train.py and train_cloud.py, whose repository is no longer known): layers, recomputation,
+micro-batch, milliseconds. Width 1,600, 25 heads, 128 tokens per sequence, the 65 characters of tiny Shakespeare as
+vocabulary, on one p3.8xlarge (4 V100-16GB). Left out are the runs of which it says that the allocator had to retry, and
+those on several machines, whose network it does not name."""
 
 NODE: dict[str, Any] = {
     "intra": Link.of("nvlink-2"), "inter": network(12.5, "DLPerf: one EDR port of 100 Gbit/s per node"),

@@ -65,7 +65,11 @@ class Machine(NamedTuple):
 
     @property
     def has_megatron_softmax(self) -> bool:
-        """Whether the calibration's software has Megatron's fused kernel for scale, mask and softmax."""
+        """Whether the calibration's software is predicted as if it had Megatron's fused kernel for softmax.
+
+        DeepSpeed is, because it most often runs Megatron's models. Models of Hugging Face under DeepSpeed, and
+        Megatron-LM of 2019, do not have the kernel: see `measure.scoreboard.volta`.
+        """
         return software_of(self.calibration.software or "megatron-core").family != "fsdp"
 
     def utilization(self, flops: float, num_devices: int, step_time_s: float) -> float:

@@ -56,6 +56,11 @@ ranks, bandwidth B, and N ranks that share the optimizer update."""
 _OF_LAYERS = ("recompute", "tensor_comm", "context_comm", "expert_comm", "overhead")
 """Parts whose times of layers have the factor of the layer's shape; embedding, output and fixed cost do not."""
 _SHAPE = "factor of the layer's shape"
+_HYBRID = (
+    "reduce = reduce-scatter in a shard + all-reduce between shards, "
+    "or max(reduce-scatter, all-reduce − gather of ZeRO 3) if shards lie inside nodes and their replicas do not"
+)
+"""Addition to the formula of gradients and parameters where shards have replicas."""
 
 
 def time_term(model: Transformer, layout: Layout, cluster: Cluster, calibration: Calibration) -> Term:
@@ -71,6 +76,8 @@ def time_term(model: Transformer, layout: Layout, cluster: Cluster, calibration:
         value = float(getattr(found.parts, field)[0])
         if value > 0:
             formula, source = FORMULAS[field]
+            if field == "data_comm" and "shard" in inputs[field]:
+                formula = f"{formula}, {_HYBRID}"
             if factor and field in _OF_LAYERS:
                 formula = f"{formula}, layers × {_SHAPE}"
                 inputs[field] |= factor
@@ -146,6 +153,9 @@ def _inputs(
     }
     pipe: dict[str, float | str] = {"p": layout.pipeline, "v": layout.virtual_stages}
     states: dict[str, float | str] = {"elements": float(dense + experts)}
+    hybrid: dict[str, float | str] = (
+        {"shard": layout.shard} if layout.zero and 0 < layout.shard < replicas else {}
+    )
     return {
         "recompute": {"m": count, "kind": layout.recompute, **_recomputed(model, layout)},
         "tensor_comm": {
@@ -156,7 +166,7 @@ def _inputs(
         "pipeline_comm": {**micro, **pipe, "share of bandwidth": cal.pipeline_efficiency},
         "bubble": {"m": count, **pipe, "schedule": layout.schedule},
         "data_comm": {
-            **states, "d × c": replicas, "ZeRO": layout.zero, "compression": layout.axis("compression"),
+            **states, "d × c": replicas, "ZeRO": layout.zero, **hybrid, "compression": layout.axis("compression"),
             "hidden share": cal.shard_overlap if layout.zero >= 2 else cal.gradient_overlap,
         },
         "optimizer": {

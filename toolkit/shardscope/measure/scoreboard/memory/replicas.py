@@ -6,6 +6,10 @@ multiplies fp8 matrices of any layout: with one scale per tensor, TransformerEng
 (``nvte_is_non_tn_fp8_gemm_supported``), but the model, which does not know the device, counts them: 12 GiB. That DDP
 copies gradients into buckets was looked up after its two peaks had been seen, which were predicted 16 and 19 % too low.
 
+Of the four peaks of DeepSpeed's ZeRO 3, two are predicted badly: GPT-2 XL of Lightning 35 % too high (33.4 instead of
+24.8 GiB, 19.5 of them 10 bytes per logit, of which about 6 were measured) and minGPT's 1.7B 22 % too low (5.9 instead
+of 7.6 GiB, unexplained). The two larger models are within 2 and 5 %.
+
 Of the runs without a peak, the sources say whether they ran: torchtitan's docs/performance.md@0413364 of Llama 2 70B
 with two sequences and selective recomputation; Lightning's example (`volta.LIGHTNING_FSDP`); and
 deepspeedai/DeepSpeedExamples training/autotuning/hf/gpt2-xl/README.md@45b4b71 of GPT-2 XL by Hugging Face without
@@ -35,8 +39,9 @@ LIGHTNING_GPT = (
     (48, 1600, 25, 4, 40, 3, 25360.968),
     (60, 4096, 16, 8, 1, 3, 29751.203),
 )
-"""hpcaitech/ColossalAI-Pytorch-lightning benchmark/gpt@211e8be: layers, hidden, heads, devices, micro-batch, ZeRO
-stage, MB. GPT-2 by Hugging Face, 1,024 tokens, every layer recomputed, A100-40GB; the first run is torch's DDP."""
+"""hpcaitech/ColossalAI-Pytorch-lightning benchmark/gpt/README.md, the first two runs @211e8be, the third one and the
+commands in later versions: layers, hidden, heads, devices, micro-batch, ZeRO stage, MB. GPT-2 by Hugging Face, 1,024
+tokens, every layer recomputed, A100-40GB; the first run is torch's DDP."""
 
 MINGPT = ((15, 3072, 0, 36148.55), (15, 3072, 3, 7796.98), (21, 8192, 3, 36086.14))
 """SeanNaren/minGPT@0139bda README.md: layers, hidden, ZeRO stage, MiB. 16 heads, 128 characters of 65 kinds, one
