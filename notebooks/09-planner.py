@@ -20,9 +20,10 @@
 #
 # Does a Llama fit on your H100s, with which layout, and how long does a step take? A very large model can be placed on
 # a cluster in a great many ways: how many replicas, tensor, pipeline and context ranks, which ZeRO stage, which
-# schedule, which micro-batch, how many layers to recompute, what to keep in host memory. The planner evaluates **all**
-# of them, with the formulas of the other calculators. Choose another model, device or number of nodes; move the
-# sliders, and rows are ranked again at once; click a point or a row to compare that plan with the best one.
+# schedule, which micro-batch, what to recompute, what to keep in host memory. The planner evaluates **all** of them,
+# with the formulas of the other calculators; where memory demands recomputation, it finds the fewest layers to
+# recompute. Choose another model, device or number of nodes; move the sliders, and rows are ranked again at once; click
+# a point or a row to compare that plan with the best one.
 
 # %%
 from shardscope_widgets import Planner, figures, say

@@ -296,6 +296,8 @@ def test_a_schedule_that_waits_for_itself_is_found_out() -> None:
         (("zb-h1", 0, 8), "stages=0 is too few; a pipeline needs at least 1"),
         (("v-half", 4, 0), "microbatches=0 is too few; a pipeline needs at least 1"),
         (("1f1b", 4, 2**31), "more than 4,194,304 passes, .* use at most 524288 micro-batches"),
+        (("interleaved", 7, 10_000_000, 3), "use at most 99862 micro-batches"),
+        (("1f1b", 3_000_000, 10), "too much memory; use fewer stages"),
     ],
 )
 def test_impossible_schedules_are_refused(arguments: tuple, message: str) -> None:

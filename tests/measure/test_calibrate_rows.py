@@ -372,6 +372,23 @@ def test_a_log_of_megatron_with_other_layers_at_the_ends_of_the_pipeline_is_refu
             read_rows(log, given)
 
 
+@pytest.mark.parametrize(("count", "recomputed"), [(7, 7), (8, 0)])
+def test_numbers_of_recomputed_layers_are_those_of_the_stages_between_shorter_ends(
+    log: Path, count: int, recomputed: int
+) -> None:
+    more = f"""\
+  pipeline_model_parallel_size .................... 16
+  decoder_first_pipeline_num_layers ............... 7
+  decoder_last_pipeline_num_layers ................ 7
+  recompute_method ................................ block
+  recompute_num_layers ............................ {count}
+  seq_length"""
+    layers = "num_layers ...................................... "
+    log.write_text((ARGUMENTS + STEPS).replace("  seq_length", more).replace(f"{layers}40", f"{layers}126"))
+    (found,) = read_rows(log, Given(ss.Cluster.of("a100-80gb", nodes=64)))
+    assert (found.layout.recompute, found.layout.recompute_layers) == ("full", recomputed)
+
+
 def test_a_log_of_a_mixture_of_experts_states_the_sequence_length(log: Path) -> None:
     log.write_text((ARGUMENTS + STEPS).replace("num_experts ..................................... None",
                                                "num_experts ..................................... 8"))  # fmt: skip

@@ -19,6 +19,12 @@ def two() -> tuple[ss.Run, ss.Run]:
     return runs[0], runs[1]
 
 
+@pytest.mark.parametrize("given", [None, 3])
+def test_what_is_not_a_list_of_runs_is_refused(given: object) -> None:
+    with pytest.raises(ss.ShardscopeError, match=f"takes a list of runs, got {given}; write ss.compare_runs"):
+        ss.compare_runs(given)
+
+
 def test_settings_results_and_changes_come_from_the_summaries(two, capsys) -> None:
     one, other = two
     found = ss.compare_runs(two, baseline=one)
@@ -38,6 +44,9 @@ def test_settings_results_and_changes_come_from_the_summaries(two, capsys) -> No
     with_one_more = (*even, replace(even[0], run_id="3", summary=replace(even[0].summary, loss_mean=1.0)))
     told = repr(replace(found, runs=with_one_more))
     assert "lr 0.001 and lr 0.01 have the lowest mean loss (last 10 steps): 0.3359." in told
+    diverged = replace(even[0], run_id="3", summary=replace(even[0].summary, loss_mean=9e9, diverged_at=3))
+    told = repr(replace(found, runs=(*even, diverged)))
+    assert "lr 0.001 and lr 0.01 have the same mean loss (last 10 steps): 0.3359." in told
     assert "Changes are against lr 0.001." in found._repr_html_()
     for label in (
         "sent per step (all ranks)", "held by tensors (fullest rank)", "process memory growth (fullest rank)"

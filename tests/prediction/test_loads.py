@@ -119,6 +119,7 @@ def test_the_interval_contains_steps_in_which_messages_of_uneven_chunks_do_not_w
 
 def test_backup_workers_do_not_wait_for_the_slowest() -> None:
     found = predicted(SLOW, strategy=ss.ParameterServer(backups=1))
+    assert "the busiest rank sends at most " in repr(found)
     assert passes_s(found) == pytest.approx(passes_s(predicted()))
     assert awaited(found.step, rank_loads(found.step)).computing == 0.5
     assert slow_down(strategy=ss.ParameterServer(backups=1)) == pytest.approx(1.0)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from html import escape
 
-from shardscope.spec.units import bytes_text, duration_text, plural, rate_text, scaled, three_digits
+from shardscope.spec.units import bytes_text, duration_text, listed, plural, rate_text, scaled, three_digits
 
 __all__ = [
     "bytes_text", "count_text", "duration_text", "listed", "plural", "rate_text", "safe", "three_digits",
@@ -16,12 +15,6 @@ _COUNTS = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
 def count_text(count: float) -> str:
     """Format a count of parameters as ``812``, ``43.4 k``, ``1.3 M`` or ``175 G``."""
     return scaled(count, _COUNTS)
-
-
-def listed(items: Iterable[str]) -> str:
-    """Join items as ``a``, ``a and b`` or ``a, b and c``."""
-    names = list(items)
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
 
 
 def safe(text: object) -> str:

@@ -89,6 +89,15 @@ class TestWhy:
         assert "faster. " in told
         assert " instead of " in told
 
+    def test_as_many_layers_as_a_stage_has_are_all_of_them(self):
+        fix = {"recompute": "full", "schedule": "1f1b", "pipeline": 2, "tensor": 1, "offload": "none"}
+        found = plan(small_model(), machine(), global_batch=16, calibration=CALIBRATION, fix=fix)
+        best = found.best.layout
+        assert best.recompute_layers == 0
+        for count in (4, 5):
+            assert found.why(best.replace(recompute_layers=count)) == "it is plan 1 of the table"
+        assert found.why(best.replace(recompute_layers=3)) != "it is plan 1 of the table"
+
     def test_stages_that_differ_in_layers_are_what_the_planner_leaves_out(self, plans):
         told = plans.why(
             Layout(data=2, pipeline=4, schedule="interleaved", virtual_stages=2, global_batch=16)
@@ -133,6 +142,10 @@ def test_rows_say_how_many_layers_of_a_stage_are_recomputed():
     other = plans.best.layout.replace(recompute_layers=0)
     told = str(explain((plans.setting, plans.setting), plans.best.layout, other, ("one", "other")))
     assert "(recompute_layers 3 instead of all)" in told
+    plain = plans.best.layout.replace(recompute="none", recompute_layers=0)
+    told = str(explain((plans.setting, plans.setting), plain, plans.best.layout, ("one", "other")))
+    assert "(recompute none instead of full" in told
+    assert "recompute_layers" not in told
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +185,8 @@ class TestNothingFits:
     [
         ({"objective": "speed"}, "objective='speed' is not known"),
         ({"objective": {"time": -1}}, "weights are finite and at least 0"),
+        ({"objective": {"time": "x"}}, "the weight time='x' is not valid"),
+        ({"objective": 5}, "objective=5 is not known"),
         ({"objective": {"time": 0}}, "has no weight above 0"),
         ({"global_batch": 0}, "global_batch=0"),
         ({"global_batch": float("nan")}, "global_batch=nan is not a batch size"),
@@ -180,6 +195,11 @@ class TestNothingFits:
         ({"space": {"tensor": 8}}, "space takes a SearchAxes"),
         ({"calibration": "a100-megatron"}, "write calibration=ss.Calibration.of"),
         ({"top": 0}, "top=0"),
+        ({"top": "x"}, "top='x' is not a number of rows; give 1 or more"),
+        ({"top": 1.5}, "top=1.5 is not a number of rows"),
+        ({"flash_attention": "x"}, "flash_attention='x' is neither True nor False"),
+        ({"flash_attention": [True, None]}, "flash_attention=None is neither True nor False"),
+        ({"fix": ["tensor"]}, "fix takes a Mapping"),
         ({"precision": "fp4"}, "precision='fp4' is not known"),
         ({"optimizer": "adam"}, "did you mean 'adamw'"),
         ({"model": "gpt9"}, "gpt9"),

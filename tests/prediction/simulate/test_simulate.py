@@ -192,6 +192,21 @@ def test_arguments_that_make_no_sense_are_refused(settings: dict[str, object], m
         ss.simulate(job_of(), **settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"global_batch": 2**30}, r"global_batch=1073741824 .* at most 8388608, or a larger micro_batch"),
+        ({"global_batch": 2**30, "data": 2, "micro_batch": 2}, "a global_batch of at most 8388608"),
+    ],
+)
+def test_layouts_with_too_many_micro_batches_are_refused_in_their_own_words(
+    settings: dict[str, int], match: str
+) -> None:
+    layout = LAYOUT.replace(**{"data": 4, "pipeline": 1, "tensor": 4} | settings)
+    with pytest.raises(ss.SpecError, match=match):
+        ss.simulate(GPT, CLUSTER.replace(nodes=layout.num_devices // 4), layout)
+
+
 def test_only_asynchronous_servers_have_a_staleness() -> None:
     with pytest.raises(ss.SpecError, match="is not asynchronous"):
         ss.simulate.asynchronous(job_of())

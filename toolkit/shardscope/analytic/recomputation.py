@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from shardscope.spec.layout import Layout
 
 
+def layers_of_stage(layers: npt.ArrayLike, stages: npt.ArrayLike) -> Any:
+    """Return the number of layers of the largest stage of an even split, an int if both arguments are.
+
+    Args:
+        layers: Number of layers in the model.
+        stages: Number of stages: pipeline ranks times the stages on each.
+    """
+    return -(-layers // stages)  # type: ignore[operator]
+
+
 def recomputed_layers(layers: npt.ArrayLike, most: npt.ArrayLike) -> Any:
     """Return how many of a device's layers are recomputed.
 

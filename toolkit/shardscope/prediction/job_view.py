@@ -62,7 +62,8 @@ def _headline(found: JobPrediction) -> tuple[str, ...]:
         held = f"the fullest rank needs {figure(found.peak_bytes, 'bytes')}{beside_peak(found)}"
     sent = "bytes sent: unknown"
     if found.sent_bytes is not None:
-        sent = f"the busiest rank sends {figure(float(found.sent_bytes.max()), 'bytes')} a step"
+        at_most = "at most " if found.job.strategy.num_dropped else ""
+        sent = f"the busiest rank sends {at_most}{figure(float(found.sent_bytes.max()), 'bytes')} a step"
     return (
         f"{job.label} on {count}, {found.where}",
         f"{took}; {held}{_misfit(found)}",

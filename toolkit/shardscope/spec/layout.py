@@ -89,8 +89,8 @@ class Layout(Spec):
     recompute: Recompute = "none"
     """What the backward pass recomputes: nothing, core attention, or every layer from its input."""
     recompute_layers: CountOrZero = 0
-    """Number of layers on each stage to recompute, the first ones; 0, or more than a stage has, for all of them. Needs
-    recompute="full". Megatron names it ``--recompute-num-layers``, with ``--recompute-method block``."""
+    """Number of layers on each stage that recompute="full" recomputes, the first ones; 0, or more than a stage has, for
+    all of them. Megatron names it ``--recompute-num-layers``, with ``--recompute-method block``."""
     flash_attention: bool = True
     """Use fused attention: one kernel that never stores the attention scores."""
     sequence_parallel: bool = False

@@ -26,7 +26,7 @@ def problems(
     yield from _batch(layout)
     yield from _groups(layout)
     yield from _schedule(layout)
-    yield from _recomputation(layout, cluster)
+    yield from recomputation_faults(layout, cluster)
     if isinstance(model, LayerTable):
         yield from _rows(layout, model)
     elif model is not None:
@@ -97,7 +97,8 @@ def _schedule(layout: Layout) -> Iterator[str]:
         )
 
 
-def _recomputation(layout: Layout, cluster: Cluster | None) -> Iterator[str]:
+def recomputation_faults(layout: Layout, cluster: Cluster | None) -> Iterator[str]:
+    """Yield a sentence for every rule that the number of layers to recompute breaks."""
     if not layout.recompute_layers:
         return
     if layout.recompute != "full":

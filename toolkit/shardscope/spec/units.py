@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
@@ -217,6 +217,12 @@ def flops_text(flops: float) -> str:
 def plural(count: int, thing: str) -> str:
     """Format a count with its noun: ``1 rank``, ``4 ranks``."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def listed(items: Iterable[str]) -> str:
+    """Join items as ``a``, ``a and b`` or ``a, b and c``."""
+    names = list(items)
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
 
 
 def seconds_text(seconds: float) -> str:

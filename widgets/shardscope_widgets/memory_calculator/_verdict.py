@@ -8,6 +8,7 @@ import numpy as np
 
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import device_memory
+from shardscope.analytic.recomputation import layers_of_stage
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 from shardscope_widgets.figures._memory_plan import KIND_NAMES, MemoryPlanInfo, gib_text
@@ -79,7 +80,7 @@ def _in_part(model: Transformer, layout: Layout, change: dict[str, Any]) -> list
     """Return the changes that recompute only some layers, fewest first, before the one that recomputes all."""
     if change is not _FULL:
         return []
-    layers = -(-model.layers // (layout.pipeline * layout.virtual_stages))
+    layers = layers_of_stage(model.layers, layout.pipeline * layout.virtual_stages)
     return [
         (
             f"full recomputation of {count} of {layers} layers of each stage",

@@ -39,6 +39,18 @@ def build(
     return _built(asked, stages, microbatches, held)
 
 
+def most_microbatches(schedule: PipelineSchedule, stages: int, held: int) -> int:
+    """Return the largest number of micro-batches for which `build` builds a table; 0 if there is none.
+
+    Args:
+        schedule: The schedule.
+        stages: Number of ranks in the pipeline.
+        held: Number of stages per rank.
+    """
+    most = MOST_PASSES // (2 * stages * held)
+    return next((count for count in range(most, 0, -1) if schedule.accepts(count, stages)), 0)
+
+
 @lru_cache(maxsize=128)
 def _built(schedule: PipelineSchedule, stages: int, microbatches: int, held: int) -> ScheduleTable:
     rows = tuple(_row(schedule, rank, stages, microbatches, held) for rank in range(stages))
@@ -76,9 +88,11 @@ def _check(schedule: PipelineSchedule, stages: int, microbatches: int, held: int
             raise SpecError(f"{field}={value} is too few; a pipeline needs at least 1")
     schedule.check_stages(held)
     if 2 * stages * held * microbatches > MOST_PASSES:
+        most = most_microbatches(schedule, stages, held)
+        advice = f"use at most {most} micro-batches" if most else "use fewer stages"
         raise SpecError(
             f"microbatches={microbatches} on {stages * held} stages would be more than {MOST_PASSES:,} passes, which "
-            f"take too much memory; use at most {MOST_PASSES // (2 * stages * held)} micro-batches"
+            f"take too much memory; {advice}"
         )
     if not schedule.accepts(microbatches, stages):
         raise SpecError(

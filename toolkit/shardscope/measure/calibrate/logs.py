@@ -8,6 +8,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from shardscope.analytic.recomputation import layers_of_stage
 from shardscope.errors import DataError, SpecError
 from shardscope.spec.model import Transformer
 
@@ -100,7 +101,7 @@ def _megatron(arguments: Mapping[str, str], name: str, given: Transformer | None
         arguments.get("virtual_pipeline_model_parallel_size", "None"),
     )
     _check_stages(arguments, layers, degrees["pipeline"])
-    is_interleaved = virtual.isdigit() and int(virtual) > 1
+    held = int(virtual) if virtual.isdigit() and int(virtual) > 1 else 1
     return {
         **_model(arguments),
         "seq": int(arguments["seq_length"]),
@@ -109,9 +110,9 @@ def _megatron(arguments: Mapping[str, str], name: str, given: Transformer | None
         "micro_batch": int(arguments["micro_batch_size"]),
         "global_batch": int(arguments["global_batch_size"]),
         "zero": _zero(arguments),
-        "schedule": "interleaved" if is_interleaved else "1f1b",
-        "virtual_stages": int(virtual) if is_interleaved else 1,
-        **_recompute(arguments, layers // (degrees["pipeline"] * (int(virtual) if is_interleaved else 1))),
+        "schedule": "interleaved" if held > 1 else "1f1b",
+        "virtual_stages": held,
+        **_recompute(arguments, layers_of_stage(layers, degrees["pipeline"] * held)),
         "sequence_parallel": _is_on(arguments, "sequence_parallel"),
         "precision": _precision(arguments),
         "flash_attention": _is_on(arguments, "use_flash_attn")
@@ -149,7 +150,7 @@ def _check_stages(arguments: Mapping[str, str], layers: int, stages: int) -> Non
     ends = [arguments.get(f"decoder_{end}_pipeline_num_layers", "None") for end in ("first", "last")]
     if stages == 1 or ends == ["None", "None"]:
         return
-    each = -(-layers // stages)
+    each = layers_of_stage(layers, stages)
     allowed = each - 1 if layers + 2 == each * stages else each
     if ends != [str(allowed)] * 2:
         raise SpecError(
@@ -194,7 +195,7 @@ def _recompute(arguments: Mapping[str, str], layers: int) -> dict[str, Any]:
 
     Args:
         arguments: Megatron's arguments.
-        layers: Number of layers on a stage.
+        layers: Number of layers on the largest stage.
     """
     granularity = arguments.get("recompute_granularity", "None")
     if granularity != "full" or arguments.get("recompute_method") != "block":

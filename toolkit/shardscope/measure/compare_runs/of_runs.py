@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from shardscope.errors import SpecError
+from shardscope.errors import SpecError, quoted
 from shardscope.measure.compare_runs.comparison import ComparedRun, RunsComparison, with_speed_up
 from shardscope.runlog.summary import Summary
 from shardscope.runtime import Run
@@ -38,8 +38,10 @@ def compare_runs(
     Example:
         >>> ss.compare_runs(ss.runs()[:3], baseline=ss.runs()[2]).frame()  # doctest: +SKIP
     """
-    if isinstance(runs, Run | str | Path):
-        raise SpecError("compare_runs takes a list of runs; write ss.compare_runs([run_a, run_b])")
+    if isinstance(runs, Run | str | Path) or not isinstance(runs, Iterable):
+        raise SpecError(
+            f"compare_runs takes a list of runs, got {quoted(runs)}; write ss.compare_runs([run_a, run_b])"
+        )
     found = [Run.attach(run, root) for run in runs]
     paths = [run.path for run in found]
     if len(found) < FEWEST:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardscope.runlog.figures import FIGURES, change_text, figure_text
 from shardscope.spec.run_names import shared_words
 from shardscope.spec.settings import heading_of, value_text
-from shardscope.spec.units import three_digits
+from shardscope.spec.units import listed, three_digits
 
 if TYPE_CHECKING:
     from shardscope.measure.compare_runs.comparison import ComparedRun, RunsComparison
@@ -83,14 +83,14 @@ def _end_apart(comparison: RunsComparison) -> bool:
 def _diverged(comparison: RunsComparison) -> Iterator[str]:
     names = [run.name for run in comparison.runs if run.summary.diverged_at is not None]
     if names:
-        yield f"{DIVERGED} {' and '.join(names)} diverged. {ADVICE}"
+        yield f"{DIVERGED} {listed(names)} diverged. {ADVICE}"
 
 
 def _best(comparison: RunsComparison) -> Iterator[str]:
     kept = [run for run in comparison.runs if run.summary.diverged_at is None]
     losses = [(run.summary.loss_mean, run) for run in kept if run.summary.loss_mean is not None]
     if len(losses) > 1 and len({run.summary.last_step for _, run in losses}) == 1:
-        yield _lowest_loss(losses)
+        yield _lowest_loss(losses, len(comparison.runs))
     rate_name = next((name for name in comparison.speed_names if name != "step_time_s"), None)
     rates = [
         (rate, run) for run in comparison.runs if rate_name and (rate := run.result(rate_name)) is not None
@@ -100,14 +100,21 @@ def _best(comparison: RunsComparison) -> Iterator[str]:
         yield f"{fastest.name} is the fastest: {figure_text(rate_name, rate)} {label_of_result(rate_name)}."
 
 
-def _lowest_loss(losses: list[tuple[float, ComparedRun]]) -> str:
-    """Name all runs whose loss reads as the lowest one: further digits are rounding or noise."""
+def _lowest_loss(losses: list[tuple[float, ComparedRun]], num_runs: int) -> str:
+    """Name all runs whose loss reads as the lowest one: further digits are rounding or noise.
+
+    Args:
+        losses: Mean loss of each run that has one and has not diverged.
+        num_runs: Number of compared runs, including those without a loss and diverged ones.
+    """
     lowest = figure_text("loss_mean", min(loss for loss, _ in losses))
     names = [run.name for loss, run in losses if figure_text("loss_mean", loss) == lowest]
     label = FIGURES["loss_mean"].label
-    if len(names) == len(losses):
+    if len(names) == num_runs:
         return f"All have the same {label}: {lowest}."
-    return f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'} the lowest {label}: {lowest}."
+    if len(names) == len(losses):
+        return f"{listed(names)} have the same {label}: {lowest}."
+    return f"{listed(names)} {'has' if len(names) == 1 else 'have'} the lowest {label}: {lowest}."
 
 
 def _baseline(comparison: RunsComparison) -> Iterator[str]:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardscope.analytic.layouts import Layouts, distinct
+from shardscope.analytic.recomputation import layers_of_stage
 from shardscope.prediction.planner.rules import (
     REASONS,
     Grid,
@@ -233,16 +234,17 @@ def _bodies(
     names = np.array([known.index(name) for name, _ in options], np.int64)
     virtual = np.array([held for _, held in options], np.int64)
     held = np.where(stages > 1, virtual.take(option), 1)
+    of_stage = layers_of_stage(model.layers, stages * held)
     uneven_part = layout_rules.uneven_part(model, grid.context.take(place), tensor)
     rules = {
         "micro-batch": layout_rules.indivisible(share, micro_batch),
         **_schedule_rules(model, options, option, stages, count),
         "sequence-parallel": (sequence == 1) & ((tensor == 1) | uneven_part),
         "no recomputation": (again == 1) & (recipe.flash_attention and "none" in space.recompute),
-        "recompute-layers": _twin_counts(counts, layers, again, -(-model.layers // (stages * held))),
+        "recompute-layers": _twin_counts(counts, layers, again, of_stage),
     }
     faults = first_fault(rules, len(place))
-    layers = np.where((again == FULL) & (layers < -(-model.layers // (stages * held))), layers, 0)
+    layers = np.where((again == FULL) & (layers < of_stage), layers, 0)
     bodies = Bodies(place, micro_batch, count, names.take(option), held, sequence, again, layers)
     choices = len(sizes) * len(options) * len(space.sequence_parallel) * len(recompute) * len(counts)
     return Bodies(*(column[faults < 0] for column in bodies)), _counts(faults), choices

@@ -150,7 +150,11 @@ def explain(
 
 
 def _because(part: str, first: Layout, second: Layout) -> tuple[str, ...]:
-    return tuple(name for name in _CAUSES[part] if getattr(first, name) != getattr(second, name))
+    differing = (name for name in _CAUSES[part] if getattr(first, name) != getattr(second, name))
+    both_full = (
+        first.recompute == second.recompute == "full"
+    )  # else neither number says what the layout recomputes
+    return tuple(name for name in differing if both_full or name != "recompute_layers")
 
 
 def _value(layout: Layout, name: str) -> str:

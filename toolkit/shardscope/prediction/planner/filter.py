@@ -9,6 +9,7 @@ import numpy as np
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import MemoryParts
 from shardscope.analytic.memory.offload import drive_bytes_per_device
+from shardscope.analytic.recomputation import layers_of_stage
 from shardscope.errors import SpecError
 from shardscope.prediction.planner.setting import SearchSettings, capacity, lacking_bytes, memory_parts
 from shardscope.spec.layout import Layout
@@ -59,7 +60,7 @@ def fewest_layers(setting: SearchSettings, layout: Layout) -> int:
 
     The result is 0 if there is no such number, or if the layout recomputes all layers already.
     """
-    layers = -(-setting.model.layers // (layout.pipeline * layout.virtual_stages))
+    layers = layers_of_stage(setting.model.layers, layout.pipeline * layout.virtual_stages)
     counts = range(layout.recompute_layers + 1, layers)
     if setting.cluster.groups or not counts or (layout.recompute == "full" and not layout.recompute_layers):
         return 0

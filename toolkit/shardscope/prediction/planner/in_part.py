@@ -1,7 +1,9 @@
 """Layouts that fit only if they recompute, with as few layers recomputed as memory demands.
 
-A layout without recomputation that does not fit takes less memory, and more time, with each layer of a stage that it
-recomputes. The smallest number with which it fits is found between bounds, for all layouts of a chunk at once.
+A layout without recomputation that does not fit takes less memory with each layer of a stage that it recomputes. It
+also takes more time, unless activations are offloaded, of which it then moves fewer: there, more layers than memory
+demands can be faster, and are not searched. The smallest number with which it fits is found between bounds, for all
+layouts of a chunk at once.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardscope.analytic.recomputation import layers_of_stage
 from shardscope.prediction.planner.candidates import Candidates
 from shardscope.prediction.planner.rules import Ints
 from shardscope.prediction.planner.setting import SearchSettings, capacity, lacking_bytes, memory_parts
@@ -87,7 +90,7 @@ class _Held(NamedTuple):
 
 def _stage_layers(found: Candidates, body: Ints) -> Ints:
     stages = found.bodies.virtual_stages[body] * found.grid.pipeline[found.bodies.grid[body]]
-    return np.asarray(-(-found.num_layers // stages))
+    return np.asarray(layers_of_stage(found.num_layers, stages))
 
 
 def _held(setting: SearchSettings, found: Candidates, body: Ints, way: Ints, layers: Ints) -> _Held:

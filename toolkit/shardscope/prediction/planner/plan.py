@@ -22,6 +22,7 @@ from shardscope.spec.host_calibration import AnyCalibration
 from shardscope.spec.job_parts import full_name
 from shardscope.spec.layout import Layout, Precision
 from shardscope.spec.layout_optimizer import LayoutOptimizer, layout_optimizer, optimizer_names
+from shardscope.spec.layout_rules import recomputation_faults
 from shardscope.spec.model import Model, Transformer
 
 TOKENS_A_STEP = 1 << 22
@@ -47,9 +48,10 @@ def plan(
     """Search all layouts of `model` on `cluster` and rank those that fit.
 
     The search is exhaustive: a layout is skipped early only if `top` others are certainly faster and leave at least as
-    much memory free. Lossy gradient compression changes the result of training, so it is tried only if `fix` or `space`
-    includes it. Offloading to the host is tried only if `fix` or `space` includes it or nothing fits without it,
-    because devices of a node share the host links and no calibration has measured the time of offloading.
+    much memory free. Only numbers of recomputed layers are not all tried; see `SearchAxes.recompute_layers`. Lossy
+    gradient compression changes the result of training, so it is tried only if `fix` or `space` includes it. Offloading
+    to the host is tried only if `fix` or `space` includes it or nothing fits without it, because devices of a node
+    share the host links and no calibration has measured the time of offloading.
 
     Args:
         model: A `Transformer`, or the name of a preset.
@@ -84,12 +86,15 @@ def plan(
     require(cluster, Cluster, by="plan", write="ss.Cluster.of('a100-80gb', nodes=...)")
     if space is not None:
         require(space, SearchAxes, by="space", write="fix={'tensor': 8}, or space=SearchAxes(...)")
+    if fix is not None:
+        require(fix, Mapping, by="fix", write="fix={'tensor': 8}")
     tried = (space or SearchAxes()).fixed(fix or {})
+    _check_numbers(tried, cluster)
     asked = Asked(known_model(model), cluster, calibration, software)
     asked.setting(Layout())  # raises before the search, as does the next line
     objective_weights(objective, has_price=cluster.price_per_device_hour is not None)
-    if top is not None and top < 1:
-        raise SpecError(f"top={top} leaves no rows; give 1 or more, or None for all")
+    if top is not None and not _is_count(top):
+        raise SpecError(f"top={quoted(top)} is not a number of rows; give 1 or more, or None for all")
     batch = _known_batch(asked.model, global_batch)
     recipes = _recipes(precision, optimizer, flash_attention)
     spared = tried if space is not None or "offload" in (fix or {}) else tried.fixed({"offload": "none"})
@@ -138,11 +143,27 @@ def default_batch(model: Transformer) -> int:
 def _known_batch(model: Transformer, batch: int | None) -> int:
     if batch is None:
         return default_batch(model)
-    if isinstance(batch, bool) or not isinstance(batch, Integral) or batch < 1:
+    if not _is_count(batch):
         raise SpecError(
             f"global_batch={quoted(batch)} is not a batch size; give the number of sequences in one step, 1 or more"
         )
     return int(batch)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+def _check_numbers(space: SearchAxes, cluster: Cluster) -> None:
+    """Refuse numbers of layers to recompute that no layout of the search can have.
+
+    Raises:
+        SpecError: `recompute` leaves out full recomputation, or the cluster is mixed.
+    """
+    kind = "full" if "full" in space.recompute else space.recompute[0]
+    layout = Layout(recompute=kind, recompute_layers=max(space.recompute_layers or (0,)))
+    for problem in recomputation_faults(layout, cluster):
+        raise SpecError(problem)
 
 
 def _recipes(precision: Any, optimizer: Any, flash: Any) -> list[SharedSettings]:
@@ -151,7 +172,12 @@ def _recipes(precision: Any, optimizer: Any, flash: Any) -> list[SharedSettings]
         if name not in get_args(Precision):
             raise unknown_name("precision", name, get_args(Precision))
     optimizers = map(layout_optimizer, _several("optimizer", optimizer, optimizer_names()))
-    kinds = (flash,) if isinstance(flash, bool) else tuple(flash)
+    kinds = _several("flash_attention", flash, ("True", "False"))
+    for kind in kinds:
+        if not isinstance(kind, bool):
+            raise SpecError(
+                f"flash_attention={quoted(kind)} is neither True nor False; give one, or [True, False]"
+            )
     return [SharedSettings(*each) for each in product(precisions, dict.fromkeys(optimizers), kinds)]
 
 

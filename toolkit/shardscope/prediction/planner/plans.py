@@ -12,6 +12,7 @@ import numpy as np
 from shardscope.analytic import pareto
 from shardscope.analytic.compute.flops import model_flops
 from shardscope.analytic.pareto import Indices
+from shardscope.analytic.recomputation import layers_of_stage
 from shardscope.errors import SpecError, quoted
 from shardscope.prediction.planner import explain as explaining
 from shardscope.prediction.planner.asked import Asked
@@ -323,6 +324,10 @@ class Plans:
             return problem or self.problem
         from shardscope.analytic.layouts import Layouts
 
+        if layout.recompute_layers >= layers_of_stage(
+            setting.model.layers, layout.pipeline * layout.virtual_stages
+        ):
+            layout = layout.replace(recompute_layers=0)  # all layers, as the table says it
         one = Layouts.of([layout])
         time = float(time_of(setting, one).total[0])
         memory = float(memory_parts(setting, one).total[0])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Real
 
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.errors import SpecError, unknown_name
+from shardscope.errors import SpecError, quoted, unknown_name
 
 Floats = npt.NDArray[np.float64]
 Objective = str | Mapping[str, float]
@@ -35,14 +36,15 @@ def objective_weights(objective: Objective, *, has_price: bool) -> dict[str, flo
         >>> objective_weights("time", has_price=False)
         {'time': 1.0}
     """
-    weights = {objective: 1.0} if isinstance(objective, str) else {k: float(v) for k, v in objective.items()}
-    for name, weight in weights.items():
+    given = objective if isinstance(objective, Mapping) else {objective: 1.0}
+    for name, weight in given.items():
         if name not in OBJECTIVES:
             raise unknown_name("objective", name, OBJECTIVES)
-        if not (weight >= 0 and np.isfinite(weight)):
+        if not isinstance(weight, Real) or not 0 <= weight < np.inf:
             raise SpecError(
-                f"objective: the weight {name}={weight} is not valid; weights are finite and at least 0"
+                f"objective: the weight {name}={quoted(weight)} is not valid; weights are finite and at least 0"
             )
+    weights = {name: float(weight) for name, weight in given.items()}
     if sum(weights.values()) <= 0:
         raise SpecError(f"objective={dict(weights)!r} has no weight above 0; give at least one")
     if weights.get("dollars") and not has_price:

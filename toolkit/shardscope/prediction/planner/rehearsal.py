@@ -25,6 +25,7 @@ import numpy as np
 from shardscope.analytic.compute.flops import model_flops
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory.states import known_recipe
+from shardscope.analytic.recomputation import layers_of_stage
 from shardscope.analytic.terms import Term
 from shardscope.errors import SpecError, quoted
 from shardscope.machine import usable_cores
@@ -235,7 +236,7 @@ def _speed_note(needed: float) -> Iterator[str]:
 
 def _recompute_note(setting: SearchSettings, layout: Layout) -> Iterator[str]:
     if layout.recompute_layers:
-        held = -(-setting.model.layers // (layout.pipeline * layout.virtual_stages))
+        held = layers_of_stage(setting.model.layers, layout.pipeline * layout.virtual_stages)
         yield (
             f"The job recomputes every layer, and the plan {layout.recompute_layers} of the {held} layers of a stage."
         )

@@ -44,8 +44,10 @@ class SearchAxes(Spec):
     """Shard model states over all replicas, or over the replicas on one node (HSDP)."""
     recompute: tuple[Recompute, ...] = Field(default=("none", "selective", "full"), min_length=1)
     recompute_layers: tuple[CountOrZero, ...] | None = None
-    """Numbers of layers per stage to recompute with full recomputation, 0 for all. None for all, and, if a layout does
-    not fit without recomputation, also for the fewest with which it fits."""
+    """Numbers of layers per stage to recompute with full recomputation, 0 for all. None for all and, if a layout does
+    not fit without recomputation, also for the fewest with which it fits; for all only, if `recompute` is restricted to
+    "full". Numbers do not leave out layouts without full recomputation; for that, write
+    fix={"recompute": "full", "recompute_layers": 4}. With offloaded activations, more than the fewest can be faster."""
     offload: tuple[Offload, ...] = Field(
         default=("none", "optimizer", "states", "activations", "all"), min_length=1
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardscope.analytic.recomputation import layers_of_stage
 from shardscope.prediction.budget import Throughput
 from shardscope.prediction.failures import layout_failures
 from shardscope.prediction.planner.explain import seconds
@@ -110,7 +111,7 @@ def _recompute(found: Plans, layout: Layout) -> str:
     if not layout.recompute_layers:
         return layout.recompute
     stages = layout.pipeline * layout.virtual_stages
-    return f"{layout.recompute}, {layout.recompute_layers} of {-(-found.setting.model.layers // stages)}"
+    return f"{layout.recompute}, {layout.recompute_layers} of {layers_of_stage(found.setting.model.layers, stages)}"
 
 
 def _paid(found: Plans, plan: PlanRow, tokens: float | None) -> tuple[str, ...]:

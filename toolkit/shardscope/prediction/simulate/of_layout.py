@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from shardscope.analytic.recomputation import recomputed_layers
+from shardscope.analytic.recomputation import layers_of_stage, recomputed_layers
 from shardscope.analytic.schedules import ScheduledOp, ScheduleTable, build
+from shardscope.analytic.schedules.build import most_microbatches
+from shardscope.errors import SpecError
 from shardscope.prediction.simulate.costs import EDGE, LayoutCosts, Piece
 from shardscope.prediction.simulate.graph import JOIN, Graph
 from shardscope.prediction.simulate.pipeline import add_schedule, micro_batch_label
@@ -21,6 +23,7 @@ from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
+from shardscope.spec.pipeline_schedule import PipelineSchedule
 
 FORWARD_OF_EDGE = 1 / 3
 """Part of the time of embedding and output projection in the forward pass: one of three matrix products."""
@@ -53,7 +56,7 @@ class LayoutStep:
         self.costs = LayoutCosts.of(self.model, layout, cluster, cal)
         self.table = schedule_of(layout)
         self.stages_each = self.table.num_stages // layout.pipeline
-        self.layers = max(1, -(-self.model.layers // self.table.num_stages))
+        self.layers = layers_of_stage(self.model.layers, self.table.num_stages)
         self.recomputed = int(recomputed_layers(self.layers, layout.recompute_layers))
         self.graph = Graph([f"stage {rank}" for rank in range(layout.pipeline)])
         self.links = [
@@ -231,14 +234,19 @@ class LayoutStep:
 
 
 def schedule_of(layout: Layout) -> ScheduleTable:
-    """Return the table of a layout's schedule; without a pipeline, forward and backward passes alternate."""
-    if layout.pipeline == 1:
-        return build("1f1b", 1, layout.num_micro_batches, 1)
-    return build(layout.schedule, layout.pipeline, layout.num_micro_batches, _stages_each(layout))
+    """Return the table of a layout's schedule; without a pipeline, forward and backward passes alternate.
 
-
-def _stages_each(layout: Layout) -> int:
-    from shardscope.spec.pipeline_schedule import PipelineSchedule
-
-    held: int = PipelineSchedule.resolve(layout.schedule).stages_of(layout.virtual_stages)
-    return held
+    Raises:
+        SpecError: The table would be too large.
+    """
+    schedule = PipelineSchedule(layout.schedule if layout.pipeline > 1 else "1f1b")
+    held = schedule.stages_of(layout.virtual_stages)
+    most = most_microbatches(schedule, layout.pipeline, held)
+    if layout.num_micro_batches > most:
+        advice = f"use a global_batch of at most {most * layout.data * layout.micro_batch}, or a larger micro_batch"
+        raise SpecError(
+            f"global_batch={layout.global_batch} with data={layout.data} and micro_batch={layout.micro_batch} is "
+            f"{layout.num_micro_batches} micro-batches a step, too many to simulate with pipeline={layout.pipeline}; "
+            f"{advice if most else 'use a smaller pipeline'}"
+        )
+    return build(schedule, layout.pipeline, layout.num_micro_batches, held)
