@@ -52,7 +52,7 @@ def traced(job: Job, elsewhere: Elsewhere | None = None, *, builds: bool = True)
     is used if `builds` is false.
 
     Args:
-        job: The job whose model is traced. With ``device="cuda"``, its 16-bit operations are those of a GPU.
+        job: The job whose model is traced. With ``device="cuda"``, its operations are those of a GPU.
         elsewhere: Function that traces a job in another process, which has torch: it takes the job as JSON and returns
             the trace as JSON. None starts a new process.
         builds: Whether to build the model with real values if its code does not run on the meta device.
@@ -68,7 +68,8 @@ def traced(job: Job, elsewhere: Elsewhere | None = None, *, builds: bool = True)
     """
     codes = [*job.user_functions.values()]
     is_cast = job.precision not in ("fp32", "fp64")
-    grows = not codes and not is_cast
+    on_gpu = job.device == "cuda"
+    grows = not codes and not is_cast and not on_gpu
     samples = _NUM_SAMPLES if grows else job.batch.per_rank(job.num_data_ranks) // job.num_micro_batches
     data, stamp = _file(job.data)
     asked = Job(
@@ -79,7 +80,7 @@ def traced(job: Job, elsewhere: Elsewhere | None = None, *, builds: bool = True)
         batch=samples,
         precision=job.precision,
         recompute=job.recompute,
-        device="cuda" if job.device == "cuda" and is_cast else "auto",
+        device="cuda" if on_gpu else "auto",
     )
     text = asked.to_json()
     key = (text, stamp, *(code.function for code in codes))

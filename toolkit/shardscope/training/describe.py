@@ -23,6 +23,7 @@ from shardscope.errors import SpecError
 from shardscope.spec.model.step import RECOMPUTE_MODES
 from shardscope.spec.model.table import LayerRow, LayerTable
 from shardscope.training.cuda_casts import CudaCasts
+from shardscope.training.cuda_scratch import scratch_bytes
 from shardscope.training.data.batches import call
 from shardscope.training.flops import flop_counter
 from shardscope.training.memory.activations import Activations
@@ -59,7 +60,8 @@ def describe(
         name: Name of the model; None for the name of the module's class.
         memory: Whether to also trace the memory of a training step.
         autocast: 16-bit dtype of the matrix products in the training step; None for the dtype of the weights.
-        on_gpu: Whether autocast casts as on a GPU, although the module is traced on the CPU; see `CudaCasts`.
+        on_gpu: Whether autocast casts, and kernels take memory beside their results, as on a GPU, although the module
+            is traced on the CPU; see `CudaCasts` and `shardscope.training.cuda_scratch`.
         loss: Loss function of the training step, called with the module's output and `targets`; None for a placeholder
             that saves no tensors.
         targets: Targets for the samples in `example`.
@@ -86,7 +88,7 @@ def describe(
                 (shapes,) = tuple(_inputs((targets,), module))
                 step = trace_step(
                     lambda: _shadow(module), inputs, samples, autocast=_autocast(module, autocast),
-                    casts=CudaCasts if on_gpu else nullcontext,
+                    casts=CudaCasts if on_gpu else nullcontext, scratch=scratch_bytes if on_gpu else None,
                     loss=None if loss is None else lambda output: loss(output, shapes), recompute=recompute,
                 )  # fmt: skip
     except (RuntimeError, TypeError, ValueError) as error:

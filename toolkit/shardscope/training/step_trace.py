@@ -58,6 +58,7 @@ def trace_step(
     *,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     casts: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    scratch: Callable[[Any, Any, Any], int] | None = None,
     loss: Callable[[Any], Tensor] | None = None,
     recompute: Iterable[RecomputeMode] = RECOMPUTE_MODES,
 ) -> StepTrace:
@@ -71,11 +72,14 @@ def trace_step(
         samples: Number of samples in the inputs.
         autocast: Function that returns the context manager in which the forward pass and the loss run.
         casts: Function that returns a context manager for the whole step, which may change what autocast does.
+        scratch: Function that returns the bytes that an operation takes while it runs; see `AllocationLedger`.
         loss: Function from the module's output to the loss; None for a placeholder that saves no tensors.
         recompute: Recomputation modes, each traced in a step of its own; ``"none"`` is always included.
     """
     modes: dict[RecomputeMode, None] = dict.fromkeys(("none", *recompute))
-    steps = {mode: _Step(make(), inputs, mode, autocast, casts=casts, loss=loss) for mode in modes}
+    steps = {
+        mode: _Step(make(), inputs, mode, autocast, casts=casts, scratch=scratch, loss=loss) for mode in modes
+    }
     moments = {mode: step.run(samples) for mode, step in steps.items()}
     plain = steps["none"]
     names = {id(module): name for name, module in plain.module.named_modules()}
@@ -113,6 +117,7 @@ class _Step:
         autocast: Callable[[], AbstractContextManager[Any]],
         *,
         casts: Callable[[], AbstractContextManager[Any]],
+        scratch: Callable[[Any, Any, Any], int] | None,
         loss: Callable[[Any], Tensor] | None,
     ) -> None:
         self.module, self.inputs, self.loss = apply_recompute(module, mode), inputs, loss
@@ -122,7 +127,7 @@ class _Step:
         self.owner |= {id(p): number for number, unit in enumerate(self.units, 1) for p in unit.parameters()}
         held = Storages()
         held.add("held", [*module.parameters(), *module.buffers(), *_tensors(inputs)])
-        self.ledger, self.saved = AllocationLedger(held, self._note), Activations(held)
+        self.ledger, self.saved = AllocationLedger(held, self._note, scratch), Activations(held)
         self.mark = StepMark("forward", 0, 0)
         self.output_bytes = self.num_outputs = self.loss_bytes = 0
         self.forward_operations = self.forward_bytes = 0

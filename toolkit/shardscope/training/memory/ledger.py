@@ -8,7 +8,8 @@ events during the step, and `AllocationLedger.gradients` evaluates them afterwar
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -64,7 +65,9 @@ class AllocationLedger(TorchDispatchMode):
 
     Args:
         held: Storages that exist during the whole step; they are not recorded.
-        after: Called after each operation, while both its inputs and its results are in memory.
+        after: Called after each operation, while its inputs, its results and its scratch memory are in memory.
+        scratch: Function that returns the bytes an operation takes while it runs, called with the operation, its
+            arguments and its results; None if there are none.
 
     Attributes:
         events: The recorded events, in order; a caller may add its own.
@@ -73,12 +76,14 @@ class AllocationLedger(TorchDispatchMode):
             their FLOPs (such as matrix products).
     """
 
-    def __init__(self, held: Storages, after: Callable[[], None]) -> None:
+    def __init__(
+        self, held: Storages, after: Callable[[], None], scratch: Callable[[Any, Any, Any], int] | None = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Any] = []
         self.num_operations = 0
         self.moved_bytes = 0
-        self._held, self._after = held, after
+        self._held, self._after, self._scratch = held, after, scratch
         self._alive: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
         self._sums: list[tuple[set[int], set[int]]] = []
         self._num_made = 0
@@ -95,8 +100,20 @@ class AllocationLedger(TorchDispatchMode):
         if func in _PASSED_ON:
             taken = {self._serial(storage) for storage in _storages_in(args)}
             self._sums.append((set(made), taken))
-        self._after()
+        with self._taken(0 if self._scratch is None else self._scratch(func, args, results)):
+            self._after()
         return results
+
+    @contextmanager
+    def _taken(self, num_bytes: int) -> Iterator[None]:
+        """Return a context manager in which an operation's scratch memory is allocated."""
+        if num_bytes:
+            self._num_made += 1
+            self.events.append(Made(self._num_made, num_bytes))
+        serial = self._num_made
+        yield
+        if num_bytes:
+            self.events.append(Freed(serial))
 
     def place(self, parameter: nn.Parameter, owner: int) -> None:
         """Record that the gradient of `parameter` is complete; `owner` is a number chosen by the caller."""
