@@ -19,8 +19,8 @@ def torch_workspace_bytes(device: Device | None) -> float:
     """Return the bytes that matrix products take as workspace when torch runs a training step; None is any GPU.
 
     torch gives cuBLAS 32 MiB for each thread that computes, the one of the forward and the one of the backward pass.
-    That is its rule for Hopper, where an H100 confirmed it; on earlier GPUs, it gives 8 MiB (``getChosenWorkspaceSize``
-    in ``CUDABlas.cpp``).
+    That is its rule for Hopper, where an H100 confirmed it, and it is used for all GPUs: on earlier ones torch gives
+    8 MiB (``getChosenWorkspaceSize`` in ``CUDABlas.cpp``), so that peaks are up to 48 MiB lower there.
     """
     return 0.0 if is_cpu(device) else FSDP2.workspace_bytes
 
@@ -30,22 +30,22 @@ SEGMENT_BYTES = 20 * 2**20
 ``CUDACachingAllocator.h``)."""
 
 
-def tensor_room(device: Device, framework: str | Framework, *, largest_bytes: float | None = None) -> float:
+def tensor_room(device: Device, framework: str | Framework, *, largest_bytes: float = 0.0) -> float:
     """Return the largest peak of allocated tensors that fits on a device, in bytes.
 
     The driver's context and communication buffers take the rest, as does what the caching allocator reserves beyond the
     peak, because free blocks rarely have the size that is asked for. A device without `Device.context_bytes` lacks only
     the context. Ranks on CPUs have no such allocator, so their tensors can take the whole memory.
 
-    What the allocator keeps is a fraction of the peak (`Framework.reserved`) or, if the largest tensor is known, as
+    What the allocator keeps is a fraction of the peak (`Framework.reserved`) or, if the largest tensor takes more, as
     much again as that tensor takes, because it fits into none of the blocks that smaller ones leave. On an H100, eight
     trainings with 7 to 59 % of their peak in logits needed .65 to 1.19 times their largest tensor beside the peak,
-    which is 2 to 19 % of it (torch 2.11; tests/benchmarks/memory_gpu.py).
+    which is 2 to 19 % of it (torch 2.11; tests/benchmarks/memory_gpu.py). Smaller largest tensors were not measured.
 
     Args:
         device: The device.
         framework: A key of `FRAMEWORKS`, or your own `Framework`.
-        largest_bytes: Bytes of the largest tensor; None if unknown.
+        largest_bytes: Bytes of the largest tensor; 0 if unknown.
 
     Example:
         >>> room = tensor_room(Device.of("a100-80gb"), "megatron-core")
@@ -56,8 +56,7 @@ def tensor_room(device: Device, framework: str | Framework, *, largest_bytes: fl
         return float(device.memory_bytes)
     known = known_framework(framework)
     left = device.memory_bytes - device.context_bytes - known.message_bytes
-    room = left / known.reserved if largest_bytes is None else left - largest_bytes - SEGMENT_BYTES
-    return max(0.0, room)
+    return max(0.0, min(left / known.reserved, left - largest_bytes - SEGMENT_BYTES))
 
 
 def process_bytes(device: Device, framework: str | Framework, peak_bytes: float) -> float:

@@ -16,6 +16,6 @@ def memory_with(model: Transformer, layouts: Layouts, cluster: Cluster, software
     return device_memory(model, layouts, framework=memory_model(software), host_capacity=room)
 
 
-def room_on(cluster: Cluster, software: str, *, largest_bytes: float | None = None) -> float:
+def room_on(cluster: Cluster, software: str, *, largest_bytes: float = 0.0) -> float:
     """Return the bytes that tensors can take on a device of a cluster, with a software; see `tensor_room`."""
     return tensor_room(cluster.device, memory_model(software), largest_bytes=largest_bytes)
