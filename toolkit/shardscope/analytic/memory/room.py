@@ -56,7 +56,8 @@ def tensor_room(device: Device, framework: str | Framework, *, largest_bytes: fl
         return float(device.memory_bytes)
     known = known_framework(framework)
     left = device.memory_bytes - device.context_bytes - known.message_bytes
-    return max(0.0, min(left / known.reserved, left - largest_bytes - SEGMENT_BYTES))
+    kept = largest_bytes + SEGMENT_BYTES if largest_bytes else 0.0
+    return max(0.0, min(left / known.reserved, left - kept))
 
 
 def process_bytes(device: Device, framework: str | Framework, peak_bytes: float) -> float:
