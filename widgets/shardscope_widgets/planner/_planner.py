@@ -15,6 +15,7 @@ from shardscope.spec.cluster import Cluster, Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model, Transformer
 from shardscope.spec.numbers import LARGEST_COUNT
+from shardscope.spec.software import SOFTWARE
 from shardscope_widgets.figures import _plans
 from shardscope_widgets.kit.controls import controls_for
 from shardscope_widgets.kit.form import check_options, named, own_trait, trait_of
@@ -25,7 +26,7 @@ from shardscope_widgets.planner._measured import MeasuredStep, calibration_of_st
 from shardscope_widgets.planner._screen import PlannerScreen
 
 WEIGHTS = {"time": "Time", "headroom": "Memory left", "dollars": "Dollars"}
-ASKED = ("model", "device", "nodes", "seq", "global_batch", "precision")
+ASKED = ("model", "device", "nodes", "seq", "global_batch", "precision", "software")
 BUDGET = "tokens_billions"
 OPTIONS = (*ASKED, BUDGET, "fix", "weights", "chosen")
 
@@ -67,6 +68,10 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         step=10,
     )
     precision = trait_of(Layout, "precision", values=named(("fp32", "bf16-mixed", "fp16-mixed", "fp8-mixed")))
+    software = own_trait(
+        "", "Software", "Framework that runs the plans: only what it ships is searched, except on axes held fixed.",
+        values=(("any", ""), *((each.label, name) for name, each in SOFTWARE.items())),
+    )  # fmt: skip
     fix = t.Dict(
         default_value={"offload": "none"}, help="Layout axes fixed to one value or several, by name."
     )
@@ -241,7 +246,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         model = self.transformer.replace(seq=self.seq)
         self.plans = plan(
             model, cluster, self.weights, global_batch=self.global_batch, fix=self.fix, precision=self.precision,
-            calibration=calibration_of_steps(self.measured, cluster),
+            calibration=calibration_of_steps(self.measured, cluster), software=self.software or None,
         )  # fmt: skip
         took = time.perf_counter() - start
         self.screen.draw_search(self.plans)
