@@ -37,8 +37,8 @@ planner
 # %% [markdown]
 # ## In code
 #
-# `ss.plan` returns the same table; `plans.frame` has it as a DataFrame. Here is GPT-3 on A100s, with the schedules, ZeRO
-# stages and other settings that Megatron-Core ships. Without `software`, everything is searched.
+# `ss.plan` returns the same table; `plans.frame` has it as a DataFrame. Here is GPT-3 on A100s, with the schedules,
+# ZeRO stages and other settings that Megatron-Core ships. Without `software`, everything is searched.
 
 # %%
 import shardscope as ss
