@@ -7,6 +7,8 @@ The terms have the same names as the measured times of a run: ``data``, ``forwar
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,7 +19,8 @@ from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.terms import Term
 from shardscope.prediction.data_source import with_waiting
 from shardscope.prediction.loads import awaited, rank_loads, rank_updates
-from shardscope.prediction.network_time import Load, StepLoads
+from shardscope.prediction.network_time import SEND, Load, StepLoads, step_plan
+from shardscope.prediction.pipeline_time import exposed_messages_s, pass_seconds
 from shardscope.prediction.rates import RankRates
 from shardscope.prediction.traced import Traced
 from shardscope.spec.strategy import Work
@@ -50,6 +53,10 @@ def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: 
         _pass("forward", step, found, work, rates),
         _pass("backward", step, found, work, rates, gathering_s=_gathering_s(step, communication)),
     ]
+    if communication is not None and rates.overlaps:
+        communication = _overlapping(
+            communication, step, traffic or {}, rates, [each.value for each in passes]
+        )
     parts = [
         _data(step, found, rates), *passes, _optimizer(step, rates), _codec(step, rates),
         communication, _idle(step, sum(each.value for each in passes), work, rates),
@@ -149,6 +156,33 @@ def _communication(step: JobStep, traffic: Traffic, rates: RankRates) -> Term | 
         else:
             parts.append(_on_network(name, sent, rates, found))
     return Term.total("communication", tuple(parts)) if parts else None
+
+
+def _overlapping(
+    communication: Term, step: JobStep, traffic: Traffic, rates: RankRates, passes: Sequence[float]
+) -> Term:
+    """Return the communication with only those messages between stages that ranks wait for.
+
+    Args:
+        communication: Result of `_communication`, in which no message overlaps with computation.
+        step: The training step.
+        traffic: Bytes and messages that each rank sends.
+        rates: Link rates.
+        passes: Seconds of all forward and of all backward passes of the rank that the step waits for.
+    """
+    plan = step_plan(step, traffic)
+    if plan is None or plan.flow is None:
+        return communication
+    flow, seconds = plan.flow, pass_seconds(step, plan.flow, *passes)
+
+    def waited(part: Term) -> Term:
+        if part.name != SEND:
+            return part
+        exposed = exposed_messages_s(flow, traffic[SEND], rates, seconds)
+        source = f"messages travel while ranks compute; {rates.source}"
+        return replace(part, value=exposed, formula="passes with messages - passes without", source=source)
+
+    return Term.total("communication", tuple(map(waited, communication.parts)))
 
 
 def loads_of(step: JobStep, traffic: Traffic, rates: RankRates) -> StepLoads | None:
