@@ -39,10 +39,10 @@ DEEPSPEED_STAGES = (
         ("DDP of Lightning, A100", 1, 1),
         ("DDP of minGPT, A100", 1, 1),
         ("ZeRO 3 of Lightning, A100", 19, 35),
-        ("ZeRO 3 of minGPT, A100", 14, 22),
+        ("ZeRO 3 of minGPT, A100", 14, 23),
         ("MLPerf, H100, first stage", 5, 5),
         ("MLPerf, H200, first stage", 5, 5),
-        ("MLPerf, GB200, first stage", 19, 23),
+        ("MLPerf, GB200, first stage", 7, 11),
     ],
 )
 def test_published_peaks_have_the_errors_that_are_documented(table: str, mape: float, worst: float) -> None:

@@ -1,11 +1,10 @@
 """How frameworks differ in their use of memory: a table of their conventions, with sources.
 
-Three values were not taken from code, but inferred from 11 measured peaks of Megatron-LM on B200 GPUs, published by
-SimuMax: `ring_copies` from the only measurement with context parallelism, `routed_copies` from the only one with
-experts, and `workspace_bytes` from the 52 MiB that the formulas leave unexplained in dense models. `reserved` and
-`message_bytes` are from logs of single runs: those of SimuMax, and two of BigScience in 2021 (gpt2-meg-ds-3d, of which
-gpt2.md states 26 GB in nvidia-smi too, and gpt2-meg-ds-zero). All others were read in the code or the recipes that
-`source` names. ``shardscope scoreboard --memory`` compares them with published peaks.
+Two values were not taken from code, but inferred from 11 measured peaks of Megatron-LM on B200 GPUs, published by
+SimuMax: `ring_copies` from the only measurement with context parallelism, and `routed_copies` from the only one with
+experts. `reserved` and `message_bytes` are from logs of single runs: those of SimuMax, and two of BigScience in 2021
+(gpt2-meg-ds-3d, of which gpt2.md states 26 GB in nvidia-smi too, and gpt2-meg-ds-zero). All others were read in the
+code or the recipes that `source` names. ``shardscope scoreboard --memory`` compares them with published peaks.
 """
 
 from __future__ import annotations
@@ -43,14 +42,18 @@ class Framework(NamedTuple):
     because nothing is sent."""
     prefetched: int = 1
     """Number of layers whose parameters are prefetched, that is, gathered in advance."""
-    workspace_bytes: float = 64 * 2**20
-    """Bytes of workspace that matrix products need."""
+    has_workspaces: bool = True
+    """Whether matrix products take workspaces, of which the device determines the size (`torch_workspace_bytes`)."""
     accumulators: bool = False
     """Whether bf16-mixed accumulates gradients in float32 tensors beside the 16-bit ones."""
     remainders: bool = False
     """Whether bf16-mixed stores of a master weight only the 16 bits that the bf16 weight lacks."""
     fp8_weights: bool = False
-    """Whether fp8-mixed stores no 16-bit weights, but only fp8 ones and their transposes."""
+    """Whether fp8-mixed stores no 16-bit weights of layers' matrices, but only fp8 ones and their transposes."""
+    skips_transposes: bool = False
+    """Whether fp8-mixed stores no transposes of fp8 weights on devices that do not need them (`reads_any_fp8_layout`).
+    This is for one scale per tensor; with scales of blocks, as in MXFP8, a weight is always stored in both directions,
+    because they are quantized separately."""
     float32_update: bool = False
     """Whether the update needs gradients in float32, and with ZeRO also flat ones in 16 bits; not needed with
     `accumulators`."""
@@ -69,9 +72,11 @@ class Framework(NamedTuple):
 MEGATRON_CORE = Framework(
     "Megatron-Core with TransformerEngine 2.x",
     "gradients accumulate in fp32 main_grad; get_dummy_wgrad keeps a bf16 placeholder per weight shape; the fused "
-    "cross entropy overwrites the bf16 logits with their gradient",
+    "cross entropy overwrites the bf16 logits with their gradient; quantizer.cpp creates a transpose of an fp8 weight "
+    "only if nvte_is_non_tn_fp8_gemm_supported says that the device needs it",
     main_gradients=True,
     logits_bytes=2,
+    skips_transposes=True,
     reused_gradient=True,
 )
 MEGATRON_2022 = Framework(
@@ -81,7 +86,7 @@ MEGATRON_2022 = Framework(
     dropout=True,
     gated_tensors=4,
     logits_bytes=4,
-    workspace_bytes=0,
+    has_workspaces=False,
 )
 FSDP2 = Framework(
     "PyTorch FSDP2",
@@ -149,7 +154,7 @@ PAPER = Framework(
     "Rajbhandari et al. 2020 (arXiv 1910.02054), section 3: model states only, without workspace",
     gated_tensors=4,
     logits_bytes=4,
-    workspace_bytes=0,
+    has_workspaces=False,
     reserved=1.0,
 )
 FRAMEWORKS: MappingProxyType[str, Framework] = MappingProxyType(

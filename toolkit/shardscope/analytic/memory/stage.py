@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardscope.analytic.memory.architecture import torch_workspace_bytes
 from shardscope.analytic.memory.offload import OFFLOADS_OPTIMIZER
 from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows, WeightShapes, held_by
 from shardscope.analytic.memory.states import ElementBytes, ModelStates, optimizer_bytes, partitioned
@@ -92,11 +93,11 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
         at_loss=held.head * rows.at_loss,
         in_layer=in_layer,
         gathered=_gathered(rows, own, recipe.parameter, framework.prefetched, 3)
-        + _gathered(rows, own.matrices, recipe.copies, framework.prefetched, 3),
+        + _gathered(rows, own.matrices, recipe.copies - recipe.narrowed, framework.prefetched, 3),
         bucket=_gathered(rows, own, recipe.gradient, 0, 2) + _copied(rows, own),
         update=_update(rows, own),
         placeholders=_placeholders(rows, held),
-        workspace=np.full(1, framework.workspace_bytes),
+        workspace=np.full(1, torch_workspace_bytes(rows.device) * framework.has_workspaces),
     )
 
 
@@ -144,7 +145,8 @@ def _whole(rows: LayoutRows, count: Floats, aside: Floats, factors: Floats) -> M
     """Return the states of `count` parameters, without sharding by ZeRO."""
     recipe = rows.recipe
     kept = optimizer_bytes(rows.layouts.optimizer.states, recipe, count, aside=aside, factors=factors)
-    return ModelStates(recipe.parameter * count, gradient_bytes(rows) * count, kept)
+    stored = recipe.parameter * count - recipe.narrowed * (count - aside)
+    return ModelStates(stored, gradient_bytes(rows) * count, kept)
 
 
 def _partitioned(rows: LayoutRows, whole: ModelStates, ranks: Floats) -> ModelStates:

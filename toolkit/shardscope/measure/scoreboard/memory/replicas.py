@@ -1,10 +1,9 @@
 """Memory of data-parallel and sharded runs of GPT, of Llama 2 on 64 A100, and of MLPerf's Llama 3.1 405B.
 
 The peaks are of allocated tensors (``torch.cuda.max_memory_allocated``). Those of MLPerf are logged by the first
-device, so by one of the first pipeline stage. They are lower than predicted on GB200, in part because Blackwell
-multiplies fp8 matrices of any layout: with one scale per tensor, TransformerEngine stores no transposes there
-(``nvte_is_non_tn_fp8_gemm_supported``), but the model, which does not know the device, counts them: 12 GiB. That DDP
-copies gradients into buckets was looked up after its two peaks had been seen, which were predicted 16 and 19 % too low.
+device, so by one of the first pipeline stage. They are 4 to 5 % lower than predicted, and on 512 to 1,536 GB200 6 to
+10 %, because they hardly fall there with the number of replicas that share the optimizer state. That DDP copies
+gradients into buckets was looked up after its two peaks had been seen, which were predicted 16 and 19 % too low.
 
 Of the four peaks of DeepSpeed's ZeRO 3, two are predicted badly: GPT-2 XL of Lightning 35 % too high (33.4 instead of
 24.8 GiB, 19.5 of them 10 bytes per logit, of which about 6 were measured) and minGPT's 1.7B 22 % too low (5.9 instead

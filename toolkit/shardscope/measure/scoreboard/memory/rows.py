@@ -56,7 +56,9 @@ class MemoryRow:
     @property
     def peak_gib(self) -> float:
         """Predicted peak of allocated tensors on the fullest device, in GiB."""
-        held = device_memory(self.model, Layouts.of([self.layout]), framework=self.framework)
+        held = device_memory(
+            self.model, Layouts.of([self.layout]), framework=self.framework, device=self.cluster.device
+        )
         return float(held.total[0]) / GIB
 
     @property
@@ -70,7 +72,7 @@ class MemoryRow:
         return process_bytes(self.cluster.device, self.framework, peak * GIB) / GIB
 
     def _stage_gib(self, stage: int) -> float:
-        held = stage_memory(self.model, self.layout, framework=self.framework)
+        held = stage_memory(self.model, self.layout, framework=self.framework, device=self.cluster.device)
         return float(held.total[stage]) / GIB
 
     @property
