@@ -262,17 +262,18 @@ def _buffers(stages: _Stages, at: At, activations: float) -> Term:
         f"{habits.name}: {habits.source}",
     )  # fmt: skip
     ranks = at(rows.zero_ranks)
-    gathered, bucket = "(1 + prefetched) × largest layer", "largest layer"
+    gathered, bucket = "(1 + prefetched) × largest layer × (1 - 1/N)", "largest layer × (1 - 1/N)"
     if habits.live_elements:
-        gathered, bucket = "live parameters, or the largest matrix", "a bucket, or the largest matrix"
-    bucket += " × (1 - 1/N)"
+        gathered = "live parameters, or the largest matrix; all weights if autograd holds them"
+    if habits.bucket_elements:
+        bucket = "flat buffers, and the largest matrix if it exceeds one"
     if layout.zero == 0:
         bucket = "copies of all gradients"
     others = (
-        Term("gathered parameters", at(blocks.gathered), "bytes", f"{gathered} × (1 - 1/N)",
+        Term("gathered parameters", at(blocks.gathered), "bytes", gathered,
              {"N": ranks, "prefetched": habits.prefetched, "live": habits.live_elements}, f"{ZERO}, stage 3"),
         Term("gradient bucket", at(blocks.bucket), "bytes", bucket,
-             {"N": ranks, "a bucket": habits.bucket_elements},
+             {"N": ranks, "elements of a buffer": habits.bucket_elements, "buffers": habits.buckets},
              f"{ZERO}, stage 2" if layout.zero else f"{habits.name}: {habits.source}"),
         Term("gradient placeholders", at(blocks.placeholders), "bytes", "one per distinct weight shape, / t",
              {"t": layout.tensor}, "TransformerEngine 2.x, get_dummy_wgrad"),
@@ -285,7 +286,8 @@ def _buffers(stages: _Stages, at: At, activations: float) -> Term:
     if update <= backward.value:
         return backward
     gradients = Term(
-        "gradients of the update", update, "bytes", "(4Ψ in float32, with ZeRO 2Ψ flat too) / N - activations",
+        "gradients of the update", update, "bytes",
+        "(4Ψ in float32, with ZeRO 2Ψ flat too) / N + flat buffers that stay - activations",
         {"N": ranks, "activations": activations}, f"{habits.name}: {habits.source}",
     )  # fmt: skip
     return Term.total("buffers", (gradients,))

@@ -59,8 +59,15 @@ class Framework(NamedTuple):
     `accumulators`."""
     live_elements: float = 0.0
     """Number of gathered parameters that stay alive for reuse, if gathering is by matrix; 0 if it is by layer."""
+    holds_gathered: bool = False
+    """Whether gathered weights of layers that are not recomputed stay until the backward pass, because autograd saves
+    them; only with `live_elements`."""
     bucket_elements: float = 0.0
-    """Number of gradient elements that are reduced together; 0 for those of a layer."""
+    """Number of gradient elements in a buffer that is reduced at once; 0 for those of a layer, without a buffer."""
+    buckets: int = 1
+    """Number of such buffers: two if one is filled while the other one is reduced."""
+    keeps_buckets: bool = False
+    """Whether the buffers stay allocated in the update."""
     copies_to_reduce: bool = False
     """Whether replicas without ZeRO copy all gradients into buckets, which stay allocated, to reduce them."""
     reserved: float = 1.035
@@ -129,13 +136,26 @@ MEGATRON_BRIDGE = MEGATRON_CORE._replace(
 DEEPSPEED = Framework(
     "DeepSpeed",
     "runtime/zero/stage_1_and_2.py and stage3.py: gradients in 2 bytes; parameters gathered by module, of which "
-    "stage3_max_live_parameters (1e9) stay for reuse and stage3_prefetch_bucket_size (5e7) are prefetched; "
-    "reduce_bucket_size (5e8); flat gradients of the rank's shard in 16 bits and float32 in the update",
+    "stage3_max_live_parameters (1e9) stay for reuse and stage3_prefetch_bucket_size (5e7) are prefetched; a buffer of "
+    "reduce_bucket_size (5e8), allocated once; flat gradients of a shard in 16 bits and float32 in the update; "
+    "transformers' loss/loss_utils.py computes the loss of logits.float(), as in FSDP2",
     gated_tensors=4,
+    logits_bytes=14,
     float32_update=True,
     live_elements=1e9 + 5e7,
     bucket_elements=5e8,
+    keeps_buckets=True,
     reserved=1.094,
+)
+DEEPSPEED_2021 = DEEPSPEED._replace(
+    name="DeepSpeed before 0.5.9",
+    source="runtime/zero/stage3.py of 0.3.12 to 0.5.8: as today, but each backward pass allocates two buffers of "
+    "reduce_bucket_size, because overlap_comm is on in stage 3, and frees them; models of Megatron-LM, which have "
+    "dropout by default and a cross entropy in float32",
+    dropout=True,
+    logits_bytes=10,
+    buckets=2,
+    keeps_buckets=False,
 )
 MEGATRON_DEEPSPEED = Framework(
     "Megatron-DeepSpeed",
@@ -168,6 +188,7 @@ FRAMEWORKS: MappingProxyType[str, Framework] = MappingProxyType(
         "torchtitan": TORCHTITAN,
         "llm-foundry": LLM_FOUNDRY,
         "deepspeed": DEEPSPEED,
+        "deepspeed-0.5": DEEPSPEED_2021,
         "paper": PAPER,
     }
 )
