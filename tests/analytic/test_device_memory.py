@@ -24,8 +24,9 @@ from shardscope.analytic.memory import (
     offload_traffic,
     stage_memory,
 )
-from shardscope.analytic.memory.rows import held_by, pipeline_of
+from shardscope.analytic.memory.rows import held_by, pipeline_of, weights
 from shardscope.analytic.schedules import closed
+from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout, schedule_names
 from shardscope.spec.model import LatentAttention, Mixture, Transformer
 from shardscope.spec.pipeline_schedule import PipelineSchedule
@@ -195,6 +196,50 @@ def test_eight_bit_weights_are_kept_beside_the_short_ones() -> None:
     assert fp8.activations[0] < bf16.activations[0]
 
 
+@pytest.mark.parametrize("zero", [1, 3])
+@pytest.mark.parametrize("framework", ["megatron-core", "nemo", "megatron-bridge"])
+def test_fp8_weights_have_no_transposes_where_products_read_any_layout(framework: str, zero: int) -> None:
+    """TransformerEngine stores one byte less of each weight of a layer's matrix on sm_100, and of no other weight."""
+    layout = Layout(data=4, zero=zero, global_batch=4, precision="fp8-mixed")
+    hopper, blackwell, blackwell_rtx = (
+        stage_memory(LLAMA, layout, framework=framework, device=Device.of("b200").replace(architecture=name))
+        for name in ("sm_90", "sm_100", "sm_120")
+    )
+    assert hopper == blackwell_rtx == stage_memory(LLAMA, layout, framework=framework)
+    found = weights(LLAMA)
+    layer = found.attention_params + found.dense_params
+    is_stored = zero == 1 or FRAMEWORKS[framework].fp8_weights
+    shards = 1 if zero == 1 else 4
+    stored = LLAMA.layers * layer / shards * is_stored
+    assert hopper.parameters[0] - blackwell.parameters[0] == pytest.approx(stored)
+    gathered = 0 if zero == 1 else 2 * layer * 3 / 4
+    assert hopper.buffers[0] - blackwell.buffers[0] == pytest.approx(gathered, rel=1e-3)
+    tree = memory_term(LLAMA, layout, Device.of("gb200"), framework=framework)
+    assert tree.value == pytest.approx(blackwell.total[0])
+
+
+def test_other_precisions_and_frameworks_do_not_depend_on_the_layouts_that_products_read() -> None:
+    for framework, precision in (("fsdp2", "fp8-mixed"), ("nemo", "bf16-mixed")):
+        layout = Layout(precision=precision)
+        held = [
+            stage_memory(LLAMA, layout, framework=framework, device=Device.of(name)).total[0]
+            for name in ("h100-80gb", "gb200")
+        ]
+        assert held[0] == held[1]
+
+
+@pytest.mark.parametrize(
+    ("device", "mib"),
+    [("v100-32gb", 16.25), ("a100-80gb", 16.25), ("l4", 16.25), ("h200", 64), ("b200", 64), ("mi250x", 64),
+     ("mi300x", 256), ("tpu-v4", 64), ("cpu", 0)],
+)  # fmt: skip
+def test_workspaces_are_those_that_torch_gives_the_devices_architecture(device: str, mib: float) -> None:
+    """Each of two threads gets 32 MiB on Hopper and Blackwell, 8 MiB and 128 KiB before, 128 MiB on gfx94x."""
+    tree = memory_term(GPT, Layout(), Device.of(device))
+    found = {part.name: part.value for part in tree["stage 0"]["buffers"].parts}
+    assert found.get("matrix-product workspace", 0) == mib * 2**20
+
+
 def test_what_the_host_cannot_hold_goes_to_its_drives() -> None:
     layout = Layout(offload="optimizer")
     held = stage_memory(GPT, layout, host_capacity=1e9)
@@ -224,7 +269,7 @@ def test_an_unknown_framework_is_refused_with_the_nearest_name() -> None:
 
 
 def test_habits_of_your_own_can_be_given() -> None:
-    frugal = FRAMEWORKS["megatron-core"]._replace(workspace_bytes=0.0, reused_gradient=False)
+    frugal = FRAMEWORKS["megatron-core"]._replace(has_workspaces=False, reused_gradient=False)
     usual, own = stage_memory(GPT, Layout()), stage_memory(GPT, Layout(), framework=frugal)
     assert usual.total[0] - own.total[0] > 64 * 2**20
     assert dataclasses.is_dataclass(memory_term(GPT, Layout(), framework=frugal))

@@ -10,11 +10,13 @@ import numpy.typing as npt
 
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import activations as saved
+from shardscope.analytic.memory.architecture import reads_any_fp8_layout
 from shardscope.analytic.memory.frameworks import FRAMEWORKS, Framework
 from shardscope.analytic.memory.offload import OFFLOADS_STATES
 from shardscope.analytic.memory.states import ElementBytes, known_recipe
 from shardscope.analytic.schedules.closed import columns
 from shardscope.errors import unknown_name
+from shardscope.spec.cluster import Device
 from shardscope.spec.model import Transformer
 
 
@@ -47,11 +49,12 @@ class LayerSaved(NamedTuple):
 
 
 class LayoutRows(NamedTuple):
-    """Inputs of the memory formulas for a table of layouts, one model and one framework, the same for all stages."""
+    """Inputs of the memory formulas that are the same for all stages: layouts of one model, framework and device."""
 
     model: Transformer
     layouts: Layouts
     framework: Framework
+    device: Device | None
     recipe: ElementBytes
     weights: WeightShapes
     pipeline: PipelineColumns
@@ -80,10 +83,20 @@ class LayoutRows(NamedTuple):
     """Whether any layout recomputes only some layers of a stage."""
 
 
-def rows_of(model: Transformer, layouts: Layouts, framework: str | Framework) -> LayoutRows:
-    """Return the inputs that are the same for all stages; `framework` is a `Framework`, or a key of `FRAMEWORKS`."""
+def rows_of(
+    model: Transformer, layouts: Layouts, framework: str | Framework, device: Device | None = None
+) -> LayoutRows:
+    """Return the inputs that are the same for all stages.
+
+    Args:
+        model: The model.
+        layouts: Table of layouts.
+        framework: A key of `FRAMEWORKS`, or your own `Framework`.
+        device: Device that the layouts run on; None for a GPU that no rule in `memory.architecture` makes an exception
+            for.
+    """
     framework = known_framework(framework)
-    recipe, shape = _recipe(layouts.precision, framework), _shape(model, layouts)
+    recipe, shape = _recipe(layouts.precision, framework, device), _shape(model, layouts)
     zero_ranks = layouts.shard.astype(float)
     dense = _layer(model, layouts, shape, recipe, framework, mixed=False)
     in_dense = _working(model, layouts, shape, recipe)
@@ -99,6 +112,7 @@ def rows_of(model: Transformer, layouts: Layouts, framework: str | Framework) ->
         model=model,
         layouts=layouts,
         framework=framework,
+        device=device,
         recipe=recipe,
         weights=weights(model),
         pipeline=pipeline_of(layouts, model.layers),
@@ -134,16 +148,17 @@ def known_framework(framework: str | Framework) -> Framework:
     return FRAMEWORKS[framework]
 
 
-def _recipe(precision: str, framework: Framework) -> ElementBytes:
-    """Return the bytes per element of a precision, as the framework stores them."""
+def _recipe(precision: str, framework: Framework, device: Device | None) -> ElementBytes:
+    """Return the bytes per element of a precision, as the framework stores them on the device."""
     recipe = known_recipe(precision)
     if precision == "bf16-mixed" and framework.remainders:
         return recipe._replace(master=2)
-    if precision == "fp8-mixed" and framework.fp8_weights:
-        return recipe._replace(
-            copies=0
-        )  # an fp8 weight and its transpose take the place of the 16-bit weight
-    return recipe
+    if precision != "fp8-mixed":
+        return recipe
+    in_fp8 = 1 if framework.skips_transposes and reads_any_fp8_layout(device) else recipe.copies
+    if framework.fp8_weights:
+        return recipe._replace(copies=0, narrowed=recipe.parameter - in_fp8)
+    return recipe._replace(copies=in_fp8)
 
 
 def shards_gradients(layouts: Layouts, framework: Framework) -> npt.NDArray[np.bool_]:

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardscope.analytic.memory.activations import FULL
+from shardscope.analytic.memory.architecture import torch_workspace_bytes
 from shardscope.analytic.memory.offload import OFFLOADS_OPTIMIZER
 from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows, WeightShapes, held_by
 from shardscope.analytic.memory.states import ElementBytes, ModelStates, optimizer_bytes, partitioned
@@ -39,7 +41,7 @@ class Blocks(NamedTuple):
     gathered: Floats
     """Parameters gathered from other ranks' shards."""
     bucket: Floats
-    """Gradients of a layer that belong to other ranks' shards, until they are reduced, or copies of all gradients."""
+    """Gradients of a layer that belong to other ranks, until they are reduced; or flat buffers, or copies of all."""
     update: Floats
     """Temporary tensors of the update, when no activations are saved."""
     placeholders: Floats
@@ -92,11 +94,11 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
         at_loss=held.head * rows.at_loss,
         in_layer=in_layer,
         gathered=_gathered(rows, own, recipe.parameter, framework.prefetched, 3)
-        + _gathered(rows, own.matrices, recipe.copies, framework.prefetched, 3),
-        bucket=_gathered(rows, own, recipe.gradient, 0, 2) + _copied(rows, own),
+        + _gathered(rows, own.matrices, recipe.copies - recipe.narrowed, framework.prefetched, 3),
+        bucket=_bucket(rows, own),
         update=_update(rows, own),
         placeholders=_placeholders(rows, held),
-        workspace=np.full(1, framework.workspace_bytes),
+        workspace=np.full(1, torch_workspace_bytes(rows.device) * framework.has_workspaces),
     )
 
 
@@ -144,7 +146,8 @@ def _whole(rows: LayoutRows, count: Floats, aside: Floats, factors: Floats) -> M
     """Return the states of `count` parameters, without sharding by ZeRO."""
     recipe = rows.recipe
     kept = optimizer_bytes(rows.layouts.optimizer.states, recipe, count, aside=aside, factors=factors)
-    return ModelStates(recipe.parameter * count, gradient_bytes(rows) * count, kept)
+    stored = recipe.parameter * count - recipe.narrowed * (count - aside)
+    return ModelStates(stored, gradient_bytes(rows) * count, kept)
 
 
 def _partitioned(rows: LayoutRows, whole: ModelStates, ranks: Floats) -> ModelStates:
@@ -172,6 +175,21 @@ def _factors(rows: LayoutRows, *, mixed: bool) -> int:
     return rows.weights.factors(mixed=mixed, experts=rows.model.mixture.experts if rows.model.mixture else 0)
 
 
+def _bucket(rows: LayoutRows, own: Elements) -> Floats:
+    """Return the bytes of gradients that wait to be reduced: those of a layer, flat buffers, or copies of all."""
+    framework, width = rows.framework, rows.recipe.gradient
+    if not framework.bucket_elements:
+        return _gathered(rows, own, width, 0, 2) + _copied(rows, own)
+    largest = np.maximum(own.matrix, own.vocabulary)
+    alone = largest * (largest > framework.bucket_elements)  # reduced from where it is
+    return np.asarray((width * alone + _buffers(rows)) * (rows.borrowed[2][0] > 0))
+
+
+def _buffers(rows: LayoutRows) -> float:
+    """Return the bytes of the flat buffers from which gradients are reduced."""
+    return rows.recipe.gradient * rows.framework.buckets * rows.framework.bucket_elements
+
+
 def _copied(rows: LayoutRows, own: Elements) -> Floats:
     """Return the bytes of the copies of gradients in which replicas without ZeRO reduce them."""
     if not rows.framework.copies_to_reduce:
@@ -183,7 +201,8 @@ def _copied(rows: LayoutRows, own: Elements) -> Floats:
 def _gathered(rows: LayoutRows, own: Elements, width: int, prefetched: int, stage: int) -> Floats:
     """Return the bytes of other ranks' shards that a rank holds temporarily: gathered parameters, unreduced gradients.
 
-    They are limited to the bytes that the rank would hold without ZeRO.
+    They are limited to the bytes that the rank would hold without ZeRO. A rank's own part of a layer is not counted
+    again; of matrices that stay alive for reuse it is, because they are gathered into tensors of their own.
 
     Args:
         rows: The layouts.
@@ -194,13 +213,16 @@ def _gathered(rows: LayoutRows, own: Elements, width: int, prefetched: int, stag
     """
     if not width:
         return NONE
-    dense, experts = rows.borrowed[stage]
-    together = rows.framework.live_elements if stage == 3 else rows.framework.bucket_elements
-    if together:
-        running = np.maximum(np.maximum(own.matrix, own.vocabulary), together)
+    part, experts = rows.borrowed[stage]
+    framework = rows.framework
+    if stage == 3 and framework.live_elements:
+        running = np.maximum(np.maximum(own.matrix, own.vocabulary), framework.live_elements)
+        if framework.holds_gathered:
+            running = np.where(rows.layouts.recompute == FULL, running, own.dense)
+        part = (part > 0).astype(float)  # the gathered matrices are beside the rank's shards of them
     else:
         running = np.maximum(own.layer, own.vocabulary) + prefetched * own.layer
-    sizes = np.minimum(running, own.dense) * dense
+    sizes = np.minimum(running, own.dense) * part
     if own.experts is not None and own.layer_experts is not None:
         sizes += np.minimum((1 + prefetched) * own.layer_experts, own.experts) * experts
     return width * sizes
@@ -211,7 +233,7 @@ SUB_GROUP = 1e9
 
 
 def _update(rows: LayoutRows, own: Elements) -> Floats:
-    """Return the bytes of temporary gradients in the update of a rank's parameters."""
+    """Return the bytes of temporary gradients, and of buffers, in the update of a rank's parameters."""
     framework, layouts, recipe = rows.framework, rows.layouts, rows.recipe
     accumulates = framework.accumulators and layouts.precision == "bf16-mixed"
     if not framework.float32_update or accumulates or not recipe.master:
@@ -221,7 +243,10 @@ def _update(rows: LayoutRows, own: Elements) -> Floats:
     if own.experts is not None:
         updated = updated + own.experts / np.where(is_on, rows.expert_ranks, 1.0)
     updated = np.where(layouts.zero >= 3, np.minimum(updated, SUB_GROUP), updated)
-    return np.asarray((4 + recipe.gradient * is_on) * updated * ~OFFLOADS_OPTIMIZER[layouts.offload])
+    temporary = (4 + recipe.gradient * is_on) * updated * ~OFFLOADS_OPTIMIZER[layouts.offload]
+    if framework.keeps_buckets:
+        temporary = temporary + _buffers(rows) * (temporary > 0) * (rows.borrowed[2][0] > 0)
+    return np.asarray(temporary)
 
 
 def _saved(rows: LayoutRows, held: Holding) -> tuple[Floats, Floats]:
