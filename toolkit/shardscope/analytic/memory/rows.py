@@ -78,18 +78,23 @@ class LayoutRows(NamedTuple):
     """Temporary bytes at the loss."""
     recomputes_in_part: bool
     """Whether any layout recomputes only some layers of a stage."""
+    wider: Floats
+    """Bytes by which an element of the residual stream exceeds that of other activations."""
+    casts: bool
+    """Whether weights are kept in float32, and cast to 16 bits when they are gathered, as by `Framework.casts`."""
 
 
 def rows_of(model: Transformer, layouts: Layouts, framework: str | Framework) -> LayoutRows:
     """Return the inputs that are the same for all stages; `framework` is a `Framework`, or a key of `FRAMEWORKS`."""
     framework = known_framework(framework)
     recipe, shape = _recipe(layouts.precision, framework), _shape(model, layouts)
-    zero_ranks = layouts.shard.astype(float)
-    dense = _layer(model, layouts, shape, recipe, framework, mixed=False)
+    zero_ranks, casts = layouts.shard.astype(float), _casts(layouts.precision, framework)
+    wider = _wider(layouts, recipe, casts=casts)
+    dense = _layer(model, layouts, shape, recipe, framework, wider=wider, mixed=False)
     in_dense = _working(model, layouts, shape, recipe)
     mixed, in_mixed, expert_ranks = dense, in_dense, zero_ranks
     if model.mixture:
-        mixed = _layer(model, layouts, shape, recipe, framework, mixed=True)
+        mixed = _layer(model, layouts, shape, recipe, framework, wider=wider, mixed=True)
         in_mixed = saved.in_a_mixture(
             model, model.mixture, recipe, framework, expert=layouts.expert, tokens=shape.tokens,
             tensor=shape.tensor, divided=shape.divided,
@@ -118,6 +123,8 @@ def rows_of(model: Transformer, layouts: Layouts, framework: str | Framework) ->
             model, recipe, framework, tokens=shape.tokens, tensor=shape.tensor, divided=shape.divided
         ),
         recomputes_in_part=bool(layouts.recompute_layers.any()),
+        wider=wider,
+        casts=casts,
     )
 
 
@@ -136,6 +143,8 @@ def known_framework(framework: str | Framework) -> Framework:
 
 def _recipe(precision: str, framework: Framework) -> ElementBytes:
     """Return the bytes per element of a precision, as the framework stores them."""
+    if _casts(precision, framework):
+        return known_recipe(precision.replace("mixed", "autocast"))
     recipe = known_recipe(precision)
     if precision == "bf16-mixed" and framework.remainders:
         return recipe._replace(master=2)
@@ -144,6 +153,22 @@ def _recipe(precision: str, framework: Framework) -> ElementBytes:
             copies=0
         )  # an fp8 weight and its transpose take the place of the 16-bit weight
     return recipe
+
+
+def _casts(precision: str, framework: Framework) -> bool:
+    """Return whether the framework keeps weights in float32 and casts them to the 16 bits of this precision."""
+    return framework.casts and precision in ("bf16-mixed", "fp16-mixed")
+
+
+def _wider(layouts: Layouts, recipe: ElementBytes, *, casts: bool) -> Floats:
+    """Return the bytes by which an element of the residual stream exceeds that of other activations.
+
+    Autocast leaves the embedding's output and sums in float32, and computes norms in it. FSDP2's gathered weights and
+    activations are all in 16 bits (`fully_shard` with a `MixedPrecisionPolicy`).
+    """
+    is_autocast = recipe.copies > 0 and not recipe.master
+    width = (recipe.parameter - recipe.activation) * is_autocast
+    return np.where(layouts.zero >= 2, 0.0, width) if casts else np.full(1, float(width))
 
 
 def shards_gradients(layouts: Layouts, framework: Framework) -> npt.NDArray[np.bool_]:
@@ -189,9 +214,14 @@ def _layer(
     recipe: ElementBytes,
     framework: Framework,
     *,
+    wider: Floats,
     mixed: bool,
 ) -> LayerSaved:
-    """Return the activations of one layer, with experts if `mixed`."""
+    """Return the activations of one layer, with experts if `mixed`.
+
+    A layer saves the residual stream twice, as the inputs of its norms.
+    """
+    stream = wider * model.hidden * shape.tokens / shape.divided
     part = saved.outside_core(model, recipe, framework, mixed=mixed)
     outside = saved.per_layer(part, (0.0, 0.0), **shape._asdict(), key_heads=model.kv_heads)
     core = saved.core(
@@ -199,14 +229,15 @@ def _layer(
     )
     full = layouts.recompute == saved.FULL
     kept_core = core if layouts.flash_attention else core * (layouts.recompute != saved.SELECTIVE)
-    entry = saved.entry(model, recipe, tokens=shape.tokens, divided=shape.divided)
+    entry = saved.entry(model, recipe, tokens=shape.tokens, divided=shape.divided) + stream
+    outside = outside + 2 * stream
     whole = outside + core
     kept = np.where(full, entry, outside + kept_core)
     if framework.every_other_product and not mixed:
         half = saved.per_layer(
             saved.every_other_product(model, recipe), (0.0, 0.0), **shape._asdict(), key_heads=model.kv_heads
         )
-        kept = np.where(layouts.recompute == saved.SELECTIVE, np.minimum(half + core, whole), kept)
+        kept = np.where(layouts.recompute == saved.SELECTIVE, np.minimum(half + stream + core, whole), kept)
     return LayerSaved(kept, whole - kept)
 
 
@@ -325,6 +356,18 @@ def _in_flight(place: Floats, pipeline: PipelineColumns) -> Floats:
         whole[third] -= (ranks[at[third]] % 3 == 2) & (where[third] % 3 == 0)
         held[at] = np.minimum(whole, (pipeline.microbatches[at] + where + 1) / 2)
     return np.minimum(held, pipeline.microbatches)
+
+
+def first_with_gradients(pipeline: PipelineColumns) -> Floats:
+    """Return the first position with more micro-batches than activations in flight; in a V, the last such position."""
+    ranks, count = pipeline.ranks, pipeline.microbatches
+    per_left = np.maximum(pipeline.of_left, 1e-9)
+    left = (count - pipeline.of_all * ranks - pipeline.constant) / per_left
+    chunks = pipeline.chunks
+    of_chunks = (chunks * count - (chunks - 1 + pipeline.of_all) * ranks) / per_left
+    left = np.where(pipeline.interleaved, (of_chunks + 1) / 2, left)
+    place = np.where(pipeline.rounded, count - 2, ranks + 1 - np.ceil(left - 1e-9))
+    return np.asarray(np.clip(place, 0.0, ranks - 1))
 
 
 Matrix = tuple[int, int]
