@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.layouts import Layouts, distinct
 from shardscope.analytic.memory import device_memory
 from shardscope.spec.layout import Layout, schedule_names
 from shardscope.spec.model import Transformer
@@ -36,8 +36,8 @@ def layouts(rows: int) -> Layouts:
         virtual_stages=np.ones(rows, np.int64), schedule=np.array(schedules)[random.integers(0, len(schedules), rows)],
         recompute=random.integers(0, 3, rows), recompute_layers=np.zeros(rows, np.int64),
         offload=np.zeros(rows, np.int64), compression=np.zeros(rows, np.int64),
-        sequence_parallel=random.integers(0, 2, rows),
-        precision="bf16-mixed", optimizer="adamw", flash_attention=True,
+        sequence_parallel=random.integers(0, 2, rows), compressions=distinct([]),
+        precision="bf16-mixed", optimizer=Layout().optimizer, flash_attention=True,
     )  # fmt: skip
 
 

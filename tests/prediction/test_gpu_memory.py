@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import shardscope as ss
 from shardscope.analytic.layouts import Layouts
-from shardscope.analytic.memory import FRAMEWORKS, device_memory, torch_workspace_bytes
+from shardscope.analytic.memory import FRAMEWORKS, device_memory
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.traced import traced
 from shardscope.spec.models import MODELS, GPTConfig
@@ -131,7 +131,7 @@ def test_workspaces_are_part_of_the_memory_of_gpus_alone() -> None:
         assert memory is not None
         found = {part.name: part.value for part in memory.parts}
         is_on_gpus = cluster is not None and cluster.device.name != "cpu"
-        assert found.get("workspace", 0.0) == (torch_workspace_bytes(None) if is_on_gpus else 0.0)
+        assert found.get("workspace", 0.0) == (2 * 8.125 * 2**20 if is_on_gpus else 0.0)
 
 
 def test_a_cross_entropy_keeps_16_bit_log_probabilities_as_on_gpus() -> None:

@@ -18,6 +18,7 @@ from shardscope.analytic.memory.offload import (
 )
 from shardscope.analytic.memory.rows import Floats, LayoutRows, first_with_gradients, rows_of
 from shardscope.analytic.memory.stage import NONE, Blocks, blocks_of
+from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 
@@ -55,6 +56,7 @@ def device_memory(
     layouts: Layouts,
     *,
     framework: str | Framework = "megatron-core",
+    device: Device | None = None,
     host_capacity: float = np.inf,
 ) -> MemoryParts:
     """Return the memory of the device that needs the most, for each layout.
@@ -63,6 +65,7 @@ def device_memory(
         model: The model.
         layouts: Table of layouts.
         framework: A key of `FRAMEWORKS`, or your own `Framework`.
+        device: Device that the layouts run on; None for a GPU of unknown architecture, which counts as a Hopper GPU.
         host_capacity: Bytes of host memory per device; offloaded bytes that exceed it count as `nvme`.
 
     Returns:
@@ -76,7 +79,8 @@ def device_memory(
         True
     """
     found = [
-        _of_length(len(rows), _fullest(model, rows, framework, host_capacity)) for rows in _in_cache(layouts)
+        _of_length(len(rows), _fullest(rows_of(model, rows, framework, device), host_capacity))
+        for rows in _in_cache(layouts)
     ]
     columns = zip(*found, strict=True)
     return MemoryParts(*(np.concatenate(column) for column in columns))
@@ -98,9 +102,7 @@ def _in_cache(layouts: Layouts) -> Iterator[Layouts]:
         yield Layouts(**columns)
 
 
-def _fullest(
-    model: Transformer, layouts: Layouts, framework: str | Framework, host_capacity: float
-) -> MemoryParts:
+def _fullest(rows: LayoutRows, host_capacity: float) -> MemoryParts:
     """Return the memory of the pipeline rank that needs the most.
 
     Only these candidates are compared: the first rank, the last, and the first rank whose layers all have experts. In a
@@ -109,7 +111,7 @@ def _fullest(
     micro-batches, the first ranks have no gradients yet as they keep the most activations, so the one next to them is a
     candidate too. Offloaded bytes are the maximum over all candidates, possibly from another rank.
     """
-    rows = rows_of(model, layouts, framework)
+    model = rows.model
     last = rows.pipeline.ranks - 1
     places = [np.zeros_like(last), last]
     if model.mixture and model.mixture.dense_layers:
@@ -173,6 +175,7 @@ def stage_memory(
     layout: Layout,
     *,
     framework: str | Framework = "megatron-core",
+    device: Device | None = None,
     host_capacity: float = np.inf,
 ) -> MemoryParts:
     """Return the memory of one device in each of a layout's pipeline stages, as arrays by stage, in bytes.
@@ -185,6 +188,6 @@ def stage_memory(
         >>> stage_memory(model, Layout(pipeline=4, global_batch=8)).activations.argmax()
         np.int64(0)
     """
-    rows = rows_of(model, Layouts.of([layout] * layout.pipeline), framework)
+    rows = rows_of(model, Layouts.of([layout] * layout.pipeline), framework, device)
     parts = parts_of(blocks_of(rows, np.arange(float(layout.pipeline))), rows, host_capacity)
     return MemoryParts(*(np.broadcast_to(part, layout.pipeline) for part in parts))

@@ -33,7 +33,7 @@ from shardscope.analytic.memory.stage import (
 )
 from shardscope.analytic.recomputation import recomputed_layers
 from shardscope.analytic.terms import Term
-from shardscope.spec.cluster import Cluster
+from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 
@@ -83,7 +83,7 @@ class _Stages(NamedTuple):
 def memory_term(
     model: Transformer,
     layout: Layout,
-    cluster: Cluster | None = None,
+    device: Device | None = None,
     *,
     framework: str | Framework = "megatron-core",
 ) -> Term:
@@ -94,7 +94,8 @@ def memory_term(
     Args:
         model: The model.
         layout: The layout.
-        cluster: If given, the device's room for tensors is added to the inputs of the root.
+        device: Device that the layout runs on; its room for tensors is added to the inputs of the root. None for a GPU
+            of unknown architecture, which counts as a Hopper GPU.
         framework: A key of `FRAMEWORKS`, or your own `Framework`.
 
     Example:
@@ -103,17 +104,19 @@ def memory_term(
         >>> memory_term(model, Layout(pipeline=2, global_batch=8))["stage 1"]["logits"].value > 0
         True
     """
-    stages = _stages_of(model, layout, framework)
+    stages = _stages_of(model, layout, framework, device)
     parts = tuple(_stage(stages, place) for place in range(layout.pipeline))
     largest = max(part.value for part in parts)
     known = stages.rows.framework
-    capacity = {"capacity": tensor_room(cluster.device, known)} if cluster else {}
+    capacity = {"capacity": tensor_room(device, known)} if device else {}
     source = known.name
     return Term("memory", largest, "bytes", inputs=capacity, source=source, parts=parts, how="max")
 
 
-def _stages_of(model: Transformer, layout: Layout, framework: str | Framework) -> _Stages:
-    rows = rows_of(model, Layouts.of([layout] * layout.pipeline), framework)
+def _stages_of(
+    model: Transformer, layout: Layout, framework: str | Framework, device: Device | None
+) -> _Stages:
+    rows = rows_of(model, Layouts.of([layout] * layout.pipeline), framework, device)
     places = np.arange(float(layout.pipeline))
     held = held_by(places, rows.pipeline, dense=model.mixture.dense_layers if model.mixture else None)
     blocks = blocks_of(rows, places)
@@ -150,6 +153,7 @@ def _states(stages: _Stages, at: At) -> tuple[Term, ...]:
     }
     stage = stages.layout.zero
     sharded = {"parameters": stage >= 3, "gradients": rows.shards_gradients[0], "optimizer": stage >= 1}
+    narrowed = {"parameters": recipe.narrowed}
     terms = []
     exist = at(gradients_of(blocks))
     existing = {"gradients": at(stages.peak.gradients) / exist if exist else 1.0}
@@ -163,7 +167,16 @@ def _states(stages: _Stages, at: At) -> tuple[Term, ...]:
             )
         is_sharded = bool(sharded[kind])
         parts = [
-            _state(stages.layout, name, at(value), width, at(count), at(ranks), is_sharded=is_sharded)
+            _state(
+                stages.layout,
+                name,
+                at(value),
+                width,
+                at(count),
+                at(ranks),
+                is_sharded=is_sharded,
+                narrowed=narrowed.get(kind, 0),
+            )
             for name, value, count, ranks in groups
         ]
         if kind == "parameters" and at(stages.peak.copies):
@@ -188,14 +201,25 @@ _NAMES = {"parameters": "weights", "gradients": "gradients of weights", "optimiz
 
 
 def _state(  # noqa: PLR0917
-    layout: Layout, name: str, value: float, width: float, count: float, ranks: float, *, is_sharded: bool
+    layout: Layout,
+    name: str,
+    value: float,
+    width: float,
+    count: float,
+    ranks: float,
+    *,
+    is_sharded: bool,
+    narrowed: int,
 ) -> Term:
     """Return the term of one type of model states, for experts or for other weights.
 
-    `width` is in bytes per parameter; `count` parameters are on this rank, or sharded over `ranks` ranks.
+    `width` is in bytes per parameter, of which elements of layers' matrices lack `narrowed`; `count` parameters are on
+    this rank, or sharded over `ranks` ranks.
     """
     inputs: Inputs = {"Ψ on this rank": count}
     formula = f"{width:.4g}Ψ"
+    if narrowed:
+        formula = f"({formula} - {narrowed}Ψ of layers' matrices, in fp8)"
     if is_sharded:
         inputs["N"] = ranks
         formula += " / N"
@@ -206,7 +230,7 @@ def _copies(stages: _Stages, at: At) -> Term:
     recipe, whole = stages.rows.recipe, stages.rows.casts and stages.layout.zero == 2
     formula = f"{recipe.copies}Ψ" + ("" if whole else ", matrices only")
     if recipe.master:
-        source = "TransformerEngine 2.x's fp8 weights and their transposes"
+        source = "TransformerEngine 2.x's fp8 weights and, if needed, their transposes"
     else:
         formula += f", as far as they exist {_moment(stages, at)}"
         source = "weights gathered in 16 bits" if whole else "autocast's cache"
@@ -276,8 +300,8 @@ def _buffers(stages: _Stages, at: At) -> Term:
     source = f"{habits.name}: {habits.source}"
     if moment == UPDATE:
         working = Term(
-            "gradients of the update", at(blocks.update), "bytes", "(4Ψ in float32, with ZeRO 2Ψ flat too) / N",
-            {"N": ranks}, source,
+            "gradients of the update", at(blocks.update), "bytes",
+            "(4Ψ in float32, with ZeRO 2Ψ flat too) / N + flat buffers that stay", {"N": ranks}, source,
         )  # fmt: skip
     elif moment in AT_LOSS:
         logits = at(blocks.at_loss)
@@ -296,22 +320,26 @@ def _buffers(stages: _Stages, at: At) -> Term:
             + (", and the output of the stage" if habits.keeps_outputs and layout.pipeline > 1 else ""),
             inputs, source,
         )  # fmt: skip
-    gathered, bucket = "(1 + prefetched) × largest layer", "largest layer"
+    gathered, bucket = "(1 + prefetched) × largest layer × (1 - 1/N)", "largest layer × (1 - 1/N)"
     if habits.live_elements:
-        gathered, bucket = "live parameters, or the largest matrix", "a bucket, or the largest matrix"
-    bucket += " × (1 - 1/N)"
+        gathered = "live parameters, or the largest matrix; all weights if autograd holds them"
+    if habits.bucket_elements:
+        bucket = "flat buffers, and the largest matrix if it exceeds one"
     if layout.zero == 0:
         bucket = "copies of all gradients"
-    in_bucket = blocks.bucket if moment in (BEGINS, ENDS) else blocks.standing
+    in_bucket = (
+        blocks.bucket if moment in (BEGINS, ENDS) else blocks.copied if moment == UPDATE else blocks.standing
+    )
     others = (
-        Term("gathered parameters", at(blocks.gathered) * (moment != UPDATE), "bytes", f"{gathered} × (1 - 1/N)",
+        Term("gathered parameters", at(blocks.gathered) * (moment != UPDATE), "bytes", gathered,
              {"N": ranks, "prefetched": habits.prefetched, "live": habits.live_elements}, f"{ZERO}, stage 3"),
         Term("gradient bucket", at(in_bucket), "bytes", bucket,
-             {"N": ranks, "a bucket": habits.bucket_elements, "bytes of a gradient": bucket_bytes(rows)},
+             {"N": ranks, "bytes of a gradient": bucket_bytes(rows)}
+             | {"elements of a buffer": habits.bucket_elements, "buffers": habits.buckets},
              f"{ZERO}, stage 2" if layout.zero else source),
         Term("gradient placeholders", at(blocks.placeholders), "bytes", "one per distinct weight shape, / t",
              {"t": layout.tensor}, "TransformerEngine 2.x, get_dummy_wgrad"),
         Term("matrix-product workspace", at(blocks.workspace), "bytes", "constant", {},
-             "inferred from measured peaks on B200 GPUs"),
+             "cuBLAS in torch, for the threads of the forward and the backward pass"),
     )  # fmt: skip
     return Term.total("buffers", (working, *(term for term in others if term.value)))

@@ -1,11 +1,10 @@
 """How frameworks differ in their use of memory: a table of their conventions, with sources.
 
-Three values were not taken from code, but inferred from 11 measured peaks of Megatron-LM on B200 GPUs, published by
-SimuMax: `ring_copies` from the only measurement with context parallelism, `routed_copies` from the only one with
-experts, and `workspace_bytes` from the 52 MiB that the formulas leave unexplained in dense models. `reserved` and
-`message_bytes` are from logs of single runs: those of SimuMax, and two of BigScience in 2021 (gpt2-meg-ds-3d, of which
-gpt2.md states 26 GB in nvidia-smi too, and gpt2-meg-ds-zero). All others were read in the code or the recipes that
-`source` names. ``shardscope scoreboard --memory`` compares them with published peaks.
+Two values were not taken from code, but inferred from 11 measured peaks of Megatron-LM on B200 GPUs, published by
+SimuMax: `ring_copies` from the only measurement with context parallelism, and `routed_copies` from the only one with
+experts. `reserved` and `message_bytes` are from logs of single runs: those of SimuMax, and two of BigScience in 2021
+(gpt2-meg-ds-3d, of which gpt2.md states 26 GB in nvidia-smi too, and gpt2-meg-ds-zero). All others were read in the
+code or the recipes that `source` names. ``shardscope scoreboard --memory`` compares them with published peaks.
 """
 
 from __future__ import annotations
@@ -50,21 +49,32 @@ class Framework(NamedTuple):
     because nothing is sent."""
     prefetched: int = 1
     """Number of layers whose parameters are prefetched, that is, gathered in advance."""
-    workspace_bytes: float = 64 * 2**20
-    """Bytes of workspace that matrix products need."""
+    has_workspaces: bool = True
+    """Whether matrix products take workspaces, of which the device determines the size (`torch_workspace_bytes`)."""
     accumulators: bool = False
     """Whether bf16-mixed accumulates gradients in float32 tensors beside the 16-bit ones."""
     remainders: bool = False
     """Whether bf16-mixed stores of a master weight only the 16 bits that the bf16 weight lacks."""
     fp8_weights: bool = False
-    """Whether fp8-mixed stores no 16-bit weights, but only fp8 ones and their transposes."""
+    """Whether fp8-mixed stores no 16-bit weights of layers' matrices, but only fp8 ones and their transposes."""
+    skips_transposes: bool = False
+    """Whether fp8-mixed stores no transposes of fp8 weights on devices that do not need them (`reads_any_fp8_layout`).
+    This is for one scale per tensor; with scales of blocks, as in MXFP8, a weight is always stored in both directions,
+    because they are quantized separately."""
     float32_update: bool = False
     """Whether the update needs gradients in float32, and with ZeRO also flat ones in 16 bits; not needed with
     `accumulators`."""
     live_elements: float = 0.0
     """Number of gathered parameters that stay alive for reuse, if gathering is by matrix; 0 if it is by layer."""
+    holds_gathered: bool = False
+    """Whether gathered weights of layers that are not recomputed stay until the backward pass, because autograd saves
+    them; only with `live_elements`."""
     bucket_elements: float = 0.0
-    """Number of gradient elements that are reduced together; 0 for those of a layer."""
+    """Number of gradient elements in a buffer that is reduced at once; 0 for those of a layer, without a buffer."""
+    buckets: int = 1
+    """Number of such buffers: two if one is filled while the other one is reduced."""
+    keeps_buckets: bool = False
+    """Whether the buffers stay allocated in the update."""
     keeps_outputs: bool = False
     """Whether a pipeline keeps the output of each stage for all micro-batches in flight, sharded over tensor ranks, and
     gathers it for the backward pass."""
@@ -79,10 +89,12 @@ class Framework(NamedTuple):
 MEGATRON_CORE = Framework(
     "Megatron-Core with TransformerEngine 2.x",
     "gradients accumulate in fp32 main_grad; get_dummy_wgrad keeps a bf16 placeholder per weight shape; the fused "
-    "cross entropy overwrites the bf16 logits with their gradient",
+    "cross entropy overwrites the bf16 logits with their gradient; quantizer.cpp creates a transpose of an fp8 weight "
+    "only if nvte_is_non_tn_fp8_gemm_supported says that the device needs it",
     main_gradients=True,
     keeps_gradients_from=0,
     logits_bytes=2,
+    skips_transposes=True,
     reused_gradient=True,
 )
 MEGATRON_2022 = Framework(
@@ -93,7 +105,7 @@ MEGATRON_2022 = Framework(
     dropout=True,
     gated_tensors=4,
     logits_bytes=4,
-    workspace_bytes=0,
+    has_workspaces=False,
 )
 FSDP2 = Framework(
     "PyTorch FSDP2",
@@ -146,14 +158,27 @@ MEGATRON_BRIDGE = MEGATRON_CORE._replace(
 DEEPSPEED = Framework(
     "DeepSpeed",
     "runtime/zero/stage_1_and_2.py and stage3.py: gradients in 2 bytes; parameters gathered by module, of which "
-    "stage3_max_live_parameters (1e9) stay for reuse and stage3_prefetch_bucket_size (5e7) are prefetched; "
-    "reduce_bucket_size (5e8); flat gradients of the rank's shard in 16 bits and float32 in the update",
+    "stage3_max_live_parameters (1e9) stay for reuse and stage3_prefetch_bucket_size (5e7) are prefetched; a buffer of "
+    "reduce_bucket_size (5e8), allocated once; flat gradients of a shard in 16 bits and float32 in the update; "
+    "transformers' loss/loss_utils.py computes the loss of logits.float(), as in FSDP2",
     keeps_gradients_from=3,
     gated_tensors=4,
+    logits_bytes=14,
     float32_update=True,
     live_elements=1e9 + 5e7,
     bucket_elements=5e8,
+    keeps_buckets=True,
     reserved=1.094,
+)
+DEEPSPEED_2021 = DEEPSPEED._replace(
+    name="DeepSpeed before 0.5.9",
+    source="runtime/zero/stage3.py of 0.3.12 to 0.5.8: as today, but each backward pass allocates two buffers of "
+    "reduce_bucket_size, because overlap_comm is on in stage 3, and frees them; models of Megatron-LM, which have "
+    "dropout by default and a cross entropy in float32",
+    dropout=True,
+    logits_bytes=10,
+    buckets=2,
+    keeps_buckets=False,
 )
 MEGATRON_DEEPSPEED = Framework(
     "Megatron-DeepSpeed",
@@ -175,7 +200,7 @@ PAPER = Framework(
     keeps_gradients_from=0,
     gated_tensors=4,
     logits_bytes=4,
-    workspace_bytes=0,
+    has_workspaces=False,
     reserved=1.0,
 )
 FRAMEWORKS: MappingProxyType[str, Framework] = MappingProxyType(
@@ -190,6 +215,7 @@ FRAMEWORKS: MappingProxyType[str, Framework] = MappingProxyType(
         "lightning": LIGHTNING,
         "llm-foundry": LLM_FOUNDRY,
         "deepspeed": DEEPSPEED,
+        "deepspeed-0.5": DEEPSPEED_2021,
         "paper": PAPER,
     }
 )

@@ -86,7 +86,7 @@ def peak_of(blocks: Blocks, gradients: Floats, offloaded: Floats, here: npt.NDAr
         Peak(np.full(1, LOGITS), before, saved, begin, at_loss),
         Peak(np.full(1, BEGINS), begun, saved, begin, in_layer),
         Peak(np.full(1, ENDS), gradients, left, end, in_layer),
-        Peak(np.full(1, UPDATE), gradients, NONE, update, blocks.update + blocks.standing),
+        Peak(np.full(1, UPDATE), gradients, NONE, update, blocks.update + blocks.copied),
     )
     for other in others:
         is_more = other.total > best.total

@@ -8,9 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.analytic.memory.activations import FULL
+from shardscope.analytic.memory.architecture import torch_workspace_bytes
 from shardscope.analytic.memory.offload import OFFLOADS_OPTIMIZER
-from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows, WeightShapes, held_by
+from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows, held_by
 from shardscope.analytic.memory.states import ElementBytes, ModelStates, optimizer_bytes, partitioned
+from shardscope.analytic.memory.weights import WeightShapes
 from shardscope.analytic.recomputation import recomputed_by_kind
 
 NONE = np.zeros(1)
@@ -62,9 +64,11 @@ class Blocks(NamedTuple):
     gathered: Floats
     """Parameters gathered from other ranks' shards."""
     bucket: Floats
-    """Gradients of a layer that belong to other ranks' shards, until they are reduced, or copies of all gradients."""
+    """Gradients of a layer that belong to other ranks, until they are reduced; or flat buffers, or copies of all."""
     standing: Floats
-    """The part of `bucket` that is allocated throughout."""
+    """The part of `bucket` that is allocated at the loss too."""
+    copied: Floats
+    """Copies of all gradients, which are always allocated."""
     update: Floats
     """Temporary tensors of the update, when no activations are saved."""
     placeholders: Floats
@@ -108,7 +112,7 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
     own = elements_of(rows, held)
     once, in_layer = _saved(rows, held)
     copies, copied = _copies(rows, own), _copied(rows, own)
-    bucket = _gathered(rows, own, bucket_bytes(rows), 0, 2) + copied
+    bucket = _bucket(rows, own, copied)
     outputs, whole_output = _outputs(rows, held)
     dense, experts = _dense_states(rows, own, held), _expert_states(rows, own, held)
     return Blocks(
@@ -124,10 +128,11 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
         in_layer=in_layer + whole_output,
         gathered=_gathered_weights(rows, own),
         bucket=bucket,
-        standing=bucket if framework.bucket_elements else copied,
+        standing=bucket if framework.keeps_buckets else copied,
+        copied=copied,
         update=_update(rows, own),
         placeholders=_placeholders(rows, held),
-        workspace=np.full(1, framework.workspace_bytes),
+        workspace=np.full(1, torch_workspace_bytes(rows.device) * framework.has_workspaces),
         early=_early(rows, own, held, dense.gradients + experts.gradients, copies),
     )
 
@@ -176,7 +181,8 @@ def _whole(rows: LayoutRows, count: Floats, aside: Floats, factors: Floats) -> M
     """Return the states of `count` parameters, without sharding by ZeRO."""
     recipe = rows.recipe
     kept = optimizer_bytes(rows.layouts.optimizer.states, recipe, count, aside=aside, factors=factors)
-    return ModelStates(recipe.parameter * count, gradient_bytes(rows) * count, kept)
+    stored = recipe.parameter * count - recipe.narrowed * (count - aside)
+    return ModelStates(stored, gradient_bytes(rows) * count, kept)
 
 
 def _partitioned(rows: LayoutRows, whole: ModelStates, ranks: Floats) -> ModelStates:
@@ -226,7 +232,7 @@ def _gathered_weights(rows: LayoutRows, own: Elements) -> Floats:
     if rows.casts:
         return _gathered(rows, own, recipe.copies, prefetched, 3)
     whole = _gathered(rows, own, recipe.parameter, prefetched, 3)
-    return whole + _gathered(rows, own.matrices, recipe.copies, prefetched, 3)
+    return whole + _gathered(rows, own.matrices, recipe.copies - recipe.narrowed, prefetched, 3)
 
 
 def bucket_bytes(rows: LayoutRows) -> int:
@@ -275,6 +281,21 @@ def _early(rows: LayoutRows, own: Elements, held: Holding, gradients: Floats, co
     )
 
 
+def _bucket(rows: LayoutRows, own: Elements, copied: Floats) -> Floats:
+    """Return the bytes of gradients that wait to be reduced: those of a layer, flat buffers, or copies of all."""
+    framework, width = rows.framework, bucket_bytes(rows)
+    if not framework.bucket_elements:
+        return _gathered(rows, own, width, 0, 2) + copied
+    largest = np.maximum(own.matrix, own.vocabulary)
+    alone = largest * (largest > framework.bucket_elements)  # reduced from where it is
+    return np.asarray((width * alone + _buffers(rows)) * (rows.borrowed[2][0] > 0))
+
+
+def _buffers(rows: LayoutRows) -> float:
+    """Return the bytes of the flat buffers from which gradients are reduced."""
+    return rows.recipe.gradient * rows.framework.buckets * rows.framework.bucket_elements
+
+
 def _copied(rows: LayoutRows, own: Elements) -> Floats:
     """Return the bytes of the copies of gradients in which replicas without ZeRO reduce them."""
     if not rows.framework.copies_to_reduce:
@@ -286,7 +307,8 @@ def _copied(rows: LayoutRows, own: Elements) -> Floats:
 def _gathered(rows: LayoutRows, own: Elements, width: int, prefetched: int, stage: int) -> Floats:
     """Return the bytes of other ranks' shards that a rank holds temporarily: gathered parameters, unreduced gradients.
 
-    They are limited to the bytes that the rank would hold without ZeRO.
+    They are limited to the bytes that the rank would hold without ZeRO. A rank's own part of a layer is not counted
+    again; of matrices that stay alive for reuse it is, because they are gathered into tensors of their own.
 
     Args:
         rows: The layouts.
@@ -297,13 +319,16 @@ def _gathered(rows: LayoutRows, own: Elements, width: int, prefetched: int, stag
     """
     if not width:
         return NONE
-    dense, experts = rows.borrowed[stage]
-    together = rows.framework.live_elements if stage == 3 else rows.framework.bucket_elements
-    if together:
-        running = np.maximum(np.maximum(own.matrix, own.vocabulary), together)
+    part, experts = rows.borrowed[stage]
+    framework = rows.framework
+    if stage == 3 and framework.live_elements:
+        running = np.maximum(np.maximum(own.matrix, own.vocabulary), framework.live_elements)
+        if framework.holds_gathered:
+            running = np.where(rows.layouts.recompute == FULL, running, own.dense)
+        part = (part > 0).astype(float)  # the gathered matrices are beside the rank's shards of them
     else:
         running = np.maximum(own.layer, own.vocabulary) + prefetched * own.layer
-    sizes = np.minimum(running, own.dense) * dense
+    sizes = np.minimum(running, own.dense) * part
     if own.experts is not None and own.layer_experts is not None:
         sizes += np.minimum((1 + prefetched) * own.layer_experts, own.experts) * experts
     return width * sizes
@@ -314,7 +339,7 @@ SUB_GROUP = 1e9
 
 
 def _update(rows: LayoutRows, own: Elements) -> Floats:
-    """Return the bytes of temporary gradients in the update of a rank's parameters."""
+    """Return the bytes of temporary gradients, and of buffers, in the update of a rank's parameters."""
     framework, layouts, recipe = rows.framework, rows.layouts, rows.recipe
     accumulates = framework.accumulators and layouts.precision == "bf16-mixed"
     if not framework.float32_update or accumulates or not recipe.master:
@@ -324,7 +349,10 @@ def _update(rows: LayoutRows, own: Elements) -> Floats:
     if own.experts is not None:
         updated = updated + own.experts / np.where(is_on, rows.expert_ranks, 1.0)
     updated = np.where(layouts.zero >= 3, np.minimum(updated, SUB_GROUP), updated)
-    return np.asarray((4 + recipe.gradient * is_on) * updated * ~OFFLOADS_OPTIMIZER[layouts.offload])
+    temporary = (4 + recipe.gradient * is_on) * updated * ~OFFLOADS_OPTIMIZER[layouts.offload]
+    if framework.keeps_buckets:
+        temporary = temporary + _buffers(rows) * (temporary > 0) * (rows.borrowed[2][0] > 0)
+    return np.asarray(temporary)
 
 
 def _saved(rows: LayoutRows, held: Holding) -> tuple[Floats, Floats]:

@@ -15,8 +15,8 @@ For each precision, `RECIPES` gives p, g, and the bytes of a state element and o
   own jobs.
 - ``fp16-mixed`` and ``bf16-mixed`` are those of the paper: weights and gradients of 2 bytes, and a master copy of the
   weights as part of the optimizer state. ``fp16`` and ``bf16`` are aliases.
-- ``fp8-mixed`` is that of TransformerEngine: like ``bf16-mixed``, but with two additional 1-byte copies of each weight
-  for matrix products.
+- ``fp8-mixed`` is that of TransformerEngine with one scale per tensor: like ``bf16-mixed``, but with two additional
+  1-byte copies of each weight for matrix products, which is one copy where the device needs no transpose.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class ElementBytes(NamedTuple):
     copies: int = 0
     """Bytes of the low-precision copies of a weight: one by autocast, or an fp8 weight and its transpose by
     TransformerEngine 2.x."""
+    narrowed: int = 0
+    """Bytes that a weight of a layer's matrix takes less than other weights, if it is stored in fp8 alone."""
 
 
 RECIPES: MappingProxyType[str, ElementBytes] = MappingProxyType(
