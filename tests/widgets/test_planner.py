@@ -110,6 +110,14 @@ def test_another_model_brings_its_own_sequence_length_and_batch():
     planner.close()
 
 
+def test_the_chosen_plan_has_settings_for_its_framework_or_a_reason_why_not(planner):
+    planner.fix = {"schedule": "1f1b", "offload": "none"}
+    planner.chosen = 2
+    assert planner.plans.trainer_config(2).text.splitlines()[0] in planner.screen.config.value
+    planner.fix = {"schedule": "zbv", "pipeline": 2, "offload": "none"}
+    assert "Megatron-Core ships no zbv schedule" in planner.screen.config.value
+
+
 def test_a_framework_predicts_every_layout_and_forgets_steps_of_another_one(planner):
     planner.measure(1.05 * planner.plans.best.time_s)
     planner.software = "fsdp"
@@ -120,7 +128,7 @@ def test_a_framework_predicts_every_layout_and_forgets_steps_of_another_one(plan
 
 
 def test_a_plan_that_fills_the_memory_names_one_that_does_not():
-    eight = plan("llama-3-8b", Cluster.of("h100-80gb", nodes=1, per_node=8))
+    eight = plan("llama-3-8b", Cluster.of("h100-80gb", nodes=1, per_node=8), fix={"tensor": 1})
     capacity = eight.best.memory_bytes + eight.best.headroom_bytes
     assert eight.best.headroom_bytes < _plans.SPARE * capacity
     rank = int(re.search(r"errors of the prediction; plan (\d+) takes", figures.plans_text(eight))[1])
