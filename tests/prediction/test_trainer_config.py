@@ -99,10 +99,10 @@ def test_deepspeeds_json_has_the_batch_the_stage_and_what_is_offloaded():
         (
             Layout(pipeline=2, schedule="zbv", virtual_stages=2, global_batch=8),
             "megatron-core",
-            "ships no zbv",
+            "does not ship the zbv schedule; plan with software='megatron-core'",
         ),
-        (Layout(data=2, zero=3, global_batch=2), "megatron-core", "software='fsdp2'"),
-        (Layout(data=2, zero=1, global_batch=2), "torchtitan", r"fix=\{'zero': \[0, 2, 3\]\}"),
+        (Layout(data=2, zero=3, global_batch=2), "megatron-core", "does not ship ZeRO 3"),
+        (Layout(data=2, zero=1, global_batch=2), "fsdp2", "plan with software='torchtitan'"),
         (Layout(tensor=2), "deepspeed", r"fix=\{'tensor': 1\}"),
         (Layout(data=2, offload="states", global_batch=2), "deepspeed", "use zero=3"),
         (Layout(pipeline=3, global_batch=6), "megatron-core", "not a multiple of 3 stages"),

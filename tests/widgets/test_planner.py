@@ -115,7 +115,7 @@ def test_the_chosen_plan_has_settings_for_its_framework_or_a_reason_why_not(plan
     planner.chosen = 2
     assert planner.plans.trainer_config(2).text.splitlines()[0] in planner.screen.config.value
     planner.fix = {"schedule": "zbv", "pipeline": 2, "offload": "none"}
-    assert "Megatron-Core ships no zbv schedule" in planner.screen.config.value
+    assert "Megatron-Core does not ship the zbv schedule" in planner.screen.config.value
 
 
 def test_a_framework_predicts_every_layout_and_forgets_steps_of_another_one(planner):
@@ -153,23 +153,23 @@ def test_a_filter_searches_again(planner):
     assert planner.fix == {"offload": "none", "tensor": 2}
 
 
-def test_the_schedules_that_frameworks_ship_are_one_choice(planner):
-    control = planner.controls["Hold fixed"]["schedule"]
-    shipped = next(value for text, value in control.options if text == "1f1b or interleaved")
-    control.value = shipped
-    assert planner.fix["schedule"] == shipped
-    assert {each.layout.schedule for each in planner.plans if each.layout.pipeline > 1} <= set(shipped)
-    assert "ships no" not in planner.screen.note.value
-    control.value = "any"
-    as_list = Planner(small_model(), cluster=machine(nodes=1, per_node=2), fix={"schedule": list(shipped)})
-    assert as_list.controls["Hold fixed"]["schedule"].value == shipped
-    as_list.close()
+def test_naming_the_software_searches_only_what_it_ships_unless_an_axis_is_held_fixed(planner):
+    planner.fix = {"offload": "none", "pipeline": 4}
+    assert "searches only what it ships" in planner.screen.note.value
+    planner.controls["Model and cluster"]["software"].value = "megatron-core"
+    found = planner.plans
+    assert {each.layout.schedule for each in found} <= {"1f1b", "interleaved"}
+    assert {each.layout.zero for each in found} <= {0, 1}
+    assert "only what Megatron-Core ships was searched" in planner.screen.note.value
+    planner.controls["Hold fixed"]["schedule"].value = "zbv"
+    assert {each.layout.schedule for each in planner.plans} == {"zbv"}
+    assert "Megatron-Core does not ship the zbv schedule" in planner.screen.note.value
 
 
 def test_dropdowns_show_what_is_fixed_and_keep_what_they_do_not_offer(planner):
     controls = planner.controls["Hold fixed"]
     planner.fix = {"schedule": ["interleaved", "1f1b"], "tensor": [4, 1], "micro_batch": 2}
-    assert controls["schedule"].label == "1f1b or interleaved"
+    assert controls["schedule"].label == "interleaved or 1f1b"
     assert (controls["tensor"].label, controls["offload"].label) == ("4 or 1", "any")
     controls["recompute"].value = "full"
     assert planner.problem == ""

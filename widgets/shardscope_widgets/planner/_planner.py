@@ -62,8 +62,8 @@ class Planner(widgets.VBox):  # type: ignore[misc]
     software = own_trait(
         "",
         "Framework",
-        "Framework that trains the model; “by layout” takes the one that each layout suggests.",
-        values=(("by layout", ""), *named(SOFTWARE)),
+        "Framework that trains the model: only what it ships is searched, except on axes held fixed.",
+        values=(("any", ""), *named(SOFTWARE)),
     )
     seq = own_trait(2048, "Sequence, tokens", "Tokens per sequence.", least=1, most=LARGEST_COUNT)
     global_batch = trait_of(Layout, "global_batch", "Batch, sequences", default=2048)

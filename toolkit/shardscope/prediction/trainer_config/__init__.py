@@ -52,9 +52,9 @@ def trainer_config(model: Transformer, layout: Layout, software: str | None = No
         raise SpecError(
             f"compression={layout.compression.name!r} is not a setting of {known.label}; use a layout without it"
         )
-    if layout.pipeline > 1 and layout.schedule not in known.schedules:
+    if lacking := known.shipped.lacks(layout):
         raise SpecError(
-            f"{known.label} ships no {layout.schedule} schedule; plan with "
-            f"fix={{'schedule': {list(known.schedules)}}}"
+            f"{known.label} does not ship {' or '.join(lacking)}; plan with software={known.name!r}, which searches "
+            "only what it ships"
         )
     return _WRITERS[known.name](model, layout)

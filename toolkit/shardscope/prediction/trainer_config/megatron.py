@@ -75,16 +75,6 @@ def _degrees(model: Transformer, layout: Layout) -> dict[str, Any]:
 
 
 def _sharding(layout: Layout) -> dict[str, Any]:
-    if layout.zero > 1:
-        raise SpecError(
-            f"zero={layout.zero} is not written for Megatron-LM, whose own FSDP is not modelled; plan with "
-            "fix={'zero': [0, 1]} or software='fsdp2'"
-        )
-    if layout.offload not in ("none", "optimizer"):
-        raise SpecError(
-            f"offload={layout.offload!r} is not an option of Megatron-LM; use 'none' or 'optimizer', or "
-            "software='deepspeed'"
-        )
     replicas = layout.data * layout.context
     groups = replicas // layout.shard if layout.zero and layout.shard else 1
     return {

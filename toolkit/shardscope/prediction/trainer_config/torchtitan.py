@@ -26,11 +26,12 @@ def torchtitan_config(model: Transformer, layout: Layout) -> TrainerConfig:
     Raises:
         SpecError: torchtitan cannot run the layout.
     """
-    if layout.offload != "none":
-        raise SpecError(
-            f"offload={layout.offload!r} is not written for torchtitan; use 'none', or software='deepspeed'"
-        )
-    settings = {f"parallelism.{name}": value for name, value in _degrees(model, layout).items()}
+    if layout.offload == "states" and layout.zero < 2:
+        raise SpecError("offload='states' needs ZeRO stage 2 or higher in torchtitan; use zero=2 or 3")
+    settings: dict[str, Any] = {
+        f"parallelism.{name}": value for name, value in _degrees(model, layout).items()
+    }
+    settings["training.enable_cpu_offload"] = layout.offload == "states"
     return TrainerConfig("torchtitan, flags of run_train.sh", flags(settings), _remarks(model, layout))
 
 
@@ -52,7 +53,7 @@ def _replicas(layout: Layout) -> tuple[int, int]:
     """Return the degrees that replicate and that shard; context ranks shard along with the data ranks."""
     if layout.zero == 1 and layout.data * layout.context > 1:
         raise SpecError(
-            "zero=1 is not an option of torchtitan, which shards gradients, too; plan with fix={'zero': [0, 2, 3]}"
+            "zero=1 is not an option of torchtitan, which shards gradients, too; plan with software='torchtitan'"
         )
     if layout.zero == 0:
         return layout.data, 1
