@@ -52,9 +52,9 @@ def divergence_of(steps: npt.ArrayLike, losses: npt.ArrayLike) -> Divergence | N
 
     The loss has diverged if its last values, and their mean over `LOSS_WINDOW` steps, exceed `ABOVE_START` times the
     loss of the first step, or if its last value exceeds `FAR_ABOVE_START` times that loss. It has also diverged if it
-    exploded and has not been back below the loss of the first step since: neither its last value nor the median of the
-    last `LOSS_WINDOW` ones. A resumed run is compared with the mean of its first steps. A loss that is unknown (NaN) is
-    skipped; one that is infinite has diverged.
+    exploded, and the mean of its last `LOSS_WINDOW` values since is above the loss of the first step. A resumed run is
+    compared with the mean of its first steps. A loss that is unknown (NaN) is skipped; one that is infinite has
+    diverged.
 
     Example:
         >>> divergence_of([1, 2, 3, 4, 5], [2.3, 2.2, 90.0, 500.0, 2000.0])
@@ -85,9 +85,15 @@ def _first_high(values: npt.NDArray[np.float64], start: float) -> int | None:
 
 
 def _exploded(values: npt.NDArray[np.float64], start: float) -> int | None:
-    """Return the place at which the values exploded; None if they did not, or are back below `start`."""
-    if min(values[-1], np.median(values[-LOSS_WINDOW:])) <= start or len(values) < FEWEST_STEPS:
+    """Return the place at which the values exploded; None if they did not, or are back below `start` on average."""
+    is_far = values > EXPLODED * start
+    runs = (
+        np.convolve(is_far, np.ones(FEWEST_STEPS, dtype=np.int64), "valid")
+        if len(values) >= FEWEST_STEPS
+        else ()
+    )
+    places = np.flatnonzero(np.asarray(runs) == FEWEST_STEPS)
+    since = values[len(values) - int(np.argmax(is_far[::-1])) :]
+    if not len(places) or (len(since) and since[-LOSS_WINDOW:].mean() <= start):
         return None
-    lowest = np.lib.stride_tricks.sliding_window_view(values, FEWEST_STEPS).min(axis=1)
-    places = np.flatnonzero(lowest > EXPLODED * start)
-    return int(places[0]) if len(places) else None
+    return int(places[0])
