@@ -167,6 +167,19 @@ figures.plan_terms(trillion, 1, 2)
 trillion.explain(1, 10)
 
 # %% [markdown]
+# ## How do I run the plan?
+#
+# A plan comes with the settings of its framework: flags of Megatron-LM or torchtitan, or DeepSpeed's JSON. The panel at
+# the top of this page shows them below the chosen plan. Here are those of a small Llama on one node:
+
+# %%
+eight = ss.Cluster.of("h100-80gb", nodes=1, per_node=8)
+ready = ss.plan("llama-3-8b", eight, software="megatron-core")
+config = ready.trainer_config()
+print(config)
+say(" ".join(config.remarks))
+
+# %% [markdown]
 # ## Plan, measure one step, calibrate, plan again
 #
 # Constants differ between clusters: another network, another version of a framework. So intervals are wide where no

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import log10
 
 import pytest
@@ -10,6 +11,7 @@ from prediction.planner.brute import machine, small_model
 from shardscope.prediction.planner import plan
 from shardscope.prediction.planner.table import budget_of
 from shardscope.prediction.predict import predict
+from shardscope.spec.cluster import Cluster
 from shardscope_widgets import Planner, figures
 from shardscope_widgets.figures import _plans
 
@@ -106,6 +108,34 @@ def test_another_model_brings_its_own_sequence_length_and_batch():
     planner.seq = 4096
     assert planner.plans.setting.model.seq == 4096
     planner.close()
+
+
+def test_the_chosen_plan_has_settings_for_its_framework_or_a_reason_why_not(planner):
+    planner.fix = {"schedule": "1f1b", "offload": "none"}
+    planner.chosen = 2
+    assert planner.plans.trainer_config(2).text.splitlines()[0] in planner.screen.config.value
+    planner.fix = {"schedule": "zbv", "pipeline": 2, "offload": "none"}
+    assert "Megatron-Core does not ship the zbv schedule" in planner.screen.config.value
+
+
+def test_a_framework_predicts_every_layout_and_forgets_steps_of_another_one(planner):
+    planner.measure(1.05 * planner.plans.best.time_s)
+    planner.software = "fsdp"
+    assert planner.measured == []
+    assert {plan.software for plan in planner.plans} == {planner.software} == {"fsdp2"}
+    planner.software = ""
+    assert planner.plans.best.software == "megatron-core"
+
+
+def test_a_plan_that_fills_the_memory_names_one_that_does_not():
+    eight = plan("llama-3-8b", Cluster.of("h100-80gb", nodes=1, per_node=8), fix={"tensor": 1})
+    capacity = eight.best.memory_bytes + eight.best.headroom_bytes
+    assert eight.best.headroom_bytes < _plans.SPARE * capacity
+    rank = int(re.search(r"errors of the prediction; plan (\d+) takes", figures.plans_text(eight))[1])
+    assert [each.headroom_bytes >= _plans.SPARE * capacity for each in eight][:rank] == [False] * (
+        rank - 1
+    ) + [True]
+    assert "errors of the prediction" not in figures.plans_text(eight.by("headroom"))
 
 
 def test_weights_rank_anew_without_a_search(planner):

@@ -179,8 +179,7 @@ def _overlapping(
         if part.name != SEND:
             return part
         exposed = exposed_messages_s(flow, traffic[SEND], rates, seconds)
-        source = f"messages travel while ranks compute; {rates.source}"
-        return replace(part, value=exposed, formula="passes with messages - passes without", source=source)
+        return replace(part, value=exposed, formula="passes with messages - passes without")
 
     return Term.total("communication", tuple(map(waited, communication.parts)))
 
@@ -205,9 +204,13 @@ def _collective(name: str, sent: Sent, rates: RankRates, load: Load | None) -> T
     seconds = sent.busiest / rates.link + messages * rates.per_message_s(sent)
     rank = int(seconds.argmax())
     hops = _hops(messages[rank], load)
+    is_sent_ahead = rates.overlaps and name == SEND
+    source = (
+        "messages travel while ranks compute" if is_sent_ahead else "time of the slowest rank; no overlap"
+    )
     return _term(
         name, float(seconds[rank]) + hops * rates.latency_s, f"bytes / bandwidth + {_FIXED[rates.latency_s > 0]}",
-        rates, "time of the slowest rank; no overlap", bytes=float(sent.busiest[rank]),
+        rates, source, bytes=float(sent.busiest[rank]),
         messages=float(messages[rank]), bandwidth=rates.link, **_latency(hops, rates),
     )  # fmt: skip
 

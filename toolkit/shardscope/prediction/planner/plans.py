@@ -31,6 +31,7 @@ from shardscope.prediction.planner.shipped import (
 from shardscope.prediction.planner.table import table_html
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.step import cut, stage_layers
+from shardscope.prediction.trainer_config import TrainerConfig, trainer_config
 from shardscope.spec.layout import Layout
 from shardscope.spec.partition import even_split
 from shardscope.spec.pipeline_schedule import PipelineSchedule
@@ -306,6 +307,22 @@ class Plans:
 
         layout = self._ranked("rank", rank)
         return rehearsal_of(self.asked.setting(layout), layout, model=model, step_s=step_s, steps=steps)
+
+    def trainer_config(self, rank: int = 1) -> TrainerConfig:
+        """Return the settings with which the plan's framework runs it: flags of Megatron-LM or torchtitan, or JSON.
+
+        Args:
+            rank: Position in the ranking, from 1.
+
+        Raises:
+            SpecError: The framework cannot run the layout, no settings can be written for it, or the ranking has no
+                such position.
+
+        Example:
+            >>> print(plan(model, cluster, software="megatron-core").trainer_config())  # doctest: +SKIP
+        """
+        layout = self._ranked("rank", rank)
+        return trainer_config(self.asked.model, layout, self.asked.setting(layout).calibration.software)
 
     def why(self, layout: Layout) -> str:
         """Explain why a layout is not the best: the rule it breaks, the memory it lacks, or the better plan."""
