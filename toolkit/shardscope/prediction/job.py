@@ -151,7 +151,8 @@ class JobPrediction(Budgeted):
         """Time of one step, in seconds; None on GPUs of this machine, whose rates are unknown.
 
         On a cluster, if the model is a GPT from the catalogue and the strategy corresponds to a valid layout, this is
-        the step time for that layout. Otherwise it is the sum over the model's operations, without overlap.
+        the step time for that layout. Otherwise it is the sum over the model's operations, in which only
+        messages between pipeline stages overlap with computation.
         """
         if not self.has_rates:
             return None

@@ -33,7 +33,10 @@ _UNEVEN = 1e-2
 
 
 def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: RankRates) -> Term:
-    """Return the time of one step, in seconds, as a sum of terms; only reading from a slow source overlaps with others.
+    """Return the time of one step, in seconds, as a sum of terms.
+
+    Only reading from a slow source overlaps with other terms, and messages between pipeline stages with computation if
+    they travel over links.
 
     Each operation takes the time of its matrix products or of its memory traffic, plus the time of its launch. The
     optimizer takes the time to read and write all states on the rank where that takes longest, plus a time per tensor,
