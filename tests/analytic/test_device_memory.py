@@ -25,7 +25,7 @@ from shardscope.analytic.memory import (
     stage_memory,
 )
 from shardscope.analytic.memory.rows import held_by, pipeline_of, weights
-from shardscope.analytic.schedules import closed
+from shardscope.analytic.schedules import build, closed
 from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout, schedule_names
 from shardscope.spec.model import LatentAttention, Mixture, Transformer
@@ -286,6 +286,29 @@ def test_micro_batches_in_flight_are_those_that_the_schedules_closed_form_counts
             ours = held_by(np.array([float(place)]), pipeline, dense=None).in_flight
             closed_form = closed.in_flight(schedule_names().index(schedule), place, p, rounds * p, v)
             assert float(ours[0]) == pytest.approx(float(closed_form)), (p, rounds, v, place)
+
+
+@pytest.mark.parametrize(
+    ("p", "v", "m"), [(4, 2, 4), (4, 2, 8), (4, 3, 12), (8, 8, 16), (3, 2, 9), (6, 3, 12)]
+)
+@pytest.mark.parametrize("layers", [2, 3])
+def test_layers_in_flight_at_short_ends_are_those_of_the_schedules_operations(
+    p: int, v: int, m: int, layers: int
+) -> None:
+    """Stages have `layers` layers, except for the first and the last one, which have the embedding and the output."""
+    table = build("interleaved", stages=p, microbatches=m, virtual_stages=v)
+    pipeline = pipeline_of(
+        Layouts.of([Layout(pipeline=p, virtual_stages=v, schedule="interleaved", global_batch=m)]),
+        p * v * layers - 2,
+    )
+    for rank in (0, p - 1):
+        held, most = 0, 0
+        for op in table.ranks[rank]:
+            stage_layers = layers - (op.stage in {0, p * v - 1})
+            held += {"F": stage_layers, "I": 0}.get(op.op, -stage_layers)
+            most = max(most, held)
+        found = held_by(np.array([float(rank)]), pipeline, dense=None)
+        assert float((found.in_flight * found.layers)[0]) == pytest.approx(most), rank
 
 
 def test_gathering_a_large_vocabulary_takes_no_short_copies_of_it() -> None:

@@ -45,9 +45,9 @@ DEEPSPEED_STAGES = (
         ("DDP of minGPT, A100", 1, 1),
         ("ZeRO 3 of Lightning, A100", 3, 5),
         ("ZeRO 3 of minGPT, A100", 5, 6),
-        ("MLPerf, H100, first stage", 4, 4),
-        ("MLPerf, H200, first stage", 4, 4),
-        ("MLPerf, GB200, first stage", 5, 9),
+        ("MLPerf, H100, first stage", 1, 1.2),
+        ("MLPerf, H200, first stage", 1, 1.1),
+        ("MLPerf, GB200, first stage", 3, 6),
     ],
 )
 def test_published_peaks_have_the_errors_that_are_documented(table: str, mape: float, worst: float) -> None:
