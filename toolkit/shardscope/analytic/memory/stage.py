@@ -146,7 +146,9 @@ def _whole(rows: LayoutRows, count: Floats, aside: Floats, factors: Floats) -> M
     """Return the states of `count` parameters, without sharding by ZeRO."""
     recipe = rows.recipe
     kept = optimizer_bytes(rows.layouts.optimizer.states, recipe, count, aside=aside, factors=factors)
-    stored = recipe.parameter * count - recipe.narrowed * (count - aside)
+    stored = recipe.parameter * count
+    if recipe.narrowed:
+        stored = stored - recipe.narrowed * (count - aside)
     return ModelStates(stored, gradient_bytes(rows) * count, kept)
 
 
