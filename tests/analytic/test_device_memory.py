@@ -24,7 +24,8 @@ from shardscope.analytic.memory import (
     offload_traffic,
     stage_memory,
 )
-from shardscope.analytic.memory.rows import held_by, pipeline_of, weights
+from shardscope.analytic.memory.rows import held_by, pipeline_of
+from shardscope.analytic.memory.weights import weights
 from shardscope.analytic.schedules import build, closed
 from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout, schedule_names
@@ -92,11 +93,12 @@ def test_every_stage_holds_what_a_plain_count_says(layout: Layout, model: Transf
 @settings(max_examples=100, deadline=None)
 @given(layouts(), models, frameworks)
 def test_memory_never_grows_with_the_zero_stage(layout: Layout, model: Transformer, framework: str) -> None:
+    """Where gradients are always allocated, and apart from DeepSpeed's buffers of a fixed size."""
     rows = [layout.replace(zero=zero) for zero in range(4)]
-    held = device_memory(model, Layouts.of(rows), framework=framework)
+    always = FRAMEWORKS[framework]._replace(keeps_gradients_from=0, float32_update=False, casts=False)
+    held = device_memory(model, Layouts.of(rows), framework=always)
     on_host = held.host + held.nvme
-    # DeepSpeed's sharded optimizer copies its gradients before the update, which plain data parallelism does not.
-    kept = held.total - held.buffers if FRAMEWORKS[framework].float32_update else held.total
+    kept = held.total - held.buffers if always.bucket_elements else held.total
     assert (np.diff(kept) <= 1e-9 * kept[0]).all()
     assert (np.diff(on_host) <= 1e-9 * (1 + on_host[0])).all()
 
@@ -309,6 +311,52 @@ def test_layers_in_flight_at_short_ends_are_those_of_the_schedules_operations(
             most = max(most, held)
         found = held_by(np.array([float(rank)]), pipeline, dense=None)
         assert float((found.in_flight * found.layers)[0]) == pytest.approx(most), rank
+
+
+def test_gradients_count_at_the_loss_only_if_an_earlier_micro_batch_left_them() -> None:
+    """By hand for FSDP2 on one rank, with all layers recomputed: float32 weights and moments, and autocast's copies."""
+    model = Transformer(layers=4, hidden=256, heads=4, vocab=50304, seq=512)
+    recompute = Layout(micro_batch=4, global_batch=4, recompute="full")
+    again = recompute.replace(global_batch=8)
+    one, two = (stage_memory(model, layout, framework="fsdp2") for layout in (recompute, again))
+    logits = 4 * 512 * (14 * 50304 + 3 * 2 * 256)
+    checkpoints = 4 * 4 * 256 * 4 * 512  # the residual stream is in float32
+    copies = 2 * (
+        model.layer_params - 13 * 256
+    )  # autocast casts biases and norms as well; they are not counted
+    expected = 12 * model.num_params + copies + checkpoints + logits + 64 * 2**20
+    assert one.total[0] == pytest.approx(expected, rel=1e-4)
+    assert one.gradients[0] == 0
+    assert two.gradients[0] == pytest.approx(4 * model.num_params)
+    assert two.total[0] - one.total[0] == pytest.approx(4 * model.num_params)
+    names = {part.name for part in memory_term(model, recompute, framework="fsdp2").walk()}
+    assert "logits" in names
+
+
+def test_a_step_of_few_tokens_is_fullest_as_its_backward_pass_ends_or_in_the_update() -> None:
+    model = Transformer(layers=8, hidden=1024, heads=8, vocab=1000, seq=64)
+    layout = Layout(precision="fp16-mixed", zero=2, data=2, global_batch=2)
+    fsdp2 = memory_term(model, layout.replace(zero=3), framework="fsdp2")
+    deepspeed = memory_term(model, layout, framework="deepspeed")
+    assert fsdp2["gradients"].value == pytest.approx(4 * model.num_params / 2)
+    saved = stage_memory(model, layout).activations[0]
+    assert fsdp2["saved by layers"].value < 0.2 * saved
+    assert "first of one micro-batch" in fsdp2["saved by layers"].formula
+    assert deepspeed["activations"].value == 0
+    assert deepspeed["gradients of the update"].value == pytest.approx(6 * model.num_params / 2 + 2 * 5e8)
+
+
+def test_a_pipeline_of_deepspeed_keeps_outputs_until_their_backward_pass() -> None:
+    model = Transformer(layers=8, hidden=1024, heads=8, vocab=1000, seq=1024)
+    layout = Layout(
+        pipeline=4, tensor=2, micro_batch=16, global_batch=128, recompute="full", precision="fp16-mixed"
+    )
+    tree = memory_term(model, layout, framework="megatron-deepspeed")
+    output = 2 * 1024 * 16 * 1024
+    assert tree["stage 0"]["outputs of the stage"].value == 4 * output / 2
+    assert tree["stage 1"]["outputs of the stage"].value == 3 * output / 2
+    with pytest.raises(KeyError):
+        tree["stage 3"]["outputs of the stage"]
 
 
 def test_gathering_a_large_vocabulary_takes_no_short_copies_of_it() -> None:

@@ -9,13 +9,14 @@ import numpy as np
 
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory.frameworks import Framework
+from shardscope.analytic.memory.moments import Peak, gradients_of, peak_of
 from shardscope.analytic.memory.offload import (
     OFFLOADS_ACTIVATIONS,
     OFFLOADS_OPTIMIZER,
     OFFLOADS_STATES,
     tiers,
 )
-from shardscope.analytic.memory.rows import Floats, LayoutRows, rows_of
+from shardscope.analytic.memory.rows import Floats, LayoutRows, first_with_gradients, rows_of
 from shardscope.analytic.memory.stage import NONE, Blocks, blocks_of
 from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
@@ -23,6 +24,9 @@ from shardscope.spec.model import Transformer
 
 ROWS_AT_ONCE = 16384
 """Number of layouts whose arrays together fit in a core's cache."""
+
+
+HERE = np.ones(1, bool)
 
 
 class MemoryParts(NamedTuple):
@@ -103,8 +107,9 @@ def _fullest(rows: LayoutRows, host_capacity: float) -> MemoryParts:
 
     Only these candidates are compared: the first rank, the last, and the first rank whose layers all have experts. In a
     V-shaped schedule with few micro-batches, later ranks hold more micro-batches, so the last rank with one layer more
-    than others is a candidate too, as is the second rank if the first has one layer less. Offloaded bytes are the
-    maximum over all candidates, possibly from another rank.
+    than others is a candidate too, as is the second rank if the first has one layer or micro-batch less. With few
+    micro-batches, the first ranks have no gradients yet as they keep the most activations, so the one next to them is a
+    candidate too. Offloaded bytes are the maximum over all candidates, possibly from another rank.
     """
     model = rows.model
     last = rows.pipeline.ranks - 1
@@ -114,8 +119,10 @@ def _fullest(rows: LayoutRows, host_capacity: float) -> MemoryParts:
         places.append(np.minimum(last, np.ceil(model.mixture.dense_layers / per_rank)))
     if (rows.pipeline.rounded & (rows.pipeline.rest > 0)).any():
         places.append(np.maximum(rows.pipeline.rest - 1, 0))
-    if rows.pipeline.ends.any():
+    if (rows.pipeline.ends | rows.pipeline.in_thirds).any():
         places.append(np.minimum(last, 1.0))
+    if rows.framework.keeps_gradients_from:
+        places.append(first_with_gradients(rows.pipeline))
     most, *others = (parts_of(blocks_of(rows, place), rows, host_capacity) for place in places)
     for other in others:
         is_more = other.total > most.total
@@ -129,37 +136,38 @@ def _fullest(rows: LayoutRows, host_capacity: float) -> MemoryParts:
 def parts_of(blocks: Blocks, rows: LayoutRows, host_capacity: float = np.inf) -> MemoryParts:
     """Return the bytes by type of memory, with offloaded blocks counted on the host instead of the device."""
     parameters = blocks.dense.parameters + blocks.experts.parameters
-    gradients = blocks.dense.gradients + blocks.experts.gradients
     optimizer = blocks.dense.optimizer + blocks.experts.optimizer
-    activations = blocks.saved + blocks.embedding_mask
-    buffers = np.maximum(blocks.at_loss, blocks.in_layer) + blocks.gathered + blocks.bucket
-    buffers += blocks.placeholders + blocks.workspace
-    offload = rows.layouts.offload
+    peak, offload = peak_at(blocks, rows), rows.layouts.offload
+    buffers = peak.buffers + blocks.placeholders + blocks.workspace
     if not offload.any():
         return MemoryParts(
-            parameters + blocks.copies, gradients, optimizer, activations,
-            _peak(buffers, blocks.update, activations), NONE, NONE,
-        )  # fmt: skip
+            parameters + peak.copies, peak.gradients, optimizer, peak.activations, buffers, NONE, NONE
+        )
     no_optimizer, no_states = OFFLOADS_OPTIMIZER[offload], OFFLOADS_STATES[offload]
-    saved_away = (blocks.saved - blocks.kept) * OFFLOADS_ACTIVATIONS[offload]
-    host, nvme = tiers(
-        optimizer * no_optimizer + (parameters + gradients) * no_states + saved_away, host_capacity
-    )
-    here = ~no_states
+    states = optimizer * no_optimizer + (parameters + gradients_of(blocks)) * no_states
+    host, nvme = tiers(states + _saved_away(blocks, rows), host_capacity)
     return MemoryParts(
-        parameters=(parameters + blocks.copies) * here,
-        gradients=gradients * here,
+        parameters=parameters * ~no_states + peak.copies,
+        gradients=peak.gradients,
         optimizer=optimizer * ~no_optimizer,
-        activations=activations - saved_away,
-        buffers=_peak(buffers, blocks.update, activations - saved_away),
+        activations=peak.activations,
+        buffers=buffers,
         host=host,
         nvme=nvme,
     )
 
 
-def _peak(buffers: Floats, update: Floats, activations: Floats) -> Floats:
-    """Return the buffers at the peak of a step, or those of the update as far as they exceed saved activations."""
-    return np.maximum(buffers, update - activations) if update.any() else buffers
+def peak_at(blocks: Blocks, rows: LayoutRows) -> Peak:
+    """Return the peak of a rank, without what it offloads."""
+    offload = rows.layouts.offload
+    if not offload.any():
+        return peak_of(blocks, gradients_of(blocks), NONE, HERE)
+    here = ~OFFLOADS_STATES[offload]
+    return peak_of(blocks, gradients_of(blocks) * here, _saved_away(blocks, rows), here)
+
+
+def _saved_away(blocks: Blocks, rows: LayoutRows) -> Floats:
+    return np.asarray((blocks.saved - blocks.kept) * OFFLOADS_ACTIVATIONS[rows.layouts.offload])
 
 
 def stage_memory(

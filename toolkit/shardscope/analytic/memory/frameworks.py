@@ -20,6 +20,11 @@ class Framework(NamedTuple):
     source: str
     main_gradients: bool = False
     """Whether mixed precision accumulates gradients in float32 instead of the 16-bit dtype."""
+    keeps_gradients_from: int = 4
+    """Lowest ZeRO stage at which gradients stay allocated from step to step; 4 if they are freed after each update."""
+    casts: bool = False
+    """Whether 16-bit mixed precision keeps weights and gradients in float32, without other master weights. ZeRO 2 and 3
+    shard both, and cast weights when they are gathered; otherwise autocast does."""
     whole_in_pipelines: bool = False
     """Whether a pipeline keeps whole gradients, in float32, until its last micro-batch, and reduces them only then."""
     dropout: bool = False
@@ -29,6 +34,8 @@ class Framework(NamedTuple):
     a single operation, and also the activated gate if it is two operations."""
     logits_bytes: int = 10
     """Bytes per logit at the memory peak of the loss."""
+    logits_later: int = 0
+    """The part of `logits_bytes` that is allocated only as the gradient of the logits is computed."""
     every_other_product: bool = False
     """Whether selective recomputation keeps attention and the output of every other matrix product of a dense layer,
     and recomputes all other operations; otherwise it recomputes core attention alone."""
@@ -68,6 +75,9 @@ class Framework(NamedTuple):
     """Number of such buffers: two if one is filled while the other one is reduced."""
     keeps_buckets: bool = False
     """Whether the buffers stay allocated in the update."""
+    keeps_outputs: bool = False
+    """Whether a pipeline keeps the output of each stage for all micro-batches in flight, sharded over tensor ranks, and
+    gathers it for the backward pass."""
     copies_to_reduce: bool = False
     """Whether replicas without ZeRO copy all gradients into buckets, which stay allocated, to reduce them."""
     reserved: float = 1.035
@@ -82,6 +92,7 @@ MEGATRON_CORE = Framework(
     "cross entropy overwrites the bf16 logits with their gradient; quantizer.cpp creates a transpose of an fp8 weight "
     "only if nvte_is_non_tn_fp8_gemm_supported says that the device needs it",
     main_gradients=True,
+    keeps_gradients_from=0,
     logits_bytes=2,
     skips_transposes=True,
     reused_gradient=True,
@@ -90,6 +101,7 @@ MEGATRON_2022 = Framework(
     "Megatron-LM of 2022",
     "Korthikanti et al. 2022 (arXiv 2205.05198), section 4: dropout masks saved, logits saved in fp32",
     main_gradients=True,
+    keeps_gradients_from=0,
     dropout=True,
     gated_tensors=4,
     logits_bytes=4,
@@ -101,9 +113,11 @@ FSDP2 = Framework(
     "log-softmax and its gradient; SiLU and product are two operations; torchtitan's selective op recomputation; "
     "torch.distributed.pipelining reduces gradients only in the last backward pass (set_requires_gradient_sync); "
     "DistributedDataParallel, which replaces it without ZeRO, has gradient_as_bucket_view off by default",
+    casts=True,
     whole_in_pipelines=True,
     gated_tensors=4,
     logits_bytes=14,
+    logits_later=4,
     every_other_product=True,
     copies_to_reduce=True,
 )
@@ -112,12 +126,20 @@ TORCHTITAN = FSDP2._replace(
     source=f"{FSDP2.source}; components/loss.py: the loss is compiled with the model, which keeps 16-bit logits and "
     "writes 16-bit gradients",
     logits_bytes=4,
+    logits_later=2,
+)
+LIGHTNING = FSDP2._replace(
+    name="Lightning",
+    source=f"{FSDP2.source}; loops/optimization/automatic.py: Closure.closure zeroes the gradients of the last step "
+    "after the forward pass of the next one",
+    keeps_gradients_from=0,
 )
 LLM_FOUNDRY = FSDP2._replace(
     name="LLM Foundry",
     source="FSDP as in FSDP2; models/mpt/modeling_mpt.py: loss_fn is fused_crossentropy by default, whose kernel reads "
     "16-bit logits and writes 16-bit gradients",
     logits_bytes=4,
+    logits_later=2,
 )
 NEMO = MEGATRON_CORE._replace(
     name="NeMo",
@@ -141,6 +163,7 @@ DEEPSPEED = Framework(
     "stage3_max_live_parameters (1e9) stay for reuse and stage3_prefetch_bucket_size (5e7) are prefetched; a buffer of "
     "reduce_bucket_size (5e8), allocated once; flat gradients of a shard in 16 bits and float32 in the update; "
     "transformers' loss/loss_utils.py computes the loss of logits.float(), as in FSDP2",
+    keeps_gradients_from=3,
     gated_tensors=4,
     logits_bytes=14,
     float32_update=True,
@@ -163,9 +186,11 @@ MEGATRON_DEEPSPEED = Framework(
     "Megatron-DeepSpeed",
     "bigscience-workshop/Megatron-DeepSpeed with DeepSpeed's pipelines: dropout by default; cross entropy clones "
     "float32 logits (mpu/cross_entropy.py); gradients in 2 bytes, and in fp16 also flat and in float32 in the update "
-    "(fp16/fused_optimizer.py, zero/stage_1_and_2.py); bf16_optimizer.py accumulates in float32 too, unsharded",
+    "(fp16/fused_optimizer.py, zero/stage_1_and_2.py); bf16_optimizer.py accumulates in float32 too, unsharded; "
+    "pipe/engine.py keeps outputs in pipe_buffers until their backward pass (pipe_partitioned)",
     dropout=True,
     gated_tensors=4,
+    keeps_outputs=True,
     accumulators=True,
     float32_update=True,
     reserved=1.167,
@@ -174,6 +199,7 @@ MEGATRON_DEEPSPEED = Framework(
 PAPER = Framework(
     "ZeRO paper",
     "Rajbhandari et al. 2020 (arXiv 1910.02054), section 3: model states only, without workspace",
+    keeps_gradients_from=0,
     gated_tensors=4,
     logits_bytes=4,
     has_workspaces=False,
@@ -188,6 +214,7 @@ FRAMEWORKS: MappingProxyType[str, Framework] = MappingProxyType(
         "megatron-deepspeed": MEGATRON_DEEPSPEED,
         "fsdp2": FSDP2,
         "torchtitan": TORCHTITAN,
+        "lightning": LIGHTNING,
         "llm-foundry": LLM_FOUNDRY,
         "deepspeed": DEEPSPEED,
         "deepspeed-0.5": DEEPSPEED_2021,

@@ -162,6 +162,7 @@ def partitioned(
     stage: npt.NDArray[np.int64],
     ranks: Floats,
     gradients: npt.NDArray[np.bool_] | None = None,
+    parameters: npt.NDArray[np.bool_] | None = None,
 ) -> ModelStates:
     """Return the model states on one rank if ZeRO shards the `whole` states over `ranks` ranks at this stage.
 
@@ -170,10 +171,11 @@ def partitioned(
         stage: ZeRO stage.
         ranks: Number of ranks that share the states.
         gradients: Whether gradients are sharded; None if they are from stage 2.
+        parameters: Whether parameters are sharded; None if they are from stage 3.
     """
     part = 1 / ranks
     return ModelStates(
-        whole.parameters * np.where(stage >= 3, part, 1.0),
+        whole.parameters * np.where(stage >= 3 if parameters is None else parameters, part, 1.0),
         whole.gradients * np.where(stage >= 2 if gradients is None else gradients, part, 1.0),
         whole.optimizer * np.where(stage >= 1, part, 1.0),
     )

@@ -121,7 +121,15 @@ def _lightning_gpt(  # noqa: PLR0917
     name = f"{_name(zero)} of Lightning, A100"
     settings = LIGHTNING_SETTINGS if zero else ()
     return MemoryRow(
-        name, model, where, layout, _software(zero), mb / 1024, settings=settings, is_fitted=True
+        name,
+        model,
+        where,
+        layout,
+        _software(zero),
+        mb / 1024,
+        memory=_memory(zero),
+        settings=settings,
+        is_fitted=True,
     )
 
 
@@ -139,7 +147,17 @@ def _mingpt(layers: int, hidden: int, zero: int, recompute: str, mib: float) -> 
     layout = _sharded(8, 1, zero, recompute)
     name = f"{_name(zero)} of minGPT, A100"
     software, settings = ("deepspeed-0.5", MINGPT_SETTINGS) if zero else ("fsdp2", ())
-    return MemoryRow(name, model, where, layout, software, mib / 1024, settings=settings, is_fitted=True)
+    return MemoryRow(
+        name,
+        model,
+        where,
+        layout,
+        software,
+        mib / 1024,
+        memory=_memory(zero),
+        settings=settings,
+        is_fitted=True,
+    )
 
 
 def _gpt2(layers: int, hidden: int, heads: int) -> Transformer:
@@ -156,15 +174,20 @@ def _software(zero: int) -> str:
     return "deepspeed" if zero else "fsdp2"
 
 
+def _memory(zero: int) -> str:
+    """Return the memory model if it is not that of the software; all these runs of PyTorch's used Lightning."""
+    return "" if zero else "lightning"
+
+
 def _without_peaks() -> list[MemoryRow]:
     v100 = "Limits of FSDP, V100"
     dgx_2 = Cluster.of("v100-32gb", nodes=1, per_node=16)
     titan = next(row for row in sharded()["torchtitan, A100"] if row.model.name == "llama-2-70B")
     op = titan.layout.replace(recompute="selective", micro_batch=2, global_batch=128)
     return [
-        MemoryRow(v100, *lightning_run(48, "none", 8), "fsdp2"),
-        MemoryRow(v100, *lightning_run(48, "none", 9), "fsdp2", fits=False),
-        MemoryRow(v100, *lightning_run(96, "full", 32), "fsdp2"),
+        MemoryRow(v100, *lightning_run(48, "none", 8), "fsdp2", memory="lightning"),
+        MemoryRow(v100, *lightning_run(48, "none", 9), "fsdp2", fits=False, memory="lightning"),
+        MemoryRow(v100, *lightning_run(96, "full", 32), "fsdp2", memory="lightning"),
         MemoryRow(
             "Limits of DDP, V100", _gpt2(48, 1600, 25), dgx_2, _sharded(16, 1, 0, "none"), "fsdp2", fits=False
         ),
