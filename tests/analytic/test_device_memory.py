@@ -335,8 +335,8 @@ def test_gradients_count_at_the_loss_only_if_an_earlier_micro_batch_left_them() 
 
 def test_a_step_of_few_tokens_is_fullest_as_its_backward_pass_ends_or_in_the_update() -> None:
     model = Transformer(layers=8, hidden=1024, heads=8, vocab=1000, seq=64)
-    layout = Layout(precision="fp16-mixed", zero=2, data=2, global_batch=2)
-    fsdp2 = memory_term(model, layout.replace(zero=3), framework="fsdp2")
+    layout = Layout(precision="fp16-mixed", zero=3, data=2, global_batch=2)
+    fsdp2 = memory_term(model, layout, framework="fsdp2")
     deepspeed = memory_term(model, layout, framework="deepspeed")
     assert fsdp2["gradients"].value == pytest.approx(4 * model.num_params / 2)
     saved = stage_memory(model, layout).activations[0]

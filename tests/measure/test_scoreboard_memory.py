@@ -108,7 +108,11 @@ def test_deepspeed_reduces_gradients_from_buffers_that_today_stay_in_the_update(
     assert deepspeed_blocks(zero=1).bucket == 0
     today = deepspeed_blocks(name="deepspeed")
     assert today.bucket == two / 2
+    assert today.standing == today.bucket
     assert today.update - deepspeed_blocks().update == pytest.approx(two / 2)
+    second = deepspeed_blocks(name="deepspeed", zero=2)
+    assert (second.bucket, second.standing) == (two / 2, 0)
+    assert second.update == pytest.approx(6 * GPT2_XL.num_params / 4)
 
 
 @pytest.mark.parametrize(("recompute", "elements"), [("none", GPT2_XL.num_params), ("full", 1e9 + 5e7)])

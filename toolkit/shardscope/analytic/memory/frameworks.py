@@ -74,7 +74,7 @@ class Framework(NamedTuple):
     buckets: int = 1
     """Number of such buffers: two if one is filled while the other one is reduced."""
     keeps_buckets: bool = False
-    """Whether the buffers stay allocated in the update."""
+    """Whether the buffers stay allocated in ZeRO 3, instead of only during the backward pass."""
     keeps_outputs: bool = False
     """Whether a pipeline keeps the output of each stage for all micro-batches in flight, sharded over tensor ranks, and
     gathers it for the backward pass."""
@@ -161,7 +161,7 @@ DEEPSPEED = Framework(
     "DeepSpeed",
     "runtime/zero/stage_1_and_2.py and stage3.py: gradients in 2 bytes; parameters gathered by module, of which "
     "stage3_max_live_parameters (1e9) stay for reuse and stage3_prefetch_bucket_size (5e7) are prefetched; a buffer of "
-    "reduce_bucket_size (5e8), allocated once; flat gradients of a shard in 16 bits and float32 in the update; "
+    "reduce_bucket_size (5e8), allocated once in stage 3; flat gradients of a shard in 16 and 32 bits in the update; "
     "transformers' loss/loss_utils.py computes the loss of logits.float(), as in FSDP2",
     keeps_gradients_from=3,
     gated_tensors=4,

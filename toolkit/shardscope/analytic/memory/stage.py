@@ -128,7 +128,7 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
         in_layer=in_layer + whole_output,
         gathered=_gathered_weights(rows, own),
         bucket=bucket,
-        standing=bucket if framework.keeps_buckets else copied,
+        standing=bucket * (rows.layouts.zero >= 3) if framework.keeps_buckets else copied,
         copied=copied,
         update=_update(rows, own),
         placeholders=_placeholders(rows, held),
@@ -353,7 +353,8 @@ def _update(rows: LayoutRows, own: Elements) -> Floats:
     updated = np.where(layouts.zero >= 3, np.minimum(updated, SUB_GROUP), updated)
     temporary = (4 + recipe.gradient * is_on) * updated * ~OFFLOADS_OPTIMIZER[layouts.offload]
     if framework.keeps_buckets:
-        temporary = temporary + _buffers(rows) * (temporary > 0) * (rows.borrowed[2][0] > 0)
+        stay = (layouts.zero >= 3) & (rows.borrowed[2][0] > 0) & (temporary > 0)
+        temporary = temporary + _buffers(rows) * stay
     return np.asarray(temporary)
 
 
