@@ -55,6 +55,8 @@ class _Frame(Frame):
 class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
     """Choose a model, a device and a layout, and see the memory of each pipeline stage.
 
+    Without arguments, it shows GPT-3 on 1,024 devices. If any are given, degrees of parallelism that are not are 1.
+
     Args:
         choices: Initial values of `MemoryChoices` traits, for example ``model="llama-3-70b", tensor=8, zero=3``.
 
@@ -69,7 +71,8 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
         MemoryChoices.__init__(self)
         super().__init__()
         check_options("MemoryCalculator", choices, MemoryChoices.class_own_traits())
-        for name, value in choices.items():
+        alone = dict.fromkeys(("data", "tensor", "pipeline"), 1) if choices else {}
+        for name, value in (alone | choices).items():
             setattr(self, name, value)
         self._is_refitting = False
         self._model: Transformer = self.chosen_model()

@@ -151,8 +151,10 @@ LLM_FOUNDRY = FSDP2._replace(
 NEMO = MEGATRON_CORE._replace(
     name="NeMo",
     source="Megatron-Core; recipes of NVIDIA/dgxc-benchmarking v24.11.1 and v25.02: grad_sync_dtype is bf16, and "
-    "fp8_params is on with fp8; megatron_base_model.py: store_param_remainders with bf16",
+    "fp8_params is on with fp8; megatron_base_model.py: store_param_remainders with bf16; "
+    "TransformerEngine before 2.3, which keeps no placeholder gradients",
     main_gradients=False,
+    reused_gradient=False,
     remainders=True,
     fp8_weights=True,
 )

@@ -357,7 +357,7 @@ def _in_flight(place: Floats, pipeline: PipelineColumns) -> Floats:
     """Return the peak activations of the rank at position `place`, in units of one micro-batch on the whole rank.
 
     For interleaved 1F1B with p ranks and v stages per rank, the first rank has p (1 + (p-1)/(pv)) (Korthikanti et al.
-    2022, section 4.2.3).
+    2022, section 4.2.3). Without a pipeline, micro-batches follow one another under every schedule.
     """
     ranks, left = pipeline.ranks, pipeline.ranks - place
     held = pipeline.of_left * left + pipeline.of_all * ranks + pipeline.constant
@@ -370,7 +370,7 @@ def _in_flight(place: Floats, pipeline: PipelineColumns) -> Floats:
         third = np.flatnonzero(pipeline.in_thirds[at])
         whole[third] -= (ranks[at[third]] % 3 == 2) & (where[third] % 3 == 0)
         held[at] = np.minimum(whole, (pipeline.microbatches[at] + where + 1) / 2)
-    return np.minimum(held, pipeline.microbatches)
+    return np.where(ranks == 1, 1.0, np.minimum(held, pipeline.microbatches))
 
 
 def first_with_gradients(pipeline: PipelineColumns) -> Floats:
