@@ -261,6 +261,7 @@ def _early(rows: LayoutRows, own: Elements, held: Holding, gradients: Floats, co
     layer = own.layer if own.layer_experts is None else own.layer + own.layer_experts
     count = own.dense if own.experts is None else own.dense + own.experts
     share = np.minimum(1.0, (layer + held.head * own.vocabulary) / count)
+    sharing = 1.0 if framework.whole_logits else rows.shape.tensor
     begin = end = update = copies
     if casts:
         update, end = NONE, np.minimum(copies, recipe.copies * layer)
@@ -272,11 +273,7 @@ def _early(rows: LayoutRows, own: Elements, held: Holding, gradients: Floats, co
         accumulates=keeps | (rows.pipeline.microbatches > held.in_flight),
         layers=held.layers,
         gradients=gradients * share,
-        logits_later=held.head
-        * framework.logits_later
-        * rows.model.vocab
-        * rows.shape.tokens
-        / rows.shape.tensor,
+        logits_later=held.head * framework.logits_later * rows.model.vocab * rows.shape.tokens / sharing,
         copies_begin=begin,
         copies_end=end,
         copies_update=update,
@@ -418,6 +415,8 @@ def _outputs(rows: LayoutRows, held: Holding) -> tuple[Floats, Floats]:
         return NONE, NONE
     is_sent = (rows.pipeline.ranks > 1) & (held.head == 0)
     one = is_sent * rows.recipe.activation * rows.model.hidden * rows.shape.tokens
+    if not rows.framework.shards_outputs:
+        return held.in_flight * one, NONE
     return held.in_flight * one / rows.shape.tensor, one * (rows.shape.tensor > 1)
 
 
