@@ -141,3 +141,38 @@ def test_parts_that_are_called_separately_count_once_for_each_backward_pass(tmp_
         critic(fake).mean().backward()
 
     assert observed(tmp_path, model, step) == [(6 + 4, 4, 2)] * 2
+
+
+def test_losses_are_those_before_scaling_and_a_skipped_update_is_a_step(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    original, wanted = torch.amp.GradScaler.scale, []
+    with ss.observe(model, optimizer, root=tmp_path) as run:
+        for step in range(4):
+            optimizer.zero_grad()
+            of_step = loss(model)
+            if step == 2:
+                model.first.weight.register_hook(lambda grad: grad * float("inf"))
+            scaler.scale(of_step).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            wanted.append(of_step.item())
+    assert [event["loss"] for event in run.events("step")] == wanted
+    assert [event["skipped"] for event in run.events("step")] == [False, False, True, True]
+    assert torch.amp.GradScaler.scale is original
+
+
+def test_another_model_in_the_loop_does_not_change_the_loss(tmp_path: Path) -> None:
+    model, other = Net(), Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wanted = []
+    with ss.observe(model, optimizer, root=tmp_path) as run:
+        for _ in range(2):
+            loss(other).backward()
+            of_step = loss(model)
+            of_step.backward(retain_graph=True)
+            (of_step * 2).backward()
+            optimizer.step()
+            wanted.append(3 * of_step.item())
+    assert [event["loss"] for event in run.events("step")] == pytest.approx(wanted)

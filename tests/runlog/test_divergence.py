@@ -16,8 +16,15 @@ from shardscope.runlog.divergence import divergence_of
         ([2.3, 2.2, 9.0], None),
         ([2.3, 2.5, 2.6, 2.4, 2.5], None),
         ([5.0], None),
+        ([5.5, 900.0, 400.0, 60.0, 9.0, 8.0, 7.0, 7.0], 2),
+        ([5.5, 900.0, 400.0, 60.0, 9.0, 8.0, 7.0, 5.0], 2),
+        ([5.5, 900.0, 400.0, 60.0, 9.0, 4.0, 4.0, 4.0], None),
+        ([5.5, 900.0, 7.0, 6.0, 6.0], None),
+        ([2.3] * 20 + [50.0] * 3 + [2.2] * 4 + [2.4], None),
     ],
 )
-def test_a_lasting_or_a_huge_rise_is_a_divergence(losses: list[float], step: int | None) -> None:
+def test_a_lasting_or_huge_rise_or_one_without_recovery_is_a_divergence(
+    losses: list[float], step: int | None
+) -> None:
     found = divergence_of(range(1, len(losses) + 1), losses)
     assert (None if found is None else found.step) == step

@@ -9,6 +9,7 @@ import pytest
 
 from shardscope.analytic.memory import memory_term, stage_memory
 from shardscope.errors import SpecError
+from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model
 from shardscope_widgets import MemoryCalculator, figures
@@ -26,7 +27,8 @@ def calculator():
 
 
 def test_bars_are_the_bytes_of_the_formulas(calculator):
-    held = stage_memory(calculator.chosen_model(), calculator.chosen_layout())
+    device = Device.of(calculator.device)
+    held = stage_memory(calculator.chosen_model(), calculator.chosen_layout(), device=device)
     assert [stage.num_bytes for stage in calculator.info.stages] == pytest.approx(held.total.tolist())
     bars = [trace for trace in calculator.figure.traces if trace["type"] == "bar"]
     drawn = [sum(trace["x"][place] for trace in bars if place in trace["y"]) for place in range(1)]

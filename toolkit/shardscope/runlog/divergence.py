@@ -1,4 +1,4 @@
-"""Whether the loss of a run has diverged: it ends far above the loss with which training began."""
+"""Whether the loss of a run has diverged: it ends far above the loss with which training began, or exploded before."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ ABOVE_START = 2.0
 level; twice that is not reached by noise, and a run that stays there has lost what it knew."""
 FEWEST_STEPS = 3
 """Number of steps for which the loss must have stayed above that level, so that one bad batch is no alarm."""
-
-
+EXPLODED = 5.0
+"""Multiple of the loss at the start above which a loss has exploded if it stays there for `FEWEST_STEPS` steps. What
+the model knew is lost; until its loss is below that at the start, it has not learned anything since."""
 FAR_ABOVE_START = 100.0
 """Multiple of the loss at the start above which even the last step alone is a divergence: no batch is that bad."""
 
@@ -25,7 +26,7 @@ class Divergence(NamedTuple):
     """A loss that diverged.
 
     Attributes:
-        step: First of the steps since which the loss has been too high.
+        step: First of the steps since which the loss has been too high, or at which it exploded.
         loss: Loss of the last step.
         start: Loss with which the run began.
     """
@@ -42,19 +43,24 @@ class Divergence(NamedTuple):
             if np.isfinite(self.loss)
             else ""
         )
-        return f"diverged at step {self.step}: its loss is {loss_text(self.loss)}{times}"
+        since = " and has not recovered" if self.loss <= ABOVE_START * self.start else ""
+        return f"diverged at step {self.step}{since}: its loss is {loss_text(self.loss)}{times}"
 
 
 def divergence_of(steps: npt.ArrayLike, losses: npt.ArrayLike) -> Divergence | None:
     """Return how a loss diverged; None if it did not.
 
     The loss has diverged if its last values, and their mean over `LOSS_WINDOW` steps, exceed `ABOVE_START` times the
-    loss of the first step, or if its last value exceeds `FAR_ABOVE_START` times that loss. A resumed run is compared
-    with the mean of its first steps. A loss that is unknown (NaN) is skipped; one that is infinite has diverged.
+    loss of the first step, or if its last value exceeds `FAR_ABOVE_START` times that loss. It has also diverged if it
+    exploded, and the mean of its last `LOSS_WINDOW` values since is above the loss of the first step. A resumed run is
+    compared with the mean of its first steps. A loss that is unknown (NaN) is skipped; one that is infinite has
+    diverged.
 
     Example:
         >>> divergence_of([1, 2, 3, 4, 5], [2.3, 2.2, 90.0, 500.0, 2000.0])
         Divergence(step=3, loss=2000.0, start=2.3)
+        >>> divergence_of([1, 2, 3, 4, 5, 6], [2.3, 90.0, 500.0, 80.0, 3.1, 3.0])
+        Divergence(step=2, loss=3.0, start=2.3)
     """
     numbers, values = np.asarray(steps, dtype=np.int64), np.asarray(losses, dtype=np.float64)
     known = ~np.isnan(values)
@@ -62,9 +68,32 @@ def divergence_of(steps: npt.ArrayLike, losses: npt.ArrayLike) -> Divergence | N
     if len(values) < 2:
         return None
     start = float(values[0] if numbers[0] == 1 else values[:LOSS_WINDOW].mean())
+    if start <= 0:
+        return None
+    first = _first_high(values, start)
+    if first is None:
+        first = _exploded(values, start)
+    return None if first is None else Divergence(int(numbers[first]), float(values[-1]), start)
+
+
+def _first_high(values: npt.NDArray[np.float64], start: float) -> int | None:
+    """Return the place since which all values are too high; None if they are not, or not for long enough."""
     is_high = values > ABOVE_START * start
     first = len(values) - int(np.argmin(is_high[::-1])) if not is_high.all() else 0
     is_lasting = len(values) - first >= FEWEST_STEPS and values[-LOSS_WINDOW:].mean() > ABOVE_START * start
-    if start <= 0 or not (is_lasting or values[-1] > FAR_ABOVE_START * start):
+    return first if is_lasting or values[-1] > FAR_ABOVE_START * start else None
+
+
+def _exploded(values: npt.NDArray[np.float64], start: float) -> int | None:
+    """Return the place at which the values exploded; None if they did not, or are back below `start` on average."""
+    is_far = values > EXPLODED * start
+    runs = (
+        np.convolve(is_far, np.ones(FEWEST_STEPS, dtype=np.int64), "valid")
+        if len(values) >= FEWEST_STEPS
+        else ()
+    )
+    places = np.flatnonzero(np.asarray(runs) == FEWEST_STEPS)
+    since = values[len(values) - int(np.argmax(is_far[::-1])) :]
+    if not len(places) or (len(since) and since[-LOSS_WINDOW:].mean() <= start):
         return None
-    return Divergence(int(numbers[first]), float(values[-1]), start)
+    return int(places[0])

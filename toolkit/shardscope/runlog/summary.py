@@ -43,8 +43,8 @@ class Summary:
         last_step: Number of the last finished step, which is larger than `steps` in a resumed run.
         loss: Training loss of the last finished step, averaged over ranks.
         loss_mean: Training loss, averaged over ranks and over the last `figures.LOSS_WINDOW` finished steps.
-        diverged_at: First of the steps since which the loss has been far above that at the start (see `divergence`);
-            None if the loss has not diverged.
+        diverged_at: First of the steps since which the loss has been far above that at the start, or at which it
+            exploded without recovery (see `divergence`); None if the loss has not diverged.
         samples_per_s: Samples processed by all ranks per second, computed from the last step and `step_time_s`.
         tokens_per_s: Tokens processed by all ranks per second; None if the model does not read tokens.
         test_loss: Loss on the test split, which is evaluated once, after the job's last step. Runs from earlier

@@ -133,7 +133,7 @@ _KNOWN = (
         "deepspeed", "DeepSpeed", "deepspeed", _DEEPSPEED, "deepspeed", ("deepspeed-0.5.9",),
         caveat="of DeepSpeed since 0.5.9, only three steps of October 2021 were measured",
     ),
-    Software("deepspeed-0.5", "DeepSpeed before 0.5.9", "deepspeed-0.5", _DEEPSPEED, "deepspeed"),
+    Software("deepspeed-0.5", "DeepSpeed before 0.5.9", "deepspeed-0.5", _DEEPSPEED, "deepspeed-0.5"),
 )  # fmt: skip
 SOFTWARE = {each.name: each for each in _KNOWN}
 """All software by name."""

@@ -125,10 +125,10 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
 
     def _compute(self) -> None:
         layout, device = self.chosen_layout(), Device.of(self.device)
-        self.term = memory_term(self._model, layout, framework=self.framework)
+        self.term = memory_term(self._model, layout, device, framework=self.framework)
         room = tensor_room(device, self.framework)
         self.info = memory_plan_info(self.term, capacity_bytes=room, device=device.name)
-        self.verdict = verdict(self._model, layout, self.info, framework=self.framework)
+        self.verdict = verdict(self._model, layout, self.info, device, framework=self.framework)
 
     def _say_problem(self, sentence: str) -> None:
         """Show `sentence` as the problem, and clear the results of the previous layout."""
@@ -156,7 +156,9 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
     def _host_text(self) -> str:
         if self.offload == "none":
             return ""
-        away = stage_memory(self._model, self.chosen_layout(), framework=self.framework).host.max()
+        away = stage_memory(
+            self._model, self.chosen_layout(), framework=self.framework, device=Device.of(self.device)
+        ).host.max()
         return f"The host holds {gib_text(float(away))} for each device."
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import ipywidgets as widgets
 
+from shardscope_widgets.kit.background import Background
 from shardscope_widgets.kit.markup import classed
 from shardscope_widgets.training_lab._forecast_words import forecast_text
 from shardscope_widgets.words import safe
@@ -27,7 +28,7 @@ class Asked(NamedTuple):
     cluster: EmulatedCluster | None
 
 
-class Forecast:
+class Forecast(Background):
     """“What will happen”: the prediction for the newest job in two sentences, which expands to show all terms.
 
     If the job is predicted not to fit in memory, a checkbox allows the user to start it anyway. The user's functions
@@ -50,7 +51,6 @@ class Forecast:
         self._changed = threading.Event()
         self._lock = threading.Lock()
         self._is_working = False
-        self._thread: threading.Thread | None = None
 
     def _allow(self, _button: object) -> None:
         self._calls_functions = True
@@ -79,23 +79,17 @@ class Forecast:
             self._asked, self.found = asked, None
             self._changed.set()
             if self._begun and asked is not None:
-                self._start()
+                self._predict()
         self.anyway.value = False
         if asked is None:
             self.line.value = ""
             self.anyway.layout.display = self.call.layout.display = "none"
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait up to `timeout` seconds for the prediction of the newest job; None waits without limit."""
-        if self._thread is not None:
-            self._thread.join(timeout)
-
-    def _start(self) -> None:
+    def _predict(self) -> None:
         """Start the thread, unless it is working: one that is about to end would not see the newest job."""
-        if not (self._is_working and self._thread is not None and self._thread.is_alive()):
+        if not (self._is_working and self._is_busy):
             self._is_working = True
-            self._thread = threading.Thread(target=self._work, name="shardscope-forecast", daemon=True)
-            self._thread.start()
+            self._start(self._work, name="forecast")
 
     def _work(self) -> None:
         from shardscope.runtime.preflight import preflight

@@ -36,8 +36,9 @@ def observe(
     its model states. Shardscope cannot launch, stop or resume the run, because the script is not part of it.
 
     The results of the script do not change: losses and weights are bit-identical. A step ends when `optimizer` has
-    stepped. The loss of a step is the sum of the scalars on which `backward` was called. A step that a `GradScaler`
-    skips is counted as part of the next step, and losses include the scale factor of the `GradScaler`.
+    stepped, or when a `GradScaler` has skipped its update (`skipped` in the events). The loss of a step is the sum of
+    the scalars on which `backward` was called and that depend on an output of `model`, before `GradScaler.scale`.
+    Other models that are trained in the same block do not change it, but their traffic is part of the run's.
 
     Copies of `model` made inside the block, by `copy.deepcopy` or `torch.save`, are not observed. A compiled model runs
     as it does outside: ``torch.compile(model)``, or `model` after ``model.compile()``, is recorded like any other.

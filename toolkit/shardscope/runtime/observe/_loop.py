@@ -1,8 +1,9 @@
 """Hooks on the user's own training loop: forward and backward passes, and the optimizer's updates.
 
 The model's own hooks report its forward passes. Torch's global optimizer hooks report the updates of whichever
-optimizer steps. A function that replaces ``torch.autograd.backward``, and calls it, reports the backward passes. None
-of these hooks changes a tensor or a result. `Loop.remove` removes all hooks.
+optimizer steps. A function that replaces ``torch.autograd.backward``, and calls it, reports the backward passes, and
+others around the methods of a `GradScaler` report losses before scaling and skipped updates. None of these hooks
+changes a tensor or a result. `Loop.remove` removes all hooks.
 
 Code that `torch.compile` traces cannot report anything, so the hooks do nothing while it traces them. A compiled model
 is observed from outside: a wrapper reports each call of the function that ``Module.compile`` compiled, or of the
@@ -22,6 +23,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
+from shardscope.runtime.observe._grad_scaler import ScalerWatch
+
 Guard = Callable[[Callable[[], None]], None]
 _KEY = -1
 """Key of the hooks on a module. Torch would choose a new one for each block, and Dynamo then compile again."""
@@ -37,7 +40,7 @@ class Listener(Protocol):
         """Handle the end of a forward pass with its output, which is None if the pass raised an error."""
 
     def backward_begins(self, roots: Any) -> None:
-        """Handle the start of a backward pass from these tensors."""
+        """Handle the start of a backward pass from these tensors, or from a scaled copy of them."""
 
     def backward_ends(self) -> None:
         """Handle the end of a backward pass, after gradients have been exchanged."""
@@ -45,8 +48,8 @@ class Listener(Protocol):
     def update_begins(self, optimizer: Optimizer) -> None:
         """Handle the start of an optimizer step; if it has a closure, the passes in the closure follow."""
 
-    def update_ends(self, optimizer: Optimizer) -> None:
-        """Handle the end of an optimizer step."""
+    def update_ends(self, optimizer: Optimizer, *, skipped: bool) -> None:
+        """Handle the end of an optimizer step, or that a `GradScaler` has skipped it."""
 
 
 class Loop:
@@ -64,6 +67,7 @@ class Loop:
         self._depth = 0
         self._is_in_backward = False
         self._undo = ExitStack()
+        self._scalers = ScalerWatch(self._skipped_update)
         self._hooks: dict[nn.Module, tuple[_Hook, _Hook]] = {}
 
     def install(self) -> None:
@@ -74,6 +78,7 @@ class Loop:
         self._undo.callback(register_optimizer_step_pre_hook(self._before_update).remove)
         self._undo.callback(register_optimizer_step_post_hook(self._after_update).remove)
         self._watch_backward()
+        self._scalers.install(self._undo)
 
     def remove(self) -> None:
         """Remove all hooks."""
@@ -130,7 +135,12 @@ class Loop:
         self._guard(lambda: self._listener.update_begins(optimizer))
 
     def _after_update(self, optimizer: Optimizer, *_: Any) -> None:
-        self._guard(lambda: self._listener.update_ends(optimizer))
+        self._scalers.count_update()
+        self._guard(lambda: self._listener.update_ends(optimizer, skipped=False))
+
+    def _skipped_update(self, optimizer: Optimizer) -> None:
+        self._before_update(optimizer)
+        self._guard(lambda: self._listener.update_ends(optimizer, skipped=True))
 
     def _watch_backward(self) -> None:
         original = torch.autograd.backward
@@ -139,7 +149,7 @@ class Loop:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
             if self._is_in_backward:  # a part of the outer pass
                 return original(tensors, *args, **kwargs)
-            self._guard(lambda: self._listener.backward_begins(tensors))
+            self._guard(lambda: self._listener.backward_begins(self._scalers.unscaled(tensors)))
             self._is_in_backward = True
             try:
                 original(tensors, *args, **kwargs)

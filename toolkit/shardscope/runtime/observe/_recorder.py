@@ -64,7 +64,10 @@ class _ObservedStep:
 
     number: int
     begin: Mark
-    losses: list[Value] = field(default_factory=list)
+    losses: dict[int, Value] = field(default_factory=dict)
+    """Scalars from which backward passes started, by the number of the pass."""
+    own_backwards: set[int] = field(default_factory=set)
+    """Numbers of the backward passes that reached an output of the model."""
     has_begun: bool = False
     num_backwards: int = 0
     forwards: list[_Forward] = field(default_factory=list)
@@ -158,8 +161,10 @@ class StepRecorder:
 
     def _reached(self, forward: _Forward, _: Any) -> None:
         """Count a forward pass in the current step, as a backward pass has reached its output for the first time."""
+        step = self._step
+        step.own_backwards.add(step.num_backwards)
         if forward.backward is None:
-            step, forward.backward = self._step, self._step.num_backwards
+            forward.backward = step.num_backwards
             step.forwards.append(forward)
             with self._lock:
                 step.spans.append(("compute", "forward", forward.begin, forward.end, 0))
@@ -168,7 +173,7 @@ class StepRecorder:
         self._backward = self._marks.now()
         self._step.num_backwards += 1
         if isinstance(roots, Tensor) and roots.numel() == 1:
-            self._step.losses.append(Value(roots))
+            self._step.losses[self._step.num_backwards] = Value(roots)
 
     def backward_ends(self) -> None:
         self._add("compute", "backward", self._backward)
@@ -179,11 +184,12 @@ class StepRecorder:
         if optimizer is self.optimizer:
             self._update = self._marks.now()
 
-    def update_ends(self, optimizer: Optimizer) -> None:
+    def update_ends(self, optimizer: Optimizer, *, skipped: bool) -> None:
         if optimizer is not self.optimizer:
             return
-        self._add("compute", "optimizer", self._update)
-        self._end_step()
+        if not skipped:
+            self._add("compute", "optimizer", self._update)
+        self._end_step(skipped=skipped)
 
     def collective_begins(self, name: str, payload: int) -> Any:
         """Start the span of a collective, and return the function to call when the collective has ended."""
@@ -219,7 +225,7 @@ class StepRecorder:
         with self._lock:  # collectives end on the backend's own threads
             (step or self._step).spans.append((lane, name, start, end, num_bytes))
 
-    def _end_step(self) -> None:
+    def _end_step(self, *, skipped: bool) -> None:
         assert self.optimizer is not None
         step, measured = self._step, self._memory.step
         memory = self._memory.sample()
@@ -229,6 +235,7 @@ class StepRecorder:
             "lr": float(self.optimizer.param_groups[0]["lr"]),
             "memory_bytes": memory,
             "peak_memory_bytes": self._memory.peak,
+            "skipped": skipped,
         }
         step.traffic, _ = self._meter.drain()
         step.end = self._marks.now()
@@ -266,8 +273,8 @@ class StepRecorder:
         time_s = max(seconds(step.end) - seconds(step.begin), 1e-6)
         spans = {"spans": self._spans(step)} if self._record.shows(step.number) else {}
         self._events.emit(
-            "step", step=step.number, loss=_loss(step.losses), samples=step.samples, tokens=step.tokens,
-            step_time_s=round(time_s, 6), grad_norm=None, skipped=False, loss_scale=None, **step.facts,
+            "step", step=step.number, loss=_loss(step), samples=step.samples, tokens=step.tokens,
+            step_time_s=round(time_s, 6), grad_norm=None, loss_scale=None, **step.facts,
             traffic=step.traffic, **spans,
         )  # fmt: skip
         if step.peaks is not None:
@@ -287,9 +294,14 @@ def held_by(model: nn.Module, optimizer: Optimizer | None) -> Held:
     return {kind: [each for each in tensors if not is_lazy(each)] for kind, tensors in held.items()}
 
 
-def _loss(losses: list[Value]) -> float | None:
-    """Return the sum of the losses over the step's backward passes; None if none of them started from a scalar."""
-    return sum(value.read() for value in losses) if losses else None
+def _loss(step: _ObservedStep) -> float | None:
+    """Return the sum of the losses over the model's backward passes; None if none of them started from a scalar.
+
+    If no forward pass of the model was observed, as when torch.compile traces it, all backward passes count.
+    """
+    own = step.own_backwards or step.losses.keys()
+    values = [value.read() for number, value in step.losses.items() if number in own]
+    return sum(values) if values else None
 
 
 def _tokens(inputs: list[Tensor]) -> int | None:

@@ -159,13 +159,13 @@ class ObserveSession(AbstractContextManager[Run]):
         if self._recorder is not None:
             self._recorder.update_begins(optimizer)
 
-    def update_ends(self, optimizer: Optimizer) -> None:
+    def update_ends(self, optimizer: Optimizer, *, skipped: bool) -> None:
         recorder = self._recorder
         if recorder is None:
             return
         if optimizer is recorder.optimizer and not self._is_announced:
             self._announce()
-        recorder.update_ends(optimizer)
+        recorder.update_ends(optimizer, skipped=skipped)
         if recorder.steps > self._seen.steps:
             self._collectives.end_step()
             self._seen.steps = recorder.steps
