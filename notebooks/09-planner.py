@@ -37,17 +37,33 @@ planner
 # %% [markdown]
 # ## In code
 #
-# `ss.plan` returns the same table; `plans.frame` has it as a DataFrame. Here is GPT-3 on A100s:
+# `ss.plan` returns the same table; `plans.frame` has it as a DataFrame. Here is GPT-3 on A100s, with the schedules,
+# ZeRO stages and other settings that Megatron-Core ships. Without `software`, everything is searched.
 
 # %%
 import shardscope as ss
 from shardscope.analytic import reliability
-from shardscope.prediction.planner import REASONS
+from shardscope.prediction.planner import REASONS, short
+from shardscope.spec.units import duration_text
 
 TOKENS = 300e9  # what GPT-3 was trained on
-plans = ss.plan("gpt3-175b", ss.Cluster.of("a100-80gb", nodes=128, per_node=8), global_batch=1536)
+cluster = ss.Cluster.of("a100-80gb", nodes=128, per_node=8)
+plans = ss.plan("gpt3-175b", cluster, global_batch=1536, software="megatron-core")
 say(figures.plans_text(plans, tokens=TOKENS))
 plans
+
+# %% [markdown]
+# What do I miss? `plans.beyond` is the fastest layout if the framework shipped everything.
+
+# %%
+beyond = plans.beyond
+if beyond is None:
+    say("No layout that Megatron-Core does not ship is faster.")
+else:
+    say(
+        f"With {beyond.lacking}, a step would take {duration_text(beyond.time_s)} instead of "
+        f"{duration_text(plans.best.time_s)}: {short(beyond.layout)}."
+    )
 
 # %% [markdown]
 # ## Why are the other layouts not in the table?
@@ -151,6 +167,19 @@ figures.plan_terms(trillion, 1, 2)
 trillion.explain(1, 10)
 
 # %% [markdown]
+# ## How do I run the plan?
+#
+# A plan comes with the settings of its framework: flags of Megatron-LM or torchtitan, or DeepSpeed's JSON. The panel at
+# the top of this page shows them below the chosen plan. Here are those of a small Llama on one node:
+
+# %%
+eight = ss.Cluster.of("h100-80gb", nodes=1, per_node=8)
+ready = ss.plan("llama-3-8b", eight, software="megatron-core")
+config = ready.trainer_config()
+print(config)
+say(" ".join(config.remarks))
+
+# %% [markdown]
 # ## Plan, measure one step, calibrate, plan again
 #
 # Constants differ between clusters: another network, another version of a framework. So intervals are wide where no
@@ -194,7 +223,7 @@ calibration
 # %% [markdown]
 # ## Try next
 #
-# - Plan for the framework that you use: `ss.plan(..., software="fsdp2")`.
+# - Plan for another framework: `ss.plan(..., software="fsdp2")`.
 # - Plan your own model: `ss.plan(ss.Model.from_hf("config.json"), ss.Cluster.of("h100-80gb", nodes=8))`.
 # - Ask for the cheapest layout: `plans.by("dollars")`.
 # - `shardscope scoreboard` in a terminal compares predicted step times with published ones, misses included;

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from conformance.ranks import RankPool, RankPools
 from conformance.runs import end_all
-from conformance.thinning import thin, without_most_of_tcp
+from conformance.thinning import at_their_ranks, thin, without_most_of_tcp
 from shardscope.prediction.this_machine import CoreSpeed
 
 # No deadlines for examples, nor for drawing them: they would be by the clock of a machine that others use too.
@@ -53,12 +53,13 @@ def playwright_api() -> Iterator[object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if _names_a_test(config):
-        return
-    if config.getoption("--every-case"):
-        items[:], left_out = without_most_of_tcp(items)
-    else:
-        items[:], left_out = thin(items, quick=not config.getoption("--full"))
+    items[:], left_out = at_their_ranks(items)
+    if not _names_a_test(config):
+        if config.getoption("--every-case"):
+            items[:], more = without_most_of_tcp(items)
+        else:
+            items[:], more = thin(items, quick=not config.getoption("--full"))
+        left_out += more
     config.hook.pytest_deselected(items=left_out)
 
 

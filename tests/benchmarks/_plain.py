@@ -125,7 +125,7 @@ class Plain:
             gathered = min(max(one, words) + one, count) * (1 if states_away else share if zero >= 3 else 0)
             bucket = min(max(one, words), count) * (1 if states_away else share if zero >= 2 else 0)
             buffers = (
-                max(at_loss if last else 0, in_layer) + WEIGHT_BYTES * gathered + GRADIENT_BYTES * bucket
+                max(at_loss if last else 0, in_layer + GRADIENT_BYTES * bucket) + WEIGHT_BYTES * gathered
             )
             buffers += (self.placeholders + last * 2 * self.table) / t + WORKSPACE
             stays = layers * kept * min(2 / layers, flying)

@@ -3,9 +3,10 @@
     python tests/benchmarks/memory_gpu.py [seconds] [folder]
 
 Each configuration trains a few steps in a fresh process that has the GPU to itself. "job" is the peak that `ss.predict`
-traces, "layout" the one that the formulas give for the same transformer with the memory model of ``fsdp2``; both over
-the peak of allocated tensors. "reserved" is what the caching allocator took for them, over the same peak, and "beside"
-what the GPU has in use but did not reserve: the driver's context, libraries and their workspaces.
+traces, "layout" the one that the formulas give for the same transformer with the memory model of ``fsdp2`` and the
+bytes of a logit of this training (`ours`); both over the peak of allocated tensors. "reserved" is what the caching
+allocator took for them, over the same peak, and "beside" what the GPU has in use but did not reserve: the driver's
+context, libraries and their workspaces.
 
 For the configurations that `LIMITED` names, the allocator's memory is limited, and the smallest limit that runs is
 bisected between the peak and what was reserved without a limit: "least", beside what `fits` of a job assumes, both over
@@ -33,7 +34,7 @@ from torch import nn
 
 import shardscope as ss
 from shardscope.analytic.layouts import Layouts
-from shardscope.analytic.memory import FRAMEWORKS, device_memory, tensor_room
+from shardscope.analytic.memory import FRAMEWORKS, Framework, device_memory, tensor_room
 from shardscope.runlog.writer import EventWriter
 from shardscope.spec.models import MODELS, GPTConfig
 from shardscope.training.context import RankContext
@@ -42,6 +43,9 @@ from shardscope.training.models.gpt import GPT
 from shardscope.training.trainer import Trainer
 
 DEVICE, SOFTWARE = "h100-80gb", "fsdp2"
+LOGITS = {"fp32": (12, 4), "bf16-mixed": (10, 2)}
+"""Bytes of a logit by precision, and the part of them that is allocated only for its gradient: log-probabilities and
+two gradients; or logits, log-probabilities and one gradient, all in 16 bits, and one gradient in float32."""
 STEPS = 4
 """The first ones make the optimizer's state, and the allocator's cache settles."""
 TRIALS = 5
@@ -130,6 +134,12 @@ def make_data(size: str) -> tuple[object, object]:
     return (rows, rows), (rows[:1], rows[:1])
 
 
+def ours(precision: str) -> Framework:
+    """The memory model of this training."""
+    logits_bytes, later = LOGITS[precision]
+    return FRAMEWORKS[SOFTWARE]._replace(logits_bytes=logits_bytes, logits_later=later)
+
+
 def job_of(case: Case) -> ss.Job:
     """The training as a job."""
     return ss.Job.model_validate(
@@ -156,7 +166,8 @@ def predicted(case: Case) -> Prediction:
             "precision": case.precision, "optimizer": case.optimizer,
         }
     )  # fmt: skip
-    held = device_memory(SIZES[case.size].transformer(case.size), Layouts.of([layout]), framework=SOFTWARE)
+    model = SIZES[case.size].transformer(case.size)
+    held = device_memory(model, Layouts.of([layout]), framework=ours(case.precision))
     return Prediction(of_job, float(held.total[0]), of_job + kept)
 
 

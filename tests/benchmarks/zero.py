@@ -1,18 +1,15 @@
-"""A step of ZeRO against stock FSDP2 on gloo, and of LAMB against torch's fused AdamW on FSDP2's shards.
+"""A step of ZeRO against stock FSDP2 on gloo.
 
     python tests/benchmarks/zero.py [world_size] [cuda]
 
 "stock" is plain `fully_shard` with its own collectives on gloo (on NCCL if each rank has a GPU), trained by a bare
 loop. Ranks over TCP and ranks over shared memory, or CUDA IPC, take turns. "ring" is a step over the latter whose
 shards go around a ring, as they do where messages are delayed, instead of through shared buffers. Beside the time is
-the processor time of all ranks, which depends less on what else the machine does. The collectives of an optimizer's
-step are counted by the meter.
+the processor time of all ranks, which depends less on what else the machine does.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import sys
 import tempfile
 from collections.abc import Callable
@@ -28,7 +25,6 @@ from torch.distributed.device_mesh import DeviceMesh
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import shardscope as ss
-from benchmarks._report import compare
 from benchmarks.transports import TRANSPORTS, Sample, pools_of, report, timed
 from conformance.ranks import RankPool
 from shardscope.methods.strategies.sharded import FullyShardedStrategy
@@ -112,36 +108,6 @@ def turn(context: RankContext, name: str, stage: str) -> Sample:
     return timed(_kept[key], STEPS_IN_A_ROW)
 
 
-def update_of(
-    context: RankContext, optimizer: ss.Optimizer
-) -> tuple[Callable[[], object], Callable[[], int]]:
-    """An optimizer's step alone, on the shards of ZeRO-3, and how many collectives one takes."""
-    one = trainer(context, "zero-3", optimizer=optimizer)
-    one.take_step(1)
-
-    def count() -> int:
-        context.meter.drain()
-        one.optimizer.step()
-        return sum(row["calls"] for row in context.meter.drain()[0].values())
-
-    return one.optimizer.step, count
-
-
-def optimizers(context: RankContext) -> str:
-    """The table of the optimizers, as text."""
-    table = io.StringIO()
-    with contextlib.redirect_stdout(table):
-        updates = {
-            "AdamW fused": update_of(context, ss.Optimizer("adamw")),
-            "Lamb": update_of(context, ss.Optimizer("lamb")),
-            "Lamb, clipped": update_of(context, ss.Optimizer("lamb", max_grad_norm=1.0)),
-        }
-        compare({name: step for name, (step, _) in updates.items()}, rounds=ROUNDS, baseline="AdamW fused")
-        for name, (_, count) in updates.items():
-            print(f"{name}: {count()} collectives")
-    return table.getvalue()
-
-
 def main() -> None:
     world_size = int(sys.argv[1]) if len(sys.argv) > 1 else 4
     device = sys.argv[2] if len(sys.argv) > 2 else "cpu"
@@ -162,8 +128,6 @@ def main() -> None:
                         samples[name].append(Sample(max(r.wall for r in ranks), sum(r.cpu for r in ranks)))
                 print(f"\n{stage}, {world_size} ranks, bar {bar:g} over shared memory")
                 report(stage, samples, STOCK)
-            table = list(ours.values())[-1].run(optimizers, Path(folder))[0]
-            print(f"\noptimizers, {world_size} ranks, bars 3 and at most 2 collectives\n{table}", end="")
     finally:
         for pool in pools.values():
             pool.close()

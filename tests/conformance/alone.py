@@ -1,4 +1,4 @@
-"""A trainer of one rank in the test's own process."""
+"""A trainer of one rank in the test's own process, and what tests need of any trainer."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import shardscope as ss
 from conformance.runs import small_job
 from shardscope.runlog.writer import EventWriter
 from shardscope.training.context import RankContext
 from shardscope.training.meter import Meter
+from shardscope.training.sharding import local
 from shardscope.training.trainer import Trainer
 
 
@@ -34,3 +36,8 @@ def trainer_in(folder: Path, **changes: Any) -> Trainer:
         "checkpoint": ss.Checkpoint(every=2),
     }
     return Trainer(small_job(**{**fields, **changes}), context, folder)
+
+
+def parameters_of(trainer: Trainer) -> list[Tensor]:
+    """This rank's own; whole ones can no longer be gathered when a run is over."""
+    return [local(p.detach()).clone() for p in trainer.model.parameters()]

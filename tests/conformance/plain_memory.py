@@ -35,8 +35,7 @@ def plain_stage_memory(model: Transformer, layout: Layout, stage: int) -> float:
     held += params * (4 / (shards if layout.zero >= 2 else 1))
     held += params * (12 / (shards if layout.zero >= 1 else 1))
     vocabulary = table if is_first or is_last else 0
-    if layout.zero >= 2:
-        held += 2 * min(max(layer, vocabulary), params) * (1 - 1 / shards)
+    bucket = 2 * min(max(layer, vocabulary), params) * (1 - 1 / shards) if layout.zero >= 2 else 0.0
     if layout.zero >= 3:
         held += 2 * min(max(layer, vocabulary) + layer, params) * (1 - 1 / shards)
     held += 2 * matrices / t + (2 * table if is_last else 0) + 64 * 2**20
@@ -48,7 +47,7 @@ def plain_stage_memory(model: Transformer, layout: Layout, stage: int) -> float:
     working = 2 * tokens * ((2 if model.gated else 1) * model.ffn / t + model.hidden / sp)
     if not layout.flash_attention:
         working = max(working, 4 * model.heads * tokens * model.seq / c / t)
-    working += again
+    working += again + bucket  # no gradients are reduced at the loss
     if is_last:
         hidden = 2 * tokens * model.hidden
         working = max(working, 2 * tokens * model.vocab / t + 3 * hidden / sp + (2 * hidden if sp > 1 else 0))

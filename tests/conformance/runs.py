@@ -37,6 +37,12 @@ def endless_job(**changes: Any) -> ss.Job:
     return small_job(steps=1_000_000, **changes)
 
 
+def losses(run: ss.Run) -> list[float]:
+    """Loss of each step of a run."""
+    found: list[float] = run.metrics()["loss"].tolist()
+    return found
+
+
 def rank_pids(run: ss.Run, at_least: int | None = None) -> dict[int, int]:
     """Process of each rank, once all have taken a step."""
     wait_for(lambda: len({e["rank"] for e in run.events("step")}) >= (at_least or run.job.world_size), run)

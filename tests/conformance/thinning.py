@@ -6,8 +6,9 @@ pass, adds what is slow, and of n cases it runs about the cube root of n. ``pyte
 what is marked ``weekly``.
 
 A test's cases are its world sizes (2, 3 and 4) times its other parameters. Those that run are evenly spaced among all
-of them, from a start that depends on the test's name, so each tier always runs the same ones. A test that skips some
-world sizes by itself runs each of its sampled cases at all of them.
+of them, from a start that depends on the test's name, so each tier always runs the same ones. A test that is
+marked ``ranks`` runs at the world sizes that it names only; such a test, and one that skips some world sizes by itself,
+runs each of its sampled cases at all that remain.
 
 The matrix of strategies and compressors runs over the transport that a job gets by default, shared memory where the
 machine has it. A third of all cases run over TCP as well; of these, the full tier runs the cases of 3 ranks that it
@@ -50,6 +51,16 @@ def thin(items: list[pytest.Item], *, quick: bool) -> tuple[list[pytest.Item], l
         twins = [by_name[name] for name in names if name in by_name and _is_over_tcp(by_name[name])]
         chosen |= {twin for twin in twins if _ranks_of(twin) == 3 and _is_of_the_third(twin)}
     return _parted(items, lambda item: item in chosen)
+
+
+def at_their_ranks(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Return the tests that run and those left out: numbers of ranks that a test marked ``ranks`` does not name."""
+    return _parted(items, _is_at_its_ranks)
+
+
+def _is_at_its_ranks(item: pytest.Item) -> bool:
+    named = item.get_closest_marker("ranks")
+    return named is None or _ranks_of(item) in (None, *named.args)
 
 
 def without_most_of_tcp(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
@@ -99,9 +110,10 @@ def _sample(name: str, cases: list[pytest.Item], *, quick: bool) -> list[pytest.
 
 
 def _case_of(item: pytest.Item) -> str:
-    """The case of a test; one that skips world sizes by itself has a case for each of its other parameters only."""
+    """The case of a test; one that leaves out world sizes has a case for each of its other parameters only."""
     assert isinstance(item, pytest.Function)
-    return re.sub(r"\d ranks", "", item.nodeid) if _may_skip(item.function) else item.nodeid
+    leaves_out = item.get_closest_marker("ranks") or _may_skip(item.function)
+    return re.sub(r"\d ranks", "", item.nodeid) if leaves_out else item.nodeid
 
 
 @cache  # reading a source is slow, and a function has many items

@@ -15,6 +15,7 @@ from shardscope.errors import DataError, SpecError
 from shardscope.measure.calibrate.tables import Given, read_rows
 from shardscope.measure.scoreboard.rows import Row
 from shardscope.prediction.spread import FACTORS, moved
+from shardscope.spec.model import Transformer
 
 CLUSTER = ss.Cluster.of("a100-80gb", nodes=4)
 MODEL = ss.Model.of("llama-2-13b")
@@ -148,6 +149,22 @@ def test_rows_find_the_constants_that_made_them_and_name_the_row_that_does_not_f
     assert "run 3 is an outlier" in mine.note
     assert "run 3" in repr(mine)
     assert mine.scores["rows, cross-validated"]["rows"] == len(LAYOUTS)
+
+
+def test_a_row_is_recognised_by_what_differs_from_defaults_so_a_new_field_changes_no_key() -> None:
+    class NextLayout(ss.Layout):
+        new: str = "usual"
+
+    class NextModel(Transformer):
+        new: str = "usual"
+
+    def key(model: ss.Model, layout: ss.Layout) -> str:
+        (found,) = read_rows([{"global_batch": 8, "step_time_s": 1.0}], Given(CLUSTER, model, layout, "nemo"))
+        return found.key
+
+    layout, model = ss.Layout(tensor=8, data=4, global_batch=8), MODEL.model_dump()
+    later = key(NextModel(**model), NextLayout(**layout.model_dump()))
+    assert key(MODEL, layout) == later != key(MODEL, layout.replace(tensor=4, data=8))
 
 
 def test_a_calibration_is_refined_by_further_rows_and_survives_a_file(tmp_path: Path) -> None:

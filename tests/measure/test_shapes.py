@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import shardscope as ss
+from shardscope.errors import SpecError
 from shardscope.measure.calibrate.shapes import helpful, learnt, with_factors
 from shardscope.measure.scoreboard.one_step import OneStep
 from shardscope.measure.scoreboard.rows import Row, predicted_seconds
@@ -194,3 +195,27 @@ def test_factors_hold_only_for_the_device_the_software_and_the_kind_of_layer_tha
     assert len(ss.predict(dense, CLUSTER, layout, shipped).calibration.shapes) == 29
     elsewhere = ss.predict(dense, Cluster.of("a100-40gb", nodes=1), layout, shipped)
     assert set(elsewhere.calibration.shapes) == {OTHERS}
+
+
+EXPERTS = {"experts": 8, "active": 2, "ffn": 1024}
+LATENT = {"query_rank": 256, "kv_rank": 128, "rope_size": 32, "nope_size": 64, "value_size": 64}
+
+
+@pytest.mark.parametrize(
+    ("fields", "layout"),
+    [
+        ({}, {}),
+        ({"gated": True, "kv_heads": 4, "head_size": 96}, {"tensor": 2, "sequence_parallel": True}),
+        ({"seq": 1_000_001}, {"context": 2, "global_batch": 2}),
+        ({"latent": LATENT, "mixture": Mixture(**EXPERTS, shared_ffn=512)}, {"precision": "fp8-mixed"}),
+        ({"mixture": Mixture(**EXPERTS)}, {"flash_attention": False, "precision": "fp32"}),
+    ],
+)  # fmt: skip
+def test_names_of_shapes_are_accepted_and_no_others(
+    fields: dict[str, object], layout: dict[str, object]
+) -> None:
+    name = shape_of(Transformer.model_validate(model(2).model_dump() | fields), Layout.model_validate(layout))
+    assert KNOWN.replace(shapes={name: 1.1, OTHERS: 0.9}).shapes[name] == 1.1
+    for wrong in (name.replace("heads", "head"), f"{name}, and more", name.upper()):
+        with pytest.raises(SpecError, match="shapes has the name .* which is not that of a layer's shape"):
+            KNOWN.replace(shapes={wrong: 1.1})

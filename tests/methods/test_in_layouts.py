@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 import shardscope as ss
@@ -18,12 +16,6 @@ from shardscope.spec.model import Model
 
 MODEL = Model.transformer(layers=4, hidden=256, heads=4, vocab=1000, seq=128)
 CLUSTER = ss.Cluster.of("a100-80gb", nodes=1, per_node=8)
-
-
-@pytest.fixture(autouse=True)
-def no_methods_left() -> Iterator[None]:
-    yield
-    registry._of_users.clear()
 
 
 def predicted(**fields: object) -> ss.Prediction:

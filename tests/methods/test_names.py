@@ -28,6 +28,11 @@ EXCEPTED = {
     "widgets/shardscope_widgets/figures/_communication_look.py": ALGORITHMS,
     "widgets/shardscope_widgets/figures/_who_sends.py": ALGORITHMS,
     "toolkit/shardscope/tuning/population/explore.py": {"linear"},  # how an axis is drawn
+    # Settings of other programs, by our names.
+    "toolkit/shardscope/prediction/trainer_config/megatron.py": {"adamw", "sgd"},
+    "toolkit/shardscope/prediction/trainer_config/torchtitan.py": {
+        "gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev"
+    },
 }  # fmt: skip
 """By file: words that are the names of something else there."""
 

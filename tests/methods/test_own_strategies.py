@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,12 +10,6 @@ import torch
 import shardscope as ss
 from shardscope.conformance import PipelineScheduleConformance, StrategyConformance
 from shardscope.spec import registry
-
-
-@pytest.fixture(autouse=True)
-def no_methods_left() -> Iterator[None]:
-    yield
-    registry._of_users.clear()
 
 
 def job_of(**changes: Any) -> ss.Job:

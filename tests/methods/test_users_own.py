@@ -8,7 +8,6 @@ import pickle
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -109,12 +108,6 @@ def run_cell(depth: float = 0.5) -> type[ss.LRSchedule]:
     cell: dict[str, Any] = {"ss": ss, "__name__": "__main__", "DEPTH": depth}
     exec(CELL.replace("DEPTH", str(depth)), cell)
     return cell["Sawtooth"]
-
-
-@pytest.fixture(autouse=True)
-def no_methods_left() -> Iterator[None]:
-    yield
-    registry._of_users.clear()
 
 
 def job_of(**changes: Any) -> ss.Job:

@@ -12,7 +12,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import shardscope as ss
-from shardscope.analytic.memory import torch_workspace_bytes
+from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.memory import FRAMEWORKS, device_memory
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.traced import traced
 from shardscope.spec.models import MODELS, GPTConfig
@@ -26,6 +27,7 @@ SIZES = {
     "124M": GPTConfig(layers=12, hidden=768, heads=12, vocab=50304, seq=1024),
     "350M": GPTConfig(layers=24, hidden=1024, heads=16, vocab=50304, seq=1024),
     "760M": GPTConfig(layers=24, hidden=1536, heads=16, vocab=50304, seq=1024),
+    "1.3B": GPTConfig(layers=24, hidden=2048, heads=16, vocab=50304, seq=1024),
 }
 MEASURED = (
     ("nano", "fp32", 16, "none", 91_407_576),
@@ -39,6 +41,24 @@ MEASURED = (
 """Model, precision, micro-batch, recomputation, and the bytes that tensors took at the peak of a step with AdamW on an
 H100 (torch 2.11, ``requested_bytes.all.peak``), by tests/benchmarks/memory_gpu.py. The peaks of gpt-small are in the
 sum of a bias's gradient, the last peak is in the forward pass, where autocast keeps all weights that it has cast."""
+ALLOCATED = (
+    ("124M", "bf16-mixed", 16, "none", 1, 15_580_444_672),
+    ("124M", "bf16-mixed", 16, "full", 1, 10_567_714_816),
+    ("350M", "bf16-mixed", 1, "none", 1, 6_463_164_416),
+    ("350M", "bf16-mixed", 16, "none", 1, 27_903_897_600),
+    ("350M", "bf16-mixed", 4, "none", 1, 10_754_142_208),
+    ("350M", "bf16-mixed", 4, "none", 4, 12_172_776_448),
+    ("350M", "bf16-mixed", 8, "full", 1, 9_407_582_208),
+    ("350M", "fp32", 4, "none", 1, 13_283_281_920),
+    ("350M", "fp32", 4, "full", 1, 7_237_716_992),
+    ("760M", "bf16-mixed", 4, "none", 1, 18_297_692_160),
+    ("760M", "bf16-mixed", 8, "full", 1, 15_313_525_760),
+    ("1.3B", "bf16-mixed", 4, "none", 1, 27_825_672_192),
+    ("1.3B", "bf16-mixed", 16, "full", 1, 28_475_370_496),
+)
+"""The same of other trainings, with the number of micro-batches and the bytes allocated at the peak."""
+LOGITS = {"fp32": (12, 4), "bf16-mixed": (10, 2)}
+"""Bytes of a logit by precision, and those of its gradient alone (tests/benchmarks/memory_gpu.py)."""
 LEAST = (
     ("124M", "fp32", 16, "none", 23_557_308_416),
     ("124M", "bf16-mixed", 16, "selective", 16_583_308_032),
@@ -74,6 +94,19 @@ def test_the_peak_is_that_of_a_gpu(
     assert peak == pytest.approx(measured, rel=1e-4, abs=SMALL_WORKSPACES)
 
 
+@pytest.mark.parametrize(("size", "precision", "batch", "recompute", "count", "allocated"), ALLOCATED)
+def test_the_formulas_for_layouts_give_the_peak_of_a_gpu(
+    size: str, precision: str, batch: int, recompute: str, count: int, allocated: int
+) -> None:
+    layout = ss.Layout.model_validate(
+        {"micro_batch": batch, "global_batch": batch * count, "recompute": recompute, "precision": precision}
+    )
+    logits_bytes, later = LOGITS[precision]
+    software = FRAMEWORKS["fsdp2"]._replace(logits_bytes=logits_bytes, logits_later=later)
+    held = device_memory(SIZES[size].transformer(size), Layouts.of([layout]), framework=software)
+    assert float(held.total[0]) == pytest.approx(allocated, rel=0.035)
+
+
 @pytest.mark.parametrize(("size", "precision", "batch", "recompute", "least"), LEAST)
 def test_what_the_allocator_needs_is_about_the_least_with_which_a_gpu_trains(
     size: str, precision: str, batch: int, recompute: str, least: int
@@ -98,7 +131,7 @@ def test_workspaces_are_part_of_the_memory_of_gpus_alone() -> None:
         assert memory is not None
         found = {part.name: part.value for part in memory.parts}
         is_on_gpus = cluster is not None and cluster.device.name != "cpu"
-        assert found.get("workspace", 0.0) == (torch_workspace_bytes(None) if is_on_gpus else 0.0)
+        assert found.get("workspace", 0.0) == (2 * 8.125 * 2**20 if is_on_gpus else 0.0)
 
 
 def test_a_cross_entropy_keeps_16_bit_log_probabilities_as_on_gpus() -> None:

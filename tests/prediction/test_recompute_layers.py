@@ -69,7 +69,7 @@ def test_more_layers_take_more_time_and_less_memory(model: Transformer, layout: 
     held, times = device_memory(model, table).total, step_time(model, table, CLUSTER, CALIBRATION).total
     none = Layouts.of([layout.replace(recompute="none")])
     held = np.concatenate([device_memory(model, none).total, held])
-    assert (np.diff(held) <= 1e-9 * held[0]).all()
+    assert (np.diff(held) <= 1e-3 * held[0]).all()  # offloaded layers that run are of average size
     if layout.offload == "none":  # recomputed layers save less, which need not travel to the host
         times = np.concatenate([step_time(model, none, CLUSTER, CALIBRATION).total, times])
         assert (np.diff(times) >= -1e-12 * times[0]).all()

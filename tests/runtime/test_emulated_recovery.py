@@ -9,7 +9,7 @@ import pytest
 
 import shardscope as ss
 from conformance.emulated import host_traces, needs_namespaces
-from conformance.runs import all_gone, family, small_job, wait_for
+from conformance.runs import all_gone, family, losses, small_job, wait_for
 
 pytestmark = pytest.mark.slow
 PAIR = ss.Cluster.emulated(nodes=2, bandwidth="1 Gbit/s")
@@ -19,10 +19,6 @@ WITHIN_S = 120
 @pytest.fixture(autouse=True)
 def _namespaces() -> None:
     needs_namespaces()
-
-
-def losses(run: ss.Run) -> list[float]:
-    return run.metrics()["loss"].tolist()
 
 
 @pytest.mark.parametrize("victim", ["node=0", "rank=1"])

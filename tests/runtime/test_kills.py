@@ -35,28 +35,6 @@ from shardscope.runtime.rundir import RunDir
 
 pytestmark = pytest.mark.slow
 
-STRATEGIES = ["all-reduce", "ring"]
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("victim", [0, 2])
-def test_a_killed_rank_is_named(strategy: str, victim: int) -> None:
-    run = ss.launch(endless_job(strategy=strategy, world_size=3, batch=48))
-    pids = rank_pids(run)
-    processes = family(run)
-    os.kill(pids[victim], signal.SIGKILL)
-    with pytest.raises(
-        ss.RunFailed, match=f"rank {victim} of strategy '{strategy}' was killed by SIGKILL"
-    ) as failed:
-        run.wait(60)
-    assert failed.value.rank == victim
-    assert run.cause == "killed"
-    assert failed.value.step >= 1
-    assert run.state == "failed"
-    assert run.summary().steps >= 1
-    assert all_gone(processes)
-
 
 def test_a_killed_agent_takes_its_ranks_along() -> None:
     run = ss.launch(endless_job(world_size=3, batch=48))

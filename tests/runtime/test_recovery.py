@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 import shardscope as ss
-from conformance.runs import all_gone, family, small_job, wait_for
+from conformance.runs import all_gone, family, losses, small_job, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -22,10 +22,6 @@ WITHIN_S = 120
 
 def job(**changes: object) -> ss.Job:
     return small_job(**{"steps": STEPS, "checkpoint": ss.Checkpoint(every=EVERY), "recovery": 2, **changes})
-
-
-def losses(run: ss.Run) -> list[float]:
-    return run.metrics()["loss"].tolist()
 
 
 def undisturbed(run: ss.Run) -> list[float]:

@@ -10,7 +10,7 @@ import pytest
 
 import shardscope as ss
 from conformance.emulated import needs_namespaces
-from conformance.runs import small_job
+from conformance.runs import losses, small_job
 from shardscope.runtime import replicas
 
 pytestmark = pytest.mark.slow
@@ -20,10 +20,6 @@ STEPS = 10
 
 def job(**changes: object) -> ss.Job:
     return small_job(**{"steps": STEPS, "recovery": ss.Recovery(2, replica_every=1), **changes})
-
-
-def losses(run: ss.Run) -> list[float]:
-    return run.metrics()["loss"].tolist()
 
 
 def left_in_memory() -> list[Path]:

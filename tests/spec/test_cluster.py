@@ -106,6 +106,10 @@ def test_a_device_of_the_users_own_needs_its_links() -> None:
         (lambda: Link.of("25GbE").replace(bandwidth="25"), "bandwidth='25' has no unit"),
         (lambda: Device.of("h100").replace(memory_bytes="80"), "memory_bytes='80' has no unit; write '80 GiB'"),
         (lambda: Device.of("h100").replace(peak_flops={"bf16": 0}), r"peak_flops.bf16=0 is not valid"),
+        (
+            lambda: Device.of("h100").replace(architecture="Hopper"),
+            "architecture='Hopper' is not an architecture's name; write it as a compiler does, such as sm_90",
+        ),
         (lambda: Device.of("h100").replace(context_bytes="90 GB"), "context_bytes=90 GB leaves nothing of memory"),
         (Cluster.mixed, "Cluster.mixed needs at least one cluster"),
         (lambda: Cluster.mixed(Cluster.of("cpu"), Cluster.of("tpu-v4")), "have no dtype in common"),

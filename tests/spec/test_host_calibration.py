@@ -73,6 +73,21 @@ def test_quantiles_need_the_ends_of_the_interval() -> None:
         SHIPPED.replace(quantiles={"5": 0.5})
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"p99": 1.5}, "quantiles has the level 'p99'; give levels in per cent below 100"),
+        ({"100": 1.5}, "quantiles has the level '100'; give levels in per cent below 100"),
+        ({"97.5": 1.1}, "do not increase with their level; give increasing ones"),
+    ],
+)
+def test_quantiles_have_increasing_values_at_levels_in_per_cent(more: dict[str, float], message: str) -> None:
+    usual = {"5": 0.8, "95": 1.2}
+    assert SHIPPED.replace(quantiles=usual | {"97.5": 1.3}).quantiles["97.5"] == 1.3
+    with pytest.raises(SpecError, match=message):
+        SHIPPED.replace(quantiles=usual | more)
+
+
 def test_text_and_html_show_every_constant_with_its_interval() -> None:
     row = SHIPPED.rows("message_s", "shm")[-1]
     for shown in (repr(SHIPPED), SHIPPED._repr_html_()):

@@ -10,12 +10,19 @@ import shardscope as ss
 from shardscope.analytic.memory import FRAMEWORKS
 from shardscope.errors import SpecError
 from shardscope.measure.scoreboard.sharded import sharded
+from shardscope.prediction.planner import SearchAxes
 from shardscope.spec.calibration import catalogue
 from shardscope.spec.effects import row_noise
+from shardscope.spec.layout import searched_schedules
 from shardscope.spec.software import SOFTWARE, assumed_software, software_of
 
 CLUSTER = ss.Cluster.of("a100-80gb")
 LAYOUT = ss.Layout(data=8, zero=3, global_batch=8)
+EVERYTHING = SearchAxes(
+    schedule=searched_schedules(), zero=(0, 1, 2, 3), zero_in_pipelines=(0, 1, 2, 3), pipeline=None, context=None,
+    offload=("none",),
+)  # fmt: skip
+"""A search space that names all axes which software limits, so that none of them is limited."""
 
 
 def test_all_software_has_a_memory_model_and_all_calibrations_name_their_software() -> None:
@@ -108,19 +115,43 @@ def test_a_plan_takes_software_and_predicts_like_its_layouts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("software", "schedule", "is_shipped"),
-    [("megatron-core", "zbv", False), ("megatron-core", "interleaved", True), ("fsdp2", "zbv", True)],
+    "software", ["megatron-core", "megatron-deepspeed", "deepspeed", "torchtitan", "llm-foundry"]
 )
-def test_a_plan_says_if_its_software_does_not_ship_the_schedule(
-    software: str, schedule: str, is_shipped: bool
-) -> None:
+def test_a_plan_has_only_what_its_software_ships(software: str) -> None:
     model = ss.Model.transformer(layers=8, hidden=1024, heads=8, vocab=32000, seq=1024)
-    fix = {"schedule": schedule, "pipeline": 4, "zero": 1}
-    found = ss.plan(model, CLUSTER, global_batch=32, software=software, fix=fix)
-    told = "Megatron-Core ships no zbv schedule (fix={'schedule': ['1f1b', 'interleaved']} plans with what it ships)"
-    assert (told in repr(found)) is not is_shipped
-    shipped = {"fix": {**fix, "schedule": software_of(software).schedules}}
-    assert "ships no" not in ss.plan(model, CLUSTER, global_batch=32, software=software, **shipped).caveat
+    found = ss.plan(model, CLUSTER, global_batch=32, software=software, top=None)
+    shipped = software_of(software).shipped
+    assert len(found) > 20
+    assert {shipped.lacks(found.layout(int(at))) for at in found.order[::7]} == {()}
+    assert found.considered == found.valid + sum(
+        count for reason, count in found.rejected.items() if reason not in {"does not fit", "beaten"}
+    )
+    everything = ss.plan(model, CLUSTER, global_batch=32, software=software, top=None, space=EVERYTHING)
+    fitting = [at for at in everything.order.tolist() if not shipped.lacks(everything.layout(at))]
+    assert len(found.order) == len(fitting)
+    assert found.best.time_s == pytest.approx(float(everything.time_s[fitting].min()))
+
+
+def test_a_plan_says_what_the_software_does_not_ship_and_what_that_would_save() -> None:
+    cluster = ss.Cluster.of("a100-80gb", nodes=16)
+    limited = ss.plan("gpt3-175b", cluster, global_batch=128, software="megatron-core", fix={"pipeline": 8})
+    everything = ss.plan("gpt3-175b", cluster, global_batch=128, fix={"pipeline": 8})
+    assert limited.beyond is not None
+    assert limited.beyond.time_s == everything.best.time_s
+    missing, saved = limited.beyond.lacking, 1 - everything.best.time_s / limited.best.time_s
+    assert "schedule" in missing
+    told = f"only what Megatron-Core ships was searched; {missing}, which it does not ship, would take {saved:.0%} off"
+    assert told in repr(limited)
+    assert f"Megatron-Core does not ship {missing}; software='megatron-core' searches only" in repr(
+        everything
+    )
+    assert f"does not ship {missing}; name the axis in fix" in limited.why(limited.beyond.layout)
+    asked = ss.plan(
+        "gpt3-175b", cluster, global_batch=128, software="megatron-core",
+        fix={"pipeline": 8, "schedule": limited.beyond.layout.schedule},
+    )  # fmt: skip
+    assert asked.best.layout.schedule == limited.beyond.layout.schedule
+    assert asked.why(asked.best.layout) == "it is plan 1 of the table"
 
 
 @pytest.mark.parametrize(

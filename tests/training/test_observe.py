@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import shardscope as ss
+from conformance.alone import Never
 from conformance.ranks import RankPool
 from shardscope.training.context import RankContext
 from shardscope.training.observe import unchanged
@@ -39,11 +40,6 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 ALSO = {3: ("zero-3", "gossip", "local SGD"), 4: ("hierarchical", "pipeline")}
 """At two ranks everything is tried."""
-
-
-class Never:
-    def should_stop(self, step: int) -> bool:
-        return False
 
 
 class Restless(nn.Module):
@@ -145,12 +141,11 @@ def test_a_resumed_local_sgd_run_ends_at_the_same_bits(
     assert_same([(a[:-2], b[:-2]) for a, b in pool.run(body, tmp_path)])
 
 
+@pytest.mark.ranks(3)
 @pytest.mark.parametrize("case", [case for case in STRATEGIES if case != "pipeline"])
 def test_what_is_evaluated_and_what_is_saved_have_the_first_workers_running_means(
     pool: RankPool, tmp_path: Path, case: str
 ) -> None:
-    if pool.world_size != 3:
-        pytest.skip("three ranks will do")
     job = job_of(case, 3, steps=4, checkpoint=ss.Checkpoint(at_end=True))
     first = job.strategy.servers if getattr(job.strategy, "dedicated", False) else 0
 

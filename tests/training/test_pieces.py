@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import shardscope as ss
+from conformance.alone import Never, parameters_of
 from conformance.ranks import RankPool
 from conformance.runs import small_job
 from conformance.sharded import jagged
@@ -18,12 +19,8 @@ from shardscope.training.data import GlobalSampler
 from shardscope.training.sharding import local
 from shardscope.training.trainer import Trainer
 
+pytestmark = pytest.mark.ranks(2)
 TOPK = ss.Compression("topk", ratio=0.05)
-
-
-class Never:
-    def should_stop(self, step: int) -> bool:
-        return False
 
 
 def job_of(**changes: Any) -> ss.Job:
@@ -32,10 +29,6 @@ def job_of(**changes: Any) -> ss.Job:
         "lr_schedule": ss.LRSchedule("cosine", warmup_steps=2), "record": ss.Record(memory_first=0, memory_every=None),
     }  # fmt: skip
     return ss.Job(**{**fields, **changes})
-
-
-def parameters_of(trainer: Trainer) -> list[Tensor]:
-    return [local(p.detach()).clone() for p in trainer.model.parameters()]
 
 
 def train(job: ss.Job, context: RankContext, folder: Path, after: Path | None = None) -> Trainer:
@@ -47,17 +40,10 @@ def train(job: ss.Job, context: RankContext, folder: Path, after: Path | None = 
     return trainer
 
 
-@pytest.fixture
-def two(pool: RankPool) -> RankPool:
-    if pool.world_size != 2:
-        pytest.skip("two ranks will do")
-    return pool
-
-
 @pytest.mark.parametrize("strategy", ["ring", "all-reduce", "zero-1"])
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_a_job_in_pieces_ends_at_the_same_bits(
-    two: RankPool, tmp_path: Path, strategy: str, optimizer: str
+    pool: RankPool, tmp_path: Path, strategy: str, optimizer: str
 ) -> None:
     job = job_of(strategy=strategy, optimizer=optimizer, compression=TOPK)
 
@@ -73,7 +59,7 @@ def test_a_job_in_pieces_ends_at_the_same_bits(
             [t.first_step for t in (whole, first, second, last)],
         )
 
-    for whole, pieces, starts in two.run(body, tmp_path):
+    for whole, pieces, starts in pool.run(body, tmp_path):
         assert starts == [1, 1, 4, 6]
         assert all(torch.equal(a, b) for a, b in zip(whole, pieces, strict=True))
 
@@ -88,7 +74,7 @@ def test_until_lies_within_the_steps() -> None:
 
 
 def resumed(
-    two: RankPool, tmp_path: Path, before: ss.Job, after: ss.Job, look: Any
+    pool: RankPool, tmp_path: Path, before: ss.Job, after: ss.Job, look: Any
 ) -> list[tuple[Any, Any, dict[str, Any]]]:
     """What `look` finds on each rank at the end of a run of `before`, and right after `after` resumed it."""
 
@@ -107,7 +93,7 @@ def resumed(
         assert trainer.train(Never()) == "completed"
         return found
 
-    ranks: list[tuple[Any, Any, dict[str, Any]]] = two.run(body, tmp_path)
+    ranks: list[tuple[Any, Any, dict[str, Any]]] = pool.run(body, tmp_path)
     return ranks
 
 
@@ -139,21 +125,21 @@ CHANGES = {
     ],
 )
 def test_the_settings_are_those_of_the_job_that_goes_on(
-    two: RankPool, tmp_path: Path, strategy: str, name: str
+    pool: RankPool, tmp_path: Path, strategy: str, name: str
 ) -> None:
     before = job_of(strategy=strategy, until=3, optimizer=ss.Optimizer(name), lr_schedule="constant")
     after = before.replace(
         until=None, optimizer=ss.Optimizer(name, **CHANGES[name]), clip_norm=0.5,
         lr_schedule=ss.LRSchedule("linear", warmup_steps=5),
     )  # fmt: skip
-    for had, has, told in resumed(two, tmp_path, before, after, settings_of):
+    for had, has, told in resumed(pool, tmp_path, before, after, settings_of):
         if had:  # a worker beside a server updates nothing
             assert {key: has[key] for key in CHANGES[name]} == CHANGES[name]
             assert had["weight_decay"] != has["weight_decay"]
         assert told["notes"] == []
 
 
-def test_changed_settings_move_the_weights_as_a_script_would(two: RankPool, tmp_path: Path) -> None:
+def test_changed_settings_move_the_weights_as_a_script_would(pool: RankPool, tmp_path: Path) -> None:
     """Oracle: torch's AdamW by hand, whose settings are changed after three steps of full-batch training."""
     before = job_of(until=3, optimizer=ss.Optimizer("adamw", lr=1e-2), lr_schedule="constant", batch=32)
     new = {"lr": 3e-3, "weight_decay": 0.4, "betas": (0.5, 0.9)}
@@ -175,7 +161,7 @@ def test_changed_settings_move_the_weights_as_a_script_would(two: RankPool, tmp_
         alone.strategy.close()
         return parameters_of(last), parameters_of(alone)
 
-    for ours, script in two.run(body, tmp_path):
+    for ours, script in pool.run(body, tmp_path):
         for a, b in zip(ours, script, strict=True):
             assert torch.allclose(a, b, rtol=1e-4, atol=1e-6)
 
@@ -200,7 +186,7 @@ def moments_of(trainer: Trainer) -> list[dict[str, Tensor]]:
     ],
 )  # fmt: skip
 def test_another_optimizer_keeps_the_weights_and_what_it_also_carries(
-    two: RankPool, tmp_path: Path, strategy: str, first: str, then: str, note: str
+    pool: RankPool, tmp_path: Path, strategy: str, first: str, then: str, note: str
 ) -> None:
     before = job_of(strategy=strategy, until=3, optimizer=first)
     after = before.replace(until=None, optimizer=then)
@@ -208,7 +194,7 @@ def test_another_optimizer_keeps_the_weights_and_what_it_also_carries(
     def look(trainer: Trainer) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
         return parameters_of(trainer), moments_of(trainer)
 
-    for (weights, moments), (weights_now, moments_now), told in resumed(two, tmp_path, before, after, look):
+    for (weights, moments), (weights_now, moments_now), told in resumed(pool, tmp_path, before, after, look):
         assert all(torch.equal(a, b) for a, b in zip(weights, weights_now, strict=True))
         assert note in told["notes"][0]
         for had, has in zip(moments, moments_now, strict=True):
@@ -224,21 +210,21 @@ def owed_by(trainer: Trainer) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in trainer.strategy.compressor_state().items()}
 
 
-def test_the_same_method_keeps_what_it_owes_whatever_its_ratio(two: RankPool, tmp_path: Path) -> None:
+def test_the_same_method_keeps_what_it_owes_whatever_its_ratio(pool: RankPool, tmp_path: Path) -> None:
     before = job_of(until=3, compression=TOPK)
     after = before.replace(until=None, compression=TOPK.replace(ratio=0.5))
-    for owed, owes, told in resumed(two, tmp_path, before, after, owed_by):
+    for owed, owes, told in resumed(pool, tmp_path, before, after, owed_by):
         assert owed.keys() == owes.keys()
         assert all(torch.equal(owed[name], owes[name]) for name in owed)
         assert any(tensor.any() for tensor in owes.values())
         assert (told["compressor_state"], told["dropped"], told["notes"]) == ("its own", [], [])
 
 
-def test_what_shares_owe_is_not_lost_when_packets_are_cut_otherwise(two: RankPool, tmp_path: Path) -> None:
+def test_what_shares_owe_is_not_lost_when_packets_are_cut_otherwise(pool: RankPool, tmp_path: Path) -> None:
     method = ss.Compression("int4", feedback=True)
     before = job_of(until=3, compression=method)
     after = before.replace(until=None, compression=method.replace(exchange="gather"))
-    ranks = resumed(two, tmp_path, before, after, owed_by)
+    ranks = resumed(pool, tmp_path, before, after, owed_by)
     for name in [name for name in ranks[0][1] if name.startswith("residual.")]:
         mean = sum(owed[name] for owed, _, _ in ranks) / 2
         for owed, _, _ in ranks:
@@ -252,10 +238,10 @@ def test_what_shares_owe_is_not_lost_when_packets_are_cut_otherwise(two: RankPoo
 
 
 @pytest.mark.parametrize("then", ["int8", "none", "powersgd"])
-def test_another_method_starts_with_nothing_and_says_so(two: RankPool, tmp_path: Path, then: str) -> None:
+def test_another_method_starts_with_nothing_and_says_so(pool: RankPool, tmp_path: Path, then: str) -> None:
     before = job_of(until=3, compression=TOPK)
     after = before.replace(until=None, compression=then)
-    for owed, owes, told in resumed(two, tmp_path, before, after, owed_by):
+    for owed, owes, told in resumed(pool, tmp_path, before, after, owed_by):
         assert owed
         assert not any(tensor.any() for tensor in owes.values())
         assert (told["compressor_state"], told["dropped"]) == ("nothing", ["residual"])
@@ -264,11 +250,11 @@ def test_another_method_starts_with_nothing_and_says_so(two: RankPool, tmp_path:
         ]
 
 
-def test_feedback_that_is_turned_off_is_dropped_and_said(two: RankPool, tmp_path: Path) -> None:
+def test_feedback_that_is_turned_off_is_dropped_and_said(pool: RankPool, tmp_path: Path) -> None:
     method = ss.Compression("int4", feedback=True)
     before = job_of(until=3, compression=method)
     after = before.replace(until=None, compression=ss.Compression("int4"))
-    for _, owes, told in resumed(two, tmp_path, before, after, owed_by):
+    for _, owes, told in resumed(pool, tmp_path, before, after, owed_by):
         assert owes == {}
         assert told["dropped"] == ["residual", "share"]
 
@@ -295,12 +281,12 @@ def test_a_smaller_allowance_holds_from_the_first_step(method: str, less: dict[s
 
 
 def test_a_one_bit_method_goes_on_only_from_itself_and_leaves_no_frozen_moments(
-    two: RankPool, tmp_path: Path
+    pool: RankPool, tmp_path: Path
 ) -> None:
     onebit = ss.Compression("onebit-adam", warmup_steps=5)
     before = job_of(until=6, optimizer="adamw", compression=onebit)
     after = before.replace(until=None, compression="none")
-    for had, has, told in resumed(two, tmp_path, before, after, moments_of):
+    for had, has, told in resumed(pool, tmp_path, before, after, moments_of):
         assert all(moments["exp_avg"].any() for moments in had)
         assert not any(value.any() for moments in has for value in moments.values())
         assert (
@@ -315,7 +301,7 @@ def test_a_one_bit_method_goes_on_only_from_itself_and_leaves_no_frozen_moments(
         then.wait(60)
 
 
-def test_what_is_frozen_stays_so_whatever_the_warm_up_would_be_now(two: RankPool, tmp_path: Path) -> None:
+def test_what_is_frozen_stays_so_whatever_the_warm_up_would_be_now(pool: RankPool, tmp_path: Path) -> None:
     before = job_of(until=7, optimizer="adamw", compression=ss.Compression("onebit-adam", warmup_steps=5))
     after = before.replace(until=None, compression=ss.Compression("onebit-adam", warmup_steps=8))
 
@@ -326,7 +312,7 @@ def test_what_is_frozen_stays_so_whatever_the_warm_up_would_be_now(two: RankPool
         same = [torch.equal(a["exp_avg_sq"], b["exp_avg_sq"]) for a, b in pairs]
         return first.optimizer.frozen_after, then.optimizer.frozen_after, same
 
-    for was, is_now, same in two.run(body, tmp_path):
+    for was, is_now, same in pool.run(body, tmp_path):
         assert (was, is_now) == (5, 5)
         assert all(same)
 
@@ -355,14 +341,14 @@ def test_the_same_batch_goes_on_as_if_nothing_had_been() -> None:
     assert all(torch.equal(whole.indices(step), rest.indices(step)) for step in range(9, 30))
 
 
-def test_a_run_with_another_batch_reads_on_and_says_how_far(two: RankPool, tmp_path: Path) -> None:
+def test_a_run_with_another_batch_reads_on_and_says_how_far(pool: RankPool, tmp_path: Path) -> None:
     before = job_of(until=3, batch=32)
     after = before.replace(until=None, batch=64)
 
     def look(trainer: Trainer) -> Tensor:
         return trainer.sampler.indices(3)
 
-    for would, goes, told in resumed(two, tmp_path, before, after, look):
+    for would, goes, told in resumed(pool, tmp_path, before, after, look):
         assert torch.equal(would, goes[:32])
         assert len(goes) == 64
         assert told["samples"] == 96

@@ -6,6 +6,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+from torch import nn
 
 import shardscope as ss
 from conformance.runs import wait_for
@@ -19,6 +20,7 @@ from shardscope_widgets.job_form.choices import AS_IT_IS, JobChoices
 from shardscope_widgets.job_form.from_job import choices_of
 from shardscope_widgets.job_form.topics import FIRST, OPTIONS, all_names, default_of, reset, topics
 from shardscope_widgets.kit.form import names_in
+from shardscope_widgets.training_lab._forecast import Forecast
 from shardscope_widgets.training_lab._forecast_words import dominant_text, forecast_text
 from shardscope_widgets.training_lab._presets import PRESETS, preset_named
 from widgets.fake_runs import fake_run, step_events
@@ -124,7 +126,27 @@ class TestWhatWillHappen:
         assert told(16.0) == "Computing takes most of a step: 80%."
 
     def test_a_job_that_cannot_be_predicted_is_said_to_be_so(self):
-        assert "cannot be predicted" in forecast_text(Preflight(None))
+        told = forecast_text(Preflight(None, problem="KeyError: 3"))
+        assert told == "This job cannot be predicted: KeyError: 3"
+
+    def test_functions_of_ones_own_are_called_once_the_button_allows_it(self):
+        called = []
+
+        def make_model():
+            called.append(True)
+            return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+        forecast = Forecast()
+        forecast.want(ss.Job(model=make_model, data="digits", strategy="ring"))
+        forecast.begin()
+        forecast.wait(60)
+        assert "functions of your own" in forecast.line.value
+        assert (forecast.call.layout.display, called) == (None, [])
+        forecast.call.click()
+        forecast.wait(60)
+        assert called
+        assert "Each rank sends 2.6 kB per step" in forecast.line.value
+        assert forecast.call.layout.display == "none"
 
 
 class TestAdvice:

@@ -9,12 +9,13 @@ import pytest
 
 from shardscope.analytic.memory import memory_term, stage_memory
 from shardscope.errors import SpecError
+from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model
 from shardscope_widgets import MemoryCalculator, figures
 from shardscope_widgets.figures._memory_plan import GIB, gib_text, symbols_text, table_rows
 
-GPT3 = {"model": "gpt3-175b", "tensor": 8, "pipeline": 8, "zero": 1, "micro_batch": 4}
+GPT3 = {"model": "gpt3-175b", "data": 8, "tensor": 8, "pipeline": 8, "zero": 1, "micro_batch": 4}
 TRILLION = Model.transformer(name="1T", layers=128, hidden=25600, heads=160, vocab=51200, seq=2048)
 
 
@@ -26,11 +27,18 @@ def calculator():
 
 
 def test_bars_are_the_bytes_of_the_formulas(calculator):
-    held = stage_memory(calculator.chosen_model(), calculator.chosen_layout())
+    device = Device.of(calculator.device)
+    held = stage_memory(calculator.chosen_model(), calculator.chosen_layout(), device=device)
     assert [stage.num_bytes for stage in calculator.info.stages] == pytest.approx(held.total.tolist())
     bars = [trace for trace in calculator.figure.traces if trace["type"] == "bar"]
     drawn = [sum(trace["x"][place] for trace in bars if place in trace["y"]) for place in range(1)]
     assert drawn[0] * GIB == pytest.approx(held.total[0])
+
+
+def test_degrees_that_are_not_given_are_one():
+    mine = MemoryCalculator(model="llama-3-8b", device="h100-80gb", data=8)
+    assert mine.chosen_layout().num_devices == 8
+    assert MemoryCalculator().chosen_layout().num_devices == 1024
 
 
 def test_every_block_tells_formula_inputs_and_source_on_hover(calculator):

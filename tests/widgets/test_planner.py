@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import log10
 
 import pytest
@@ -10,6 +11,7 @@ from prediction.planner.brute import machine, small_model
 from shardscope.prediction.planner import plan
 from shardscope.prediction.planner.table import budget_of
 from shardscope.prediction.predict import predict
+from shardscope.spec.cluster import Cluster
 from shardscope_widgets import Planner, figures
 from shardscope_widgets.figures import _plans
 
@@ -108,6 +110,34 @@ def test_another_model_brings_its_own_sequence_length_and_batch():
     planner.close()
 
 
+def test_the_chosen_plan_has_settings_for_its_framework_or_a_reason_why_not(planner):
+    planner.fix = {"schedule": "1f1b", "offload": "none"}
+    planner.chosen = 2
+    assert planner.plans.trainer_config(2).text.splitlines()[0] in planner.screen.config.value
+    planner.fix = {"schedule": "zbv", "pipeline": 2, "offload": "none"}
+    assert "Megatron-Core does not ship the zbv schedule" in planner.screen.config.value
+
+
+def test_a_framework_predicts_every_layout_and_forgets_steps_of_another_one(planner):
+    planner.measure(1.05 * planner.plans.best.time_s)
+    planner.software = "fsdp"
+    assert planner.measured == []
+    assert {plan.software for plan in planner.plans} == {planner.software} == {"fsdp2"}
+    planner.software = ""
+    assert planner.plans.best.software == "megatron-core"
+
+
+def test_a_plan_that_fills_the_memory_names_one_that_does_not():
+    eight = plan("llama-3-8b", Cluster.of("h100-80gb", nodes=1, per_node=8), fix={"tensor": 1})
+    capacity = eight.best.memory_bytes + eight.best.headroom_bytes
+    assert eight.best.headroom_bytes < _plans.SPARE * capacity
+    rank = int(re.search(r"errors of the prediction; plan (\d+) takes", figures.plans_text(eight))[1])
+    assert [each.headroom_bytes >= _plans.SPARE * capacity for each in eight][:rank] == [False] * (
+        rank - 1
+    ) + [True]
+    assert "errors of the prediction" not in figures.plans_text(eight.by("headroom"))
+
+
 def test_weights_rank_anew_without_a_search(planner):
     kept = planner.plans.pools
     planner.controls["What counts"]["headroom"].value = 3.0
@@ -123,23 +153,23 @@ def test_a_filter_searches_again(planner):
     assert planner.fix == {"offload": "none", "tensor": 2}
 
 
-def test_the_schedules_that_frameworks_ship_are_one_choice(planner):
-    control = planner.controls["Hold fixed"]["schedule"]
-    shipped = next(value for text, value in control.options if text == "1f1b or interleaved")
-    control.value = shipped
-    assert planner.fix["schedule"] == shipped
-    assert {each.layout.schedule for each in planner.plans if each.layout.pipeline > 1} <= set(shipped)
-    assert "ships no" not in planner.screen.note.value
-    control.value = "any"
-    as_list = Planner(small_model(), cluster=machine(nodes=1, per_node=2), fix={"schedule": list(shipped)})
-    assert as_list.controls["Hold fixed"]["schedule"].value == shipped
-    as_list.close()
+def test_naming_the_software_searches_only_what_it_ships_unless_an_axis_is_held_fixed(planner):
+    planner.fix = {"offload": "none", "pipeline": 4}
+    assert "searches only what it ships" in planner.screen.note.value
+    planner.controls["Model and cluster"]["software"].value = "megatron-core"
+    found = planner.plans
+    assert {each.layout.schedule for each in found} <= {"1f1b", "interleaved"}
+    assert {each.layout.zero for each in found} <= {0, 1}
+    assert "only what Megatron-Core ships was searched" in planner.screen.note.value
+    planner.controls["Hold fixed"]["schedule"].value = "zbv"
+    assert {each.layout.schedule for each in planner.plans} == {"zbv"}
+    assert "Megatron-Core does not ship the zbv schedule" in planner.screen.note.value
 
 
 def test_dropdowns_show_what_is_fixed_and_keep_what_they_do_not_offer(planner):
     controls = planner.controls["Hold fixed"]
     planner.fix = {"schedule": ["interleaved", "1f1b"], "tensor": [4, 1], "micro_batch": 2}
-    assert controls["schedule"].label == "1f1b or interleaved"
+    assert controls["schedule"].label == "interleaved or 1f1b"
     assert (controls["tensor"].label, controls["offload"].label) == ("4 or 1", "any")
     controls["recompute"].value = "full"
     assert planner.problem == ""

@@ -11,6 +11,7 @@ from shardscope.tuning.priors import default_space
 from shardscope.tuning.session import StudySession
 from shardscope_widgets.tuning_lab import _search
 from shardscope_widgets.tuning_lab._code import job_code
+from shardscope_widgets.tuning_lab._words import status_text
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=6)
 SPACE = ss.Space({"optimizer.lr": (1e-3, 1e-1, "log"), "compression": ["none", "int8"]})
@@ -238,6 +239,8 @@ def test_the_default_search_centres_its_batches_on_the_noise_scale_and_is_found_
     assert lab.wait(200)
     assert lab.problem == ""
     definition = lab.session.definition
+    assert lab._engine.before.startswith("Measuring the gradient noise scale over")
+    assert "or as many samples with another batch" in lab.screen.settings.summary
     assert definition.batch_range.critical > 0
     assert definition.batches in lab.screen.settings.summary
     assert lab.definition().space == definition.space
@@ -247,6 +250,11 @@ def test_the_default_search_centres_its_batches_on_the_noise_scale_and_is_found_
     again.refresh()
     assert again.definition().space == definition.space
     assert definition.batches in again.screen.settings.summary
+
+
+def test_what_is_measured_before_the_first_trial_is_the_status():
+    assert status_text("first", [], 4, "running", before="Measuring.") == "Measuring."
+    assert status_text("first", [], 4, "running") == "Study first: starting."
 
 
 def test_a_stop_while_the_noise_scale_is_measured_is_no_problem(make_tuning_lab):

@@ -22,6 +22,7 @@ from shardscope.measure.compare.view import OVERVIEW, overview
 from shardscope.runlog.figures import loss_text
 from shardscope.spec import Batch, Job, Strategy
 from shardscope.spec.strategy import strategies
+from shardscope.spec.text_table import padded
 from shardscope_widgets.figures._comparison import HEADERS, RunRow
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import duration_text
@@ -232,17 +233,8 @@ def table_text(rows: Sequence[RunRow]) -> str:
 
 def columns_text(header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     """Format a header, a rule and rows as columns, right-aligned except for the first column."""
-    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
-    lines = [_line(header, widths), "  ".join("─" * width for width in widths)]
-    return "\n".join([*lines, *(_line(row, widths) for row in cells)])
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first, *rest = (
-        cell.ljust(width) if n == 0 else cell.rjust(width)
-        for n, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    )
-    return "  ".join([first, *rest])
+    first, *rest = padded([header, *cells], right=True)
+    return "\n".join(map("  ".join, [first, ["─" * len(cell) for cell in first], *rest]))
 
 
 if __name__ == "__main__":

@@ -46,13 +46,11 @@ def saved_events(folder: Path) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, lines) if event["event"] == "checkpoint"]
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("strategy", ["ring", "zero-1", "zero-3", "parameter-server", "gossip"])
 def test_it_is_the_state_after_its_step_although_training_goes_on(
     pool: RankPool, tmp_path: Path, strategy: str
 ) -> None:
-    if pool.world_size != 2:
-        pytest.skip("two ranks will do")
-
     def body(context: RankContext) -> int:
         at_once = trainer_of(
             context, tmp_path / "now", strategy=strategy, until=2, checkpoint=ss.Checkpoint(every=2)
@@ -100,13 +98,11 @@ def test_training_waits_for_the_copy_only_and_the_next_save_for_the_one_before(
     assert second["bytes"] > 0
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("where", ["rank-1.bin", "index.json"])
 def test_what_a_writer_cannot_write_ends_the_run_at_its_next_step_with_one_sentence_on_all_ranks(
     pool: RankPool, tmp_path: Path, where: str
 ) -> None:
-    if pool.world_size != 2:
-        pytest.skip("two ranks will do")
-
     def refusing(path: str, flags: int) -> int:
         if path.endswith(where):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
@@ -169,10 +165,8 @@ def test_an_evaluation_that_fails_names_the_checkpoint_that_was_being_written(tm
     assert (tmp_path / "checkpoints/step-4").is_dir()
 
 
+@pytest.mark.ranks(2, 3)
 def test_the_store_does_not_grow_with_the_number_of_checkpoints(pool: RankPool, tmp_path: Path) -> None:
-    if pool.world_size == 4:
-        pytest.skip("two and three ranks will do")
-
     def body(context: RankContext) -> list[int]:
         trainer = trainer_of(context, tmp_path)
         assert context.group is not None

@@ -180,14 +180,12 @@ def test_all_ranks_go_on_from_the_same_checkpoint_where_only_one_sees_the_damage
     assert pool.run(body, tmp_path) == [3] * pool.world_size
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("blind", [0, 1])
 @pytest.mark.parametrize("named", [True, False])
 def test_all_ranks_go_on_from_what_rank_0_lists(
     pool: RankPool, tmp_path: Path, blind: int, named: bool
 ) -> None:
-    if pool.world_size != 2:
-        pytest.skip("two ranks will do")
-
     def body(context: RankContext) -> int:
         job = small_job(world_size=2, batch=24, steps=4, checkpoint=ss.Checkpoint(every=2))
         Trainer(job, context, tmp_path).train(Never())
@@ -207,12 +205,10 @@ def test_all_ranks_go_on_from_what_rank_0_lists(
     assert pool.run(body, tmp_path) == [3 if blind == 0 and not named else 5] * 2
 
 
+@pytest.mark.ranks(2)
 def test_ranks_that_read_different_checkpoints_of_one_name_take_an_older_one(
     pool: RankPool, tmp_path: Path
 ) -> None:
-    if pool.world_size != 2:
-        pytest.skip("two ranks will do")
-
     def body(context: RankContext) -> int:
         job = small_job(world_size=2, batch=24, steps=4, checkpoint=ss.Checkpoint(every=2))
         Trainer(job, context, tmp_path).train(Never())

@@ -59,14 +59,12 @@ def test_frozen_parameters_are_written_once(saved: Path) -> None:
     )
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("strategy", ["ring", "zero-3"])
 def test_it_holds_what_a_whole_one_holds_and_a_run_goes_on_from_it(
     pool: RankPool, tmp_path: Path, strategy: str, asynchronous: bool
 ) -> None:
-    if pool.world_size != 2:
-        pytest.skip("two ranks will do")
-
     def body(context: RankContext) -> int:
         for name, changes in {
             "whole": {}, "parts": {"incremental": True, "asynchronous": asynchronous}

@@ -27,14 +27,12 @@ REFUSALS = {
 }
 
 
+@pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("number", REFUSALS)
 @pytest.mark.parametrize("where", ["rank-1.bin", "index.json"])
 def test_what_one_rank_cannot_write_is_one_sentence_on_all(
     pool: RankPool, tmp_path: Path, number: int, where: str
 ) -> None:
-    if pool.world_size == 4:
-        pytest.skip("two and three ranks will do")
-
     def body(context: RankContext) -> tuple[str, bool]:
         job = small_job(world_size=context.world_size, batch=24, steps=6, checkpoint=ss.Checkpoint(every=2))
         trainer = Trainer(job, context, tmp_path)

@@ -107,12 +107,10 @@ def test_a_run_goes_on_from_memory_although_a_node_has_lost_its_own(
     assert "replica" in (tmp_path / "rank-0.jsonl").read_text()
 
 
+@pytest.mark.ranks(2)
 def test_without_a_whole_copy_the_checkpoint_on_disk_is_loaded(
     pool: RankPool, tmp_path: Path, shared: ReplicaMemory
 ) -> None:
-    if pool.world_size != 2:
-        pytest.skip("two ranks will do")
-
     def before(context: RankContext) -> None:
         every = ss.Checkpoint(every=2)
         trainer = trainer_of(context, tmp_path, shared, 1, checkpoint=every)
@@ -139,12 +137,10 @@ def test_without_a_whole_copy_the_checkpoint_on_disk_is_loaded(
     assert pool.run(after, tmp_path) == [(3, [])] * 2, "lost"
 
 
+@pytest.mark.ranks(2)
 def test_memory_that_is_too_small_is_named_on_all_ranks(
     pool: RankPool, tmp_path: Path, shared: ReplicaMemory
 ) -> None:
-    if pool.world_size != 2:
-        pytest.skip("two ranks will do")
-
     def body(context: RankContext) -> str:
         trainer = trainer_of(context, tmp_path, shared, 2)
         trainer.take_step(1)
@@ -159,12 +155,10 @@ def test_memory_that_is_too_small_is_named_on_all_ranks(
     assert "enlarge it (in a container: --shm-size), or set replica_every=None" in one
 
 
+@pytest.mark.ranks(2)
 def test_a_state_that_does_not_fit_in_memory_is_handed_over_on_the_disk(
     pool: RankPool, tmp_path: Path, shared: ReplicaMemory
 ) -> None:
-    if pool.world_size != 2:
-        pytest.skip("two ranks will do")
-
     def body(context: RankContext) -> list[bool]:
         recovery = ss.Recovery(replica_every=1000)
         trainer = trainer_of(context, tmp_path, shared, 2, elastic="2:4", recovery=recovery)
@@ -182,12 +176,10 @@ def test_a_state_that_does_not_fit_in_memory_is_handed_over_on_the_disk(
     assert "recovery.replica_every keeps" in told[0]["reason"]
 
 
+@pytest.mark.ranks(2)
 def test_what_earlier_ranks_left_in_memory_makes_room_for_the_second_copy(
     pool: RankPool, tmp_path: Path, shared: ReplicaMemory
 ) -> None:
-    if pool.world_size != 2:
-        pytest.skip("two ranks will do")
-
     def body(context: RankContext, steps: range, free: int) -> None:
         trainer = trainer_of(context, tmp_path, shared, 2, optimizer="sgd")
         resume_newest(trainer, None)

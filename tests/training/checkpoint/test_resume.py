@@ -13,13 +13,12 @@ import torch
 from torch import Tensor, nn
 
 import shardscope as ss
-from conformance.alone import Never, trainer_in
+from conformance.alone import Never, parameters_of, trainer_in
 from conformance.ranks import RankPool
 from conformance.runs import small_job
 from conformance.sharded import jagged
 from shardscope.errors import CheckpointError
 from shardscope.training.context import RankContext
-from shardscope.training.sharding import local
 from shardscope.training.trainer import Trainer
 
 
@@ -50,10 +49,6 @@ def trained(job: ss.Job, context: RankContext, folder: Path, after: Path | None 
         trainer.resume(after)
     assert trainer.train(Never()) == "completed"
     return trainer
-
-
-def parameters_of(trainer: Trainer) -> list[Tensor]:
-    return [local(p.detach()).clone() for p in trainer.model.parameters()]
 
 
 def resume_notes(path: Path) -> list[str]:
@@ -176,12 +171,10 @@ def test_what_only_a_pickle_could_hold_is_refused(tmp_path: Path) -> None:
     assert '"step"' not in (tmp_path / "rank-0.jsonl").read_text(), "before anything is trained"
 
 
+@pytest.mark.ranks(2)
 def test_own_parameters_are_saved_again_where_nothing_was_left_to_train(
     pool: RankPool, tmp_path: Path
 ) -> None:
-    if pool.world_size != 2:
-        pytest.skip("two ranks will do")
-
     def body(context: RankContext) -> list[dict[str, Tensor]]:
         job = job_of(context, strategy="ring", compression=ss.Compression("local-sgd", every=4), steps=3)
         one = trained(job, context, tmp_path / "one")

@@ -60,10 +60,8 @@ def test_counts_the_bytes_of_the_formula(pool: RankPool, tmp_path: Path) -> None
             assert by_phase == [part.tolist() for part in expected]
 
 
+@pytest.mark.ranks(4)  # two nodes of two
 def test_only_equal_positions_talk_across_nodes(pool: RankPool, tmp_path: Path) -> None:
-    if pool.world_size != 4:
-        pytest.skip("two nodes of two")
-
     def measure(context: RankContext) -> dict[str, list[int]]:
         HierarchicalAllReduce(context.group, 2).all_reduce_(filled(1001, context.rank))
         return {name: sorted(row["sent_to"]) for name, row in context.meter.drain()[0].items()}

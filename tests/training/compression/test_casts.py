@@ -76,12 +76,10 @@ def test_a_share_out_of_range_is_refused_by_the_rank_that_holds_it(pool: RankPoo
     assert "'p1' is beyond the range" in said[holder]
 
 
+@pytest.mark.ranks(2)
 def test_a_packet_out_of_range_is_refused_and_loss_scaling_sees_its_infinity(
     pool: RankPool, tmp_path: Path
 ) -> None:
-    if pool.world_size != 2:
-        pytest.skip("two ranks will do")
-
     def body(context: RankContext) -> tuple[str, torch.Tensor]:
         said = "fits"
         try:

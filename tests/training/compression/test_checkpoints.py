@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 import shardscope as ss
+from conformance.alone import Never, parameters_of
 from conformance.compressor import SHAPES, bucket_of, carrier_of, exchange, gradients, make
 from conformance.methods import carried_by, remembering
 from conformance.ranks import RankPool
 from conformance.sharded import jagged
 from shardscope.training.compression import Bucket
 from shardscope.training.context import RankContext
-from shardscope.training.sharding import local
 from shardscope.training.strategies._relayout import by_parameter, relayout, units_with_parameters
 from shardscope.training.trainer import Trainer
 
@@ -32,16 +32,6 @@ def job_of(strategy: Any, world_size: int, method: ss.Compression, **changes: An
         "checkpoint": ss.Checkpoint(every=HALF, keep=9),
     }  # fmt: skip
     return ss.Job(strategy=strategy, world_size=world_size, compression=method, **{**fields, **changes})
-
-
-class Never:
-    def should_stop(self, step: int) -> bool:
-        return False
-
-
-def parameters_of(trainer: Trainer) -> list[Tensor]:
-    """This rank's own; whole ones can no longer be gathered when a run is over."""
-    return [local(p.detach()).clone() for p in trainer.model.parameters()]
 
 
 def methods_of(strategy: Any) -> list[ss.Compression]:
@@ -123,10 +113,8 @@ def recalled(context: RankContext) -> list[str]:
     return [event["compressor_state"] for event in events if event["event"] == "resume"]
 
 
+@pytest.mark.ranks(2)  # names are the same on any number of ranks
 def test_units_hold_the_parameters_that_torch_puts_there_in_its_order(pool: RankPool, tmp_path: Path) -> None:
-    if pool.world_size != 2:
-        pytest.skip("names are the same on any number of ranks")
-
     def body(context: RankContext) -> list[tuple[list[str], list[str]]]:
         rows = []
         for model in (jagged, "gpt-nano"):
@@ -165,6 +153,7 @@ def owed_in_the_mean(ranks: list[dict[str, Tensor]], name: str) -> Tensor:
     return mean  # type: ignore[return-value]
 
 
+@pytest.mark.ranks(3)  # from three ranks to two
 @pytest.mark.parametrize(
     ("strategy", "then"),
     [
@@ -178,8 +167,6 @@ def owed_in_the_mean(ranks: list[dict[str, Tensor]], name: str) -> Tensor:
 def test_on_other_ranks_the_mean_of_what_is_owed_stays(
     pool: RankPool, tmp_path: Path, strategy: str, then: str
 ) -> None:
-    if pool.world_size != 3:
-        pytest.skip("from three ranks to two")
     method = ss.Compression("int4", feedback=True)
     fields = {"optimizer": "adamw"}
 
@@ -217,10 +204,8 @@ def test_on_other_ranks_the_mean_of_what_is_owed_stays(
             assert torch.allclose(owed[name], mean, rtol=0, atol=1e-6 * float(mean.abs().max())), name
 
 
+@pytest.mark.ranks(2)
 def test_a_method_that_keeps_nothing_says_that_it_recalls_nothing(pool: RankPool, tmp_path: Path) -> None:
-    if pool.world_size != 2:
-        pytest.skip("two ranks will do")
-
     def body(context: RankContext) -> None:
         with_feedback = ss.Compression("int4", feedback=True)
         saving = Trainer(job_of("ring", 2, with_feedback, steps=HALF), context, tmp_path)
@@ -239,10 +224,9 @@ def test_a_method_that_keeps_nothing_says_that_it_recalls_nothing(pool: RankPool
     pool.run(body, tmp_path)
 
 
+@pytest.mark.ranks(2, 3)
 def test_on_the_same_ranks_other_buckets_owe_the_same(pool: RankPool, tmp_path: Path) -> None:
     """Each rank's share of the mean is another one then, and what the old one owed is not lost."""
-    if pool.world_size == 4:
-        pytest.skip("two and three ranks will do")
     method = ss.Compression("int4", feedback=True, block=64)
 
     def body(context: RankContext) -> tuple[dict[str, Tensor], ...]:
@@ -280,11 +264,10 @@ def shares_of(ranks: list[dict[str, Tensor]]) -> int:
                if name.startswith("share.") and "padding" not in name)  # fmt: skip
 
 
+@pytest.mark.ranks(2, 3)
 def test_a_new_cut_forgets_the_pieces_of_the_old_one_and_owes_what_was_not_sent(
     pool: RankPool, tmp_path: Path
 ) -> None:
-    if pool.world_size == 4:
-        pytest.skip("two and three ranks will do")
     method, shapes = ss.Compression("int4", feedback=True, block=64), SHAPES
     size = sum(math.prod(shape) for shape in shapes)
 
@@ -364,10 +347,8 @@ def test_a_new_layout_holds_each_parameters_rows_where_torch_would_cut_them(old:
     assert torch.equal(relayout(laid_out(old), shapes, old, new), laid_out(new))
 
 
+@pytest.mark.ranks(2, 3)
 def test_a_run_that_never_compressed_has_nothing_to_recall(pool: RankPool, tmp_path: Path) -> None:
-    if pool.world_size == 4:
-        pytest.skip("two and three ranks will do")
-
     def body(context: RankContext) -> list[float | None]:
         plain = Trainer(job_of("gossip", context.world_size, ss.Compression("none")), context, tmp_path)
         plain.train(Never())

@@ -197,10 +197,9 @@ def test_ties_alternate_from_element_to_element_and_step_to_step(
     assert torch.equal(votes, torch.where(counted == 0, tie, counted))
 
 
+@pytest.mark.ranks(2)  # what a rank refuses has no others in it
 def test_a_double_that_float32_has_no_number_for_is_refused_by_name(pool: RankPool, tmp_path: Path) -> None:
     """Also where a sum would hide it. What packs as it is, in float64, takes it."""
-    if pool.world_size != 2:
-        pytest.skip("what a rank refuses has no others in it")
     methods = ("int8", "sign", "topk", "bf16", "powersgd", "adaptive-bits", "local-sgd")
 
     def body(context: RankContext) -> dict[str, str]:

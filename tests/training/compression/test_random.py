@@ -116,13 +116,12 @@ def test_without_feedback_the_mean_over_draws_is_the_gradient(codec: Codec) -> N
     assert bool((error <= 5 * draws.std(0) / 3000**0.5 + 1e-6).all())
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", ["randomk", "randomblock"])
 def test_what_multiplying_makes_infinite_is_refused_by_name(
     name: str, pool: RankPool, tmp_path: Path
 ) -> None:
     """3e37 over a ratio of 1 % is beyond float32. With feedback nothing is multiplied, and it goes through."""
-    if pool.world_size != 2:
-        pytest.skip("two ranks will do")
 
     def body(context: RankContext) -> list[Any]:
         said: list[Any] = []

@@ -147,6 +147,7 @@ class TestSteps(CompressorConformance):
             assert torch.equal(went_on, resumed)
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     ("first", "saved_after", "then", "as_if"), [(5, 7, 8, 5), (5, 5, 8, 8), (8, 6, 5, 6)]
 )
@@ -155,8 +156,6 @@ def test_a_job_of_another_length_leaves_a_frozen_moment_as_it_is(
     name: str, first: int, saved_after: int, then: int, as_if: int, pool: RankPool, tmp_path: Path
 ) -> None:
     """A longer or shorter job has another warm-up: what is frozen stays so, and what is not is frozen in time."""
-    if pool.world_size != 2:
-        pytest.skip("two ranks will do")
 
     def replica(context: RankContext, warmup: int) -> Replica:
         return Replica(
@@ -358,6 +357,7 @@ def test_local_sgd_at_every_step_is_plain_sgd(strategy: str, pool: RankPool, tmp
     assert float((plain - local).norm() / plain.norm()) < 1e-12
 
 
+@pytest.mark.ranks(2)  # learning is the slow part, and no other at 3 and 4 ranks
 @pytest.mark.parametrize(
     ("strategy", "compression", "optimizer"),
     [
@@ -370,8 +370,6 @@ def test_local_sgd_at_every_step_is_plain_sgd(strategy: str, pool: RankPool, tmp
 def test_it_learns_about_as_well_as_without(
     strategy: str, compression: ss.Compression, optimizer: ss.Optimizer, pool: RankPool, tmp_path: Path
 ) -> None:
-    if pool.world_size != 2:
-        pytest.skip("learning is the slow part, and no other at 3 and 4 ranks")
     both = [
         job(world_size=2, steps=60, strategy=strategy, optimizer=optimizer, compression=method)
         for method in ("none", compression)

@@ -52,30 +52,27 @@ def _runs(place: int, world_size: int) -> bool:
     return world_size == 2 or ((stage + optimizer) % 2 == 0 and (world_size == 4 or stage % 2 == 1))
 
 
+@pytest.mark.ranks(2)  # most of a unit lies on one rank where there are two
 @pytest.mark.parametrize(("model", "batch"), [("gpt-nano", 1), ("resnet", 1)])
 def test_where_parameters_make_the_peak_it_is_as_close(
     tcp_pool: RankPool, tmp_path: Path, model: str, batch: int
 ) -> None:
     """One sample a rank: gathered units, their buffers and what is being reduced then decide."""
-    if tcp_pool.world_size != 2:
-        pytest.skip("most of a unit lies on one rank where there are two")
     job = job_of(model, "zero-3", 2, "adamw", "full", batch)
     for rank, measured in enumerate(tcp_pool.run(tracked(job), tmp_path)):
         assert predicted(job, rank).peak == pytest.approx(measured.peak, rel=TOLERANCE)
 
 
+@pytest.mark.ranks(2)  # replicas hold the same at any number of them
 @pytest.mark.parametrize("model", ["gpt-nano", "resnet"])
 def test_replicas_keep_their_gradients_in_buckets(tcp_pool: RankPool, tmp_path: Path, model: str) -> None:
-    if tcp_pool.world_size != 2:
-        pytest.skip("replicas hold the same at any number of them")
     job = job_of(model, "all-reduce", 2, "adamw", "full")
     for measured in tcp_pool.run(tracked(job), tmp_path):
         assert predicted(job).peak == pytest.approx(measured.peak, rel=TOLERANCE)
 
 
+@pytest.mark.ranks(3)  # cuts are uneven at 3 ranks
 def test_small_buckets_cut_shares_and_messages_of_their_own(tcp_pool: RankPool, tmp_path: Path) -> None:
-    if tcp_pool.world_size != 3:
-        pytest.skip("cuts are uneven at 3 ranks")
     job = job_of("resnet", ss.Zero1(bucket_mb=0.05), tcp_pool.world_size, "lamb")
     for rank, measured in enumerate(tcp_pool.run(tracked(job), tmp_path)):
         expected = predicted(job, rank)

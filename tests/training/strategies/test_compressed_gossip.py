@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import shardscope as ss
+from conformance.alone import Never
 from conformance.compressor import SHAPES, carrier_of, gradients
 from conformance.methods import carried_by
 from conformance.ranks import RankPool
@@ -106,11 +107,6 @@ def quantized(values: np.ndarray) -> np.ndarray:
         scale = np.abs(block).max() / np.float32(7)
         back[i : i + BLOCK] = np.clip(np.rint(block / scale), -7, 7) * scale if scale else 0
     return back
-
-
-class Never:
-    def should_stop(self, step: int) -> bool:
-        return False
 
 
 def run(job: ss.Job, context: RankContext) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import shardscope as ss
+from conformance.alone import Never
 from conformance.methods import carried_by
 from conformance.ranks import RankPool
 from shardscope.analytic import communication as comm
@@ -20,11 +21,6 @@ from shardscope.training.data import GlobalSampler, Loader, load_data
 from shardscope.training.trainer import Trainer
 
 STEPS, BLOCK, RATE = 6, 64, 0.2
-
-
-class Never:
-    def should_stop(self, step: int) -> bool:
-        return False
 
 
 def net() -> nn.Module:

@@ -204,14 +204,13 @@ def last_losses(pool: RankPool, folder: Path, jobs: Callable[[int], list[ss.Job]
     return [sum(row) / len(rows) for row in zip(*rows, strict=True)]
 
 
+@pytest.mark.ranks(2, 4)
 @pytest.mark.weekly
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_training_reaches_the_loss_of_the_uncompressed_run(
     pool: RankPool, tmp_path: Path, optimizer: str
 ) -> None:
     """No public system compresses LAMB's gradients under ZeRO; it trains."""
-    if pool.world_size == 3:
-        pytest.skip("two and four ranks will do")
     int8, int4 = ss.Compression("int8"), ss.Compression("int4")
     rate = {"adamw": 1e-2, "lamb": 4e-2}[optimizer]
 
@@ -240,11 +239,10 @@ def test_votes_are_refused_where_they_would_be_added_up() -> None:
     assert zero_job("zero-3", 2, compression="sign-vote").compression.name == "sign-vote"
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("strategy", ["ring", "zero-1", "zero-2"])
 def test_two_micro_batches_come_to_the_gradient_of_one(pool: RankPool, tmp_path: Path, strategy: str) -> None:
     """Near the uncompressed mean, and a vote where ranks vote: one on their whole gradients."""
-    if pool.world_size != 2:
-        pytest.skip("two ranks will do")
     cases = [("none", 1), ("bf16", 2), ("int8", 2), ("int4", 2)]
     cases += [] if strategy == "zero-2" else [("sign-vote", 1), ("sign-vote", 2)]
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import shardscope as ss
+from conformance.alone import Never
 from conformance.ranks import RankPool
 from shardscope.analytic import communication as comm
 from shardscope.training.collectives.neighbours import Neighbours
@@ -69,13 +70,6 @@ def run(job: ss.Job, context: RankContext) -> tuple[list[dict[str, Any]], dict[s
     mean = {name: p.detach().clone() for name, p in trainer.strategy.full_parameters().items()}
     events = [json.loads(line) for line in context.events.path.read_text().splitlines() if line]
     return events, {"own": own, "mean": mean}
-
-
-class Never:
-    """Nobody asks the run to stop."""
-
-    def should_stop(self, step: int) -> bool:
-        return False
 
 
 @pytest.mark.parametrize("mix_every", [1, 3])

@@ -191,12 +191,11 @@ class HoldsALock(ReadsABlockAgain):
         self.lock = threading.Lock()
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("model", [ReadsOnlyInEvaluation, HoldsALock])
 def test_a_read_that_could_not_be_foreseen_is_refused_in_words(
     pool: RankPool, tmp_path: Path, model: Callable[[], nn.Module]
 ) -> None:
-    if pool.world_size != 2:
-        pytest.skip("two ranks will do")
     job = digits(model, strategy="zero-3", world_size=2)
 
     def body(context: RankContext) -> str:
@@ -216,12 +215,11 @@ def test_a_read_that_could_not_be_foreseen_is_refused_in_words(
         assert "strategy='zero-1'" in words
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize(("first", "then"), [("zero-3", "ring"), ("ring", "zero-3"), ("zero-3", "zero-2")])
 def test_what_compression_owes_such_blocks_goes_on_under_another_strategy(
     pool: RankPool, tmp_path: Path, first: str, then: str
 ) -> None:
-    if pool.world_size != 2:
-        pytest.skip("two ranks will do")
     topk = ss.Compression("topk", ratio=0.1)
     job = digits(ReadsABlockAgain, strategy=then, world_size=2, compression=topk, steps=3, precision="fp32")
 
@@ -266,13 +264,11 @@ class KeptAndNotUsed(KeptInAList):
         return Base.forward(self, x)
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("strategy", ["zero-2", "zero-3"])
 def test_a_reference_that_would_keep_its_first_values_is_refused(
     pool: RankPool, tmp_path: Path, strategy: str
 ) -> None:
-    if pool.world_size != 2:
-        pytest.skip("two ranks will do")
-
     def body(context: RankContext) -> list[str]:
         said = []
         for model in (KeptInAList, KeptInAClosure, KeptAndNotUsed):

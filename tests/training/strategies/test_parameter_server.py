@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import shardscope as ss
+from conformance.alone import Never
 from conformance.ranks import RankPool
 from conformance.runs import wait_for
 from conformance.strategy import OPTIMIZERS, StrategyConformance
@@ -84,13 +85,6 @@ def run(job: ss.Job, context: RankContext) -> tuple[list[dict[str, Any]], dict[s
     trainer.train(Never())
     events = [json.loads(line) for line in context.events.path.read_text().splitlines() if line]
     return events, {name: p.detach().clone() for name, p in trainer.strategy.full_parameters().items()}
-
-
-class Never:
-    """Nobody asks the run to stop."""
-
-    def should_stop(self, step: int) -> bool:
-        return False
 
 
 VARIANTS = {

@@ -132,11 +132,9 @@ def deep_mlp() -> nn.Module:
     return build_model(MLPConfig(layers=7, hidden=16))
 
 
+@pytest.mark.ranks(3)
 @pytest.mark.weekly
 def test_a_hundred_starts_of_changing_schedule_do_not_hang(pool: RankPool, tmp_path: Path) -> None:
-    if pool.world_size != 3:
-        pytest.skip("three ranks are enough")
-
     def start_again_and_again(context: RankContext) -> int:
         for i in range(100):
             strategy = ss.Pipeline(schedule=SCHEDULES[i % len(SCHEDULES)], split="even")

@@ -23,15 +23,13 @@ def deep() -> nn.Module:
     )
 
 
+@pytest.mark.ranks(2)  # no rank hears of another
 @pytest.mark.parametrize(
     "strategy",
     [*(cls(bucket_mb=0.0005) for cls in (ss.AllReduce, ss.Ring, ss.Zero1)), "zero-2", "zero-3"],
     ids=lambda s: getattr(s, "kind", s),
 )
 def test_buckets_after_a_refused_one_are_not_sent(pool: RankPool, tmp_path: Path, strategy: Any) -> None:
-    if pool.world_size != 2:
-        pytest.skip("no rank hears of another")
-
     def body(context: RankContext) -> tuple[list[list[str]], str]:
         ours = job(
             model=deep, data="digits", strategy=strategy, world_size=2, compression="int8", precision="fp32"

@@ -42,14 +42,13 @@ def test_the_backends_own_collectives_give_the_same(pool: RankPool, tmp_path: Pa
     follow(pool, tmp_path, spec, accumulation=4, clip_norm=0.5)
 
 
+@pytest.mark.ranks(4)  # two replicas of two shards are four ranks
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 @pytest.mark.parametrize("collectives", ["ring", "backend"])
 @pytest.mark.parametrize("stage", [ss.Zero2, ss.Zero3])
 def test_two_replicas_of_two_shards_follow_one_process(
     pool: RankPool, tmp_path: Path, stage: type, collectives: str, optimizer: str
 ) -> None:
-    if pool.world_size != 4:
-        pytest.skip("two replicas of two shards are four ranks")
     strategy = stage(replicas=2, collectives=collectives)
     follow(pool, tmp_path, strategy, optimizer=optimizer, accumulation=4, clip_norm=0.5)
 

@@ -69,22 +69,19 @@ def test_numbers_and_empty_tensors_follow_one_process(
     follow(pool, tmp_path, Numbers, stage, parts=2, **changes)
 
 
+@pytest.mark.ranks(4)  # two replicas of two shards are four ranks
 @pytest.mark.parametrize("strategy", [ss.Zero3(replicas=2), ss.Zero2(offload=True)], ids=lambda s: s.label)
 def test_numbers_follow_one_process_with_replicas_and_offloading(
     pool: RankPool, tmp_path: Path, strategy: Any
 ) -> None:
-    if pool.world_size != 4:
-        pytest.skip("two replicas of two shards are four ranks")
     follow(pool, tmp_path, Numbers, strategy, clip_norm=0.5)
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("first", ["zero-3", "ring"])
 def test_numbers_survive_a_checkpoint_and_a_change_of_strategy(
     pool: RankPool, tmp_path: Path, first: str
 ) -> None:
-    if pool.world_size != 2:
-        pytest.skip("two ranks will do")
-
     class Used(Numbers):
         def __init__(self) -> None:
             super().__init__()

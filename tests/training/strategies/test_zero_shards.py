@@ -78,14 +78,12 @@ def test_bytes_are_those_of_the_formula(
         assert all(measured == expected > 0 for measured, expected in rank), rank
 
 
+@pytest.mark.ranks(4)  # two replicas of two shards are four ranks
 @pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize("stage", [ss.Zero2, ss.Zero3])
 def test_bytes_with_replicas_are_those_of_the_formula(
     pool: RankPool, tmp_path: Path, stage: type, micro_batches: int
 ) -> None:
-    if pool.world_size != 4:
-        pytest.skip("two replicas of two shards are four ranks")
-
     def measure(context: RankContext) -> list[tuple[int, int]]:
         trainer, events = steps_of(context, job_of(stage(replicas=2), 4, micro_batches))
         trainer.strategy.close()

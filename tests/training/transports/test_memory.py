@@ -249,7 +249,7 @@ def test_nothing_in_the_memory_overlaps(world_size: int) -> None:
     spans += [
         (start, layout.slot_bytes)
         for parity in (0, 1)
-        for start in (*(layout.slot_start(parity, rank) for rank in ranks), layout.result_start(parity))
+        for start in (layout.slot_start(parity, rank) for rank in (*ranks, world_size))
     ]
     spans.sort()
     assert spans[0][0] >= 4 * max(words) + 8

@@ -123,39 +123,6 @@ def _expected(  # noqa: PLR0917 - np.vectorize passes its arrays by position
     return float(mean * (weight @ np.exp(sigma * grid.x - sigma**2 / 2)))
 
 
-def asymptotic_slowest(mean: npt.ArrayLike, std: npt.ArrayLike, ranks: npt.ArrayLike) -> Floats:
-    """Return μ + σ sqrt(2 ln n), the leading term of the expected maximum of n normal times; an upper bound of it.
-
-    David and Nagaraja, Order Statistics, 3rd edition, section 10.5 (the limit), and section 4.2 (the bound).
-
-    Example:
-        >>> round(float(asymptotic_slowest(100.0, 5.0, 4096)), 1)
-        120.4
-
-    Raises:
-        SpecError: An argument is out of range.
-    """
-    each = np.broadcast_arrays(*(np.asarray(value, float) for value in (mean, std, ranks, 0, 1)))
-    _check(*each)
-    found: Floats = np.asarray(each[0] + each[1] * np.sqrt(2 * np.log(each[2])))
-    return found
-
-
-def empirical_slowest(seconds: npt.ArrayLike, ranks: int) -> float:
-    """Return the expected maximum of `ranks` draws from measured times, with repetition.
-
-    It never exceeds the largest measured time, so it is meant for at most about as many ranks as there are times;
-    `Jitter.slowest_s` fits a distribution instead.
-
-    Args:
-        seconds: Measured times, of any shape.
-        ranks: Number of draws, at least 1.
-    """
-    ordered = np.sort(np.asarray(seconds, float).ravel())
-    at = np.arange(len(ordered) + 1) / len(ordered)
-    return float(np.diff(at**ranks) @ ordered)
-
-
 @dataclass(frozen=True)
 class Jitter:
     """How computing times differ between ranks and between steps, as log-normal factors of the mean.

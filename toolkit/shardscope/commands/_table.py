@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from shardscope.commands._colour import coloured
+from shardscope.spec.text_table import padded
 from shardscope.spec.units import bytes_text
 
 
@@ -15,9 +16,7 @@ def aligned(
 
     On a terminal the header is bold. `paint` may colour a padded cell, without changing its width.
     """
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in [header, *rows]]
-    first, *rest = padded
+    first, *rest = padded([header, *rows])
     body = ["  ".join(map(paint, row) if paint else row).rstrip() for row in rest]
     return "\n".join([coloured("  ".join(first).rstrip(), "bold"), *body])
 

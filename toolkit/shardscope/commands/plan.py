@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, Any
 
 from shardscope.commands._calibration import CALIBRATION_HELP, add_software_option, named_calibration
@@ -53,6 +54,10 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--calibration", help=CALIBRATION_HELP)
     add_software_option(parser)
     parser.add_argument("--top", type=int, default=10, help="rows of the table (default: 10)")
+    parser.add_argument(
+        "--config", type=int, metavar="RANK",
+        help="print the settings with which the framework runs the plan with this number, instead of the table",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print plans and counts as JSON")
     parser.set_defaults(carry_out=carry_out)
 
@@ -60,13 +65,22 @@ def add_to(commands: Any) -> None:
 def carry_out(arguments: argparse.Namespace) -> int:
     """Print the best layouts, and explain why the first is better than the second; return 1 if no layout fits."""
     plans = _search(arguments)
-    if arguments.json:
+    if arguments.config is not None:
+        _print_config(plans, arguments.config)
+    elif arguments.json:
         print(as_json(plans.to_dict()))
     elif len(plans):
         print(_table(plans))
     else:
         print(plans.problem)
     return 0 if len(plans) else 1
+
+
+def _print_config(plans: Plans, rank: int) -> None:
+    """Print only the settings to standard output, so that a file can take them."""
+    config = plans.trainer_config(rank)
+    print(f"{config.trainer}. {' '.join(config.remarks)}", file=sys.stderr)
+    print(config)
 
 
 def _search(arguments: argparse.Namespace) -> Plans:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shardscope.analytic.communication.traffic import Sent
 from shardscope.analytic.show import figure, term_html, term_text
 from shardscope.prediction.data_source import WAITING
-from shardscope.spec.units import bytes_text
+from shardscope.spec.units import bytes_text, plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +48,7 @@ def job_html(found: JobPrediction) -> str:
 
 def _headline(found: JobPrediction) -> tuple[str, ...]:
     job = found.job
-    count = f"{job.world_size} rank{'s' * (job.world_size > 1)}"
+    count = plural(job.world_size, "rank")
     fitted = found.calibration or found.host
     about = "no step time" if fitted is None or not found.has_rates else f"calibration {fitted.name}"
     took, held = "step time: unknown", "memory per rank: unknown"

@@ -8,8 +8,8 @@ from typing import Any
 
 from shardscope.analytic.compute.flops import hardware_flops, model_flops
 from shardscope.analytic.layouts import Layouts
-from shardscope.analytic.memory import device_memory, memory_term
-from shardscope.analytic.memory.offload import drive_bytes_per_device, host_bytes_per_device
+from shardscope.analytic.memory import memory_term
+from shardscope.analytic.memory.offload import drive_bytes_per_device
 from shardscope.analytic.recomputation import recomputed_in_model
 from shardscope.analytic.reliability import Reliability
 from shardscope.analytic.show import term_html, term_text
@@ -17,7 +17,7 @@ from shardscope.analytic.terms import Term
 from shardscope.prediction.budget import Budgeted
 from shardscope.prediction.failures import failures_text, layout_failures
 from shardscope.prediction.spread import Floats, Widened, widened
-from shardscope.prediction.step.held import room_on
+from shardscope.prediction.step.held import memory_with, room_on
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.step import step_time
 from shardscope.prediction.step.term import time_term
@@ -86,9 +86,7 @@ class Prediction(Budgeted):
     @property
     def _offload_overflow_bytes(self) -> float:
         """Offloaded bytes of a device that exceed its shares of host memory and drives."""
-        room = host_bytes_per_device(self.cluster)
-        framework = memory_model(self.software)
-        parts = device_memory(self.model, Layouts.of([self.layout]), framework=framework, host_capacity=room)
+        parts = memory_with(self.model, Layouts.of([self.layout]), self.cluster, self.software)
         return max(0.0, float(parts.nvme[0]) - drive_bytes_per_device(self.cluster))
 
     @property
@@ -225,5 +223,5 @@ def predict_layout(
         layout=layout,
         calibration=known,
         time=time_term(model, layout, cluster, known),
-        memory=memory_term(model, layout, cluster, framework=memory_model(known.software)),
+        memory=memory_term(model, layout, cluster.device, framework=memory_model(known.software)),
     )

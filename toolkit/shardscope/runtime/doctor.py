@@ -19,6 +19,7 @@ from typing import Any
 from shardscope import machine
 from shardscope.runtime.emulated import why_not_emulated
 from shardscope.spec import registry
+from shardscope.spec.units import plural
 
 GIB = 2**30
 PACKAGES = ("jupyterlab", "ipywidgets", "plotly", "anywidget", "optuna")
@@ -94,11 +95,7 @@ class DoctorReport:
         if not self.ok:
             return "Runs are not possible here until the items marked ✗ are fixed."
         missing = len(self._missing())
-        return (
-            f"Ready to run; {missing} optional item{'s' if missing != 1 else ''} missing."
-            if missing
-            else "Ready."
-        )
+        return f"Ready to run; {plural(missing, 'optional item')} missing." if missing else "Ready."
 
 
 def doctor() -> DoctorReport:

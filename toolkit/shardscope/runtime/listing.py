@@ -18,6 +18,7 @@ from shardscope.runtime.run import Run
 from shardscope.runtime.rundir import RunDir, holds_run, runs_root
 from shardscope.runtime.status import printable
 from shardscope.spec import Job
+from shardscope.spec.units import plural
 
 _NAMED = 3
 """Maximum number of skipped runs that the note names; the others are only counted."""
@@ -99,7 +100,7 @@ def note_on(skipped: Iterable[Skipped]) -> str:
         return ""
     named = "; ".join(told[:_NAMED])
     more = len(told) - _NAMED
-    count = f"{len(told)} run{'s' * (len(told) > 1)} could not be read: "
+    count = f"{plural(len(told), 'run')} could not be read: "
     return count + named + (f"; and {more} more" if more > 0 else "")
 
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple, Self
 
 from shardscope.analytic.show import figure
-from shardscope.errors import LaunchError
+from shardscope.errors import LaunchError, ShardscopeError, SpecError
 from shardscope.machine import num_gpus, usable_memory_bytes
 from shardscope.prediction.job import JobPrediction, predict_job
 from shardscope.prediction.saved_calibration import chosen
@@ -70,6 +70,8 @@ class Preflight:
     """The prediction; None if the job could not be predicted."""
     run_time_s: float | None = None
     """Time of all steps in seconds, without startup, evaluations and checkpoints; None if not predicted, as on GPUs."""
+    problem: str = ""
+    """Why the job could not be predicted, if known."""
 
     @property
     def memory(self) -> MemoryNeed | None:
@@ -95,21 +97,27 @@ class Preflight:
         return f"Predicted: {about(self.run_time_s)} of training once started{held}"
 
 
-def preflight(job: Job, cluster: EmulatedCluster | None = None) -> Preflight:
+def preflight(
+    job: Job, cluster: EmulatedCluster | None = None, *, calls_functions: bool = False
+) -> Preflight:
     """Predict a job before it starts. Rejects nothing; a job that cannot be predicted gets an empty `Preflight`.
 
     Args:
         job: The job.
         cluster: The emulated cluster that it runs on; None for this machine itself.
+        calls_functions: Whether the user's functions may be called in this process. They may do anything, so they run
+            on ranks only unless the user asks for it.
     """
-    if job.user_functions:  # may do anything, and run on ranks only
+    if job.user_functions and not calls_functions:
         return Preflight(None)
     try:
-        found = predict_job(job, cluster, trace=_trace)
+        found = predict_job(job, cluster, trace=_trace_own if job.user_functions else _trace)
         _ = found.by_rank  # computed inside the try block, since a user's method may fail
         return Preflight(found, found.run_time_s)
-    except Exception:  # noqa: BLE001 - any error in the user's code; its ranks will report it
-        return Preflight(None)
+    except ShardscopeError as error:
+        return Preflight(None, problem=str(error))
+    except Exception as error:  # noqa: BLE001 - any error in the user's code; its ranks will report it
+        return Preflight(None, problem=f"{type(error).__name__}: {error}")
 
 
 class AtLaunch(NamedTuple):
@@ -163,6 +171,14 @@ def _same_prediction(job: Job) -> Job:
 
 def _trace(job: Job) -> Traced:
     return traced(job, trace_on_server, builds=False)
+
+
+def _trace_own(job: Job) -> Traced:
+    """Trace a job with the user's functions: again only if one is new, unless its model needs real values."""
+    try:
+        return _trace(job)
+    except SpecError:
+        return traced(job, trace_on_server)
 
 
 def _runs_on_cpus(job: Job) -> bool:

@@ -28,6 +28,7 @@ from shardscope.runtime.status import FINAL_STATES, Cause, Status, printable
 from shardscope.runtime.steering import Steered
 from shardscope.spec import Job
 from shardscope.spec.observed import ObservedJob
+from shardscope.spec.units import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -293,7 +294,7 @@ class Run(Described, Steered, Resizable):
         """Messages about unreadable parts of the run's logs, such as the truncated last line of a killed rank."""
         self.reduced()
         lines = self._log_tail.num_unreadable
-        told = f"{lines} line{'s' * (lines > 1)} of the run's logs cannot be read as events"
+        told = f"{plural(lines, 'line')} of the run's logs cannot be read as events"
         newer = f"job.json has fields from a newer version, which are ignored: {', '.join(self.job.left_out)}"
         return (
             *self._log_tail.problems.values(),

@@ -10,6 +10,7 @@ from typing import Any, Self
 from shardscope.errors import RunUnreadable
 from shardscope.runlog.files import is_real, is_whole
 from shardscope.runtime.processes import ProcessStart
+from shardscope.spec.units import plural
 
 FINAL_STATES = frozenset({"completed", "stopped", "failed"})
 STATES = FINAL_STATES | {"starting", "running"}
@@ -79,7 +80,7 @@ class Status:
 
 def state_text(state: str, restarts: int) -> str:
     """Return the state of a run in words: ``completed``, or ``completed after 2 restarts``."""
-    return f"{state} after {restarts} restart{'s' * (restarts > 1)}" if restarts else state
+    return f"{state} after {plural(restarts, 'restart')}" if restarts else state
 
 
 def _text(value: Any) -> str | None:

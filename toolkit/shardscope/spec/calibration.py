@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
@@ -11,10 +12,11 @@ from typing import Annotated, NamedTuple, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
 
-from shardscope.errors import SpecError, unknown_name
+from shardscope.errors import SpecError, quoted, unknown_name
 from shardscope.spec._base import Spec
 from shardscope.spec.catalogue import has
 from shardscope.spec.cluster import Device
+from shardscope.spec.layer_shape import OTHERS, is_shape
 from shardscope.spec.link import Link
 from shardscope.spec.software import software_of
 
@@ -85,6 +87,16 @@ class Fitted(Spec):
         if lacking:
             raise SpecError(
                 f"quantiles={self.quantiles} has no {lacking[0]!r}; give the levels '5' and '95', in per cent"
+            )
+        for level in self.quantiles:
+            if not re.fullmatch(r"\d{1,2}(\.\d+)?", level):
+                raise SpecError(
+                    f"quantiles has the level {quoted(level)}; give levels in per cent below 100, such as '5' or '97.5'"
+                )
+        ordered = [self.quantiles[level] for level in sorted(self.quantiles, key=float)]
+        if ordered != sorted(ordered):
+            raise SpecError(
+                f"quantiles={self.quantiles} do not increase with their level; give increasing ones"
             )
         return self
 
@@ -234,6 +246,17 @@ class Calibration(Fitted):
                 "exposed_launch; fit the calibration again with ss.calibrate(cluster, rows=...)"
             )
         return fields
+
+    @field_validator("shapes")
+    @classmethod
+    def _check_shapes(cls, given: dict[str, float]) -> dict[str, float]:
+        for name in given:
+            if name != OTHERS and not is_shape(name):
+                raise SpecError(
+                    f"shapes has the name {quoted(name)}, which is not that of a layer's shape; give names from "
+                    f"shardscope.spec.layer_shape.shape_of(model, layout), or {OTHERS!r} for all others"
+                )
+        return given
 
     @field_validator("software")
     @classmethod

@@ -7,6 +7,8 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from shardscope.spec.constants import CONSTANTS, amounts_text
+from shardscope.spec.text_table import aligned
+from shardscope.spec.units import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,7 +31,7 @@ def headline(found: HostCalibration) -> list[str]:
 
 def _accuracy(found: HostCalibration) -> str:
     low, high = found.quantiles["5"], found.quantiles["95"]
-    runs = f"{found.num_runs} run{'s' * (found.num_runs > 1)}"
+    runs = plural(found.num_runs, "run")
     if found.error is None:
         return f"{runs}, too few to estimate the error"
     return (
@@ -54,7 +56,7 @@ def scope(row: Constant) -> str:
     """Return what a constant holds for: ``shm, 4 ranks`` or ``node 0 to 1``; empty if it holds in general."""
     parts: list[str] = [row.transport or ""]
     if row.ranks is not None:
-        parts.append(f"{row.ranks} rank{'s' * (row.ranks > 1)}")
+        parts.append(plural(row.ranks, "rank"))
     if row.nodes is not None:
         parts.append(f"node {row.nodes[0]} to {row.nodes[1]}")
     return ", ".join(filter(None, parts))
@@ -62,13 +64,7 @@ def scope(row: Constant) -> str:
 
 def as_text(found: HostCalibration) -> str:
     """Return the headline and an aligned table."""
-    table = [HEADER, *cells(found)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in table
-    ]
-    return "\n".join([*headline(found), "", *lines])
+    return "\n".join([*headline(found), "", *aligned([HEADER, *cells(found)])])
 
 
 def as_html(found: HostCalibration) -> str:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 _IN_TEXT = {"at_s": "at", "lasts_s": "lasts"}
 """Names of fields in a fault's short text, where they differ: values there carry their unit."""
 _LINK = re.compile(r"n(\d{1,3})(?:-n(\d{1,3}))?")
-ALL_STEPS = "the job has steps 1 to {last}"
 
 
 class Fault(Spec):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardscope.spec.layer_shape import OTHERS
+from shardscope.spec.text_table import aligned
 from shardscope.spec.units import duration_text
 
 if TYPE_CHECKING:
@@ -49,17 +50,8 @@ def _table(found: Calibration) -> list[str]:
     if not found.rows:
         return []
     shown = sorted(found.rows, key=lambda row: row.weight)[:_MOST]
-    table = [_HEADER, *map(_cells, shown)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     rest = len(found.rows) - len(shown)
-    return [
-        "",
-        *(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in table
-        ),
-        *([f"and {rest} more"] if rest else []),
-    ]
+    return ["", *aligned([_HEADER, *map(_cells, shown)]), *([f"and {rest} more"] if rest else [])]
 
 
 def _cells(row: FittedRow) -> tuple[str, ...]:

@@ -6,9 +6,11 @@ factor for each shape (`Calibration.shapes`), which then holds for any number of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from typing import get_args
 
-from shardscope.spec.layout import Layout
+from shardscope.spec.layout import Layout, Precision
 from shardscope.spec.model import Transformer
 
 OTHERS = ""
@@ -76,6 +78,20 @@ def shape_of(model: Transformer, layout: Layout) -> str:
         model, tensor=layout.tensor, micro_batch=layout.micro_batch, context=layout.context, expert=layout.expert,
         sequence_parallel=layout.sequence_parallel, precision=layout.precision, flash=layout.flash_attention,
     )  # fmt: skip
+
+
+_NAME = re.compile(
+    r"\d+x\d+( gated)?, \d+/\d+ heads( latent ranks \d+/\d+, sizes \d+\+\d+/\d+| of \d+)?, seq [\d.e+]+, "
+    r"tensor \d+( sequence)?, micro-batch \d+, (?P<precision>[\w-]+), (un)?fused"
+    r"(, \d+ of \d+ experts of \d+( and \d+ shared)?, in \d+ of \d+ layers, expert \d+)?"
+)
+"""What `layer_shape` returns."""
+
+
+def is_shape(name: str) -> bool:
+    """Return whether a text is a name that `layer_shape` can return."""
+    found = _NAME.fullmatch(name)
+    return found is not None and found["precision"] in get_args(Precision)
 
 
 def factor_of(shapes: Mapping[str, float], name: str) -> float:

@@ -96,8 +96,8 @@ def samples_by_share(global_batch: int, shares: Sequence[int], num_ranks: int) -
     told = f"batch.shares={tuple(shares)}"
     if len(shares) != num_ranks:
         raise SpecError(
-            f"{told} has {plural(len(shares), 'number')}, but the batch is divided among {num_ranks} "
-            f"rank{'s' * (num_ranks != 1)}; give {num_ranks}"
+            f"{told} has {plural(len(shares), 'number')}, but the batch is divided among "
+            f"{plural(num_ranks, 'rank')}; give {num_ranks}"
         )
     each = gcd(*shares)
     parts = sum(shares) // each

@@ -20,12 +20,69 @@ if TYPE_CHECKING:
 Family = Literal["megatron", "fsdp", "deepspeed", "deepspeed-0.5"]
 
 
+class Shipped(NamedTuple):
+    """What a framework can run; each field but the last two has the values of an axis of `Layout`."""
+
+    schedule: tuple[str, ...]
+    """Pipeline schedules; empty if it has no pipelines."""
+    zero: tuple[int, ...]
+    zero_in_pipelines: tuple[int, ...]
+    """ZeRO stages that it combines with a pipeline."""
+    offload: tuple[str, ...]
+    has_context: bool
+    """Whether it splits sequences over ranks that exchange keys and values."""
+    source: str
+    """Where its documentation or code says so."""
+
+    def axes(self) -> dict[str, tuple[int | str, ...]]:
+        """Return the values of each axis that it restricts, by name of the axis."""
+        stages = {"schedule": self.schedule} if self.schedule else {"pipeline": (1,)}
+        context = {} if self.has_context else {"context": (1,)}
+        return {**stages, "zero": self.zero, "offload": self.offload, **context}
+
+    def lacks(self, layout: Layout) -> tuple[str, ...]:
+        """Return in words what a layout has that the framework does not ship, such as ``the zbv schedule``."""
+        found, is_piped = [], layout.pipeline > 1
+        if is_piped and layout.schedule not in self.schedule:
+            found.append(f"the {layout.schedule} schedule" if self.schedule else "pipelines")
+        if layout.zero not in self.zero:
+            found.append(f"ZeRO {layout.zero}")
+        elif is_piped and layout.zero not in self.zero_in_pipelines:
+            found.append(f"ZeRO {layout.zero} in a pipeline")
+        if layout.context > 1 and not self.has_context:
+            found.append("context parallelism")
+        if layout.offload not in self.offload:
+            found.append(f"offload={layout.offload!r}")
+        return tuple(found)
+
+
+_MEGATRON = Shipped(
+    ("1f1b", "interleaved"), zero=(0, 1), zero_in_pipelines=(0, 1), offload=("none", "optimizer"), has_context=True,
+    source="Megatron-Core: core.pipeline_parallel.schedules, --use-distributed-optimizer, --optimizer-cpu-offload, "
+    "--context-parallel-size; Megatron-FSDP, which also shards gradients and parameters, is another program",
+)  # fmt: skip
+_TORCH = Shipped(
+    ("gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev"), zero=(0, 1, 2, 3),
+    zero_in_pipelines=(0, 1, 2, 3), offload=("none", "states"), has_context=True,
+    source="PyTorch: distributed.pipelining, DDP, ZeroRedundancyOptimizer, fully_shard with CPUOffloadPolicy, "
+    "distributed.tensor.experimental.context_parallel",
+)  # fmt: skip
+_DEEPSPEED = Shipped(
+    ("1f1b",), zero=(0, 1, 2, 3), zero_in_pipelines=(0, 1),
+    offload=("none", "optimizer", "states", "activations", "all"), has_context=False,
+    source="DeepSpeed: runtime.pipe, whose PipelineEngine refuses ZeRO 2 and 3; DeepSpeed-Ulysses splits sequences, "
+    "but exchanges heads",
+)  # fmt: skip
+
+
 class Software(NamedTuple):
     """One framework, or a trainer that determines which framework and kernels are used."""
 
     name: str
     label: str
     family: Family
+    shipped: Shipped
+    """What it can run, to which a plan for it is limited."""
     memory: str
     """Its memory model: a key of `analytic.memory.FRAMEWORKS`."""
     aliases: tuple[str, ...] = ()
@@ -41,43 +98,46 @@ class Software(NamedTuple):
         """Name of the software whose measured times are its own."""
         return self.constants or self.name
 
-    @property
-    def schedules(self) -> tuple[str, ...]:
-        """Names of the pipeline schedules that it ships."""
-        return _SCHEDULES[self.family]
-
 
 _KNOWN = (
     Software(
-        "megatron-core", "Megatron-Core", "megatron", "megatron-core", ("megatron", "megatron-lm"), attention="cudnn"
-    ),
-    Software("nemo", "NVIDIA NeMo", "megatron", "nemo", ("nemo-framework",), attention="cudnn"),
-    Software(
-        "megatron-bridge", "Megatron Bridge", "megatron", "megatron-bridge", ("bridge",), constants="nemo",
+        "megatron-core", "Megatron-Core", "megatron", _MEGATRON, "megatron-core", ("megatron", "megatron-lm"),
         attention="cudnn",
     ),
-    Software("megatron-deepspeed", "Megatron-DeepSpeed", "megatron", "megatron-deepspeed"),
-    # Both call PyTorch's attention: cuDNN's on Hopper with 2.11 or newer, FlashAttention-2 with most releases before.
-    Software("fsdp2", "PyTorch FSDP2", "fsdp", "fsdp2", ("fsdp", "pytorch"), attention="cudnn"),
-    Software("torchtitan", "torchtitan", "fsdp", "torchtitan"),
-    Software("llm-foundry", "LLM Foundry", "fsdp", "llm-foundry", ("mosaic", "composer"), attention="flash-1"),
+    Software("nemo", "NVIDIA NeMo", "megatron", _MEGATRON, "nemo", ("nemo-framework",), attention="cudnn"),
     Software(
-        "deepspeed", "DeepSpeed", "deepspeed", "deepspeed", ("deepspeed-0.5.9",),
+        "megatron-bridge", "Megatron Bridge", "megatron", _MEGATRON, "megatron-bridge", ("bridge",), constants="nemo",
+        attention="cudnn",
+    ),
+    Software("megatron-deepspeed", "Megatron-DeepSpeed", "megatron", _DEEPSPEED, "megatron-deepspeed"),
+    # Both call PyTorch's attention: cuDNN's on Hopper with 2.11 or newer, FlashAttention-2 with most releases before.
+    Software("fsdp2", "PyTorch FSDP2", "fsdp", _TORCH, "fsdp2", ("fsdp", "pytorch"), attention="cudnn"),
+    Software(
+        "torchtitan", "torchtitan", "fsdp",
+        _TORCH._replace(
+            zero=(0, 2, 3), zero_in_pipelines=(0, 2, 3),
+            source="torchtitan: parallelism.pipeline_parallel_schedule, data_parallel_replicate_degree, "
+            "fsdp_reshard_after_forward and context_parallel_degree, training.enable_cpu_offload",
+        ),
+        "torchtitan",
+    ),
+    Software(
+        "llm-foundry", "LLM Foundry", "fsdp",
+        Shipped(
+            (), zero=(0, 2, 3), zero_in_pipelines=(), offload=("none",), has_context=False,
+            source="Composer: parallelism_config.fsdp with sharding_strategy NO_SHARD, SHARD_GRAD_OP or FULL_SHARD",
+        ),
+        "llm-foundry", ("mosaic", "composer"), attention="flash-1",
+    ),
+    Software(
+        "deepspeed", "DeepSpeed", "deepspeed", _DEEPSPEED, "deepspeed", ("deepspeed-0.5.9",),
         caveat="of DeepSpeed since 0.5.9, only three steps of October 2021 were measured",
     ),
-    Software("deepspeed-0.5", "DeepSpeed before 0.5.9", "deepspeed-0.5", "deepspeed"),
+    Software("deepspeed-0.5", "DeepSpeed before 0.5.9", "deepspeed-0.5", _DEEPSPEED, "deepspeed-0.5"),
 )  # fmt: skip
 SOFTWARE = {each.name: each for each in _KNOWN}
 """All software by name."""
 _ALIASES = {alias: each.name for each in _KNOWN for alias in each.aliases}
-_SCHEDULES: dict[Family, tuple[str, ...]] = {
-    "megatron": ("1f1b", "interleaved"),
-    "fsdp": ("gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev"),
-    "deepspeed": ("1f1b",),
-    "deepspeed-0.5": ("1f1b",),
-}
-"""Pipeline schedules by family: those of `megatron.core.pipeline_parallel`, `torch.distributed.pipelining` and
-`deepspeed.runtime.pipe`."""
 
 
 def software_names() -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from shardscope.errors import DataError
+from shardscope.spec.units import plural
 from shardscope.storage.formats import Array, ShardInfo, not_a_column, paired, require_alike
 
 _HEADER_BYTES = 128
@@ -122,7 +123,7 @@ def _require_complete(parts: Sequence[Any], name: str, path: Path) -> None:
     missing = sum(part.null_count for part in parts)
     if missing:
         raise DataError(
-            f"{path}: the column {name!r} has {missing} missing value{'s' * (missing > 1)}; remove these rows"
+            f"{path}: the column {name!r} has {plural(missing, 'missing value')}; remove these rows"
         )
 
 

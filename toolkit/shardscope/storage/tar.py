@@ -18,6 +18,7 @@ import numpy as np
 
 from shardscope.disk_cache import cached
 from shardscope.errors import DataError
+from shardscope.spec.units import plural
 from shardscope.storage.formats import Array, ShardInfo, not_a_column, paired
 
 _MOST_INDEXED = 4096
@@ -93,7 +94,7 @@ def _incomplete(halves: Sequence[tuple[str, str]], path: Path) -> DataError:
             f"{path}: the members of sample {first!r} are not adjacent; members of a sample must be adjacent, so write "
             "the file again in the order of the samples"
         )
-    count = f"{len(halves)} sample{'s' * (len(halves) > 1)}"
+    count = plural(len(halves), "sample")
     return DataError(
         f"{path} has {count} without inputs or targets; the first is {first!r}, without {lacks!r}; add the member, or "
         "remove the sample"

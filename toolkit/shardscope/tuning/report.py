@@ -147,11 +147,7 @@ def _verdict(rows: Sequence[OptimizerRow], objective: str) -> str:
             f"Only {best.name} was tried: its lowest {objective} is {best.best:.4g}, in trial {best.number}."
         )
     least, most = min(row.trials for row in rows), max(row.trials for row in rows)
-    budget = (
-        f"with {least} to {most} trials each"
-        if most > least
-        else f"with {least} trial{'s' * (least > 1)} each"
-    )
+    budget = f"with {least} to {most} trials each" if most > least else f"with {plural(least, 'trial')} each"
     if most - least > 1:
         budget += " (unequal budgets)"
     if best.name in BASELINES:

@@ -7,6 +7,7 @@ from functools import cache
 from math import log10
 from typing import Any, NamedTuple
 
+import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
@@ -29,6 +30,8 @@ STAGE_LOOKS = (
 """Colour and symbol by logarithm of the pipeline degree; the symbol alone tells it."""
 NEAR = 0.01
 """Distance of the fastest layout from the left end of the axis: the axis of `_place` is logarithmic beyond it."""
+SPARE = 0.05
+"""Fraction of a device's memory below which a plan leaves little for errors of the prediction."""
 _TICKS = (0, 0.03, 0.1, 0.3, 1, 3, 9)
 REASON_NAMES = {
     "devices": "degrees do not divide the devices",
@@ -159,8 +162,21 @@ def plans_text(plans: Plans, *, tokens: float | None = None) -> str:
     return (
         f"{fits:,} of {plans.valid:,} valid layouts fit on {devices:,} devices. The best needs {held:.1f} of "
         f"{capacity:.1f} GiB for tensors and takes {seconds(best.time_s)} per step ({low} to {high}), "
-        f"MFU {best.mfu:.0%}{dollars}: {short(best.layout)}. "
+        f"MFU {best.mfu:.0%}{dollars}: {short(best.layout)}. {_roomier(plans)}"
         f"{_step_size(plans)}{_whole(plans, tokens)}{_failures(plans)}"
+    )
+
+
+def _roomier(plans: Plans) -> str:
+    """Return a sentence on the first plan that leaves memory free, if the best one leaves almost none."""
+    best, spare = plans[0], plans.headroom_bytes[plans.order]
+    enough = np.flatnonzero(spare >= SPARE * (best.memory_bytes + best.headroom_bytes))
+    if not len(enough) or not enough[0]:
+        return ""
+    other = plans.row(int(plans.order[enough[0]]))
+    return (
+        f"That leaves {best.headroom_bytes / GIB:.1f} GiB for errors of the prediction; plan {other.rank} takes "
+        f"{other.time_s / best.time_s - 1:.1%} longer and leaves {other.headroom_bytes / GIB:.1f} GiB. "
     )
 
 

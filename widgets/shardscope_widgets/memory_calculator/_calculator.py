@@ -55,6 +55,8 @@ class _Frame(Frame):
 class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
     """Choose a model, a device and a layout, and see the memory of each pipeline stage.
 
+    Without arguments, it shows GPT-3 on 1,024 devices. If any are given, degrees of parallelism that are not are 1.
+
     Args:
         choices: Initial values of `MemoryChoices` traits, for example ``model="llama-3-70b", tensor=8, zero=3``.
 
@@ -69,7 +71,8 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
         MemoryChoices.__init__(self)
         super().__init__()
         check_options("MemoryCalculator", choices, MemoryChoices.class_own_traits())
-        for name, value in choices.items():
+        alone = dict.fromkeys(("data", "tensor", "pipeline"), 1) if choices else {}
+        for name, value in (alone | choices).items():
             setattr(self, name, value)
         self._is_refitting = False
         self._model: Transformer = self.chosen_model()
@@ -122,10 +125,10 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
 
     def _compute(self) -> None:
         layout, device = self.chosen_layout(), Device.of(self.device)
-        self.term = memory_term(self._model, layout, framework=self.framework)
+        self.term = memory_term(self._model, layout, device, framework=self.framework)
         room = tensor_room(device, self.framework)
         self.info = memory_plan_info(self.term, capacity_bytes=room, device=device.name)
-        self.verdict = verdict(self._model, layout, self.info, framework=self.framework)
+        self.verdict = verdict(self._model, layout, self.info, device, framework=self.framework)
 
     def _say_problem(self, sentence: str) -> None:
         """Show `sentence` as the problem, and clear the results of the previous layout."""
@@ -153,7 +156,9 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
     def _host_text(self) -> str:
         if self.offload == "none":
             return ""
-        away = stage_memory(self._model, self.chosen_layout(), framework=self.framework).host.max()
+        away = stage_memory(
+            self._model, self.chosen_layout(), framework=self.framework, device=Device.of(self.device)
+        ).host.max()
         return f"The host holds {gib_text(float(away))} for each device."
 
 

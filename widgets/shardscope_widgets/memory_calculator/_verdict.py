@@ -9,6 +9,7 @@ import numpy as np
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import device_memory
 from shardscope.analytic.recomputation import layers_of_stage
+from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 from shardscope_widgets.figures._memory_plan import KIND_NAMES, MemoryPlanInfo, gib_text
@@ -40,7 +41,9 @@ class Verdict(NamedTuple):
     sentence: str
 
 
-def verdict(model: Transformer, layout: Layout, info: MemoryPlanInfo, *, framework: str) -> Verdict:
+def verdict(
+    model: Transformer, layout: Layout, info: MemoryPlanInfo, device: Device | None = None, *, framework: str
+) -> Verdict:
     """Return whether the stage that needs the most memory fits on the device and, if not, which change would help."""
     held = info.stages[info.fullest].num_bytes
     spare = info.capacity_bytes - held
@@ -51,10 +54,12 @@ def verdict(model: Transformer, layout: Layout, info: MemoryPlanInfo, *, framewo
     where = f" on {info.stages[info.fullest].name}" if info.stages[1:] else ""
     size = gib_text(largest.num_bytes)
     problem = f"Does not fit: {gib_text(-spare)} too much{where}; the largest block is {kind} ({size})."
-    return Verdict(False, f"{problem} {_way_out(model, layout, info.capacity_bytes, framework)}")
+    return Verdict(False, f"{problem} {_way_out(model, layout, info.capacity_bytes, framework, device)}")
 
 
-def _way_out(model: Transformer, layout: Layout, capacity: float, framework: str) -> str:
+def _way_out(
+    model: Transformer, layout: Layout, capacity: float, framework: str, device: Device | None
+) -> str:
     """Return advice: the cheapest single change that makes the layout fit, or the most effective if none does."""
     changes = [
         each
@@ -65,7 +70,7 @@ def _way_out(model: Transformer, layout: Layout, capacity: float, framework: str
     if not changes:
         return "Use more tensor or pipeline ranks, or a smaller micro-batch."
     table = Layouts.of([layout.replace(**change) for _, change in changes])
-    held = device_memory(model, table, framework=framework)
+    held = device_memory(model, table, framework=framework, device=device)
     totals = np.where(held.host <= HOST_BYTES, held.total, np.inf)
     for (name, _), total in zip(changes, totals, strict=True):
         if total <= capacity:

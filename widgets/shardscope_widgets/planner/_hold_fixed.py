@@ -9,16 +9,14 @@ import ipywidgets as widgets
 
 from shardscope.spec.layout import OFFLOAD_NAMES, RECOMPUTE_NAMES, searched_schedules
 from shardscope.spec.layout_compression import compression_names
-from shardscope.spec.software import software_of
 
 ANY = "any"
-# A tuple is one choice: any of its values. The first schedule option is the pair that Megatron-Core ships.
 FILTERS: dict[str, tuple[Any, ...]] = {
     "tensor": (1, 2, 4, 8, 16, 32),
     "pipeline": (1, 2, 4, 8, 16, 32, 64),
     "context": (1, 2, 4, 8, 16),
     "zero": (0, 1, 2, 3),
-    "schedule": (software_of("megatron-core").schedules, *searched_schedules()),
+    "schedule": searched_schedules(),
     "recompute": RECOMPUTE_NAMES,
     "offload": OFFLOAD_NAMES,
     "compression": compression_names()[1:],
@@ -89,14 +87,10 @@ def _options(axis: str) -> tuple[tuple[str, Any], ...]:
 
 
 def _choice(axis: str, value: Any) -> Any:
-    """Return the option of `FILTERS` that has the same values, in any order; otherwise the value itself."""
+    """Return the value, or several as a tuple; without compression, what the dropdown calls ``none``."""
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
     if axis == "compression" and values == ("none",):
         return ANY
-    for option in FILTERS[axis]:
-        known = option if isinstance(option, tuple) else (option,)
-        if len(known) == len(values) and all(each in values for each in known):
-            return option
     return values[0] if len(values) == 1 else values
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +16,7 @@ from shardscope.spec.cluster import Cluster, Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model, Transformer
 from shardscope.spec.numbers import LARGEST_COUNT
+from shardscope.spec.software import SOFTWARE, software_of
 from shardscope_widgets.figures import _plans
 from shardscope_widgets.kit.controls import controls_for
 from shardscope_widgets.kit.form import check_options, named, own_trait, trait_of
@@ -25,7 +27,7 @@ from shardscope_widgets.planner._measured import MeasuredStep, calibration_of_st
 from shardscope_widgets.planner._screen import PlannerScreen
 
 WEIGHTS = {"time": "Time", "headroom": "Memory left", "dollars": "Dollars"}
-ASKED = ("model", "device", "nodes", "seq", "global_batch", "precision")
+ASKED = ("model", "device", "nodes", "software", "seq", "global_batch", "precision")
 BUDGET = "tokens_billions"
 OPTIONS = (*ASKED, BUDGET, "fix", "weights", "chosen")
 
@@ -57,6 +59,12 @@ class Planner(widgets.VBox):  # type: ignore[misc]
     nodes = own_trait(
         128, "Nodes", "Number of nodes; the device determines their size and links.", least=1, reach=1 << 14
     )
+    software = own_trait(
+        "",
+        "Framework",
+        "Framework that trains the model: only what it ships is searched, except on axes held fixed.",
+        values=(("any", ""), *named(SOFTWARE)),
+    )
     seq = own_trait(2048, "Sequence, tokens", "Tokens per sequence.", least=1, most=LARGEST_COUNT)
     global_batch = trait_of(Layout, "global_batch", "Batch, sequences", default=2048)
     tokens_billions = own_trait(
@@ -74,6 +82,10 @@ class Planner(widgets.VBox):  # type: ignore[misc]
     chosen = t.Int(1, min=1, help="Position in the ranking, from 1, of the plan shown next to the best.")
     problem = t.Unicode("", help="The last error, as HTML; empty if there is none.")
     plans = t.Instance(Plans, allow_none=True, help="Result of the last search, ranked by `weights`.")
+
+    @t.validate("software")
+    def _known_software(self, proposal: Mapping[str, Any]) -> str:
+        return software_of(proposal["value"]).name if proposal["value"] else ""
 
     def __init__(
         self, model: str | Transformer | None = None, *, cluster: Cluster | None = None, **choices: Any
@@ -123,9 +135,11 @@ class Planner(widgets.VBox):  # type: ignore[misc]
 
     def _wire(self) -> None:
         callback = self._guard.callback
-        self.observe(callback(self._change_device), "device")
+        self.observe(callback(self._change_machine), ["device", "software"])
         self.observe(callback(self._change_model), "model")
-        self.observe(callback(self._change), [name for name in ASKED if name not in {"model", "device"}])
+        self.observe(
+            callback(self._change), [name for name in ASKED if name not in {"model", "device", "software"}]
+        )
         self.observe(callback(self._change_fix), "fix")
         self.observe(callback(self._rank), "weights")
         self.observe(callback(self._draw), "chosen")
@@ -180,7 +194,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         self._fixed.show(self.fix)
         self.search()
 
-    def _change_device(self) -> None:
+    def _change_machine(self) -> None:
         self.measured = []
         self.search()
 
@@ -190,7 +204,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
     def measure(self, step_time_s: float, *, rank: int | None = None) -> None:
         """Calibrate the cluster with a measured step of a plan, and predict and rank all plans again.
 
-        Further steps refine the calibration. Changing the device discards them.
+        Further steps refine the calibration. Changing the device or the framework discards them.
 
         Args:
             step_time_s: Measured time of one optimizer step, in seconds.
@@ -241,7 +255,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         model = self.transformer.replace(seq=self.seq)
         self.plans = plan(
             model, cluster, self.weights, global_batch=self.global_batch, fix=self.fix, precision=self.precision,
-            calibration=calibration_of_steps(self.measured, cluster),
+            calibration=calibration_of_steps(self.measured, cluster), software=self.software or None,
         )  # fmt: skip
         took = time.perf_counter() - start
         self.screen.draw_search(self.plans)

@@ -11,6 +11,7 @@ import ipywidgets as widgets
 import plotly.graph_objects as go
 import traitlets as t
 
+from shardscope.errors import SpecError
 from shardscope.prediction.planner import Explanation, Plans
 from shardscope.prediction.planner.table import KEY, table_rows
 from shardscope_widgets.figures import _plans
@@ -39,7 +40,7 @@ class PlannerScreen:
     """All widgets of a planner, arranged around its controls."""
 
     def __init__(self, controls: Mapping[str, Mapping[str, widgets.Widget]]) -> None:
-        self.status, self.problem, self.told, self.note = (widgets.HTML() for _ in range(4))
+        self.status, self.problem, self.told, self.note, self.config = (widgets.HTML() for _ in range(5))
         self._info, self._dots = _EMPTY, _plans.scatter(_EMPTY)
         empty = go.Figure()
         self.scatter, self.terms, self.rejected = ClickFigure(empty), LiveFigure(empty), LiveFigure(empty)
@@ -50,8 +51,11 @@ class PlannerScreen:
         scroll = classed(widgets.VBox([self.table]), "ss-plan-scroll")
         beside = heading("The chosen plan next to the best")
         key = widgets.HTML(note_html(f"{KEY}."))
+        config = heading("Run the chosen plan")
         asked = heading("A step that you measured", "of the chosen plan")
-        self.answer = widgets.VBox([scroll, key, beside, self.terms, self.told, asked, self.measured.box])
+        self.answer = widgets.VBox(
+            [scroll, key, beside, self.terms, self.told, config, self.config, asked, self.measured.box]
+        )
         self.left_out = widgets.VBox(
             [heading("Layouts that are not in the table", "by reason"), self.rejected]
         )
@@ -91,6 +95,7 @@ class PlannerScreen:
         """Draw the comparison of the chosen plan (`chosen` is its position in the ranking, from 1) with the best."""
         self.terms.figure = _plans.terms(_plans.terms_info(plans, (1, chosen)))
         self.told.value = _told(explanation)
+        self.config.value = _config_html(plans, chosen)
 
     def draw_nothing(self) -> None:
         """Hide all results except the numbers of rejected layouts, because no layout fits."""
@@ -111,6 +116,18 @@ def _told(explanation: Explanation | None) -> str:
         return words_html("Choose a row or a point to see why that plan is slower than the best.")
     head, *rest = map(safe, explanation.sentences)
     return f'<div class="ss-told"><b>{head}</b><ul>{"".join(f"<li>{line}</li>" for line in rest)}</ul></div>'
+
+
+def _config_html(plans: Plans, chosen: int) -> str:
+    """Return the settings of the chosen plan's framework, or why there are none."""
+    try:
+        config = plans.trainer_config(chosen)
+    except SpecError as error:
+        return words_html(f"No settings to paste: {error}.")
+    return (
+        f'<details class="ss-config"><summary>Settings for {safe(config.trainer)}</summary>'
+        f"<pre>{safe(config.text)}</pre></details>{note_html(' '.join(config.remarks))}"
+    )
 
 
 def _controls_box(controls: Mapping[str, Mapping[str, Any]]) -> widgets.VBox:

@@ -5,7 +5,6 @@ For a run that was started by that button, a verdict comes first: what became of
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import ipywidgets as widgets
 
 from shardscope.errors import ShardscopeError
+from shardscope_widgets.kit.background import Background
 from shardscope_widgets.kit.markup import classed
 from shardscope_widgets.kit.swatch import swatch
 from shardscope_widgets.training_lab._words import LEAST_STEPS
@@ -67,7 +67,7 @@ class _Told(NamedTuple):
     so_far: bool
 
 
-class AdvicePanel:
+class AdvicePanel(Background):
     """Sentences on the run in focus, and a button to run the change that they suggest.
 
     Explanations are computed in a separate thread, and not before `begin` is called, because the lab is not displayed
@@ -89,7 +89,6 @@ class AdvicePanel:
         self._known = (0, False)
         self._due_at = 0.0
         self._begun = False
-        self._thread: threading.Thread | None = None
         self._tail: Any = None
         self._tail_of: Run | None = None
         self._events: list[Event] = []
@@ -114,19 +113,10 @@ class AdvicePanel:
         if subject is None or not self._begun or self._is_fixed() or subject.num_steps < LEAST_STEPS:
             return
         now = (subject.num_steps, subject.is_alive)
-        is_busy = self._thread is not None and self._thread.is_alive()
         is_new = self._known != now and (time.monotonic() >= self._due_at or not subject.is_alive)
-        if is_new and not is_busy:
+        if is_new and not self._is_busy:
             self._known = now
-            self._thread = threading.Thread(
-                target=self._work, args=(subject,), name="shardscope-advice", daemon=True
-            )
-            self._thread.start()
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait up to `timeout` seconds for the explanation that is being computed; None waits without limit."""
-        if self._thread is not None:
-            self._thread.join(timeout)
+            self._start(self._work, subject, name="advice")
 
     def try_it(self) -> None:
         """Pass on the suggested change, as the button does."""

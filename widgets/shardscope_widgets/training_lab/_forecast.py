@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import ipywidgets as widgets
 
+from shardscope_widgets.kit.background import Background
 from shardscope_widgets.kit.markup import classed
 from shardscope_widgets.training_lab._forecast_words import forecast_text
 from shardscope_widgets.words import safe
@@ -27,25 +28,37 @@ class Asked(NamedTuple):
     cluster: EmulatedCluster | None
 
 
-class Forecast:
+class Forecast(Background):
     """“What will happen”: the prediction for the newest job in two sentences, which expands to show all terms.
 
-    If the job is predicted not to fit in memory, a checkbox allows the user to start it anyway. Nothing is predicted
-    before `begin` is called, because the lab is not displayed before that.
+    If the job is predicted not to fit in memory, a checkbox allows the user to start it anyway. The user's functions
+    are called only after a button allows it. Nothing is predicted before `begin` is called, because the lab is not
+    displayed before that.
     """
 
     def __init__(self) -> None:
         self.line = widgets.HTML()
         self.anyway = widgets.Checkbox(description="Start it anyway", indent=False)
         self.anyway.layout.display = "none"
-        self.box = classed(widgets.VBox([self.line, self.anyway]), "ss-forecast")
+        self.call = widgets.Button(description="Predict it", icon="calculator")
+        self.call.tooltip = "Call the functions of this job in this kernel, and trace one step on shapes"
+        self.call.layout.display = "none"
+        self.call.on_click(self._allow)
+        self.box = classed(widgets.VBox([self.line, self.call, self.anyway]), "ss-forecast")
         self.found: Preflight | None = None
         self._asked: Asked | None = None
-        self._begun = False
+        self._begun = self._calls_functions = False
         self._changed = threading.Event()
         self._lock = threading.Lock()
         self._is_working = False
-        self._thread: threading.Thread | None = None
+
+    def _allow(self, _button: object) -> None:
+        self._calls_functions = True
+        self.call.layout.display = "none"
+        self.line.value = _said("Tracing one step of your model …")
+        with self._lock:
+            asked, self._asked = self._asked, None
+        self.want(*(asked or ()))
 
     def begin(self) -> None:
         """Start predicting; call this when the lab is displayed."""
@@ -66,22 +79,17 @@ class Forecast:
             self._asked, self.found = asked, None
             self._changed.set()
             if self._begun and asked is not None:
-                self._start()
+                self._predict()
         self.anyway.value = False
         if asked is None:
-            self.line.value, self.anyway.layout.display = "", "none"
+            self.line.value = ""
+            self.anyway.layout.display = self.call.layout.display = "none"
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait up to `timeout` seconds for the prediction of the newest job; None waits without limit."""
-        if self._thread is not None:
-            self._thread.join(timeout)
-
-    def _start(self) -> None:
+    def _predict(self) -> None:
         """Start the thread, unless it is working: one that is about to end would not see the newest job."""
-        if not (self._is_working and self._thread is not None and self._thread.is_alive()):
+        if not (self._is_working and self._is_busy):
             self._is_working = True
-            self._thread = threading.Thread(target=self._work, name="shardscope-forecast", daemon=True)
-            self._thread.start()
+            self._start(self._work, name="forecast")
 
     def _work(self) -> None:
         from shardscope.runtime.preflight import preflight
@@ -90,10 +98,10 @@ class Forecast:
             self._changed.clear()
             if asked is not self._asked or self._changed.wait(PAUSE_S):
                 continue
-            found = preflight(*asked)
+            found = preflight(*asked, calls_functions=self._calls_functions)
             with self._lock:
                 if asked is self._asked:
-                    self._show(found)
+                    self._show(found, asked.job)
 
     def _next(self) -> Asked | None:
         """Return what to predict; None if the thread is to end, after which `want` starts another one."""
@@ -102,14 +110,21 @@ class Forecast:
             self._is_working = asked is not None
             return asked
 
-    def _show(self, found: Preflight) -> None:
+    def _show(self, found: Preflight, job: Job) -> None:
         self.found = found
+        needs_leave = bool(job.user_functions) and not self._calls_functions
+        self.call.layout.display = None if needs_leave else "none"
         refused = found.refusal is not None
         text = f"It does not fit: {found.refusal}" if refused else forecast_text(found)
         inside = "" if found.prediction is None else found.prediction._repr_html_()
         all_terms = (
             f"<details><summary>All terms of the prediction</summary>{inside}</details>" if inside else ""
         )
-        said = f'<b>What will happen</b> <span role="status">{safe(text)}</span>{all_terms}'
-        self.line.value = f'<div class="ss-what{" bad" if refused else ""}">{said}</div>'
+        self.line.value = _said(text, all_terms, is_bad=refused)
         self.anyway.layout.display = None if refused else "none"
+
+
+def _said(text: str, more: str = "", *, is_bad: bool = False) -> str:
+    """Return the line as HTML; `more` must already be safe."""
+    said = f'<b>What will happen</b> <span role="status">{safe(text)}</span>{more}'
+    return f'<div class="ss-what{" bad" if is_bad else ""}">{said}</div>'

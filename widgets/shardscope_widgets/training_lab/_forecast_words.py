@@ -37,7 +37,11 @@ def forecast_text(found: Preflight) -> str:
     """
     prediction = found.prediction
     if prediction is None:
-        return "This job cannot be predicted before it runs, for example because its model or loss is your own code."
+        return (
+            f"This job cannot be predicted: {found.problem}"
+            if found.problem
+            else "This job has functions of your own, and a prediction calls them once in this kernel."
+        )
     sentences = (_time(found, prediction), _bytes(prediction), _memory(found), dominant_text(prediction.time))
     return " ".join(filter(None, sentences))
 

@@ -10,6 +10,7 @@ import ipywidgets as widgets
 from shardscope.measure.compare.of_run import comparison_or_reason
 from shardscope_widgets import figures
 from shardscope_widgets.figures import theme
+from shardscope_widgets.kit.background import Background
 from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.kit.markup import classed
 from shardscope_widgets.words import safe
@@ -23,7 +24,7 @@ _WORKING = "The run is being compared with its prediction."
 _FAILED = "The run cannot be compared with its prediction"
 
 
-class OutcomePanel:
+class OutcomePanel(Background):
     """A table and a figure that compare a run with its prediction, or a sentence while there is no comparison.
 
     Nothing is compared before `begin` is called, because the lab is not displayed before that.
@@ -37,7 +38,6 @@ class OutcomePanel:
         self._asked: Run | None = None
         self._begun = False
         self._working = threading.Lock()
-        self._thread: threading.Thread | None = None
         self._say(_LATER)
 
     def begin(self) -> None:
@@ -52,15 +52,7 @@ class OutcomePanel:
         self._asked, self.found = run, None
         self._say(_LATER if run is None else _WORKING)
         if run is not None and self._begun:
-            self._thread = threading.Thread(
-                target=self._work, args=(run,), name="shardscope-outcome", daemon=True
-            )
-            self._thread.start()
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait up to `timeout` seconds for the newest comparison; None waits without limit."""
-        if self._thread is not None:
-            self._thread.join(timeout)
+            self._start(self._work, run, name="outcome")
 
     def _work(self, run: Run) -> None:
         with self._working:  # one at a time; a run that is no longer in focus by then is skipped

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import traitlets as t
 
 from shardscope_widgets.job_form.choices import JobChoices
 from shardscope_widgets.job_form.place import HERE, PlaceChoices, check_on
+from shardscope_widgets.kit.background import Background
 from shardscope_widgets.kit.controls import controls_for, field
 from shardscope_widgets.kit.form import setting_in
 from shardscope_widgets.kit.markup import classed, note_html
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TITLE = "Where it runs"
 
 
-class Place:
+class Place(Background):
     """Controls for `choices`, in a box whose title names the cluster.
 
     The number of ranks of the job and the nodes follow each other. Whether this machine can emulate clusters is looked
@@ -40,7 +40,6 @@ class Place:
         self._fields = {name: field(control) for name, control in self.controls.items()}
         self.box = classed(widgets.VBox(list(self._fields.values())), "ss-controls")
         self._job_choices, self._on_change = job_choices, on_change
-        self._thread: threading.Thread | None = None
         self.choices.observe(self._changed)
         job_choices.observe(lambda change: self.choices.fit(change["new"]), "world_size")
         self._show()
@@ -69,13 +68,7 @@ class Place:
     def begin(self) -> None:
         """Find out in a thread whether this machine can emulate clusters; call this when the lab is displayed."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._find_out, name="shardscope-place", daemon=True)
-            self._thread.start()
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait up to `timeout` seconds until that is known; None waits without limit."""
-        if self._thread is not None:
-            self._thread.join(timeout)
+            self._start(self._find_out, name="place")
 
     def _find_out(self) -> None:
         from shardscope.runtime.emulated import why_not_emulated

@@ -29,11 +29,13 @@ class Engine:
     Attributes:
         session: Session that is running or ran last; None before the first.
         error: Exception that ended the thread; None if it ended normally.
+        before: What the thread does before the first trial, as a sentence; empty for nothing in particular.
     """
 
     def __init__(self) -> None:
         self.session: StudySession | None = None
         self.error: Exception | None = None
+        self.before = ""
         self._stopping = threading.Event()
         self._asked: SimpleQueue[Callable[[StudySession], None]] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -67,7 +69,7 @@ class Engine:
         if self.is_running:
             return
         self._stopping.clear()
-        self.error = None
+        self.error, self.before = None, ""
         self._asked = SimpleQueue()
         self._thread = threading.Thread(
             target=self._work, args=(opened,), name="shardscope-tune", daemon=True

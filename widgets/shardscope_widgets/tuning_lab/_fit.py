@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Mapping, Sequence
 
@@ -12,15 +11,15 @@ from shardscope.tuning.records import from_study
 from shardscope.tuning.session import StudySession
 from shardscope_widgets.figures._importances import FEWEST, ImportancesInfo, importances_info
 from shardscope_widgets.figures._trials import TrialInfo
+from shardscope_widgets.kit.background import Background
 
 
-class Fit:
+class Fit(Background):
     """The newest fit of the importances (`info`); `want` starts another fit if its inputs have changed."""
 
     def __init__(self) -> None:
         self.info: ImportancesInfo | None = None
         self._asked: tuple[str, int] | None = None
-        self._thread: threading.Thread | None = None
 
     def want(self, session: StudySession, trials: Sequence[TrialInfo], objective: str) -> None:
         """Request importances for an objective from the complete trials; return at once."""
@@ -28,19 +27,13 @@ class Fit:
             t.number: t.values[objective] for t in trials if t.state == "complete" and objective in t.values
         }
         asked = (objective, len(values))
-        if asked == self._asked or (self._thread is not None and self._thread.is_alive()):
+        if asked == self._asked or self._is_busy:
             return
         self._asked = asked
         if len(values) < FEWEST:
             self.info = importances_info({}, objective=objective, trials=len(values))
             return
-        self._thread = threading.Thread(target=self._work, args=(session, values, objective), daemon=True)
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Wait for the running fit to end."""
-        if self._thread is not None:
-            self._thread.join()
+        self._start(self._work, session, values, objective, name="fit")
 
     def _work(self, session: StudySession, values: Mapping[int, float], objective: str) -> None:
         self.info = importances_info(fitted(session, values), objective=objective, trials=len(values))

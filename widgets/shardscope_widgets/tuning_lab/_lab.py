@@ -18,6 +18,7 @@ from shardscope.spec.space import Space
 from shardscope.tuning.definition import Definition
 from shardscope.tuning.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
 from shardscope.tuning.priors import default_space, with_baselines
+from shardscope.tuning.progress import measuring_text
 from shardscope.tuning.records import NOT_BEGUN
 from shardscope.tuning.samplers import sampler_of
 from shardscope.tuning.session import StudySession
@@ -284,6 +285,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
             "trials": self.trials, "parallel": self.parallel, "sampler": self.sampler, "name": self.name,
             "objectives": functions, "storage": self._storage, "root": self._root,
             **self._options, "baselines": definition.baselines,
+            "on_probe": lambda probe: setattr(self._engine, "before", measuring_text(probe)),
         }  # fmt: skip
         self._engine.start(lambda stopping: StudySession.open(*about, stopping=stopping, **asked))
         self._say_state()
@@ -438,7 +440,9 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
             self.screen.say_plan(f"{text} {why}" if why else text, is_possible=True)
         running = self.is_running
         doing = "stopping" if self._engine.is_stopping else "running" if running else "idle"
-        self.status = _words.status_text(self.name, self._trials, self.trials, doing)
+        self.status = _words.status_text(
+            self.name, self._trials, self.trials, doing, before=self._engine.before
+        )
         finished = "has finished" in self.status
         state = "running" if running else "completed" if finished else "stopped" if self._trials else "idle"
         self.screen.say_status(self.status, state)

@@ -91,7 +91,7 @@ def _row(trial: TrialInfo, objectives: Sequence[str], names: Sequence[str]) -> s
     told = [objective_text(name, trial.values[name]) for name in objectives]
     settings = settings_of(trial)
     cells = [
-        f"trial {trial.number}{' ★' * trial.is_pinned}",
+        f"trial\u00a0{trial.number}{' ★' * trial.is_pinned}",
         *told,
         *(settings.get(name, "") for name in names),
     ]

@@ -27,7 +27,9 @@ def plan_text(definition: Definition, trials: int, known: int, *, is_running: bo
     """
     job = definition.job
     what = f"{plural(len(definition.space.parameters), 'setting')} of {label_of(job.model)} on {label_of(job.data)}"
-    each = f"Each is a real run: {plural(job.steps, 'step')} on {plural(job.world_size, 'rank')} with the current job."
+    length = f"{plural(job.steps, 'step')} on {plural(job.world_size, 'rank')} with the current job"
+    same = ", or as many samples with another batch" if _scales_steps(definition) else ""
+    each = f"Each is a real run: {length}{same}."
     if is_running:
         return f"Searches {what}. {each}"
     if known >= trials:
@@ -40,6 +42,11 @@ def plan_text(definition: Definition, trials: int, known: int, *, is_running: bo
     return f"Searches {what}. {goes}. {each}"
 
 
+def _scales_steps(definition: Definition) -> bool:
+    """Return whether trials differ in batch size, and so take different numbers of steps for the same samples."""
+    return definition.equal == "samples" and "batch" in definition.space.parameters
+
+
 def counts(trials: Sequence[TrialInfo]) -> dict[str, int]:
     """Return the number of trials in each state; trials that do not count are omitted unless they are impossible."""
     found: dict[str, int] = {}
@@ -49,7 +56,7 @@ def counts(trials: Sequence[TrialInfo]) -> dict[str, int]:
     return found
 
 
-def status_text(name: str, trials: Sequence[TrialInfo], wanted: int, doing: str) -> str:
+def status_text(name: str, trials: Sequence[TrialInfo], wanted: int, doing: str, *, before: str = "") -> str:
     """Return the status line.
 
     Args:
@@ -57,13 +64,14 @@ def status_text(name: str, trials: Sequence[TrialInfo], wanted: int, doing: str)
         trials: Trials of the study.
         wanted: Total number of trials requested.
         doing: ``running``, ``stopping`` or ``idle``.
+        before: What is done before the first trial, as a sentence.
     """
     found = counts(trials)
     done = sum(found.get(state, 0) for state in ("complete", "pruned", "failed"))
     wanted = max(wanted, done)  # another driver may have requested more
     if not trials:
         return (
-            f"Study {name}: starting."
+            before or f"Study {name}: starting."
             if doing == "running"
             else "Ready. Choose what to search and press Start."
         )

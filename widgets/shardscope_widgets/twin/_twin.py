@@ -13,6 +13,8 @@ from shardscope.measure.compare.comparison import Comparison
 from shardscope.measure.compare.residual import Expected
 from shardscope.runtime import Run
 from shardscope_widgets.figures._twin import twin_info
+from shardscope_widgets.kit.background import Background
+from shardscope_widgets.kit.form import check_options
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.markup import classed
 from shardscope_widgets.kit.run_chooser import RunChooser
@@ -20,7 +22,7 @@ from shardscope_widgets.twin._findings import AS_RUN, HERE, Findings
 from shardscope_widgets.twin._screen import Screen
 
 
-class Twin(widgets.VBox):  # type: ignore[misc]
+class Twin(widgets.VBox, Background):  # type: ignore[misc]
     """A run beside its prediction and its simulation: term by term, what explains the difference, and one step.
 
     The comparison is computed in a thread of its own, so that the cell returns at once.
@@ -48,11 +50,11 @@ class Twin(widgets.VBox):  # type: ignore[misc]
     def __init__(
         self, run: Run | str | Path | None = None, *, root: str | Path | None = None, **choices: Any
     ) -> None:
+        check_options("Twin", choices, self.class_own_traits())
         super().__init__()
         self.findings: Findings | None = None
         self._chooser = RunChooser(run, root)
         self._working = threading.Lock()
-        self._thread: threading.Thread | None = None
         self._guard = Guard(lambda problem: setattr(self, "problem", problem))
         self.screen = Screen(self._chooser)
         self._problem = widgets.HTML()
@@ -61,15 +63,9 @@ class Twin(widgets.VBox):  # type: ignore[misc]
         self._chooser.offer("")
         self.run_id = self._chooser.first
         for name, value in choices.items():
-            self._require_trait(name)
             setattr(self, name, value)
         self._wire()
         self._begin()
-
-    def _require_trait(self, name: str) -> None:
-        known = self.class_own_traits()
-        if name not in known:
-            raise TypeError(f"Twin has no option {name!r}; use one of {', '.join(sorted(known))}")
 
     @property
     def run(self) -> Run | None:
@@ -81,11 +77,6 @@ class Twin(widgets.VBox):  # type: ignore[misc]
         """The comparison that is shown; None while it is computed, and if there is none."""
         found = None if self.findings is None else self.findings.comparison
         return found if isinstance(found, Comparison) else None
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait up to `timeout` seconds for the comparison that is being computed; None waits without limit."""
-        if self._thread is not None:
-            self._thread.join(timeout)
 
     def refresh(self) -> None:
         """Look for new runs, and read the chosen one up to its newest step."""
@@ -117,10 +108,7 @@ class Twin(widgets.VBox):  # type: ignore[misc]
         self._chooser.mark(run.id)
         self._offer_places(run)
         self.screen.say(f"{run.name} is being predicted, simulated and compared.", "running")
-        self._thread = threading.Thread(
-            target=self._work, args=(run, self.where), name="shardscope-twin", daemon=True
-        )
-        self._thread.start()
+        self._start(self._work, run, self.where, name="twin")
 
     def _offer_places(self, run: Run) -> None:
         """Offer the run's own emulated cluster, if it had one, and this machine."""

@@ -7,13 +7,14 @@ can take.
 """
 
 from shardscope.analytic.memory.activations import activation_bytes_per_layer
+from shardscope.analytic.memory.architecture import is_cpu, torch_workspace_bytes
 from shardscope.analytic.memory.device import MemoryParts, device_memory, stage_memory
 from shardscope.analytic.memory.explain import KINDS, SYMBOLS, memory_term
 from shardscope.analytic.memory.frameworks import FRAMEWORKS, Framework
 from shardscope.analytic.memory.held import RankStates, placed_states, spread_states
 from shardscope.analytic.memory.module import ModuleMemory, module_memory
 from shardscope.analytic.memory.offload import HostTraffic, offload_traffic
-from shardscope.analytic.memory.room import is_cpu, process_bytes, tensor_room, torch_workspace_bytes
+from shardscope.analytic.memory.room import process_bytes, tensor_room
 from shardscope.analytic.memory.states import (
     RECIPES,
     ElementBytes,

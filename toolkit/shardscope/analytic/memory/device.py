@@ -9,19 +9,24 @@ import numpy as np
 
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory.frameworks import Framework
+from shardscope.analytic.memory.moments import Peak, gradients_of, peak_of
 from shardscope.analytic.memory.offload import (
     OFFLOADS_ACTIVATIONS,
     OFFLOADS_OPTIMIZER,
     OFFLOADS_STATES,
     tiers,
 )
-from shardscope.analytic.memory.rows import Floats, LayoutRows, rows_of
+from shardscope.analytic.memory.rows import Floats, LayoutRows, first_with_gradients, rows_of
 from shardscope.analytic.memory.stage import NONE, Blocks, blocks_of
+from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 
 ROWS_AT_ONCE = 16384
 """Number of layouts whose arrays together fit in a core's cache."""
+
+
+HERE = np.ones(1, bool)
 
 
 class MemoryParts(NamedTuple):
@@ -51,6 +56,7 @@ def device_memory(
     layouts: Layouts,
     *,
     framework: str | Framework = "megatron-core",
+    device: Device | None = None,
     host_capacity: float = np.inf,
 ) -> MemoryParts:
     """Return the memory of the device that needs the most, for each layout.
@@ -59,6 +65,7 @@ def device_memory(
         model: The model.
         layouts: Table of layouts.
         framework: A key of `FRAMEWORKS`, or your own `Framework`.
+        device: Device that the layouts run on; None for a GPU of unknown architecture, which counts as a Hopper GPU.
         host_capacity: Bytes of host memory per device; offloaded bytes that exceed it count as `nvme`.
 
     Returns:
@@ -72,7 +79,8 @@ def device_memory(
         True
     """
     found = [
-        _of_length(len(rows), _fullest(model, rows, framework, host_capacity)) for rows in _in_cache(layouts)
+        _of_length(len(rows), _fullest(rows_of(model, rows, framework, device), host_capacity))
+        for rows in _in_cache(layouts)
     ]
     columns = zip(*found, strict=True)
     return MemoryParts(*(np.concatenate(column) for column in columns))
@@ -94,17 +102,16 @@ def _in_cache(layouts: Layouts) -> Iterator[Layouts]:
         yield Layouts(**columns)
 
 
-def _fullest(
-    model: Transformer, layouts: Layouts, framework: str | Framework, host_capacity: float
-) -> MemoryParts:
+def _fullest(rows: LayoutRows, host_capacity: float) -> MemoryParts:
     """Return the memory of the pipeline rank that needs the most.
 
     Only these candidates are compared: the first rank, the last, and the first rank whose layers all have experts. In a
     V-shaped schedule with few micro-batches, later ranks hold more micro-batches, so the last rank with one layer more
-    than others is a candidate too, as is the second rank if the first has one layer less. Offloaded bytes are the
-    maximum over all candidates, possibly from another rank.
+    than others is a candidate too, as is the second rank if the first has one layer or micro-batch less. With few
+    micro-batches, the first ranks have no gradients yet as they keep the most activations, so the one next to them is a
+    candidate too. Offloaded bytes are the maximum over all candidates, possibly from another rank.
     """
-    rows = rows_of(model, layouts, framework)
+    model = rows.model
     last = rows.pipeline.ranks - 1
     places = [np.zeros_like(last), last]
     if model.mixture and model.mixture.dense_layers:
@@ -112,8 +119,10 @@ def _fullest(
         places.append(np.minimum(last, np.ceil(model.mixture.dense_layers / per_rank)))
     if (rows.pipeline.rounded & (rows.pipeline.rest > 0)).any():
         places.append(np.maximum(rows.pipeline.rest - 1, 0))
-    if rows.pipeline.ends.any():
+    if (rows.pipeline.ends | rows.pipeline.in_thirds).any():
         places.append(np.minimum(last, 1.0))
+    if rows.framework.keeps_gradients_from:
+        places.append(first_with_gradients(rows.pipeline))
     most, *others = (parts_of(blocks_of(rows, place), rows, host_capacity) for place in places)
     for other in others:
         is_more = other.total > most.total
@@ -127,37 +136,38 @@ def _fullest(
 def parts_of(blocks: Blocks, rows: LayoutRows, host_capacity: float = np.inf) -> MemoryParts:
     """Return the bytes by type of memory, with offloaded blocks counted on the host instead of the device."""
     parameters = blocks.dense.parameters + blocks.experts.parameters
-    gradients = blocks.dense.gradients + blocks.experts.gradients
     optimizer = blocks.dense.optimizer + blocks.experts.optimizer
-    activations = blocks.saved + blocks.embedding_mask
-    buffers = np.maximum(blocks.at_loss, blocks.in_layer) + blocks.gathered + blocks.bucket
-    buffers += blocks.placeholders + blocks.workspace
-    offload = rows.layouts.offload
+    peak, offload = peak_at(blocks, rows), rows.layouts.offload
+    buffers = peak.buffers + blocks.placeholders + blocks.workspace
     if not offload.any():
         return MemoryParts(
-            parameters + blocks.copies, gradients, optimizer, activations,
-            _peak(buffers, blocks.update, activations), NONE, NONE,
-        )  # fmt: skip
+            parameters + peak.copies, peak.gradients, optimizer, peak.activations, buffers, NONE, NONE
+        )
     no_optimizer, no_states = OFFLOADS_OPTIMIZER[offload], OFFLOADS_STATES[offload]
-    saved_away = (blocks.saved - blocks.kept) * OFFLOADS_ACTIVATIONS[offload]
-    host, nvme = tiers(
-        optimizer * no_optimizer + (parameters + gradients) * no_states + saved_away, host_capacity
-    )
-    here = ~no_states
+    states = optimizer * no_optimizer + (parameters + gradients_of(blocks)) * no_states
+    host, nvme = tiers(states + _saved_away(blocks, rows), host_capacity)
     return MemoryParts(
-        parameters=(parameters + blocks.copies) * here,
-        gradients=gradients * here,
+        parameters=parameters * ~no_states + peak.copies,
+        gradients=peak.gradients,
         optimizer=optimizer * ~no_optimizer,
-        activations=activations - saved_away,
-        buffers=_peak(buffers, blocks.update, activations - saved_away),
+        activations=peak.activations,
+        buffers=buffers,
         host=host,
         nvme=nvme,
     )
 
 
-def _peak(buffers: Floats, update: Floats, activations: Floats) -> Floats:
-    """Return the buffers at the peak of a step, or those of the update as far as they exceed saved activations."""
-    return np.maximum(buffers, update - activations) if update.any() else buffers
+def peak_at(blocks: Blocks, rows: LayoutRows) -> Peak:
+    """Return the peak of a rank, without what it offloads."""
+    offload = rows.layouts.offload
+    if not offload.any():
+        return peak_of(blocks, gradients_of(blocks), NONE, HERE)
+    here = ~OFFLOADS_STATES[offload]
+    return peak_of(blocks, gradients_of(blocks) * here, _saved_away(blocks, rows), here)
+
+
+def _saved_away(blocks: Blocks, rows: LayoutRows) -> Floats:
+    return np.asarray((blocks.saved - blocks.kept) * OFFLOADS_ACTIVATIONS[rows.layouts.offload])
 
 
 def stage_memory(
@@ -165,6 +175,7 @@ def stage_memory(
     layout: Layout,
     *,
     framework: str | Framework = "megatron-core",
+    device: Device | None = None,
     host_capacity: float = np.inf,
 ) -> MemoryParts:
     """Return the memory of one device in each of a layout's pipeline stages, as arrays by stage, in bytes.
@@ -177,6 +188,6 @@ def stage_memory(
         >>> stage_memory(model, Layout(pipeline=4, global_batch=8)).activations.argmax()
         np.int64(0)
     """
-    rows = rows_of(model, Layouts.of([layout] * layout.pipeline), framework)
+    rows = rows_of(model, Layouts.of([layout] * layout.pipeline), framework, device)
     parts = parts_of(blocks_of(rows, np.arange(float(layout.pipeline))), rows, host_capacity)
     return MemoryParts(*(np.broadcast_to(part, layout.pipeline) for part in parts))

@@ -8,14 +8,32 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.memory.device import peak_at
 from shardscope.analytic.memory.frameworks import Framework
+from shardscope.analytic.memory.moments import (
+    AT_LOSS,
+    BEGINS,
+    ENDS,
+    LOSS,
+    MOMENTS,
+    UPDATE,
+    Peak,
+    gradients_of,
+)
 from shardscope.analytic.memory.offload import OFFLOADS_ACTIVATIONS, OFFLOADS_OPTIMIZER, OFFLOADS_STATES
 from shardscope.analytic.memory.room import tensor_room
 from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows, held_by, rows_of
-from shardscope.analytic.memory.stage import Blocks, Elements, blocks_of, elements_of, gradient_bytes
+from shardscope.analytic.memory.stage import (
+    Blocks,
+    Elements,
+    blocks_of,
+    bucket_bytes,
+    elements_of,
+    gradient_bytes,
+)
 from shardscope.analytic.recomputation import recomputed_layers
 from shardscope.analytic.terms import Term
-from shardscope.spec.cluster import Cluster
+from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 
@@ -59,12 +77,13 @@ class _Stages(NamedTuple):
     held: Holding
     own: Elements
     blocks: Blocks
+    peak: Peak
 
 
 def memory_term(
     model: Transformer,
     layout: Layout,
-    cluster: Cluster | None = None,
+    device: Device | None = None,
     *,
     framework: str | Framework = "megatron-core",
 ) -> Term:
@@ -75,7 +94,8 @@ def memory_term(
     Args:
         model: The model.
         layout: The layout.
-        cluster: If given, the device's room for tensors is added to the inputs of the root.
+        device: Device that the layout runs on; its room for tensors is added to the inputs of the root. None for a GPU
+            of unknown architecture, which counts as a Hopper GPU.
         framework: A key of `FRAMEWORKS`, or your own `Framework`.
 
     Example:
@@ -84,20 +104,23 @@ def memory_term(
         >>> memory_term(model, Layout(pipeline=2, global_batch=8))["stage 1"]["logits"].value > 0
         True
     """
-    stages = _stages_of(model, layout, framework)
+    stages = _stages_of(model, layout, framework, device)
     parts = tuple(_stage(stages, place) for place in range(layout.pipeline))
     largest = max(part.value for part in parts)
     known = stages.rows.framework
-    capacity = {"capacity": tensor_room(cluster.device, known)} if cluster else {}
+    capacity = {"capacity": tensor_room(device, known)} if device else {}
     source = known.name
     return Term("memory", largest, "bytes", inputs=capacity, source=source, parts=parts, how="max")
 
 
-def _stages_of(model: Transformer, layout: Layout, framework: str | Framework) -> _Stages:
-    rows = rows_of(model, Layouts.of([layout] * layout.pipeline), framework)
+def _stages_of(
+    model: Transformer, layout: Layout, framework: str | Framework, device: Device | None
+) -> _Stages:
+    rows = rows_of(model, Layouts.of([layout] * layout.pipeline), framework, device)
     places = np.arange(float(layout.pipeline))
     held = held_by(places, rows.pipeline, dense=model.mixture.dense_layers if model.mixture else None)
-    return _Stages(rows, layout, held, elements_of(rows, held), blocks_of(rows, places))
+    blocks = blocks_of(rows, places)
+    return _Stages(rows, layout, held, elements_of(rows, held), blocks, peak_at(blocks, rows))
 
 
 def _stage(stages: _Stages, place: int) -> Term:
@@ -107,9 +130,13 @@ def _stage(stages: _Stages, place: int) -> Term:
         array = np.asarray(values)
         return float(array.item(place if array.size > 1 else 0))
 
-    activations = _activations(stages, at)
-    kinds = (*_states(stages, at), activations, _buffers(stages, at, activations.value))
+    kinds = (*_states(stages, at), _activations(stages, at), _buffers(stages, at))
     return Term.total(f"stage {place}", kinds)
+
+
+def _moment(stages: _Stages, at: At) -> str:
+    """Return the name of the moment at which a stage needs the most."""
+    return MOMENTS[int(at(stages.peak.moment))]
 
 
 At = Callable[[Any], float]
@@ -126,7 +153,10 @@ def _states(stages: _Stages, at: At) -> tuple[Term, ...]:
     }
     stage = stages.layout.zero
     sharded = {"parameters": stage >= 3, "gradients": rows.shards_gradients[0], "optimizer": stage >= 1}
+    narrowed = {"parameters": recipe.narrowed}
     terms = []
+    exist = at(gradients_of(blocks))
+    existing = {"gradients": at(stages.peak.gradients) / exist if exist else 1.0}
     for number, (kind, width) in enumerate(widths.items()):
         groups: list[tuple[str, Floats, Floats, Floats]] = [
             (_NAMES[kind], blocks.dense[number], own.dense, rows.zero_ranks)
@@ -137,42 +167,75 @@ def _states(stages: _Stages, at: At) -> tuple[Term, ...]:
             )
         is_sharded = bool(sharded[kind])
         parts = [
-            _state(stages.layout, name, at(value), width, at(count), at(ranks), is_sharded=is_sharded)
+            _state(
+                stages.layout,
+                name,
+                at(value),
+                width,
+                at(count),
+                at(ranks),
+                is_sharded=is_sharded,
+                narrowed=narrowed.get(kind, 0),
+            )
             for name, value, count, ranks in groups
         ]
-        if kind == "parameters" and recipe.copies:
-            parts.append(_copies(rows, at(blocks.copies)))
+        if kind == "parameters" and at(stages.peak.copies):
+            parts.append(_copies(stages, at))
         away = (OFFLOADS_OPTIMIZER if kind == "optimizer" else OFFLOADS_STATES)[rows.layouts.offload][0]
-        terms.append(
-            Term.total(kind, tuple(_offloaded(part, stages.layout) if away else part for part in parts))
-        )
+        if away:
+            parts = [_offloaded(part, stages.layout) for part in parts]
+        elif existing.get(kind, 1.0) < 1:
+            parts = [_existing(part, existing[kind], _moment(stages, at)) for part in parts]
+        terms.append(Term.total(kind, tuple(parts)))
     return tuple(terms)
+
+
+def _existing(term: Term, share: float, moment: str) -> Term:
+    """Return the term of gradients of which only a part exists at the peak."""
+    formula = f"{term.formula} × those that exist {moment}"
+    inputs = {**term.inputs, "those that exist": share}
+    return Term(term.name, share * term.value, "bytes", formula, inputs, term.source)
 
 
 _NAMES = {"parameters": "weights", "gradients": "gradients of weights", "optimizer": "optimizer state"}
 
 
 def _state(  # noqa: PLR0917
-    layout: Layout, name: str, value: float, width: float, count: float, ranks: float, *, is_sharded: bool
+    layout: Layout,
+    name: str,
+    value: float,
+    width: float,
+    count: float,
+    ranks: float,
+    *,
+    is_sharded: bool,
+    narrowed: int,
 ) -> Term:
     """Return the term of one type of model states, for experts or for other weights.
 
-    `width` is in bytes per parameter; `count` parameters are on this rank, or sharded over `ranks` ranks.
+    `width` is in bytes per parameter, of which elements of layers' matrices lack `narrowed`; `count` parameters are on
+    this rank, or sharded over `ranks` ranks.
     """
     inputs: Inputs = {"Ψ on this rank": count}
     formula = f"{width:.4g}Ψ"
+    if narrowed:
+        formula = f"({formula} - {narrowed}Ψ of layers' matrices, in fp8)"
     if is_sharded:
         inputs["N"] = ranks
         formula += " / N"
     return Term(name, value, "bytes", formula, inputs, f"{ZERO}, stage {layout.zero}")
 
 
-def _copies(rows: LayoutRows, value: float) -> Term:
-    formula = f"{rows.recipe.copies}Ψ, matrices only"
-    source = "autocast's cache, or TransformerEngine 2.x's fp8 weights and their transposes"
-    return Term(
-        "low-precision copies", value, "bytes", formula, {"bytes of each": rows.recipe.copies}, source
-    )
+def _copies(stages: _Stages, at: At) -> Term:
+    recipe, whole = stages.rows.recipe, stages.rows.casts and stages.layout.zero == 2
+    formula = f"{recipe.copies}Ψ" + ("" if whole else ", matrices only")
+    if recipe.master:
+        source = "TransformerEngine 2.x's fp8 weights and, if needed, their transposes"
+    else:
+        formula += f", as far as they exist {_moment(stages, at)}"
+        source = "weights gathered in 16 bits" if whole else "autocast's cache"
+    inputs: Inputs = {"bytes of each": recipe.copies}
+    return Term("low-precision copies", at(stages.peak.copies), "bytes", formula, inputs, source)
 
 
 def _offloaded(term: Term, layout: Layout) -> Term:
@@ -204,64 +267,79 @@ def _activations(stages: _Stages, at: At) -> Term:
         }
     if is_away:
         formula = "the running layer and the next one; the rest is in host memory"
+    if wider := int(at(rows.wider)):
+        formula = formula.replace("2bsh", f"{2 + wider}bsh")
+    mask_bytes, outputs = at(blocks.embedding_mask), at(blocks.outputs)
+    moment = int(at(stages.peak.moment))
+    if moment == ENDS and not is_away:
+        formula += ", without all layers but the first of one micro-batch"
+    elif moment == UPDATE:
+        formula, mask_bytes, outputs = "freed before the update", 0.0, 0.0
     layers = Term(
-        "saved by layers", at(blocks.kept if is_away else blocks.saved), "bytes", formula, inputs,
+        "saved by layers", at(stages.peak.activations) - mask_bytes - outputs, "bytes", formula, inputs,
         f"{KORTHIKANTI}, equations 1 to 6; micro-batches in flight under {layout.schedule}",
     )  # fmt: skip
-    mask = Term(
-        "dropout mask of the embedding", at(blocks.embedding_mask), "bytes", "in flight × bsh / t′",
-        {"in flight": at(held.in_flight)}, f"{KORTHIKANTI}, section 4.3",
+    others = (
+        Term("dropout mask of the embedding", mask_bytes, "bytes", "in flight × bsh / t′",
+             {"in flight": at(held.in_flight)}, f"{KORTHIKANTI}, section 4.3"),
+        Term("outputs of the stage", outputs, "bytes", "in flight × 2bsh / t",
+             {"in flight": at(held.in_flight), "t": layout.tensor}, rows.framework.source),
     )  # fmt: skip
-    return Term.total("activations", (layers, mask) if mask.value else (layers,))
+    return Term.total("activations", (layers, *(term for term in others if term.value)))
 
 
-def _buffers(stages: _Stages, at: At, activations: float) -> Term:
-    """Return the term of buffers: temporary tensors at the peak, gathered parameters, and others.
-
-    If the update needs more than these and all saved `activations`, the peak is there.
-    """
-    rows, layout, blocks = stages.rows, stages.layout, stages.blocks
+def _buffers(stages: _Stages, at: At) -> Term:
+    """Return the term of buffers: temporary tensors at the peak, gathered parameters, and others."""
+    rows, layout, blocks, moment = stages.rows, stages.layout, stages.blocks, int(at(stages.peak.moment))
     habits = rows.framework
     inputs: Inputs = {
         "bs": at(rows.shape.tokens), "h": rows.model.hidden, "V": rows.model.vocab, "t": layout.tensor,
         "bytes of a logit": habits.logits_bytes,
     }  # fmt: skip
-    at_loss, in_layer = at(blocks.at_loss), at(blocks.in_layer)
-    loss = Term(
-        "logits", at_loss, "bytes", "bsV × bytes of a logit / t + 3 × 2bsh / t′ + 2 × 2bsh where t′ > 1", inputs,
-        f"{habits.name}: {habits.source}",
-    )  # fmt: skip
-    layer = Term(
-        "layer in its backward pass", in_layer, "bytes",
-        "gradients of inner activations and of the residual"
-        + (_AFTER_OTHERS if layout.recompute_layers else _RECOMPUTED_TOO[layout.recompute]), inputs,
-        f"{habits.name}: {habits.source}",
-    )  # fmt: skip
     ranks = at(rows.zero_ranks)
-    gathered, bucket = "(1 + prefetched) × largest layer", "largest layer"
+    source = f"{habits.name}: {habits.source}"
+    if moment == UPDATE:
+        working = Term(
+            "gradients of the update", at(blocks.update), "bytes",
+            "(4Ψ in float32, with ZeRO 2Ψ flat too) / N + flat buffers that stay", {"N": ranks}, source,
+        )  # fmt: skip
+    elif moment in AT_LOSS:
+        logits = at(blocks.at_loss)
+        if moment == LOSS and blocks.early is not None:
+            logits -= at(blocks.early.logits_later)
+            inputs["bytes of a logit"] = habits.logits_bytes - habits.logits_later
+        working = Term(
+            "logits", logits, "bytes",
+            "bsV × bytes of a logit / t + 3 × 2bsh / t′ + 2 × 2bsh where t′ > 1", inputs, source,
+        )  # fmt: skip
+    else:
+        working = Term(
+            "layer in its backward pass", at(blocks.in_layer), "bytes",
+            "gradients of inner activations and of the residual"
+            + (_AFTER_OTHERS if layout.recompute_layers else _RECOMPUTED_TOO[layout.recompute])
+            + (", and the output of the stage" if habits.keeps_outputs and layout.pipeline > 1 else ""),
+            inputs, source,
+        )  # fmt: skip
+    gathered, bucket = "(1 + prefetched) × largest layer × (1 - 1/N)", "largest layer × (1 - 1/N)"
     if habits.live_elements:
-        gathered, bucket = "live parameters, or the largest matrix", "a bucket, or the largest matrix"
-    bucket += " × (1 - 1/N)"
+        gathered = "live parameters, or the largest matrix; all weights if autograd holds them"
+    if habits.bucket_elements:
+        bucket = "flat buffers, and the largest matrix if it exceeds one"
     if layout.zero == 0:
         bucket = "copies of all gradients"
+    in_bucket = (
+        blocks.bucket if moment in (BEGINS, ENDS) else blocks.copied if moment == UPDATE else blocks.standing
+    )
     others = (
-        Term("gathered parameters", at(blocks.gathered), "bytes", f"{gathered} × (1 - 1/N)",
+        Term("gathered parameters", at(blocks.gathered) * (moment != UPDATE), "bytes", gathered,
              {"N": ranks, "prefetched": habits.prefetched, "live": habits.live_elements}, f"{ZERO}, stage 3"),
-        Term("gradient bucket", at(blocks.bucket), "bytes", bucket,
-             {"N": ranks, "a bucket": habits.bucket_elements},
-             f"{ZERO}, stage 2" if layout.zero else f"{habits.name}: {habits.source}"),
+        Term("gradient bucket", at(in_bucket), "bytes", bucket,
+             {"N": ranks, "bytes of a gradient": bucket_bytes(rows)}
+             | {"elements of a buffer": habits.bucket_elements, "buffers": habits.buckets},
+             f"{ZERO}, stage 2" if layout.zero else source),
         Term("gradient placeholders", at(blocks.placeholders), "bytes", "one per distinct weight shape, / t",
              {"t": layout.tensor}, "TransformerEngine 2.x, get_dummy_wgrad"),
         Term("matrix-product workspace", at(blocks.workspace), "bytes", "constant", {},
-             "inferred from measured peaks on B200 GPUs"),
+             "cuBLAS in torch, for the threads of the forward and the backward pass"),
     )  # fmt: skip
-    working = loss if at_loss >= in_layer else layer
-    backward = Term.total("buffers", (working, *(term for term in others if term.value)))
-    update = at(blocks.update) - activations
-    if update <= backward.value:
-        return backward
-    gradients = Term(
-        "gradients of the update", update, "bytes", "(4Ψ in float32, with ZeRO 2Ψ flat too) / N - activations",
-        {"N": ranks, "activations": activations}, f"{habits.name}: {habits.source}",
-    )  # fmt: skip
-    return Term.total("buffers", (gradients,))
+    return Term.total("buffers", (working, *(term for term in others if term.value)))

@@ -1,11 +1,10 @@
 """How frameworks differ in their use of memory: a table of their conventions, with sources.
 
-Three values were not taken from code, but inferred from 11 measured peaks of Megatron-LM on B200 GPUs, published by
-SimuMax: `ring_copies` from the only measurement with context parallelism, `routed_copies` from the only one with
-experts, and `workspace_bytes` from the 52 MiB that the formulas leave unexplained in dense models. `reserved` and
-`message_bytes` are from logs of single runs: those of SimuMax, and two of BigScience in 2021 (gpt2-meg-ds-3d, of which
-gpt2.md states 26 GB in nvidia-smi too, and gpt2-meg-ds-zero). All others were read in the code or the recipes that
-`source` names. ``shardscope scoreboard --memory`` compares them with published peaks.
+Two values were not taken from code, but inferred from 11 measured peaks of Megatron-LM on B200 GPUs, published by
+SimuMax: `ring_copies` from the only measurement with context parallelism, and `routed_copies` from the only one with
+experts. `reserved` and `message_bytes` are from logs of single runs: those of SimuMax, and two of BigScience in 2021
+(gpt2-meg-ds-3d, of which gpt2.md states 26 GB in nvidia-smi too, and gpt2-meg-ds-zero). All others were read in the
+code or the recipes that `source` names. ``shardscope scoreboard --memory`` compares them with published peaks.
 """
 
 from __future__ import annotations
@@ -21,6 +20,11 @@ class Framework(NamedTuple):
     source: str
     main_gradients: bool = False
     """Whether mixed precision accumulates gradients in float32 instead of the 16-bit dtype."""
+    keeps_gradients_from: int = 4
+    """Lowest ZeRO stage at which gradients stay allocated from step to step; 4 if they are freed after each update."""
+    casts: bool = False
+    """Whether 16-bit mixed precision keeps weights and gradients in float32, without other master weights. ZeRO 2 and 3
+    shard both, and cast weights when they are gathered; otherwise autocast does."""
     whole_in_pipelines: bool = False
     """Whether a pipeline keeps whole gradients, in float32, until its last micro-batch, and reduces them only then."""
     dropout: bool = False
@@ -30,6 +34,8 @@ class Framework(NamedTuple):
     a single operation, and also the activated gate if it is two operations."""
     logits_bytes: int = 10
     """Bytes per logit at the memory peak of the loss."""
+    logits_later: int = 0
+    """The part of `logits_bytes` that is allocated only as the gradient of the logits is computed."""
     every_other_product: bool = False
     """Whether selective recomputation keeps attention and the output of every other matrix product of a dense layer,
     and recomputes all other operations; otherwise it recomputes core attention alone."""
@@ -43,21 +49,35 @@ class Framework(NamedTuple):
     because nothing is sent."""
     prefetched: int = 1
     """Number of layers whose parameters are prefetched, that is, gathered in advance."""
-    workspace_bytes: float = 64 * 2**20
-    """Bytes of workspace that matrix products need."""
+    has_workspaces: bool = True
+    """Whether matrix products take workspaces, of which the device determines the size (`torch_workspace_bytes`)."""
     accumulators: bool = False
     """Whether bf16-mixed accumulates gradients in float32 tensors beside the 16-bit ones."""
     remainders: bool = False
     """Whether bf16-mixed stores of a master weight only the 16 bits that the bf16 weight lacks."""
     fp8_weights: bool = False
-    """Whether fp8-mixed stores no 16-bit weights, but only fp8 ones and their transposes."""
+    """Whether fp8-mixed stores no 16-bit weights of layers' matrices, but only fp8 ones and their transposes."""
+    skips_transposes: bool = False
+    """Whether fp8-mixed stores no transposes of fp8 weights on devices that do not need them (`reads_any_fp8_layout`).
+    This is for one scale per tensor; with scales of blocks, as in MXFP8, a weight is always stored in both directions,
+    because they are quantized separately."""
     float32_update: bool = False
     """Whether the update needs gradients in float32, and with ZeRO also flat ones in 16 bits; not needed with
     `accumulators`."""
     live_elements: float = 0.0
     """Number of gathered parameters that stay alive for reuse, if gathering is by matrix; 0 if it is by layer."""
+    holds_gathered: bool = False
+    """Whether gathered weights of layers that are not recomputed stay until the backward pass, because autograd saves
+    them; only with `live_elements`."""
     bucket_elements: float = 0.0
-    """Number of gradient elements that are reduced together; 0 for those of a layer."""
+    """Number of gradient elements in a buffer that is reduced at once; 0 for those of a layer, without a buffer."""
+    buckets: int = 1
+    """Number of such buffers: two if one is filled while the other one is reduced."""
+    keeps_buckets: bool = False
+    """Whether the buffers stay allocated in the update."""
+    keeps_outputs: bool = False
+    """Whether a pipeline keeps the output of each stage for all micro-batches in flight, sharded over tensor ranks, and
+    gathers it for the backward pass."""
     copies_to_reduce: bool = False
     """Whether replicas without ZeRO copy all gradients into buckets, which stay allocated, to reduce them."""
     reserved: float = 1.035
@@ -69,19 +89,23 @@ class Framework(NamedTuple):
 MEGATRON_CORE = Framework(
     "Megatron-Core with TransformerEngine 2.x",
     "gradients accumulate in fp32 main_grad; get_dummy_wgrad keeps a bf16 placeholder per weight shape; the fused "
-    "cross entropy overwrites the bf16 logits with their gradient",
+    "cross entropy overwrites the bf16 logits with their gradient; quantizer.cpp creates a transpose of an fp8 weight "
+    "only if nvte_is_non_tn_fp8_gemm_supported says that the device needs it",
     main_gradients=True,
+    keeps_gradients_from=0,
     logits_bytes=2,
+    skips_transposes=True,
     reused_gradient=True,
 )
 MEGATRON_2022 = Framework(
     "Megatron-LM of 2022",
     "Korthikanti et al. 2022 (arXiv 2205.05198), section 4: dropout masks saved, logits saved in fp32",
     main_gradients=True,
+    keeps_gradients_from=0,
     dropout=True,
     gated_tensors=4,
     logits_bytes=4,
-    workspace_bytes=0,
+    has_workspaces=False,
 )
 FSDP2 = Framework(
     "PyTorch FSDP2",
@@ -89,9 +113,11 @@ FSDP2 = Framework(
     "log-softmax and its gradient; SiLU and product are two operations; torchtitan's selective op recomputation; "
     "torch.distributed.pipelining reduces gradients only in the last backward pass (set_requires_gradient_sync); "
     "DistributedDataParallel, which replaces it without ZeRO, has gradient_as_bucket_view off by default",
+    casts=True,
     whole_in_pipelines=True,
     gated_tensors=4,
     logits_bytes=14,
+    logits_later=4,
     every_other_product=True,
     copies_to_reduce=True,
 )
@@ -100,18 +126,28 @@ TORCHTITAN = FSDP2._replace(
     source=f"{FSDP2.source}; components/loss.py: the loss is compiled with the model, which keeps 16-bit logits and "
     "writes 16-bit gradients",
     logits_bytes=4,
+    logits_later=2,
+)
+LIGHTNING = FSDP2._replace(
+    name="Lightning",
+    source=f"{FSDP2.source}; loops/optimization/automatic.py: Closure.closure zeroes the gradients of the last step "
+    "after the forward pass of the next one",
+    keeps_gradients_from=0,
 )
 LLM_FOUNDRY = FSDP2._replace(
     name="LLM Foundry",
     source="FSDP as in FSDP2; models/mpt/modeling_mpt.py: loss_fn is fused_crossentropy by default, whose kernel reads "
     "16-bit logits and writes 16-bit gradients",
     logits_bytes=4,
+    logits_later=2,
 )
 NEMO = MEGATRON_CORE._replace(
     name="NeMo",
     source="Megatron-Core; recipes of NVIDIA/dgxc-benchmarking v24.11.1 and v25.02: grad_sync_dtype is bf16, and "
-    "fp8_params is on with fp8; megatron_base_model.py: store_param_remainders with bf16",
+    "fp8_params is on with fp8; megatron_base_model.py: store_param_remainders with bf16; "
+    "TransformerEngine before 2.3, which keeps no placeholder gradients",
     main_gradients=False,
+    reused_gradient=False,
     remainders=True,
     fp8_weights=True,
 )
@@ -124,21 +160,37 @@ MEGATRON_BRIDGE = MEGATRON_CORE._replace(
 DEEPSPEED = Framework(
     "DeepSpeed",
     "runtime/zero/stage_1_and_2.py and stage3.py: gradients in 2 bytes; parameters gathered by module, of which "
-    "stage3_max_live_parameters (1e9) stay for reuse and stage3_prefetch_bucket_size (5e7) are prefetched; "
-    "reduce_bucket_size (5e8); flat gradients of the rank's shard in 16 bits and float32 in the update",
+    "stage3_max_live_parameters (1e9) stay for reuse and stage3_prefetch_bucket_size (5e7) are prefetched; a buffer of "
+    "reduce_bucket_size (5e8), allocated once; flat gradients of a shard in 16 bits and float32 in the update; "
+    "transformers' loss/loss_utils.py computes the loss of logits.float(), as in FSDP2",
+    keeps_gradients_from=3,
     gated_tensors=4,
+    logits_bytes=14,
     float32_update=True,
     live_elements=1e9 + 5e7,
     bucket_elements=5e8,
+    keeps_buckets=True,
     reserved=1.094,
+)
+DEEPSPEED_2021 = DEEPSPEED._replace(
+    name="DeepSpeed before 0.5.9",
+    source="runtime/zero/stage3.py of 0.3.12 to 0.5.8: as today, but each backward pass allocates two buffers of "
+    "reduce_bucket_size, because overlap_comm is on in stage 3, and frees them; models of Megatron-LM, which have "
+    "dropout by default and a cross entropy in float32",
+    dropout=True,
+    logits_bytes=10,
+    buckets=2,
+    keeps_buckets=False,
 )
 MEGATRON_DEEPSPEED = Framework(
     "Megatron-DeepSpeed",
     "bigscience-workshop/Megatron-DeepSpeed with DeepSpeed's pipelines: dropout by default; cross entropy clones "
     "float32 logits (mpu/cross_entropy.py); gradients in 2 bytes, and in fp16 also flat and in float32 in the update "
-    "(fp16/fused_optimizer.py, zero/stage_1_and_2.py); bf16_optimizer.py accumulates in float32 too, unsharded",
+    "(fp16/fused_optimizer.py, zero/stage_1_and_2.py); bf16_optimizer.py accumulates in float32 too, unsharded; "
+    "pipe/engine.py keeps outputs in pipe_buffers until their backward pass (pipe_partitioned)",
     dropout=True,
     gated_tensors=4,
+    keeps_outputs=True,
     accumulators=True,
     float32_update=True,
     reserved=1.167,
@@ -147,9 +199,10 @@ MEGATRON_DEEPSPEED = Framework(
 PAPER = Framework(
     "ZeRO paper",
     "Rajbhandari et al. 2020 (arXiv 1910.02054), section 3: model states only, without workspace",
+    keeps_gradients_from=0,
     gated_tensors=4,
     logits_bytes=4,
-    workspace_bytes=0,
+    has_workspaces=False,
     reserved=1.0,
 )
 FRAMEWORKS: MappingProxyType[str, Framework] = MappingProxyType(
@@ -161,8 +214,10 @@ FRAMEWORKS: MappingProxyType[str, Framework] = MappingProxyType(
         "megatron-deepspeed": MEGATRON_DEEPSPEED,
         "fsdp2": FSDP2,
         "torchtitan": TORCHTITAN,
+        "lightning": LIGHTNING,
         "llm-foundry": LLM_FOUNDRY,
         "deepspeed": DEEPSPEED,
+        "deepspeed-0.5": DEEPSPEED_2021,
         "paper": PAPER,
     }
 )

@@ -2,28 +2,10 @@
 
 from __future__ import annotations
 
-from shardscope.analytic.memory.frameworks import FSDP2, Framework
+from shardscope.analytic.memory.architecture import is_cpu
+from shardscope.analytic.memory.frameworks import Framework
 from shardscope.analytic.memory.rows import known_framework
 from shardscope.spec.cluster import Device
-
-_CPU = "cpu"
-"""Name of the device that stands for a rank on a CPU."""
-
-
-def is_cpu(device: Device | None) -> bool:
-    """Return whether a device stands for a rank on a CPU; None is a GPU of this machine."""
-    return device is not None and device.name == _CPU
-
-
-def torch_workspace_bytes(device: Device | None) -> float:
-    """Return the bytes that matrix products take as workspace when torch runs a training step; None is any GPU.
-
-    torch gives cuBLAS 32 MiB for each thread that computes, the one of the forward and the one of the backward pass.
-    That is its rule for Hopper, where an H100 confirmed it, and it is used for all GPUs: on earlier ones torch gives
-    8 MiB (``getChosenWorkspaceSize`` in ``CUDABlas.cpp``), so that peaks are up to 48 MiB lower there.
-    """
-    return 0.0 if is_cpu(device) else FSDP2.workspace_bytes
-
 
 SEGMENT_BYTES = 20 * 2**20
 """Bytes that PyTorch's caching allocator reserves at a time for tensors between 1 and 10 MiB (``kLargeBuffer`` in

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -10,11 +9,14 @@ import numpy.typing as npt
 
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import activations as saved
+from shardscope.analytic.memory.architecture import reads_any_fp8_layout
 from shardscope.analytic.memory.frameworks import FRAMEWORKS, Framework
 from shardscope.analytic.memory.offload import OFFLOADS_STATES
 from shardscope.analytic.memory.states import ElementBytes, known_recipe
+from shardscope.analytic.memory.weights import WeightShapes, weights
 from shardscope.analytic.schedules.closed import columns
 from shardscope.errors import unknown_name
+from shardscope.spec.cluster import Device
 from shardscope.spec.model import Transformer
 
 
@@ -47,11 +49,12 @@ class LayerSaved(NamedTuple):
 
 
 class LayoutRows(NamedTuple):
-    """Inputs of the memory formulas for a table of layouts, one model and one framework, the same for all stages."""
+    """Inputs of the memory formulas that are the same for all stages: layouts of one model, framework and device."""
 
     model: Transformer
     layouts: Layouts
     framework: Framework
+    device: Device | None
     recipe: ElementBytes
     weights: WeightShapes
     pipeline: PipelineColumns
@@ -78,18 +81,33 @@ class LayoutRows(NamedTuple):
     """Temporary bytes at the loss."""
     recomputes_in_part: bool
     """Whether any layout recomputes only some layers of a stage."""
+    wider: Floats
+    """Bytes by which an element of the residual stream exceeds that of other activations."""
+    casts: bool
+    """Whether weights are kept in float32, and cast to 16 bits when they are gathered, as by `Framework.casts`."""
 
 
-def rows_of(model: Transformer, layouts: Layouts, framework: str | Framework) -> LayoutRows:
-    """Return the inputs that are the same for all stages; `framework` is a `Framework`, or a key of `FRAMEWORKS`."""
+def rows_of(
+    model: Transformer, layouts: Layouts, framework: str | Framework, device: Device | None = None
+) -> LayoutRows:
+    """Return the inputs that are the same for all stages.
+
+    Args:
+        model: The model.
+        layouts: Table of layouts.
+        framework: A key of `FRAMEWORKS`, or your own `Framework`.
+        device: Device that the layouts run on; None for a GPU that no rule in `memory.architecture` makes an exception
+            for.
+    """
     framework = known_framework(framework)
-    recipe, shape = _recipe(layouts.precision, framework), _shape(model, layouts)
-    zero_ranks = layouts.shard.astype(float)
-    dense = _layer(model, layouts, shape, recipe, framework, mixed=False)
+    recipe, shape = _recipe(layouts.precision, framework, device), _shape(model, layouts)
+    zero_ranks, casts = layouts.shard.astype(float), _casts(layouts.precision, framework)
+    wider = _wider(layouts, recipe, casts=casts)
+    dense = _layer(model, layouts, shape, recipe, framework, wider=wider, mixed=False)
     in_dense = _working(model, layouts, shape, recipe)
     mixed, in_mixed, expert_ranks = dense, in_dense, zero_ranks
     if model.mixture:
-        mixed = _layer(model, layouts, shape, recipe, framework, mixed=True)
+        mixed = _layer(model, layouts, shape, recipe, framework, wider=wider, mixed=True)
         in_mixed = saved.in_a_mixture(
             model, model.mixture, recipe, framework, expert=layouts.expert, tokens=shape.tokens,
             tensor=shape.tensor, divided=shape.divided,
@@ -99,6 +117,7 @@ def rows_of(model: Transformer, layouts: Layouts, framework: str | Framework) ->
         model=model,
         layouts=layouts,
         framework=framework,
+        device=device,
         recipe=recipe,
         weights=weights(model),
         pipeline=pipeline_of(layouts, model.layers),
@@ -118,6 +137,8 @@ def rows_of(model: Transformer, layouts: Layouts, framework: str | Framework) ->
             model, recipe, framework, tokens=shape.tokens, tensor=shape.tensor, divided=shape.divided
         ),
         recomputes_in_part=bool(layouts.recompute_layers.any()),
+        wider=wider,
+        casts=casts,
     )
 
 
@@ -134,16 +155,35 @@ def known_framework(framework: str | Framework) -> Framework:
     return FRAMEWORKS[framework]
 
 
-def _recipe(precision: str, framework: Framework) -> ElementBytes:
-    """Return the bytes per element of a precision, as the framework stores them."""
+def _recipe(precision: str, framework: Framework, device: Device | None) -> ElementBytes:
+    """Return the bytes per element of a precision, as the framework stores them on the device."""
+    if _casts(precision, framework):
+        return known_recipe(precision.replace("mixed", "autocast"))
     recipe = known_recipe(precision)
     if precision == "bf16-mixed" and framework.remainders:
         return recipe._replace(master=2)
-    if precision == "fp8-mixed" and framework.fp8_weights:
-        return recipe._replace(
-            copies=0
-        )  # an fp8 weight and its transpose take the place of the 16-bit weight
-    return recipe
+    if precision != "fp8-mixed":
+        return recipe
+    in_fp8 = 1 if framework.skips_transposes and reads_any_fp8_layout(device) else recipe.copies
+    if framework.fp8_weights:
+        return recipe._replace(copies=0, narrowed=recipe.parameter - in_fp8)
+    return recipe._replace(copies=in_fp8)
+
+
+def _casts(precision: str, framework: Framework) -> bool:
+    """Return whether the framework keeps weights in float32 and casts them to the 16 bits of this precision."""
+    return framework.casts and precision in ("bf16-mixed", "fp16-mixed")
+
+
+def _wider(layouts: Layouts, recipe: ElementBytes, *, casts: bool) -> Floats:
+    """Return the bytes by which an element of the residual stream exceeds that of other activations.
+
+    Autocast leaves the embedding's output and sums in float32, and computes norms in it. FSDP2's gathered weights and
+    activations are all in 16 bits (`fully_shard` with a `MixedPrecisionPolicy`).
+    """
+    is_autocast = recipe.copies > 0 and not recipe.master
+    width = (recipe.parameter - recipe.activation) * is_autocast
+    return np.where(layouts.zero >= 2, 0.0, width) if casts else np.full(1, float(width))
 
 
 def shards_gradients(layouts: Layouts, framework: Framework) -> npt.NDArray[np.bool_]:
@@ -189,9 +229,14 @@ def _layer(
     recipe: ElementBytes,
     framework: Framework,
     *,
+    wider: Floats,
     mixed: bool,
 ) -> LayerSaved:
-    """Return the activations of one layer, with experts if `mixed`."""
+    """Return the activations of one layer, with experts if `mixed`.
+
+    A layer saves the residual stream twice, as the inputs of its norms.
+    """
+    stream = wider * model.hidden * shape.tokens / shape.divided
     part = saved.outside_core(model, recipe, framework, mixed=mixed)
     outside = saved.per_layer(part, (0.0, 0.0), **shape._asdict(), key_heads=model.kv_heads)
     core = saved.core(
@@ -199,14 +244,15 @@ def _layer(
     )
     full = layouts.recompute == saved.FULL
     kept_core = core if layouts.flash_attention else core * (layouts.recompute != saved.SELECTIVE)
-    entry = saved.entry(model, recipe, tokens=shape.tokens, divided=shape.divided)
+    entry = saved.entry(model, recipe, tokens=shape.tokens, divided=shape.divided) + stream
+    outside = outside + 2 * stream
     whole = outside + core
     kept = np.where(full, entry, outside + kept_core)
     if framework.every_other_product and not mixed:
         half = saved.per_layer(
             saved.every_other_product(model, recipe), (0.0, 0.0), **shape._asdict(), key_heads=model.kv_heads
         )
-        kept = np.where(layouts.recompute == saved.SELECTIVE, np.minimum(half + core, whole), kept)
+        kept = np.where(layouts.recompute == saved.SELECTIVE, np.minimum(half + stream + core, whole), kept)
     return LayerSaved(kept, whole - kept)
 
 
@@ -311,7 +357,7 @@ def _in_flight(place: Floats, pipeline: PipelineColumns) -> Floats:
     """Return the peak activations of the rank at position `place`, in units of one micro-batch on the whole rank.
 
     For interleaved 1F1B with p ranks and v stages per rank, the first rank has p (1 + (p-1)/(pv)) (Korthikanti et al.
-    2022, section 4.2.3).
+    2022, section 4.2.3). Without a pipeline, micro-batches follow one another under every schedule.
     """
     ranks, left = pipeline.ranks, pipeline.ranks - place
     held = pipeline.of_left * left + pipeline.of_all * ranks + pipeline.constant
@@ -324,131 +370,16 @@ def _in_flight(place: Floats, pipeline: PipelineColumns) -> Floats:
         third = np.flatnonzero(pipeline.in_thirds[at])
         whole[third] -= (ranks[at[third]] % 3 == 2) & (where[third] % 3 == 0)
         held[at] = np.minimum(whole, (pipeline.microbatches[at] + where + 1) / 2)
-    return np.minimum(held, pipeline.microbatches)
+    return np.where(ranks == 1, 1.0, np.minimum(held, pipeline.microbatches))
 
 
-Matrix = tuple[int, int]
-"""Shape of a linear layer's weight matrix: (number of inputs, number of outputs)."""
-
-
-class WeightShapes(NamedTuple):
-    """Matrix shapes and element counts of a model's weights, per transformer layer unless stated otherwise."""
-
-    attention: tuple[Matrix, ...]
-    """Matrices of attention that tensor parallelism shards."""
-    dense: tuple[Matrix, ...]
-    """Matrices of the feed-forward part, in layers without experts."""
-    shared: tuple[Matrix, ...]
-    """Matrices of the shared experts, which process every token."""
-    expert: tuple[Matrix, ...]
-    """Matrices of one routed expert."""
-    expert_params: int
-    """Elements of all routed experts in a layer."""
-    key_params: int
-    """Elements of `attention` that compute keys and values; 0 with latent attention, whose heads are all sharded."""
-    key_heads: int
-    """Number of key-value heads; additional tensor-parallel ranks hold copies, as in Megatron-Core."""
-    whole: int
-    """Elements that are replicated on every tensor-parallel rank: norms, biases, low-rank projections."""
-    whole_mixed: int
-    """Elements that are replicated on every tensor-parallel rank in a layer with experts, including its router."""
-    table: int
-    """Elements of the word embedding of the whole model."""
-    head: int
-    """Elements of the output projection of the whole model; if it is tied to the embedding, the same as `table`."""
-    before: int
-    """Elements before the first layer that every tensor-parallel rank holds: the position embedding."""
-    behind: int
-    """Elements after the last layer that every tensor-parallel rank holds: the final norm."""
-    tied: bool
-    """Whether the output projection uses the weights of the word embedding."""
-
-    @property
-    def largest(self) -> int:
-        """Number of elements of the largest matrix of a layer, without routed experts."""
-        return max(rows * columns for rows, columns in (*self.attention, *self.dense, *self.shared))
-
-    @property
-    def attention_params(self) -> int:
-        """Number of elements in `attention`, which tensor parallelism shards."""
-        return _size(self.attention)
-
-    @property
-    def dense_params(self) -> int:
-        """Number of elements in `dense`, which tensor parallelism shards."""
-        return _size(self.dense)
-
-    @property
-    def shared_params(self) -> int:
-        """Number of elements in `shared`, which tensor parallelism shards."""
-        return _size(self.shared)
-
-    def repeated_keys(self, tensor: Floats) -> Floats:
-        """Return the elements per layer that a rank holds because key-value heads are replicated.
-
-        Heads are replicated if the tensor-parallel degree exceeds their number. The result is the excess over 1/t of
-        the elements, for degree t.
-        """
-        return self.key_params * (1 / np.minimum(tensor, self.key_heads) - 1 / tensor)
-
-    def factors(self, *, mixed: bool, experts: int) -> int:
-        """Return the total number of rows and columns in one layer's matrices.
-
-        These are the matrices of its `experts` routed experts if `mixed`, else all other matrices.
-        """
-        if mixed:
-            return experts * sum(map(sum, self.expert))
-        return sum(map(sum, (*self.attention, *(self.shared or self.dense))))
-
-
-def _size(matrices: tuple[Matrix, ...]) -> int:
-    return sum(rows * columns for rows, columns in matrices)
-
-
-@lru_cache(maxsize=256)
-def weights(model: Transformer) -> WeightShapes:
-    """Return the shapes and element counts of a model's weights."""
-    mixture, attention = model.mixture, _attention(model)
-    dense = _feed_forward(model, model.ffn)
-    shared = _feed_forward(model, mixture.shared_ffn) if mixture and mixture.shared_ffn else ()
-    mixed = _size(attention) + _size(shared) + model.expert_params
-    table = model.vocab * model.hidden
-    own_head = 0 if model.tied or not model.lm_head else table
-    return WeightShapes(
-        attention=attention,
-        dense=dense,
-        shared=shared,
-        expert=_feed_forward(model, mixture.ffn) if mixture else (),
-        expert_params=model.expert_params,
-        key_params=0 if model.latent else 2 * model.kv_heads * model.head_size * model.hidden,
-        key_heads=model.kv_heads,
-        whole=model.layer_params - _size(attention) - _size(dense),
-        whole_mixed=model.mixture_layer_params - mixed if mixture else 0,
-        table=table,
-        head=table if model.lm_head else 0,
-        before=model.embedding_params - table,
-        behind=model.final_norm_params + model.head_params - own_head,
-        tied=model.tied,
-    )
-
-
-def _feed_forward(model: Transformer, inner: int) -> tuple[Matrix, ...]:
-    """Return the two matrices of a feed-forward layer: the up projection and the down projection.
-
-    A gate is part of the up projection's matrix, as in Megatron and vLLM.
-    """
-    return (model.hidden, (1 + model.gated) * inner), (inner, model.hidden)
-
-
-def _attention(model: Transformer) -> tuple[Matrix, ...]:
-    """Return the matrices of attention that tensor parallelism shards: all or, with latent attention, only some.
-
-    For latent attention, these are the up-projections from low-rank vectors and the output projection.
-    """
-    latent, hidden, heads = model.latent, model.hidden, model.heads
-    if latent is None:
-        width = heads * model.head_size
-        return (hidden, width + 2 * model.kv_heads * model.head_size), (width, hidden)
-    query = latent.nope_size + latent.rope_size
-    up = (latent.kv_rank, heads * (latent.nope_size + latent.value_size))
-    return (latent.query_rank or hidden, heads * query), up, (heads * latent.value_size, hidden)
+def first_with_gradients(pipeline: PipelineColumns) -> Floats:
+    """Return the first position with more micro-batches than activations in flight; in a V, the last such position."""
+    ranks, count = pipeline.ranks, pipeline.microbatches
+    per_left = np.maximum(pipeline.of_left, 1e-9)
+    left = (count - pipeline.of_all * ranks - pipeline.constant) / per_left
+    chunks = pipeline.chunks
+    of_chunks = (chunks * count - (chunks - 1 + pipeline.of_all) * ranks) / per_left
+    left = np.where(pipeline.interleaved, (of_chunks + 1) / 2, left)
+    place = np.where(pipeline.rounded, count - 2, ranks + 1 - np.ceil(left - 1e-9))
+    return np.asarray(np.clip(place, 0.0, ranks - 1))

@@ -5,14 +5,37 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from shardscope.analytic.memory.activations import FULL
+from shardscope.analytic.memory.architecture import torch_workspace_bytes
 from shardscope.analytic.memory.offload import OFFLOADS_OPTIMIZER
-from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows, WeightShapes, held_by
+from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows, held_by
 from shardscope.analytic.memory.states import ElementBytes, ModelStates, optimizer_bytes, partitioned
+from shardscope.analytic.memory.weights import WeightShapes
 from shardscope.analytic.recomputation import recomputed_by_kind
 
 NONE = np.zeros(1)
 NO_STATES = ModelStates(NONE, NONE, NONE)
+
+
+class Early(NamedTuple):
+    """What a rank holds at moments of a step at which not all gradients exist, in bytes; see `moments`."""
+
+    accumulates: npt.NDArray[np.bool_]
+    """Whether all gradients exist at the loss already."""
+    layers: Floats
+    """Number of layers on the rank."""
+    gradients: Floats
+    """Gradients of one layer and of the output projection, if the rank has it."""
+    logits_later: Floats
+    """Logits' bytes at the gradient of the logits, in excess of those as the loss is computed."""
+    copies_begin: Floats
+    """Low-precision copies of weights as the backward pass begins."""
+    copies_end: Floats
+    """Low-precision copies of weights as the backward pass ends."""
+    copies_update: Floats
+    """Low-precision copies of weights in the update."""
 
 
 class Blocks(NamedTuple):
@@ -32,6 +55,8 @@ class Blocks(NamedTuple):
     """Saved activations that stay on the device if the rest is offloaded."""
     embedding_mask: Floats
     """Mask of the dropout after the embedding."""
+    outputs: Floats
+    """Outputs of the stage that its pipeline keeps."""
     at_loss: Floats
     """Temporary tensors in the backward pass of the loss; 0 on ranks without the loss."""
     in_layer: Floats
@@ -39,13 +64,19 @@ class Blocks(NamedTuple):
     gathered: Floats
     """Parameters gathered from other ranks' shards."""
     bucket: Floats
-    """Gradients of a layer that belong to other ranks' shards, until they are reduced, or copies of all gradients."""
+    """Gradients of a layer that belong to other ranks, until they are reduced; or flat buffers, or copies of all."""
+    standing: Floats
+    """The part of `bucket` that is allocated at the loss too."""
+    copied: Floats
+    """Copies of all gradients, which are always allocated."""
     update: Floats
     """Temporary tensors of the update, when no activations are saved."""
     placeholders: Floats
     """Placeholder gradients, as in `Framework.reused_gradient`."""
     workspace: Floats
     """Workspace for matrix products."""
+    early: Early | None
+    """What differs before all gradients exist; None if they always do."""
 
 
 class Elements(NamedTuple):
@@ -76,27 +107,33 @@ class Elements(NamedTuple):
 
 def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
     """Return the memory of the rank at position `place` of each layout's pipeline, by block."""
-    model, framework, recipe = rows.model, rows.framework, rows.recipe
+    model, framework = rows.model, rows.framework
     held = held_by(place, rows.pipeline, dense=model.mixture.dense_layers if model.mixture else None)
     own = elements_of(rows, held)
     once, in_layer = _saved(rows, held)
-    matrices = own.dense - own.aside + (own.experts if own.experts is not None else 0)
+    copies, copied = _copies(rows, own), _copied(rows, own)
+    bucket = _bucket(rows, own, copied)
+    outputs, whole_output = _outputs(rows, held)
+    dense, experts = _dense_states(rows, own, held), _expert_states(rows, own, held)
     return Blocks(
-        dense=_dense_states(rows, own, held),
-        experts=_expert_states(rows, own, held),
-        copies=recipe.copies * matrices * (rows.layouts.zero < 3) if recipe.copies else NONE,
+        dense=dense,
+        experts=experts,
+        copies=copies,
         saved=once * held.in_flight,
         saved_once=once,
         kept=_running(rows, held, once),
         embedding_mask=_embedding_mask(rows, held),
+        outputs=outputs,
         at_loss=held.head * rows.at_loss,
-        in_layer=in_layer,
-        gathered=_gathered(rows, own, recipe.parameter, framework.prefetched, 3)
-        + _gathered(rows, own.matrices, recipe.copies, framework.prefetched, 3),
-        bucket=_gathered(rows, own, recipe.gradient, 0, 2) + _copied(rows, own),
+        in_layer=in_layer + whole_output,
+        gathered=_gathered_weights(rows, own),
+        bucket=bucket,
+        standing=bucket if framework.keeps_buckets else copied,
+        copied=copied,
         update=_update(rows, own),
         placeholders=_placeholders(rows, held),
-        workspace=np.full(1, framework.workspace_bytes),
+        workspace=np.full(1, torch_workspace_bytes(rows.device) * framework.has_workspaces),
+        early=_early(rows, own, held, dense.gradients + experts.gradients, copies),
     )
 
 
@@ -144,12 +181,16 @@ def _whole(rows: LayoutRows, count: Floats, aside: Floats, factors: Floats) -> M
     """Return the states of `count` parameters, without sharding by ZeRO."""
     recipe = rows.recipe
     kept = optimizer_bytes(rows.layouts.optimizer.states, recipe, count, aside=aside, factors=factors)
-    return ModelStates(recipe.parameter * count, gradient_bytes(rows) * count, kept)
+    stored = recipe.parameter * count - recipe.narrowed * (count - aside)
+    return ModelStates(stored, gradient_bytes(rows) * count, kept)
 
 
 def _partitioned(rows: LayoutRows, whole: ModelStates, ranks: Floats) -> ModelStates:
     """Return the states after sharding by ZeRO over `ranks` ranks."""
-    return partitioned(whole, stage=rows.layouts.zero, ranks=ranks, gradients=rows.shards_gradients)
+    zero = rows.layouts.zero
+    return partitioned(
+        whole, stage=zero, ranks=ranks, gradients=rows.shards_gradients, parameters=zero >= 3 - rows.casts
+    )
 
 
 def _dense_states(rows: LayoutRows, own: Elements, held: Holding) -> ModelStates:
@@ -172,6 +213,89 @@ def _factors(rows: LayoutRows, *, mixed: bool) -> int:
     return rows.weights.factors(mixed=mixed, experts=rows.model.mixture.experts if rows.model.mixture else 0)
 
 
+def _copies(rows: LayoutRows, own: Elements) -> Floats:
+    """Return the bytes of low-precision copies of weights, without those gathered by layer.
+
+    FSDP2 without resharding (ZeRO 2) gathers all weights in 16 bits; all other copies are of matrices only.
+    """
+    recipe, zero = rows.recipe, rows.layouts.zero
+    if not recipe.copies:
+        return NONE
+    experts = own.experts if own.experts is not None else 0
+    copied = np.where(zero == 2, own.dense, own.matrices.dense) if rows.casts else own.matrices.dense
+    return np.asarray(recipe.copies * (copied + experts) * (zero < 3))
+
+
+def _gathered_weights(rows: LayoutRows, own: Elements) -> Floats:
+    """Return the bytes of weights gathered from other ranks' shards, in the precision in which they are gathered."""
+    recipe, prefetched = rows.recipe, rows.framework.prefetched
+    if rows.casts:
+        return _gathered(rows, own, recipe.copies, prefetched, 3)
+    whole = _gathered(rows, own, recipe.parameter, prefetched, 3)
+    return whole + _gathered(rows, own.matrices, recipe.copies - recipe.narrowed, prefetched, 3)
+
+
+def bucket_bytes(rows: LayoutRows) -> int:
+    """Return the bytes of one gradient element while it is reduced.
+
+    FSDP2 copies 16-bit gradients into a float32 buffer for the reduction (``foreach_reduce`` with ``reduce_dtype``).
+    """
+    return rows.recipe.copies + rows.recipe.gradient if rows.casts else rows.recipe.gradient
+
+
+def _early(rows: LayoutRows, own: Elements, held: Holding, gradients: Floats, copies: Floats) -> Early | None:
+    """Return what differs before all gradients exist; `gradients` and `copies` are those of the whole rank.
+
+    Copies by autocast live as long as its cache, the forward pass, and in the backward pass of a layer as long as the
+    layer needs them; FSDP2 frees gathered weights after a layer's backward pass. Other copies are kept.
+    """
+    framework, layouts, recipe = rows.framework, rows.layouts, rows.recipe
+    casts = recipe.copies > 0 and not recipe.master
+    if not framework.keeps_gradients_from and not framework.float32_update and not casts:
+        return None
+    keeps = layouts.zero >= framework.keeps_gradients_from
+    if framework.accumulators and layouts.precision == "bf16-mixed":
+        keeps = np.ones_like(keeps)
+    layer = own.layer if own.layer_experts is None else own.layer + own.layer_experts
+    count = own.dense if own.experts is None else own.dense + own.experts
+    share = np.minimum(1.0, (layer + held.head * own.vocabulary) / count)
+    begin = end = update = copies
+    if casts:
+        update, end = NONE, np.minimum(copies, recipe.copies * layer)
+        is_freed = (layouts.recompute == FULL) & (layouts.recompute_layers == 0)
+        if rows.casts:
+            is_freed &= layouts.zero != 2
+        begin = np.where(is_freed, end, copies)
+    return Early(
+        accumulates=keeps | (rows.pipeline.microbatches > held.in_flight),
+        layers=held.layers,
+        gradients=gradients * share,
+        logits_later=held.head
+        * framework.logits_later
+        * rows.model.vocab
+        * rows.shape.tokens
+        / rows.shape.tensor,
+        copies_begin=begin,
+        copies_end=end,
+        copies_update=update,
+    )
+
+
+def _bucket(rows: LayoutRows, own: Elements, copied: Floats) -> Floats:
+    """Return the bytes of gradients that wait to be reduced: those of a layer, flat buffers, or copies of all."""
+    framework, width = rows.framework, bucket_bytes(rows)
+    if not framework.bucket_elements:
+        return _gathered(rows, own, width, 0, 2) + copied
+    largest = np.maximum(own.matrix, own.vocabulary)
+    alone = largest * (largest > framework.bucket_elements)  # reduced from where it is
+    return np.asarray((width * alone + _buffers(rows)) * (rows.borrowed[2][0] > 0))
+
+
+def _buffers(rows: LayoutRows) -> float:
+    """Return the bytes of the flat buffers from which gradients are reduced."""
+    return rows.recipe.gradient * rows.framework.buckets * rows.framework.bucket_elements
+
+
 def _copied(rows: LayoutRows, own: Elements) -> Floats:
     """Return the bytes of the copies of gradients in which replicas without ZeRO reduce them."""
     if not rows.framework.copies_to_reduce:
@@ -183,7 +307,8 @@ def _copied(rows: LayoutRows, own: Elements) -> Floats:
 def _gathered(rows: LayoutRows, own: Elements, width: int, prefetched: int, stage: int) -> Floats:
     """Return the bytes of other ranks' shards that a rank holds temporarily: gathered parameters, unreduced gradients.
 
-    They are limited to the bytes that the rank would hold without ZeRO.
+    They are limited to the bytes that the rank would hold without ZeRO. A rank's own part of a layer is not counted
+    again; of matrices that stay alive for reuse it is, because they are gathered into tensors of their own.
 
     Args:
         rows: The layouts.
@@ -194,13 +319,16 @@ def _gathered(rows: LayoutRows, own: Elements, width: int, prefetched: int, stag
     """
     if not width:
         return NONE
-    dense, experts = rows.borrowed[stage]
-    together = rows.framework.live_elements if stage == 3 else rows.framework.bucket_elements
-    if together:
-        running = np.maximum(np.maximum(own.matrix, own.vocabulary), together)
+    part, experts = rows.borrowed[stage]
+    framework = rows.framework
+    if stage == 3 and framework.live_elements:
+        running = np.maximum(np.maximum(own.matrix, own.vocabulary), framework.live_elements)
+        if framework.holds_gathered:
+            running = np.where(rows.layouts.recompute == FULL, running, own.dense)
+        part = (part > 0).astype(float)  # the gathered matrices are beside the rank's shards of them
     else:
         running = np.maximum(own.layer, own.vocabulary) + prefetched * own.layer
-    sizes = np.minimum(running, own.dense) * dense
+    sizes = np.minimum(running, own.dense) * part
     if own.experts is not None and own.layer_experts is not None:
         sizes += np.minimum((1 + prefetched) * own.layer_experts, own.experts) * experts
     return width * sizes
@@ -211,7 +339,7 @@ SUB_GROUP = 1e9
 
 
 def _update(rows: LayoutRows, own: Elements) -> Floats:
-    """Return the bytes of temporary gradients in the update of a rank's parameters."""
+    """Return the bytes of temporary gradients, and of buffers, in the update of a rank's parameters."""
     framework, layouts, recipe = rows.framework, rows.layouts, rows.recipe
     accumulates = framework.accumulators and layouts.precision == "bf16-mixed"
     if not framework.float32_update or accumulates or not recipe.master:
@@ -221,7 +349,10 @@ def _update(rows: LayoutRows, own: Elements) -> Floats:
     if own.experts is not None:
         updated = updated + own.experts / np.where(is_on, rows.expert_ranks, 1.0)
     updated = np.where(layouts.zero >= 3, np.minimum(updated, SUB_GROUP), updated)
-    return np.asarray((4 + recipe.gradient * is_on) * updated * ~OFFLOADS_OPTIMIZER[layouts.offload])
+    temporary = (4 + recipe.gradient * is_on) * updated * ~OFFLOADS_OPTIMIZER[layouts.offload]
+    if framework.keeps_buckets:
+        temporary = temporary + _buffers(rows) * (temporary > 0) * (rows.borrowed[2][0] > 0)
+    return np.asarray(temporary)
 
 
 def _saved(rows: LayoutRows, held: Holding) -> tuple[Floats, Floats]:
@@ -276,6 +407,15 @@ def _embedding_mask(rows: LayoutRows, held: Holding) -> Floats:
     if not rows.framework.dropout:
         return NONE
     return held.embedding * held.in_flight * rows.model.hidden * rows.shape.tokens / rows.shape.divided
+
+
+def _outputs(rows: LayoutRows, held: Holding) -> tuple[Floats, Floats]:
+    """Return the bytes of the stage's outputs that a pipeline keeps, and those gathered for one backward pass."""
+    if not rows.framework.keeps_outputs:
+        return NONE, NONE
+    is_sent = (rows.pipeline.ranks > 1) & (held.head == 0)
+    one = is_sent * rows.recipe.activation * rows.model.hidden * rows.shape.tokens
+    return held.in_flight * one / rows.shape.tensor, one * (rows.shape.tensor > 1)
 
 
 def _placeholders(rows: LayoutRows, held: Holding) -> Floats:

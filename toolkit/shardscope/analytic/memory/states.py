@@ -15,8 +15,8 @@ For each precision, `RECIPES` gives p, g, and the bytes of a state element and o
   own jobs.
 - ``fp16-mixed`` and ``bf16-mixed`` are those of the paper: weights and gradients of 2 bytes, and a master copy of the
   weights as part of the optimizer state. ``fp16`` and ``bf16`` are aliases.
-- ``fp8-mixed`` is that of TransformerEngine: like ``bf16-mixed``, but with two additional 1-byte copies of each weight
-  for matrix products.
+- ``fp8-mixed`` is that of TransformerEngine with one scale per tensor: like ``bf16-mixed``, but with two additional
+  1-byte copies of each weight for matrix products, which is one copy where the device needs no transpose.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class ElementBytes(NamedTuple):
     copies: int = 0
     """Bytes of the low-precision copies of a weight: one by autocast, or an fp8 weight and its transpose by
     TransformerEngine 2.x."""
+    narrowed: int = 0
+    """Bytes that a weight of a layer's matrix takes less than other weights, if it is stored in fp8 alone."""
 
 
 RECIPES: MappingProxyType[str, ElementBytes] = MappingProxyType(
@@ -160,6 +162,7 @@ def partitioned(
     stage: npt.NDArray[np.int64],
     ranks: Floats,
     gradients: npt.NDArray[np.bool_] | None = None,
+    parameters: npt.NDArray[np.bool_] | None = None,
 ) -> ModelStates:
     """Return the model states on one rank if ZeRO shards the `whole` states over `ranks` ranks at this stage.
 
@@ -168,10 +171,11 @@ def partitioned(
         stage: ZeRO stage.
         ranks: Number of ranks that share the states.
         gradients: Whether gradients are sharded; None if they are from stage 2.
+        parameters: Whether parameters are sharded; None if they are from stage 3.
     """
     part = 1 / ranks
     return ModelStates(
-        whole.parameters * np.where(stage >= 3, part, 1.0),
+        whole.parameters * np.where(stage >= 3 if parameters is None else parameters, part, 1.0),
         whole.gradients * np.where(stage >= 2 if gradients is None else gradients, part, 1.0),
         whole.optimizer * np.where(stage >= 1, part, 1.0),
     )

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from shardscope.errors import DataError, SpecError, quoted, unknown_name
 from shardscope.measure.calibrate.logs import row_of_log
-from shardscope.measure.scoreboard.rows import Row
+from shardscope.measure.scoreboard.rows import Row, set_fields
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model, Transformer
@@ -151,7 +151,10 @@ def _row(where: str, cells: Mapping[str, Any], given: Given) -> Row:
         software = assumed_software(layout).software if named is None else software_of(named)
     except SpecError as error:
         raise SpecError(f"{where}: {error}") from None
-    inputs = {"label": str(known.get("label", where)), "model": model.to_json(), "layout": layout.to_json()}
+    inputs = {
+        "label": str(known.get("label", where)), "layout": set_fields(layout),
+        "model": model.model_dump(mode="json", exclude_defaults=True),
+    }  # fmt: skip
     return Row("rows", model, cluster, layout, seconds, inputs, software.name)
 
 

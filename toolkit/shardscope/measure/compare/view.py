@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from shardscope.analytic.show import figure
+from shardscope.spec.text_table import aligned
 
 if TYPE_CHECKING:
     from shardscope.measure.compare.comparison import ComparedTerm, Comparison
@@ -192,14 +193,7 @@ def as_text(comparison: Comparison) -> str:
         lines += [
             [f"{'    ' if row.part_of else '  '}{row.term}", *_cells(row, comparison.columns)] for row in rows
         ]
-    first = max(len(line[0]) for line in lines) if lines else 0
-    widths = [max(len(line[place]) for line in [header, *lines]) for place in range(1, len(header))]
-    written = [
-        "  ".join(
-            [line[0].ljust(first), *(cell.rjust(width) for cell, width in zip(line[1:], widths, strict=True))]
-        ).rstrip()
-        for line in [header, *lines]
-    ]
+    written = aligned([header, *lines], right=True)
     return "\n".join([_title(comparison), verdict(comparison), "", *written, "", *comparison.notes])
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardscope.runlog.figures import FIGURES, change_text, figure_text
 from shardscope.spec.run_names import shared_words
 from shardscope.spec.settings import heading_of, value_text
-from shardscope.spec.units import listed, three_digits
+from shardscope.spec.text_table import aligned
+from shardscope.spec.units import listed, plural, three_digits
 
 if TYPE_CHECKING:
     from shardscope.measure.compare_runs.comparison import ComparedRun, RunsComparison
@@ -60,8 +61,7 @@ def change_of(comparison: RunsComparison, index: int, name: str) -> str:
 def title(comparison: RunsComparison) -> str:
     """Return what the runs have in common, such as ``3 runs of gpt-nano on python-source, ring, 2 ranks``."""
     shared = shared_words([run.job for run in comparison.runs])
-    count = len(comparison.runs)
-    return f"{count} run{'s' * (count != 1)}{f' of {shared}' if shared else ''}"
+    return plural(len(comparison.runs), "run") + (f" of {shared}" if shared else "")
 
 
 def sentences(comparison: RunsComparison) -> list[str]:
@@ -138,14 +138,7 @@ def as_text(comparison: RunsComparison) -> str:
     rows += [[label_of_result(name), *_result_cells(comparison, name)] for name in comparison.other_names]
     if any(run.note for run in runs):
         rows.append(["note", *(" ".join(run.note.split()) for run in runs)])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
-        ).rstrip()
-        for row in rows
-    ]
-    return "\n".join([title(comparison), "", *lines, "", *sentences(comparison)])
+    return "\n".join([title(comparison), "", *aligned(rows, right=True), "", *sentences(comparison)])
 
 
 def _result_cells(comparison: RunsComparison, name: str) -> Iterator[str]:

@@ -53,7 +53,7 @@ class Row:
         """
         inputs = {
             "model": model.name, "seq": model.seq, "devices": cluster.device.name, "nodes": cluster.nodes,
-            "layout": _set_fields(layout), "release": release,
+            "layout": set_fields(layout), "release": release,
         }  # fmt: skip
         return cls(dataset, model, cluster, layout, seconds, inputs, software)
 
@@ -67,11 +67,12 @@ class Row:
     def configuration(self) -> str:
         """What identifies a configuration: model and layout, whatever the batch."""
         once = {"global_batch": self.layout.data * self.layout.micro_batch}
-        return f"{self.model!r} {_set_fields(self.layout.model_copy(update=once))}"
+        return f"{self.model!r} {set_fields(self.layout.model_copy(update=once))}"
 
 
-def _set_fields(layout: Layout) -> dict[str, object]:
-    usual = Layout().model_dump(mode="json")
+def set_fields(layout: Layout) -> dict[str, object]:
+    """Return the fields of a layout that differ from their defaults, so that a new field leaves others' keys alone."""
+    usual = type(layout)().model_dump(mode="json")
     return {name: value for name, value in layout.model_dump(mode="json").items() if value != usual[name]}
 
 

@@ -71,7 +71,8 @@ class Candidates(NamedTuple):
     zero: Ints
     """ZeRO stage of each sharding."""
     shard: Ints
-    """Number of ranks in a shard group, by grid and sharding; 0 if the sharding duplicates another one on this grid."""
+    """Number of ranks in a shard group, by grid and sharding; 0 if the sharding duplicates another one on this grid, -1
+    if it is left out there."""
     offload: Ints
     compression: Ints
     methods: tuple[Compression, ...]
@@ -109,7 +110,7 @@ class Candidates(NamedTuple):
         count, before = int(chosen.sum()), int(self.chosen.sum())
         part = self._replace(chosen=chosen, total=self.total // before * count)
         rejected = {name: lost // before * count for name, lost in self.rejected.items()}
-        return part._replace(rejected={**rejected, "no replicas": _duplicates(part)})
+        return part._replace(rejected=rejected | _lost_ways(part))
 
     def layouts(
         self, body: Ints, way: Ints, compression: Ints, recompute_layers: Ints | None = None
@@ -186,17 +187,20 @@ def candidates(
         grid, bodies, zero, shard, offload, compression, methods, recipe, 0, {}, np.ones(ways, bool),
         num_layers=model.layers, recomputes_in_part=in_part,
     )  # fmt: skip
-    rejected["no replicas"] = _duplicates(found)
+    rejected |= _lost_ways(found)
     total = (sum(lost_grids.values()) + len(grid.data)) * choices * ways * packed
     return found._replace(
         total=total, rejected={name: rejected[name] for name in REASONS if rejected.get(name)}
     )
 
 
-def _duplicates(found: Candidates) -> int:
-    """Return the number of combinations that store model states like another one, for lack of replicas."""
-    every = int(found.chosen.sum()) * len(found.compression)
-    return int((every - found.ways.sum(1) * found.compressions)[found.bodies.grid].sum())
+def _lost_ways(found: Candidates) -> dict[str, int]:
+    """Return the number of combinations that are left out in pipelines, and that store states like another one."""
+    every, packed = int(found.chosen.sum()) * len(found.compression), len(found.compression)
+    left_out = (np.repeat(found.shard < 0, len(found.offload), axis=1) & found.chosen).sum(1) * packed
+    duplicates = every - left_out - found.ways.sum(1) * found.compressions
+    at = found.bodies.grid
+    return {"ZeRO in a pipeline": int(left_out[at].sum()), "no replicas": int(duplicates[at].sum())}
 
 
 def _grids(model: Transformer, devices: int, batch: int, space: SearchAxes) -> tuple[Grid, dict[str, int]]:
@@ -285,7 +289,7 @@ def _schedule_rules(
 def _states(cluster: Cluster, grid: Grid, space: SearchAxes) -> tuple[Ints, Ints, int]:
     """Return the ZeRO stage of each sharding, the shard size by grid and sharding, and the number of shardings.
 
-    A shard size of 0 marks a sharding that duplicates another one on the grid.
+    A shard size of 0 marks a sharding that duplicates another one on the grid, and -1 one that is left out there.
     """
     ways = [(zero, kind) for zero in space.zero for kind in (space.shard if zero else space.shard[:1])]
     ranks = grid.data * grid.context
@@ -295,7 +299,8 @@ def _states(cluster: Cluster, grid: Grid, space: SearchAxes) -> tuple[Ints, Ints
         twin = (ranks == 1) & (zero != min(space.zero)) if zero else np.zeros(len(ranks), bool)
         if zero and kind == "node":
             twin |= (shard == 1) | ((shard == ranks) & ("all" in space.shard))
-        columns.append(np.where(twin, 0, shard))
+        left_out = (grid.pipeline > 1) & (ranks > 1) & (zero not in space.zero_in_pipelines)
+        columns.append(np.where(left_out, -1, np.where(twin, 0, shard)))
     return np.array([zero for zero, _ in ways], np.int64), np.stack(columns, axis=1), len(ways)
 
 

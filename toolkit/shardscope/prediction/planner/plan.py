@@ -9,13 +9,15 @@ from typing import Any, get_args
 
 from shardscope.errors import SpecError, quoted, require, unknown_name
 from shardscope.prediction.planner.asked import Asked
-from shardscope.prediction.planner.candidates import SharedSettings, candidates
+from shardscope.prediction.planner.candidates import SharedSettings
 from shardscope.prediction.planner.filter import GIB, fit_of
-from shardscope.prediction.planner.plans import Plans, Pool, layout_at, short
+from shardscope.prediction.planner.plans import Plans, short
+from shardscope.prediction.planner.pools import Pool, layout_at, searched
 from shardscope.prediction.planner.rank import Objective, objective_weights
 from shardscope.prediction.planner.rules import REASONS
-from shardscope.prediction.planner.search import Found, search
+from shardscope.prediction.planner.search import Found
 from shardscope.prediction.planner.setting import capacity
+from shardscope.prediction.planner.shipped import Limits, shipped_space
 from shardscope.prediction.planner.space import SearchAxes
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.host_calibration import AnyCalibration
@@ -66,9 +68,11 @@ def plan(
         optimizer: A value of `Layout.optimizer`, or several.
         flash_attention: Whether attention is one fused kernel; ``[True, False]`` tries both.
         calibration: Measured constants of the cluster; None for those of its device and the software.
-        software: Name of the framework that runs all layouts; None for that of the calibration, or else for each layout
-            the one that it suggests, as in `predict`: DeepSpeed with offload, FSDP2 with ZeRO 2 or 3, Megatron-Core
-            otherwise. `PlanRow.software` names it.
+        software: Name of the framework that runs all layouts. Only what it ships is searched (schedules, ZeRO stages,
+            context parallelism, offloading; see `spec.software`), except on axes that `fix` or `space` names, and
+            `Plans.caveat` says what others would save. None searches everything, for the software of the calibration,
+            or else for each layout the one that it suggests, as in `predict`: DeepSpeed with offload, FSDP2 with ZeRO 2
+            or 3, Megatron-Core otherwise. `PlanRow.software` names it.
 
     Raises:
         SpecError: A name is unknown or a value is invalid. If no layout fits, see `Plans.problem`.
@@ -88,7 +92,9 @@ def plan(
         require(space, SearchAxes, by="space", write="fix={'tensor': 8}, or space=SearchAxes(...)")
     if fix is not None:
         require(fix, Mapping, by="fix", write="fix={'tensor': 8}")
-    tried = (space or SearchAxes()).fixed(fix or {})
+    every = (space or SearchAxes()).fixed(fix or {})
+    given = {*(fix or {}), *(space.model_fields_set if space is not None else ())}
+    tried = shipped_space(every, software, given=given)
     _check_numbers(tried, cluster)
     asked = Asked(known_model(model), cluster, calibration, software)
     asked.setting(Layout())  # raises before the search, as does the next line
@@ -98,26 +104,16 @@ def plan(
     batch = _known_batch(asked.model, global_batch)
     recipes = _recipes(precision, optimizer, flash_attention)
     spared = tried if space is not None or "offload" in (fix or {}) else tried.fixed({"offload": "none"})
-    pools, found = _searched(asked, batch, spared, recipes, top)
+    pools, found = searched(asked, batch, spared, recipes, top)
     if spared != tried and not any(len(each.rows.body) for each in found):
-        pools, found = _searched(asked, batch, tried, recipes, top)
+        spared = tried
+        pools, found = searched(asked, batch, tried, recipes, top)
     problem = (
         "" if any(len(each.rows.body) for each in found) else _nothing_fits(asked, batch, tried, pools, found)
     )
-    return Plans(asked, batch, objective, top, tuple(pools), _rejected(pools, found), problem)
-
-
-def _searched(
-    asked: Asked, batch: int, space: SearchAxes, recipes: list[SharedSettings], top: int | None
-) -> tuple[list[Pool], list[Found]]:
-    """Return two lists, with the candidates and the search result for each recipe and software."""
-    pools, found = [], []
-    for recipe in recipes:
-        here = candidates(asked.model, asked.cluster, global_batch=batch, space=space, recipe=recipe)
-        for setting, part in asked.parts(here):
-            found.append(search(setting, part, keep=top))
-            pools.append(Pool(setting, part, found[-1].rows))
-    return pools, found
+    wider = every.replace(offload=spared.offload)
+    limits = None if spared == wider else Limits(spared, wider)
+    return Plans(asked, batch, objective, top, tuple(pools), _rejected(pools, found), problem, limits)
 
 
 def known_model(model: Model | str) -> Transformer:
@@ -242,7 +238,7 @@ def _more_nodes(asked: Asked, batch: int, space: SearchAxes, recipe: SharedSetti
     factor = 2
     while factor <= MOST_GROWTH and not asked.cluster.groups:
         more = asked.cluster.replace(nodes=asked.cluster.nodes * factor)
-        _, found = _searched(asked._replace(cluster=more), batch, space, [recipe], 1)
+        _, found = searched(asked._replace(cluster=more), batch, space, [recipe], 1)
         if any(len(each.rows.body) for each in found):
             return f"a layout would fit on {more.nodes} nodes ({more.num_devices} devices), or with more device memory"
         factor *= 4 if factor > 4 else 2

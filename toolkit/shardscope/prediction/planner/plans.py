@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,20 +16,23 @@ from shardscope.analytic.recomputation import layers_of_stage
 from shardscope.errors import SpecError, quoted
 from shardscope.prediction.planner import explain as explaining
 from shardscope.prediction.planner.asked import Asked
-from shardscope.prediction.planner.candidates import Candidates
 from shardscope.prediction.planner.filter import GIB, problem_with
+from shardscope.prediction.planner.pools import Pool, layout_at
 from shardscope.prediction.planner.rank import Floats, Objective, objective_weights, ranking, scores
-from shardscope.prediction.planner.search import RankedRows
 from shardscope.prediction.planner.setting import SearchSettings, capacity, memory_parts, time_of
+from shardscope.prediction.planner.shipped import (
+    Beyond,
+    Limits,
+    fastest_beyond,
+    lacking,
+    limited_texts,
+    unshipped_texts,
+)
 from shardscope.prediction.planner.table import table_html
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.step import cut, stage_layers
-from shardscope.spec.layout import (
-    OFFLOAD_NAMES,
-    RECOMPUTE_NAMES,
-    Layout,
-    schedule_names,
-)
+from shardscope.prediction.trainer_config import TrainerConfig, trainer_config
+from shardscope.spec.layout import Layout
 from shardscope.spec.partition import even_split
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope.spec.software import software_of
@@ -62,14 +65,6 @@ class PlanRow(NamedTuple):
     """Software for which the layout is planned; empty if the given calibration names none."""
 
 
-class Pool(NamedTuple):
-    """Candidates with one software, precision, optimizer and attention, and the rows that the search kept."""
-
-    setting: SearchSettings
-    found: Candidates
-    rows: RankedRows
-
-
 @dataclass(frozen=True, eq=False)
 class Plans:
     """Layouts ranked by an objective, and the number of rejected layouts by reason.
@@ -91,6 +86,8 @@ class Plans:
     """Number of rejected layouts by reason; `REASONS` describes the keys."""
     problem: str = ""
     """Why the table is empty and what to change; an empty string if it has rows."""
+    limits: Limits | None = None
+    """What the search leaves out because the software does not ship it; None for nothing."""
     order: Indices = field(init=False, repr=False)
     """Indices of all kept rows, best first."""
 
@@ -311,6 +308,22 @@ class Plans:
         layout = self._ranked("rank", rank)
         return rehearsal_of(self.asked.setting(layout), layout, model=model, step_s=step_s, steps=steps)
 
+    def trainer_config(self, rank: int = 1) -> TrainerConfig:
+        """Return the settings with which the plan's framework runs it: flags of Megatron-LM or torchtitan, or JSON.
+
+        Args:
+            rank: Position in the ranking, from 1.
+
+        Raises:
+            SpecError: The framework cannot run the layout, no settings can be written for it, or the ranking has no
+                such position.
+
+        Example:
+            >>> print(plan(model, cluster, software="megatron-core").trainer_config())  # doctest: +SKIP
+        """
+        layout = self._ranked("rank", rank)
+        return trainer_config(self.asked.model, layout, self.asked.setting(layout).calibration.software)
+
     def why(self, layout: Layout) -> str:
         """Explain why a layout is not the best: the rule it breaks, the memory it lacks, or the better plan."""
         if layout.global_batch != self.global_batch:
@@ -320,6 +333,10 @@ class Plans:
             )
         setting = self.asked.setting(layout)
         problem = problem_with(setting, layout)
+        if not problem and self.limits is not None and self.limits.leave_out(layout):
+            software = setting.calibration.software
+            label, missing = software_of(software).label, lacking(software, layout)
+            problem = f"{label} does not ship {missing}; name the axis in fix to search it anyway"
         if problem or not len(self):
             return problem or self.problem
         from shardscope.analytic.layouts import Layouts
@@ -356,16 +373,23 @@ class Plans:
             f": {'; '.join(told)}" if told else ""
         )
 
+    @cached_property
+    def beyond(self) -> Beyond | None:
+        """The fastest layout if the software shipped everything; None if it ships that one, or nothing was left out."""
+        if self.limits is None or not len(self):
+            return None
+        recipes = dict.fromkeys(pool.found.recipe for pool in self.pools)
+        return fastest_beyond(self.asked, self.global_batch, self.limits, list(recipes))
+
     def _unshipped(self) -> list[str]:
-        """Return a sentence if the best plan's software does not ship its pipeline schedule."""
+        """Return sentences about what the best plan's software does not ship: in it, or in layouts left out."""
         best = self[0] if len(self) else None
-        if best is None or not best.software or best.layout.pipeline == 1:
+        if best is None or not best.software:
             return []
-        software = software_of(best.software)
-        if best.layout.schedule in software.schedules:
-            return []
-        instead = f"fix={{'schedule': {list(software.schedules)}}} plans with what it ships"
-        return [f"{software.label} ships no {best.layout.schedule} schedule ({instead})"]
+        missing = lacking(best.software, best.layout)
+        if self.limits is None or missing:
+            return unshipped_texts(best.software, missing, is_named=self.asked.software is not None)
+        return limited_texts(best.software, self.beyond, float(self.time_s.min()))
 
     def __repr__(self) -> str:
         if not len(self):
@@ -387,12 +411,13 @@ class Plans:
     def to_dict(self) -> dict[str, Any]:
         """Return the table, best first, and the number of rejected layouts by reason, as JSON-compatible values."""
         rows = [{**plan._asdict(), "layout": plan.layout.model_dump(mode="json")} for plan in self]
-        known = self.setting.calibration
+        known, beyond = self.setting.calibration, self.beyond
         return {
             "software": known.software, "calibration": known.name, "note": known.note,
             "considered": self.considered, "valid": self.valid, "kept": len(self.order),
             "rejected": dict(self.rejected),
             "problem": self.problem, "plans": rows,
+            "beyond": beyond and {**beyond._asdict(), "layout": beyond.layout.model_dump(mode="json")},
         }  # fmt: skip
 
 
@@ -406,28 +431,6 @@ _COLUMNS = [*PlanRow._fields, "on_front", *_AXES]
 
 def _columns(layout: Layout) -> dict[str, Any]:
     return {name: layout.axis(name) for name in _AXES}
-
-
-def layout_at(layouts: Layouts, row: int, global_batch: int) -> Layout:
-    """Return one row of a table of layouts as a `Layout`."""
-    fields: dict[str, Any] = {}
-    named: dict[str, Sequence[Any]] = {
-        "schedule": schedule_names(), "recompute": RECOMPUTE_NAMES, "offload": OFFLOAD_NAMES,
-        "compression": layouts.compressions,
-    }  # fmt: skip
-    for name in Layout.model_fields:
-        if name == "global_batch":
-            fields[name] = global_batch
-            continue
-        value = getattr(layouts, name)
-        if isinstance(value, np.ndarray):
-            value = int(value[row])
-            value = named[name][value] if name in named else value
-        fields[name] = value
-    fields["sequence_parallel"] = bool(fields["sequence_parallel"])
-    whole = fields["shard"] == fields["data"] * fields["context"]
-    fields["shard"] = 0 if whole or not fields["zero"] else fields["shard"]
-    return Layout(**fields)
 
 
 def short(layout: Layout) -> str:

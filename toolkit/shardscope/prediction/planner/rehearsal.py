@@ -75,11 +75,6 @@ class Rehearsal:
     step_time_s: float
     notes: tuple[str, ...] = ()
 
-    @property
-    def slow_motion(self) -> float:
-        """Time here for one second of the plan."""
-        return self.step_time_s / self.planned_s
-
     def __repr__(self) -> str:
         told = " ".join(self.notes)
         return (

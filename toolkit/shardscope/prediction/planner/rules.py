@@ -33,6 +33,7 @@ REASONS: dict[str, str] = {
     "schedule": "the schedule needs more stages, micro-batches or layers, or layers that split evenly",
     "no pipeline": "without a pipeline all schedules are equivalent; only one is kept",
     "sequence-parallel": "sequence parallelism needs a tensor degree above 1 that divides a rank's sequence",
+    "ZeRO in a pipeline": "zero_in_pipelines leaves out this ZeRO stage with several pipeline stages",
     "no replicas": "without replicas or sharding it is equivalent to another layout; only one is kept",
     "no recomputation": "flash attention saves nothing that selective recomputation could drop; only one is kept",
     "recompute-layers": "it recomputes as many layers as another layout; only one is kept",

@@ -40,6 +40,8 @@ class SearchAxes(Spec):
     virtual_stages: tuple[Count, ...] = Field(default=(2, 3, 4, 6, 8), min_length=1)
     """Stages per rank for interleaved schedules; V-shaped schedules always have two, the others one."""
     zero: tuple[Literal[0, 1, 2, 3], ...] = Field(default=(0, 1, 2, 3), min_length=1)
+    zero_in_pipelines: tuple[Literal[0, 1, 2, 3], ...] = Field(default=(0, 1, 2, 3), min_length=1)
+    """Those of the ZeRO stages that are tried with several pipeline stages; several frameworks do not combine all."""
     shard: tuple[Literal["all", "node"], ...] = Field(default=("all", "node"), min_length=1)
     """Shard model states over all replicas, or over the replicas on one node (HSDP)."""
     recompute: tuple[Recompute, ...] = Field(default=("none", "selective", "full"), min_length=1)

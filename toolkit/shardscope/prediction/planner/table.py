@@ -26,7 +26,7 @@ KEY = (
     "data, tensor, pipeline, context, expert: degrees of parallelism; sp: sequence parallel; ZeRO 1 over 2: sharded "
     "over 2 of the replicas; ×2: stages on a rank; full, 3 of 8: only 3 of the 8 layers of a stage are recomputed; "
     "MFU: model FLOPs utilization. Schedules other than gpipe, 1f1b and interleaved split the backward pass to shrink "
-    "the bubble; if your framework lacks them, hold the schedule fixed"
+    "the bubble, and few frameworks ship them; name yours to search only what it ships"
 )
 """Explanation of the columns."""
 

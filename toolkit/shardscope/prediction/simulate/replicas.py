@@ -66,11 +66,6 @@ class Replicated:
     fixed: Floats
     times: Times
 
-    @property
-    def num_lanes(self) -> int:
-        """Number of lanes of all copies."""
-        return len(self.graph.lanes) * len(self.copies)
-
 
 def replicate(
     graph: Graph,

@@ -13,7 +13,9 @@ from shardscope.spec.software import memory_model
 def memory_with(model: Transformer, layouts: Layouts, cluster: Cluster, software: str) -> MemoryParts:
     """Return bytes by type of memory; offloaded bytes that exceed a device's share of host memory are on drives."""
     room = host_bytes_per_device(cluster)
-    return device_memory(model, layouts, framework=memory_model(software), host_capacity=room)
+    return device_memory(
+        model, layouts, framework=memory_model(software), device=cluster.device, host_capacity=room
+    )
 
 
 def room_on(cluster: Cluster, software: str, *, largest_bytes: float = 0.0) -> float:

@@ -29,6 +29,7 @@ def slowest_device(devices: Sequence[Device]) -> Device:
         memory_bytes=min(device.memory_bytes for device in devices),
         context_bytes=max(device.context_bytes for device in devices),
         peak_flops={name: min(device.peak_flops[name] for device in devices) for name in common},
+        architecture=devices[0].architecture if len({device.architecture for device in devices}) == 1 else "",
         memory_bandwidth=min(device.memory_bandwidth for device in devices),
         power_w=None if None in powers else max(power for power in powers if power is not None),
         host_bandwidth=min(device.host_bandwidth for device in devices),

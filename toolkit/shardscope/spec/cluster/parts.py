@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Self
 
 from pydantic import Field, model_validator
 
-from shardscope.errors import SpecError
+from shardscope.errors import SpecError, quoted
 from shardscope.spec import catalogue
 from shardscope.spec._base import Spec
 from shardscope.spec.units import Bandwidth, Bytes, BytesOrNone, Flops, Watts, bytes_text
@@ -24,6 +25,10 @@ class Device(Spec):
     """Peak FLOP/s of dense matrix products, by dtype: ``fp32``, ``tf32``, ``fp16``, ``bf16``, ``fp8``."""
     memory_bandwidth: Bandwidth
     """Bytes per second between the device and its own memory."""
+    architecture: str = ""
+    """Architecture as compilers name it, such as ``sm_90`` or ``gfx942``: from NVIDIA's table of compute capabilities
+    (developer.nvidia.com/cuda-gpus) or AMD's of specifications (rocm.docs.amd.com). Empty if it is not a GPU of either,
+    or unknown; then memory is predicted as for ``sm_90``."""
     power_w: Watts | None = None
     """Power limit, in watts."""
     host_bandwidth: Bandwidth = 25e9
@@ -39,6 +44,15 @@ class Device(Spec):
             raise SpecError(
                 f"context_bytes={bytes_text(self.context_bytes)} leaves nothing of "
                 f"memory_bytes={bytes_text(self.memory_bytes)} for tensors; give less, or 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_architecture(self) -> Self:
+        if not re.fullmatch(r"(sm_\d{2,3}|gfx[0-9a-f]+)?", self.architecture):
+            raise SpecError(
+                f"architecture={quoted(self.architecture)} is not an architecture's name; write it as a compiler does, "
+                "such as sm_90 or gfx942, or leave it empty"
             )
         return self
 

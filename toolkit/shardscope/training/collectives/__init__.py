@@ -2,15 +2,7 @@
 
 from shardscope.training.collectives.hierarchical import HierarchicalAllReduce
 from shardscope.training.collectives.process_group import MeteredProcessGroup
-from shardscope.training.collectives.ring import (
-    RingAllReduce,
-    ring_all_gather,
-    ring_all_reduce,
-    ring_reduce_scatter,
-)
-from shardscope.training.collectives.tree import TreeAllReduce, tree_all_reduce
+from shardscope.training.collectives.ring import RingAllReduce
+from shardscope.training.collectives.tree import TreeAllReduce
 
-__all__ = [
-    "HierarchicalAllReduce", "MeteredProcessGroup", "RingAllReduce", "TreeAllReduce",
-    "ring_all_gather", "ring_all_reduce", "ring_reduce_scatter", "tree_all_reduce",
-]  # fmt: skip
+__all__ = ["HierarchicalAllReduce", "MeteredProcessGroup", "RingAllReduce", "TreeAllReduce"]

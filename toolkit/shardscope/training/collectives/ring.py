@@ -240,18 +240,3 @@ class _LaneTransfer:
 
 def _bytes(tensor: torch.Tensor) -> int:
     return tensor.nbytes
-
-
-def ring_all_reduce(tensor: torch.Tensor, group: MeteredProcessGroup, **settings: Any) -> torch.Tensor:
-    """Sum `tensor` over the ranks of `group`, in place; `settings` are passed to `RingAllReduce`."""
-    return RingAllReduce(group, **settings).all_reduce_(tensor)
-
-
-def ring_reduce_scatter(tensor: torch.Tensor, group: MeteredProcessGroup, **settings: Any) -> torch.Tensor:
-    """Sum `tensor` over the ranks of `group`, and return this rank's chunk of the sum, a view of `tensor`."""
-    return RingAllReduce(group, **settings).reduce_scatter_(tensor)
-
-
-def ring_all_gather(tensor: torch.Tensor, group: MeteredProcessGroup, **settings: Any) -> torch.Tensor:
-    """Fill `tensor` in place with the chunks of all ranks; `settings` are passed to `RingAllReduce`."""
-    return RingAllReduce(group, **settings).all_gather_(tensor)

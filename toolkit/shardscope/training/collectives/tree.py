@@ -154,8 +154,3 @@ class _Flow:
     def _receive(self, into: torch.Tensor, peer: int, i: int, number: int) -> None:
         self.receives[peer, i] = self.transport.recv([into], peer, _FIRST_TAG + number)
         self.traffic.received_bytes += num_bytes(into)
-
-
-def tree_all_reduce(tensor: torch.Tensor, group: MeteredProcessGroup, **settings: Any) -> torch.Tensor:
-    """Sum `tensor` over the ranks of `group`, in place; `settings` are passed to `TreeAllReduce`."""
-    return TreeAllReduce(group, **settings).all_reduce_(tensor)

@@ -6,7 +6,7 @@ beyond the range of the dtype become infinite in a packet, and the caller checks
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -21,15 +21,15 @@ class Cast(Codec):
     infinity.
 
     Args:
-        dtype: ``torch.float16`` or ``torch.bfloat16``.
+        name: Name of the dtype, ``float16`` or ``bfloat16``.
     """
 
     may_overflow: ClassVar[bool] = True
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self.summable = dtype
-        is_narrow = dtype == torch.float16
+    def __init__(self, name: Literal["float16", "bfloat16"]) -> None:
+        self.dtype: torch.dtype = getattr(torch, name)
+        self.summable = self.dtype
+        is_narrow = self.dtype == torch.float16
         self.out_of_range = "use compression='bf16'" if is_narrow else "lower the learning rate"
 
     def num_bytes(self, num_elements: int) -> int:

@@ -92,6 +92,9 @@ ZERO_3 = (
 that ran, and the one that ran out of memory. Activations are offloaded (``--checkpoint-in-cpu``); runs that sharded
 them over tensor ranks instead are left out, because layouts cannot say so."""
 
+ZERO_3_SETTINGS = (("bucket_elements", 8192.0**2), ("live_elements", 1e9 + 0.9 * 8192**2))
+"""reduce_bucket_size, and stage3_max_live_parameters with stage3_prefetch_bucket_size, as the log prints them."""
+
 
 def bigscience() -> dict[str, list[MemoryRow]]:
     """Return the rows by table name."""
@@ -184,7 +187,8 @@ def _zero_3(tensor: int, data: int, ran: tuple[int, ...], too_large: int | None)
         )  # fmt: skip
         logged = 26118.23 / 1024 if (tensor, micro) == (4, 48) else None
         return MemoryRow(
-            "DeepSpeed ZeRO 3, V100", _gpt(), where, layout, "deepspeed", logged, "allocated", fits=fits
-        )
+            "DeepSpeed ZeRO 3, V100", _gpt(), where, layout, "deepspeed-0.5", logged, "allocated", fits=fits,
+            settings=ZERO_3_SETTINGS,
+        )  # fmt: skip
 
     return [run(micro, fits=True) for micro in ran] + ([run(too_large, fits=False)] if too_large else [])

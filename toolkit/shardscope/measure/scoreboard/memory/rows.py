@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from shardscope.analytic.layouts import Layouts
-from shardscope.analytic.memory import FRAMEWORKS, device_memory, process_bytes, stage_memory, tensor_room
+from shardscope.analytic.memory import (
+    FRAMEWORKS,
+    Framework,
+    device_memory,
+    process_bytes,
+    stage_memory,
+    tensor_room,
+)
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -35,6 +42,8 @@ class MemoryRow:
     """Whether the run ran, instead of running out of memory."""
     memory: str = ""
     """Memory model of an older release, a key of `analytic.memory.FRAMEWORKS`; empty for that of the software."""
+    settings: tuple[tuple[str, Any], ...] = ()
+    """Fields of the memory model that the run set, instead of the software's defaults, and their values."""
     is_fitted: bool = False
     """Whether values of the memory model were inferred from this peak (see `analytic.memory.frameworks`), or a part of
     it was added because this peak showed that it was missing."""
@@ -50,13 +59,20 @@ class MemoryRow:
 
     @property
     def framework(self) -> str:
-        """The memory model that predicts the row."""
+        """Name of the memory model that predicts the row."""
         return self.memory or memory_model(self.software)
+
+    @property
+    def conventions(self) -> Framework:
+        """The memory model that predicts the row, with the settings of the run."""
+        return FRAMEWORKS[self.framework]._replace(**dict(self.settings))
 
     @property
     def peak_gib(self) -> float:
         """Predicted peak of allocated tensors on the fullest device, in GiB."""
-        held = device_memory(self.model, Layouts.of([self.layout]), framework=self.framework)
+        held = device_memory(
+            self.model, Layouts.of([self.layout]), framework=self.conventions, device=self.cluster.device
+        )
         return float(held.total[0]) / GIB
 
     @property
@@ -70,7 +86,7 @@ class MemoryRow:
         return process_bytes(self.cluster.device, self.framework, peak * GIB) / GIB
 
     def _stage_gib(self, stage: int) -> float:
-        held = stage_memory(self.model, self.layout, framework=self.framework)
+        held = stage_memory(self.model, self.layout, framework=self.conventions, device=self.cluster.device)
         return float(held.total[stage]) / GIB
 
     @property

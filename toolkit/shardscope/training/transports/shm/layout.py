@@ -102,10 +102,6 @@ class Layout:
         """Position of a rank's slot in one of the two sets; behind those of all ranks is the buffer for results."""
         return self._sets + (parity * (self.world_size + 1) + rank) * self.slot_bytes
 
-    def result_start(self, parity: int) -> int:
-        """Position of the buffer for results in one of the two sets."""
-        return self.slot_start(parity, self.world_size)
-
     @property
     def size(self) -> int:
         """Size of the whole memory, in bytes."""

@@ -234,11 +234,6 @@ class ShardBuffers:
         chunks = [part[self.rank * each : (self.rank + 1) * each] for part in self._parts]
         self._pending.append((output, chunks))
 
-    @property
-    def num_pending(self) -> int:
-        """Number of tensors that wait to be reduced."""
-        return len(self._pending)
-
     def reduce(self, divisor: int) -> None:
         """Write the sums of all pending tensors, divided by `divisor`, to their outputs; call `meet` first."""
         pending, self._pending = self._pending, []

@@ -1,8 +1,9 @@
-"""A step that tells of its layers against the same step that does not, same ranks, interleaved.
+"""A step that samples its layers, or measures the gradient noise scale, against the same step that does not.
 
-python tests/benchmarks/layers.py [world_size]
+python tests/benchmarks/step_statistics.py [world_size]
 
-A run looks at every tenth step unless it is told otherwise, so a tenth of what is printed is what it costs.
+The same ranks take all of them in turns. A run samples its layers at every tenth step unless it is told otherwise, so a
+tenth of what is printed is what that costs.
 """
 
 from __future__ import annotations
@@ -16,16 +17,22 @@ import shardscope as ss
 from benchmarks._ranks import by_record, compare_on_ranks
 
 ROUNDS = 30
-CASES = {
+WITH_LAYERS = {
     "lamb": {"optimizer": "lamb"},
     "lamb, zero-3": {"optimizer": "lamb", "strategy": "zero-3"},
     "sgd, topk": {"optimizer": "sgd", "compression": "topk"},
     "sgd, int8 with feedback": {"optimizer": "sgd", "compression": ss.Compression("int8", feedback=True)},
 }
+WITH_NOISE = {"noise scale": {}, "noise scale, int8": {"compression": "int8"}}
 QUIET = {"memory_first": 0, "memory_every": None}
-RECORDS = {
+LAYERS = {
     "off": ss.Record(layers_every=0, **QUIET),
     "a step that looks": ss.Record(layers_every=1, **QUIET),
+}
+NOISE = {
+    "off": ss.Record(),
+    "every step": ss.Record(noise_scale=True),
+    "on, other steps": ss.Record(noise_scale=True, noise_every=10**6),
 }
 
 
@@ -35,7 +42,11 @@ def job(**fields: object) -> ss.Job:
 
 
 def main() -> None:
-    cases = {f"gpt-nano, {name}": by_record(job(**fields), RECORDS) for name, fields in CASES.items()}
+    cases = {
+        f"gpt-nano, {name}": by_record(job(**fields), records)
+        for some, records in ((WITH_LAYERS, LAYERS), (WITH_NOISE, NOISE))
+        for name, fields in some.items()
+    }
     compare_on_ranks(cases, rounds=ROUNDS, baseline="off")
 
 

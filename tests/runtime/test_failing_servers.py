@@ -1,9 +1,8 @@
-"""Parameter servers and gossip: whoever dies is named with its role, stopping is quick, and bad input is refused."""
+"""Parameter servers and gossip: whoever fails is named with its role, and stopping is quick."""
 
 from __future__ import annotations
 
 import os
-import signal
 import time
 from typing import Any
 
@@ -12,50 +11,9 @@ import torch
 from torch import nn
 
 import shardscope as ss
-from conformance.runs import all_gone, endless_job, family, rank_pids, small_job, wait_for
+from conformance.runs import endless_job, rank_pids, small_job, wait_for
 
 pytestmark = pytest.mark.slow
-
-KILLS = [
-    (
-        ss.ParameterServer(),
-        0,
-        r"rank 0 \(server and worker\) of strategy 'parameter-server' was killed by SIGKILL",
-    ),
-    (ss.ParameterServer(), 2, r"rank 2 \(worker\) of strategy 'parameter-server' was killed by SIGKILL"),
-    (
-        ss.ParameterServer(mode="async", dedicated=True),
-        0,
-        r"rank 0 \(server\) of strategy 'parameter-server:async, d",
-    ),
-    (
-        ss.ParameterServer(mode="ssp", servers=2),
-        1,
-        r"rank 1 \(server and worker\) .*:ssp, 2 servers' was killed",
-    ),
-    (
-        ss.ParameterServer(mode="async", dedicated=True),
-        1,
-        r"rank 1 \(worker\) of strategy .* was killed by SIGKILL",
-    ),
-    (ss.Gossip(), 1, r"rank 1 of strategy 'gossip' was killed by SIGKILL"),
-]
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize(("strategy", "victim", "sentence"), KILLS)
-def test_the_dead_rank_is_named_with_its_role(strategy: Any, victim: int, sentence: str) -> None:
-    run = ss.launch(endless_job(strategy=strategy, world_size=3, batch=48))
-    pids = rank_pids(run)
-    processes = family(run)
-    os.kill(pids[victim], signal.SIGKILL)
-    with pytest.raises(ss.RunFailed, match=sentence) as failed:
-        run.wait(60)
-    assert failed.value.rank == victim
-    assert "\n" not in str(failed.value)
-    assert run.summary().steps >= 1
-    assert all_gone(processes)
-
 
 STOPPED = [
     ss.ParameterServer(),
@@ -163,38 +121,6 @@ def test_a_worker_that_falls_silent_is_named_by_the_server_that_waits_for_it(str
         ss.RunFailed, match=r"rank 0 \(server.*worker rank 2 sent nothing for 10 s; .*raise timeout_s=10"
     ):
         run.wait(120)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"strategy": "parameter-server:asinc"}, "mode='asinc' is not known; did you mean 'async'"),
-        (
-            {"strategy": {"kind": "parameter-server", "servers": 3}},
-            "strategy.servers=3 is too many for world_size=2; use at most 2",
-        ),
-        (
-            {"strategy": {"kind": "parameter-server", "servers": 2, "dedicated": True}},
-            "strategy.servers=2 is too many for world_size=2, since one rank must be a worker; use at most 1",
-        ),
-        ({"strategy": {"kind": "parameter-server", "staleness": -1}}, "staleness=-1"),
-        (
-            {
-                "strategy": {"kind": "parameter-server", "servers": 2, "mode": "async"},
-                "optimizer": ss.Optimizer("lamb", max_grad_norm=1.0),
-            },
-            "optimizer.max_grad_norm=1.0 needs the whole gradient",
-        ),
-        ({"strategy": "parameter-server", "world_size": 1}, "needs at least 2 ranks"),
-        ({"strategy": "gossip:0"}, "mix_every=0"),
-        ({"strategy": "gossip", "world_size": 1}, "needs at least 2 ranks"),
-    ],
-)
-def test_impossible_jobs_are_refused_before_anything_starts(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ss.SpecError) as refused:
-        small_job(**fields)
-    assert message in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("strategy", ["parameter-server:async", "gossip"])

@@ -1,0 +1,124 @@
+"""Settings for trainers: Megatron-LM's flags are read back by the reader of its logs, and refusals name a way out."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shardscope.errors import SpecError
+from shardscope.measure.calibrate.logs import row_of_log
+from shardscope.prediction.planner import plan
+from shardscope.prediction.trainer_config import trainer_config
+from shardscope.spec.cluster import Cluster
+from shardscope.spec.layout import Layout
+from shardscope.spec.model import Model
+
+LLAMA, GPT = Model.of("llama-3-8b"), Model.of("gpt3-175b")
+LAYOUTS = [
+    (LLAMA, Layout(data=4, tensor=2, global_batch=64, micro_batch=2, sequence_parallel=True, zero=1)),
+    (LLAMA, Layout(data=2, pipeline=4, global_batch=32, schedule="interleaved", virtual_stages=2)),
+    (GPT, Layout(data=2, tensor=8, pipeline=8, global_batch=32, recompute="full", precision="fp16-mixed")),
+    (GPT, Layout(tensor=8, pipeline=8, context=2, global_batch=32, recompute="full", recompute_layers=5)),
+    (LLAMA, Layout(data=8, global_batch=8, recompute="selective", precision="fp8-mixed", zero=1)),
+]
+
+
+def arguments(config):
+    """The settings as Megatron-LM keeps them, by the name of the argument."""
+    words = [line.rstrip(" \\").split(maxsplit=1) for line in config.text.splitlines()]
+    return {word[0][2:].replace("-", "_"): word[1] if len(word) > 1 else "True" for word in words}
+
+
+def log(config, *, ranks, vocab):
+    """What Megatron-LM prints when it is started with these flags: its arguments, and three steps."""
+    known = arguments(config)
+    known["world_size"] = str(ranks)
+    known["add_bias_linear"] = str("disable_bias_linear" not in known)
+    known["virtual_pipeline_model_parallel_size"] = known.pop("num_virtual_stages_per_pipeline_rank", "None")
+    known["fp8"] = known.pop("fp8_format", "None")
+    known["transformer_impl"] = "transformer_engine"
+    lines = [f"  {name} ....... {value}" for name, value in known.items()]
+    step = "iteration {}/ 9 | elapsed time per iteration (ms): 5.0"
+    return "\n".join(
+        [*lines, f" > padded vocab (size: 1) (new size: {vocab})", *map(step.format, range(1, 4))]
+    )
+
+
+@pytest.mark.parametrize(("model", "layout"), LAYOUTS)
+def test_megatrons_flags_are_read_back_as_the_same_layout_and_model(model, layout):
+    config = trainer_config(model, layout, "megatron-core")
+    row = dict(row_of_log(log(config, ranks=layout.num_devices, vocab=model.vocab), "log"))
+    found = row.pop("model")
+    fields = {name: row[name] for name in Layout.model_fields if name in row}
+    assert Layout(**fields) == layout
+    assert found.replace(name=model.name, source=model.source) == model
+    assert f"make {layout.data} replicas" in config.remarks[0]
+
+
+def test_experts_and_groups_of_shards_have_flags():
+    mixture = Model.of("mixtral-8x7b")
+    known = arguments(
+        trainer_config(mixture, Layout(data=8, expert=8, zero=1, shard=4, global_batch=8), "megatron")
+    )
+    assert (known["num_experts"], known["moe_router_topk"], known["expert_model_parallel_size"]) == (
+        "8",
+        "2",
+        "8",
+    )
+    assert known["num_distributed_optimizer_instances"] == "2"
+
+
+def test_torchtitan_shards_as_the_layout_does():
+    hybrid = Layout(data=8, zero=3, shard=4, pipeline=2, schedule="zbv", virtual_stages=2, global_batch=64)
+    known = arguments(trainer_config(LLAMA, hybrid, "fsdp"))
+    named = {name.removeprefix("parallelism."): value for name, value in known.items()}
+    assert (named["data_parallel_replicate_degree"], named["data_parallel_shard_degree"]) == ("2", "4")
+    assert named["fsdp_reshard_after_forward"] == "always"
+    assert (named["pipeline_parallel_schedule"], named["pipeline_parallel_layers_per_stage"]) == (
+        "ZBVZeroBubble",
+        "8",
+    )
+
+
+def test_deepspeeds_json_has_the_batch_the_stage_and_what_is_offloaded():
+    layout = Layout(data=8, zero=3, offload="states", global_batch=64, micro_batch=2)
+    config = trainer_config(LLAMA, layout)
+    found = json.loads(config.text)
+    assert config.trainer.startswith("DeepSpeed")
+    assert found["train_batch_size"] == (
+        8 * found["train_micro_batch_size_per_gpu"] * found["gradient_accumulation_steps"]
+    )
+    assert found["zero_optimization"]["stage"] == 3
+    assert found["zero_optimization"]["offload_param"]["device"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("layout", "software", "told"),
+    [
+        (
+            Layout(pipeline=2, schedule="zbv", virtual_stages=2, global_batch=8),
+            "megatron-core",
+            "does not ship the zbv schedule; plan with software='megatron-core'",
+        ),
+        (Layout(data=2, zero=3, global_batch=2), "megatron-core", "does not ship ZeRO 3"),
+        (Layout(data=2, zero=1, global_batch=2), "fsdp2", "plan with software='torchtitan'"),
+        (Layout(tensor=2), "deepspeed", r"fix=\{'tensor': 1\}"),
+        (Layout(data=2, offload="states", global_batch=2), "deepspeed", "use zero=3"),
+        (Layout(pipeline=3, global_batch=6), "megatron-core", "not a multiple of 3 stages"),
+        (Layout(), "nemo", "cannot be written yet; use one of megatron-core"),
+    ],
+)
+def test_what_a_trainer_cannot_run_is_refused_with_a_way_out(layout, software, told):
+    with pytest.raises(SpecError, match=told):
+        trainer_config(LLAMA, layout, software)
+
+
+def test_a_plan_gives_the_settings_of_its_framework():
+    shipped = {"schedule": ["1f1b", "interleaved"]}
+    plans = plan(LLAMA, Cluster.of("h100-80gb", nodes=1, per_node=8), fix=shipped)
+    known = arguments(plans.trainer_config())
+    assert known["tensor_model_parallel_size"] == str(plans.best.layout.tensor)
+    assert known["micro_batch_size"] == str(plans.best.layout.micro_batch)
+    with pytest.raises(SpecError, match="rank=0"):
+        plans.trainer_config(0)

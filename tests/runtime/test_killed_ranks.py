@@ -1,0 +1,63 @@
+"""A rank dies under any strategy: the run ends with one sentence that names it and its role, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+import shardscope as ss
+from conformance.runs import all_gone, endless_job, family, rank_pids
+
+DEDICATED = ss.ParameterServer(mode="async", dedicated=True)
+KILLS: list[tuple[Any, int, int, str]] = [
+    ("all-reduce", 3, 0, "rank 0 of strategy 'all-reduce'"),
+    ("all-reduce", 3, 2, "rank 2 of strategy 'all-reduce'"),
+    ("ring", 3, 0, "rank 0 of strategy 'ring'"),
+    ("ring", 3, 2, "rank 2 of strategy 'ring'"),
+    ("tree", 4, 0, "rank 0 of strategy 'tree'"),
+    ("tree", 4, 3, "rank 3 of strategy 'tree'"),
+    ("hierarchical:2", 4, 0, "rank 0 of strategy 'hierarchical:2'"),
+    ("hierarchical:2", 4, 3, "rank 3 of strategy 'hierarchical:2'"),
+    ("zero-1", 3, 1, "rank 1 of strategy 'zero-1'"),
+    ("zero-2", 3, 1, "rank 1 of strategy 'zero-2'"),
+    ("zero-3", 3, 1, "rank 1 of strategy 'zero-3'"),
+    (ss.Gossip(), 3, 1, "rank 1 of strategy 'gossip'"),
+    (ss.ParameterServer(), 3, 0, "rank 0 (server and worker) of strategy 'parameter-server'"),
+    (ss.ParameterServer(), 3, 2, "rank 2 (worker) of strategy 'parameter-server'"),
+    (DEDICATED, 3, 0, "rank 0 (server) of strategy 'parameter-server:async, dedicated'"),
+    (DEDICATED, 3, 1, "rank 1 (worker) of strategy 'parameter-server:async, dedicated'"),
+    (
+        ss.ParameterServer(mode="ssp", servers=2), 3, 1,
+        "rank 1 (server and worker) of strategy 'parameter-server:ssp, 2 servers'",
+    ),
+    ("pipeline", 3, 0, "rank 0 (stage 0) of strategy 'pipeline:"),
+    ("pipeline:1f1b", 3, 2, "rank 2 (stage 2) of strategy 'pipeline:"),
+    ("pipeline:zbv", 3, 1, "rank 1 (stages 1 and 4) of strategy 'pipeline:"),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.sampled
+@pytest.mark.parametrize(("strategy", "world_size", "victim", "who"), KILLS)
+def test_a_killed_rank_is_named_with_its_role(strategy: Any, world_size: int, victim: int, who: str) -> None:
+    model = "resnet" if strategy == "pipeline:zbv" else "mlp"
+    batch = ss.Batch(48, micro_batch=4) if str(strategy).startswith("pipeline") else ss.Batch(48)
+    run = ss.launch(endless_job(strategy=strategy, model=model, world_size=world_size, batch=batch))
+    pids = rank_pids(run)
+    processes = family(run)
+    os.kill(pids[victim], signal.SIGKILL)
+    with pytest.raises(ss.RunFailed) as failed:
+        run.wait(60)
+    sentence = str(failed.value)
+    assert sentence.startswith(who), sentence
+    assert "was killed by SIGKILL" in sentence
+    assert "\n" not in sentence
+    assert failed.value.rank == victim
+    assert failed.value.step is not None
+    assert failed.value.step >= 1
+    assert (run.state, run.cause) == ("failed", "killed")
+    assert run.summary().steps >= 1
+    assert all_gone(processes)

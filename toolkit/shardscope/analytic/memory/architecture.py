@@ -1,0 +1,53 @@
+"""What a device's architecture changes in memory: workspaces for matrix products, transposes of fp8 weights."""
+
+from __future__ import annotations
+
+from shardscope.spec.cluster import Device
+
+MIB = 2**20
+_CPU = "cpu"
+"""Name of the device that stands for a rank on a CPU."""
+
+
+def is_cpu(device: Device | None) -> bool:
+    """Return whether a device stands for a rank on a CPU; None is a GPU of this machine."""
+    return device is not None and device.name == _CPU
+
+
+def torch_workspace_bytes(device: Device | None) -> float:
+    """Return the bytes that matrix products take as workspace when torch runs a training step; None is any GPU.
+
+    torch gives one workspace to each thread that computes, the one of the forward and the one of the backward pass
+    (``parseChosenWorkspaceSize`` in ``CUDABlas.cpp``, later ``CublasHandlePool.cpp``). The size is that of its current
+    releases; an H100 confirmed it. An unknown architecture counts as one of NVIDIA since Hopper.
+
+    Example:
+        >>> [torch_workspace_bytes(Device.of(name)) / 2**20 for name in ("a100-80gb", "h100-80gb")]
+        [16.25, 64.0]
+    """
+    if is_cpu(device):
+        return 0.0
+    name = device.architecture if device else ""
+    if name.startswith("gfx"):
+        return 2.0 * MIB * (128 if name.startswith(("gfx94", "gfx95")) else 32)
+    return 2.0 * MIB * (32 if _capability(name) >= 90 or not name else 8 + 1 / 8)
+
+
+def reads_any_fp8_layout(device: Device | None) -> bool:
+    """Return whether fp8 matrix products of a device, with one scale per tensor, read transposed matrices in place.
+
+    If not, as on Hopper and Ada, training needs a transpose of each weight too. TransformerEngine asks
+    ``nvte_is_non_tn_fp8_gemm_supported``: since sm_100, except for sm_120 to sm_129. None is a device that does not.
+
+    Example:
+        >>> [reads_any_fp8_layout(Device.of(name)) for name in ("h100-80gb", "gb200")]
+        [False, True]
+    """
+    capability = _capability(device.architecture if device else "")
+    return 100 <= capability < 120 or capability >= 130
+
+
+def _capability(architecture: str) -> int:
+    """Return the number of an architecture of NVIDIA, ten times its compute capability; 0 for others."""
+    number = architecture.removeprefix("sm_")
+    return int(number) if number != architecture and number.isdigit() else 0

@@ -1,0 +1,94 @@
+"""The moment of a step at which a rank needs the most memory.
+
+Gradients and saved activations are seldom all allocated at once. Five moments are compared; the largest is the peak:
+
+- as the loss is computed, with all saved activations, the logits, and gradients only if those of an earlier micro-batch
+  exist; autocast's copies of weights still exist;
+- as the logits' gradient is computed, with the same, but without copies of weights that layers compute again;
+- as the backward pass begins, in the last layer, with all saved activations and the gradients of that layer and of the
+  output projection;
+- as the backward pass ends, in the first layer, with all gradients, when the activations of the other layers are freed;
+- in the update, with all gradients and no activations.
+
+In between, gradients grow as activations are freed, both in proportion to the layers, so the sum is largest at an end.
+Gradients of an earlier micro-batch exist at the first three moments if the rank runs more micro-batches than it keeps
+in flight, or if the framework keeps gradients allocated from step to step (`Framework.keeps_gradients_from`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardscope.analytic.memory.rows import Floats
+from shardscope.analytic.memory.stage import NONE, Blocks
+
+LOSS, LOGITS, BEGINS, ENDS, UPDATE = range(5)
+AT_LOSS = (LOSS, LOGITS)
+MOMENTS = (
+    "as the loss is computed",
+    "as the logits' gradient is computed",
+    "as the backward pass begins",
+    "as the backward pass ends",
+    "in the update",
+)
+"""Names of the moments, by number."""
+
+
+class Peak(NamedTuple):
+    """The moment of the peak and what differs between moments, in bytes, for a table of layouts."""
+
+    moment: npt.NDArray[np.int64]
+    """Index into `MOMENTS`."""
+    gradients: Floats
+    activations: Floats
+    copies: Floats
+    """Low-precision copies of weights."""
+    buffers: Floats
+    """Temporary tensors, gathered weights, and buckets of gradients."""
+
+    @property
+    def total(self) -> Floats:
+        """Bytes of everything that differs between moments."""
+        return self.gradients + self.activations + self.copies + self.buffers
+
+
+def gradients_of(blocks: Blocks) -> Floats:
+    """Return the bytes of all gradients of a rank."""
+    return blocks.dense.gradients + blocks.experts.gradients
+
+
+def peak_of(blocks: Blocks, gradients: Floats, offloaded: Floats, here: npt.NDArray[np.bool_]) -> Peak:
+    """Return the peak of a rank.
+
+    Args:
+        blocks: Memory of the rank by block.
+        gradients: All gradients that are on the device.
+        offloaded: Saved activations that are not on the device, but on its host.
+        here: Whether weights are on the device, and so copies of them.
+    """
+    all_saved = blocks.saved + blocks.embedding_mask + blocks.outputs
+    saved, copies = all_saved - offloaded, blocks.copies * here
+    at_loss = blocks.at_loss + blocks.gathered + blocks.standing
+    in_layer = blocks.in_layer + blocks.gathered + blocks.bucket
+    if blocks.early is None:
+        moment = np.where(at_loss >= in_layer, LOGITS, BEGINS)
+        return Peak(moment, gradients, saved, copies, np.maximum(at_loss, in_layer))
+    early = blocks.early
+    before = gradients * early.accumulates
+    begun = np.where(early.accumulates, gradients, np.minimum(early.gradients, gradients))
+    left = np.minimum(saved, all_saved - blocks.saved_once * (1 - 1 / early.layers))
+    begin, end, update = (part * here for part in (early.copies_begin, early.copies_end, early.copies_update))
+    best, *others = (
+        Peak(np.full(1, LOSS), before, saved, copies, at_loss - early.logits_later),
+        Peak(np.full(1, LOGITS), before, saved, begin, at_loss),
+        Peak(np.full(1, BEGINS), begun, saved, begin, in_layer),
+        Peak(np.full(1, ENDS), gradients, left, end, in_layer),
+        Peak(np.full(1, UPDATE), gradients, NONE, update, blocks.update + blocks.copied),
+    )
+    for other in others:
+        is_more = other.total > best.total
+        best = Peak(*(np.where(is_more, theirs, ours) for theirs, ours in zip(other, best, strict=True)))
+    return best

@@ -1,0 +1,117 @@
+"""Limit a search to what the named software ships, and say what the layouts beyond would save.
+
+Only what the caller leaves open is limited: an axis that `fix` or `space` names is searched as given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardscope.prediction.planner.asked import Asked
+from shardscope.prediction.planner.candidates import SharedSettings
+from shardscope.prediction.planner.pools import layout_at, searched
+from shardscope.prediction.planner.space import SearchAxes
+from shardscope.spec.layout import Layout
+from shardscope.spec.software import software_of
+
+LEAST_SAVED = 0.01
+"""Smallest saving that is mentioned, as a fraction of the step time."""
+
+
+class Beyond(NamedTuple):
+    """The fastest layout of a search that is not limited to what the software ships."""
+
+    layout: Layout
+    time_s: float
+    lacking: str
+    """What the software does not ship of it, in words."""
+
+
+class Limits(NamedTuple):
+    """A search space, and what it would be if the software shipped everything."""
+
+    space: SearchAxes
+    wider: SearchAxes
+
+    def leave_out(self, layout: Layout) -> bool:
+        """Return whether a layout is not in the space because the software does not ship it."""
+        is_piped = layout.pipeline > 1
+        found: dict[str, Any] = {
+            "zero": layout.zero,
+            "offload": layout.offload,
+            "context": layout.context,
+            "pipeline": layout.pipeline,
+        }
+        if is_piped:
+            found |= {"schedule": layout.schedule, "zero_in_pipelines": layout.zero}
+        tried = {name: (getattr(self.space, name), getattr(self.wider, name)) for name in found}
+        return any(here != all_ and found[name] not in here for name, (here, all_) in tried.items())
+
+
+def shipped_space(space: SearchAxes, software: str | None, *, given: Collection[str]) -> SearchAxes:
+    """Return the space without what the software does not ship; without a name of software, it is not limited.
+
+    Args:
+        space: The values to try.
+        software: Name of the framework.
+        given: Axes that the caller has set, which stay as they are.
+    """
+    if software is None:
+        return space
+    shipped = software_of(software).shipped
+    axes = {name: values for name, values in shipped.axes().items() if name not in given}
+    if (
+        shipped.zero_in_pipelines
+        and not {"zero", "pipeline"} <= {*given}
+        and "zero_in_pipelines" not in given
+    ):
+        axes["zero_in_pipelines"] = shipped.zero_in_pipelines
+    return space.fixed(axes)
+
+
+def lacking(software: str, layout: Layout) -> str:
+    """Return in words what a layout has that the software does not ship; empty for nothing and for unknown software."""
+    return " and ".join(software_of(software).shipped.lacks(layout)) if software else ""
+
+
+def fastest_beyond(
+    asked: Asked, batch: int, limits: Limits, recipes: Sequence[SharedSettings]
+) -> Beyond | None:
+    """Return the fastest layout of the space without limits; None if it is in the space with them."""
+    pools, _ = searched(asked, batch, limits.wider, recipes, 1)
+    pool = min(pools, key=lambda each: each.rows.time_s.min(initial=np.inf))
+    if not len(pool.rows.time_s):
+        return None
+    row = pool.rows.at(np.array([pool.rows.time_s.argmin()]))
+    layout = layout_at(pool.found.layouts(*row[:4]), 0, batch)
+    if not limits.leave_out(layout):
+        return None
+    return Beyond(layout, float(row.time_s[0]), lacking(pool.setting.calibration.software, layout))
+
+
+def limited_texts(software: str, beyond: Beyond | None, fastest_s: float) -> list[str]:
+    """Return sentences that say what a search was limited to, and how much faster the fastest layout beyond is."""
+    label = software_of(software).label
+    texts = [f"only what {label} ships was searched"]
+    saved = 0.0 if beyond is None else 1 - beyond.time_s / fastest_s
+    if beyond is None or saved < LEAST_SAVED:
+        return texts
+    return [*texts, f"{beyond.lacking}, which it does not ship, would take {saved:.0%} off the step"]
+
+
+def unshipped_texts(software: str, missing: str, *, is_named: bool) -> list[str]:
+    """Return sentences for a table that has layouts which the software does not ship.
+
+    Args:
+        software: The best plan's software.
+        missing: What it does not ship of the best plan.
+        is_named: Whether the caller named the software.
+    """
+    label = software_of(software).label
+    cure = f"; software={software!r} searches only what it ships"
+    if missing:
+        return [f"{label} does not ship {missing}{cure * (not is_named)}"]
+    return [] if is_named else [f"layouts that {label} does not ship were searched too{cure}"]

@@ -1,0 +1,60 @@
+"""Settings with which a trainer runs a layout: Megatron-LM's flags, torchtitan's flags, or DeepSpeed's JSON.
+
+Each trainer has a module with one function that returns a `TrainerConfig`, and refuses what the trainer cannot run.
+Names of settings are those of Megatron-LM, torchtitan and DeepSpeed of August 2026.
+"""
+
+from __future__ import annotations
+
+from shardscope.errors import SpecError
+from shardscope.prediction.trainer_config.config import TrainerConfig
+from shardscope.prediction.trainer_config.deepspeed import deepspeed_config
+from shardscope.prediction.trainer_config.megatron import megatron_config
+from shardscope.prediction.trainer_config.torchtitan import torchtitan_config
+from shardscope.spec.layout import Layout
+from shardscope.spec.model import Transformer
+from shardscope.spec.software import assumed_software, software_of
+
+__all__ = ["TrainerConfig", "trainer_config"]
+
+_WRITERS = {
+    "megatron-core": megatron_config,
+    "fsdp2": torchtitan_config,
+    "torchtitan": torchtitan_config,
+    "deepspeed": deepspeed_config,
+}
+
+
+def trainer_config(model: Transformer, layout: Layout, software: str | None = None) -> TrainerConfig:
+    """Return the settings with which a trainer runs this layout of a model.
+
+    Args:
+        model: The model, whose sizes Megatron-LM takes as flags.
+        layout: The layout.
+        software: ``megatron-core``, ``torchtitan`` (also for ``fsdp2``) or ``deepspeed``; None for the one that the
+            layout suggests, as in `predict`.
+
+    Raises:
+        SpecError: The trainer cannot run the layout, or no settings can be written for it.
+
+    Example:
+        >>> model = Transformer(name="small", layers=4, hidden=64, heads=4, vocab=256, seq=128)
+        >>> trainer_config(model, Layout(data=2, tensor=2, global_batch=8)).text.split()[:2]
+        ['--tensor-model-parallel-size', '2']
+    """
+    layout.check(model)
+    known = assumed_software(layout).software if software is None else software_of(software)
+    if known.name not in _WRITERS:
+        raise SpecError(
+            f"software={known.name!r} has settings that cannot be written yet; use one of {', '.join(_WRITERS)}"
+        )
+    if layout.compression.name != "none":
+        raise SpecError(
+            f"compression={layout.compression.name!r} is not a setting of {known.label}; use a layout without it"
+        )
+    if lacking := known.shipped.lacks(layout):
+        raise SpecError(
+            f"{known.label} does not ship {' or '.join(lacking)}; plan with software={known.name!r}, which searches "
+            "only what it ships"
+        )
+    return _WRITERS[known.name](model, layout)

@@ -1,0 +1,29 @@
+"""What is written for any trainer: text to paste, and what it leaves to the user."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class TrainerConfig(NamedTuple):
+    """Settings of a trainer as text; `str` returns the text alone."""
+
+    trainer: str
+    """The trainer, such as ``Megatron-LM``, and where the text belongs."""
+    text: str
+    remarks: tuple[str, ...]
+    """Sentences on what the text does not contain."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def flags(settings: Mapping[str, object]) -> str:
+    """Return command-line flags, one a line; True stands for a flag without a value, and False for none."""
+    lines = [
+        f"--{name}" if value is True else f"--{name} {value}"
+        for name, value in settings.items()
+        if value is not False
+    ]
+    return " \\\n".join(lines)

@@ -1,0 +1,79 @@
+"""A layout as DeepSpeed's JSON configuration, by the names of its documentation."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from shardscope.errors import SpecError
+from shardscope.prediction.trainer_config.config import TrainerConfig
+from shardscope.spec.layout import Layout
+from shardscope.spec.model import Transformer
+
+_OFFLOADED = {"none": (), "optimizer": ("optimizer",), "states": ("optimizer", "param")}
+
+
+def deepspeed_config(model: Transformer, layout: Layout) -> TrainerConfig:
+    """Return the JSON for a data-parallel layout, with ZeRO and offloading of model states.
+
+    Raises:
+        SpecError: The layout splits the model, or offloads activations.
+    """
+    for name in ("tensor", "pipeline", "context", "expert"):
+        if getattr(layout, name) > 1:
+            raise SpecError(
+                f"{name}={getattr(layout, name)} is set in the code of the model for DeepSpeed, not in its JSON; plan "
+                f"with fix={{'{name}': 1}}, or software='megatron-core'"
+            )
+    if layout.offload not in _OFFLOADED:
+        raise SpecError(
+            f"offload={layout.offload!r} moves activations, which is not part of DeepSpeed's JSON; use one of "
+            f"{', '.join(_OFFLOADED)}"
+        )
+    text = json.dumps(_settings(layout), indent=2)
+    return TrainerConfig("DeepSpeed, ds_config.json", text, _remarks(model, layout))
+
+
+def _settings(layout: Layout) -> dict[str, Any]:
+    half = {"bf16-mixed": "bf16", "fp16-mixed": "fp16"}.get(layout.precision)
+    if half is None and layout.precision != "fp32":
+        raise SpecError(
+            f"precision={layout.precision!r} is not an option of DeepSpeed; use fp32, bf16-mixed or fp16-mixed"
+        )
+    return {
+        "train_batch_size": layout.global_batch,
+        "train_micro_batch_size_per_gpu": layout.micro_batch,
+        "gradient_accumulation_steps": layout.num_micro_batches,
+        **({half: {"enabled": True}} if half else {}),
+        "zero_optimization": _zero(layout),
+    }
+
+
+def _zero(layout: Layout) -> dict[str, Any]:
+    if layout.shard and layout.shard < layout.data:
+        raise SpecError(
+            f"shard={layout.shard} is not an option of DeepSpeed's JSON; use shard=0, which shards over all ranks"
+        )
+    needed = {"none": 0, "optimizer": 1, "states": 3}[layout.offload]
+    if layout.zero < needed:
+        raise SpecError(
+            f"offload={layout.offload!r} needs ZeRO stage {needed} or higher in DeepSpeed; use zero={needed}"
+        )
+    parts = _OFFLOADED[layout.offload]
+    return {
+        "stage": layout.zero,
+        **{f"offload_{part}": {"device": "cpu", "pin_memory": True} for part in parts},
+    }
+
+
+def _remarks(model: Transformer, layout: Layout) -> tuple[str, ...]:
+    recompute = {
+        "none": "without activation checkpointing",
+        "selective": "with its attention alone recomputed",
+        "full": "with activation checkpointing (for Hugging Face, model.gradient_checkpointing_enable())",
+    }[layout.recompute]
+    optimizer = layout.optimizer.label
+    return (
+        f"The model's code runs {recompute}, on sequences of {model.seq:,} tokens.",
+        f"It passes {optimizer} to deepspeed.initialize.",
+    )

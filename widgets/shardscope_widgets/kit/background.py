@@ -1,0 +1,25 @@
+"""Work in a thread, for whatever would hold up a panel or the cell that displays it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class Background:
+    """Base class of what works in a daemon thread; `_start` returns at once, and `wait` waits for the newest work."""
+
+    _thread: threading.Thread | None = None
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _start(self, work: Callable[..., None], *arguments: object, name: str) -> None:
+        self._thread = threading.Thread(target=work, args=arguments, name=f"shardscope-{name}", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait up to `timeout` seconds for the newest work to end; None waits without limit."""
+        if self._thread is not None:
+            self._thread.join(timeout)
