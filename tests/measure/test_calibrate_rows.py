@@ -243,7 +243,7 @@ def read(path: Path, **given: object) -> Row:
 
 
 def test_tables_of_excel_are_read(tmp_path: Path) -> None:
-    for name, delimiter in (("ROWS.CSV", ","), ("rows.tsv", "\t")):
+    for name, delimiter in (("ROWS.CSV", ","), ("rows.csv", ";"), ("rows.tsv", "\t")):
         path = tmp_path / name
         lines = [("data", "global_batch", "step_time_s"), ("8", "64", "1.5")]
         path.write_text("\n".join(map(delimiter.join, lines)), encoding="utf-8-sig")

@@ -26,6 +26,8 @@ line."""
 _BLOCK = 4 * 2**20
 """Size of the part of each log that is read at a time, in bytes."""
 _FIRST_LINE = 4096
+_SET_BACK_S = 1.0
+"""Time by which an event must be earlier than the one before it for the clock to have been set back, in seconds."""
 
 
 def is_log(name: str) -> bool:
@@ -57,7 +59,9 @@ class Tail:
     problems: dict[str, str] = field(default_factory=dict)
     _offsets: dict[Path, int] = field(default_factory=dict)
     _latest: dict[str, float] = field(default_factory=dict)
-    """Latest time read from each log so far, by name of the log."""
+    """Latest time read from each log so far, by name of the log, as if its clock had never been set back."""
+    _set_back: dict[str, float] = field(default_factory=dict)
+    """Seconds by which the clock of each log has been set back so far, by name of the log."""
     _given_up: set[str] = field(default_factory=set)
     _unread: set[Path] = field(default_factory=set)
     """The logs that continue after the block that was read last."""
@@ -65,7 +69,8 @@ class Tail:
     def poll(self) -> list[Event]:
         """Return the events written since the last call, ordered by time.
 
-        Events of one rank stay in the order in which it wrote them, even if its clock was set back in between.
+        Events of one rank stay in the order in which it wrote them, even if its clock was set back in between. Those of
+        several ranks are then ordered as if it had not been.
 
         Raises:
             RunUnreadable: The events have a newer schema than this version reads.
@@ -87,15 +92,21 @@ class Tail:
             yield [event for _, event in block]
 
     def _blocks(self) -> Iterator[list[tuple[float, Event]]]:
-        """Yield new events in blocks. Each event has a sort key: the latest time in its log up to this event."""
+        """Yield new events in blocks. Each event has a sort key: the latest time in its log up to this event.
+
+        The key goes on from there if the clock is set back. Otherwise all later events of a rank would have the same
+        key, and come before those of another rank that had been a little ahead.
+        """
         paths, ahead = log_files(self.folder), list[tuple[float, Event]]()
         while paths:
             for path in paths:
-                latest = self._latest.get(path.name, 0.0)
+                latest, set_back = self._latest.get(path.name, 0.0), self._set_back.get(path.name, 0.0)
                 for event in self._new_in(path):
-                    latest = max(latest, event["t"])
+                    if event["t"] + set_back < latest - _SET_BACK_S:
+                        set_back = latest - event["t"]
+                    latest = max(latest, event["t"] + set_back)
                     ahead.append((latest, event))
-                self._latest[path.name] = latest
+                self._latest[path.name], self._set_back[path.name] = latest, set_back
             ahead.sort(key=itemgetter(0))
             # A log with short lines gets ahead of the others: its newer events wait until these have caught up.
             horizon = min((self._latest[path.name] for path in self._unread), default=math.inf)

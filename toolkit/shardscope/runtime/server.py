@@ -49,6 +49,8 @@ class Server:
 
     driver_lives: Callable[[], bool]
     lifelines: dict[int, int] = field(default_factory=dict)
+    runs: dict[int, str] = field(default_factory=dict)
+    """Pids of agents, with the run directory of each."""
     detached: set[int] = field(default_factory=set)
     tracing: dict[int, str] = field(default_factory=dict)
     """Pids of tracing children, with the answer file that each child must write."""
@@ -82,25 +84,38 @@ class Server:
                 ValueError
             ):  # a request truncated by an interrupt, which its driver has reported
                 request = json.loads(line)
-                self._fork_trace(request) if "trace" in request else self._fork_agent(request)
+                self._fork_trace(request) if "trace" in request else self._launch(request)
         return bool(chunk)
 
     def _import_next(self) -> None:
         if self.later:
             _import(self.later.pop())
 
+    def _launch(self, request: dict[str, Any]) -> None:
+        """Fork an agent; if that fails, so does the run, but not the others of this server."""
+        try:
+            self._fork_agent(request)
+        except Exception as error:  # noqa: BLE001 - of a module to import, or no process can be created
+            traceback.print_exc()
+            _record_failure(request["run"], f"the agent could not start: {error}")
+
     def _fork_agent(self, request: dict[str, Any]) -> None:
         from shardscope.runtime import provenance
 
         _import(*(module for module in request["imports"] if module not in sys.modules))
         read, write = os.pipe()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(read)
+            os.close(write)
+            raise
         if pid == 0:
             os.close(write)
             self._become_agent(request, read)
         provenance.look_up()  # for the next agents; this launch does not wait for it
         os.close(read)
-        self.lifelines[pid] = write
+        self.lifelines[pid], self.runs[pid] = write, request["run"]
         if request["detach"]:
             self.detached.add(pid)
 
@@ -140,14 +155,14 @@ class Server:
         except BaseException as error:  # noqa: BLE001 - becomes the run's error
             traceback.print_exc()
             sys.stderr.flush()
-            _record_failure(request["run"], error)
+            _record_failure(request["run"], f"the agent could not start: {error}")
         finally:
             os._exit(code)
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
             while True:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
+                pid, ending = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
                 self.detached.discard(pid)
@@ -155,6 +170,7 @@ class Server:
                     _answer_for(Path(self.tracing.pop(pid)))
                 if pid in self.lifelines:
                     os.close(self.lifelines.pop(pid))
+                    _require_status(self.runs.pop(pid), os.waitstatus_to_exitcode(ending))
 
     def _has_children(self) -> bool:
         try:
@@ -170,17 +186,31 @@ def _answer_for(path: Path) -> None:
             path.write_text(json.dumps({"error": "the process that traced the job's model was killed"}))
 
 
-def _record_failure(path: str, error: BaseException) -> None:
-    """Write to the run's status, which the driver reads, that the agent could not start."""
+def _require_status(path: str, code: int) -> None:
+    """Write the status of a run whose agent has ended without writing any: the driver would wait for it forever."""
+    from shardscope.errors import RunUnreadable
+    from shardscope.runtime.rundir import RunDir
+
+    status = None
+    with contextlib.suppress(RunUnreadable, OSError):
+        status = RunDir(Path(path)).read_status()
+    if status is not None and status.state == "starting":
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        _record_failure(path, f"the agent {how} before the ranks were started")
+
+
+def _record_failure(path: str, message: str) -> None:
+    """Write to the run's status, which the driver reads, that the ranks could not be started."""
     from shardscope.runtime.processes import process_started
     from shardscope.runtime.rundir import RunDir
     from shardscope.runtime.status import Cause
 
-    details = {"message": f"the agent could not start: {error}", "traceback": traceback.format_exc()}
+    details = {"message": message, "traceback": traceback.format_exc() if sys.exc_info()[0] else ""}
     started = process_started()
-    RunDir(Path(path)).write_status(
-        "failed", pid=os.getpid(), process_started=started, error=details, cause=Cause.NOT_STARTED
-    )
+    with contextlib.suppress(OSError):  # the directory has been deleted, or can no longer be written
+        RunDir(Path(path)).write_status(
+            "failed", pid=os.getpid(), process_started=started, error=details, cause=Cause.NOT_STARTED
+        )
 
 
 def _import(*modules: str) -> None:

@@ -32,7 +32,7 @@ COLUMNS = (
     "label",
 )
 """All columns that are read."""
-_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_TABLES = (".csv", ".tsv")
 Rows = str | Path | Mapping[str, Any] | Iterable[Mapping[str, Any]]
 """The path of a CSV or JSON file or of a log, a data frame, one row, or several."""
 
@@ -90,9 +90,9 @@ def _of_file(path: Path, given: Given) -> list[Mapping[str, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"rows={str(path)!r} cannot be read: {error}; give a CSV file or a log") from None
     kind = path.suffix.lower()
-    if kind in _DELIMITERS:
+    if kind in _TABLES:
         try:
-            return _of_csv(text, path.name, _DELIMITERS[kind])
+            return _of_csv(text, path.name)
         except csv.Error as error:
             raise DataError(f"rows={str(path)!r} is not a table: {error}; give one row per step") from None
     if kind == ".json":
@@ -107,7 +107,9 @@ def _of_file(path: Path, given: Given) -> list[Mapping[str, Any]]:
     return [row if given.software is None else {**row, "software": given.software}]
 
 
-def _of_csv(text: str, name: str, delimiter: str) -> list[Mapping[str, Any]]:
+def _of_csv(text: str, name: str) -> list[Mapping[str, Any]]:
+    first = text.partition("\n")[0]
+    delimiter = max(",;\t", key=first.count)  # Excel writes semicolons where the decimal sign is a comma
     reader = csv.reader(StringIO(text, newline=""), delimiter=delimiter)
     header = [cell.strip() for cell in next(reader, [])]
     twice = next((each for each in header if header.count(each) > 1), None)

@@ -1,0 +1,97 @@
+"""The launch server, when the agent of a run cannot start: the run fails, and the server goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardscope as ss
+from shardscope.runtime import agent
+from shardscope.runtime.processes import process_started
+from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.server import Server
+from shardscope.runtime.status import Cause, Status
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """The directory of a run that this process, in place of a launch server, is to start."""
+    directory = RunDir.create(ss.Job(model="mlp", data="digits"), tmp_path)
+    directory.write_status("starting", pid=os.getpid(), process_started=process_started())
+    return directory
+
+
+def launched(run: RunDir, *imports: str) -> Status:
+    """The status of the run once a server has been asked to start it."""
+    server = Server(lambda: True)
+    server._launch({"run": str(run.path), "imports": imports, "detach": False})
+    deadline = time.monotonic() + 20
+    while server.lifelines and time.monotonic() < deadline:
+        server._reap()
+        time.sleep(0.01)
+    assert not (server.lifelines or server.runs)
+    status = run.read_status()
+    assert status is not None
+    return status
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by SIGKILL"),
+        (lambda: os._exit(3), "ended with exit code 3"),
+    ],
+)
+def test_an_agent_that_ends_before_it_writes_a_status_is_reported(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, ends: Any, told: str
+) -> None:
+    monkeypatch.setattr(agent, "main", lambda *_: ends())
+    status = launched(run)
+    assert (status.state, status.cause) == ("failed", Cause.NOT_STARTED)
+    assert status.error is not None
+    assert status.error["message"] == f"the agent {told} before the ranks were started"
+
+
+@pytest.mark.timeout(30)
+def test_a_status_of_the_agent_is_kept(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stops(*_: object) -> int:
+        run.write_status(
+            "stopped", pid=os.getpid(), process_started=process_started(), reason="asked to stop"
+        )
+        return 0
+
+    monkeypatch.setattr(agent, "main", stops)
+    assert launched(run).state == "stopped"
+
+
+@pytest.mark.timeout(30)
+def test_a_module_that_cannot_be_imported_fails_only_its_run(run: RunDir, tmp_path: Path) -> None:
+    (tmp_path / "broken_plug_in.py").write_text("raise RuntimeError('no licence')")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        status = launched(run, "broken_plug_in")
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert (status.state, status.cause) == ("failed", Cause.NOT_STARTED)
+    assert status.error is not None
+    assert status.error["message"] == "the agent could not start: no licence"
+
+
+@pytest.mark.timeout(30)
+def test_a_process_that_cannot_be_created_fails_only_its_run(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refuses)
+    status = launched(run)
+    assert status.error is not None
+    assert "Resource temporarily unavailable" in status.error["message"]
