@@ -52,7 +52,7 @@ def test_one_row_moves_the_scale_and_narrows_the_interval() -> None:
     assert after.step_time_s == pytest.approx(measured, rel=0.06)
     assert all(seconds(other, mine) > 1.08 * seconds(other) for other in LAYOUTS[1:])
     widths = [np.log(each.interval.high / each.interval.low) for each in (before, after)]
-    assert widths[1] < 0.7 * widths[0]
+    assert widths[1] < 0.8 * widths[0]
     assert not mine.scores, "one row cannot be cross-validated"
 
 
@@ -89,7 +89,7 @@ def test_a_row_that_is_faster_than_its_devices_can_compute_is_refused() -> None:
 @pytest.mark.parametrize(
     ("factor", "device", "software", "each_within", "median_within"),
     [
-        (3.0, "a100-80gb", "megatron-core", 0.2, 0.1),
+        (3.0, "a100-80gb", "megatron-core", 0.25, 0.1),
         (3.0, "h100-80gb", "fsdp2", 0.2, 0.1),
         (5.0, "a100-80gb", "megatron-core", 0.3, 0.15),
     ],

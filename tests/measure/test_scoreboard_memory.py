@@ -20,7 +20,7 @@ from shardscope.measure.scoreboard.memory.board import (
     runs_that_ran,
     total_fits,
 )
-from shardscope.measure.scoreboard.sharded import sharded
+from shardscope.measure.scoreboard.published import published
 from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -82,9 +82,9 @@ def test_logits_that_each_tensor_rank_gathers_whole_and_a_norm_in_pieces_take_mo
 
 def test_a_run_in_a_table_of_memory_and_in_one_of_times_counts_once() -> None:
     tables = runs_that_ran()
-    assert len(sharded()["DeepSpeed 0.3, V100"]) == 4
-    (alone,) = tables["DeepSpeed 0.3, V100"]
-    assert alone.layout.tensor == 1
+    assert len(published()["DeepSpeed 0.3, V100"]) == 16
+    alone = [(row.layout.tensor, row.layout.micro_batch) for row in tables["DeepSpeed 0.3, V100"]]
+    assert alone == [(1, 16), (4, 24), (2, 16)]
     runs = [(row.run, row.settings) for rows in (memory_tables() | tables).values() for row in rows]
     assert len(set(runs)) == len(runs)
 

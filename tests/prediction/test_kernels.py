@@ -80,6 +80,7 @@ def test_replicas_of_shards_are_reduced_while_the_shards_use_the_nodes_links() -
         ("megatron-core", 539),
         ("nemo", 539),
         ("torchtitan", 335),
+        ("fsdp2-2.10", 335),
         ("deepspeed", 335),
         ("llm-foundry", 335 / 2),
     ],

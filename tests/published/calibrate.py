@@ -63,6 +63,8 @@ class Recipe:
     start: Mapping[str, float] = field(default_factory=dict)
     """Constants from other sources, which the rows cannot determine."""
     note: str = ""
+    is_only: bool = False
+    """Whether no other cluster was measured with this device and software."""
     has_shapes: bool = False
     """Whether there are factors of per-layer shapes, which lower cross-validated errors if shapes have many rows."""
 
@@ -103,6 +105,7 @@ RECIPES = (
         device="a100-80gb",
         datasets=("llm_foundry_benchmarks",),
         gpus=("a100-80gb", "a100-40gb"),
+        is_only=True,
         priors={**SHARED, **FUSED, **SHARDED, "matmul_efficiency": Prior(0.75, 0.15)},
         measured_on="A100 of 40 and 80 GB, up to 128; LLM Foundry with FSDP, bf16, fused attention",
         source="mosaicml/llm-foundry@8c8dd48 scripts/train/benchmarking/README.md",
@@ -113,6 +116,7 @@ RECIPES = (
         device="h100-80gb",
         datasets=("llm_foundry_benchmarks",),
         gpus=("h100-80gb",),
+        is_only=True,
         priors={
             **SHARED,
             **FUSED,
@@ -167,7 +171,7 @@ def calibrate(recipe: Recipe, everything: Mapping[str, Sequence[Row]]) -> Calibr
     device = rows[0].cluster.device
     start = Calibration(
         name=recipe.name, device=recipe.device, software=rows[0].software, measured_on=recipe.measured_on,
-        source=recipe.source, note=recipe.note,
+        source=recipe.source, note=recipe.note, is_only=recipe.is_only,
         ridge=device.peak_flops["bf16"] / device.memory_bandwidth, **recipe.start,
     )  # fmt: skip
     found = shaped(fit(fitted, recipe.priors, start, weights=recipe.weights), fitted, recipe)

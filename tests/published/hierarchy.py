@@ -173,7 +173,7 @@ def json_text(blocks: dict[str, object]) -> str:
 
 
 def pair_of(t: Table) -> tuple[str, str]:
-    return t.rows[0].software, architecture(t.rows[0].cluster.device.name)
+    return SOFTWARE[t.rows[0].software].measured_as, architecture(t.rows[0].cluster.device.name)
 
 
 CHIPS = {"a100": "a100-80gb", "h100": "h100-80gb", "b200": "b200", "l4": "l4", "v100": "v100-32gb"}

@@ -204,6 +204,16 @@ def test_a_given_calibration_of_software_with_the_same_constants_is_not_widened(
     assert bridge.peak_bytes > nemo.peak_bytes, "NeMo accumulates gradients in 16 bits"
 
 
+def test_releases_of_pytorch_before_2_11_attend_more_slowly_on_hopper_alone() -> None:
+    for device, ratio in (("h100-80gb", 1.05), ("a100-80gb", 1.0)):
+        cluster, layout = ss.Cluster.of(device, nodes=4), ss.Layout(data=32, zero=3, global_batch=32)
+        model = ss.Model.of("llama-3-8b").replace(seq=32768)
+        old, new = (
+            ss.predict(model, cluster, layout, software=name).step_time_s for name in ("fsdp2-2.10", "fsdp2")
+        )
+        assert (old > ratio * new) if ratio > 1 else (old == pytest.approx(new))
+
+
 def test_the_software_of_a_calibration_may_be_an_alias() -> None:
     mine = ss.Calibration(name="mine", software="megatron")
     assert mine.software == "megatron-core"

@@ -13,9 +13,9 @@ Ampere leaves two thirds of the peak unused.
 Which kernel runs depends on releases, not only on the software. PyTorch's `scaled_dot_product_attention` uses
 FlashAttention-2, and on Hopper cuDNN's kernel since 2.11, whose cuDNN is newer than 9.15; of earlier releases, 2.5.0
 did, too (pytorch/pytorch#138522; huggingface/transformers#48163). `fsdp2` and `torchtitan` both call it, but `fsdp2` is
-expected at the speed of cuDNN's kernel on Hopper, and `torchtitan` at that of FlashAttention-2, with which its steps
-were measured. So attention of `torchtitan` with PyTorch 2.11 is expected too slow there, by a factor of up to 1.9, and
-that of `fsdp2` with earlier releases too fast, as that of IBM's steps of March 2024. Steps of one's own correct both.
+expected at the speed of cuDNN's kernel on Hopper; `fsdp2-2.10`, which stands for earlier releases, and `torchtitan` at
+that of FlashAttention-2, with which their steps were measured. So attention of `torchtitan` with PyTorch 2.11 is
+expected too slow there, by a factor of up to 1.9. Steps of one's own correct it.
 """
 
 from __future__ import annotations

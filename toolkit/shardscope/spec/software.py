@@ -110,8 +110,9 @@ _KNOWN = (
         attention="cudnn",
     ),
     Software("megatron-deepspeed", "Megatron-DeepSpeed", "megatron", _DEEPSPEED, "megatron-deepspeed"),
-    # Both call PyTorch's attention: cuDNN's on Hopper with 2.11 or newer, FlashAttention-2 with most releases before.
+    # All call PyTorch's attention: cuDNN's on Hopper with 2.11 or newer, FlashAttention-2 with most releases before.
     Software("fsdp2", "PyTorch FSDP2", "fsdp", _TORCH, "fsdp2", ("fsdp", "pytorch"), attention="cudnn"),
+    Software("fsdp2-2.10", "FSDP2 of PyTorch before 2.11", "fsdp", _TORCH, "fsdp2", constants="fsdp2"),
     Software(
         "torchtitan", "torchtitan", "fsdp",
         _TORCH._replace(

@@ -45,6 +45,10 @@ class Framework(NamedTuple):
     every_other_product: bool = False
     """Whether selective recomputation keeps attention and the output of every other matrix product of a dense layer,
     and recomputes all other operations; otherwise it recomputes core attention alone."""
+    stops_early: bool = False
+    """Whether full recomputation of a layer stops at its last saved tensor, so it repeats neither the product after
+    which the layer ends nor that product's messages. `torch.utils.checkpoint` does, without re-entry, since PyTorch
+    2.1 (``set_checkpoint_early_stop``)."""
     reused_gradient: bool = False
     """Whether one placeholder gradient per distinct weight shape stays allocated."""
     ring_copies: int = 1
@@ -126,6 +130,7 @@ FSDP2 = Framework(
     logits_bytes=14,
     logits_later=4,
     every_other_product=True,
+    stops_early=True,
     copies_to_reduce=True,
 )
 TORCHTITAN = FSDP2._replace(

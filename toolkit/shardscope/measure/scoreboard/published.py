@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shardscope.measure.scoreboard.bigscience import bigscience
 from shardscope.measure.scoreboard.mlperf import mlperf
 from shardscope.measure.scoreboard.nvidia import nvidia
 from shardscope.measure.scoreboard.own import one_h100
@@ -13,4 +14,12 @@ from shardscope.measure.scoreboard.volta import volta
 
 def published() -> dict[str, list[Row]]:
     """Return the rows of all tables, by table name."""
-    return {**papers(), **nvidia(), **mlperf(), **sharded(), **volta(), "FSDP2, one H100": one_h100()}
+    return {
+        **papers(),
+        **nvidia(),
+        **mlperf(),
+        **sharded(),
+        **bigscience(),
+        **volta(),
+        "FSDP2, one H100": one_h100(),
+    }

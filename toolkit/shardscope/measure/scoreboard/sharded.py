@@ -10,7 +10,7 @@ from shardscope.analytic.compute.flops import model_flops
 from shardscope.measure.scoreboard.machines import A100_80, H100, NVLINK3, NVLINK4, cluster, network
 from shardscope.measure.scoreboard.rows import Row
 from shardscope.measure.scoreboard.tables import llama
-from shardscope.spec.cluster import Cluster, Device, Link
+from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 
@@ -28,9 +28,9 @@ IBM = (
     ("70B", False, "full", 2, 370, 800),
     ("70B", False, "full", 6, 380, 850),
 )
-"""foundation-model-stack/fms-fsdp README.md@6dc80d2 and @4ffb9bd (February and March 2024, without torch.compile):
-model, whether shards are replicated by node (HSDP), recomputation, micro-batch; tokens per second and device on 128
-A100 with 400 Gbit/s a node, and on 96 H100 with 800 Gbit/s a node."""
+"""foundation-model-stack/fms-fsdp README.md@6dc80d2 and @4ffb9bd (February and March 2024, without torch.compile, with
+FlashAttention-2): model, whether shards are replicated by node (HSDP), recomputation, micro-batch; tokens per second
+and device on 128 A100 with 400 Gbit/s a node, and on 96 H100 with 800 Gbit/s a node."""
 
 TORCHTITAN_A100 = (
     ("llama3-8B", "selective", 1, 2973),
@@ -50,11 +50,6 @@ ROBERTA_ZERO_3 = (("10B", 64, 54.86, 92.07), ("52B", 64, 67.61, 116.06), ("52B",
 TFLOP/s per device before and after the change, which overlaps collectives with computation. 16 sequences of 512 tokens
 a device, every layer recomputed, bf16."""
 
-GPT_ZERO_3 = ((4, 48, 122), (4, 48, 127), (2, 32, 167), (1, 16, 184))
-"""bigscience-workshop/bigscience experiments/gpt2.md (May 2021): tensor-parallel degree, micro-batch and seconds of a
-GPT with 52 billion parameters, one micro-batch a step, on 64 V100-32GB in nodes of 4 with 100 Gbit/s a device. The
-authors warn that the network's speed varies between runs."""
-
 
 def sharded() -> dict[str, list[Row]]:
     """Return the rows by table name."""
@@ -64,7 +59,6 @@ def sharded() -> dict[str, list[Row]]:
         "torchtitan, A100": [_torchtitan(*row) for row in TORCHTITAN_A100],
         "DeepSpeed 0.5.4, A100": [_roberta(*row[:2], row[2]) for row in ROBERTA_ZERO_3 if row[2]],
         "DeepSpeed 0.5.9, A100": [_roberta(*row[:2], row[3], is_new=True) for row in ROBERTA_ZERO_3],
-        "DeepSpeed 0.3, V100": [_gpt(*row) for row in GPT_ZERO_3],
     }
 
 
@@ -86,7 +80,7 @@ def _ibm(size: str, is_hybrid: bool, recompute: str, micro_batch: int, rate: flo
     layout = _zero_3(devices, micro_batch, recompute).replace(shard=8 if is_hybrid else 0)
     name = f"FSDP of IBM, {'A100' if old else 'H100'}"
     seconds = micro_batch * 4096 / rate
-    return Row.of(name, llama_2(size), where, layout, seconds, software="fsdp2")
+    return Row.of(name, llama_2(size), where, layout, seconds, software="fsdp2-2.10")
 
 
 def _torchtitan(name: str, recompute: str, micro_batch: int, rate: float) -> Row:
@@ -111,21 +105,6 @@ def _roberta(size: str, devices: int, tflops: float | None, *, is_new: bool = Fa
     name = f"DeepSpeed 0.5.{9 if is_new else 4}, A100"
     software = "deepspeed" if is_new else "deepspeed-0.5"
     return Row.of(name, model, where, layout, seconds, software=software)
-
-
-def _gpt(tensor: int, micro_batch: int, seconds: float) -> Row:
-    model = Transformer(name="gpt-64x8192", layers=64, hidden=8192, heads=32, vocab=50304, seq=1024)
-    where = Cluster.of(
-        "v100-32gb",
-        nodes=16,
-        per_node=4,
-        intra=Link.of("nvlink-2"),
-        inter=network(100, "Jean Zay: Omni-Path"),
-    )
-    layout = _zero_3(64 // tensor, micro_batch, "full").replace(
-        tensor=tensor, flash_attention=False, precision="fp16-mixed"
-    )
-    return Row.of("DeepSpeed 0.3, V100", model, where, layout, seconds, software="deepspeed-0.5")
 
 
 def _zero_3(replicas: int, micro_batch: int, recompute: str) -> Layout:

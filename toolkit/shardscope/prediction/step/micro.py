@@ -145,12 +145,15 @@ class _Block(NamedTuple):
     others: Pass
     """What selective recomputation of `Framework.every_other_product` repeats: half of the products, and all operations
     between them."""
+    whole: Pass
+    """What full recomputation repeats: the forward pass, without what follows the last saved tensor if
+    `Framework.stops_early`."""
 
 
 def _with_recompute(block: _Block, recompute: npt.ArrayLike, framework: Framework) -> tuple[Pass, Pass, Pass]:
     kind = np.asarray(recompute)
     selected = block.others if framework.every_other_product else block.core
-    again = block.forward.times(kind == 2).plus(selected.times(kind == 1))
+    again = block.whole.times(kind == 2).plus(selected.times(kind == 1))
     return block.forward, block.backward, again
 
 
@@ -178,8 +181,14 @@ def _block(
         machine, split, 2 * (products + elements) + core_back, products, (tensor, 2 * context, expert),
         kernels=BACKWARD_KERNELS + more,
     )  # fmt: skip
-    alone = [zero] * 5
-    return _Block(forward, backward, Pass(core, *alone), Pass(products / 2 + elements, *alone))
+    whole, alone = forward, [zero] * 5
+    if machine.framework.stops_early and not with_experts:
+        last = _seconds(linear[-1:], machine.matmul_rate, machine.calibration.half_size)
+        whole = _direction(
+            machine, split, products - last + core + elements, zero, (tensor / 2, context, expert),
+            kernels=FORWARD_KERNELS + more,
+        )  # fmt: skip
+    return _Block(forward, backward, Pass(core, *alone), Pass(products / 2 + elements, *alone), whole)
 
 
 def _linear_work(

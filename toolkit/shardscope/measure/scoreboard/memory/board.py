@@ -63,9 +63,9 @@ def runs_that_ran(tables: Mapping[str, Sequence[Row]] | None = None) -> dict[str
 
     Each layout of a model on a device counts once per memory model, so rows that repeat one, or one of `memory_tables`,
     are left out.
-    Settings that tables of step times leave out are added as the sources state them: DeepSpeed 0.3 offloaded
-    activations (``--checkpoint-in-cpu``), as did Megatron Bridge's FSDP on GB200 (``cpu_offloading_num_layers``, half
-    of the layers), and Llama 3 sharded gradients (section 3.3.2).
+    Settings that tables of step times leave out are added as the sources state them: Megatron Bridge's FSDP on GB200
+    offloaded activations (``cpu_offloading_num_layers``, half of the layers), and Llama 3 sharded gradients (section
+    3.3.2).
     """
     seen = {row.run for rows in memory_tables().values() for row in rows}
     found: dict[str, list[MemoryRow]] = {}
@@ -79,9 +79,7 @@ def runs_that_ran(tables: Mapping[str, Sequence[Row]] | None = None) -> dict[str
 
 
 def _stated(row: Row) -> Layout:
-    is_offloaded = row.dataset == "DeepSpeed 0.3, V100"
-    is_offloaded |= row.dataset == "Megatron Bridge, GB200" and row.layout.zero == 3
-    if is_offloaded:
+    if row.dataset == "Megatron Bridge, GB200" and row.layout.zero == 3:
         return row.layout.replace(offload="activations")
     return row.layout.replace(zero=2) if row.dataset == "Llama 3, table 4" else row.layout
 

@@ -16,7 +16,7 @@ activations.
 minGPT's 17B remains 5 % too high: its peak leaves 4 bytes of each parameter of a group for the update, instead of 6.
 
 Of the runs without a peak, the sources say whether they ran: torchtitan's docs/performance.md@0413364 of Llama 2 70B
-with two sequences and selective recomputation; Lightning's example (`volta.LIGHTNING_FSDP`); and
+with two sequences and selective recomputation; Lightning's example (`volta.lightning_run`); and
 deepspeedai/DeepSpeedExamples training/autotuning/hf/gpt2-xl/README.md@45b4b71 of GPT-2 XL by Hugging Face without
 DeepSpeed, on a node of 16 V100, of which the memory is not stated; 32 GB are assumed, and 16 GB would suffice less.
 """
