@@ -17,6 +17,7 @@
 # # 1 · A tour of Shardscope
 #
 # [Index](00-index.ipynb) · next: [Architectures →](02-architectures.ipynb)
+# · [with its figures, on the web](https://shardscope.github.io/shardscope/notebooks/01-tour.html)
 #
 # What happens when several processes train one model? Describe one training job, run it in real processes on this
 # machine, and watch the loss, every byte on the wire, what each rank is doing, and a ring all-reduce chunk by chunk.

@@ -17,6 +17,7 @@
 # # 2 · Architectures of training
 #
 # [← A tour](01-tour.ipynb) · [Index](00-index.ipynb) · next: [Memory →](03-memory.ipynb)
+# · [with its figures, on the web](https://shardscope.github.io/shardscope/notebooks/02-architectures.html)
 #
 # How can one model be trained by several processes, and what does each way cost? Every architecture below trains the
 # same small GPT on the same batches, in real processes on this machine. Each was invented to remove a limit of an

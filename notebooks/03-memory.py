@@ -17,6 +17,7 @@
 # # 3 · Will it fit?
 #
 # [← Architectures](02-architectures.ipynb) · [Index](00-index.ipynb) · next: [Communication →](04-communication.ipynb)
+# · [with its figures, on the web](https://shardscope.github.io/shardscope/notebooks/03-memory.html)
 #
 # A device's memory holds parameters, gradients, optimizer state, activations that are kept for the backward pass, and
 # buffers. Each has a formula, and each degree of parallelism divides some of them and not others. This notebook takes a

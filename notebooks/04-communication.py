@@ -17,6 +17,7 @@
 # # 4 · Who sends what to whom, and how long does it take?
 #
 # [← Memory](03-memory.ipynb) · [Index](00-index.ipynb) · next: [Pipelines →](05-pipelines.ipynb)
+# · [with its figures, on the web](https://shardscope.github.io/shardscope/notebooks/04-communication.html)
 #
 # Workers that train one model together must sum their gradients in every step. Which algorithm is the fastest depends
 # on the size of the gradients, the number of workers and the network. Everything here is computed from formulas.

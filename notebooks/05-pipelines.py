@@ -17,6 +17,7 @@
 # # 5 · Pipelines, and what is left of their bubble
 #
 # [← Communication](04-communication.ipynb) · [Index](00-index.ipynb) · next: [Compression →](06-compression.ipynb)
+# · [with its figures, on the web](https://shardscope.github.io/shardscope/notebooks/05-pipelines.html)
 #
 # A model too large for one device is split into stages, and micro-batches follow each other through them. While the
 # first enters and the last leaves, devices are idle: the *bubble*. How much of it can a schedule avoid, and at what

@@ -17,6 +17,7 @@
 # # 6 · When do compressed gradients pay off?
 #
 # [← Pipelines](05-pipelines.ipynb) · [Index](00-index.ipynb) · next: [Large batches →](07-large-batch.ipynb)
+# · [with its figures, on the web](https://shardscope.github.io/shardscope/notebooks/06-compression.html)
 #
 # Workers that train one model together spend part of every step sending gradients. These can be sent in fewer bytes:
 # rounded, reduced to their signs or to their largest elements, or factorised. Each method saves bytes, takes time to

@@ -17,6 +17,7 @@
 # # 7 · How large can the batch be?
 #
 # [← Compression](06-compression.ipynb) · [Index](00-index.ipynb) · next: [Tuning →](08-tuning.ipynb)
+# · [with its figures, on the web](https://shardscope.github.io/shardscope/notebooks/07-large-batch.html)
 #
 # How far can the batch be increased before accuracy suffers, and does LAMB or LARS help? The experiment below trains
 # real processes for about a minute on a small machine; the answer then stands in bold below its cell. The rest of this

@@ -17,6 +17,7 @@
 # # 8 · Which settings are the best?
 #
 # [← Large batches](07-large-batch.ipynb) · [Index](00-index.ipynb) · next: [Planner →](09-planner.ipynb)
+# · [with its figures, on the web](https://shardscope.github.io/shardscope/notebooks/08-tuning.html)
 #
 # The best learning rate depends on the optimizer, the batch size and the compression of gradients, so these are
 # searched together. Every trial is a real training run on several processes: quality is measured on validation data,

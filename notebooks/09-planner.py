@@ -17,6 +17,7 @@
 # # 9 · Which layout trains a very large model?
 #
 # [← Tuning](08-tuning.ipynb) · [Index](00-index.ipynb) · next: [Bring your own →](10-bring-your-own.ipynb)
+# · [with its figures, on the web](https://shardscope.github.io/shardscope/notebooks/09-planner.html)
 #
 # Does a Llama fit on your H100s, with which layout, and how long does a step take? A very large model can be placed on
 # a cluster in a great many ways: how many replicas, tensor, pipeline and context ranks, which ZeRO stage, which

@@ -17,6 +17,7 @@
 # # 10 · Bring your own model or method
 #
 # [← Planner](09-planner.ipynb) · [Index](00-index.ipynb) · next: [The twin →](11-twin.ipynb)
+# · [with its figures, on the web](https://shardscope.github.io/shardscope/notebooks/10-bring-your-own.html)
 #
 # How do I train my own `nn.Module`, and can I add a method without touching the toolkit? A learning-rate schedule, a
 # compressor, an optimizer, a pipeline schedule or a whole strategy is one class. Defined in a cell, it works like a

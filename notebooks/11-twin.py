@@ -17,6 +17,7 @@
 # # 11 · The twin: predicted, simulated and measured
 #
 # [← Bring your own](10-bring-your-own.ipynb) · [Index](00-index.ipynb) · [Faults →](12-faults.ipynb)
+# · [with its figures, on the web](https://shardscope.github.io/shardscope/notebooks/11-twin.html)
 #
 # Every claim about distributed training is a claim about time, bytes or memory. Here each is predicted by a formula,
 # simulated event by event, and then measured: on a cluster of several nodes with slow links, which this machine

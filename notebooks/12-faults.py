@@ -17,6 +17,7 @@
 # # 12 · Faults
 #
 # [← The twin](11-twin.ipynb) · [Index](00-index.ipynb) · [Data →](13-data.ipynb)
+# · [with its figures, on the web](https://shardscope.github.io/shardscope/notebooks/12-faults.html)
 #
 # A job on many devices fails before it ends. What does a failure cost, how often should a checkpoint be saved, and what
 # does one slow rank do to all the others? Here ranks are really killed and slowed down, and the runs go on.

@@ -17,6 +17,7 @@
 # # 13 · Data that does not fit in memory
 #
 # [← Faults](12-faults.ipynb) · [Index](00-index.ipynb)
+# · [with its figures, on the web](https://shardscope.github.io/shardscope/notebooks/13-data.html)
 #
 # How do ranks read data that is larger than memory, from a source that is slower than training, without repeating a
 # sample within an epoch? Data in *shards*, files of a few megabytes, is read row by row. Ranks fetch shards ahead

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 import uuid
@@ -13,6 +12,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+from conformance.processes import marked
 from conformance.ranks import RankPool, RankPools
 from conformance.runs import end_all
 from conformance.thinning import at_their_ranks, thin, without_most_of_tcp
@@ -127,12 +127,8 @@ def _wait_for_no_survivors(mark: str) -> list[str]:
 def _survivors(mark: str) -> list[str]:
     """Living processes with this session's mark, other than pytest and multiprocessing's own bookkeeper."""
     found = []
-    for process in psutil.process_iter():
+    for process in marked(MARK, mark):
         try:
-            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
-                continue
-            if process.environ().get(MARK) != mark:
-                continue
             command = " ".join(process.cmdline())
         except psutil.Error:
             continue

@@ -26,7 +26,7 @@ from shardscope.analytic.memory import (
 )
 from shardscope.analytic.memory.rows import held_by, pipeline_of
 from shardscope.analytic.memory.weights import weights
-from shardscope.analytic.schedules import closed
+from shardscope.analytic.schedules import build, closed
 from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout, schedule_names
 from shardscope.spec.model import LatentAttention, Mixture, Transformer
@@ -290,6 +290,29 @@ def test_micro_batches_in_flight_are_those_that_the_schedules_closed_form_counts
             assert float(ours[0]) == pytest.approx(float(closed_form)), (p, rounds, v, place)
 
 
+@pytest.mark.parametrize(
+    ("p", "v", "m"), [(4, 2, 4), (4, 2, 8), (4, 3, 12), (8, 8, 16), (3, 2, 9), (6, 3, 12)]
+)
+@pytest.mark.parametrize("layers", [2, 3])
+def test_layers_in_flight_at_short_ends_are_those_of_the_schedules_operations(
+    p: int, v: int, m: int, layers: int
+) -> None:
+    """Stages have `layers` layers, except for the first and the last one, which have the embedding and the output."""
+    table = build("interleaved", stages=p, microbatches=m, virtual_stages=v)
+    pipeline = pipeline_of(
+        Layouts.of([Layout(pipeline=p, virtual_stages=v, schedule="interleaved", global_batch=m)]),
+        p * v * layers - 2,
+    )
+    for rank in (0, p - 1):
+        held, most = 0, 0
+        for op in table.ranks[rank]:
+            stage_layers = layers - (op.stage in {0, p * v - 1})
+            held += {"F": stage_layers, "I": 0}.get(op.op, -stage_layers)
+            most = max(most, held)
+        found = held_by(np.array([float(rank)]), pipeline, dense=None)
+        assert float((found.in_flight * found.layers)[0]) == pytest.approx(most), rank
+
+
 def test_gradients_count_at_the_loss_only_if_an_earlier_micro_batch_left_them() -> None:
     """By hand for FSDP2 on one rank, with all layers recomputed: float32 weights and moments, and autocast's copies."""
     model = Transformer(layers=4, hidden=256, heads=4, vocab=50304, seq=512)
@@ -312,8 +335,8 @@ def test_gradients_count_at_the_loss_only_if_an_earlier_micro_batch_left_them() 
 
 def test_a_step_of_few_tokens_is_fullest_as_its_backward_pass_ends_or_in_the_update() -> None:
     model = Transformer(layers=8, hidden=1024, heads=8, vocab=1000, seq=64)
-    layout = Layout(precision="fp16-mixed", zero=2, data=2, global_batch=2)
-    fsdp2 = memory_term(model, layout.replace(zero=3), framework="fsdp2")
+    layout = Layout(precision="fp16-mixed", zero=3, data=2, global_batch=2)
+    fsdp2 = memory_term(model, layout, framework="fsdp2")
     deepspeed = memory_term(model, layout, framework="deepspeed")
     assert fsdp2["gradients"].value == pytest.approx(4 * model.num_params / 2)
     saved = stage_memory(model, layout).activations[0]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardscope.analytic.schedules import ScheduledOp, ScheduleTable, build
+from shardscope.analytic.schedules import ScheduledOp, ScheduleTable, Transfers, build
 from shardscope.errors import SpecError
 from shardscope.spec.layout import schedule_names
 from shardscope.spec.pipeline_schedule import PipelineSchedule
@@ -318,3 +319,49 @@ def test_impossible_schedules_are_refused(arguments: tuple, message: str) -> Non
 def test_impossible_times_are_refused(settings_: dict, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         build("1f1b", 2, 4).timeline(**settings_)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "starts", "end"),
+    [(True, [0, 1, 6, 10, 2, 3, 6, 7], 12), (False, [0, 1, 6, 9, 2, 3, 5, 6], 11)],
+)
+def test_messages_start_when_they_are_received_and_ranks_may_wait_for_those_they_sent(
+    blocks: bool, starts: list[float], end: float
+) -> None:
+    """Two ranks, worked out by hand: F0 F1 B0 B1 and F0 B0 F1 B1, with forward, backward and message of 1, 2 and 1."""
+    table = replace(build("1f1b", 2, 2), blocks=blocks)
+    assert build("1f1b", 2, 2).blocks
+    assert not build("zb-h1", 2, 2).blocks
+    costs = [{"F": 1.0, "B": 2.0}[op.op] for op in table.ops]
+    line = Transfers.of(table).timeline(costs, [1.0] * len(costs))
+    assert list(line.starts) == starts
+    assert line.end == end
+
+
+@pytest.mark.parametrize("schedule", [name for name in schedule_names() if not PipelineSchedule(name).blocks])
+def test_receives_are_posted_where_torch_posts_them(schedule: str) -> None:
+    """The receive of each result follows the same pass as in the list that torch's runtime executes."""
+    from torch.distributed.pipelining.schedules import _Action, _add_send_recv
+
+    from shardscope.training._compat_pipelining import _KINDS
+
+    table = build(schedule, 4, 8)
+    places = {(op.op, op.stage, op.microbatch): i for i, op in enumerate(table.ops)}
+    letters = {kind: letter for letter, kind in _KINDS.items()}
+    lists = _add_send_recv(
+        {rank: [_Action(op.stage, _KINDS[op.op], op.microbatch) for op in row] for rank, row in enumerate(table.ranks)},
+        stage_to_rank=table.stage_ranks.__getitem__, num_stages=table.num_stages,
+    )  # fmt: skip
+    transfers, found = Transfers.of(table), 0
+    for row in lists.values():
+        last = -1
+        for action in row:
+            kind, stage, batch = action.computation_type, action.stage_index, action.microbatch_index
+            if kind in letters:
+                last = places[letters[kind], stage, batch]
+            elif kind.name.startswith("RECV"):
+                sender, passes = (stage - 1, "F") if kind.name == "RECV_F" else (stage + 1, "BI")
+                source = next(places[x, sender, batch] for x in passes if (x, sender, batch) in places)
+                assert set(transfers.after[len(table.ops) + source]) == {source, last} - {-1}
+                found += 1
+    assert found == sum(target >= 0 for target in transfers.targets)

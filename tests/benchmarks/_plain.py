@@ -16,7 +16,7 @@ from shardscope.spec.layout import schedule_names
 V_SHAPED = {"zbv", "v-half", "v-min", "dualpipev"}
 STATE_BYTES, GRADIENT_BYTES, WEIGHT_BYTES, MAIN_GRADIENT_BYTES = 12, 2, 2, 4
 UPDATE_BYTES = WEIGHT_BYTES + GRADIENT_BYTES + 2 * STATE_BYTES
-WORKSPACE = 64 * 2**20
+WORKSPACE = 2 * (8 + 1 / 8) * 2**20
 
 
 class Row(NamedTuple):
@@ -159,7 +159,7 @@ class Plain:
             held = min(held, (m + place + 1) / 2)
         else:
             held = p
-        return min(held, m)
+        return min(held, m) if p > 1 else 1
 
     def _ring(self, passes: int, size: float, group: float, stride: float) -> float:
         """Seconds of a ring, with its start."""

@@ -12,7 +12,7 @@ from browser.notebook_page import eventually
 LAB = ".jp-OutputArea-output .ss-memory"
 INKS = "selector => [...document.querySelectorAll(selector)].map(node => getComputedStyle(node).fill)"
 CODE = """from shardscope_widgets import MemoryCalculator
-calculator = MemoryCalculator(model="gpt3-175b", tensor=8, pipeline=4, zero=0)
+calculator = MemoryCalculator(model="gpt3-175b", data=8, tensor=8, pipeline=4, zero=0)
 calculator"""
 
 

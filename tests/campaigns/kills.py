@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ import psutil
 from _campaign import Outcome, run
 
 import shardscope as ss
+from conformance.processes import marked
 from conformance.runs import semaphores
 
 CASES = 200
@@ -59,27 +59,14 @@ except ss.ShardscopeError as error:
 """
 
 
-class Processes:
-    """The processes of one case, found by a mark in their environment."""
-
-    def __init__(self, mark: str) -> None:
-        self._mark = mark
-
-    def living(self) -> Iterator[psutil.Process]:
-        for process in psutil.process_iter():
-            try:
-                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self._mark:
-                    yield process
-            except psutil.Error:
-                continue
-
-    def all_end(self) -> bool:
-        deadline = time.monotonic() + WITHIN_S
-        while any(self.living()):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.1)
-        return True
+def left_after_a_while(mark: str) -> list[psutil.Process]:
+    """The processes of one case that have not ended in time."""
+    deadline = time.monotonic() + WITHIN_S
+    while left := [*marked(MARK, mark)]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    return left
 
 
 def case(number: int, source: random.Random) -> Outcome:
@@ -97,7 +84,6 @@ def case(number: int, source: random.Random) -> Outcome:
 
 def _kill(victim: str, kind: str, *, steps: int, delay_s: float, rank: int) -> Outcome:
     mark = uuid.uuid4().hex
-    processes = Processes(mark)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         (place / "tmp").mkdir()
@@ -112,9 +98,9 @@ def _kill(victim: str, kind: str, *, steps: int, delay_s: float, rank: int) -> O
             if found is None:
                 return Outcome("missed", True, {"error": (place / "err").read_text()[-2000:]})
             time.sleep(delay_s)
-            return _after(found, driver, victim, rank, processes, place)
+            return _after(found, driver, victim, rank, mark, place)
         finally:
-            for process in processes.living():
+            for process in marked(MARK, mark):
                 process.kill()
             driver.kill()
             driver.communicate()
@@ -134,7 +120,7 @@ def _wait_for(driver: subprocess.Popen[str], root: Path, steps: int) -> ss.Run |
 
 
 def _after(
-    seen: ss.Run, driver: subprocess.Popen[str], victim: str, rank: int, processes: Processes, place: Path
+    seen: ss.Run, driver: subprocess.Popen[str], victim: str, rank: int, mark: str, place: Path
 ) -> Outcome:
     """Kill, wait, and look at what is left."""
     agent = seen._dir.read_status()
@@ -145,7 +131,8 @@ def _after(
         return Outcome("missed", violation=True)
     target.kill()
     began = time.monotonic()
-    faults = [] if processes.all_end() else ["processes are left: " + str([*processes.living()])]
+    left = left_after_a_while(mark)
+    faults = [f"processes are left: {left}"] if left else []
     took_s = round(time.monotonic() - began, 2)
     faults += _faults(seen.path, driver, victim, place)
     faults += [f"{path} is left" for path in held if path.exists()]

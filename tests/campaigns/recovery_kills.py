@@ -26,6 +26,7 @@ import psutil
 from _campaign import Outcome, run
 
 import shardscope as ss
+from conformance.processes import marked
 from shardscope.runtime.emulated import why_not_emulated
 from shardscope.spec.cluster import EmulatedCluster
 from shardscope.training.checkpoint import complete_checkpoints
@@ -193,19 +194,11 @@ def _damaged(running: ss.Run) -> list[str]:
 def _orphans() -> list[str]:
     """Processes of this case that still exist ten seconds after its end."""
     mark, deadline = os.environ[MARK], time.monotonic() + 10
-    while left := [process for process in psutil.process_iter() if _is_of(process, mark)]:
+    while left := [*marked(MARK, mark)]:
         if time.monotonic() > deadline:
             return [f"orphans: {[process.pid for process in left]}"]
         time.sleep(0.05)
     return []
-
-
-def _is_of(process: psutil.Process, mark: str) -> bool:
-    try:
-        is_own = process.pid != os.getpid() and process.environ().get(MARK) == mark
-        return is_own and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import psutil
 
 import shardscope as ss
 from conformance.kill_points import POINTS, VICTIMS, Plan
+from conformance.processes import marked
 
 WITHIN_S = 60.0
 TRACKER = "resource_tracker"
@@ -135,12 +136,7 @@ class Kernel:
 
     def living(self) -> Iterator[psutil.Process]:
         """Processes of this kernel: itself, its server, and those of its runs."""
-        for process in psutil.process_iter():
-            try:
-                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self._mark:
-                    yield process
-            except psutil.Error:
-                continue
+        return marked(MARK, self._mark)
 
     def close(self) -> None:
         """End it and all that it has started, except resource trackers, which end when they have cleaned up."""

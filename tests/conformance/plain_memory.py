@@ -40,7 +40,7 @@ def plain_stage_memory(model: Transformer, layout: Layout, stage: int) -> float:
         held += 2 * min(max(layer, vocabulary) + layer, params) * (1 - 1 / shards)
     held += 2 * matrices / t + (2 * table if is_last else 0) + 64 * 2**20
     m = layout.num_micro_batches
-    flight = min(m, IN_FLIGHT[layout.schedule](p, p - stage, m, layout.virtual_stages))
+    flight = min(m, IN_FLIGHT[layout.schedule](p, p - stage, m, layout.virtual_stages)) if p > 1 else 1
     tokens = layout.micro_batch * model.seq / c
     sp = t if layout.sequence_parallel else 1
     kept, again = _saved(model, layout, tokens, sp)

@@ -305,7 +305,7 @@ def test_a_run_that_cannot_be_predicted_has_a_reason() -> None:
         raise AssertionError("only its ranks call it")
 
     run: Any = Mock(spec=ss.Run, job=ss.Job(model=my_model, data="digits", strategy="single"), cluster=None)
-    assert "cannot be predicted here" in str(comparison_or_reason(run))
+    assert "ss.compare(run) calls them" in str(comparison_or_reason(run))
 
 
 def test_steps_before_compression_begins_are_left_out_and_noted(pool: RankPool, tmp_path: Path) -> None:

@@ -63,3 +63,9 @@ def test_settings_results_and_changes_come_from_the_summaries(two, capsys) -> No
     assert "is given twice" in capsys.readouterr().err
     assert main(["compare", one.id, other.id, "--nodes", "2"]) == 2
     assert "--nodes has no effect with several runs" in capsys.readouterr().err
+
+
+def test_a_number_of_steps_that_is_set_is_not_listed_again_as_a_result() -> None:
+    found = ss.compare_runs([ss.launch(small_job(steps=steps)).wait(60) for steps in (3, 4)])
+    assert found._repr_html_().count(">steps<") == 1
+    assert "All have completed their steps." in repr(found)

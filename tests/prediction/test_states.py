@@ -22,10 +22,11 @@ from shardscope.spec.registry import names
 
 STRATEGIES = [
     "all-reduce", "gossip", "zero-1", ss.Zero1(collectives="backend", bucket_mb=0.01), "zero-2", "zero-3",
-    ss.Zero3(replicas=2), ss.Zero2(offload=True), ss.ParameterServer(servers=2),
+    pytest.param(ss.Zero3(replicas=2), marks=pytest.mark.ranks(4)), ss.Zero2(offload=True),
+    ss.ParameterServer(servers=2),
 ]  # fmt: skip
 SERVERS = [
-    ss.ParameterServer(mode="async", servers=2, dedicated=True),
+    pytest.param(ss.ParameterServer(mode="async", servers=2, dedicated=True), marks=pytest.mark.ranks(3, 4)),
     ss.ParameterServer(mode="ssp", staleness=2, servers=2),
 ]
 
@@ -97,19 +98,11 @@ def hold(pool: RankPool, folder: Path, **fields: Any) -> None:
     hold_traffic(job, trace, events)
 
 
-def skip_what_does_not_fit(strategy: Any, pool: RankPool) -> None:
-    if getattr(strategy, "replicas", 1) > 1 and pool.world_size != 4:
-        pytest.skip("two replicas of two shards are four ranks")
-    if getattr(strategy, "dedicated", False) and pool.world_size == 2:
-        pytest.skip("two servers leave no worker")
-
-
 @pytest.mark.parametrize("precision", ["fp64", "bf16-mixed", "fp16-mixed"])
 @pytest.mark.parametrize("strategy", [*STRATEGIES, ss.Pipeline(split="even")], ids=str)
 def test_every_precision_is_held_in_its_own_width(
     pool: RankPool, tmp_path: Path, strategy: Any, precision: str
 ) -> None:
-    skip_what_does_not_fit(strategy, pool)
     hold(pool, tmp_path, strategy=strategy, precision=precision, optimizer="adamw")
 
 
@@ -118,7 +111,6 @@ def test_every_precision_is_held_in_its_own_width(
 def test_gradients_of_several_micro_batches_are_held_where_they_add_up(
     pool: RankPool, tmp_path: Path, strategy: Any, compression: str
 ) -> None:
-    skip_what_does_not_fit(strategy, pool)
     if compression != "none" and getattr(strategy, "collectives", "ring") == "backend":
         pytest.skip("they do not go together")
     batch = ss.Batch(48, micro_batch=48 // pool.world_size // 4)
@@ -131,7 +123,6 @@ def test_gradients_of_several_micro_batches_are_held_where_they_add_up(
 def test_frozen_parameters_and_buffers_are_held_without_gradients(
     pool: RankPool, tmp_path: Path, strategy: Any
 ) -> None:
-    skip_what_does_not_fit(strategy, pool)
     hold(pool, tmp_path, model=PartlyFrozen, strategy=strategy, optimizer="lamb")
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import shlex
 
 import pytest
 
+from shardscope.analytic.memory import FRAMEWORKS
 from shardscope.errors import SpecError
 from shardscope.measure.calibrate.logs import row_of_log
 from shardscope.prediction.planner import plan
 from shardscope.prediction.trainer_config import trainer_config
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
-from shardscope.spec.model import Model
+from shardscope.spec.model import Mixture, Model
 
 LLAMA, GPT = Model.of("llama-3-8b"), Model.of("gpt3-175b")
 LAYOUTS = [
@@ -22,6 +25,71 @@ LAYOUTS = [
     (GPT, Layout(tensor=8, pipeline=8, context=2, global_batch=32, recompute="full", recompute_layers=5)),
     (LLAMA, Layout(data=8, global_batch=8, recompute="selective", precision="fp8-mixed", zero=1)),
 ]
+
+
+INT, FLOAT, ON = {"type": int}, {"type": float}, {"action": "store_true"}
+MEGATRON = {
+    **dict.fromkeys(
+        (
+            "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
+            "expert-model-parallel-size", "num-virtual-stages-per-pipeline-rank", "micro-batch-size",
+            "global-batch-size", "recompute-num-layers", "num-distributed-optimizer-instances", "num-layers",
+            "hidden-size", "num-attention-heads", "kv-channels", "num-query-groups", "ffn-hidden-size", "seq-length",
+            "max-position-embeddings", "num-experts", "moe-router-topk", "moe-ffn-hidden-size",
+            "moe-shared-expert-intermediate-size",
+        ),
+        INT,
+    ),
+    **dict.fromkeys(
+        (
+            "sequence-parallel", "use-distributed-optimizer", "bf16", "fp16", "optimizer-cpu-offload",
+            "use-precision-aware-optimizer",
+            "group-query-attention", "swiglu", "untie-embeddings-and-output-weights", "disable-bias-linear",
+            "add-qkv-bias", "qk-layernorm", "accumulate-allreduce-grads-in-fp32", "cross-entropy-loss-fusion",
+        ),
+        ON,
+    ),
+    "hidden-dropout": FLOAT,
+    "attention-dropout": FLOAT,
+    "moe-layer-freq": {},
+    "recompute-granularity": {"choices": ["full", "selective"]},
+    "recompute-method": {"choices": ["uniform", "block"]},
+    "fp8-format": {"choices": ["e4m3", "hybrid"]},
+    "attention-backend": {"choices": ["flash", "fused", "unfused", "local", "auto"]},
+    "optimizer": {"choices": ["adam", "sgd", "muon", "lion", "soap", "adaptive_muon"]},
+    "normalization": {"choices": ["LayerNorm", "RMSNorm"]},
+    "position-embedding-type": {"choices": ["learned_absolute", "rope", "mrope", "yarn", "relative", "none"]},
+}  # fmt: skip
+"""Flags of Megatron-LM at d98e8a6 (22 August 2026): `megatron/training/arguments.py` and `TransformerConfig`."""
+COUNT = {"type": int}
+TORCHTITAN = {
+    **dict.fromkeys(
+        (
+            "parallelism.data_parallel_replicate_degree", "parallelism.data_parallel_shard_degree",
+            "parallelism.tensor_parallel_degree", "parallelism.context_parallel_degree",
+            "parallelism.pipeline_parallel_degree", "parallelism.pipeline_parallel_layers_per_stage",
+            "parallelism.pipeline_parallel_first_stage_less_layers",
+            "parallelism.pipeline_parallel_last_stage_less_layers", "parallelism.expert_parallel_degree",
+        ),
+        COUNT,
+    ),
+    "parallelism.fsdp_reshard_after_forward": {"choices": ["default", "always", "never"]},
+    "parallelism.pipeline_parallel_schedule": {},
+    "training.dtype": {"choices": ["bfloat16", "float32"]},
+    "training.mixed_precision_param": {"choices": ["bfloat16", "float32"]},
+    "training.mixed_precision_reduce": {"choices": ["float32"]},
+    "training.enable_cpu_offload": ON,
+}  # fmt: skip
+"""Flags of torchtitan at b5bcd76 (21 August 2026): `torchtitan/config/configs.py`."""
+
+
+def parsed(config):
+    """The settings as a parser with the trainer's own flags reads them; it refuses any other."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
+    for name, how in (MEGATRON if config.trainer.startswith("Megatron") else TORCHTITAN).items():
+        parser.add_argument(f"--{name}", dest=name, **how)
+    words = shlex.split(config.text.replace("\\\n", " "))
+    return vars(parser.parse_args(words))
 
 
 def arguments(config):
@@ -48,6 +116,7 @@ def log(config, *, ranks, vocab):
 @pytest.mark.parametrize(("model", "layout"), LAYOUTS)
 def test_megatrons_flags_are_read_back_as_the_same_layout_and_model(model, layout):
     config = trainer_config(model, layout, "megatron-core")
+    assert parsed(config)["global-batch-size"] == layout.global_batch
     row = dict(row_of_log(log(config, ranks=layout.num_devices, vocab=model.vocab), "log"))
     found = row.pop("model")
     fields = {name: row[name] for name in Layout.model_fields if name in row}
@@ -69,9 +138,28 @@ def test_experts_and_groups_of_shards_have_flags():
     assert known["num_distributed_optimizer_instances"] == "2"
 
 
+def test_megatrons_offload_comes_with_the_optimizer_that_it_needs():
+    layout = Layout(data=2, zero=1, offload="optimizer", global_batch=2)
+    known = parsed(trainer_config(LLAMA, layout, "megatron"))
+    assert known["optimizer-cpu-offload"]
+    assert known["use-precision-aware-optimizer"]
+    assert known["use-distributed-optimizer"]
+
+
+def test_dense_layers_before_the_experts_are_one_word_of_the_shell():
+    mixture = Mixture(experts=4, active=2, ffn=64, dense_layers=1)
+    model = LLAMA.replace(layers=4, mixture=mixture)
+    assert (
+        parsed(trainer_config(model, Layout(global_batch=1), "megatron"))["moe-layer-freq"] == "([0]*1+[1]*3)"
+    )
+
+
 def test_torchtitan_shards_as_the_layout_does():
     hybrid = Layout(data=8, zero=3, shard=4, pipeline=2, schedule="zbv", virtual_stages=2, global_batch=64)
-    known = arguments(trainer_config(LLAMA, hybrid, "fsdp"))
+    config = trainer_config(LLAMA, hybrid, "fsdp")
+    assert parsed(config)["training.mixed_precision_param"] == "bfloat16"
+    assert parsed(config)["parallelism.data_parallel_shard_degree"] == 4
+    known = arguments(config)
     named = {name.removeprefix("parallelism."): value for name, value in known.items()}
     assert (named["data_parallel_replicate_degree"], named["data_parallel_shard_degree"]) == ("2", "4")
     assert named["fsdp_reshard_after_forward"] == "always"
@@ -89,7 +177,15 @@ def test_deepspeeds_json_has_the_batch_the_stage_and_what_is_offloaded():
     assert found["train_batch_size"] == (
         8 * found["train_micro_batch_size_per_gpu"] * found["gradient_accumulation_steps"]
     )
-    assert found["zero_optimization"]["stage"] == 3
+    zero = found["zero_optimization"]
+    assert set(zero) == {
+        "stage", "reduce_bucket_size", "stage3_max_live_parameters", "stage3_prefetch_bucket_size",
+        "offload_optimizer", "offload_param",
+    }  # fmt: skip
+    assert zero["stage"] == 3
+    assumed = FRAMEWORKS["deepspeed"]
+    assert zero["reduce_bucket_size"] == assumed.bucket_elements
+    assert zero["stage3_max_live_parameters"] + zero["stage3_prefetch_bucket_size"] == assumed.live_elements
     assert found["zero_optimization"]["offload_param"]["device"] == "cpu"
 
 
@@ -106,6 +202,8 @@ def test_deepspeeds_json_has_the_batch_the_stage_and_what_is_offloaded():
         (Layout(tensor=2), "deepspeed", r"fix=\{'tensor': 1\}"),
         (Layout(data=2, offload="states", global_batch=2), "deepspeed", "use zero=3"),
         (Layout(pipeline=3, global_batch=6), "megatron-core", "not a multiple of 3 stages"),
+        (Layout(offload="optimizer"), "megatron-core", "use zero=1"),
+        (Layout(precision="fp16"), "torchtitan", "use one of fp32, bf16-mixed"),
         (Layout(), "nemo", "cannot be written yet; use one of megatron-core"),
     ],
 )

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
+from conformance.processes import marked
 from shardscope import machine
 from shardscope.prediction.saved_calibration import chosen
 from shardscope.runtime import doctor
@@ -98,7 +98,7 @@ def test_ranks_that_cannot_communicate_say_why_and_end(monkeypatch: pytest.Monke
     (found,) = doctor._messages(machine.probe_torch()["messages"])
     assert "no-such-interface" in found.text
     assert not found.ok
-    assert not [each for each in psutil.process_iter() if _has(each, mark)]
+    assert not [*marked("DOCTOR_TEST", mark)]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="messages are measured on Linux only")
@@ -106,18 +106,11 @@ def test_measuring_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     mark = uuid.uuid4().hex
     monkeypatch.setenv("DOCTOR_TEST", mark)
     assert machine.probe_torch()["messages"]
-    assert not [each for each in psutil.process_iter() if _has(each, mark)]
+    assert not [*marked("DOCTOR_TEST", mark)]
 
 
 def test_it_says_which_constants_predictions_use(report: DoctorReport) -> None:
     assert "not calibrated" in report["calibration"].text
-
-
-def _has(process: psutil.Process, mark: str) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get("DOCTOR_TEST") == mark
-    except psutil.Error:
-        return False
 
 
 def test_it_asks_for_no_energy_counters_as_no_run_reads_them(report: DoctorReport) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -77,9 +78,11 @@ def test_what_goes_wrong_in_a_servers_thread_ends_the_run_and_is_told() -> None:
         run.wait(60)  # and not for the time-out
 
 
-def test_a_worker_that_raises_is_the_cause_and_not_its_server() -> None:
+def make_model_that(acts: Callable[[], None]) -> Callable[[], nn.Module]:
+    """A function that makes a model which acts in the third forward pass of rank 2."""
+
     def make_model() -> nn.Module:
-        class Raises(nn.Module):
+        class Acts(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
                 self.layer, self.calls = nn.Linear(64, 10), 0
@@ -87,14 +90,22 @@ def test_a_worker_that_raises_is_the_cause_and_not_its_server() -> None:
             def forward(self, x: torch.Tensor) -> torch.Tensor:
                 self.calls += 1
                 if self.calls == 3 and os.environ["RANK"] == "2":
-                    raise ValueError("a bad batch")
+                    acts()
                 return self.layer(x.flatten(1))
 
-        return Raises()
+        return Acts()
 
-    run = ss.launch(
-        small_job(strategy=ss.ParameterServer(dedicated=True), world_size=3, model=make_model, batch=48)
+    return make_model
+
+
+def test_a_worker_that_raises_is_the_cause_and_not_its_server() -> None:
+    def acts() -> None:
+        raise ValueError("a bad batch")
+
+    job = small_job(
+        strategy=ss.ParameterServer(dedicated=True), world_size=3, model=make_model_that(acts), batch=48
     )
+    run = ss.launch(job)
     with pytest.raises(ss.RunFailed, match=r"rank 2 \(worker\).* failed at step 3: ValueError: a bad batch"):
         run.wait(60)
 
@@ -102,21 +113,8 @@ def test_a_worker_that_raises_is_the_cause_and_not_its_server() -> None:
 @pytest.mark.sampled
 @pytest.mark.parametrize("strategy", [ss.ParameterServer(mode="ssp"), ss.ParameterServer(dedicated=True)])
 def test_a_worker_that_falls_silent_is_named_by_the_server_that_waits_for_it(strategy: Any) -> None:
-    def make_model() -> nn.Module:
-        class Hangs(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.layer, self.calls = nn.Linear(64, 10), 0
-
-            def forward(self, x: torch.Tensor) -> torch.Tensor:
-                self.calls += 1
-                if self.calls == 3 and os.environ["RANK"] == "2":
-                    time.sleep(1000)
-                return self.layer(x.flatten(1))
-
-        return Hangs()
-
-    run = ss.launch(endless_job(strategy=strategy, world_size=3, batch=48, model=make_model, timeout_s=10))
+    model = make_model_that(lambda: time.sleep(1000))
+    run = ss.launch(endless_job(strategy=strategy, world_size=3, batch=48, model=model, timeout_s=10))
     with pytest.raises(
         ss.RunFailed, match=r"rank 0 \(server.*worker rank 2 sent nothing for 10 s; .*raise timeout_s=10"
     ):

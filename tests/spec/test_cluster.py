@@ -130,6 +130,8 @@ def test_a_mixed_cluster_is_described_by_its_weakest_parts() -> None:
     assert mixed.device.memory_bytes == old.device.memory_bytes
     assert mixed.device.peak_flops == old.device.peak_flops
     assert mixed.device.power_w == new.device.power_w
+    assert not mixed.device.architecture
+    assert Cluster.mixed(new, Cluster.of("h200")).device.architecture == "sm_90"
     assert mixed.intra == old.intra
     assert mixed.inter == old.inter
     assert mixed.price_per_device_hour == pytest.approx((16 * 4 + 24 * 1) / 40)

@@ -97,7 +97,7 @@ def test_rows_deviate_less_where_one_vendor_tunes_all_runs() -> None:
 
 
 def test_software_selects_the_memory_model() -> None:
-    layout = ss.Layout(data=8, zero=1, global_batch=8)
+    layout = ss.Layout(data=8, zero=1, global_batch=16)
     megatron, deepspeed = (
         ss.predict("llama-2-7b", CLUSTER, layout, software=name) for name in ("megatron-core", "deepspeed")
     )

@@ -38,6 +38,9 @@ def test_bars_are_the_bytes_of_the_formulas(calculator):
 def test_degrees_that_are_not_given_are_one():
     mine = MemoryCalculator(model="llama-3-8b", device="h100-80gb", data=8)
     assert mine.chosen_layout().num_devices == 8
+    assert re.match(
+        r"Each device needs [\d.]+ GiB, but a device has [\d.]+ GiB", figures.memory_plan_text(mine.info)
+    )
     assert MemoryCalculator().chosen_layout().num_devices == 1024
 
 

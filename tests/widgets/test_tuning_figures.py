@@ -175,7 +175,7 @@ def test_what_stays_in_a_notebook_names_the_front_and_is_escaped(four):
     words = StudyReport("s<1>", "loss", (), (), (), "adamw has the lowest loss.", by_noise=(7,))
     text = _summary.summary_html(four, OBJECTIVES, words, "Study s<1> has finished.")
     assert text.count("<tr>") == 1 + 3
-    assert "trial 0</td><td>0.5</td><td>400 ms</td><td>1 kB</td><td>0.01</td><td>64" in text
+    assert "trial\u00a00</td><td>0.5</td><td>400 ms</td><td>1 kB</td><td>0.01</td><td>64" in text
     assert "Trial 7 is left out: the only advantage that it has" in text
     assert "s&lt;1&gt;" in text
     assert "<1>" not in text

@@ -16,6 +16,7 @@ from statistics import median
 from textwrap import fill
 from typing import TYPE_CHECKING, TextIO
 
+from shardscope.errors import ShardscopeError
 from shardscope.measure.compare.comparison import Comparison
 from shardscope.measure.compare.of_run import comparison_or_reason
 from shardscope.measure.compare.view import OVERVIEW, overview
@@ -104,7 +105,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _run(job: Job, count: str, done: list[Run], predictions: Predictions, root: Path | None) -> int:
     """Predict one job, then run it to its end under a progress bar; return 0 on success, 1 on failure."""
-    from shardscope.errors import ShardscopeError
     from shardscope.runtime import launch
     from shardscope.runtime.preflight import preflight
 

@@ -77,6 +77,21 @@ def test_steps_of_a_pipeline_follow_each_other_without_a_gap_on_the_busiest_rank
     assert simulated.step_time_s == pytest.approx(predicted.step_time_s, rel=0.02)
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "v-half", "v-min"])
+@pytest.mark.parametrize(("message", "within"), [(0.3, 0.03), (1.0, 0.06)])
+def test_messages_of_every_schedule_are_hidden_as_predicted(
+    schedule: str, message: float, within: float
+) -> None:
+    """The message of one micro-batch takes as long as a part of its forward pass on all stages of a rank."""
+    forward_s, samples, width = 0.05, 8, 64
+    flops = 2 * 2 * samples * width**2 / forward_s
+    cluster = ss.Cluster.emulated(nodes=4, flops=flops, bandwidth=samples * width * 4 / (message * forward_s))
+    job = ss.Job(model=_equal_layers, data="digits", strategy=ss.Pipeline(schedule=schedule, split="even"),
+                 world_size=4, batch=ss.Batch(global_batch=64, micro_batch=samples))  # fmt: skip
+    predicted = ss.predict(job, cluster).step_time_s
+    assert predicted == pytest.approx(ss.simulate(job, cluster).step_time_s, rel=within)
+
+
 def _equal_layers() -> nn.Module:
     layers = (nn.Linear(64, 64) for _ in range(7))
     return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 64)), *layers)

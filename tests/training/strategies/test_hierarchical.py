@@ -54,6 +54,7 @@ def test_nodes_that_do_not_divide_the_ranks_are_refused() -> None:
     assert small_job(strategy="hierarchical:2", world_size=4).strategy.label == "hierarchical:2"
 
 
+@pytest.mark.ranks(4)  # two machines
 @pytest.mark.parametrize("sizes", [[2, 2, 2, 2], [1, 1, 2, 2]])
 def test_machines_of_unequal_size_are_refused(pool: RankPool, tmp_path: Path, sizes: list[int]) -> None:
     job = small_job(strategy="hierarchical", world_size=4)
@@ -66,8 +67,6 @@ def test_machines_of_unequal_size_are_refused(pool: RankPool, tmp_path: Path, si
             return str(error)
         return f"{strategy.collective.per_node} ranks a node"  # type: ignore[attr-defined]
 
-    if pool.world_size != 4:
-        pytest.skip("two machines")
     expected = "2 ranks a node" if len(set(sizes)) == 1 else "the machines have [1, 2] ranks"
     assert all(expected in answer for answer in pool.run(prepare, tmp_path))
 

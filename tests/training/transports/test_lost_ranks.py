@@ -78,12 +78,22 @@ def test_a_killed_rank_wakes_its_peers_with_its_name(
             return type(error).__name__, str(error)
         return "", "nothing"
 
-    pool = RankPool(3)
-    try:
-        pool.start(body, tmp_path)
+    def kill() -> None:
         while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
             time.sleep(0.01)
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+    assert_that_the_others_name_it(body, tmp_path, kill)
+
+
+def assert_that_the_others_name_it(
+    body: Callable[[RankContext], tuple[str, str]], folder: Path, kill: Callable[[], None] = lambda: None
+) -> None:
+    """Run a function that returns the kind and the message of the error on two of three ranks."""
+    pool = RankPool(3)
+    try:
+        pool.start(body, folder)
+        kill()
         for rank in (0, 2):
             kind, message = pool.result(rank)
             assert f"Connection closed by peer: the process of rank {VICTIM} has ended" in message
@@ -103,15 +113,7 @@ def test_ddp_which_waits_in_c_plus_plus_gets_the_error_too(tmp_path: Path) -> No
             loss.backward()
         return type(caught.value).__name__, str(caught.value)
 
-    pool = RankPool(3)
-    try:
-        pool.start(body, tmp_path)
-        for rank in (0, 2):
-            kind, message = pool.result(rank)
-            assert f"Connection closed by peer: the process of rank {VICTIM} has ended" in message
-            assert is_secondary_failure({"type": kind, "message": message})
-    finally:
-        pool.close()
+    assert_that_the_others_name_it(body, tmp_path)
 
 
 def test_all_threads_of_a_rank_name_the_rank_that_ended(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from shardscope.commands._fields import add_field, flag_of, given_fields, method
 from shardscope.commands._settings import PARTS, add_settings, parse_setting, part_with_settings
 from shardscope.errors import SpecError, UntrustedCode
 from shardscope.spec import Job, Link, Method
+from shardscope.spec.models import model_config
 from shardscope.spec.units import parse
 
 T = TypeVar("T")
@@ -246,6 +247,4 @@ def if_trusted(load: Callable[[bool], T], *, trust_code: bool) -> T:
 
 def _data_for(model: str) -> str:
     """Return the name of the default data set for a model, which depends on the type of the model's input."""
-    from shardscope.spec.models import model_config
-
     return "digits" if model_config(model).reads == "images" else "python-source"

@@ -16,11 +16,10 @@ from shardscope.commands._json import as_json
 from shardscope.commands.predict import add_layout_options, named_model
 from shardscope.errors import SpecError
 from shardscope.spec.layout import Layout
+from shardscope.spec.link import Link
 
 if TYPE_CHECKING:
     from shardscope.prediction.simulate import Simulation
-    from shardscope.spec.link import Link
-
 _ONLY = {
     "model": ("cluster", "calibration", "software"),
     "job": ("cluster", "calibration", "software", "overlap", "trust_code"),
@@ -177,8 +176,6 @@ def _algorithm(text: str) -> tuple[str, str]:
 
 def _link(arguments: argparse.Namespace) -> Link:
     """Return the link of each rank: the one that is named, or the one between nodes, or inside the only node."""
-    from shardscope.spec.link import Link
-
     cluster = build_cluster(arguments)
     if (arguments.link is None) == (cluster is None):
         raise SpecError("--trace needs --link or --cluster; give one, such as --link 25GbE")

@@ -151,7 +151,8 @@ class JobPrediction(Budgeted):
         """Time of one step, in seconds; None on GPUs of this machine, whose rates are unknown.
 
         On a cluster, if the model is a GPT from the catalogue and the strategy corresponds to a valid layout, this is
-        the step time for that layout. Otherwise it is the sum over the model's operations, without overlap.
+        the step time for that layout. Otherwise it is the sum over the model's operations, in which only
+        messages between pipeline stages overlap with computation.
         """
         if not self.has_rates:
             return None
@@ -203,20 +204,16 @@ class JobPrediction(Budgeted):
         traffic = self.traffic or {}
         if self.step_time_s is None or not any(sent.is_uneven for sent in traffic.values()):
             return 0.0
-        busy = {
-            name: sent
-            if sent.awaited is None
-            else sent._replace(awaited=np.full_like(sent.bytes, sent.bytes.max()))
-            for name, sent in traffic.items()
-        }
+        busy = {name: sent.unchained for name, sent in traffic.items()}
         return max(0.0, self.step_time_s - job_time_term(self.step, self.found, busy, self.rates).value)
 
     @property
     def _stated_s(self) -> float:
         """Part of the step time that the emulated cluster states, in seconds."""
         limit = limit_of(self.job, self.emulated)
+        link = math.inf if limit is None else limit.bandwidth
         rates = stated_rates(self.emulated, limit)._replace(
-            link=math.inf if limit is None else limit.bandwidth, network=network_of(self.emulated)
+            link=link, network=network_of(self.emulated), overlaps=self.rates.overlaps
         )
         return job_time_term(self.step, self.found, self.traffic, rates).value
 

@@ -7,6 +7,8 @@ The terms have the same names as the measured times of a run: ``data``, ``forwar
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,7 +19,8 @@ from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.terms import Term
 from shardscope.prediction.data_source import with_waiting
 from shardscope.prediction.loads import awaited, rank_loads, rank_updates
-from shardscope.prediction.network_time import Load, StepLoads
+from shardscope.prediction.network_time import SEND, Load, StepLoads, step_plan
+from shardscope.prediction.pipeline_time import exposed_messages_s, pass_seconds
 from shardscope.prediction.rates import RankRates
 from shardscope.prediction.traced import Traced
 from shardscope.spec.strategy import Work
@@ -30,7 +33,10 @@ _UNEVEN = 1e-2
 
 
 def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: RankRates) -> Term:
-    """Return the time of one step, in seconds, as a sum of terms; only reading from a slow source overlaps with others.
+    """Return the time of one step, in seconds, as a sum of terms.
+
+    Only reading from a slow source overlaps with other terms, and messages between pipeline stages with computation if
+    they travel over links.
 
     Each operation takes the time of its matrix products or of its memory traffic, plus the time of its launch. The
     optimizer takes the time to read and write all states on the rank where that takes longest, plus a time per tensor,
@@ -50,6 +56,10 @@ def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: 
         _pass("forward", step, found, work, rates),
         _pass("backward", step, found, work, rates, gathering_s=_gathering_s(step, communication)),
     ]
+    if communication is not None and rates.overlaps:
+        communication = _overlapping(
+            communication, step, traffic or {}, rates, [each.value for each in passes]
+        )
     parts = [
         _data(step, found, rates), *passes, _optimizer(step, rates), _codec(step, rates),
         communication, _idle(step, sum(each.value for each in passes), work, rates),
@@ -151,6 +161,32 @@ def _communication(step: JobStep, traffic: Traffic, rates: RankRates) -> Term | 
     return Term.total("communication", tuple(parts)) if parts else None
 
 
+def _overlapping(
+    communication: Term, step: JobStep, traffic: Traffic, rates: RankRates, passes: Sequence[float]
+) -> Term:
+    """Return the communication with only those messages between stages that ranks wait for.
+
+    Args:
+        communication: Result of `_communication`, in which no message overlaps with computation.
+        step: The training step.
+        traffic: Bytes and messages that each rank sends.
+        rates: Link rates.
+        passes: Seconds of all forward and of all backward passes of the rank that the step waits for.
+    """
+    plan = step_plan(step, traffic)
+    if plan is None or plan.flow is None:
+        return communication
+    flow, seconds = plan.flow, pass_seconds(step, plan.flow, *passes)
+
+    def waited(part: Term) -> Term:
+        if part.name != SEND:
+            return part
+        exposed = exposed_messages_s(flow, traffic[SEND], rates, seconds)
+        return replace(part, value=exposed, formula="passes with messages - passes without")
+
+    return Term.total("communication", tuple(map(waited, communication.parts)))
+
+
 def loads_of(step: JobStep, traffic: Traffic, rates: RankRates) -> StepLoads | None:
     """Return what a step puts on the links; None if this cannot matter.
 
@@ -171,9 +207,13 @@ def _collective(name: str, sent: Sent, rates: RankRates, load: Load | None) -> T
     seconds = sent.busiest / rates.link + messages * rates.per_message_s(sent)
     rank = int(seconds.argmax())
     hops = _hops(messages[rank], load)
+    is_sent_ahead = rates.overlaps and name == SEND
+    source = (
+        "messages travel while ranks compute" if is_sent_ahead else "time of the slowest rank; no overlap"
+    )
     return _term(
         name, float(seconds[rank]) + hops * rates.latency_s, f"bytes / bandwidth + {_FIXED[rates.latency_s > 0]}",
-        rates, "time of the slowest rank; no overlap", bytes=float(sent.busiest[rank]),
+        rates, source, bytes=float(sent.busiest[rank]),
         messages=float(messages[rank]), bandwidth=rates.link, **_latency(hops, rates),
     )  # fmt: skip
 

@@ -77,6 +77,8 @@ class RankRates(NamedTuple):
     """Links that messages share, if they are not all equal; `link` is then the rate of the slowest."""
     latency_s: float = 0.0
     """Latency of the emulated link, in seconds; those of messages that do not wait for each other overlap."""
+    overlaps: bool = False
+    """Whether messages between stages travel over links while ranks compute; if not, through memory, by the cores."""
 
     def per_message_s(self, sent: Sent, link: float | None = None) -> float:
         """Return the seconds per message of a collective, besides its latency and the time for its bytes.
@@ -147,6 +149,7 @@ class RankRates(NamedTuple):
             idle=sent.idle,
             network=network_of(emulated, efficiency=_share(host, "network"), memory=sent.memory_bandwidth),
             latency_s=sent.latency_s,
+            overlaps=limit_of(job, emulated) is not None,
         )
 
     @classmethod
@@ -168,6 +171,7 @@ class RankRates(NamedTuple):
             source=f"rates: {calibration.name}",
             optimizer_bandwidth=machine.memory_rate,
             codec_bandwidth=machine.memory_rate,
+            overlaps=True,
         )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from shardscope.errors import RunFailed, RunUnreadable, SpecError, quoted
 from shardscope.runlog.files import read_tail
+from shardscope.runlog.layers import Layers, layers_of, reports_layers
 from shardscope.runlog.reducer import RunLog
 from shardscope.runlog.summary import Summary, summarise
 from shardscope.runlog.tail import Event, Tail, of_last_attempt, select
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from shardscope.analytic.large_batch.noise_scale import NoiseScale
-    from shardscope.runlog.layers import Layers
     from shardscope.runlog.step_events import StepEvents
     from shardscope.runtime.provenance import Provenance
     from shardscope.spec.cluster import EmulatedCluster
@@ -375,8 +375,6 @@ class Run(Described, Steered, Resizable):
         Raises:
             SpecError: The run has neither trust ratios nor residuals, or does not record layer statistics.
         """
-        from shardscope.runlog.layers import layers_of, reports_layers
-
         job = self.job
         if not reports_layers(job):
             raise SpecError(

@@ -68,6 +68,10 @@ class PipelineSchedule(Method):
     torch_class: ClassVar[str | None] = None
     """The class in `torch.distributed.pipelining.schedules` to run; None if torch's runtime executes `order`."""
 
+    blocks: ClassVar[bool] = False
+    """Whether `torch_class` receives a result only when it is needed, and waits for what was sent before it turns from
+    forward to backward passes or back; the runtime does neither."""
+
     if TYPE_CHECKING:
 
         def __init__(self, name: str = ..., **settings: Any) -> None: ...
@@ -77,7 +81,7 @@ class PipelineSchedule(Method):
         super().__init_subclass__(**options)
         replaced = super(cls, cls).order  # type: ignore[misc]  # mypy looks for `order` above this class
         if "order" in vars(cls) and not getattr(replaced, "__isabstractmethod__", False):
-            for member in ("torch_class", "held_terms", "in_flight", "bubble", "ramp"):
+            for member in ("torch_class", "blocks", "held_terms", "in_flight", "bubble", "ramp"):
                 if member not in vars(cls):
                     setattr(cls, member, vars(PipelineSchedule)[member])
 

@@ -205,7 +205,7 @@ def _columns(info: FrontInfo) -> tuple[list[float], list[float]]:
 def _axis(objective: str, *values: float) -> Spec:
     title = {"text": title_of(objective), "standoff": 6, "font": {"size": 12}}
     low, high = min(values, default=0.0), max(values, default=1.0)
-    if objective != ORDER and low > 0 and high / low >= WIDE:
+    if objective != ORDER and is_wide(values):
         return {
             "title": title,
             "type": "log",
@@ -219,6 +219,11 @@ def _axis(objective: str, *values: float) -> Spec:
         **({"ticksuffix": "B"} if objective in {"bytes", "memory"} else {}),
         **({"tickformat": "d", "nticks": min(10, 2 + int(high - low))} if objective == ORDER else {}),
     }  # fmt: skip
+
+
+def is_wide(values: Sequence[float]) -> bool:
+    """Return whether an axis for these values is logarithmic."""
+    return bool(values) and min(values) > 0 and max(values) / min(values) >= WIDE
 
 
 def log_ticks(low: float, high: float, objective: str = "") -> Spec:

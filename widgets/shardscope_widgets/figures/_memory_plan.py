@@ -116,8 +116,13 @@ def memory_plan_text(info: MemoryPlanInfo) -> str:
         f"{size / stage.num_bytes:.0%} {KIND_NAMES.get(kind, kind)} ({gib_text(size)})"
         for size, kind in parts
     ]
-    capacity = f"of a device's {gib_text(info.capacity_bytes)} for tensors"
-    return f"{where} takes {gib_text(stage.num_bytes)} {capacity}: {listed(shares)}."
+    held, room = gib_text(stage.num_bytes), gib_text(info.capacity_bytes)
+    of_room = (
+        f"takes {held} of a device's {room} for tensors"
+        if stage.num_bytes <= info.capacity_bytes
+        else f"needs {held}, but a device has {room} for tensors"
+    )
+    return f"{where} {of_room}: {listed(shares)}."
 
 
 def figure_dict(info: MemoryPlanInfo) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 
 from shardscope.spec.space import Between, PowersOfTwo, Space
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures._front import CHOSEN, WIDE
+from shardscope_widgets.figures._front import CHOSEN, is_wide
 from shardscope_widgets.figures._lineage import WORST_TO_BEST
 from shardscope_widgets.figures._trials import (
     TrialInfo,
@@ -104,10 +104,6 @@ def _is_log(name: str, space: Space) -> bool:
     return any(isinstance(one, PowersOfTwo) or (isinstance(one, Between) and one.log) for one in own)
 
 
-def _is_wide(values: Sequence[float]) -> bool:
-    return bool(values) and min(values) > 0 and max(values) / min(values) >= WIDE
-
-
 def _scale(numbers: Sequence[float | None], texts: Sequence[str | None], *, is_log: bool) -> Scale:
     """Return each value's position and the axis ticks; text and small sets of distinct numbers are evenly spaced."""
     has_words = any(n is None and t is not None for n, t in zip(numbers, texts, strict=True))
@@ -126,7 +122,7 @@ def _heights(values: Sequence[float], objective: str) -> Scale:
     def text(value: object) -> str:
         return objective_text(objective, float(str(value)))
 
-    return _by_size(values, _is_wide(values), text) if len(set(values)) > 1 else ([0.0] * len(values), ())
+    return _by_size(values, is_wide(values), text) if len(set(values)) > 1 else ([0.0] * len(values), ())
 
 
 def _by_size(numbers: Sequence[float | None], is_log: bool, text: Callable[[object], str]) -> Scale:

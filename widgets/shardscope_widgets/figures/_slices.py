@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from shardscope.spec.space import Between, Choices, PowersOfTwo, Space, Value
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures._front import CHOSEN, LINE, WIDE, log_ticks
+from shardscope_widgets.figures._front import CHOSEN, LINE, is_wide, log_ticks
 from shardscope_widgets.figures._trials import TrialInfo, title_of, value_text
 from shardscope_widgets.words import plural
 
@@ -103,7 +103,7 @@ def slices_spec(info: SlicesInfo) -> Spec:
 
 def _up(values: Sequence[float], objective: str) -> Spec:
     """Return settings of the y-axis that all plots share, so that heights can be compared."""
-    if values and min(values) > 0 and max(values) / min(values) >= WIDE:
+    if is_wide(values):
         return {"type": "log", **log_ticks(min(values), max(values), objective)}
     return {"nticks": 5}
 

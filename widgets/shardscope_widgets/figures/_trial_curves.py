@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures._front import CHOSEN, LINE, PRUNED, RUNNING, WIDE, log_ticks
+from shardscope_widgets.figures._front import CHOSEN, LINE, PRUNED, RUNNING, is_wide, log_ticks
 from shardscope_widgets.figures._trials import TrialInfo, objective_text, quality_curve, title_of
 from shardscope_widgets.words import plural
 
@@ -72,11 +72,10 @@ def trial_curves_spec(info: TrialCurvesInfo) -> Spec:
     traces = [_trace(kind, [curve for curve in info.curves if curve.kind == kind]) for kind in KINDS]
     layout = _layout()
     ends = [point[1] for curve in info.curves for point in curve.points]
-    wide = bool(ends) and min(ends) > 0 and max(ends) / min(ends) >= WIDE
     axis = layout["yaxis"] | {"title": layout["yaxis"]["title"] | {"text": title_of(info.quality)}}
     axis |= (
         {"type": "log", **log_ticks(min(ends), max(ends), info.quality)}
-        if wide
+        if is_wide(ends)
         else {"type": "linear", "tickmode": "auto"}
     )
     data = [trace for trace in traces if trace["x"]]

@@ -128,6 +128,8 @@ class Flow(NamedTuple):
     """Bytes that each stage saves for the backward pass of one micro-batch."""
     stage_costs: tuple[float, ...] = ()
     """Computing time of each stage, in any unit; empty if all are equal."""
+    ranks_meet: bool = False
+    """Whether ranks exchange something after the last pass, so that none starts the next step before the others."""
 
     def crossing(self, op: str, stage: int) -> tuple[int, int] | None:
         """Return the receiving rank and the bytes of an operation's message; None if its result stays on its rank."""

@@ -59,6 +59,13 @@ class Sent(NamedTuple):
         return self.awaited is not None and int(self.awaited.max()) > int(self.bytes.min())
 
     @property
+    def unchained(self) -> Sent:
+        """The same traffic if no message of a ring waits for another."""
+        if self.awaited is None:
+            return self
+        return self._replace(awaited=np.full_like(self.bytes, self.bytes.max()))
+
+    @property
     def counted(self) -> Ints:
         """Messages of each rank, where an unknown number counts as one to each other rank."""
         unknown = (self.bytes > 0) & (self.messages == 0)

@@ -61,16 +61,16 @@ def attention_per_token(model: Transformer, recipe: ElementBytes, framework: Fra
     Core attention is not included.
     """
     act, product, hidden = recipe.activation, recipe.product, model.hidden
-    whole = hidden * (
-        act + product + framework.dropout
-    )  # input of the norm, input of the first linear layer, mask of the final dropout
+    # inputs of the norm and of the first linear layer, mask of the final dropout
+    whole = hidden * (act * (1 + framework.norm_copies) + product + framework.dropout)
+    copied = act * framework.attention_copies
     if model.latent is not None:
         latent, heads = model.latent, model.heads
         head = latent.nope_size + latent.rope_size
         narrow = (act + product) * (latent.query_rank + latent.kv_rank) + act * latent.rope_size
-        split = act * heads * (2 * head + latent.value_size) + product * heads * latent.value_size
+        split = act * heads * (2 * head + latent.value_size) + (product + copied) * heads * latent.value_size
         return PerToken(whole + narrow, split)
-    split = model.head_size * model.heads * (act + product)
+    split = model.head_size * model.heads * (act + product + copied)
     return PerToken(whole, split, keys=model.head_size * act * 2 * model.kv_heads)
 
 
@@ -83,7 +83,7 @@ def feed_forward_per_token(
     If `mixed`, the feed-forward half is a mixture of experts.
     """
     act, product, hidden = recipe.activation, recipe.product, model.hidden
-    whole = hidden * (act + product + framework.dropout)
+    whole = hidden * (act * (1 + framework.norm_copies) + product + framework.dropout)
     inner = inner_per_width(model, recipe, framework)
     mixture = model.mixture
     if not mixed or mixture is None:
@@ -256,7 +256,7 @@ def at_the_loss(
     the input and output of the final norm, and a gradient. With sequence parallelism, the input of the projection and
     its gradient are also gathered (Korthikanti et al. 2022, section 4.2.2).
     """
-    logits = framework.logits_bytes * model.vocab * tokens / tensor
+    logits = framework.logits_bytes * model.vocab * tokens / (1.0 if framework.whole_logits else tensor)
     hidden = recipe.activation * model.hidden * tokens
     return np.asarray(logits + 3 * hidden / divided + 2 * hidden * (divided > 1))
 

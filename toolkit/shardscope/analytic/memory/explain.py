@@ -282,7 +282,7 @@ def _activations(stages: _Stages, at: At) -> Term:
     others = (
         Term("dropout mask of the embedding", mask_bytes, "bytes", "in flight × bsh / t′",
              {"in flight": at(held.in_flight)}, f"{KORTHIKANTI}, section 4.3"),
-        Term("outputs of the stage", outputs, "bytes", "in flight × 2bsh / t",
+        Term("outputs of the stage", outputs, "bytes", f"in flight × 2bsh{' / t' * rows.framework.shards_outputs}",
              {"in flight": at(held.in_flight), "t": layout.tensor}, rows.framework.source),
     )  # fmt: skip
     return Term.total("activations", (layers, *(term for term in others if term.value)))
@@ -310,7 +310,8 @@ def _buffers(stages: _Stages, at: At) -> Term:
             inputs["bytes of a logit"] = habits.logits_bytes - habits.logits_later
         working = Term(
             "logits", logits, "bytes",
-            "bsV × bytes of a logit / t + 3 × 2bsh / t′ + 2 × 2bsh where t′ > 1", inputs, source,
+            f"bsV × bytes of a logit{'' if habits.whole_logits else ' / t'}"
+            " + 3 × 2bsh / t′ + 2 × 2bsh where t′ > 1", inputs, source,
         )  # fmt: skip
     else:
         working = Term(

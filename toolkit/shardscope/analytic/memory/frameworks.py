@@ -34,6 +34,12 @@ class Framework(NamedTuple):
     a single operation, and also the activated gate if it is two operations."""
     logits_bytes: int = 10
     """Bytes per logit at the memory peak of the loss."""
+    whole_logits: bool = False
+    """Whether each tensor rank has the logits of the whole vocabulary."""
+    norm_copies: int = 0
+    """Number of tensors that a norm saves beside its input, if it is several operations."""
+    attention_copies: int = 0
+    """Number of copies of the attention's output, in another order of dimensions, that are saved beside it."""
     logits_later: int = 0
     """The part of `logits_bytes` that is allocated only as the gradient of the logits is computed."""
     every_other_product: bool = False
@@ -74,10 +80,11 @@ class Framework(NamedTuple):
     buckets: int = 1
     """Number of such buffers: two if one is filled while the other one is reduced."""
     keeps_buckets: bool = False
-    """Whether the buffers stay allocated in the update."""
+    """Whether the buffers stay allocated in ZeRO 3, instead of only during the backward pass."""
     keeps_outputs: bool = False
-    """Whether a pipeline keeps the output of each stage for all micro-batches in flight, sharded over tensor ranks, and
-    gathers it for the backward pass."""
+    """Whether a pipeline keeps the output of each stage for all micro-batches in flight."""
+    shards_outputs: bool = False
+    """Whether these outputs are sharded over tensor ranks, and gathered for the backward pass."""
     copies_to_reduce: bool = False
     """Whether replicas without ZeRO copy all gradients into buckets, which stay allocated, to reduce them."""
     reserved: float = 1.035
@@ -161,7 +168,7 @@ DEEPSPEED = Framework(
     "DeepSpeed",
     "runtime/zero/stage_1_and_2.py and stage3.py: gradients in 2 bytes; parameters gathered by module, of which "
     "stage3_max_live_parameters (1e9) stay for reuse and stage3_prefetch_bucket_size (5e7) are prefetched; a buffer of "
-    "reduce_bucket_size (5e8), allocated once; flat gradients of a shard in 16 bits and float32 in the update; "
+    "reduce_bucket_size (5e8), allocated once in stage 3; flat gradients of a shard in 16 and 32 bits in the update; "
     "transformers' loss/loss_utils.py computes the loss of logits.float(), as in FSDP2",
     keeps_gradients_from=3,
     gated_tensors=4,
@@ -191,10 +198,25 @@ MEGATRON_DEEPSPEED = Framework(
     dropout=True,
     gated_tensors=4,
     keeps_outputs=True,
+    shards_outputs=True,
     accumulators=True,
     float32_update=True,
     reserved=1.167,
     message_bytes=2.17 * 2**30,
+)
+SCALING = Framework(
+    "Scaling",
+    "Aleph-Alpha/scaling@737f855: ColumnParallelLinear of lm_head.py gathers the logits of all tensor ranks; "
+    "losses/cross_entropy.py takes them in float32, and PIPELINE_STAGE_OUTPUT of parallel_module.py keeps those of two "
+    "micro-batches in 16 bits; optimizer/parameter_group.py frees 16-bit gradients after the update; attention.py "
+    "rearranges the output of FlashAttention; silu and product are two operations in mlp.py",
+    gated_tensors=4,
+    logits_bytes=16,
+    logits_later=4,
+    whole_logits=True,
+    attention_copies=1,
+    keeps_outputs=True,
+    float32_update=True,
 )
 PAPER = Framework(
     "ZeRO paper",
@@ -218,6 +240,7 @@ FRAMEWORKS: MappingProxyType[str, Framework] = MappingProxyType(
         "llm-foundry": LLM_FOUNDRY,
         "deepspeed": DEEPSPEED,
         "deepspeed-0.5": DEEPSPEED_2021,
+        "scaling": SCALING,
         "paper": PAPER,
     }
 )

@@ -365,12 +365,30 @@ def _in_flight(place: Floats, pipeline: PipelineColumns) -> Floats:
     if (at := np.flatnonzero(pipeline.interleaved)).size:
         chunks, of_left, of_all = pipeline.chunks[at], pipeline.of_left[at], pipeline.of_all[at]
         held[at] = ((chunks - 1) * ranks[at] + (2 * left[at] - 1) * of_left + ranks[at] * of_all) / chunks
+        _count_short_ends(held, place, pipeline)
     if (at := np.flatnonzero(pipeline.rounded)).size:
         where, whole = np.broadcast_to(place, held.shape)[at], np.floor(held[at] + 1e-9)
         third = np.flatnonzero(pipeline.in_thirds[at])
         whole[third] -= (ranks[at[third]] % 3 == 2) & (where[third] % 3 == 0)
         held[at] = np.minimum(whole, (pipeline.microbatches[at] + where + 1) / 2)
     return np.where(ranks == 1, 1.0, np.minimum(held, pipeline.microbatches))
+
+
+def _count_short_ends(held: Floats, place: Floats, pipeline: PipelineColumns) -> None:
+    """Correct what the ends of interleaved pipelines hold, if embedding and output take a layer's place there.
+
+    They take it in the first rank's first stage and in the last rank's last one. Of n stages in flight on the first
+    rank, n - (v-1) p are the short one, with p ranks and v stages on each, because p micro-batches of a stage follow p
+    of the previous one. On the last rank, only whole ones are in flight at the peak, if there are more than p.
+    """
+    is_end = pipeline.interleaved & pipeline.ends & ((place == 0) | (place == pipeline.ranks - 1))
+    if not (at := np.flatnonzero(is_end & ((pipeline.layers + 1) % pipeline.chunks == 0))).size:
+        return
+    chunks, own, ranks = pipeline.chunks[at], pipeline.layers[at], pipeline.ranks[at]
+    stages = held[at] * chunks
+    is_first = np.broadcast_to(place, held.shape)[at] == 0
+    short = np.where(is_first, stages - (chunks - 1) * ranks, pipeline.microbatches[at] <= ranks)
+    held[at] = (stages * (own + 1) / chunks - short) / own
 
 
 def first_with_gradients(pipeline: PipelineColumns) -> Floats:

@@ -128,7 +128,7 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
         in_layer=in_layer + whole_output,
         gathered=_gathered_weights(rows, own),
         bucket=bucket,
-        standing=bucket if framework.keeps_buckets else copied,
+        standing=bucket * (rows.layouts.zero >= 3) if framework.keeps_buckets else copied,
         copied=copied,
         update=_update(rows, own),
         placeholders=_placeholders(rows, held),
@@ -181,7 +181,9 @@ def _whole(rows: LayoutRows, count: Floats, aside: Floats, factors: Floats) -> M
     """Return the states of `count` parameters, without sharding by ZeRO."""
     recipe = rows.recipe
     kept = optimizer_bytes(rows.layouts.optimizer.states, recipe, count, aside=aside, factors=factors)
-    stored = recipe.parameter * count - recipe.narrowed * (count - aside)
+    stored = recipe.parameter * count
+    if recipe.narrowed:
+        stored = stored - recipe.narrowed * (count - aside)
     return ModelStates(stored, gradient_bytes(rows) * count, kept)
 
 
@@ -259,6 +261,7 @@ def _early(rows: LayoutRows, own: Elements, held: Holding, gradients: Floats, co
     layer = own.layer if own.layer_experts is None else own.layer + own.layer_experts
     count = own.dense if own.experts is None else own.dense + own.experts
     share = np.minimum(1.0, (layer + held.head * own.vocabulary) / count)
+    sharing = 1.0 if framework.whole_logits else rows.shape.tensor
     begin = end = update = copies
     if casts:
         update, end = NONE, np.minimum(copies, recipe.copies * layer)
@@ -270,11 +273,7 @@ def _early(rows: LayoutRows, own: Elements, held: Holding, gradients: Floats, co
         accumulates=keeps | (rows.pipeline.microbatches > held.in_flight),
         layers=held.layers,
         gradients=gradients * share,
-        logits_later=held.head
-        * framework.logits_later
-        * rows.model.vocab
-        * rows.shape.tokens
-        / rows.shape.tensor,
+        logits_later=held.head * framework.logits_later * rows.model.vocab * rows.shape.tokens / sharing,
         copies_begin=begin,
         copies_end=end,
         copies_update=update,
@@ -351,7 +350,8 @@ def _update(rows: LayoutRows, own: Elements) -> Floats:
     updated = np.where(layouts.zero >= 3, np.minimum(updated, SUB_GROUP), updated)
     temporary = (4 + recipe.gradient * is_on) * updated * ~OFFLOADS_OPTIMIZER[layouts.offload]
     if framework.keeps_buckets:
-        temporary = temporary + _buffers(rows) * (temporary > 0) * (rows.borrowed[2][0] > 0)
+        stay = (layouts.zero >= 3) & (rows.borrowed[2][0] > 0) & (temporary > 0)
+        temporary = temporary + _buffers(rows) * stay
     return np.asarray(temporary)
 
 
@@ -415,6 +415,8 @@ def _outputs(rows: LayoutRows, held: Holding) -> tuple[Floats, Floats]:
         return NONE, NONE
     is_sent = (rows.pipeline.ranks > 1) & (held.head == 0)
     one = is_sent * rows.recipe.activation * rows.model.hidden * rows.shape.tokens
+    if not rows.framework.shards_outputs:
+        return held.in_flight * one, NONE
     return held.in_flight * one / rows.shape.tensor, one * (rows.shape.tensor > 1)
 
 

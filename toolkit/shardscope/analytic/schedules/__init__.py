@@ -14,5 +14,6 @@ module `closed` computes bubble and memory by formulas over arrays, for searches
 from shardscope.analytic.schedules import closed
 from shardscope.analytic.schedules.build import build
 from shardscope.analytic.schedules.table import DURATIONS, ScheduledOp, ScheduleTable, Timed, Timeline
+from shardscope.analytic.schedules.transfers import Transfers
 
-__all__ = ["DURATIONS", "ScheduledOp", "ScheduleTable", "Timed", "Timeline", "build", "closed"]
+__all__ = ["DURATIONS", "ScheduledOp", "ScheduleTable", "Timed", "Timeline", "Transfers", "build", "closed"]

@@ -54,7 +54,7 @@ def most_microbatches(schedule: PipelineSchedule, stages: int, held: int) -> int
 @lru_cache(maxsize=128)
 def _built(schedule: PipelineSchedule, stages: int, microbatches: int, held: int) -> ScheduleTable:
     rows = tuple(_row(schedule, rank, stages, microbatches, held) for rank in range(stages))
-    table = ScheduleTable(rows, schedule.stage_ranks(stages, held))
+    table = ScheduleTable(rows, schedule.stage_ranks(stages, held), schedule.blocks)
     _check_table(schedule, table, microbatches)
     return table
 

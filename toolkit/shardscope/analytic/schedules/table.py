@@ -33,10 +33,12 @@ class ScheduleTable:
     Attributes:
         ranks: The operations of each rank, in order.
         stage_ranks: The rank that holds each stage.
+        blocks: Whether ranks wait for their messages; see `PipelineSchedule.blocks`.
     """
 
     ranks: tuple[tuple[ScheduledOp, ...], ...]
     stage_ranks: tuple[int, ...]
+    blocks: bool = False
 
     @property
     def num_stages(self) -> int:

@@ -31,9 +31,10 @@ from shardscope.spec.host_calibration import AnyCalibration
 from shardscope.spec.observed import ObservedJob
 from shardscope.spec.units import plural
 
-_NOT_PREDICTED = (
-    "This run cannot be compared: its job cannot be predicted here, for example because its model, data or loss is "
-    "user-defined."
+_NOT_PREDICTED = "This run cannot be compared: its job cannot be predicted here."
+_OWN_FUNCTIONS = (
+    "This run has functions of your own, which are not called without your leave: ss.compare(run) calls them and "
+    "compares it, in the session that defines them."
 )
 
 
@@ -150,6 +151,8 @@ def comparison_or_reason(run: Run, prediction: JobPrediction | None = None) -> C
         if isinstance(run.job, ObservedJob):
             return compare(run)
         prediction = prediction or preflight(job_now(run), run.cluster).prediction
-        return _NOT_PREDICTED if prediction is None else compare(run, prediction=prediction)
+        if prediction is None:
+            return _OWN_FUNCTIONS if run.job.user_functions else _NOT_PREDICTED
+        return compare(run, prediction=prediction)
     except ShardscopeError as error:
         return str(error)

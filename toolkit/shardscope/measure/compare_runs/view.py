@@ -71,13 +71,16 @@ def sentences(comparison: RunsComparison) -> list[str]:
 
 def _ended(comparison: RunsComparison) -> Iterator[str]:
     if not _end_apart(comparison):
-        yield f"All have completed {comparison.runs[0].summary.last_step} steps."
+        steps = {run.summary.last_step for run in comparison.runs}
+        yield f"All have completed {steps.pop() if len(steps) == 1 else 'their'} steps."
 
 
 def _end_apart(comparison: RunsComparison) -> bool:
     """Return whether the runs differ in their state or their last step, so that a table needs both columns."""
-    ends = {(state_text(run), run.summary.last_step) for run in comparison.runs}
-    return len(comparison.runs) == 1 or len(ends) > 1 or next(iter(ends))[0] != "completed"
+    if len(comparison.runs) == 1 or {state_text(run) for run in comparison.runs} != {"completed"}:
+        return True
+    steps = {run.summary.last_step for run in comparison.runs}
+    return len(steps) > 1 and "steps" not in comparison.setting_names
 
 
 def _diverged(comparison: RunsComparison) -> Iterator[str]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator
 
 from shardscope.errors import SpecError
-from shardscope.methods.strategies.sharded import ZeroStrategy
+from shardscope.methods.strategies.sharded import ZeroStrategy, norm_traffic
 from shardscope.spec.numbers import Count, MessageMiB
-from shardscope.spec.shares import BY_MEMORY, reader_of_shares
+from shardscope.spec.shares import BY_MEMORY, reader_of_shares, shares_by_memory
 from shardscope.spec.units import plural
 
 if TYPE_CHECKING:
@@ -94,7 +94,6 @@ class FlatShards(ZeroStrategy):
         if not isinstance(self.shards, str):
             return self.shards
         from shardscope.analytic.memory.held import Sharding, weight_bytes
-        from shardscope.spec.shares import shares_by_memory
 
         if not step.memory:  # ranks of one machine, which share its memory equally
             return (1,) * step.world_size
@@ -108,7 +107,6 @@ class FlatShards(ZeroStrategy):
         """Return the traffic of the buckets, and of norms, which the backend all-reduces."""
         from shardscope.analytic.communication import flat_shards_traffic
         from shardscope.analytic.communication.traffic import together
-        from shardscope.methods.strategies.sharded import norm_traffic
 
         sharded = flat_shards_traffic(
             self._buckets(step), step.world_size, self._carriers(step), reductions=self._reductions(step)
@@ -119,7 +117,6 @@ class FlatShards(ZeroStrategy):
         """Return a reduce-scatter of each bucket after a backward pass, and an all-gather after the update."""
         from shardscope.analytic.communication.plan import StepPlan, When, whole
         from shardscope.analytic.communication.shard_plan import ShardedPlan
-        from shardscope.methods.strategies.sharded import norm_traffic
 
         plan = ShardedPlan(step.world_size, self._carriers(step), 1, 1, step.micro_batches)
         buckets, end = self._buckets(step), When("backward", 1.0, step.micro_batches - 1)

@@ -14,12 +14,13 @@ from functools import partial
 import numpy as np
 
 from shardscope.analytic.communication.plan import Exchange, Flow, StepPlan, When, message_slices
-from shardscope.analytic.schedules import DURATIONS, ScheduledOp
+from shardscope.analytic.schedules import ScheduledOp
 from shardscope.errors import SpecError
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.job_time import loads_of
 from shardscope.prediction.loads import awaited, rank_loads, rank_updates
 from shardscope.prediction.network_time import SEND, StepLoads, step_plan
+from shardscope.prediction.pipeline_time import pass_seconds
 from shardscope.prediction.simulate.graph import Graph
 from shardscope.prediction.simulate.parts import StepTimes
 from shardscope.prediction.simulate.pipeline import add_schedule, micro_batch_label
@@ -238,33 +239,26 @@ class JobStep:
         A rank reads its data when the input of its first pass arrives, since it may still be busy with the last step.
         """
         table, times = flow.table, self.times
-        count = sum(op.op == "F" for op in table.ops) * flow.passes
-        unit = times.backward * sum(self.work) / count / DURATIONS["B"]
-        seconds = {op: unit * DURATIONS[op] for op in "BIW"} | {"F": times.forward * sum(self.work) / count}
-        stages = flow.stage_costs or (1.0,) * table.num_stages
-        paced = [
-            each * self.prediction.step.slow(table.stage_ranks[stage]) for stage, each in enumerate(stages)
-        ]
-        costs = [each * len(stages) / sum(paced) for each in paced]
+        seconds = pass_seconds(self.prediction.step, flow, times.forward, times.backward)
         on_its_way: dict[tuple[int, int], int] = {}  # messages between two ranks keep their order
         now, waiting = [self.graph.add(rank) for rank in range(self.ranks)], set(range(self.ranks))
 
         def add_pass(op: ScheduledOp, after: list[int], _is_last: bool) -> int:
             rank = table.stage_ranks[op.stage]
             kind = "forward" if op.op == "F" else "backward"
-            duration = seconds[op.op] * costs[op.stage]
+            duration = seconds[op.op][op.stage]
             if rank in waiting:
                 waiting.remove(rank)
                 after = [self._compute(rank, "data", times.data, after)]
             return self.graph.add(rank, kind, duration, after=after, label=micro_batch_label(op, table))
 
-        def add_message(op: ScheduledOp, end: int, target: int) -> int:
+        def add_message(op: ScheduledOp, after: list[int], target: int) -> int:
             message, rank = flow.crossing(op.op, op.stage), table.stage_ranks[op.stage]
             assert message is not None
             wire, before = self.wire(SEND, rank, target), on_its_way.get((rank, target), -1)
             on_its_way[rank, target] = self.graph.add(
                 rank, SEND, wire.latency + wire.message_s, size=float(message[1]), links=wire.links,
-                after=[end, before], serial=False,
+                after=[*after, before], serial=False,
                 label=self.cargo(SEND) if op.op == "F" else "gradients", peer=target,
             )  # fmt: skip
             return on_its_way[rank, target]

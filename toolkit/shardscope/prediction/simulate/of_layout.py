@@ -179,12 +179,12 @@ class LayoutStep:
         )
         return [piece for piece in found if piece.fixed + piece.wire > 0]
 
-    def _message(self, op: ScheduledOp, end: int, target: int) -> int:
+    def _message(self, op: ScheduledOp, after: list[int], target: int) -> int:
         rank, hop = self.table.stage_ranks[op.stage], self.costs.hop
         link = self.links[rank][hop.link]
         size = hop.wire * self.graph.capacity[link]
         return self.graph.add(
-            rank, hop.kind, hop.fixed, size=size, links=(link,), payload=size * self.costs.hop_efficiency, after=[end],
+            rank, hop.kind, hop.fixed, size=size, links=(link,), payload=size * self.costs.hop_efficiency, after=after,
             serial=False, peer=target, label=micro_batch_label(op, self.table),
         )  # fmt: skip
 

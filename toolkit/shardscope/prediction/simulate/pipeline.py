@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from shardscope.analytic.schedules import ScheduledOp, ScheduleTable
+from shardscope.analytic.schedules import ScheduledOp, ScheduleTable, Transfers
 
 AddPass = Callable[[ScheduledOp, list[int], bool], int]
 """Adds the operations of a pass on one stage after some others, and returns the last one; the flag says whether it is
 the stage's last backward pass."""
-AddMessage = Callable[[ScheduledOp, int, int], int]
-"""Adds the message of a pass to another rank, given the pass, its last operation and that rank; returns the message."""
+AddMessage = Callable[[ScheduledOp, list[int], int], int]
+"""Adds the message of a pass to another rank after some operations, given the pass, these and that rank; returns the
+message."""
 NAMES = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "backward for weights"}
 
 
@@ -27,7 +28,7 @@ class Exits(NamedTuple):
 def add_schedule(
     table: ScheduleTable, entry: Sequence[int], add_pass: AddPass, add_message: AddMessage
 ) -> Exits:
-    """Add all passes of a schedule, in the order of the table.
+    """Add all passes of a schedule, in the order of the table, and the messages between its ranks; see `Transfers`.
 
     Args:
         table: The schedule.
@@ -35,26 +36,21 @@ def add_schedule(
         add_pass: Adds the operations of one pass.
         add_message: Adds the message of a pass whose result another rank needs.
     """
-    order, ranks = table.order, table.stage_ranks
+    transfers, count = Transfers.of(table), len(table.ops)
     lasts = {op.stage: i for i, op in enumerate(table.ops) if op.op in "BW"}
-    needed_by = {need: i for i, need in enumerate(order.needs) if need >= 0}
-    ends, messages = [-1] * len(table.ops), [-1] * len(table.ops)
+    ends = [-1] * len(transfers.after)
     exits = Exits(list(entry), [-1] * table.num_stages)
-    for i in order.sequence:
-        op, need = table.ops[i], order.needs[i]
-        rank = ranks[op.stage]
-        after = [exits.ranks[rank]]
-        if need >= 0 and need != i:
-            after.append(messages[need] if messages[need] >= 0 else ends[need])
-        ends[i] = add_pass(op, after, lasts[op.stage] == i)
-        exits.ranks[rank] = ends[i]
-        if lasts[op.stage] == i:
-            exits.stages[op.stage] = ends[i]
-        follower = needed_by.get(i)
-        if follower is not None and follower != i:
-            target = ranks[table.ops[follower].stage]
-            if target != rank:
-                messages[i] = add_message(op, ends[i], target)
+    for node in transfers.sequence():
+        after = [ends[each] for each in transfers.after[node]]
+        if node >= count:
+            ends[node] = add_message(table.ops[node - count], after, transfers.targets[node - count])
+            continue
+        op, rank = table.ops[node], transfers.ranks[node]
+        is_last = lasts[op.stage] == node
+        ends[node] = add_pass(op, list(dict.fromkeys([exits.ranks[rank], *after])), is_last)
+        exits.ranks[rank] = ends[node]
+        if is_last:
+            exits.stages[op.stage] = ends[node]
     return exits
 
 

@@ -1,7 +1,8 @@
 """Settings with which a trainer runs a layout: Megatron-LM's flags, torchtitan's flags, or DeepSpeed's JSON.
 
 Each trainer has a module with one function that returns a `TrainerConfig`, and refuses what the trainer cannot run.
-Names of settings are those of Megatron-LM, torchtitan and DeepSpeed of August 2026.
+Names of settings are those of Megatron-LM (d98e8a6) and torchtitan (b5bcd76) of August 2026, and of DeepSpeed's
+documentation. Settings on which a prediction rests are written even where they are the trainer's own default.
 """
 
 from __future__ import annotations

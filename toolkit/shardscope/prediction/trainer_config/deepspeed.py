@@ -12,6 +12,9 @@ from shardscope.spec.model import Transformer
 
 _OFFLOADED = {"none": (), "optimizer": ("optimizer",), "states": ("optimizer", "param")}
 
+_BUCKET, _LIVE, _AHEAD = 500_000_000, 1_000_000_000, 50_000_000
+"""DeepSpeed's defaults, in elements, which predictions of its memory assume (`analytic.memory.FRAMEWORKS`)."""
+
 
 def deepspeed_config(model: Transformer, layout: Layout) -> TrainerConfig:
     """Return the JSON for a data-parallel layout, with ZeRO and offloading of model states.
@@ -62,6 +65,12 @@ def _zero(layout: Layout) -> dict[str, Any]:
     parts = _OFFLOADED[layout.offload]
     return {
         "stage": layout.zero,
+        **({"reduce_bucket_size": _BUCKET} if layout.zero else {}),
+        **(
+            {"stage3_max_live_parameters": _LIVE, "stage3_prefetch_bucket_size": _AHEAD}
+            if layout.zero == 3
+            else {}
+        ),
         **{f"offload_{part}": {"device": "cpu", "pin_memory": True} for part in parts},
     }
 
@@ -72,8 +81,8 @@ def _remarks(model: Transformer, layout: Layout) -> tuple[str, ...]:
         "selective": "with its attention alone recomputed",
         "full": "with activation checkpointing (for Hugging Face, model.gradient_checkpointing_enable())",
     }[layout.recompute]
-    optimizer = layout.optimizer.label
+    optimizer, attention = layout.optimizer.label, "fused" if layout.flash_attention else "plain"
     return (
-        f"The model's code runs {recompute}, on sequences of {model.seq:,} tokens.",
+        f"The model's code runs {recompute} and {attention} attention, on sequences of {model.seq:,} tokens.",
         f"It passes {optimizer} to deepspeed.initialize.",
     )

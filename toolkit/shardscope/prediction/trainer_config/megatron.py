@@ -33,8 +33,12 @@ def megatron_config(model: Transformer, layout: Layout) -> TrainerConfig:
         **_recomputation(layout),
         **_choice("precision", layout.precision, _PRECISIONS),
         "optimizer": _choice("optimizer", layout.optimizer.name, _OPTIMIZERS),
-        "optimizer-cpu-offload": layout.offload == "optimizer",
-        **({} if layout.flash_attention else {"attention-backend": "unfused"}),
+        # Megatron-LM offloads with the precision-aware optimizer only.
+        **dict.fromkeys(
+            ("optimizer-cpu-offload", "use-precision-aware-optimizer"), layout.offload == "optimizer"
+        ),
+        "attention-backend": "auto" if layout.flash_attention else "unfused",
+        **_assumed(layout),
         **_model(model),
     }
     return TrainerConfig(
@@ -42,9 +46,21 @@ def megatron_config(model: Transformer, layout: Layout) -> TrainerConfig:
         flags(settings),
         (
             f"The {layout.num_devices:,} processes of torchrun make {layout.data:,} replicas.",
+            f"Each runs {layout.num_micro_batches:,} micro-batches a step.",
+            *["Predictions assume that the backend auto finds fused attention."] * layout.flash_attention,
             f"Add the data and a tokenizer of {model.vocab:,} tokens, and the learning rate.",
         ),
     )
+
+
+def _assumed(layout: Layout) -> dict[str, Any]:
+    """Return what predictions assume of Megatron-Core, also where its own default differs; see `FRAMEWORKS`."""
+    return {
+        "accumulate-allreduce-grads-in-fp32": layout.precision != "fp32",
+        "cross-entropy-loss-fusion": True,
+        "hidden-dropout": 0.0,
+        "attention-dropout": 0.0,
+    }
 
 
 def _choice(name: str, value: str, known: dict[str, Any]) -> Any:
@@ -75,6 +91,8 @@ def _degrees(model: Transformer, layout: Layout) -> dict[str, Any]:
 
 
 def _sharding(layout: Layout) -> dict[str, Any]:
+    if layout.offload == "optimizer" and not layout.zero:
+        raise SpecError("offload='optimizer' needs Megatron-LM's distributed optimizer; use zero=1")
     replicas = layout.data * layout.context
     groups = replicas // layout.shard if layout.zero and layout.shard else 1
     return {

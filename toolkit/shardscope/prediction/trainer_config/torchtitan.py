@@ -18,6 +18,7 @@ _SCHEDULES = {
     "dualpipev": "DualPipeV",
 }
 """Names of classes in `torch.distributed.pipelining.schedules`, without ``Schedule``."""
+_CASTS = {"fp32": "float32", "bf16-mixed": "bfloat16", "bf16-autocast": "bfloat16"}
 
 
 def torchtitan_config(model: Transformer, layout: Layout) -> TrainerConfig:
@@ -31,8 +32,25 @@ def torchtitan_config(model: Transformer, layout: Layout) -> TrainerConfig:
     settings: dict[str, Any] = {
         f"parallelism.{name}": value for name, value in _degrees(model, layout).items()
     }
-    settings["training.enable_cpu_offload"] = layout.offload == "states"
+    settings |= _training(layout)
     return TrainerConfig("torchtitan, flags of run_train.sh", flags(settings), _remarks(model, layout))
+
+
+def _training(layout: Layout) -> dict[str, Any]:
+    """Return the precisions, with which torchtitan keeps weights in float32 and casts them when they are gathered."""
+    if layout.precision not in _CASTS:
+        raise SpecError(
+            f"precision={layout.precision!r} is not an option of torchtitan's training section; use one of "
+            f"{', '.join(_CASTS)}"
+        )
+    if not layout.flash_attention:
+        raise SpecError("flash_attention=False is not an option of torchtitan; use flash_attention=True")
+    return {
+        "training.dtype": "float32",
+        "training.mixed_precision_param": _CASTS[layout.precision],
+        "training.mixed_precision_reduce": "float32",
+        "training.enable_cpu_offload": layout.offload == "states",
+    }
 
 
 def _degrees(model: Transformer, layout: Layout) -> dict[str, Any]:
@@ -88,5 +106,5 @@ def _remarks(model: Transformer, layout: Layout) -> tuple[str, ...]:
     return (
         f"Set sequences to {model.seq:,} tokens, a micro-batch to {tokens:,} and a step to {whole:,}.",
         "The names of these three settings differ between releases.",
-        f"Choose {kept} activation checkpointing and {layout.precision} in the configuration of the model.",
+        f"Choose {kept} activation checkpointing and {layout.optimizer.label} in the configuration of the model.",
     )

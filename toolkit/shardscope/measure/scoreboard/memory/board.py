@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardscope.measure.scoreboard.memory.bigscience import bigscience
+from shardscope.measure.scoreboard.memory.hagemann import hagemann
 from shardscope.measure.scoreboard.memory.others import mist, simumax, torchtitan
 from shardscope.measure.scoreboard.memory.replicas import replicas
 from shardscope.measure.scoreboard.memory.rows import MemoryRow
@@ -52,7 +53,7 @@ class FitLine(NamedTuple):
 def memory_tables() -> dict[str, list[MemoryRow]]:
     """Return all rows of published memory, by table name."""
     tables: dict[str, list[MemoryRow]] = {}
-    for row in [*simumax(), *torchtitan(), *mist(), *replicas()]:
+    for row in [*simumax(), *torchtitan(), *mist(), *replicas(), *hagemann()]:
         tables.setdefault(row.dataset, []).append(row)
     return tables | bigscience()
 

@@ -1,16 +1,17 @@
 """Memory of data-parallel and sharded runs of GPT, of Llama 2 on 64 A100, and of MLPerf's Llama 3.1 405B.
 
 The peaks are of allocated tensors (``torch.cuda.max_memory_allocated``). Those of MLPerf are logged by the first
-device, so by one of the first pipeline stage. They are 3 % lower than predicted on Hopper, and 3 to 9 % on GB200, where
-they hardly fall with the number of replicas that share the optimizer state: there, whole steps were captured in CUDA
-graphs (``FULL_CUDA_GRAPH``).
+device, so by one of the first pipeline stage. They are 1 % lower than predicted on Hopper. On GB200, they hardly fall
+with the number of replicas that share the optimizer state, and are 6 % lower to 0.3 % higher than predicted: there,
+whole steps were captured in CUDA graphs (``FULL_CUDA_GRAPH``).
 
-Five parts of the memory model were looked up only when these peaks had been seen, so their tables count as fitted: that
+Six parts of the memory model were looked up only when these peaks had been seen, so their tables count as fitted: that
 DDP copies gradients into buckets (errors of 16 and 19 % before); that products of Blackwell need no transposes of fp8
-weights (16 to 22 %); that TransformerEngine kept no placeholder gradients before 2.3 (5 %); that logits of Lightning's
-GPT-2 stay in 16 bits (35 %); and that early releases of DeepSpeed's ZeRO 3 hold gathered weights until the backward
-pass (22 %). In the last case, minGPT's README has evidence besides the peak: with offloading, recomputation saves the
-same model 2.8 GB, 15 times its activations.
+weights (16 to 22 %); that TransformerEngine kept no placeholder gradients before 2.3, and that stages with the
+embedding have fewer layers in flight (5 % together); that logits of Lightning's GPT-2 stay in 16 bits (35 %); and that
+early releases of DeepSpeed's ZeRO 3 hold gathered weights until the backward pass (22 %). In the last case, minGPT's
+README has evidence besides the peak: with offloading, recomputation saves the same model 2.8 GB, 15 times its
+activations.
 
 minGPT's 17B remains 5 % too high: its peak leaves 4 bytes of each parameter of a group for the update, instead of 6.
 

@@ -19,6 +19,7 @@ class OneForwardOneBackward(PipelineSchedule):
     source = "Narayanan et al., Memory-efficient pipeline-parallel DNN training, ICML 2021"
     year = 2021
     torch_class = "Schedule1F1B"
+    blocks = True
     held_terms = HeldTerms(1.0, 0.0)
 
     def order(self, rank: int, ranks: int, microbatches: int, held: int) -> Sequence[Operation]:

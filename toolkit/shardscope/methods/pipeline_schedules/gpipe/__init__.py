@@ -17,6 +17,7 @@ class GPipe(PipelineSchedule):
     source = "Huang et al., GPipe, NeurIPS 2019"
     year = 2019
     torch_class = "ScheduleGPipe"
+    blocks = True
     held_terms = HeldTerms(0.0, 0.0, inf)
 
     def order(self, rank: int, ranks: int, microbatches: int, held: int) -> Sequence[Operation]:

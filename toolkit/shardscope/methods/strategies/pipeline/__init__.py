@@ -366,7 +366,7 @@ class Pipeline(Strategy):
         passes = self.passes(step.micro_batches)
         flow = Flow(
             table, passes, tuple(self._output_bytes(step)[1]), tuple(self._saved(step)),
-            tuple(self._stage_costs(step)),
+            tuple(self._stage_costs(step)), ranks_meet=self._ranks_meet_after(step),
         )  # fmt: skip
         return StepPlan((*tied, *norms), flow)
 

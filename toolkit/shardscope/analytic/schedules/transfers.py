@@ -1,0 +1,130 @@
+"""The messages between the ranks of a pipeline: when ranks send and receive them, and how long a schedule then takes.
+
+A message travels once its result exists and the receiving rank has posted the receive: gloo, like MPI's rendezvous
+protocol, does not send before. PyTorch executes a schedule in one of two ways (torch.distributed.pipelining.schedules):
+
+- The classes for one stage per rank block: a rank posts a receive when it needs the result, and waits for what it has
+  sent before it turns from forward to backward passes or back (`Schedule1F1B`, `ScheduleGPipe`). Megatron-Core's and
+  DeepSpeed's 1F1B do the same.
+- The runtime for all others posts a receive after the pass that the receiver runs last before the result is sent, if
+  all ranks take turns (`_add_send_recv`), and waits for nothing that it has sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from shardscope.analytic.schedules.table import DEADLOCK, ScheduleTable
+from shardscope.analytic.schedules.timeline import Timeline
+from shardscope.errors import SpecError
+
+
+class Transfers(NamedTuple):
+    """What each operation and each message of a table waits for, as nodes.
+
+    With n operations, nodes 0 to n-1 are those of `ScheduleTable.ops`, and node n+i is the message with the result of
+    operation i, if another rank needs it.
+    """
+
+    table: ScheduleTable
+    ranks: tuple[int, ...]
+    """Rank of each operation."""
+    targets: tuple[int, ...]
+    """Rank to which each operation's result is sent; -1 if it is not."""
+    after: tuple[tuple[int, ...], ...]
+    """Nodes after which each node starts."""
+
+    @classmethod
+    def of(cls, table: ScheduleTable) -> Transfers:
+        """Return the transfers of a table, whose `blocks` says how its schedule is executed."""
+        before, needs, count = table.order.before, table.order.needs, len(table.ops)
+        ranks = tuple(table.stage_ranks[op.stage] for op in table.ops)
+        feeds = {need: i for i, need in enumerate(needs) if need not in {-1, i} and ranks[need] != ranks[i]}
+        posted = (
+            {i: before[user] for i, user in feeds.items()} if table.blocks else _posted(table, ranks, feeds)
+        )
+        after: list[tuple[int, ...]] = []
+        for i, (last, need) in enumerate(zip(before, needs, strict=True)):
+            found = {last, count + need if feeds.get(need) == i else need} - {-1, i}
+            if table.blocks and last in feeds and (table.ops[last].op == "F") != (table.ops[i].op == "F"):
+                found.add(count + last)
+            after.append(tuple(found))
+        after += [tuple({i, posted[i]} - {-1}) if i in feeds else () for i in range(count)]
+        targets = tuple(ranks[feeds[i]] if i in feeds else -1 for i in range(count))
+        return cls(table, ranks, targets, tuple(after))
+
+    def timeline(self, costs: Sequence[float], sends: Sequence[float]) -> Timeline:
+        """Return the timeline with messages, of which a rank sends one at a time, and receives one at a time.
+
+        Args:
+            costs: Duration of each operation in `ScheduleTable.ops`.
+            sends: Duration of the message with each operation's result, in the same unit; ignored where there is none.
+
+        Raises:
+            SpecError: The order deadlocks.
+        """
+        count, num_ranks = len(costs), len(self.table.ranks)
+        starts, ends = [0.0] * (2 * count), [0.0] * (2 * count)
+        out, into = [0.0] * num_ranks, [0.0] * num_ranks
+        for node in self.sequence(ends):
+            start = max((ends[each] for each in self.after[node]), default=0.0)
+            if node < count:
+                starts[node], ends[node] = start, start + costs[node]
+                continue
+            source, target = self.ranks[node - count], self.targets[node - count]
+            ends[node] = max(start, out[source], into[target]) + sends[node - count]
+            out[source] = into[target] = ends[node]
+        return Timeline(self.table, starts[:count], ends[:count])
+
+    def sequence(self, ends: Sequence[float] | None = None) -> Iterator[int]:
+        """Yield all nodes, each after those that it waits for.
+
+        Args:
+            ends: The end of each node, filled in by the caller as it takes them: the node that can start first is next.
+                None for any order.
+
+        Raises:
+            SpecError: Some nodes wait for each other.
+        """
+        left, users = [len(each) for each in self.after], [list[int]() for _ in self.after]
+        for node, each in enumerate(self.after):
+            for other in each:
+                users[other].append(node)
+        ready = [(0.0, i) for i in range(len(self.ranks)) if not left[i]]
+        while ready:
+            _, node = heappop(ready)
+            yield node
+            for user in users[node]:
+                left[user] -= 1
+                if not left[user]:
+                    heappush(ready, (max(ends[each] for each in self.after[user]) if ends else 0.0, user))
+        if any(left):
+            raise SpecError(DEADLOCK)
+
+
+def _posted(table: ScheduleTable, ranks: Sequence[int], feeds: dict[int, int]) -> dict[int, int]:
+    """Return the operation after which the runtime posts the receive of each result; -1 for the beginning.
+
+    Ranks take turns; at its turn, a rank adds its next operation if it has what that needs, and with its result's send
+    also the receive to the list of the other rank.
+    """
+    firsts = [0]
+    for row in table.ranks:
+        firsts.append(firsts[-1] + len(row))
+    at, last, needs = firsts[:-1].copy(), [-1] * len(table.ranks), table.order.needs
+    done, posted = set[int](), dict[int, int]()
+    while len(done) < len(needs):
+        before = len(done)
+        for rank, end in enumerate(firsts[1:]):
+            i = at[rank]
+            if i == end or (needs[i] not in (-1, i) and needs[i] not in done):
+                continue
+            done.add(i)
+            last[rank], at[rank] = i, i + 1
+            if i in feeds:
+                posted[i] = last[ranks[feeds[i]]]
+        if len(done) == before:
+            raise SpecError(DEADLOCK)
+    return posted
