@@ -209,6 +209,21 @@ def test_stop_answers_at_once_prune_counts_and_continue_goes_on(make_tuning_lab)
     )
 
 
+def test_a_click_on_prune_when_the_trial_has_just_ended_is_no_error(make_tuning_lab, monkeypatch):
+    lab = make_tuning_lab(JOB, SPACE, name="late", trials=1)
+    lab.start()
+    assert lab.wait(120)
+    lab.chosen = 0
+    prune = lab.screen.chosen.buttons["prune"]
+    with monkeypatch.context() as patch:  # it ends after the click, before the thread of the study gets to it
+        patch.setattr(lab._engine, "can_prune", lambda _: True)
+        patch.setattr(lab._engine, "ask", lambda act: act(lab.session))
+        prune.click()
+    prune.click()  # it has ended before the click, but the button is not disabled yet
+    assert lab.problem == ""
+    assert lab.session.records()[0].state == "complete"
+
+
 def test_links_of_the_slider_are_links():
     from shardscope_widgets.tuning_lab._settings import LINKS
 

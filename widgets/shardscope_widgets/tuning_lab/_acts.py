@@ -45,7 +45,7 @@ class TrialActs:
         def _draw_run(self) -> None: ...
 
     def prune(self, number: int | None = None) -> None:
-        """Stop a running trial and count it as pruned.
+        """Stop a running trial and count it as pruned. A trial that ends by itself in the meantime keeps its result.
 
         Raises:
             StudyError: The trial is not running in this kernel.
@@ -55,10 +55,16 @@ class TrialActs:
             raise StudyError(f"trial {which} is not running in this kernel, so it cannot be pruned")
 
         def act(session: StudySession) -> None:
-            with self._guard.run(lock=False):
-                session.driver.prune(which)
+            if session.driver.can_prune(which):
+                with self._guard.run(lock=False):
+                    session.driver.prune(which)
 
         self._engine.ask(act)
+
+    def _prune_chosen(self) -> None:
+        """Prune the chosen trial, as its button does, which may be pressed when the trial has just ended."""
+        if self._engine.can_prune(self._number(None)):
+            self.prune()
 
     def pin(self, number: int | None = None) -> None:
         """Pin a trial, or unpin it if it is pinned."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -183,9 +183,9 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         t.link((self, "search"), (screen.space, "state"))
         screen.start.on_click(callback(self.start))
         screen.stop.on_click(callback(self.stop, lock=False))
-        acts = {
+        acts: dict[str, Callable[[], object]] = {
             "open": self.open_run,
-            "prune": self.prune,
+            "prune": self._prune_chosen,
             "pin": self.pin,
             "apply": self.apply,
             "again": self.again,
