@@ -255,9 +255,10 @@ def test_the_default_search_centres_its_batches_on_the_noise_scale_and_is_found_
     assert lab.problem == ""
     definition = lab.session.definition
     assert lab._engine.before.startswith("Measuring the gradient noise scale over")
-    assert "or as many samples with another batch" in lab.screen.settings.summary
     assert definition.batch_range.critical > 0
     assert definition.batches in lab.screen.settings.summary
+    lab.trials = 2
+    assert "or as many samples with another batch" in lab.screen.settings.summary
     assert lab.definition().space == definition.space
     again = make_tuning_lab(job, name="noise")
     again._engine.session = None

@@ -18,7 +18,7 @@ from shardscope.prediction.planner import explain as explaining
 from shardscope.prediction.planner.asked import Asked
 from shardscope.prediction.planner.filter import GIB, problem_with
 from shardscope.prediction.planner.pools import Pool, layout_at
-from shardscope.prediction.planner.rank import Floats, Objective, objective_weights, ranking, scores
+from shardscope.prediction.planner.rank import Floats, Objective, objective_weights, ranking, rounded, scores
 from shardscope.prediction.planner.setting import SearchSettings, capacity, memory_parts, time_of
 from shardscope.prediction.planner.shipped import (
     Beyond,
@@ -219,8 +219,9 @@ class Plans:
     @cached_property
     def front_rows(self) -> Indices:
         """Indices of the Pareto-optimal layouts among the kept rows, fastest first."""
-        front = pareto.front(np.stack([self.time_s, -self.headroom_bytes]).T, in_turn=True)
-        return front[np.argsort(self.time_s[front])]
+        time_s = rounded(self.time_s)
+        front = pareto.front(np.stack([time_s, -np.round(self.headroom_bytes)]).T, in_turn=True)
+        return front[np.argsort(time_s[front], kind="stable")]
 
     def _frame(self, kept: Indices) -> pd.DataFrame:
         import pandas as pd

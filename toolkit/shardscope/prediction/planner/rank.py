@@ -75,6 +75,12 @@ def scores(
     return np.asarray((slow * time_s / fastest + full * memory_bytes / capacity_bytes) / (slow + full))
 
 
+def rounded(values: Floats) -> Floats:
+    """Return values to 40 binary digits, so that equal ones tie on every machine: their last digits differ."""
+    digits, exponent = np.frexp(values)
+    return np.asarray(np.ldexp(np.round(np.ldexp(digits, 40)), exponent - 40))
+
+
 def ranking(score: Floats, time_s: Floats, memory_bytes: Floats) -> npt.NDArray[np.intp]:
     """Return the row indices sorted by score; ties are broken by step time, then memory, then row index."""
-    return np.lexsort((memory_bytes, time_s, score))
+    return np.lexsort((np.round(memory_bytes), rounded(time_s), rounded(score)))

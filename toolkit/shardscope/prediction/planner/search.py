@@ -17,6 +17,7 @@ from shardscope.analytic import pareto
 from shardscope.analytic.memory import MemoryParts
 from shardscope.prediction.planner.candidates import Candidates
 from shardscope.prediction.planner.in_part import can_recompute_in_part, in_part
+from shardscope.prediction.planner.rank import rounded
 from shardscope.prediction.planner.rules import Ints
 from shardscope.prediction.planner.setting import (
     SearchSettings,
@@ -215,7 +216,7 @@ def _best(rows: RankedRows, capacity_bytes: float, keep: int) -> tuple[RankedRow
     """
     ways, choices = rows.way.max(initial=0) + 1, rows.compression.max(initial=0) + 1
     rows = rows.at(np.argsort((rows.body * ways + rows.way) * choices + rows.compression))
-    costs = np.stack([rows.time_s, rows.memory_bytes - capacity_bytes]).T
+    costs = np.stack([rounded(rows.time_s), np.round(rows.memory_bytes - capacity_bytes)]).T
     front = pareto.front_numbers(costs, count=keep, in_turn=True)
     best = np.flatnonzero(front < keep)
     return rows.at(best[pareto.lexical_order(costs[best])]), Staircase(costs[front == keep - 1])
