@@ -59,7 +59,7 @@ class Shipped(NamedTuple):
 _MEGATRON = Shipped(
     ("1f1b", "interleaved"), zero=(0, 1), zero_in_pipelines=(0, 1), offload=("none", "optimizer"), has_context=True,
     source="Megatron-Core: core.pipeline_parallel.schedules, --use-distributed-optimizer, --optimizer-cpu-offload, "
-    "--context-parallel-size; Megatron-FSDP, which also shards gradients and parameters, is another program",
+    "--context-parallel-size; --use-megatron-fsdp, which also shards gradients and parameters, is not modelled",
 )  # fmt: skip
 _TORCH = Shipped(
     ("gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev"), zero=(0, 1, 2, 3),
