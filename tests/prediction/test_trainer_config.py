@@ -154,15 +154,18 @@ def test_experts_and_groups_of_shards_have_flags():
 
 
 @pytest.mark.parametrize(
-    ("layout", "told"),
+    ("layout", "software", "told"),
     [
-        (Layout(data=8, expert=8, zero=1, shard=4, global_batch=8), "1 replica of each expert"),
-        (Layout(data=4, tensor=2, expert=4, global_batch=8), "use sequence_parallel=True"),
+        (Layout(data=8, expert=8, zero=1, shard=4, global_batch=8), "megatron", "1 replica of each expert"),
+        (Layout(data=4, tensor=2, expert=4, global_batch=8), "megatron", "use sequence_parallel=True"),
+        (Layout(data=8, expert=8, global_batch=8), "torchtitan", "does not divide the 1 rank over"),
+        (Layout(data=8, expert=8, zero=3, shard=4, global_batch=8), "torchtitan", "divide the 4 ranks over"),
+        (Layout(data=4, tensor=2, expert=4, zero=3, global_batch=8), "torchtitan", "use tensor=1 or expert=1"),
     ],
 )
-def test_experts_that_megatron_cannot_start_with_are_refused(layout, told):
+def test_experts_that_a_trainer_would_split_otherwise_are_refused(layout, software, told):
     with pytest.raises(SpecError, match=told):
-        trainer_config(Model.of("mixtral-8x7b"), layout, "megatron-core")
+        trainer_config(Model.of("mixtral-8x7b"), layout, software)
 
 
 def test_megatron_exchanges_tokens_and_overlaps_messages_as_predicted():

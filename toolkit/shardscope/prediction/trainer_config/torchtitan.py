@@ -8,6 +8,7 @@ from shardscope.errors import SpecError
 from shardscope.prediction.trainer_config.config import TrainerConfig, flags, partial_recomputation
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
+from shardscope.spec.units import plural
 
 _SCHEDULES = {
     "gpipe": "GPipe",
@@ -82,8 +83,25 @@ def _degrees(model: Transformer, layout: Layout) -> dict[str, Any]:
         "context_parallel_degree": layout.context,
         "pipeline_parallel_degree": layout.pipeline,
         **_stages(model, layout),
-        **({"expert_parallel_degree": layout.expert} if layout.expert > 1 else {}),
+        **_experts(layout, shard * layout.context),
     }
+
+
+def _experts(layout: Layout, shards: int) -> dict[str, Any]:
+    """Return the degree of expert parallelism, whose ranks torchtitan takes from those that shard, then from tensor."""
+    if layout.expert == 1:
+        return {}
+    if layout.tensor > 1:
+        raise SpecError(
+            f"expert={layout.expert} with tensor={layout.tensor} would not split each expert over tensor ranks in "
+            "torchtitan, as predicted; use tensor=1 or expert=1"
+        )
+    if shards % layout.expert:
+        raise SpecError(
+            f"expert={layout.expert} does not divide the {plural(shards, 'rank')} over which torchtitan shards "
+            "parameters; use zero=2 or 3, with a shard that it divides"
+        )
+    return {"expert_parallel_degree": layout.expert}
 
 
 def _replicas(layout: Layout) -> tuple[int, int]:
