@@ -29,6 +29,11 @@ def test_the_settings_of_a_plan_are_printed_alone(capsys):
     assert told.err.startswith("Megatron-LM, flags of pretrain_gpt.py.")
 
 
+def test_settings_and_json_exclude_each_other(capsys):
+    assert main([*SMALL, "--config", "1", "--json"]) != 0
+    assert "use one of them" in capsys.readouterr().err
+
+
 def test_json_holds_plans_and_counts(capsys):
     assert (
         main([*SMALL, "--json", "--objective", "time=1,headroom=2", "--fix", "zero=1,2", "--top", "4"]) == 0

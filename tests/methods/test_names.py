@@ -29,6 +29,7 @@ EXCEPTED = {
     "widgets/shardscope_widgets/figures/_who_sends.py": ALGORITHMS,
     "toolkit/shardscope/tuning/population/explore.py": {"linear"},  # how an axis is drawn
     # Settings of other programs, by our names.
+    "toolkit/shardscope/prediction/trainer_config/deepspeed.py": {"adamw"},
     "toolkit/shardscope/prediction/trainer_config/megatron.py": {"adamw", "sgd"},
     "toolkit/shardscope/prediction/trainer_config/torchtitan.py": {
         "gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev"

@@ -48,12 +48,16 @@ MEGATRON = {
             "use-precision-aware-optimizer",
             "group-query-attention", "swiglu", "untie-embeddings-and-output-weights", "disable-bias-linear",
             "add-qkv-bias", "qk-layernorm", "accumulate-allreduce-grads-in-fp32", "cross-entropy-loss-fusion",
+            "overlap-grad-reduce", "overlap-param-gather", "moe-grouped-gemm",
         ),
         ON,
     ),
     "hidden-dropout": FLOAT,
     "attention-dropout": FLOAT,
     "moe-layer-freq": {},
+    # The other implementation, te, is one that this release refuses to start with.
+    "cross-entropy-fusion-impl": {"choices": ["native"]},
+    "moe-token-dispatcher-type": {"choices": ["allgather", "alltoall", "flex"], "default": "allgather"},
     "window-size": {},
     "recompute-granularity": {"choices": ["full", "selective"]},
     "recompute-method": {"choices": ["uniform", "block"]},
@@ -73,9 +77,19 @@ TORCHTITAN = {
             "parallelism.pipeline_parallel_degree", "parallelism.pipeline_parallel_layers_per_stage",
             "parallelism.pipeline_parallel_first_stage_less_layers",
             "parallelism.pipeline_parallel_last_stage_less_layers", "parallelism.expert_parallel_degree",
+            "training.max_context_length",
+            "training.num_tokens_per_microbatch_per_dp_rank", "training.num_tokens_per_train_step",
         ),
         COUNT,
     ),
+    "parallelism.num_pp_microbatches": {"type": int, "default": 1},
+    # tyro negates a flag by no_; of the two actions, the first has the default of the trainer.
+    "parallelism.no_enable_sequence_parallel": {
+        "action": "store_false", "dest": "parallelism.enable_sequence_parallel",
+    },
+    "parallelism.enable_sequence_parallel": ON,
+    "compile.enable": ON,
+    "compile.no_enable": {"action": "store_false", "dest": "compile.enable"},
     "parallelism.fsdp_reshard_after_forward": {"choices": ["default", "always", "never"]},
     "parallelism.pipeline_parallel_schedule": {},
     "training.dtype": {"choices": ["bfloat16", "float32"]},
@@ -83,14 +97,15 @@ TORCHTITAN = {
     "training.mixed_precision_reduce": {"choices": ["float32"]},
     "training.enable_cpu_offload": ON,
 }  # fmt: skip
-"""Flags of torchtitan at b5bcd76 (21 August 2026): `torchtitan/config/configs.py`."""
+"""Flags of torchtitan at b5bcd76 (21 August 2026): `torchtitan/config/configs.py`, with its defaults where a flag
+is not always written."""
 
 
 def parsed(config):
     """The settings as a parser with the trainer's own flags reads them; it refuses any other."""
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
     for name, how in (MEGATRON if config.trainer.startswith("Megatron") else TORCHTITAN).items():
-        parser.add_argument(f"--{name}", dest=name, **how)
+        parser.add_argument(f"--{name}", **{"dest": name, **how})
     words = shlex.split(config.text.replace("\\\n", " "))
     return vars(parser.parse_args(words))
 
@@ -125,20 +140,77 @@ def test_megatrons_flags_are_read_back_as_the_same_layout_and_model(model, layou
     fields = {name: row[name] for name in Layout.model_fields if name in row}
     assert Layout(**fields) == layout
     assert found.replace(name=model.name, source=model.source) == model
-    assert f"make {layout.data} replicas" in config.remarks[0]
+    assert f"make {layout.data} replica" in config.remarks[0]
 
 
 def test_experts_and_groups_of_shards_have_flags():
     mixture = Model.of("mixtral-8x7b")
     known = arguments(
-        trainer_config(mixture, Layout(data=8, expert=8, zero=1, shard=4, global_batch=8), "megatron")
+        trainer_config(mixture, Layout(data=8, expert=4, zero=1, shard=4, global_batch=8), "megatron")
     )
     assert (known["num_experts"], known["moe_router_topk"], known["expert_model_parallel_size"]) == (
         "8",
         "2",
-        "8",
+        "4",
     )
     assert known["num_distributed_optimizer_instances"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("layout", "software", "told"),
+    [
+        (Layout(data=8, expert=8, zero=1, shard=4, global_batch=8), "megatron", "1 replica of each expert"),
+        (Layout(data=4, tensor=2, expert=4, global_batch=8), "megatron", "use sequence_parallel=True"),
+        (Layout(data=8, expert=8, global_batch=8), "torchtitan", "does not divide the 1 rank over"),
+        (Layout(data=8, expert=8, zero=3, shard=4, global_batch=8), "torchtitan", "divide the 4 ranks over"),
+        (
+            Layout(data=4, tensor=2, expert=4, zero=3, global_batch=8),
+            "torchtitan",
+            "use tensor=1 or expert=1",
+        ),
+    ],
+)
+def test_experts_that_a_trainer_would_split_otherwise_are_refused(layout, software, told):
+    with pytest.raises(SpecError, match=told):
+        trainer_config(Model.of("mixtral-8x7b"), layout, software)
+
+
+def test_megatron_exchanges_tokens_and_overlaps_messages_as_predicted():
+    layout = Layout(data=4, tensor=2, sequence_parallel=True, expert=4, zero=1, global_batch=8)
+    known = parsed(trainer_config(Model.of("mixtral-8x7b"), layout, "megatron-core"))
+    assert known["moe-token-dispatcher-type"] == "alltoall"
+    assert known["moe-grouped-gemm"]
+    assert known["overlap-grad-reduce"]
+    assert known["overlap-param-gather"]
+    alone = parsed(trainer_config(LLAMA, Layout(tensor=8, global_batch=1), "megatron-core"))
+    assert not alone["overlap-grad-reduce"]
+
+
+def test_megatrons_remarks_say_what_no_flag_can():
+    """The kernel of the loss that predictions assume is refused, so the remark has the memory of the other one."""
+    assumed = FRAMEWORKS["megatron-core"].logits_bytes
+    layout = Layout(data=2, tensor=2, pipeline=2, sequence_parallel=True, micro_batch=2, global_batch=64)
+    told = " ".join(trainer_config(LLAMA, layout, "megatron-core").remarks)
+    more = (6 - assumed) * 2 * LLAMA.seq * LLAMA.vocab / 2
+    assert f"{more / 2**30:.1f} GiB on each device of the last stage" in told
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=1" in told
+    assert "--tp-comm-overlap does." in told
+    alone = " ".join(trainer_config(LLAMA, Layout(data=8, global_batch=8), "megatron-core").remarks)
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in alone
+    assert "--tp-comm-overlap" not in alone
+    assert "--train-iters" in alone
+
+
+def test_only_megatron_has_a_setting_for_the_number_of_layers_to_recompute():
+    layout = Layout(data=8, zero=3, recompute="full", recompute_layers=3, global_batch=8)
+    for software in ("torchtitan", "fsdp2", "deepspeed"):
+        assert "only the first 3 layers" in " ".join(trainer_config(LLAMA, layout, software).remarks)
+        every = trainer_config(LLAMA, layout.replace(recompute_layers=0), software)
+        assert "only the first" not in " ".join(every.remarks)
+    config = trainer_config(LLAMA, layout.replace(zero=1), "megatron-core")
+    known = parsed(config)
+    assert (known["recompute-method"], known["recompute-num-layers"]) == ("block", 3)
+    assert "only the first" not in " ".join(config.remarks)
 
 
 def test_megatrons_offload_comes_with_the_optimizer_that_it_needs():
@@ -155,6 +227,46 @@ def test_dense_layers_before_the_experts_are_one_word_of_the_shell():
     assert (
         parsed(trainer_config(model, Layout(global_batch=1), "megatron"))["moe-layer-freq"] == "([0]*1+[1]*3)"
     )
+
+
+@pytest.mark.parametrize("software", ["torchtitan", "fsdp2"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(data=2, pipeline=4, zero=3, global_batch=64),
+        Layout(data=2, pipeline=2, zero=0, global_batch=64, micro_batch=4, schedule="zbv", virtual_stages=2),
+        Layout(data=2, tensor=4, zero=3, global_batch=64),
+        Layout(data=2, tensor=4, zero=2, sequence_parallel=True, global_batch=64, micro_batch=2),
+        Layout(data=4, context=2, zero=3, shard=4, global_batch=64),
+        Layout(data=8, global_batch=64),
+    ],
+    ids=["pipeline", "zbv", "tensor", "sequence", "context", "data"],
+)
+def test_torchtitan_runs_the_layout_whatever_its_defaults_are(layout, software):
+    """The layout as `trainer.py` and `parallel_dims.py` of torchtitan derive it from the flags and its defaults."""
+    known = parsed(trainer_config(LLAMA, layout, software))
+    degree = {
+        name: known[f"parallelism.{name}_degree"]
+        for name in (
+            "data_parallel_replicate", "data_parallel_shard", "tensor_parallel", "context_parallel",
+            "pipeline_parallel",
+        )
+    }  # fmt: skip
+    replicas = degree["data_parallel_replicate"] * degree["data_parallel_shard"]
+    assert replicas == layout.data
+    in_pipeline = known["parallelism.num_pp_microbatches"] if degree["pipeline_parallel"] > 1 else 1
+    tokens = known["training.num_tokens_per_microbatch_per_dp_rank"]
+    fills, rest = divmod(known["training.num_tokens_per_train_step"], tokens * in_pipeline * replicas)
+    assert rest == 0
+    assert tokens == layout.micro_batch * known["training.max_context_length"]
+    assert (fills, in_pipeline) == (
+        (1, layout.num_micro_batches) if layout.pipeline > 1 else (layout.num_micro_batches, 1)
+    )
+    owners = degree["data_parallel_shard"] * degree["context_parallel"]
+    assert owners == ((layout.shard or layout.data * layout.context) if layout.zero else 1)
+    if layout.tensor > 1:
+        assert known["parallelism.enable_sequence_parallel"] == layout.sequence_parallel
+    assert known["compile.enable"] == (FRAMEWORKS[software].logits_bytes < FRAMEWORKS["fsdp2"].logits_bytes)
 
 
 def test_torchtitan_shards_as_the_layout_does():
@@ -190,6 +302,10 @@ def test_deepspeeds_json_has_the_batch_the_stage_and_what_is_offloaded():
     assert zero["reduce_bucket_size"] == assumed.bucket_elements
     assert zero["stage3_max_live_parameters"] + zero["stage3_prefetch_bucket_size"] == assumed.live_elements
     assert found["zero_optimization"]["offload_param"]["device"] == "cpu"
+    assert "DeepSpeedCPUAdam" in config.remarks[-1]
+    other = json.loads(trainer_config(LLAMA, layout.replace(optimizer="sgd")).text)
+    assert other["zero_allow_untested_optimizer"]
+    assert not other["zero_force_ds_cpu_optimizer"]
 
 
 @pytest.mark.parametrize(
@@ -201,6 +317,7 @@ def test_deepspeeds_json_has_the_batch_the_stage_and_what_is_offloaded():
             "does not ship the zbv schedule; plan with software='megatron-core'",
         ),
         (Layout(data=2, zero=3, global_batch=2), "megatron-core", "does not ship ZeRO 3"),
+        (Layout(context=2, global_batch=2), "torchtitan", "use zero=2 or 3"),
         (Layout(data=2, zero=1, global_batch=2), "fsdp2", "plan with software='torchtitan'"),
         (Layout(tensor=2), "deepspeed", r"fix=\{'tensor': 1\}"),
         (Layout(data=2, offload="states", global_batch=2), "deepspeed", "use zero=3"),

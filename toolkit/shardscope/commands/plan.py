@@ -58,6 +58,8 @@ def add_to(commands: Any) -> None:
 
 def carry_out(arguments: argparse.Namespace) -> int:
     """Print the best layouts, and explain why the first is better than the second; return 1 if no layout fits."""
+    if arguments.config is not None and arguments.json:
+        raise SpecError("--config prints settings, and --json plans and counts; use one of them")
     plans = _search(arguments)
     if arguments.config is not None:
         _print_config(plans, arguments.config)

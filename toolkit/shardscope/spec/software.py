@@ -21,7 +21,7 @@ Family = Literal["megatron", "fsdp", "deepspeed", "deepspeed-0.5"]
 
 
 class Shipped(NamedTuple):
-    """What a framework can run; each field but the last two has the values of an axis of `Layout`."""
+    """What a framework can run; each field but the last three has the values of an axis of `Layout`."""
 
     schedule: tuple[str, ...]
     """Pipeline schedules; empty if it has no pipelines."""
@@ -33,6 +33,8 @@ class Shipped(NamedTuple):
     """Whether it splits sequences over ranks that exchange keys and values."""
     source: str
     """Where its documentation or code says so."""
+    zero_of: str = ""
+    """What has these ZeRO stages, where the framework has others elsewhere, such as `` in its optimizer``."""
 
     def axes(self) -> dict[str, tuple[int | str, ...]]:
         """Return the values of each axis that it restricts, by name of the axis."""
@@ -46,7 +48,7 @@ class Shipped(NamedTuple):
         if is_piped and layout.schedule not in self.schedule:
             found.append(f"the {layout.schedule} schedule" if self.schedule else "pipelines")
         if layout.zero not in self.zero:
-            found.append(f"ZeRO {layout.zero}")
+            found.append(f"ZeRO {layout.zero}{self.zero_of}")
         elif is_piped and layout.zero not in self.zero_in_pipelines:
             found.append(f"ZeRO {layout.zero} in a pipeline")
         if layout.context > 1 and not self.has_context:
@@ -59,7 +61,8 @@ class Shipped(NamedTuple):
 _MEGATRON = Shipped(
     ("1f1b", "interleaved"), zero=(0, 1), zero_in_pipelines=(0, 1), offload=("none", "optimizer"), has_context=True,
     source="Megatron-Core: core.pipeline_parallel.schedules, --use-distributed-optimizer, --optimizer-cpu-offload, "
-    "--context-parallel-size; Megatron-FSDP, which also shards gradients and parameters, is another program",
+    "--context-parallel-size; --use-megatron-fsdp, which also shards gradients and parameters, is not modelled",
+    zero_of=" in its distributed optimizer",
 )  # fmt: skip
 _TORCH = Shipped(
     ("gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev"), zero=(0, 1, 2, 3),

@@ -2,10 +2,14 @@
 
 Each trainer has a module with one function that returns a `TrainerConfig`, and refuses what the trainer cannot run.
 Names of settings are those of Megatron-LM (d98e8a6) and torchtitan (b5bcd76) of August 2026, and of DeepSpeed's
-documentation. Settings on which a prediction rests are written even where they are the trainer's own default.
+documentation. Settings on which a prediction rests are written even where they are the trainer's own default; where
+the trainer has no setting for what is predicted, a remark says what differs.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 from shardscope.errors import SpecError
 from shardscope.prediction.trainer_config.config import TrainerConfig
@@ -18,10 +22,11 @@ from shardscope.spec.software import assumed_software, software_of
 
 __all__ = ["TrainerConfig", "trainer_config"]
 
-_WRITERS = {
+_WRITERS: dict[str, Callable[[Transformer, Layout], TrainerConfig]] = {
     "megatron-core": megatron_config,
     "fsdp2": torchtitan_config,
-    "torchtitan": torchtitan_config,
+    # Its memory model is that of compiled runs, whose loss needs fewer bytes; that of FSDP2 is not.
+    "torchtitan": partial(torchtitan_config, is_compiled=True),
     "deepspeed": deepspeed_config,
 }
 

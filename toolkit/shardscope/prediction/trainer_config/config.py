@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from shardscope.spec.layout import Layout
 
 
 class TrainerConfig(NamedTuple):
@@ -27,3 +30,22 @@ def flags(settings: Mapping[str, object]) -> str:
         if value is not False
     ]
     return " \\\n".join(lines)
+
+
+def partial_recomputation(layout: Layout, why: str) -> tuple[str, ...]:
+    """Return a remark on `Layout.recompute_layers` for a trainer that recomputes every layer or none.
+
+    Args:
+        layout: The layout.
+        why: The words before "recomputes every layer", such as ``torchtitan``.
+    """
+    if not layout.recompute_layers:
+        return ()
+    differs = (
+        f"The layout recomputes only the first {layout.recompute_layers} layers of each stage: {why} recomputes every "
+        "layer, which takes longer and less memory than predicted."
+    )
+    return (
+        differs,
+        "Checkpoint these layers in the model's code, or plan with fix={'recompute_layers': 0}.",
+    )

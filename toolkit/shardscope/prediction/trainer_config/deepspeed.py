@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from shardscope.errors import SpecError
-from shardscope.prediction.trainer_config.config import TrainerConfig
+from shardscope.prediction.trainer_config.config import TrainerConfig, partial_recomputation
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 
@@ -14,6 +14,10 @@ _OFFLOADED = {"none": (), "optimizer": ("optimizer",), "states": ("optimizer", "
 
 _BUCKET, _LIVE, _AHEAD = 500_000_000, 1_000_000_000, 50_000_000
 """DeepSpeed's defaults, in elements, which predictions of its memory assume (`analytic.memory.FRAMEWORKS`)."""
+
+
+_ON_CPU = {"adamw": "deepspeed.ops.adam.DeepSpeedCPUAdam (AdamW by default)"}
+"""Optimizers that DeepSpeed takes with ZeRO, and the one that it expects where states are offloaded."""
 
 
 def deepspeed_config(model: Transformer, layout: Layout) -> TrainerConfig:
@@ -25,8 +29,8 @@ def deepspeed_config(model: Transformer, layout: Layout) -> TrainerConfig:
     for name in ("tensor", "pipeline", "context", "expert"):
         if getattr(layout, name) > 1:
             raise SpecError(
-                f"{name}={getattr(layout, name)} is set in the code of the model for DeepSpeed, not in its JSON; plan "
-                f"with fix={{'{name}': 1}}, or software='megatron-core'"
+                f"{name}={getattr(layout, name)} cannot be written for DeepSpeed yet, only data parallelism; plan with "
+                f"fix={{'{name}': 1}}, or software='megatron-core'"
             )
     if layout.offload not in _OFFLOADED:
         raise SpecError(
@@ -49,13 +53,24 @@ def _settings(layout: Layout) -> dict[str, Any]:
         "gradient_accumulation_steps": layout.num_micro_batches,
         **({half: {"enabled": True}} if half else {}),
         "zero_optimization": _zero(layout),
+        **_other_optimizers(layout),
+    }
+
+
+def _other_optimizers(layout: Layout) -> dict[str, Any]:
+    """Return what lets DeepSpeed take another optimizer than Adam, which it refuses by default with ZeRO."""
+    if layout.optimizer.name in _ON_CPU:
+        return {}
+    return {
+        **({"zero_allow_untested_optimizer": True} if layout.zero else {}),
+        **({"zero_force_ds_cpu_optimizer": False} if layout.offload != "none" else {}),
     }
 
 
 def _zero(layout: Layout) -> dict[str, Any]:
     if layout.shard and layout.shard < layout.data:
         raise SpecError(
-            f"shard={layout.shard} is not an option of DeepSpeed's JSON; use shard=0, which shards over all ranks"
+            f"shard={layout.shard} cannot be written for DeepSpeed yet; use shard=0, which shards over all ranks"
         )
     needed = {"none": 0, "optimizer": 1, "states": 3}[layout.offload]
     if layout.zero < needed:
@@ -81,8 +96,12 @@ def _remarks(model: Transformer, layout: Layout) -> tuple[str, ...]:
         "selective": "with its attention alone recomputed",
         "full": "with activation checkpointing (for Hugging Face, model.gradient_checkpointing_enable())",
     }[layout.recompute]
-    optimizer, attention = layout.optimizer.label, "fused" if layout.flash_attention else "plain"
+    attention = "fused" if layout.flash_attention else "plain"
+    optimizer = layout.optimizer.label
+    if layout.offload != "none":
+        optimizer = _ON_CPU.get(layout.optimizer.name, optimizer)
     return (
-        f"The model's code runs {recompute} and {attention} attention, on sequences of {model.seq:,} tokens.",
+        f"The model's code runs {attention} attention, {recompute}, on sequences of {model.seq:,} tokens.",
+        *partial_recomputation(layout, "gradient_checkpointing_enable()"),
         f"It passes {optimizer} to deepspeed.initialize.",
     )

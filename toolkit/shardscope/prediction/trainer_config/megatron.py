@@ -8,6 +8,7 @@ from shardscope.errors import SpecError
 from shardscope.prediction.trainer_config.config import TrainerConfig, flags
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
+from shardscope.spec.units import plural
 
 _OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "muon": "muon"}
 _PRECISIONS: dict[str, dict[str, Any]] = {
@@ -16,6 +17,8 @@ _PRECISIONS: dict[str, dict[str, Any]] = {
     "fp16-mixed": {"fp16": True},
     "fp8-mixed": {"bf16": True, "fp8-format": "hybrid"},
 }
+_MORE_BYTES_PER_LOGIT = 4
+"""The native cross entropy saves a float32 softmax beside the 16-bit logits (`VocabParallelCrossEntropy`)."""
 _POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
 
 
@@ -40,24 +43,51 @@ def megatron_config(model: Transformer, layout: Layout) -> TrainerConfig:
         "attention-backend": "auto" if layout.flash_attention else "unfused",
         **_assumed(layout),
         **_model(model),
+        **_exchange(model, layout),
     }
-    return TrainerConfig(
-        "Megatron-LM, flags of pretrain_gpt.py",
-        flags(settings),
-        (
-            f"The {layout.num_devices:,} processes of torchrun make {layout.data:,} replicas.",
-            f"Each runs {layout.num_micro_batches:,} micro-batches a step.",
-            *["Predictions assume that the backend auto finds fused attention."] * layout.flash_attention,
-            f"Add the data and a tokenizer of {model.vocab:,} tokens, and the learning rate.",
-        ),
+    return TrainerConfig("Megatron-LM, flags of pretrain_gpt.py", flags(settings), _remarks(model, layout))
+
+
+def _remarks(model: Transformer, layout: Layout) -> tuple[str, ...]:
+    logits = layout.micro_batch * model.seq * model.vocab / (layout.tensor * layout.context)
+    where = "on each device of the last stage" if layout.pipeline > 1 else "on each device"
+    loss = (
+        "Predictions assume TransformerEngine's cross entropy (--cross-entropy-fusion-impl te), which Megatron-LM of "
+        "August 2026 refuses; the native one needs about 4 bytes more per logit, "
+        f"{_MORE_BYTES_PER_LOGIT * logits / 2**30:.1f} GiB {where}."
     )
+    return (
+        f"The {layout.num_devices:,} processes of torchrun make {plural(layout.data, 'replica')}.",
+        f"Micro-batches of a replica in one step: {layout.num_micro_batches:,}.",
+        *["Predictions assume that the backend auto finds fused attention."] * layout.flash_attention,
+        loss,
+        *_remarks_on_messages(layout),
+        f"Add the data and a tokenizer of {model.vocab:,} tokens, the learning rate and --train-iters.",
+    )
+
+
+def _remarks_on_messages(layout: Layout) -> list[str]:
+    found = []
+    if layout.tensor > 1 or layout.context > 1:
+        found.append("On Hopper and older GPUs, set the environment variable CUDA_DEVICE_MAX_CONNECTIONS=1.")
+    if layout.tensor > 1:
+        needed = "" if layout.sequence_parallel else ", which needs sequence_parallel=True"
+        found.append(
+            "Where the calibration's message_overlap is above 0, as on H100, predictions hide a part of the tensor "
+            f"parallel messages, as --tp-comm-overlap does{needed}."
+        )
+    return found
 
 
 def _assumed(layout: Layout) -> dict[str, Any]:
     """Return what predictions assume of Megatron-Core, also where its own default differs; see `FRAMEWORKS`."""
+    has_replicas = layout.data * layout.context > 1
     return {
         "accumulate-allreduce-grads-in-fp32": layout.precision != "fp32",
+        "overlap-grad-reduce": has_replicas,
+        "overlap-param-gather": has_replicas and layout.zero == 1,
         "cross-entropy-loss-fusion": True,
+        "cross-entropy-fusion-impl": "native",
         "hidden-dropout": 0.0,
         "attention-dropout": 0.0,
     }
@@ -95,6 +125,12 @@ def _sharding(layout: Layout) -> dict[str, Any]:
         raise SpecError("offload='optimizer' needs Megatron-LM's distributed optimizer; use zero=1")
     replicas = layout.data * layout.context
     groups = replicas // layout.shard if layout.zero and layout.shard else 1
+    if replicas // layout.expert % groups:
+        raise SpecError(
+            f"shard={layout.shard} makes {groups} groups of shards, which do not divide the "
+            f"{plural(replicas // layout.expert, 'replica')} of each expert, as Megatron-LM expects; use shard=0, or "
+            f"an expert below {layout.expert}"
+        )
     return {
         "use-distributed-optimizer": bool(layout.zero),
         **({"num-distributed-optimizer-instances": groups} if groups > 1 else {}),
@@ -196,3 +232,15 @@ def _experts(model: Transformer) -> dict[str, Any]:
         **({"moe-shared-expert-intermediate-size": mixture.shared_ffn} if mixture.shared_ffn else {}),
         **({"moe-layer-freq": order} if dense else {}),
     }
+
+
+def _exchange(model: Transformer, layout: Layout) -> dict[str, Any]:
+    """Return how tokens reach their experts; Megatron-LM's default gathers all tokens on every rank."""
+    if model.mixture is None:
+        return {}
+    if layout.expert > 1 and layout.tensor > 1 and not layout.sequence_parallel:
+        raise SpecError(
+            f"expert={layout.expert} with tensor={layout.tensor} needs sequence parallelism in Megatron-LM; use "
+            "sequence_parallel=True"
+        )
+    return {"moe-token-dispatcher-type": "alltoall", "moe-grouped-gemm": True}

@@ -1,13 +1,14 @@
-"""A layout as flags of torchtitan, by the names of `ParallelismConfig` in `torchtitan/config/configs.py`."""
+"""A layout as flags of torchtitan, by the names in `torchtitan/config/configs.py`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from shardscope.errors import SpecError
-from shardscope.prediction.trainer_config.config import TrainerConfig, flags
+from shardscope.prediction.trainer_config.config import TrainerConfig, flags, partial_recomputation
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
+from shardscope.spec.units import plural
 
 _SCHEDULES = {
     "gpipe": "GPipe",
@@ -21,8 +22,13 @@ _SCHEDULES = {
 _CASTS = {"fp32": "float32", "bf16-mixed": "bfloat16", "bf16-autocast": "bfloat16"}
 
 
-def torchtitan_config(model: Transformer, layout: Layout) -> TrainerConfig:
+def torchtitan_config(model: Transformer, layout: Layout, *, is_compiled: bool = False) -> TrainerConfig:
     """Return the flags for the degrees of a layout; the model is one that torchtitan knows by name.
+
+    Args:
+        model: The model.
+        layout: The layout.
+        is_compiled: Whether the prediction is for a model and a loss that are compiled.
 
     Raises:
         SpecError: torchtitan cannot run the layout.
@@ -32,12 +38,23 @@ def torchtitan_config(model: Transformer, layout: Layout) -> TrainerConfig:
     settings: dict[str, Any] = {
         f"parallelism.{name}": value for name, value in _degrees(model, layout).items()
     }
-    settings |= _training(layout)
-    return TrainerConfig("torchtitan, flags of run_train.sh", flags(settings), _remarks(model, layout))
+    if layout.tensor > 1:
+        settings |= _switch("parallelism", "enable_sequence_parallel", is_on=layout.sequence_parallel)
+    settings |= _training(model, layout)
+    settings |= _switch("compile", "enable", is_on=is_compiled)
+    return TrainerConfig("torchtitan, flags of run_train.sh", flags(settings), _remarks(layout))
 
 
-def _training(layout: Layout) -> dict[str, Any]:
-    """Return the precisions, with which torchtitan keeps weights in float32 and casts them when they are gathered."""
+def _switch(section: str, name: str, *, is_on: bool) -> dict[str, Any]:
+    """Return a flag that is on or off whatever the trainer's default; tyro negates flags by ``no_``."""
+    return {f"{section}.{name}" if is_on else f"{section}.no_{name}": True}
+
+
+def _training(model: Transformer, layout: Layout) -> dict[str, Any]:
+    """Return the batch in tokens and the precisions.
+
+    torchtitan keeps weights in float32 and casts them when they are gathered.
+    """
     if layout.precision not in _CASTS:
         raise SpecError(
             f"precision={layout.precision!r} is not an option of torchtitan's training section; use one of "
@@ -46,6 +63,9 @@ def _training(layout: Layout) -> dict[str, Any]:
     if not layout.flash_attention:
         raise SpecError("flash_attention=False is not an option of torchtitan; use flash_attention=True")
     return {
+        "training.max_context_length": model.seq,
+        "training.num_tokens_per_microbatch_per_dp_rank": layout.micro_batch * model.seq,
+        "training.num_tokens_per_train_step": layout.global_batch * model.seq,
         "training.dtype": "float32",
         "training.mixed_precision_param": _CASTS[layout.precision],
         "training.mixed_precision_reduce": "float32",
@@ -63,8 +83,25 @@ def _degrees(model: Transformer, layout: Layout) -> dict[str, Any]:
         "context_parallel_degree": layout.context,
         "pipeline_parallel_degree": layout.pipeline,
         **_stages(model, layout),
-        **({"expert_parallel_degree": layout.expert} if layout.expert > 1 else {}),
+        **_experts(layout, shard * layout.context),
     }
+
+
+def _experts(layout: Layout, shards: int) -> dict[str, Any]:
+    """Return the degree of expert parallelism, whose ranks torchtitan takes from those that shard, then from tensor."""
+    if layout.expert == 1:
+        return {}
+    if layout.tensor > 1:
+        raise SpecError(
+            f"expert={layout.expert} with tensor={layout.tensor} would not split each expert over tensor ranks in "
+            "torchtitan, as predicted; use tensor=1 or expert=1"
+        )
+    if shards % layout.expert:
+        raise SpecError(
+            f"expert={layout.expert} does not divide the {plural(shards, 'rank')} over which torchtitan shards "
+            "parameters; use zero=2 or 3, with a shard that it divides"
+        )
+    return {"expert_parallel_degree": layout.expert}
 
 
 def _replicas(layout: Layout) -> tuple[int, int]:
@@ -74,6 +111,11 @@ def _replicas(layout: Layout) -> tuple[int, int]:
             "zero=1 is not an option of torchtitan, which shards gradients, too; plan with software='torchtitan'"
         )
     if layout.zero == 0:
+        if layout.context > 1:
+            raise SpecError(
+                f"zero=0 with context={layout.context} is not an option of torchtitan, which always shards over "
+                "context ranks; use zero=2 or 3"
+            )
         return layout.data, 1
     if layout.shard % layout.context:
         raise SpecError(
@@ -97,14 +139,18 @@ def _stages(model: Transformer, layout: Layout) -> dict[str, Any]:
         "pipeline_parallel_layers_per_stage": model.layers // stages,
         "pipeline_parallel_first_stage_less_layers": 0,
         "pipeline_parallel_last_stage_less_layers": 0,
+        # By default 1: torchtitan would fill and drain the pipeline for each micro-batch.
+        "num_pp_microbatches": layout.num_micro_batches,
     }
 
 
-def _remarks(model: Transformer, layout: Layout) -> tuple[str, ...]:
-    tokens, whole = layout.micro_batch * model.seq, layout.global_batch * model.seq
+def _remarks(layout: Layout) -> tuple[str, ...]:
     kept = "no" if layout.recompute == "none" else layout.recompute
     return (
-        f"Set sequences to {model.seq:,} tokens, a micro-batch to {tokens:,} and a step to {whole:,}.",
-        "The names of these three settings differ between releases.",
+        "Releases before August 2026 have other names for the tokens of a micro-batch and of a step.",
         f"Choose {kept} activation checkpointing and {layout.optimizer.label} in the configuration of the model.",
+        *partial_recomputation(
+            layout, "torchtitan has no setting for it, and its full activation checkpointing"
+        ),
+        "Predictions assume one loss over all tokens of a micro-batch; ChunkedLossWrapper needs less memory.",
     )
