@@ -8,7 +8,7 @@ import pytest
 
 from shardscope.cli import main
 
-SMALL = ["plan", "--model", "gpt2-xl", "--devices", "8", "--global-batch", "64", "--fix", "offload=none"]
+SMALL = ["plan", "gpt2-xl", "a100-80gb", "--global-batch", "64", "--fix", "offload=none"]
 
 
 def test_it_prints_the_ranked_table_and_why_the_second_lost(capsys):
@@ -40,20 +40,20 @@ def test_json_holds_plans_and_counts(capsys):
 
 
 def test_nothing_that_fits_ends_with_one_and_says_what_would(capsys):
-    assert main(["plan", "--model", "gpt3-175b", "--devices", "8", "--fix", "offload=none"]) == 1
+    assert main(["plan", "gpt3-175b", "a100-80gb", "--fix", "offload=none"]) == 1
     assert "the closest" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--model", "gpt9000"], "gpt9000"),
-        (["--model", "gpt2-xl", "--devices", "12"], "is not a multiple of the 8 devices per node"),
-        (["--model", "gpt2-xl", "--devices", "0"], "is not a cluster"),
-        (["--model", "gpt2-xl", "--fix", "tensor"], "--fix tensor=8"),
-        (["--model", "gpt2-xl", "--fix", "tensor=-2"], "tensor"),
-        (["--model", "gpt2-xl", "--objective", "time=fast"], "time=2,headroom=1"),
-        (["--model", "resnet-50"], "is not a transformer"),
+        (["gpt9000", "a100-80gb"], "gpt9000"),
+        (["gpt2-xl", "a200"], "a200"),
+        (["gpt2-xl", "a100-80gb", "--nodes", "0"], "nodes"),
+        (["gpt2-xl", "a100-80gb", "--fix", "tensor"], "--fix tensor=8"),
+        (["gpt2-xl", "a100-80gb", "--fix", "tensor=-2"], "tensor"),
+        (["gpt2-xl", "a100-80gb", "--objective", "time=fast"], "time=2,headroom=1"),
+        (["resnet-50", "a100-80gb"], "is not a transformer"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_two(options, told, capsys):

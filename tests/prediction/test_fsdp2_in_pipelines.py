@@ -23,10 +23,10 @@ def exposed(layout: ss.Layout, software: str = "fsdp2") -> float:
 
 
 def test_gradients_are_reduced_once_however_many_micro_batches() -> None:
-    more = LAYOUT.replace(global_batch=64)
+    more = LAYOUT.replace(global_batch=128)
     assert exposed(more) == pytest.approx(exposed(LAYOUT), rel=1e-6)
     alone = {"pipeline": 1, "data": 16}
-    assert exposed(more.replace(**alone)) > 1.4 * exposed(LAYOUT.replace(**alone))
+    assert exposed(more.replace(**alone)) > 1.8 * exposed(LAYOUT.replace(**alone))
 
 
 def test_gradients_are_whole_and_in_float32() -> None:

@@ -7,10 +7,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from shardscope.commands._calibration import CALIBRATION_HELP, add_software_option, named_calibration
-from shardscope.commands._cluster import add_mtbf_option
+from shardscope.commands._cluster import add_model_and_cluster, cluster_of
 from shardscope.commands._fields import add_field, given_fields
 from shardscope.commands._json import as_json
 from shardscope.commands._table import aligned
+from shardscope.commands.predict import add_seq_option, named_model
 from shardscope.errors import SpecError
 from shardscope.spec.layout import Layout
 from shardscope.spec.layout_optimizer import optimizer_names
@@ -28,14 +29,8 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "plan", help="search every layout of a model on a cluster and rank those that fit"
     )
-    parser.add_argument(
-        "--model", required=True, help="a model from the catalogue, for example gpt3-175b, or a config.json"
-    )
-    parser.add_argument(
-        "--device", default="a100-80gb", help="device from the catalogue (default: a100-80gb)"
-    )
-    parser.add_argument("--devices", type=int, default=8, help="number of devices (default: 8)")
-    parser.add_argument("--per-node", type=int, default=8, help="devices per node (default: 8)")
+    add_model_and_cluster(parser)
+    add_seq_option(parser)
     add_field(parser, Layout, "global_batch", default="about 4 million tokens")
     parser.add_argument(
         "--objective", default="time", metavar="NAME or NAME=WEIGHT,...",
@@ -48,7 +43,6 @@ def add_to(commands: Any) -> None:
         metavar="AXIS=VALUE[,VALUE]",
         help="search only these values of a field, for example tensor=8",
     )
-    add_mtbf_option(parser)
     for name in _OF_A_LAYOUT:
         add_field(parser, Layout, name, names=optimizer_names() if name == "optimizer" else ())
     parser.add_argument("--calibration", help=CALIBRATION_HELP)
@@ -85,27 +79,10 @@ def _print_config(plans: Plans, rank: int) -> None:
 
 def _search(arguments: argparse.Namespace) -> Plans:
     from shardscope.prediction.planner import plan
-    from shardscope.spec import Cluster
 
-    if arguments.devices < 1 or arguments.per_node < 1:
-        raise SpecError(
-            f"--devices {arguments.devices} with --per-node {arguments.per_node} is not a cluster; "
-            "both must be at least 1"
-        )
-    per_node = min(arguments.per_node, arguments.devices)
-    if arguments.devices % per_node:
-        raise SpecError(
-            f"--devices {arguments.devices} is not a multiple of the {per_node} devices per node; "
-            f"use a multiple of {per_node}, or another --per-node"
-        )
     return plan(
-        arguments.model,
-        Cluster.of(
-            arguments.device,
-            nodes=arguments.devices // per_node,
-            per_node=per_node,
-            device_mtbf_hours=arguments.device_mtbf_hours,
-        ),
+        named_model(arguments),
+        cluster_of(arguments),
         _objective(arguments.objective),
         top=arguments.top,
         calibration=named_calibration(arguments.calibration),

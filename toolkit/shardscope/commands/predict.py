@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from shardscope.commands._calibration import CALIBRATION_HELP, add_software_option, named_calibration
-from shardscope.commands._cluster import add_mtbf_option
+from shardscope.commands._cluster import add_model_and_cluster, cluster_of
 from shardscope.commands._fields import add_field, given_fields
 from shardscope.commands._json import as_json
 from shardscope.errors import SpecError
@@ -30,11 +30,7 @@ def add_to(commands: Any) -> None:
         description="Predict step time and memory of one layout of a model on a cluster, broken down into parts. "
         "Without any option of a layout, the fastest layout that fits is chosen.",
     )
-    parser.add_argument("model", help="a model from the catalogue, or the path of a Hugging Face config.json")
-    parser.add_argument("cluster", help="a device or a node from the catalogue, for example a100-80gb")
-    parser.add_argument("--nodes", type=int, default=1, help="number of nodes (default: 1)")
-    parser.add_argument("--per-node", type=int, help="devices per node (default: as in the standard node)")
-    add_mtbf_option(parser)
+    add_model_and_cluster(parser)
     parser.add_argument("--calibration", help=CALIBRATION_HELP)
     add_software_option(parser)
     parser.add_argument(
@@ -46,8 +42,8 @@ def add_to(commands: Any) -> None:
 
 
 def add_layout_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a layout, and of the model's sequence length that `named_model` reads."""
-    parser.add_argument("--seq", type=int, help="tokens per sequence (default: the model's)")
+    """Add the options of a layout and of the model's sequence length."""
+    add_seq_option(parser)
     names = {
         "schedule": searched_schedules(),
         "optimizer": optimizer_names(),
@@ -57,17 +53,18 @@ def add_layout_options(parser: argparse.ArgumentParser) -> None:
         add_field(parser, Layout, name, names=names.get(name, ()))
 
 
+def add_seq_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option of the model's sequence length that `named_model` reads."""
+    parser.add_argument("--seq", type=int, help="tokens per sequence (default: the model's)")
+
+
 def carry_out(arguments: argparse.Namespace) -> int:
     """Print the prediction; return 1 if the layout does not fit in memory."""
     from shardscope.prediction.layout import predict_layout
-    from shardscope.spec.cluster import Cluster
 
     known, software = named_calibration(arguments.calibration), arguments.software
-    cluster = Cluster.of(
-        arguments.cluster, nodes=arguments.nodes, per_node=arguments.per_node,
-        device_mtbf_hours=arguments.device_mtbf_hours,
-    )  # fmt: skip
-    model, given = named_model(arguments), given_fields(arguments, Layout)
+    cluster, model = cluster_of(arguments), named_model(arguments)
+    given = given_fields(arguments, Layout)
     layout = Layout(**given) if given else _fastest(model, cluster, known, software)
     found = predict_layout(model, cluster, layout, known, software=software)
     training = for_tokens(found, arguments.tokens)
