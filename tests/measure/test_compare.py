@@ -152,6 +152,41 @@ def test_the_peak_of_one_process_lacks_the_gradients_that_the_step_has_freed() -
     assert peak.predicted == peak.simulated == pytest.approx(peak.measured, rel=0.01)
 
 
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize(
+    ("strategy", "recompute"), [("zero-2", "none"), ("zero-3", "none"), ("zero-3", "full")]
+)
+def test_the_peak_of_shards_counts_their_buffers_and_what_is_gathered_at_the_time(
+    pool: RankPool, tmp_path: Path, strategy: str, recompute: str
+) -> None:
+    job = ss.Job(
+        model="gpt-nano", data="python-source", strategy=strategy, recompute=recompute, steps=2, optimizer="adamw",
+        world_size=pool.world_size, batch=ss.Batch(2 * pool.world_size),
+        record=ss.Record(memory_first=2, messages_first=0),
+    )  # fmt: skip
+    run_on(pool, job, tmp_path)
+    found = compare(Run(RunDir(tmp_path), job))
+    assert found["memory", "buffers"].agrees
+    peak = found["memory", "peak"]
+    assert peak.predicted == pytest.approx(peak.measured, rel=0.001)
+    parts = [found["memory", kind].predicted for kind in ("activations", "gathered")]
+    held = sum(found["memory", kind].predicted for kind in ("parameters", "optimizer", "buffers"))
+    assert (held + sum(parts) > 1.02 * peak.predicted) == (strategy == "zero-3" and recompute == "none")
+
+
+def test_buffers_of_shards_include_those_of_the_ring_once_messages_have_been_logged() -> None:
+    logged, not_logged = (
+        compare(
+            ss.launch(small_job(strategy="zero-2", steps=3, record=ss.Record(messages_first=first))).wait(60)
+        )
+        for first in (3, 0)
+    )
+    for found in (logged, not_logged):
+        assert found["memory", "buffers"].agrees
+        assert found["memory", "peak"].predicted == pytest.approx(found["memory", "peak"].measured, rel=0.01)
+    assert logged["memory", "buffers"].measured > not_logged["memory", "buffers"].measured
+
+
 def test_a_wrong_prediction_is_found_and_named(ran: Run) -> None:
     other = ss.predict(ran.job.replace(model="cnn"))
     found = compare(ran, prediction=other)

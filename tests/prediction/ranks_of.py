@@ -20,7 +20,8 @@ from shardscope.training.trainer import Trainer
 Events = list[dict[str, Any]]
 """Of one rank."""
 
-EVERY_STEP = ss.Record(memory_first=1, memory_every=1)
+EVERY_STEP = ss.Record(memory_first=1, memory_every=1, messages_first=0)
+"""Without a log of messages, which `run_on` does not write; shards would go around a ring for it."""
 Counted = dict[int, dict[str, tuple[int, int]]]
 """By step and collective: bytes and messages."""
 KINDS = ("parameters", "gradients", "optimizer")

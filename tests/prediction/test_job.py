@@ -93,11 +93,21 @@ def test_a_model_without_a_layout_takes_the_time_of_its_operations() -> None:
     assert twice.time["matrix products"].value == pytest.approx(2 * found.time["matrix products"].value)
 
 
-def test_a_peak_without_the_buffers_in_shared_memory_says_so() -> None:
-    lacking = "plus buffers for exchanging shards (not predicted)"
+def test_a_peak_without_buffers_that_are_unknown_says_so() -> None:
+    lacking = "plus work buffers (not predicted)"
     job = ss.Job(model="mlp", data="digits", strategy="zero-2", world_size=2, batch=8)
-    assert (lacking in str(ss.predict(job))) == can_share_memory()
-    assert lacking not in str(ss.predict(job.replace(link=ss.Link(bandwidth="1 Gbit/s", latency=0.0))))
+    assert lacking not in str(ss.predict(job))
+    ring = job.replace(strategy="ring", compression=ss.Compression("adaptive-rank"))
+    assert lacking in str(ss.predict(ring))
+
+
+def test_shards_go_through_shared_buffers_only_between_ranks_of_one_host() -> None:
+    job = ss.Job(model="mlp", data="digits", strategy="zero-3", world_size=2, batch=8)
+    shared, ring = ss.predict(job), ss.predict(job, ss.Cluster.emulated(nodes=2))
+    buffers = [found.kinds["buffers"].max() for found in (shared, ring)]
+    assert (buffers[0] > buffers[1]) == can_share_memory()
+    lacking = ss.predict(job.replace(record=ss.Record(messages_first=0))).kinds["buffers"].max()
+    assert lacking < buffers[0], "a step whose messages are logged fills the ring's buffers as well"
 
 
 def test_a_budget_of_tokens_takes_days_and_dollars() -> None:

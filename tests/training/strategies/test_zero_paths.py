@@ -15,6 +15,7 @@ import shardscope as ss
 from conformance.ranks import RankPool
 from conformance.strategy import job, relative_difference, train
 from shardscope.runlog.writer import EventWriter
+from shardscope.spec.shard_buffers import Limits
 from shardscope.training.collectives import agreement
 from shardscope.training.context import RankContext
 from shardscope.training.meter import Meter
@@ -187,7 +188,7 @@ def test_ranks_that_empty_a_full_buffer_at_different_layers_refuse_in_one_senten
 
     def body(context: RankContext) -> str:
         with pytest.MonkeyPatch.context() as patch:
-            limits = shards.Limits(reduced=2 * context.world_size * 16_384, together=1024)
+            limits = Limits(reduced=2 * context.world_size * 16_384, together=1024)
             patch.setattr(shards.ShardBuffers, "limits", limits)
             ours = branching_job(stage, (context.rank, context.world_size), [], by_rank, 1)
             ours = ours.replace(model=lambda: Detaching([400, 5, 5], by_rank, context.rank))

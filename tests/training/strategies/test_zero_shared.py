@@ -15,6 +15,7 @@ import torch.distributed as dist
 import shardscope as ss
 from conformance.ranks import RankPool
 from conformance.strategy import job
+from shardscope.spec.shard_buffers import Limits
 from shardscope.training.collectives.paced_group import PacedGroups
 from shardscope.training.context import RankContext
 from shardscope.training.trainer import Trainer
@@ -48,7 +49,7 @@ def trained(
 def with_small_buffers(context: RankContext, ours: ss.Job, most: int) -> Any:
     """As `trained`, with buffers of at most `most` bytes."""
     with pytest.MonkeyPatch.context() as patch:
-        limits = shards.Limits(gathered=most, reduced=2 * context.world_size * most, together=most)
+        limits = Limits(gathered=most, reduced=2 * context.world_size * most, together=most)
         patch.setattr(shards.ShardBuffers, "limits", limits)
         return trained(context, ours)
 

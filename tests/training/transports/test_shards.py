@@ -41,7 +41,7 @@ def buffers_of(
     if device is not None:
         kind = partial(DeviceShardBuffers, memory=Files(device, context.rank))
     return kind(
-        store, context.rank, context.world_size, unit_bytes=UNIT_BYTES, total_bytes=20 * UNIT_BYTES,
+        store, context.rank, context.world_size, units=20 * [UNIT_BYTES],
         timeout_s=timeout_s, disagreed=disagreed,
     )  # fmt: skip
 

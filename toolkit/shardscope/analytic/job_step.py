@@ -34,6 +34,7 @@ class JobStep:
         memory: Memory of each rank's device, in bytes; empty if it is not known.
         is_usual: Whether it stands for most steps of the job: a cache that is filled in the first epoch is full then,
             whatever the number, unless the job ends before.
+        shares_host: Whether CPU ranks that the job leaves free to share memory can do so.
     """
 
     job: Job
@@ -45,6 +46,7 @@ class JobStep:
     update_slowness: tuple[float, ...] = ()
     memory: tuple[float, ...] = ()
     is_usual: bool = False
+    shares_host: bool = True
 
     def slow(self, rank: int) -> float:
         """Return the computing time of a rank relative to that on the slowest device; at most 1."""

@@ -465,6 +465,7 @@ def predict_job(
     step = JobStep(
         job, found.table.step, settled_step(job), backend, is_on_gpus, slowness_on(emulated),
         update_slowness_on(emulated), memory, is_usual=True,
+        shares_host=emulated is None or emulated.link is None,
     )  # fmt: skip
     if cluster is not None:
         return JobPrediction(job, cluster, step, found, constants)

@@ -15,8 +15,10 @@ import numpy.typing as npt
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.memory import RankStates, module_memory, torch_workspace_bytes
 from shardscope.analytic.memory.fully_sharded import gathered_peak
-from shardscope.analytic.memory.held import keeps_gradients
+from shardscope.analytic.memory.held import Sharding, keeps_gradients
+from shardscope.analytic.memory.module import saved_and_gathered
 from shardscope.analytic.terms import Term
+from shardscope.methods.strategies.sharded import FullyShardedStrategy
 from shardscope.prediction.loads import Samples, samples_by_rank
 from shardscope.prediction.traced import Traced
 from shardscope.spec import Job
@@ -109,7 +111,7 @@ def held_at_once(step: JobStep, kinds: Mapping[str, npt.NDArray[np.float64]]) ->
     none = np.zeros(step.world_size)
     stage = step.job.strategy.held_stage
     gradients = kinds.get("gradients", none)
-    forward = kinds.get("activations", none) + kinds.get("gathered", none)
+    forward = _saved_and_gathered(step, stage or 0) if (stage or 0) > 1 else kinds.get("activations", none)
     both = stage is None or step.micro_batches > 1 or keeps_gradients(stage, step.world_size)
     moving = forward + gradients if both else np.maximum(forward, gradients)
     return moving + sum((kinds.get(kind, none) for kind in ("parameters", "optimizer", "buffers")), none)
@@ -130,6 +132,17 @@ def _gathered(step: JobStep) -> float:
     if stage is None or stage < 2:
         return 0.0
     return gathered_peak(step.trace, stage=stage, ranks=_shards(step.job), element_bytes=step.element_bytes)
+
+
+def _saved_and_gathered(step: JobStep, stage: int) -> npt.NDArray[np.float64]:
+    """Return the most bytes of activations and gathered parameters together, which peak at different moments."""
+    cut = Sharding(stage, _shards(step.job), 0, 0.0, step.element_bytes)
+    sizes = [samples.micro_batch for samples in samples_by_rank(step)]
+    found = {
+        size: saved_and_gathered(step.trace, batch=size, recompute=step.job.recompute, sharding=cut)
+        for size in set(sizes)
+    }
+    return np.array([found[size] for size in sizes])
 
 
 def _work_name(states: RankStates | None) -> str:
@@ -154,6 +167,7 @@ def _by_moments(  # noqa: PLR0917
         zero_stage=stage, data_parallel=_shards(job), rank=rank % _shards(job),
         bucket_mb=getattr(job.strategy, "bucket_mb", 25.0), accumulates=samples.step > samples.micro_batch,
         element_bytes=step.element_bytes,
+        shares_buffers=isinstance(job.strategy, FullyShardedStrategy) and job.strategy.may_share_buffers(step),
     )  # fmt: skip
     moving = held.moving
     if (

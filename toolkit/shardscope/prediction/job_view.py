@@ -74,9 +74,9 @@ def _headline(found: JobPrediction) -> tuple[str, ...]:
 
 
 def beside_peak(found: JobPrediction) -> str:
-    """Clause on what the peak lacks on this machine: buffers in shared memory, whose size depends on the run."""
+    """Clause on what the peak lacks on this machine: work buffers whose size is not known before the run."""
     is_lacking = found.cluster is None and found.states is not None and found.states.buffers is None
-    return ", plus buffers for exchanging shards (not predicted)" if is_lacking else ""
+    return ", plus work buffers (not predicted)" if is_lacking else ""
 
 
 def _misfit(found: JobPrediction) -> str:

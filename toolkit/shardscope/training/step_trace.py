@@ -127,8 +127,10 @@ class _Step:
         self.owner |= {id(p): number for number, unit in enumerate(self.units, 1) for p in unit.parameters()}
         held = Storages()
         held.add("held", [*module.parameters(), *module.buffers(), *_tensors(inputs)])
-        self.ledger, self.saved = AllocationLedger(held, self._note, scratch), Activations(held)
         self.mark = StepMark("forward", 0, 0)
+        self.most_saved: dict[StepMark, int] = defaultdict(int)
+        self.ledger = AllocationLedger(held, self._note, scratch)
+        self.saved = Activations(held, changed=lambda _: self._see_saved(self.mark))
         self.output_bytes = self.num_outputs = self.loss_bytes = 0
         self.forward_operations = self.forward_bytes = 0
         self._places = {id(parameter): place for place, parameter in enumerate(module.parameters())}
@@ -154,14 +156,22 @@ class _Step:
         self.note("leave", 0, self.mark.done)
         if self.mark.unit:  # the unit's inputs need no gradient, so no hook has marked its end
             self.note("leave", self.mark.unit, self.mark.done)
-        return tuple(_most(_replay(self.ledger, len(self.units), samples)))
+        found = _most(_replay(self.ledger, len(self.units), samples))
+        return tuple(each.replace(saved=self.most_saved[_mark_of(each)] / samples) for each in found)
 
     def note(self, phase: Phase, unit: int, done: int) -> None:
         """Record a mark between two operations."""
-        self.ledger.events.append(StepMark(phase, unit, done))
+        self._mark(StepMark(phase, unit, done))
 
     def _note(self) -> None:
-        self.ledger.events.append(self.mark)
+        self._mark(self.mark)
+
+    def _mark(self, mark: StepMark) -> None:
+        self.ledger.events.append(mark)
+        self._see_saved(mark)
+
+    def _see_saved(self, mark: StepMark) -> None:
+        self.most_saved[mark] = max(self.most_saved[mark], self.saved.bytes)
 
     def _placed(self, parameter: nn.Parameter) -> None:
         self._arrived.setdefault(self._places[id(parameter)])
@@ -350,11 +360,15 @@ def _most(moments: Iterator[Moment]) -> Iterator[Moment]:
     places: dict[StepMark, dict[tuple[float, ...], Moment]] = defaultdict(dict)
     for moment in moments:
         amounts: tuple[float, ...] = (moment.activations, moment.arriving, moment.own, moment.around)
-        places[StepMark(moment.phase, moment.unit, moment.done)][amounts] = moment
+        places[_mark_of(moment)][amounts] = moment
     for found in places.values():
         for least, moment in found.items():
             if not any(other != least and _covers(other, least) for other in found):
                 yield moment
+
+
+def _mark_of(moment: Moment) -> StepMark:
+    return StepMark(moment.phase, moment.unit, moment.done)
 
 
 def _covers(most: tuple[float, ...], least: tuple[float, ...]) -> bool:

@@ -50,7 +50,13 @@ def units_of(step: StepTrace, ranks: int, element_bytes: int) -> Units:
 
 
 def unsharded_bytes(
-    moments: Moments, units: Units, *, stage: int, ranks: int, accumulates: bool = False
+    moments: Moments,
+    units: Units,
+    *,
+    stage: int,
+    ranks: int,
+    accumulates: bool = False,
+    shares_buffers: bool = False,
 ) -> Floats:
     """Return the bytes that FSDP2 holds at each moment in addition to parameter shards and activations.
 
@@ -62,10 +68,13 @@ def unsharded_bytes(
         stage: ZeRO stage, 2 or 3.
         ranks: N, the number of ranks.
         accumulates: Whether gradient shards from an earlier micro-batch exist at the start.
+        shares_buffers: Whether units are exchanged in buffers that the ranks of a host share, which count separately.
+            No unit is prefetched then.
     """
-    gathered = _kept_gathered(moments, units.gathered) if stage == 2 else _gathered(moments, units.gathered)
-    kept = units.reduced.sum() / ranks if accumulates else 0.0
-    return gathered + kept + _gradients(moments, units.reduced, ranks)
+    held = gathered_tensors(moments, units.gathered, stage)
+    held += units.reduced.sum() / ranks if accumulates else 0.0
+    held += _gradients(moments, units.reduced, ranks, is_shared=shares_buffers)
+    return held if shares_buffers else held + _gathering(moments, units.gathered, stage)
 
 
 def gathered_peak(step: StepTrace, *, stage: int, ranks: int, element_bytes: int) -> float:
@@ -83,27 +92,36 @@ def gathered_peak(step: StepTrace, *, stage: int, ranks: int, element_bytes: int
     return float(root + (sum(others) if stage == 2 else max(others, default=0.0)))
 
 
-def _kept_gathered(moments: Moments, sizes: Floats) -> Floats:
-    """Return the bytes of gathered tensors at each moment in stage 2, which keeps them until a unit's backward pass."""
+def gathered_tensors(moments: Moments, sizes: Floats, stage: int) -> Floats:
+    """Return the bytes of gathered parameters at each moment, without buffers for communication.
+
+    Args:
+        moments: Moments of a traced step.
+        sizes: Bytes of each unit's parameters.
+        stage: ZeRO stage. Stage 2 keeps parameters until a unit's backward pass; stage 3 gathers them for each pass.
+    """
+    freed = np.where(moments.phase == "leave", sizes[moments.unit], 0.0)
+    if stage == 3:
+        return np.where(moments.phase == "loss", 0.0, sizes[0] + _own(moments, sizes)) - freed
     so_far, left = np.cumsum(sizes), len(sizes) - 1 - moments.done
-    in_forward = so_far[moments.done] + _own(moments, sizes) + _flat_buffers(moments, sizes)
-    in_backward = so_far[left] - np.where(moments.phase == "leave", sizes[moments.unit], 0.0)
-    return np.where(np.isin(moments.phase, ("enter", "forward")), in_forward, in_backward)
+    in_forward = so_far[moments.done] + _own(moments, sizes)
+    return np.where(_is_forward(moments), in_forward, so_far[left]) - freed
 
 
-def _gathered(moments: Moments, sizes: Floats) -> Floats:
-    """Return the bytes of gathered tensors at each moment in stage 3, which gathers a unit for each of its passes."""
-    phase, own, around = moments.phase, _own(moments, sizes), sizes[0]
+def _gathering(moments: Moments, sizes: Floats, stage: int) -> Floats:
+    """Return the bytes of units that are on their way at each moment: flat buffers, and prefetched units."""
+    if stage == 2:
+        return np.where(_is_forward(moments), _flat_buffers(moments, sizes), 0.0)
     before = len(sizes) - 1 - moments.done - (moments.unit > 0)  # the next unit in the backward pass
-    in_forward = around + own + _flat_buffers(moments, sizes)
-    turning = around + own + sizes[moments.unit]
-    in_backward = around + own + np.where(before > 0, sizes[before], 0.0)
-    left = in_backward - sizes[moments.unit]
     return np.select(
-        [np.isin(phase, ("enter", "forward")), phase == "turn", phase == "backward", phase == "leave"],
-        [in_forward, turning, in_backward, left],
-        default=0.0,  # at the loss
+        [_is_forward(moments), moments.phase == "turn", moments.phase != "loss"],
+        [_flat_buffers(moments, sizes), sizes[moments.unit], np.where(before > 0, sizes[before], 0.0)],
+        default=0.0,
     )
+
+
+def _is_forward(moments: Moments) -> npt.NDArray[np.bool_]:
+    return np.isin(moments.phase, ("enter", "forward"))
 
 
 def _own(moments: Moments, sizes: Floats) -> Floats:
@@ -121,18 +139,18 @@ def _flat_buffers(moments: Moments, sizes: Floats) -> Floats:
     return np.where(moments.phase == "enter", sizes[moments.unit], np.append(sizes, 0.0)[following])
 
 
-def _gradients(moments: Moments, sizes: Floats, ranks: int) -> Floats:
+def _gradients(moments: Moments, sizes: Floats, ranks: int, *, is_shared: bool) -> Floats:
     """Return the bytes for gradients at each moment.
 
     These are the full gradients of units that are not finished, gradient shards of finished units, and the buffer of
-    the last reduction.
+    the last reduction, unless it is shared.
     """
     unit, done, leaves = moments.unit, moments.done, moments.phase == "leave"
     shards = np.cumsum(np.append(0.0, sizes[:0:-1])) / ranks
     last_done = np.where(done > 0, sizes[len(sizes) - np.maximum(done, 1)], 0.0)
     mine = np.where(unit > 0, moments.own, moments.around)
     others = moments.own + moments.around - mine + moments.arriving
-    buffers = np.where(leaves, sizes[unit], last_done)
+    buffers = 0.0 if is_shared else np.where(leaves, sizes[unit], last_done)
     reduced = np.where(leaves, np.maximum(mine, sizes[unit] / ranks), mine)  # freed after the copy
     backward = np.isin(moments.phase, ("turn", "backward", "leave"))
     return np.where(backward, others + reduced + buffers + shards[done], 0.0)

@@ -37,11 +37,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.analytic.memory.fully_sharded import units_of, unsharded_bytes
+from shardscope.analytic.memory.fully_sharded import gathered_tensors, units_of, unsharded_bytes
 from shardscope.analytic.memory.held import ELEMENT_BYTES, Sharding, check_sharding, held_of, not_traced
 from shardscope.errors import SpecError
 from shardscope.spec.layout_optimizer import AnyStates
-from shardscope.spec.model.step import RECOMPUTE_MODES, Moment, Phase
+from shardscope.spec.model.step import RECOMPUTE_MODES, Phase, StepTrace
 from shardscope.spec.model.table import LayerRow, LayerTable
 
 Floats = npt.NDArray[np.float64]
@@ -60,6 +60,7 @@ class Moments(NamedTuple):
     arriving: Floats
     own: Floats
     around: Floats
+    saved: Floats
     unit_gradients: Floats
     """Bytes of each unit's gradients at the end of the backward pass; shape `(units,)`, with unit 0 first."""
 
@@ -91,13 +92,14 @@ def moments_of(table: LayerTable, recompute: str, element_bytes: int = ELEMENT_B
         if recompute != "none":
             raise not_traced(f"recompute={recompute!r}")
         return _by_rule(table.layers)
-    gradients = np.zeros(len(table.step.units))
-    for row in table.step.parameters:
+    return _traced(table.step, recompute, element_bytes)
+
+
+def _traced(step: StepTrace, recompute: str, element_bytes: int) -> Moments:
+    gradients = np.zeros(len(step.units))
+    for row in step.parameters:
         gradients[row.unit] += element_bytes * row.num_elements * row.is_trained
-    return _columns(table.step.moments[recompute], gradients)
-
-
-def _columns(rows: Sequence[Moment], gradients: Floats) -> Moments:
+    rows = step.moments[recompute]
     return Moments(
         phase=np.array([row.phase for row in rows]),
         unit=np.array([row.unit for row in rows]),
@@ -106,6 +108,7 @@ def _columns(rows: Sequence[Moment], gradients: Floats) -> Moments:
         arriving=np.array([row.arriving for row in rows]),
         own=np.array([row.own for row in rows]),
         around=np.array([row.around for row in rows]),
+        saved=np.array([row.saved for row in rows]),
         unit_gradients=gradients,
     )
 
@@ -134,6 +137,7 @@ def _by_rule(layers: Sequence[LayerRow]) -> Moments:
         arriving=nothing,
         own=np.concatenate([np.zeros(1 + len(inside)), gradients[1:]]),
         around=nothing,
+        saved=nothing,
         unit_gradients=gradients,
     )
 
@@ -186,6 +190,7 @@ def module_memory(
     bucket_mb: float = 25.0,
     accumulates: bool = False,
     element_bytes: int = ELEMENT_BYTES,
+    shares_buffers: bool = False,
 ) -> ModuleMemory:
     """Return the memory of one training step on one of `data_parallel` devices.
 
@@ -207,6 +212,7 @@ def module_memory(
         bucket_mb: Size of a gradient bucket in MiB, in stage 1.
         accumulates: Whether gradients from an earlier micro-batch exist at the start.
         element_bytes: Bytes of one element of a weight, a gradient or an optimizer moment; 8 in fp64.
+        shares_buffers: Whether ranks exchange units in shared buffers, in stages 2 and 3; these count separately.
 
     Raises:
         SpecError: An argument is out of range, or needs a traced step that the table does not have.
@@ -228,7 +234,7 @@ def module_memory(
         scores = _scores_bytes(table) if scores_bytes is None else scores_bytes
         alive += (batch * AT_THE_LOSS * scores + LOSS_BYTES) * at_loss
         saved = float(moments.activations[at_loss][0]) + scores + LOSS_BYTES / batch
-    whole = _of_parameters(table, moments, sharding, accumulates=accumulates)
+    whole = _of_parameters(table, moments, sharding, accumulates=accumulates, shares=shares_buffers)
     fullest = int((alive + whole).argmax())
     at_peak = float(alive[fullest]), float(whole[fullest])
     if sum(at_peak) < held.gradients:  # the optimizer's step
@@ -239,7 +245,25 @@ def module_memory(
     )  # fmt: skip
 
 
-def _of_parameters(table: LayerTable, moments: Moments, sharding: Sharding, *, accumulates: bool) -> Floats:
+def saved_and_gathered(step: StepTrace, *, batch: float, recompute: str, sharding: Sharding) -> float:
+    """Return the most bytes of saved activations and gathered parameters that exist together, in stages 2 and 3.
+
+    This is what a run records: without intermediate results, gradients and buffers of communication.
+
+    Args:
+        step: A traced step.
+        batch: Number of samples in a micro-batch.
+        recompute: ``none``, ``selective`` or ``full``.
+        sharding: How the model is sharded.
+    """
+    moments = _traced(step, recompute, sharding.element_bytes)
+    sizes = units_of(step, sharding.ranks, sharding.element_bytes).gathered
+    return float((batch * moments.saved + gathered_tensors(moments, sizes, sharding.stage)).max())
+
+
+def _of_parameters(
+    table: LayerTable, moments: Moments, sharding: Sharding, *, accumulates: bool, shares: bool
+) -> Floats:
     """Return the bytes of parameter gradients and gathered parameters at each moment."""
     if sharding.stage < 2:
         keeps = sharding.keeps_gradients or accumulates
@@ -248,7 +272,12 @@ def _of_parameters(table: LayerTable, moments: Moments, sharding: Sharding, *, a
     assert table.step is not None
     units = units_of(table.step, sharding.ranks, sharding.element_bytes)
     return unsharded_bytes(
-        moments, units, stage=sharding.stage, ranks=sharding.ranks, accumulates=accumulates
+        moments,
+        units,
+        stage=sharding.stage,
+        ranks=sharding.ranks,
+        accumulates=accumulates,
+        shares_buffers=shares,
     )
 
 

@@ -128,13 +128,16 @@ def _predicted(
 
 
 def _where_it_ran(prediction: JobPrediction, events: Sequence[Event]) -> JobPrediction:
-    """Return the prediction for the device and the backend of the run, which need not be those of a run started now."""
+    """Return the prediction for the device, backend and transport of the run, which may differ in a run started now."""
     start = next((event for event in events if event["event"] == "start" and "device" in event), None)
     if start is None:
         return prediction
     is_on_gpus = str(start["device"]).startswith("cuda")
     is_gloo = not is_on_gpus or str(start.get("backend")).startswith("gloo")
-    step = replace(prediction.step, is_on_gpus=is_on_gpus, backend="gloo" if is_gloo else "nccl")
+    step = replace(
+        prediction.step, is_on_gpus=is_on_gpus, backend="gloo" if is_gloo else "nccl",
+        shares_host=start.get("transport") != "tcp",
+    )  # fmt: skip
     return replace(prediction, step=step)
 
 

@@ -10,10 +10,11 @@ from shardscope.machine import can_share_memory
 from shardscope.methods.compressors.packed import PackedCompression
 from shardscope.spec.method import required
 from shardscope.spec.numbers import Count
+from shardscope.spec.shard_buffers import ShardBufferSizes
 from shardscope.spec.strategy import Strategy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from shardscope.analytic.communication import ShardCollectives, Traffic
     from shardscope.analytic.communication.plan import StepPlan
@@ -177,7 +178,7 @@ class FullyShardedStrategy(ZeroStrategy):
             gathers=self.gathers(step.micro_batches), micro_batches=step.micro_batches,
             reduced=[shapes_of(row for row in rows if row.is_trained) for rows in units.values()],
             idle=[place for place, unit in enumerate(units) if unit not in step.trace.running],
-            prefetches=not self._may_share_buffers(step),
+            prefetches=not self.may_share_buffers(step),
         )  # fmt: skip
         whole = by_backend("all_reduce", uncut, step.world_size, backend=step.backend) if uncut else {}
         return together([sharded, whole, *norm_traffic(step, among=step.world_size // self.replicas)])
@@ -201,7 +202,7 @@ class FullyShardedStrategy(ZeroStrategy):
         units = self._units(step)
         plan = ShardedPlan(
             step.world_size, self._carriers(step), self.replicas, self.gathers(step.micro_batches), step.micro_batches,
-            prefetches=not self._may_share_buffers(step),
+            prefetches=not self.may_share_buffers(step),
         )  # fmt: skip
         exchanges = plan.exchanges(
             [shapes_of(rows) for rows in units.values()],
@@ -232,7 +233,7 @@ class FullyShardedStrategy(ZeroStrategy):
         }
         return next((reason for reason, holds in reasons.items() if holds), "")
 
-    def _may_share_buffers(self, step: JobStep) -> bool:
+    def may_share_buffers(self, step: JobStep) -> bool:
         """Return whether ranks of one host exchange the job's shards in shared buffers, not in a ring's messages."""
         job = step.job
         if (
@@ -248,13 +249,26 @@ class FullyShardedStrategy(ZeroStrategy):
             is_compressed=job.compression.is_on,
             has_frozen_units=not all(any(row.is_trained for row in rows) for rows in running),
         )
-        return can_share_memory() and not needs_ring
+        return step.shares_host and can_share_memory() and not needs_ring
+
+    def _shared_bytes(self, step: JobStep, whole: Sequence[int]) -> int:
+        """Return the bytes of a rank's own shared buffers, and of the ring's once a step has logged its messages.
+
+        Args:
+            step: The training step.
+            whole: Number of elements in each sharding unit, including padding.
+        """
+        from shardscope.analytic.memory.held import ring_buffer_bytes
+
+        width, ranks = step.element_bytes, step.world_size
+        logged = step.job.record.logged_step(1, step.job.last_step)
+        ring = ring_buffer_bytes([(size, width) for size in whole], ranks) if 0 < logged <= step.number else 0
+        return ShardBufferSizes(ranks, [size * width for size in whole]).own_bytes + ring
 
     def states(self, step: JobStep) -> RankStates:
         """Return the bytes of sharded states on each rank, including the padding of parameters and gradients.
 
-        All replicas have the same states. Gathered parameters are temporary, and are counted separately. Work buffers
-        are unknown if they may be shared: their size then depends on which messages a run records.
+        All replicas have the same states. Gathered parameters are temporary, and are counted separately.
         """
         from shardscope.analytic.memory import spread_states
         from shardscope.analytic.memory.work_space import unit_elements, updates_of_shards
@@ -262,10 +276,11 @@ class FullyShardedStrategy(ZeroStrategy):
         shards = step.world_size // self.replicas
 
         def buffer_bytes() -> Ints | None:
-            if self._may_share_buffers(step):
-                return None
             whole, reduced = (unit_elements(step, shards, trained=trained) for trained in (False, True))
-            kept = self._buffer_bytes(step, whole, reduced, shards)
+            if self.may_share_buffers(step):
+                kept: int | None = self._shared_bytes(step, whole)
+            else:
+                kept = self._buffer_bytes(step, whole, reduced, shards)
             return None if kept is None else updates_of_shards(step, 2, ranks=shards) + kept
 
         return (

@@ -39,6 +39,8 @@ class Moment(Spec):
     """Bytes of gradients accumulated for the running unit's parameters."""
     around: NonNegativeFloat = 0.0
     """Bytes of gradients accumulated for unit 0's parameters."""
+    saved: NonNegativeFloat = 0.0
+    """Most bytes saved for the backward pass at any moment of this phase of the unit, for one sample."""
 
 
 class ParameterRow(Spec):

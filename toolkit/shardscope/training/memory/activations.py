@@ -82,6 +82,8 @@ class Activations:
 
     def watch(self, tensor: Tensor) -> None:
         """Count a tensor that autograd has not saved, until its memory is freed; a saved tensor is counted already."""
+        if _is_parameter(tensor):  # a part that is computed again saves it outside `_save`
+            self._at_parameter(tensor)
         if self._is_held(tensor):
             return
         for storage in storages(tensor):

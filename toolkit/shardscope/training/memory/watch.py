@@ -147,10 +147,12 @@ class MemoryWatch:
             inputs: As for `StepMemory`.
             model: The model. Where FSDP2 shards it, memory is also counted when a module has gathered its parameters
                 for the forward pass, because autograd does not save the weights of a layer whose input needs no
-                gradient.
+                gradient, and when it has freed them after this pass.
         """
         step = self.step = StepMemory(held, inputs)
-        hooks = [module.register_forward_pre_hook(lambda *_: step.sample()) for module in fsdp_modules(model)]
+        units = fsdp_modules(model)
+        hooks = [unit.register_forward_pre_hook(lambda *_: step.sample()) for unit in units]
+        hooks += [unit.register_forward_hook(lambda *_: step.sample()) for unit in units]
         try:
             self.step.sample()
             with self.step.activations.active():

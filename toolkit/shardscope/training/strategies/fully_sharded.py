@@ -76,7 +76,6 @@ from shardscope.training.strategies.base import LossFunction, MicroBatch, Predic
 from shardscope.training.strategies.partitioned import ParameterShare, Partitioned
 from shardscope.training.transports.cuda_ipc import CudaMemory, DeviceShardBuffers
 from shardscope.training.transports.shm import CannotShare, ShardBuffers
-from shardscope.training.transports.shm.shards import LINE
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -192,15 +191,14 @@ class FullySharded(Partitioned):
         )
         if not self.context.shares_memory or self.why_ring:
             return None
-        sizes = [_gathered_bytes(unit) for unit in units]
         buffers_of: Callable[..., ShardBuffers] = ShardBuffers
         if self._is_on_gpu:
             buffers_of = partial(DeviceShardBuffers, memory=CudaMemory(self.context.device))
         try:
             buffers = buffers_of(
                 dist.PrefixStore("shards", self.agreement.store), self.context.rank, self.context.world_size,
-                unit_bytes=max(sizes, default=0), total_bytes=sum(sizes) + LINE * len(sizes),
-                timeout_s=self.job.timeout_s, disagreed=self.agreement.raise_difference,
+                units=tuple(map(_gathered_bytes, units)), timeout_s=self.job.timeout_s,
+                disagreed=self.agreement.raise_difference,
             )  # fmt: skip
         except CannotShare as error:  # on all ranks
             self.why_ring = str(error)

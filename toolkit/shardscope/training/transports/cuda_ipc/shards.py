@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 import torch.distributed as dist
 from torch import Tensor
 
+from shardscope.spec.shard_buffers import SETS, Limits
 from shardscope.training.transports.cuda_ipc.memory import DeviceMemory, open_or_share
-from shardscope.training.transports.shm.shards import Limits, ShardBuffers
+from shardscope.training.transports.shm.shards import ShardBuffers
 
 
 class DeviceShardBuffers(ShardBuffers):
@@ -41,13 +42,12 @@ class DeviceShardBuffers(ShardBuffers):
         return self._layout.gathered_start(0)
 
     def _open_buffers(self) -> tuple[list[Tensor], list[list[Tensor]]]:
-        layout, memory = self._layout, self._device_memory
+        sizes, memory = self._sizes, self._device_memory
         whole = dist.PrefixStore("gathered", self._store)
         parts = dist.PrefixStore("reduced", self._store)
-        gathered = open_or_share(memory, whole, self._peers, 0, 2 * layout.gathered_bytes)
+        gathered = open_or_share(memory, whole, self._peers, 0, SETS * sizes.gathered_bytes)
         reduced = [
-            open_or_share(memory, parts, self._peers, r, 2 * layout.reduced_bytes)
-            for r in range(self.world_size)
+            open_or_share(memory, parts, self._peers, r, sizes.own_bytes) for r in range(self.world_size)
         ]
         return _halves(gathered), [list(pair) for pair in zip(*map(_halves, reduced), strict=True)]
 

@@ -23,34 +23,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardscope.spec.shard_buffers import LINE, SETS, Limits, ShardBufferSizes, whole_pages
 from shardscope.training.transports.shm.barriers import Barrier
 from shardscope.training.transports.shm.layout import Layout
-from shardscope.training.transports.shm.memory import PAGE, SharedMemory
+from shardscope.training.transports.shm.memory import SharedMemory
 from shardscope.training.transports.shm.peers import Peers
-
-LINE = 64
-"""Alignment of tensors in a buffer, in bytes."""
-
-
-def _pages(size: int) -> int:
-    return -(-size // PAGE) * PAGE
-
-
-class Limits(NamedTuple):
-    """Largest sizes of the buffers of one model, in bytes."""
-
-    gathered: int = 32 << 20
-    """A buffer for gathered tensors."""
-    reduced: int = 64 << 20
-    """All buffers for tensors to reduce."""
-    together: int = 1 << 20
-    """Tensors that wait for each other in a buffer to be reduced."""
 
 
 @dataclass(frozen=True)
@@ -58,26 +41,10 @@ class ShardLayout(Layout):
     """Positions of two buffers for gathered tensors, and of two for each rank's tensors to reduce.
 
     Attributes:
-        unit_bytes: Size of the largest tensor, in bytes.
-        total_bytes: Size of all tensors that are reduced in a step, in bytes.
-        limits: Largest sizes of the buffers.
+        sizes: Sizes of these buffers.
     """
 
-    unit_bytes: int
-    total_bytes: int
-    limits: Limits
-
-    @property
-    def gathered_bytes(self) -> int:
-        """Size of a buffer for gathered tensors, in bytes."""
-        return max(LINE * self.world_size, min(_pages(self.unit_bytes), self.limits.gathered))
-
-    @property
-    def reduced_bytes(self) -> int:
-        """Size of a rank's buffer for tensors to reduce, in bytes; small tensors share one."""
-        most = self.limits.reduced // (2 * self.world_size) // PAGE * PAGE
-        wanted = max(self.unit_bytes, min(self.total_bytes, self.limits.together))
-        return max(LINE * self.world_size, min(_pages(wanted), most))
+    sizes: ShardBufferSizes
 
     def digest_counter(self, rank: int, parity: int) -> int:
         """Digest of the collectives that a rank has called, for the barriers of one parity."""
@@ -85,15 +52,16 @@ class ShardLayout(Layout):
 
     def gathered_start(self, parity: int) -> int:
         """Position of a buffer for gathered tensors."""
-        return self._data + parity * _pages(self.gathered_bytes)
+        return self._data + parity * whole_pages(self.sizes.gathered_bytes)
 
     def reduced_start(self, parity: int, rank: int) -> int:
         """Position of a rank's buffer for tensors to reduce."""
-        return self.gathered_start(2) + (parity * self.world_size + rank) * _pages(self.reduced_bytes)
+        number = parity * self.world_size + rank
+        return self.gathered_start(SETS) + number * whole_pages(self.sizes.reduced_bytes)
 
     @property
     def size(self) -> int:
-        return self.reduced_start(2, 0)
+        return self.reduced_start(SETS, 0)
 
 
 Disagreed = Callable[[], None]
@@ -107,8 +75,7 @@ class ShardBuffers:
         store: A store for these buffers alone.
         rank: This rank.
         world_size: Number of ranks.
-        unit_bytes: Size of the largest tensor that is gathered or reduced, in bytes; larger ones work too.
-        total_bytes: Size of all tensors that are reduced in a step, in bytes.
+        units: Sizes of the tensors that are gathered or reduced in a step, in bytes; larger ones work too.
         timeout_s: Time after which a rank that waits for another fails, in seconds.
         disagreed: Called when the digests of the ranks differ.
 
@@ -119,11 +86,12 @@ class ShardBuffers:
     limits: ClassVar = Limits()
 
     def __init__(
-        self, store: dist.Store, rank: int, world_size: int, *, unit_bytes: int, total_bytes: int,
+        self, store: dist.Store, rank: int, world_size: int, *, units: Sequence[int],
         timeout_s: float, disagreed: Disagreed,
     ) -> None:  # fmt: skip
         self.rank, self.world_size, self._timeout_s = rank, world_size, timeout_s
-        self._layout = layout = ShardLayout(world_size, unit_bytes, total_bytes, self.limits)
+        self._sizes = ShardBufferSizes(world_size, units, self.limits)
+        self._layout = layout = ShardLayout(world_size, self._sizes)
         self._memory = SharedMemory(store, rank, world_size, self._shared_bytes)
         self._peers = Peers(self._memory, layout, store, rank, rank)
         self._barrier, self._disagreed = Barrier(self._peers), disagreed
@@ -142,13 +110,13 @@ class ShardBuffers:
 
     def _open_buffers(self) -> tuple[list[Tensor], list[list[Tensor]]]:
         """Return the two buffers for gathered tensors, and the two sets of all ranks' buffers for tensors to reduce."""
-        layout, sets = self._layout, range(2)
+        layout, sizes, sets = self._layout, self._sizes, range(SETS)
         gathered = [
-            self._memory.tensor(layout.gathered_start(parity), layout.gathered_bytes) for parity in sets
+            self._memory.tensor(layout.gathered_start(parity), sizes.gathered_bytes) for parity in sets
         ]
         reduced = [
             [
-                self._memory.tensor(layout.reduced_start(parity, r), layout.reduced_bytes)
+                self._memory.tensor(layout.reduced_start(parity, r), sizes.reduced_bytes)
                 for r in range(self.world_size)
             ]
             for parity in sets
@@ -181,7 +149,7 @@ class ShardBuffers:
 
     def gathered(self, num_elements: int, dtype: torch.dtype) -> Tensor | None:
         """Return the buffer for the next all-gather, into which this rank writes its chunk; None if it is too small."""
-        if num_elements * dtype.itemsize > self._layout.gathered_bytes:
+        if num_elements * dtype.itemsize > self._sizes.gathered_bytes:
             return None
         self._gather += 1
         parity = self._gather % 2
@@ -193,7 +161,7 @@ class ShardBuffers:
     def gather_pieces(self, output: Tensor, digest: int) -> None:
         """Fill `output`, which contains this rank's own chunk, with the chunks of all ranks, piece by piece."""
         rows = output.view(self.world_size, -1)
-        width = self._layout.gathered_bytes // self.world_size // output.element_size()
+        width = self._sizes.gathered_bytes // self.world_size // output.element_size()
         for first in range(0, rows.shape[1], width):
             part = rows[:, first : first + width]
             shared = self.gathered(part.numel(), output.dtype)
@@ -209,7 +177,7 @@ class ShardBuffers:
 
     def fits(self, num_bytes: int) -> bool:
         """Return whether there is room for a tensor beside those that wait to be reduced."""
-        return self._used + num_bytes <= self._layout.reduced_bytes
+        return self._used + num_bytes <= self._sizes.reduced_bytes
 
     def to_reduce(self, num_elements: int, dtype: torch.dtype) -> Tensor | None:
         """Return a buffer for a tensor to reduce; None if it does not fit beside those that wait to be reduced."""
@@ -251,7 +219,7 @@ class ShardBuffers:
     def reduce_pieces(self, output: Tensor, tensor: Tensor, divisor: int, digest: int) -> None:
         """Write this rank's chunk of the sum of `tensor`, divided by `divisor`, to `output`, piece by piece."""
         rows = tensor.view(self.world_size, -1)
-        width = self._layout.reduced_bytes // self.world_size // tensor.element_size()
+        width = self._sizes.reduced_bytes // self.world_size // tensor.element_size()
         for first in range(0, rows.shape[1], width):
             part = rows[:, first : first + width]
             shared = self.to_reduce(part.numel(), tensor.dtype)
