@@ -24,6 +24,8 @@ LAYOUTS = [
     (GPT, Layout(data=2, tensor=8, pipeline=8, global_batch=32, recompute="full", precision="fp16-mixed")),
     (GPT, Layout(tensor=8, pipeline=8, context=2, global_batch=32, recompute="full", recompute_layers=5)),
     (LLAMA, Layout(data=8, global_batch=8, recompute="selective", precision="fp8-mixed", zero=1)),
+    (LLAMA.replace(window=4096), Layout(data=8, global_batch=8, zero=1)),
+    (LLAMA.replace(window=512, full_attention_every=4, qk_norm=True), Layout(data=8, global_batch=8, zero=1)),
 ]
 
 
@@ -36,7 +38,7 @@ MEGATRON = {
             "global-batch-size", "recompute-num-layers", "num-distributed-optimizer-instances", "num-layers",
             "hidden-size", "num-attention-heads", "kv-channels", "num-query-groups", "ffn-hidden-size", "seq-length",
             "max-position-embeddings", "num-experts", "moe-router-topk", "moe-ffn-hidden-size",
-            "moe-shared-expert-intermediate-size",
+            "moe-shared-expert-intermediate-size", "window-attn-skip-freq",
         ),
         INT,
     ),
@@ -52,6 +54,7 @@ MEGATRON = {
     "hidden-dropout": FLOAT,
     "attention-dropout": FLOAT,
     "moe-layer-freq": {},
+    "window-size": {},
     "recompute-granularity": {"choices": ["full", "selective"]},
     "recompute-method": {"choices": ["uniform", "block"]},
     "fp8-format": {"choices": ["e4m3", "hybrid"]},
@@ -210,6 +213,27 @@ def test_deepspeeds_json_has_the_batch_the_stage_and_what_is_offloaded():
 def test_what_a_trainer_cannot_run_is_refused_with_a_way_out(layout, software, told):
     with pytest.raises(SpecError, match=told):
         trainer_config(LLAMA, layout, software)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"norms_per_layer": 4}, "has norms_per_layer=4, which"),
+        (
+            {"norms_per_layer": 1, "head_bias": True},
+            "has a bias in the output projection, norms_per_layer=1, which",
+        ),
+        ({"qk_norm": "width"}, "weights for each head"),
+        ({"norm": "unweighted"}, "norms without weights"),
+        ({"attention_sinks": True}, "attention sinks"),
+        ({"positions": "alibi", "embedding_norm": True}, "a norm after the embedding, positions='alibi'"),
+        ({"qkv_bias": True, "out_bias": True}, "biases of attention"),
+        ({"bias": True, "qkv_bias": False}, "biases of attention"),
+    ],
+)
+def test_a_model_with_parts_beyond_the_flags_is_refused_by_their_names(fields, told):
+    with pytest.raises(SpecError, match=told):
+        trainer_config(LLAMA.replace(**fields), Layout(), "megatron-core")
 
 
 def test_a_plan_gives_the_settings_of_its_framework():

@@ -72,6 +72,50 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **LLAMA_LIKE, **without(LATENT, "n_shared_experts"), "model_type": "deepseek_v3", "num_hidden_layers": 4,
         "num_key_value_heads": 8, "first_k_dense_replace": 7,
     },
+    "gemma2": {**LLAMA_LIKE, "head_dim": 24},
+    "gemma3_text": {**without(LLAMA_LIKE, "num_attention_heads", "num_key_value_heads"), "num_hidden_layers": 7},
+    "glm": {**LLAMA_LIKE, "head_dim": 16},
+    "glm4": {**LLAMA_LIKE, "head_dim": 16, "attention_bias": False},
+    "gpt_oss": {**LLAMA_LIKE, "num_local_experts": 6, "head_dim": 24},
+    "gpt_oss-20b": {
+        "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 201088, "num_local_experts": 32,
+    },
+    "granite": {**LLAMA_LIKE, "mlp_bias": True},
+    "olmo": LLAMA_LIKE,
+    "olmo2": LLAMA_LIKE,
+    "olmo3": without(LLAMA_LIKE, "num_key_value_heads"),
+    "olmoe": {**LLAMA_LIKE, **without(SPARSE, "moe_intermediate_size")},
+    "phi3": LLAMA_LIKE,
+    "phimoe": {**LLAMA_LIKE, "num_local_experts": 4, "lm_head_bias": True, "attention_bias": True},
+    "seed_oss": {**LLAMA_LIKE, "head_dim": 8},
+    "smollm3": {**LLAMA_LIKE, "attention_bias": True, "mlp_bias": True},
+    "bloom": {"n_embed": 48, "n_layer": 2, "n_head": 4, "vocab_size": 101},
+    "codegen": {"n_embd": 48, "n_layer": 2, "n_head": 4, "vocab_size": 101, "rotary_dim": 4},
+    "cohere": LLAMA_LIKE,
+    "cohere-normed": {**LLAMA_LIKE, "model_type": "cohere", "use_qk_norm": True, "attention_bias": True},
+    "cohere2": {**LLAMA_LIKE, "head_dim": 24},
+    "falcon": {**without(LLAMA_LIKE, "intermediate_size"), "ffn_hidden_size": 100},
+    "falcon-new": {**LLAMA_LIKE, "model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 2},
+    "falcon-new-one-norm": {
+        **LLAMA_LIKE, "model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 2,
+        "num_ln_in_parallel_attn": 1, "tie_word_embeddings": False,
+    },
+    "falcon-rw": {
+        **LLAMA_LIKE, "model_type": "falcon", "multi_query": False, "parallel_attn": False, "bias": True, "alibi": True,
+    },
+    "gpt_neo": {
+        "hidden_size": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 101,
+        "attention_types": [[["global", "local"], 1]],
+    },
+    "gptj": {"n_embd": 48, "n_layer": 2, "n_head": 4, "vocab_size": 101, "n_positions": 33, "rotary_dim": 4},
+    "phi": {**LLAMA_LIKE, "qk_layernorm": True},
+    "phi-2": {
+        "model_type": "phi", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "vocab_size": 51200,
+    },
+    "starcoder2": LLAMA_LIKE,
+    "starcoder2-unbiased": {**LLAMA_LIKE, "model_type": "starcoder2", "use_bias": False},
     "bert": LLAMA_LIKE,
     "bert-mlm": {**LLAMA_LIKE, "model_type": "bert", "architectures": ["BertForMaskedLM"]},
 }  # fmt: skip
@@ -90,7 +134,8 @@ def count_of_the_module(keys: dict[str, Any]) -> int:
     import torch
 
     kind = {key: value for key, value in keys.items() if key != "model_type"}
-    config = transformers().AutoConfig.for_model(keys["model_type"], **kind)
+    # the padding of some types is a token beyond the vocabularies of these tests
+    config = transformers().AutoConfig.for_model(keys["model_type"], **{"pad_token_id": 0, **kind})
     build = transformers().AutoModelForCausalLM
     if keys["model_type"] == "bert":
         build = transformers().AutoModelForMaskedLM if "architectures" in keys else transformers().AutoModel
@@ -106,7 +151,9 @@ def test_the_count_is_that_of_the_module_built_from_it(tmp_path: Path, name: str
     assert Model.from_hf(write(tmp_path, keys)).num_params == count_of_the_module(keys)
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "gpt2", "mixtral"])
+@pytest.mark.parametrize(
+    "name", ["qwen3_moe", "deepseek_v3", "gpt2", "mixtral", "gemma3_text", "gpt_oss", "bloom", "gpt_neo"]
+)
 def test_a_config_that_transformers_saved_counts_the_same(tmp_path: Path, name: str) -> None:
     transformers().AutoConfig.for_model(name, **CONFIGS[name]).save_pretrained(tmp_path)
     assert Model.from_hf(tmp_path).num_params == count_of_the_module({"model_type": name, **CONFIGS[name]})
@@ -115,10 +162,14 @@ def test_a_config_that_transformers_saved_counts_the_same(tmp_path: Path, name: 
 NO_SIZES = [None, -1, "x", [1], {}, 1.5, True]
 
 
-@pytest.mark.parametrize("name", ["gpt2", "opt", "bert", "llama", "qwen2_moe", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "opt", "bert", "falcon", "gemma2", "gpt_neo", "qwen2_moe", "deepseek_v3"]
+)
 def test_whatever_a_key_holds_it_is_read_or_refused_in_a_sentence(tmp_path: Path, name: str) -> None:
     keys = {"model_type": name, **CONFIGS[name]}
-    for key, value in itertools.product([*keys, "architectures", "tie_word_embeddings"], NO_SIZES):
+    for key, value in itertools.product(
+        [*keys, "architectures", "tie_word_embeddings", "layer_types", "sliding_window"], NO_SIZES
+    ):
         try:
             Model.from_hf(write(tmp_path, {**keys, key: value}))
         except SpecError as error:
@@ -138,8 +189,9 @@ def test_a_file_or_its_folder_may_be_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"model_type": "rwkv"}, "config.json: model_type='rwkv' is not known"),
-        ({"hidden_size": 3}, "config.json: model_type=None is not known; valid names are bert"),
+        ({"model_type": "ctrl"}, "model_type='ctrl' is not known; .* with ss.Model.transformer"),
+        ({"model_type": "rwkv"}, "model_type='rwkv' has recurrent layers, .* ss.Model.transformer"),
+        ({"hidden_size": 3}, "has no 'model_type', such as 'llama'; add it, or .* ss.Model.transformer"),
         (
             {"model_type": "llama", "hidden_size": 4},
             "has no 'num_hidden_layers', which model_type='llama' needs; add it",
@@ -179,3 +231,50 @@ def test_what_is_no_config_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(SpecError, match="is not JSON"):
         Model.from_hf(tmp_path)
+
+
+def test_of_a_model_for_images_the_language_model_is_described(tmp_path: Path) -> None:
+    text = {"model_type": "gemma3_text", **CONFIGS["gemma3_text"]}
+    keys = {
+        "model_type": "gemma3",
+        "_name_or_path": "org/gemma-3-4b",
+        "vision_config": {},
+        "text_config": text,
+    }
+    model = Model.from_hf(write(tmp_path, keys))
+    assert model.num_params == count_of_the_module(text)
+    assert model.name == "gemma-3-4b-text"
+    untied = Model.from_hf(write(tmp_path, {**keys, "tie_word_embeddings": False}))
+    assert untied.num_params - model.num_params == model.vocab * model.hidden
+
+
+WINDOWS = [
+    ("mistral", {}, 4096, 0),
+    ("mistral", {"sliding_window": None}, 0, 0),
+    ("gemma2", {"sliding_window": 20}, 20, 2),
+    ("gemma3_text", {"sliding_window_pattern": 3}, 4096, 3),
+    ("gpt_oss", {"num_hidden_layers": 4}, 128, 2),
+    ("olmo3", {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}, 4096, 2),
+    ("cohere2", {"layer_types": ["full_attention"] * 3}, 0, 0),
+    ("gpt_neo", {"attention_types": [[["global"], 2]]}, 0, 2),
+]
+
+
+@pytest.mark.parametrize(("name", "keys", "window", "every"), WINDOWS, ids=str)
+def test_windows_are_those_of_the_modules_layers(
+    tmp_path: Path, name: str, keys: dict[str, Any], window: int, every: int
+) -> None:
+    keys = {"model_type": name, **CONFIGS[name], **keys}
+    model = Model.from_hf(write(tmp_path, keys))
+    assert (model.window, model.full_attention_every) == (window, every)
+    if name not in ("mistral", "gpt_neo"):
+        built = transformers().AutoConfig.for_model(name, **without(keys, "model_type"))
+        kinds = built.layer_types
+        assert model.replace(seq=10**6).num_windowed_layers == kinds.count("sliding_attention")
+        assert not model.window or built.sliding_window == model.window
+
+
+def test_layers_in_another_order_are_refused(tmp_path: Path) -> None:
+    kinds = ["full_attention", "sliding_attention", "sliding_attention"]
+    with pytest.raises(SpecError, match="has layer_types=.* every n-th layer"):
+        Model.from_hf(write(tmp_path, {"model_type": "olmo3", **CONFIGS["olmo3"], "layer_types": kinds}))

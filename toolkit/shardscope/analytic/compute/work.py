@@ -129,14 +129,25 @@ def projections(model: Transformer, split: Split) -> tuple[Matmul, ...]:
     )
 
 
-def attention_core(model: Transformer, split: Split) -> tuple[Matmul, Matmul]:
+def attended_tokens(model: Transformer) -> float:
+    """Return the number of tokens that a token's scores are counted for, as a mean over tokens and layers.
+
+    All tokens are counted, even if attention is causal. With a window of w tokens, a causal layer computes s w - w²/2
+    of the s²/2 scores of a sequence of s tokens; twice as many are counted, w (2 - w/s) for each token.
+    """
+    share = model.num_windowed_layers / model.layers
+    return (1 - share) * model.seq + share * model.window * (2 - model.window / model.seq)
+
+
+def attention_core(model: Transformer, split: Split, *, masked: bool = False) -> tuple[Matmul, Matmul]:
     """Return the two matrix products of core attention: the scores, and scores times values, for all heads.
 
-    All seq x seq scores are counted, even if attention is causal.
+    The scores are those of `attended_tokens`. With `masked`, they are all seq x seq, also in layers with a window:
+    attention that is not one fused kernel computes all and masks those outside.
     """
     count = split.micro_batch * model.heads / split.tensor
     one = np.ones_like(count)
-    own, every = one * model.seq / split.context, one * model.seq
+    own, every = one * model.seq / split.context, one * (model.seq if masked else attended_tokens(model))
     if model.latent is None:
         score_size = value_size = model.head_size
     else:
@@ -226,8 +237,10 @@ def orthogonalised(weight: Matmul) -> tuple[Matmul, ...]:
     )
 
 
-WHOLE_BYTES = 2 * 4 + 2 * 7
-"""Bytes moved per token and hidden element: two norms (read 2, write 2), two additions (read 4, write 2, mask 1)."""
+NORM_BYTES = 4
+"""Bytes moved per token and element of a norm: read 2, write 2."""
+RESIDUAL_BYTES = 2 * 7
+"""Bytes moved per token and hidden element for two additions: read 4, write 2, mask 1."""
 
 SCORE_BYTES = 13
 """Bytes moved per attention score.
@@ -262,9 +275,11 @@ def block_bytes(model: Transformer, split: Split, *, sequence_parallel: npt.Arra
     Attention scores are not included.
     """
     tokens = split.tokens(model.seq)
-    whole = WHOLE_BYTES * model.hidden / np.where(np.asarray(sequence_parallel), split.tensor, 1.0)
-    heads = model.heads * model.head_size / split.tensor + key_value_width(model, split)
-    return np.asarray(tokens * (whole + 4.0 * heads))
+    each = model.norms_per_layer * NORM_BYTES + RESIDUAL_BYTES
+    whole = each * model.hidden / np.where(np.asarray(sequence_parallel), split.tensor, 1.0)
+    queries, keys = model.heads * model.head_size / split.tensor, key_value_width(model, split)
+    normalised = NORM_BYTES * (queries + keys / 2) if model.qk_norm else 0.0
+    return np.asarray(tokens * (whole + 4.0 * (queries + keys) + normalised))
 
 
 def activation_bytes(model: Transformer, split: Split, width: float) -> Floats:

@@ -60,9 +60,9 @@ def attention_per_token(model: Transformer, recipe: ElementBytes, framework: Fra
 
     Core attention is not included.
     """
-    act, product, hidden = recipe.activation, recipe.product, model.hidden
-    # inputs of the norm and of the first linear layer, mask of the final dropout
-    whole = hidden * (act * (1 + framework.norm_copies) + product + framework.dropout)
+    act, product = recipe.activation, recipe.product
+    normed = act * (1 + framework.norm_copies)
+    whole = _around(model, recipe, framework)
     copied = act * framework.attention_copies
     if model.latent is not None:
         latent, heads = model.latent, model.heads
@@ -70,8 +70,20 @@ def attention_per_token(model: Transformer, recipe: ElementBytes, framework: Fra
         narrow = (act + product) * (latent.query_rank + latent.kv_rank) + act * latent.rope_size
         split = act * heads * (2 * head + latent.value_size) + (product + copied) * heads * latent.value_size
         return PerToken(whole + narrow, split)
-    split = model.head_size * model.heads * (act + product + copied)
-    return PerToken(whole, split, keys=model.head_size * act * 2 * model.kv_heads)
+    before = normed if model.qk_norm else 0  # queries and keys before their norms, beside those after
+    split = model.head_size * model.heads * (act + product + copied + before)
+    return PerToken(whole, split, keys=model.head_size * model.kv_heads * (2 * act + before))
+
+
+def _around(model: Transformer, recipe: ElementBytes, framework: Framework, *, shared: bool = False) -> int:
+    """Return the bytes per token that half a layer saves around its linear layers.
+
+    These are the input of its norm, the input of its first linear layer, the mask of the final dropout, and the input
+    of the norm of its output, if there is one. With `shared`, the first two are those of the other half.
+    """
+    normed = recipe.activation * (1 + framework.norm_copies)
+    first = 0 if shared else normed + recipe.product
+    return model.hidden * (first + framework.dropout + (normed if model.norms_per_layer == 4 else 0))
 
 
 @lru_cache(maxsize=256)
@@ -82,14 +94,13 @@ def feed_forward_per_token(
 
     If `mixed`, the feed-forward half is a mixture of experts.
     """
-    act, product, hidden = recipe.activation, recipe.product, model.hidden
-    whole = hidden * (act * (1 + framework.norm_copies) + product + framework.dropout)
+    whole = _around(model, recipe, framework, shared=model.norms_per_layer == 1)
     inner = inner_per_width(model, recipe, framework)
     mixture = model.mixture
     if not mixed or mixture is None:
         return PerToken(whole, inner * model.ffn)
     sent = (
-        mixture.active * hidden * product
+        mixture.active * model.hidden * recipe.product
     )  # tokens sorted by expert; routing weights enter the activation function
     routing = 4 * mixture.experts  # float32 probabilities
     split = inner * mixture.shared_ffn + inner * mixture.active * mixture.ffn

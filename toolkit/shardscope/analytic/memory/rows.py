@@ -234,7 +234,7 @@ def _layer(
 ) -> LayerSaved:
     """Return the activations of one layer, with experts if `mixed`.
 
-    A layer saves the residual stream twice, as the inputs of its norms.
+    A layer saves the residual stream twice, as the inputs of its norms, or once if both halves share a norm.
     """
     stream = wider * model.hidden * shape.tokens / shape.divided
     part = saved.outside_core(model, recipe, framework, mixed=mixed)
@@ -245,7 +245,7 @@ def _layer(
     full = layouts.recompute == saved.FULL
     kept_core = core if layouts.flash_attention else core * (layouts.recompute != saved.SELECTIVE)
     entry = saved.entry(model, recipe, tokens=shape.tokens, divided=shape.divided) + stream
-    outside = outside + 2 * stream
+    outside = outside + min(model.norms_per_layer, 2) * stream
     whole = outside + core
     kept = np.where(full, entry, outside + kept_core)
     if framework.every_other_product and not mixed:

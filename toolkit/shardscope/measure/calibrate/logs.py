@@ -20,6 +20,8 @@ _PADDED_VOCAB = re.compile(r"padded vocab .*\(new size: (\d+)\)")
 _NUMBER = r"(\d[\d,]*(?:\.\d*)?)"
 _MEGATRON_STEP = re.compile(rf"\biteration +(\d+) */.*?elapsed time per iteration \(ms\): {_NUMBER}")
 _TITAN_STEP = re.compile(rf"\bstep: +(\d+) .*\btps: +{_NUMBER}")
+_WINDOW = re.compile(r"\(?(\d+), ?0\)?")
+"""Tokens before and after a token that it attends to."""
 _WARM_UP = 2
 """Logged steps that are left out at the start, in which kernels are compiled and buffers allocated."""
 _SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
@@ -220,16 +222,25 @@ def _precision(arguments: Mapping[str, str]) -> str:
 
 
 def _model(arguments: Mapping[str, str]) -> dict[str, Any]:
-    """Return the model, unless the arguments do not describe it: a mixture of experts, or an unknown vocabulary."""
+    """Return the model, unless the arguments do not describe it.
+
+    This is so for a mixture of experts, an unknown vocabulary, and an irregular order of layers with windows.
+    """
     hidden, heads = int(arguments["hidden_size"]), int(arguments["num_attention_heads"])
     vocab = arguments.get("padded_vocab_size", "None")
     if arguments.get("num_experts", "None") != "None" or not vocab.isdigit():
         return {}
+    every = arguments.get("window_attn_skip_freq", "None")
+    if every != "None" and not every.isdigit():
+        return {}
     optional = {
         "kv_heads": arguments.get("num_query_groups") if _is_on(arguments, "group_query_attention") else None,
         "ffn": arguments.get("ffn_hidden_size"),
+        "head_size": arguments.get("kv_channels"),
+        "full_attention_every": every,
     }
     sizes = {name: int(value) for name, value in optional.items() if value is not None and value.isdigit()}
+    window = _WINDOW.fullmatch(arguments.get("window_size", ""))
     model = Transformer(
         name=f"gpt-{arguments['num_layers']}x{hidden}", layers=int(arguments["num_layers"]), hidden=hidden,
         heads=heads, seq=int(arguments["seq_length"]), vocab=int(vocab),
@@ -237,6 +248,8 @@ def _model(arguments: Mapping[str, str]) -> dict[str, Any]:
         tied=not _is_on(arguments, "untie_embeddings_and_output_weights"),
         positions="rotary" if arguments.get("position_embedding_type") == "rope" else "learned",
         norm="rmsnorm" if arguments.get("normalization") == "RMSNorm" else "layernorm",
-        bias=arguments.get("add_bias_linear") != "False", **sizes,
+        bias=arguments.get("add_bias_linear") != "False", qk_norm=_is_on(arguments, "qk_layernorm"),
+        qkv_bias=True if _is_on(arguments, "add_qkv_bias") else None,
+        window=int(window[1]) + 1 if window else 0, **sizes,
     )  # fmt: skip
     return {"model": model}

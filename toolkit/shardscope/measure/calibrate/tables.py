@@ -32,6 +32,8 @@ COLUMNS = (
     "label",
 )
 """All columns that are read."""
+OTHER_NAMES = {"cluster": "device", "step_s": "step_time_s", "step_ms": "step_time_ms"}
+"""Other names of columns."""
 _TABLES = (".csv", ".tsv")
 Rows = str | Path | Mapping[str, Any] | Iterable[Mapping[str, Any]]
 """The path of a CSV or JSON file or of a log, a data frame, one row, or several."""
@@ -140,10 +142,17 @@ def _value(cell: str) -> Any:
 
 
 def _row(where: str, cells: Mapping[str, Any], given: Given) -> Row:
-    known = {name: value for name, value in cells.items() if not _is_missing(value)}
-    for name in known:
+    known: dict[str, Any] = {}
+    for given_name, value in cells.items():
+        if _is_missing(value):
+            continue
+        name = OTHER_NAMES.get(given_name, given_name)
         if name not in COLUMNS:
             raise SpecError(f"{where}: {unknown_name('column', name, COLUMNS)}")
+        if name in known:
+            others = [other for other in cells if OTHER_NAMES.get(other, other) == name]
+            raise SpecError(f"{where} has {' and '.join(others)}, which are one column; leave one out")
+        known[name] = value
     try:
         model, layout = _model(known, given), _layout(known, given)
         cluster = _cluster(known, given, layout)

@@ -213,11 +213,11 @@ def _linear_work(
 
 def _core(model: Transformer, machine: Machine, split: Split, flash: bool) -> tuple[Floats, Floats]:
     """Return the times of core attention, forward and backward, in seconds."""
-    products = work.attention_core(model, split)
+    products = work.attention_core(model, split, masked=not flash)
     cal = machine.calibration
     if flash:
         causal = sum(product.flops for product in products) / 2
-        seconds = causal / machine.attention_rate * (1 + cal.attention_half_seq / model.seq)
+        seconds = causal / machine.attention_rate * (1 + cal.attention_half_seq / work.attended_tokens(model))
         return np.asarray(seconds), np.asarray(FLASH_BACKWARD * seconds)
     moved = work.score_bytes(model, split) * (machine.value_bytes / 2)
     seconds = sum(product.flops for product in products) / machine.unfused_rate + moved / machine.memory_rate

@@ -113,15 +113,10 @@ def _recomputation(layout: Layout) -> dict[str, Any]:
 
 
 def _model(model: Transformer) -> dict[str, Any]:
-    if (
-        model.latent is not None
-        or model.token_types
-        or not model.lm_head
-        or model.positions not in _POSITIONS
-    ):
+    if parts := [part for part, has in _parts(model).items() if has]:
         raise SpecError(
-            f"model={model.name!r} has parts that pretrain_gpt.py builds from other flags; use a GPT or Llama, with "
-            "learned or rotary positions"
+            f"model={model.name!r} has {', '.join(parts)}, which are not written as flags of pretrain_gpt.py; use "
+            "a GPT or Llama, with learned or rotary positions"
         )
     return {
         "num-layers": model.layers,
@@ -142,8 +137,49 @@ def _model(model: Transformer) -> dict[str, Any]:
         "untie-embeddings-and-output-weights": not model.tied,
         "disable-bias-linear": not model.bias,
         "add-qkv-bias": bool(model.qkv_bias) and not model.bias,
-        "qk-layernorm": model.qk_norm,
+        "qk-layernorm": bool(model.qk_norm),
+        **_window(model),
         **_experts(model),
+    }
+
+
+def _parts(model: Transformer) -> dict[str, bool]:
+    """Return the parts that Megatron-LM builds from other flags, if at all, and whether the model has them."""
+    mixture = model.mixture
+    return {
+        "latent attention": model.latent is not None,
+        "attention sinks": model.attention_sinks,
+        "segment embeddings": bool(model.token_types),
+        "a norm after the embedding": model.embedding_norm,
+        "no output projection": not model.lm_head,
+        "a bias in the output projection": model.head_bias,
+        "no final norm": not model.final_norm,
+        f"positions={model.positions!r}": model.positions not in _POSITIONS,
+        f"norms_per_layer={model.norms_per_layer}": model.norms_per_layer != 2,
+        "norms without weights": model.norm == "unweighted",
+        "norms without biases": model.norm == "layernorm" and not model.norm_bias,
+        "norms of queries and keys with weights for each head": model.qk_norm == "width",
+        "biases of attention that those of other layers don't imply": _has_odd_biases(model),
+        "biases in the router": mixture is not None and mixture.router_bias,
+        "a gate before shared experts": mixture is not None and mixture.shared_gate,
+    }
+
+
+def _has_odd_biases(model: Transformer) -> bool:
+    """Return whether the biases are others than all, none, or those of queries, keys and values alone."""
+    qkv = model.bias if model.qkv_bias is None else model.qkv_bias
+    out = model.bias if model.out_bias is None else model.out_bias
+    return out != model.bias or qkv < model.bias
+
+
+def _window(model: Transformer) -> dict[str, Any]:
+    """Return the flags of sliding windows, whose sizes count the tokens before and after a token."""
+    if not model.num_windowed_layers:
+        return {}
+    every = model.full_attention_every
+    return {
+        "window-size": f"{model.window - 1},0",
+        **({"window-attn-skip-freq": every} if every else {}),
     }
 
 

@@ -27,8 +27,8 @@ class Mixture(Spec):
     dense_layers: CountOrZero = 0
     """Number of layers at the start of the model with a dense feed-forward layer instead of experts."""
     router_bias: bool = False
-    """Whether a bias per expert is added to its score (DeepSeek-V3). It is not trained by gradients, but published
-    parameter counts include it."""
+    """Whether a bias per expert is added to its score (DeepSeek-V3, gpt-oss). DeepSeek's is not trained by gradients,
+    but published parameter counts include it."""
     shared_gate: bool = False
     """Whether there is a gate in front of the shared experts (Qwen2-MoE)."""
 
@@ -80,7 +80,11 @@ class Transformer(Model):
     positions: Literal["learned", "rotary", "alibi", "none"] = "learned"
     num_positions: CountOrZero = 0
     """Rows of the learned position embedding; `seq` if 0 or not given."""
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    norm: Literal["layernorm", "rmsnorm", "unweighted"] = "layernorm"
+    """Kind of norm; ``unweighted`` is a LayerNorm without weights and biases (OLMo)."""
+    norms_per_layer: Literal[1, 2, 4] = 2
+    """Number of norms in a layer, without `qk_norm`: one if attention and feed-forward layer run in parallel on the
+    same normalised input (GPT-J, Phi-2), four if their outputs are normalised, too (Gemma 2)."""
     bias: bool = True
     """Whether the linear layers inside the blocks have biases."""
     qkv_bias: bool | None = None
@@ -89,8 +93,15 @@ class Transformer(Model):
     """Whether attention's output projection has a bias; None follows `bias`."""
     norm_bias: bool = True
     """Whether layer norms have biases; RMSNorm has none."""
-    qk_norm: bool = False
-    """Whether each head's queries and keys are normalised (Qwen3)."""
+    qk_norm: bool | Literal["width"] = False
+    """Whether queries and keys are normalised: True for each head, with weights that all heads share (Qwen3), or
+    ``width`` if every head has weights of its own (OLMo 2)."""
+    attention_sinks: bool = False
+    """Whether each head has a learned score that takes part in the softmax (gpt-oss)."""
+    window: CountOrZero = 0
+    """Number of tokens that a token attends to in layers with sliding-window attention; 0 for no such layers."""
+    full_attention_every: CountOrZero = 0
+    """If there is a window: every n-th layer attends to all tokens (2 in Gemma 2, 6 in Gemma 3); 0 for no layer."""
     final_norm: bool = True
     """Whether there is a norm before the output head; encoders such as BERT have none."""
     embedding_norm: bool = False
@@ -140,6 +151,10 @@ class Transformer(Model):
                 f"kv_heads={self.kv_heads} does not divide heads={self.heads}; "
                 f"use one of {divisors_text(self.heads, near=self.kv_heads)}"
             )
+        if self.full_attention_every == 1 and self.window:
+            raise SpecError(
+                f"full_attention_every=1 leaves no layer with window={self.window}; use window=0, or 2 or more"
+            )
         if self.mixture is not None and self.mixture.dense_layers > self.layers:
             raise SpecError(
                 f"mixture.dense_layers={self.mixture.dense_layers} is more than layers={self.layers}; "
@@ -150,7 +165,13 @@ class Transformer(Model):
     # Exact counts of trainable parameters. A norm has a weight, and a LayerNorm with `norm_bias` also a bias.
 
     def _norm(self, width: int) -> int:
+        if self.norm == "unweighted":
+            return 0
         return width * (2 if self.norm == "layernorm" and self.norm_bias else 1)
+
+    @property
+    def _norms(self) -> int:
+        return self.norms_per_layer * self._norm(self.hidden)
 
     @property
     def attention_params(self) -> int:
@@ -162,7 +183,14 @@ class Transformer(Model):
         biased_out = self.bias if self.out_bias is None else self.out_bias
         inward = (self.hidden + biased_in) * (queries + keys)
         outward = (queries + biased_out) * self.hidden
-        return inward + outward + (2 * self._norm(self.head_size) if self.qk_norm else 0)
+        return inward + outward + self._qk_norm_params + (self.heads if self.attention_sinks else 0)
+
+    @property
+    def _qk_norm_params(self) -> int:
+        if not self.qk_norm:
+            return 0
+        heads = self.heads + self.kv_heads if self.qk_norm == "width" else 2
+        return heads * self._norm(self.head_size)
 
     def _mlp_params(self, width: int) -> int:
         matrices = 3 if self.gated else 2
@@ -176,8 +204,8 @@ class Transformer(Model):
 
     @property
     def layer_params(self) -> int:
-        """Number of parameters in one layer with a dense feed-forward part: attention, feed-forward and two norms."""
-        return self.attention_params + self.ffn_params + 2 * self._norm(self.hidden)
+        """Number of parameters in one layer with a dense feed-forward part: attention, feed-forward and norms."""
+        return self.attention_params + self.ffn_params + self._norms
 
     @property
     def expert_params(self) -> int:
@@ -202,12 +230,19 @@ class Transformer(Model):
     def mixture_layer_params(self) -> int:
         """Number of parameters in one mixture-of-experts layer, including attention and norms."""
         ffn = self.expert_params + self.shared_expert_params + self.router_params
-        return self.attention_params + ffn + 2 * self._norm(self.hidden)
+        return self.attention_params + ffn + self._norms
 
     @property
     def num_dense_layers(self) -> int:
         """Number of layers with a dense feed-forward part."""
         return self.layers if self.mixture is None else self.mixture.dense_layers
+
+    @property
+    def num_windowed_layers(self) -> int:
+        """Number of layers with sliding-window attention, whose window is shorter than the sequence."""
+        if not 0 < self.window < self.seq:
+            return 0
+        return self.layers - (self.layers // self.full_attention_every if self.full_attention_every else 0)
 
     @property
     def num_mixture_layers(self) -> int:
