@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from conformance.processes import marked
-from conformance.ranks import RankPool, RankPools
+from conformance.ranks import WORLD_SIZES, RankPool, RankPools
 from conformance.runs import end_all
 from conformance.thinning import at_their_ranks, thin, without_most_of_tcp
 from shardscope.prediction.this_machine import CoreSpeed
@@ -137,7 +137,7 @@ def _survivors(mark: str) -> list[str]:
     return found
 
 
-@pytest.fixture(scope="session", params=[2, 3, 4], ids="{0} ranks".format)
+@pytest.fixture(scope="session", params=WORLD_SIZES, ids="{0} ranks".format)
 def pools(request: pytest.FixtureRequest) -> Iterator[RankPools]:
     """Holds the pools of this world size."""
     pools = RankPools(request.param)

@@ -32,6 +32,7 @@ from shardscope.training.context import SHARED_GPU, RankContext
 from shardscope.training.meter import OBSERVING, Meter
 
 TIMEOUT_S = 120.0
+WORLD_SIZES = (2, 3, 4)
 OVER = "over {}"
 """Name of a transport in the name of a test."""
 

@@ -28,7 +28,7 @@ from itertools import filterfalse
 import pytest
 
 from conformance.compressor import CompressorConformance
-from conformance.ranks import OVER
+from conformance.ranks import OVER, WORLD_SIZES
 from conformance.strategy import StrategyConformance
 
 MATRIX = (CompressorConformance, StrategyConformance)
@@ -60,7 +60,11 @@ def at_their_ranks(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[py
 
 def _is_at_its_ranks(item: pytest.Item) -> bool:
     named = item.get_closest_marker("ranks")
-    return named is None or _ranks_of(item) in (None, *named.args)
+    if named is None:
+        return True
+    assert named.args, item.nodeid
+    assert {*named.args} <= {*WORLD_SIZES}, f"{item.nodeid}: ranks{named.args} must be among {WORLD_SIZES}"
+    return _ranks_of(item) in (None, *named.args)
 
 
 def without_most_of_tcp(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:

@@ -163,6 +163,31 @@ def test_losses_are_those_before_scaling_and_a_skipped_update_is_a_step(tmp_path
     assert torch.amp.GradScaler.scale is original
 
 
+class OwnScaler(torch.amp.GradScaler):
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
+        return super().step(optimizer, *args, **kwargs)
+
+
+@pytest.mark.parametrize("scaler_type", [torch.amp.GradScaler, OwnScaler])
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_skipped_update_counts_once(
+    tmp_path: Path, scaler_type: type[torch.amp.GradScaler], fused: bool
+) -> None:
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+    scaler = scaler_type("cpu", init_scale=1024.0)
+    with ss.observe(model, optimizer, root=tmp_path) as run:
+        for step in range(3):
+            optimizer.zero_grad()
+            scaler.scale(loss(model)).backward()
+            if step == 1:
+                assert model.first.weight.grad is not None
+                model.first.weight.grad.fill_(float("inf"))
+            scaler.step(optimizer)
+            scaler.update()
+    assert [event["skipped"] for event in run.events("step")] == [False, True, False]
+
+
 def test_another_model_in_the_loop_does_not_change_the_loss(tmp_path: Path) -> None:
     model, other = Net(), Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -34,24 +34,40 @@ def test_events_of_a_rank_keep_their_order_when_its_clock_is_set_back(tmp_path: 
     assert [step.number for step in log.steps] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+def restarted(folder: Path, rank: int, times: list[float]) -> None:
+    """Write a log of nine steps and, after a restart from step 6, of five more, at these times."""
+    restart = {
+        "event": "restart",
+        "rank": 0,
+        "t": times[9],
+        "step": 6,
+        "attempt": 1,
+        "cause": "",
+        "source": "disk",
+    }
+    start = {"event": "start", "rank": rank, "t": times[10], "strategy": "ring"}
+    after = [step_event(step, rank, t=t, traffic=traffic(64)) for step, t in enumerate(times[11:16], 7)]
+    write(folder, rank, [*steps_of(rank, times[:9]), *([restart] * (rank == 0)), start, *after])
+
+
 def test_a_restart_keeps_the_steps_before_it_when_all_clocks_are_set_back(tmp_path: Path) -> None:
     times = [1000.0 + step - 900.0 * (step > 3) for step in range(20)]
     for rank, later in ((0, 0.1), (1, 0.0)):  # the rank that was ahead must not have all its events last
-        before = steps_of(rank, [t + later for t in times[:9]])
-        restart = {
-            "event": "restart",
-            "rank": 0,
-            "t": times[9],
-            "step": 6,
-            "attempt": 1,
-            "cause": "",
-            "source": "disk",
-        }
-        start = {"event": "start", "rank": rank, "t": times[10] + later, "strategy": "ring"}
-        after = [
-            step_event(step, rank, t=t + later, traffic=traffic(64)) for step, t in enumerate(times[11:16], 7)
-        ]
-        write(tmp_path, rank, [*before, *([restart] * (rank == 0)), start, *after])
+        restarted(tmp_path, rank, [t + later for t in times])
+    log = RunLog(world_size=2)
+    log.feed(Tail(tmp_path).poll())
+    assert [step.number for step in log.steps] == [*range(1, 12)]
+
+
+@pytest.mark.parametrize("writer", [0, 1])
+def test_a_restart_keeps_the_steps_before_it_when_a_clock_has_been_put_right(
+    tmp_path: Path, writer: int
+) -> None:
+    times = [1000.0 + step for step in range(20)]
+    for rank in (0, 1):  # only one of them writes while the clock is set back
+        restarted(
+            tmp_path, rank, [t - 900.0 * (rank == writer and step in (4, 5)) for step, t in enumerate(times)]
+        )
     log = RunLog(world_size=2)
     log.feed(Tail(tmp_path).poll())
     assert [step.number for step in log.steps] == [*range(1, 12)]

@@ -147,6 +147,32 @@ class TestWhatWillHappen:
         assert called
         assert "Each rank sends 2.6 kB per step" in forecast.line.value
         assert forecast.call.layout.display == "none"
+        forecast.want(ss.Job(model=make_model, data="digits", strategy="ring", steps=7))
+        forecast.wait(60)
+        assert "for 7 steps" in forecast.line.value
+        assert forecast.call.layout.display == "none"
+
+    def test_a_function_that_the_button_has_not_allowed_is_not_called(self):
+        called = []
+
+        def make_other_model():
+            called.append(True)
+            return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+        forecast = Forecast()
+        forecast.want(
+            ss.Job(
+                model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), data="digits", strategy="ring"
+            )
+        )
+        forecast.begin()
+        forecast.wait(60)
+        forecast.call.click()
+        forecast.wait(60)
+        assert forecast.call.layout.display == "none"
+        forecast.want(ss.Job(model=make_other_model, data="digits", strategy="ring"))
+        forecast.wait(60)
+        assert (forecast.call.layout.display, called) == (None, [])
 
 
 class TestAdvice:

@@ -17,7 +17,9 @@ FEWEST_STEPS = 3
 """Number of steps for which the loss must have stayed above that level, so that one bad batch is no alarm."""
 EXPLODED = 5.0
 """Multiple of the loss at the start above which a loss has exploded if it stays there for `FEWEST_STEPS` steps. What
-the model knew is lost; until its loss is below that at the start, it has not learned anything since."""
+the model knew is lost, until its loss is back at the level that it had before."""
+RECOVERED = 1.2
+"""Multiple of the level before up to which a loss that exploded has recovered: batches differ by several percent."""
 FAR_ABOVE_START = 100.0
 """Multiple of the loss at the start above which even the last step alone is a divergence: no batch is that bad."""
 
@@ -52,9 +54,9 @@ def divergence_of(steps: npt.ArrayLike, losses: npt.ArrayLike) -> Divergence | N
 
     The loss has diverged if its last values, and their mean over `LOSS_WINDOW` steps, exceed `ABOVE_START` times the
     loss of the first step, or if its last value exceeds `FAR_ABOVE_START` times that loss. It has also diverged if it
-    exploded, and the mean of its last `LOSS_WINDOW` values since is above the loss of the first step. A resumed run is
-    compared with the mean of its first steps. A loss that is unknown (NaN) is skipped; one that is infinite has
-    diverged.
+    exploded, and the median of its last `LOSS_WINDOW` values since exceeds `RECOVERED` times the level before, which is
+    the loss of the first step, or of the last steps before it exploded if that is higher. A resumed run is compared
+    with the mean of its first steps. A loss that is unknown (NaN) is skipped; one that is infinite has diverged.
 
     Example:
         >>> divergence_of([1, 2, 3, 4, 5], [2.3, 2.2, 90.0, 500.0, 2000.0])
@@ -85,15 +87,15 @@ def _first_high(values: npt.NDArray[np.float64], start: float) -> int | None:
 
 
 def _exploded(values: npt.NDArray[np.float64], start: float) -> int | None:
-    """Return the place at which the values exploded; None if they did not, or are back below `start` on average."""
-    is_far = values > EXPLODED * start
-    runs = (
-        np.convolve(is_far, np.ones(FEWEST_STEPS, dtype=np.int64), "valid")
-        if len(values) >= FEWEST_STEPS
-        else ()
-    )
-    places = np.flatnonzero(np.asarray(runs) == FEWEST_STEPS)
-    since = values[len(values) - int(np.argmax(is_far[::-1])) :]
-    if not len(places) or (len(since) and since[-LOSS_WINDOW:].mean() <= start):
+    """Return the place at which the values exploded; None if they did not, or are back at the level before."""
+    if len(values) < FEWEST_STEPS:
         return None
-    return int(places[0])
+    is_far = values > EXPLODED * start
+    places = np.flatnonzero(np.convolve(is_far, np.ones(FEWEST_STEPS), "valid") == FEWEST_STEPS)
+    if not len(places):
+        return None
+    first, since = int(places[0]), values[places[-1] + FEWEST_STEPS :]
+    before = values[:first][values[:first] <= ABOVE_START * start]  # not those with which it began to rise
+    level = max(start, float(np.median(before[-LOSS_WINDOW:])) if len(before) else 0.0)
+    has_recovered = len(since) > 0 and float(np.median(since[-LOSS_WINDOW:])) <= RECOVERED * level
+    return None if has_recovered else first

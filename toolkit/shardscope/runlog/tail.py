@@ -61,7 +61,7 @@ class Tail:
     _latest: dict[str, float] = field(default_factory=dict)
     """Latest time read from each log so far, by name of the log, as if its clock had never been set back."""
     _set_back: dict[str, float] = field(default_factory=dict)
-    """Seconds by which the clock of each log has been set back so far, by name of the log."""
+    """Seconds by which the clock of each log is set back at its last event so far, by name of the log."""
     _given_up: set[str] = field(default_factory=set)
     _unread: set[Path] = field(default_factory=set)
     """The logs that continue after the block that was read last."""
@@ -95,14 +95,17 @@ class Tail:
         """Yield new events in blocks. Each event has a sort key: the latest time in its log up to this event.
 
         The key goes on from there if the clock is set back. Otherwise all later events of a rank would have the same
-        key, and come before those of another rank that had been a little ahead.
+        key, and come before those of another rank that had been a little ahead. How far it was set back is known only
+        up to the time since the event before, as long as it has not been put right.
         """
         paths, ahead = log_files(self.folder), list[tuple[float, Event]]()
         while paths:
             for path in paths:
                 latest, set_back = self._latest.get(path.name, 0.0), self._set_back.get(path.name, 0.0)
                 for event in self._new_in(path):
-                    if event["t"] + set_back < latest - _SET_BACK_S:
+                    if event["t"] >= latest:
+                        set_back = 0.0  # the clock has been put right, or never was set back
+                    elif event["t"] + set_back < latest - _SET_BACK_S:
                         set_back = latest - event["t"]
                     latest = max(latest, event["t"] + set_back)
                     ahead.append((latest, event))

@@ -9,6 +9,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from shardscope.runlog.tail import Event, of_last_attempt, read_events, select
+from shardscope.runtime.processes import signal_name
 from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.secondary_failure import is_secondary_failure
 from shardscope.runtime.status import Cause
@@ -101,7 +102,7 @@ def _how(exitcode: int, step: int, whose: str, *, is_planned: bool = False) -> s
     if exitcode == -signal.SIGKILL:
         return f"was killed by SIGKILL {where} (by hand, or by the system because memory ran out)"
     if exitcode < 0:
-        return f"was killed by {signal.Signals(-exitcode).name} {where}"
+        return f"was killed by {signal_name(-exitcode)} {where}"
     return f"ended with exit code {exitcode} {where}"
 
 

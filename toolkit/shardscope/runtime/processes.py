@@ -231,6 +231,14 @@ def _is_ending(process: psutil.Process) -> bool:
         return True
 
 
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as ``SIGKILL``; ``signal 40`` for a real-time signal, which has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def ignore_interrupts() -> None:
     """Ignore Ctrl-C and Jupyter's interrupt, which reach the whole process group but are meant for the cell only."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

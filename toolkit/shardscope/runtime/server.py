@@ -95,7 +95,7 @@ class Server:
         """Fork an agent; if that fails, so does the run, but not the others of this server."""
         try:
             self._fork_agent(request)
-        except Exception as error:  # noqa: BLE001 - of a module to import, or no process can be created
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - of a module to import, or no process can be created
             traceback.print_exc()
             _record_failure(request["run"], f"the agent could not start: {error}")
 
@@ -121,8 +121,12 @@ class Server:
 
     def _fork_trace(self, request: dict[str, Any]) -> None:
         """Fork a child that traces a step of a job and writes the result to a file."""
-        _import(_TRACE)
-        pid = os.fork()
+        try:
+            _import(_TRACE)
+            pid = os.fork()
+        except OSError as error:
+            _refuse(Path(request["answer"]), f"the job's model could not be traced: {error}")
+            return
         if pid:
             self.tracing[pid] = request["answer"]
         else:
@@ -167,7 +171,7 @@ class Server:
                     return
                 self.detached.discard(pid)
                 if pid in self.tracing:
-                    _answer_for(Path(self.tracing.pop(pid)))
+                    _refuse(Path(self.tracing.pop(pid)), "the process that traced the job's model was killed")
                 if pid in self.lifelines:
                     os.close(self.lifelines.pop(pid))
                     _require_status(self.runs.pop(pid), os.waitstatus_to_exitcode(ending))
@@ -179,23 +183,24 @@ class Server:
             return False
 
 
-def _answer_for(path: Path) -> None:
-    """Write an error to the answer file of a tracing child that was killed before it wrote an answer."""
+def _refuse(path: Path, why: str) -> None:
+    """Write an error to the answer file of a tracing child, unless the child has written an answer."""
     with contextlib.suppress(OSError):  # the driver no longer waits, and has deleted the folder
         if path.parent.is_dir() and not path.exists():
-            path.write_text(json.dumps({"error": "the process that traced the job's model was killed"}))
+            path.write_text(json.dumps({"error": why}))
 
 
 def _require_status(path: str, code: int) -> None:
     """Write the status of a run whose agent has ended without writing any: the driver would wait for it forever."""
     from shardscope.errors import RunUnreadable
+    from shardscope.runtime.processes import signal_name
     from shardscope.runtime.rundir import RunDir
 
     status = None
     with contextlib.suppress(RunUnreadable, OSError):
         status = RunDir(Path(path)).read_status()
     if status is not None and status.state == "starting":
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         _record_failure(path, f"the agent {how} before the ranks were started")
 
 

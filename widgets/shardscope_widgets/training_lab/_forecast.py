@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shardscope.runtime.preflight import Preflight
     from shardscope.spec import Job
     from shardscope.spec.cluster import EmulatedCluster
+    from shardscope.spec.job_parts import UserCode
 
 PAUSE_S = 0.2
 """Seconds to wait after the last change of a control before predicting."""
@@ -32,8 +33,8 @@ class Forecast(Background):
     """“What will happen”: the prediction for the newest job in two sentences, which expands to show all terms.
 
     If the job is predicted not to fit in memory, a checkbox allows the user to start it anyway. The user's functions
-    are called only after a button allows it. Nothing is predicted before `begin` is called, because the lab is not
-    displayed before that.
+    are called only after a button allows it for these functions. Nothing is predicted before `begin` is called, because
+    the lab is not displayed before that.
     """
 
     def __init__(self) -> None:
@@ -47,18 +48,23 @@ class Forecast(Background):
         self.box = classed(widgets.VBox([self.line, self.call, self.anyway]), "ss-forecast")
         self.found: Preflight | None = None
         self._asked: Asked | None = None
-        self._begun = self._calls_functions = False
+        self._begun = False
+        self._allowed: list[UserCode] = []
         self._changed = threading.Event()
         self._lock = threading.Lock()
         self._is_working = False
 
     def _allow(self, _button: object) -> None:
-        self._calls_functions = True
         self.call.layout.display = "none"
         self.line.value = _said("Tracing one step of your model …")
         with self._lock:
             asked, self._asked = self._asked, None
+        if asked is not None:
+            self._allowed += asked.job.user_functions.values()
         self.want(*(asked or ()))
+
+    def _may_call(self, job: Job) -> bool:
+        return all(code in self._allowed for code in job.user_functions.values())
 
     def begin(self) -> None:
         """Start predicting; call this when the lab is displayed."""
@@ -98,7 +104,7 @@ class Forecast(Background):
             self._changed.clear()
             if asked is not self._asked or self._changed.wait(PAUSE_S):
                 continue
-            found = preflight(*asked, calls_functions=self._calls_functions)
+            found = preflight(*asked, calls_functions=self._may_call(asked.job))
             with self._lock:
                 if asked is self._asked:
                     self._show(found, asked.job)
@@ -112,8 +118,7 @@ class Forecast(Background):
 
     def _show(self, found: Preflight, job: Job) -> None:
         self.found = found
-        needs_leave = bool(job.user_functions) and not self._calls_functions
-        self.call.layout.display = None if needs_leave else "none"
+        self.call.layout.display = "none" if self._may_call(job) else None
         refused = found.refusal is not None
         text = f"It does not fit: {found.refusal}" if refused else forecast_text(found)
         inside = "" if found.prediction is None else found.prediction._repr_html_()

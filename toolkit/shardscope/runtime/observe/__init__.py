@@ -37,7 +37,8 @@ def observe(
 
     The results of the script do not change: losses and weights are bit-identical. A step ends when `optimizer` has
     stepped, or when a `GradScaler` has skipped its update (`skipped` in the events). The loss of a step is the sum of
-    the scalars on which `backward` was called and that depend on an output of `model`, before `GradScaler.scale`.
+    the scalars on which `backward` was called and that depend on an output of `model`; of a tensor that
+    `GradScaler.scale` returned, it is the value before. Divide a loss before it is scaled, not after.
     Other models that are trained in the same block do not change it, but their traffic is part of the run's.
 
     Copies of `model` made inside the block, by `copy.deepcopy` or `torch.save`, are not observed. A compiled model runs

@@ -24,6 +24,7 @@ class ScalerWatch:
         self._skipped = skipped
         self._losses = WeakTensorKeyDictionary()
         self._num_updates = 0
+        self._is_stepping = False
 
     def install(self, undo: ExitStack) -> None:
         """Replace the methods of all scalers, until `undo` is closed."""
@@ -49,8 +50,13 @@ class ScalerWatch:
         return scaled
 
     def _step(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        before = self._num_updates
-        result = original(optimizer, *args, **kwargs)
+        if self._is_stepping:  # a subclass calls the method that it overrides
+            return original(optimizer, *args, **kwargs)
+        before, self._is_stepping = self._num_updates, True
+        try:
+            result = original(optimizer, *args, **kwargs)
+        finally:
+            self._is_stepping = False
         if self._num_updates == before:
             self._skipped(optimizer)
         return result

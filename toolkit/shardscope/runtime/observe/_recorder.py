@@ -78,6 +78,8 @@ class _ObservedStep:
     facts: dict[str, Any] = field(default_factory=dict)
     traffic: Rows = field(default_factory=dict)
     peaks: dict[str, int] | None = None
+    skipped: bool | Value = False
+    """Whether the update was skipped; a value on the device is not 0 if so."""
     end: Mark = 0.0
 
     @property
@@ -189,7 +191,10 @@ class StepRecorder:
             return
         if not skipped:
             self._add("compute", "optimizer", self._update)
-        self._end_step(skipped=skipped)
+        # a GradScaler steps a fused optimizer in any case, which then skips the update on the device
+        found = getattr(optimizer, "found_inf", None)
+        self._step.skipped = Value(found) if isinstance(found, Tensor) else skipped
+        self._end_step()
 
     def collective_begins(self, name: str, payload: int) -> Any:
         """Start the span of a collective, and return the function to call when the collective has ended."""
@@ -225,7 +230,7 @@ class StepRecorder:
         with self._lock:  # collectives end on the backend's own threads
             (step or self._step).spans.append((lane, name, start, end, num_bytes))
 
-    def _end_step(self, *, skipped: bool) -> None:
+    def _end_step(self) -> None:
         assert self.optimizer is not None
         step, measured = self._step, self._memory.step
         memory = self._memory.sample()
@@ -235,7 +240,6 @@ class StepRecorder:
             "lr": float(self.optimizer.param_groups[0]["lr"]),
             "memory_bytes": memory,
             "peak_memory_bytes": self._memory.peak,
-            "skipped": skipped,
         }
         step.traffic, _ = self._meter.drain()
         step.end = self._marks.now()
@@ -272,8 +276,9 @@ class StepRecorder:
         seconds = self._marks.seconds
         time_s = max(seconds(step.end) - seconds(step.begin), 1e-6)
         spans = {"spans": self._spans(step)} if self._record.shows(step.number) else {}
+        skipped = step.skipped if isinstance(step.skipped, bool) else step.skipped.read() != 0
         self._events.emit(
-            "step", step=step.number, loss=_loss(step), samples=step.samples, tokens=step.tokens,
+            "step", step=step.number, loss=_loss(step), skipped=skipped, samples=step.samples, tokens=step.tokens,
             step_time_s=round(time_s, 6), grad_norm=None, loss_scale=None, **step.facts,
             traffic=step.traffic, **spans,
         )  # fmt: skip
