@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory.frameworks import Framework
@@ -78,59 +80,67 @@ def device_memory(
         >>> bool(held.total[0] > held.total[1])
         True
     """
-    found = [
-        _of_length(len(rows), _fullest(rows_of(model, rows, framework, device), host_capacity))
-        for rows in _in_cache(layouts)
-    ]
+    build = partial(rows_of, model, framework=framework, device=device)
+    found = [_fullest(rows, build, host_capacity) for rows in _in_cache(layouts)]
     columns = zip(*found, strict=True)
     return MemoryParts(*(np.concatenate(column) for column in columns))
-
-
-def _of_length(length: int, parts: MemoryParts) -> MemoryParts:
-    """Return the parts with every array broadcast to this length."""
-    return MemoryParts(*(np.broadcast_to(part, length) for part in parts))
 
 
 def _in_cache(layouts: Layouts) -> Iterator[Layouts]:
     """Yield slices of the table that are small enough to be processed in a core's cache."""
     for start in range(0, max(1, len(layouts)), ROWS_AT_ONCE):
-        rows = slice(start, start + ROWS_AT_ONCE)
-        columns: dict[str, Any] = {
-            name: value[rows] if isinstance(value, np.ndarray) else value
-            for name, value in layouts._asdict().items()
-        }
-        yield Layouts(**columns)
+        yield _rows_at(layouts, slice(start, start + ROWS_AT_ONCE))
 
 
-def _fullest(rows: LayoutRows, host_capacity: float) -> MemoryParts:
+def _rows_at(layouts: Layouts, rows: slice | npt.NDArray[np.intp]) -> Layouts:
+    columns: dict[str, Any] = {
+        name: value[rows] if isinstance(value, np.ndarray) else value
+        for name, value in layouts._asdict().items()
+    }
+    return Layouts(**columns)
+
+
+def _fullest(layouts: Layouts, build: Callable[[Layouts], LayoutRows], host_capacity: float) -> MemoryParts:
     """Return the memory of the pipeline rank that needs the most.
 
-    Only these candidates are compared: the first rank, the last, and the first rank whose layers all have experts. In a
-    V-shaped schedule with few micro-batches, later ranks hold more micro-batches, so the last rank with one layer more
-    than others is a candidate too, as is the second rank if the first has one layer or micro-batch less. With few
-    micro-batches, the first ranks have no gradients yet as they keep the most activations, so the one next to them is a
-    candidate too. Offloaded bytes are the maximum over all candidates, possibly from another rank.
+    Only these candidates are compared: the first rank, the last, and the first rank whose layers all have experts. With
+    few micro-batches, the first ranks have no gradients yet as they keep the most activations, so the one next to them
+    is a candidate too. Candidates that few layouts have are computed for these alone: in a V-shaped schedule with few
+    micro-batches, later ranks hold more micro-batches, so the last rank with one layer more than others is one, as is
+    the second rank if the first has one layer or micro-batch less. Offloaded bytes are the maximum over all candidates,
+    possibly from another rank.
     """
-    model = rows.model
-    last = rows.pipeline.ranks - 1
+    rows = build(layouts)
+    model, pipeline = rows.model, rows.pipeline
+    last = pipeline.ranks - 1
     places = [np.zeros_like(last), last]
     if model.mixture and model.mixture.dense_layers:
-        per_rank = np.maximum(1.0, rows.pipeline.layers)
+        per_rank = np.maximum(1.0, pipeline.layers)
         places.append(np.minimum(last, np.ceil(model.mixture.dense_layers / per_rank)))
-    if (rows.pipeline.rounded & (rows.pipeline.rest > 0)).any():
-        places.append(np.maximum(rows.pipeline.rest - 1, 0))
-    if (rows.pipeline.ends | rows.pipeline.in_thirds).any():
-        places.append(np.minimum(last, 1.0))
     if rows.framework.keeps_gradients_from:
-        places.append(first_with_gradients(rows.pipeline))
-    most, *others = (parts_of(blocks_of(rows, place), rows, host_capacity) for place in places)
-    for other in others:
-        is_more = other.total > most.total
-        pairs = zip(other, most, strict=True)
-        host, nvme = np.maximum(other.host, most.host), np.maximum(other.nvme, most.nvme)
-        most = MemoryParts(*(np.where(is_more, theirs, ours) for theirs, ours in pairs))
-        most = most._replace(host=host, nvme=nvme)
+        places.append(first_with_gradients(pipeline))
+    parts = [parts_of(blocks_of(rows, place), rows, host_capacity) for place in places]
+    most = MemoryParts(*(np.array(np.broadcast_to(part, len(layouts))) for part in reduce(_larger, parts)))
+    thirds = np.flatnonzero(pipeline.in_thirds)
+    second = np.union1d(thirds[pipeline.ranks[thirds] % 3 == 2], np.flatnonzero(pipeline.ends))
+    for at, place in (
+        (np.flatnonzero(pipeline.rounded & (pipeline.rest > 0)), pipeline.rest - 1),
+        (second[pipeline.ranks[second] > 2], np.ones_like(last)),
+    ):
+        if at.size:
+            some = build(_rows_at(layouts, at))
+            here = parts_of(blocks_of(some, place[at]), some, host_capacity)
+            larger = _larger(MemoryParts(*(part[at] for part in most)), here)
+            for part, values in zip(most, larger, strict=True):
+                part[at] = values
     return most
+
+
+def _larger(one: MemoryParts, other: MemoryParts) -> MemoryParts:
+    """Return the parts with the larger total on each row, and the larger offloaded bytes."""
+    is_more = other.total > one.total
+    larger = MemoryParts(*(np.where(is_more, there, here) for here, there in zip(one, other, strict=True)))
+    return larger._replace(host=np.maximum(one.host, other.host), nvme=np.maximum(one.nvme, other.nvme))
 
 
 def parts_of(blocks: Blocks, rows: LayoutRows, host_capacity: float = np.inf) -> MemoryParts:

@@ -381,12 +381,15 @@ def _count_short_ends(held: Floats, place: Floats, pipeline: PipelineColumns) ->
     rank, n - (v-1) p are the short one, with p ranks and v stages on each, because p micro-batches of a stage follow p
     of the previous one. On the last rank, only whole ones are in flight at the peak, if there are more than p.
     """
-    is_end = pipeline.interleaved & pipeline.ends & ((place == 0) | (place == pipeline.ranks - 1))
-    if not (at := np.flatnonzero(is_end & ((pipeline.layers + 1) % pipeline.chunks == 0))).size:
+    if not (at := np.flatnonzero(pipeline.interleaved & pipeline.ends)).size:
+        return
+    where = np.broadcast_to(place, held.shape)
+    is_end = (where[at] == 0) | (where[at] == pipeline.ranks[at] - 1)
+    if not (at := at[is_end & ((pipeline.layers[at] + 1) % pipeline.chunks[at] == 0)]).size:
         return
     chunks, own, ranks = pipeline.chunks[at], pipeline.layers[at], pipeline.ranks[at]
     stages = held[at] * chunks
-    is_first = np.broadcast_to(place, held.shape)[at] == 0
+    is_first = where[at] == 0
     short = np.where(is_first, stages - (chunks - 1) * ranks, pipeline.microbatches[at] <= ranks)
     held[at] = (stages * (own + 1) / chunks - short) / own
 
