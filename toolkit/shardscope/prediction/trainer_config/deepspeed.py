@@ -57,11 +57,6 @@ def _zero(layout: Layout) -> dict[str, Any]:
         raise SpecError(
             f"shard={layout.shard} is not an option of DeepSpeed's JSON; use shard=0, which shards over all ranks"
         )
-    needed = {"none": 0, "optimizer": 1, "states": 3}[layout.offload]
-    if layout.zero < needed:
-        raise SpecError(
-            f"offload={layout.offload!r} needs ZeRO stage {needed} or higher in DeepSpeed; use zero={needed}"
-        )
     parts = _OFFLOADED[layout.offload]
     return {
         "stage": layout.zero,
