@@ -19,6 +19,7 @@ from shardscope.measure.scoreboard.memory.board import (
     peak_lines,
     runs_that_ran,
     total_fits,
+    without_largest,
 )
 from shardscope.measure.scoreboard.published import published
 from shardscope.spec.cluster import Device
@@ -63,8 +64,27 @@ def test_few_runs_that_ran_are_said_not_to_fit_and_most_out_of_memory_errors_are
     assert all_of_them.ran > 610
     assert all_of_them.refused <= 0.02 * all_of_them.ran
     assert (all_of_them.foreseen, all_of_them.ran_out) == (284, 332)
+    others = without_largest(lines)
+    assert (others.dataset, others.foreseen, others.ran_out) == ("without Hagemann et al., A100", 10, 14)
     many = next(line for line in lines if line.dataset == "Hagemann et al., A100")
     assert (many.foreseen, many.ran_out, many.refused, many.ran) == (274, 318, 3, 242)
+
+
+@pytest.mark.parametrize(
+    ("framework", "of_16_bits", "of_float32"),
+    [("megatron-core", 2, 4), ("nemo", 2, 4), ("torchtitan", 4, 8), ("fsdp2", 14, 12)],
+)
+def test_logits_in_fp32_are_as_wide_as_its_activations(
+    framework: str, of_16_bits: int, of_float32: int
+) -> None:
+    small, large = (
+        Transformer(name="gpt", layers=2, hidden=64, heads=4, vocab=vocab, seq=512) for vocab in (1000, 2000)
+    )
+    for precision, expected in (("bf16-mixed", of_16_bits), ("fp32", of_float32)):
+        layout = Layout.model_validate({"micro_batch": 4, "global_batch": 4, "precision": precision})
+        rows = [rows_of(model, Layouts.of([layout]), FRAMEWORKS[framework]) for model in (small, large)]
+        less, more = (float(np.ravel(each.at_loss)[0]) for each in rows)
+        assert more - less == pytest.approx(expected * 1000 * 4 * 512)
 
 
 def test_logits_that_each_tensor_rank_gathers_whole_and_a_norm_in_pieces_take_more() -> None:
@@ -104,6 +124,8 @@ def test_data_parallel_replicas_of_pytorch_copy_gradients_to_reduce_them_and_the
     copies = memory_term(model, layout, framework="lightning")["stage 0"]["buffers"]["gradient bucket"]
     assert copies.value == pytest.approx(float(one.gradients[0]))
     assert copies.formula == "copies of all gradients"
+    flat = memory_term(model, layout.replace(offload="states"), framework="deepspeed")["stage 0"]["buffers"]
+    assert flat["gradient bucket"].formula.startswith("flat buffers")
 
 
 def deepspeed_blocks(
@@ -122,6 +144,7 @@ def test_deepspeed_reduces_gradients_from_buffers_that_today_stay_in_the_update(
     assert deepspeed_blocks().bucket == two
     assert deepspeed_blocks(bucket_elements=8e7).bucket == 2 * (2 * 8e7 + largest)
     assert deepspeed_blocks(zero=1).bucket == 0
+    assert deepspeed_blocks(zero=2).bucket == two / 2
     today = deepspeed_blocks(name="deepspeed")
     assert today.bucket == two / 2
     assert today.standing == today.bucket

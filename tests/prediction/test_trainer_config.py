@@ -320,9 +320,13 @@ def test_deepspeeds_json_has_the_batch_the_stage_and_what_is_offloaded():
         (Layout(context=2, global_batch=2), "torchtitan", "use zero=2 or 3"),
         (Layout(data=2, zero=1, global_batch=2), "fsdp2", "plan with software='torchtitan'"),
         (Layout(tensor=2), "deepspeed", r"fix=\{'tensor': 1\}"),
-        (Layout(data=2, offload="states", global_batch=2), "deepspeed", "use zero=3"),
+        (
+            Layout(data=2, offload="states", global_batch=2),
+            "deepspeed",
+            "does not ship offload='states' below zero=3",
+        ),
         (Layout(pipeline=3, global_batch=6), "megatron-core", "not a multiple of 3 stages"),
-        (Layout(offload="optimizer"), "megatron-core", "use zero=1"),
+        (Layout(offload="optimizer"), "megatron-core", "does not ship offload='optimizer' below zero=1"),
         (Layout(precision="fp16"), "torchtitan", "use one of fp32, bf16-mixed"),
         (Layout(), "nemo", "cannot be written yet; use one of megatron-core"),
     ],
@@ -351,6 +355,16 @@ def test_what_a_trainer_cannot_run_is_refused_with_a_way_out(layout, software, t
 def test_a_model_with_parts_beyond_the_flags_is_refused_by_their_names(fields, told):
     with pytest.raises(SpecError, match=told):
         trainer_config(LLAMA.replace(**fields), Layout(), "megatron-core")
+
+
+@pytest.mark.parametrize("software", ["deepspeed", "torchtitan"])
+def test_a_plan_that_fits_only_with_offloading_is_one_that_its_trainer_runs(software):
+    fix = {"offload": "states", "shard": "all", "tensor": 1, "pipeline": 1, "context": 1}
+    plans = plan(
+        Model.of("llama-3-70b"), Cluster.of("a100-80gb", nodes=2), software=software, fix=fix, top=None
+    )
+    assert len(plans) > 2
+    assert all(plans.trainer_config(rank + 1).text for rank in range(len(plans)))
 
 
 def test_a_plan_gives_the_settings_of_its_framework():

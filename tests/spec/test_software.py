@@ -132,6 +132,30 @@ def test_a_plan_has_only_what_its_software_ships(software: str) -> None:
     assert found.best.time_s == pytest.approx(float(everything.time_s[fitting].min()))
 
 
+@pytest.mark.parametrize(
+    ("software", "offload", "zero"),
+    [("fsdp2", "states", 2), ("deepspeed", "all", 3), ("deepspeed", "optimizer", 1)],
+)
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_offloading_is_searched_only_from_the_zero_stage_that_ships_it(
+    software: str, offload: str, zero: int, ranks: int
+) -> None:
+    model = ss.Model.transformer(layers=8, hidden=1024, heads=8, vocab=32000, seq=1024)
+    cluster = ss.Cluster.of("a100-80gb", nodes=1, per_node=ranks)
+    found = ss.plan(model, cluster, global_batch=32, software=software, fix={"offload": offload}, top=None)
+    layouts = [found.layout(int(at)) for at in found.order]
+    assert {software_of(software).shipped.lacks(layout) for layout in layouts} == {()}
+    assert min(layout.zero for layout in layouts) == zero
+    assert found.rejected["ZeRO with offload"]
+    assert found.considered == found.valid + sum(
+        count for reason, count in found.rejected.items() if reason not in {"does not fit", "beaten"}
+    )
+    asked = ss.plan(
+        model, cluster, global_batch=32, software=software, fix={"offload": offload, "zero": zero - 1}
+    )
+    assert f"does not ship offload={offload!r} below zero={zero}" in asked.caveat
+
+
 def test_a_plan_says_what_the_software_does_not_ship_and_what_that_would_save() -> None:
     cluster = ss.Cluster.of("a100-80gb", nodes=16)
     limited = ss.plan("gpt3-175b", cluster, global_batch=128, software="megatron-core", fix={"pipeline": 8})

@@ -41,7 +41,14 @@ def test_degrees_that_are_not_given_are_one():
     assert re.match(
         r"Each device needs [\d.]+ GiB, but a device has [\d.]+ GiB", figures.memory_plan_text(mine.info)
     )
-    assert MemoryCalculator().chosen_layout().num_devices == 1024
+    for start in ({}, {"framework": "fsdp2"}):
+        assert MemoryCalculator(**start).chosen_layout().num_devices == 1024
+
+
+def test_zero_on_a_single_replica_is_said_to_shard_nothing():
+    alone, sharded = (MemoryCalculator(model="gpt2", data=data, zero=3) for data in (1, 8))
+    assert alone.verdict.sentence.endswith("ZeRO shards nothing with data=1.")
+    assert "shards nothing" not in sharded.verdict.sentence
 
 
 def test_every_block_tells_formula_inputs_and_source_on_hover(calculator):

@@ -25,6 +25,7 @@ def print_memory(*, to_json: bool) -> None:
         peak_lines,
         runs_that_ran,
         total_fits,
+        without_largest,
     )
 
     tables = memory_tables()
@@ -34,12 +35,13 @@ def print_memory(*, to_json: bool) -> None:
             as_json({"peaks": [line._asdict() for line in peaks], "fits": [line._asdict() for line in fits]})
         )
         return
-    total = total_fits(fits)
+    total, others = total_fits(fits), without_largest(fits)
     print(
         f"Peak memory of the fullest device\n{peaks_text(peaks)}\n\n"
-        f"Does it fit\n{fits_text([*fits, total])}\n\n"
+        f"Does it fit\n{fits_text([*fits, total, others])}\n\n"
         f"{total.foreseen} of {total.ran_out} runs that ran out of memory "
-        f"({100 * total.foreseen / total.ran_out:.0f} %) are predicted to; "
+        f"({100 * total.foreseen / total.ran_out:.0f} %) are predicted to, and {others.foreseen} of {others.ran_out} "
+        f"({100 * others.foreseen / others.ran_out:.0f} %) {others.dataset}; "
         f"{total.refused} of {total.ran} that ran ({100 * total.refused / total.ran:.1f} %) are wrongly refused"
     )
 

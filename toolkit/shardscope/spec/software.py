@@ -35,6 +35,8 @@ class Shipped(NamedTuple):
     """Where its documentation or code says so."""
     zero_of: str = ""
     """What has these ZeRO stages, where the framework has others elsewhere, such as `` in its optimizer``."""
+    zero_for_offload: tuple[tuple[str, int], ...] = ()
+    """Pairs of an offload setting and the lowest ZeRO stage with which it can be used."""
 
     def axes(self) -> dict[str, tuple[int | str, ...]]:
         """Return the values of each axis that it restricts, by name of the axis."""
@@ -55,26 +57,31 @@ class Shipped(NamedTuple):
             found.append("context parallelism")
         if layout.offload not in self.offload:
             found.append(f"offload={layout.offload!r}")
+        elif layout.zero < (needed := dict(self.zero_for_offload).get(layout.offload, 0)):
+            found.append(f"offload={layout.offload!r} below zero={needed}")
         return tuple(found)
 
 
 _MEGATRON = Shipped(
     ("1f1b", "interleaved"), zero=(0, 1), zero_in_pipelines=(0, 1), offload=("none", "optimizer"), has_context=True,
     source="Megatron-Core: core.pipeline_parallel.schedules, --use-distributed-optimizer, --optimizer-cpu-offload, "
-    "--context-parallel-size; --use-megatron-fsdp, which also shards gradients and parameters, is not modelled",
-    zero_of=" in its distributed optimizer",
+    "--context-parallel-size; ZeRO 2 and 3 are in Megatron-FSDP, which is not modelled; only the distributed optimizer "
+    "offloads its states",
+    zero_of=" in its distributed optimizer", zero_for_offload=(("optimizer", 1),),
 )  # fmt: skip
 _TORCH = Shipped(
     ("gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev"), zero=(0, 1, 2, 3),
     zero_in_pipelines=(0, 1, 2, 3), offload=("none", "states"), has_context=True,
     source="PyTorch: distributed.pipelining, DDP, ZeroRedundancyOptimizer, fully_shard with CPUOffloadPolicy, "
     "distributed.tensor.experimental.context_parallel",
+    zero_for_offload=(("states", 2),),
 )  # fmt: skip
 _DEEPSPEED = Shipped(
     ("1f1b",), zero=(0, 1, 2, 3), zero_in_pipelines=(0, 1),
     offload=("none", "optimizer", "states", "activations", "all"), has_context=False,
     source="DeepSpeed: runtime.pipe, whose PipelineEngine refuses ZeRO 2 and 3; DeepSpeed-Ulysses splits sequences, "
-    "but exchanges heads",
+    "but exchanges heads; offload_optimizer is for stages 1 to 3, offload_param for stage 3",
+    zero_for_offload=(("optimizer", 1), ("states", 3), ("all", 3)),
 )  # fmt: skip
 
 

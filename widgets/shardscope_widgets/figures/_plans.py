@@ -47,6 +47,7 @@ REASON_NAMES = {
     "schedule": "schedule needs other sizes",
     "no pipeline": "same as another: no pipeline to schedule",
     "sequence-parallel": "no sequence parallelism possible",
+    "ZeRO with offload": "framework does not offload with this ZeRO stage",
     "no replicas": "same as another: nothing to shard over",
     "no recomputation": "same as another: nothing to recompute",
     "recompute-layers": "same as another: as many layers recomputed",

@@ -48,6 +48,10 @@ from shardscope_widgets.words import plural, safe
 ABOUT = "memory on every device, from formulas; hover over a block for its formula, inputs and source"
 
 
+_SIZES = {"model", "data", "tensor", "pipeline", "context", "expert"}
+"""Choices without which the layout of the start is kept."""
+
+
 class _Frame(Frame):
     _css = LAB_CSS + files(__package__).joinpath("memory.css").read_text(encoding="utf-8")
 
@@ -55,13 +59,15 @@ class _Frame(Frame):
 class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
     """Choose a model, a device and a layout, and see the memory of each pipeline stage.
 
-    Without arguments, it shows GPT-3 on 1,024 devices. If any are given, degrees of parallelism that are not are 1.
+    Without arguments, it shows GPT-3 on 1,024 devices. If a model or a degree of parallelism is given, degrees that are
+    not are 1.
 
     Args:
-        choices: Initial values of `MemoryChoices` traits, for example ``model="llama-3-70b", tensor=8, zero=3``.
+        choices: Initial values of `MemoryChoices` traits, for example
+            ``model="llama-3-70b", data=8, tensor=8, zero=3``.
 
     Example:
-        >>> calculator = MemoryCalculator(model="gpt3-175b", zero=1)  # doctest: +SKIP
+        >>> calculator = MemoryCalculator(model="gpt3-175b", data=256, zero=3)  # doctest: +SKIP
         >>> calculator.verdict.fits
     """
 
@@ -71,7 +77,7 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
         MemoryChoices.__init__(self)
         super().__init__()
         check_options("MemoryCalculator", choices, MemoryChoices.class_own_traits())
-        alone = dict.fromkeys(("data", "tensor", "pipeline"), 1) if choices else {}
+        alone = dict.fromkeys(("data", "tensor", "pipeline"), 1) if _SIZES & {*choices} else {}
         for name, value in (alone | choices).items():
             setattr(self, name, value)
         self._is_refitting = False

@@ -47,13 +47,15 @@ def verdict(
     """Return whether the stage that needs the most memory fits on the device and, if not, which change would help."""
     held = info.stages[info.fullest].num_bytes
     spare = info.capacity_bytes - held
+    shards_nothing = layout.zero > 0 and layout.data * layout.context == 1
+    idle = " ZeRO shards nothing with data=1." * shards_nothing
     if spare >= 0:
-        return Verdict(True, f"Fits with {gib_text(spare)} to spare on the fullest device.")
+        return Verdict(True, f"Fits with {gib_text(spare)} to spare on the fullest device.{idle}")
     largest = max(info.stages[info.fullest].blocks, key=lambda block: block.num_bytes)
     kind = KIND_NAMES.get(largest.kind, largest.kind)
     where = f" on {info.stages[info.fullest].name}" if info.stages[1:] else ""
     size = gib_text(largest.num_bytes)
-    problem = f"Does not fit: {gib_text(-spare)} too much{where}; the largest block is {kind} ({size})."
+    problem = f"Does not fit: {gib_text(-spare)} too much{where}; the largest block is {kind} ({size}).{idle}"
     return Verdict(False, f"{problem} {_way_out(model, layout, info.capacity_bytes, framework, device)}")
 
 

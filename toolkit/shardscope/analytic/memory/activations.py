@@ -34,7 +34,7 @@ from shardscope.spec.model import Mixture, Transformer
 
 Floats = npt.NDArray[np.float64]
 SELECTIVE, FULL = RECOMPUTE_NAMES.index("selective"), RECOMPUTE_NAMES.index("full")
-LOGSUMEXP_BYTES = 4
+LOGSUMEXP_BYTES = FLOAT32_BYTES = 4
 
 
 class PerToken(NamedTuple):
@@ -252,6 +252,13 @@ def activation_bytes_per_layer(
     return outside + core(model, recipe, framework, flash=flash_attention, context=context, **scale)
 
 
+def logit_bytes(framework: Framework, recipe: ElementBytes) -> tuple[int, int]:
+    """Return `Framework.logits_bytes` and `Framework.logits_later` in this precision."""
+    if recipe.activation < FLOAT32_BYTES or framework.float32_logits is None:
+        return framework.logits_bytes, framework.logits_later
+    return framework.float32_logits
+
+
 def at_the_loss(
     model: Transformer,
     recipe: ElementBytes,
@@ -267,7 +274,8 @@ def at_the_loss(
     the input and output of the final norm, and a gradient. With sequence parallelism, the input of the projection and
     its gradient are also gathered (Korthikanti et al. 2022, section 4.2.2).
     """
-    logits = framework.logits_bytes * model.vocab * tokens / (1.0 if framework.whole_logits else tensor)
+    width, _ = logit_bytes(framework, recipe)
+    logits = width * model.vocab * tokens / (1.0 if framework.whole_logits else tensor)
     hidden = recipe.activation * model.hidden * tokens
     return np.asarray(logits + 3 * hidden / divided + 2 * hidden * (divided > 1))
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.memory.activations import logit_bytes
 from shardscope.analytic.memory.device import peak_at
 from shardscope.analytic.memory.frameworks import Framework
 from shardscope.analytic.memory.moments import (
@@ -292,9 +293,10 @@ def _buffers(stages: _Stages, at: At) -> Term:
     """Return the term of buffers: temporary tensors at the peak, gathered parameters, and others."""
     rows, layout, blocks, moment = stages.rows, stages.layout, stages.blocks, int(at(stages.peak.moment))
     habits = rows.framework
+    of_logit, later = logit_bytes(habits, rows.recipe)
     inputs: Inputs = {
         "bs": at(rows.shape.tokens), "h": rows.model.hidden, "V": rows.model.vocab, "t": layout.tensor,
-        "bytes of a logit": habits.logits_bytes,
+        "bytes of a logit": of_logit,
     }  # fmt: skip
     ranks = at(rows.zero_ranks)
     source = f"{habits.name}: {habits.source}"
@@ -307,7 +309,7 @@ def _buffers(stages: _Stages, at: At) -> Term:
         logits = at(blocks.at_loss)
         if moment == LOSS and blocks.early is not None:
             logits -= at(blocks.early.logits_later)
-            inputs["bytes of a logit"] = habits.logits_bytes - habits.logits_later
+            inputs["bytes of a logit"] = of_logit - later
         working = Term(
             "logits", logits, "bytes",
             f"bsV × bytes of a logit{'' if habits.whole_logits else ' / t'}"
@@ -326,8 +328,12 @@ def _buffers(stages: _Stages, at: At) -> Term:
         gathered = "live parameters, or the largest matrix; all weights if autograd holds them"
     if habits.bucket_elements:
         bucket = "flat buffers, and the largest matrix if it exceeds one"
-    if layout.zero == 0:
+    if habits.copies_to_reduce and at(blocks.copied):
         bucket = "copies of all gradients"
+    flat = {
+        "elements of a buffer": habits.bucket_elements,
+        "buffers": habits.buckets if layout.zero >= 3 else 1,
+    }
     in_bucket = (
         blocks.bucket if moment in (BEGINS, ENDS) else blocks.copied if moment == UPDATE else blocks.standing
     )
@@ -335,8 +341,7 @@ def _buffers(stages: _Stages, at: At) -> Term:
         Term("gathered parameters", at(blocks.gathered) * (moment != UPDATE), "bytes", gathered,
              {"N": ranks, "prefetched": habits.prefetched, "live": habits.live_elements}, f"{ZERO}, stage 3"),
         Term("gradient bucket", at(in_bucket), "bytes", bucket,
-             {"N": ranks, "bytes of a gradient": bucket_bytes(rows)}
-             | {"elements of a buffer": habits.bucket_elements, "buffers": habits.buckets},
+             {"N": ranks, "bytes of a gradient": bucket_bytes(rows)} | flat,
              f"{ZERO}, stage 2" if layout.zero else source),
         Term("gradient placeholders", at(blocks.placeholders), "bytes", "one per distinct weight shape, / t",
              {"t": layout.tensor}, "TransformerEngine 2.x, get_dummy_wgrad"),

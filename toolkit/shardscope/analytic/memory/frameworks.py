@@ -42,6 +42,9 @@ class Framework(NamedTuple):
     """Number of copies of the attention's output, in another order of dimensions, that are saved beside it."""
     logits_later: int = 0
     """The part of `logits_bytes` that is allocated only as the gradient of the logits is computed."""
+    float32_logits: tuple[int, int] | None = None
+    """`logits_bytes` and `logits_later` in fp32, where logits need no cast, and tensors in the activations' precision
+    are wider; None for the same as in 16 bits."""
     every_other_product: bool = False
     """Whether selective recomputation keeps attention and the output of every other matrix product of a dense layer,
     and recomputes all other operations; otherwise it recomputes core attention alone."""
@@ -82,7 +85,7 @@ class Framework(NamedTuple):
     bucket_elements: float = 0.0
     """Number of gradient elements in a buffer that is reduced at once; 0 for those of a layer, without a buffer."""
     buckets: int = 1
-    """Number of such buffers: two if one is filled while the other one is reduced."""
+    """Number of such buffers in ZeRO 3: two if one is filled while the other one is reduced. In ZeRO 2 it is one."""
     keeps_buckets: bool = False
     """Whether the buffers stay allocated in ZeRO 3, instead of only during the backward pass."""
     keeps_outputs: bool = False
@@ -105,6 +108,7 @@ MEGATRON_CORE = Framework(
     main_gradients=True,
     keeps_gradients_from=0,
     logits_bytes=2,
+    float32_logits=(4, 0),
     skips_transposes=True,
     reused_gradient=True,
 )
@@ -123,12 +127,15 @@ FSDP2 = Framework(
     "fully_shard gathers one block in advance; F.cross_entropy on logits.float() keeps bf16 logits, fp32 logits, their "
     "log-softmax and its gradient; SiLU and product are two operations; torchtitan's selective op recomputation; "
     "torch.distributed.pipelining reduces gradients only in the last backward pass (set_requires_gradient_sync); "
-    "DistributedDataParallel, which replaces it without ZeRO, has gradient_as_bucket_view off by default",
+    "DistributedDataParallel, which replaces it without ZeRO, has gradient_as_bucket_view off by default; AdamW "
+    "with fused=True, while its default on CUDA, foreach, takes about another float32 copy of a rank's weights in the "
+    "update (torch/optim/optimizer.py)",
     casts=True,
     whole_in_pipelines=True,
     gated_tensors=4,
     logits_bytes=14,
     logits_later=4,
+    float32_logits=(12, 4),
     every_other_product=True,
     stops_early=True,
     copies_to_reduce=True,
@@ -139,6 +146,7 @@ TORCHTITAN = FSDP2._replace(
     "writes 16-bit gradients",
     logits_bytes=4,
     logits_later=2,
+    float32_logits=(8, 4),
 )
 LIGHTNING = FSDP2._replace(
     name="Lightning",
@@ -152,6 +160,7 @@ LLM_FOUNDRY = FSDP2._replace(
     "16-bit logits and writes 16-bit gradients",
     logits_bytes=4,
     logits_later=2,
+    float32_logits=(8, 4),
 )
 NEMO = MEGATRON_CORE._replace(
     name="NeMo",
@@ -178,6 +187,7 @@ DEEPSPEED = Framework(
     keeps_gradients_from=3,
     gated_tensors=4,
     logits_bytes=14,
+    float32_logits=(12, 0),
     float32_update=True,
     live_elements=1e9 + 5e7,
     bucket_elements=5e8,
@@ -187,10 +197,11 @@ DEEPSPEED = Framework(
 DEEPSPEED_2021 = DEEPSPEED._replace(
     name="DeepSpeed before 0.5.9",
     source="runtime/zero/stage3.py of 0.3.12 to 0.5.8: as today, but each backward pass allocates two buffers of "
-    "reduce_bucket_size, because overlap_comm is on in stage 3, and frees them; models of Megatron-LM, which have "
-    "dropout by default and a cross entropy in float32",
+    "reduce_bucket_size, because overlap_comm is on in stage 3 but not in others (zero/constants.py), and frees them; "
+    "models of Megatron-LM, which have dropout by default and a cross entropy in float32",
     dropout=True,
     logits_bytes=10,
+    float32_logits=None,
     buckets=2,
     keeps_buckets=False,
 )

@@ -8,7 +8,8 @@ Gradients and saved activations are seldom all allocated at once. Five moments a
 - as the backward pass begins, in the last layer, with all saved activations and the gradients of that layer and of the
   output projection;
 - as the backward pass ends, in the first layer, with all gradients, when the activations of the other layers are freed;
-- in the update, with all gradients and no activations.
+- in the update, with all gradients and no activations. That of PyTorch is fused, so it has no temporary tensors; the
+  default of `torch.optim.AdamW` on CUDA, foreach, has a float32 copy of a rank's weights, which is not counted.
 
 In between, gradients grow as activations are freed, both in proportion to the layers, so the sum is largest at an end.
 Gradients of an earlier micro-batch exist at the first three moments if the rank runs more micro-batches than it keeps

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.analytic.memory.activations import FULL
+from shardscope.analytic.memory.activations import FULL, logit_bytes
 from shardscope.analytic.memory.architecture import torch_workspace_bytes
 from shardscope.analytic.memory.offload import OFFLOADS_OPTIMIZER
 from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows, held_by
@@ -273,7 +273,11 @@ def _early(rows: LayoutRows, own: Elements, held: Holding, gradients: Floats, co
         accumulates=keeps | (rows.pipeline.microbatches > held.in_flight),
         layers=held.layers,
         gradients=gradients * share,
-        logits_later=held.head * framework.logits_later * rows.model.vocab * rows.shape.tokens / sharing,
+        logits_later=held.head
+        * logit_bytes(framework, recipe)[1]
+        * rows.model.vocab
+        * rows.shape.tokens
+        / sharing,
         copies_begin=begin,
         copies_end=end,
         copies_update=update,
@@ -290,9 +294,10 @@ def _bucket(rows: LayoutRows, own: Elements, copied: Floats) -> Floats:
     return np.asarray((width * alone + _buffers(rows)) * (rows.borrowed[2][0] > 0))
 
 
-def _buffers(rows: LayoutRows) -> float:
+def _buffers(rows: LayoutRows) -> Floats:
     """Return the bytes of the flat buffers from which gradients are reduced."""
-    return rows.recipe.gradient * rows.framework.buckets * rows.framework.bucket_elements
+    count = np.where(rows.layouts.zero >= 3, rows.framework.buckets, 1)
+    return np.asarray(rows.recipe.gradient * count * rows.framework.bucket_elements)
 
 
 def _copied(rows: LayoutRows, own: Elements) -> Floats:

@@ -38,8 +38,7 @@ class Asked(NamedTuple):
             return [(self.setting(Layout()), found)]
         stored = [
             Layout(zero=int(zero), offload=OFFLOAD_NAMES[offload])
-            for zero in found.zero
-            for offload in found.offload
+            for zero, offload in zip(found.zero, found.offload, strict=True)
         ]
         names = np.array([assumed_software(layout).software.name for layout in stored])
         return [

@@ -40,6 +40,9 @@ from shardscope.spec.model import Transformer
 from shardscope.spec.optimizer import Optimizer
 
 FULL = RECOMPUTE_NAMES.index("full")
+IN_PIPELINE, WITH_OFFLOAD = -1, -2
+LEFT_OUT = {IN_PIPELINE: "ZeRO in a pipeline", WITH_OFFLOAD: "ZeRO with offload"}
+"""Reasons why a way to store model states is left out, by the code that stands for its shard size."""
 
 
 class SharedSettings(NamedTuple):
@@ -69,11 +72,12 @@ class Candidates(NamedTuple):
     grid: Grid
     bodies: Bodies
     zero: Ints
-    """ZeRO stage of each sharding."""
+    """ZeRO stage of each way."""
     shard: Ints
-    """Number of ranks in a shard group, by grid and sharding; 0 if the sharding duplicates another one on this grid, -1
-    if it is left out there."""
+    """Number of ranks in a shard group, by grid and way; 0 if the way duplicates another one on this grid, or a code of
+    `LEFT_OUT`."""
     offload: Ints
+    """Index into `OFFLOAD_NAMES` of each way."""
     compression: Ints
     methods: tuple[Compression, ...]
     """Compression methods that the indices in `compression` refer to; the first is ``none``."""
@@ -92,7 +96,7 @@ class Candidates(NamedTuple):
     @property
     def ways(self) -> Mask:
         """Mask by grid and way to store model states: False if the way duplicates another one on this grid."""
-        return np.repeat(self.shard > 0, len(self.offload), axis=1) & self.chosen
+        return (self.shard > 0) & self.chosen
 
     @property
     def compressions(self) -> Ints:
@@ -130,23 +134,21 @@ class Candidates(NamedTuple):
             recompute = np.where(recompute_layers > 0, FULL, recompute)
             layers = np.where(recompute_layers > 0, recompute_layers, layers)
         grid = bodies.grid.take(body)
-        num_offloads, num_shardings = len(self.offload), len(self.zero)
-        kept = np.repeat(np.arange(num_shardings), num_offloads).take(way)
         return Layouts(
             data=grids.data.take(grid),
             tensor=grids.tensor.take(grid),
             pipeline=grids.pipeline.take(grid),
             context=grids.context.take(grid),
             expert=grids.expert.take(grid),
-            zero=self.zero.take(kept),
-            shard=self.shard.take(grid * num_shardings + kept),
+            zero=self.zero.take(way),
+            shard=self.shard.take(grid * len(self.zero) + way),
             micro_batch=bodies.micro_batch.take(body),
             num_micro_batches=bodies.num_micro_batches.take(body),
             virtual_stages=bodies.virtual_stages.take(body),
             schedule=bodies.schedule.take(body),
             recompute=recompute,
             recompute_layers=layers,
-            offload=np.tile(self.offload, num_shardings).take(way),
+            offload=self.offload.take(way),
             compression=self.compression.take(compression),
             sequence_parallel=bodies.sequence_parallel.take(body),
             compressions=self.methods,
@@ -174,11 +176,10 @@ def candidates(
     recipe = recipe or SharedSettings("bf16-mixed", Optimizer("adamw"), flash_attention=True)
     grid, lost_grids = _grids(model, cluster.num_devices, global_batch, space)
     bodies, lost_bodies, choices = _bodies(model, grid, global_batch, space, recipe)
-    zero, shard, num_states = _states(cluster, grid, space)
-    offload = np.array([OFFLOAD_NAMES.index(name) for name in space.offload], np.int64)
+    zero, offload, shard = _states(cluster, grid, space)
     methods = distinct(space.compression)
     compression = np.array([methods.index(method) for method in dict.fromkeys(space.compression)], np.int64)
-    ways, packed = num_states * len(offload), len(compression)
+    ways, packed = len(zero), len(compression)
     rejected = {name: count * choices * ways * packed for name, count in lost_grids.items()}
     for name, count in lost_bodies.items():
         rejected[name] = rejected.get(name, 0) + count * ways * packed
@@ -195,12 +196,15 @@ def candidates(
 
 
 def _lost_ways(found: Candidates) -> dict[str, int]:
-    """Return the number of combinations that are left out in pipelines, and that store states like another one."""
-    every, packed = int(found.chosen.sum()) * len(found.compression), len(found.compression)
-    left_out = (np.repeat(found.shard < 0, len(found.offload), axis=1) & found.chosen).sum(1) * packed
-    duplicates = every - left_out - found.ways.sum(1) * found.compressions
-    at = found.bodies.grid
-    return {"ZeRO in a pipeline": int(left_out[at].sum()), "no replicas": int(duplicates[at].sum())}
+    """Return the number of combinations that are left out, by reason, and that store states like another one."""
+    at, packed = found.bodies.grid, len(found.compression)
+    left_out = {
+        reason: int(((found.shard == code) & found.chosen).sum(1)[at].sum()) * packed
+        for code, reason in LEFT_OUT.items()
+    }
+    every = len(at) * int(found.chosen.sum()) * packed
+    kept = int((found.ways.sum(1) * found.compressions)[at].sum())
+    return left_out | {"no replicas": every - sum(left_out.values()) - kept}
 
 
 def _grids(model: Transformer, devices: int, batch: int, space: SearchAxes) -> tuple[Grid, dict[str, int]]:
@@ -286,22 +290,31 @@ def _schedule_rules(
     return broken
 
 
-def _states(cluster: Cluster, grid: Grid, space: SearchAxes) -> tuple[Ints, Ints, int]:
-    """Return the ZeRO stage of each sharding, the shard size by grid and sharding, and the number of shardings.
-
-    A shard size of 0 marks a sharding that duplicates another one on the grid, and -1 one that is left out there.
-    """
-    ways = [(zero, kind) for zero in space.zero for kind in (space.shard if zero else space.shard[:1])]
-    ranks = grid.data * grid.context
+def _states(cluster: Cluster, grid: Grid, space: SearchAxes) -> tuple[Ints, Ints, Ints]:
+    """Return the ZeRO stage and the offload setting of each way to store model states, and `Candidates.shard`."""
+    ways = [
+        (zero, kind, offload)
+        for zero in space.zero
+        for kind in (space.shard if zero else space.shard[:1])
+        for offload in space.offload
+    ]
+    ranks, needed = grid.data * grid.context, dict(space.zero_for_offload)
     columns = []
-    for zero, kind in ways:
+    for zero, kind, offload in ways:
+        least = needed.get(offload, 0)
+        lowest = min((each for each in space.zero if each >= least), default=0)
         shard = shard_size(cluster, kind if zero else "all", grid)
-        twin = (ranks == 1) & (zero != min(space.zero)) if zero else np.zeros(len(ranks), bool)
+        twin = (ranks == 1) & (zero > lowest) if zero else np.zeros(len(ranks), bool)
         if zero and kind == "node":
             twin |= (shard == 1) | ((shard == ranks) & ("all" in space.shard))
-        left_out = (grid.pipeline > 1) & (ranks > 1) & (zero not in space.zero_in_pipelines)
-        columns.append(np.where(left_out, -1, np.where(twin, 0, shard)))
-    return np.array([zero for zero, _ in ways], np.int64), np.stack(columns, axis=1), len(ways)
+        # Without replicas the stage says nothing, unless offloading needs it.
+        counts = (ranks > 1) | (zero > min(space.zero))
+        is_lost = (grid.pipeline > 1) & counts & (zero not in space.zero_in_pipelines)
+        found = np.where(is_lost, IN_PIPELINE, np.where(twin, 0, shard))
+        columns.append(found if zero >= least else np.full(len(ranks), WITH_OFFLOAD))
+    zeros, _, offloads = zip(*ways, strict=True)
+    named = [OFFLOAD_NAMES.index(name) for name in offloads]
+    return np.array(zeros, np.int64), np.array(named, np.int64), np.stack(columns, axis=1)
 
 
 def _product(*axes: object) -> tuple[Ints, ...]:

@@ -103,7 +103,7 @@ def plan(
         raise SpecError(f"top={quoted(top)} is not a number of rows; give 1 or more, or None for all")
     batch = _known_batch(asked.model, global_batch)
     recipes = _recipes(precision, optimizer, flash_attention)
-    spared = tried if space is not None or "offload" in (fix or {}) else tried.fixed({"offload": "none"})
+    spared = tried if space is not None or "offload" in (fix or {}) else _without_offload(tried, every)
     pools, found = searched(asked, batch, spared, recipes, top)
     if spared != tried and not any(len(each.rows.body) for each in found):
         spared = tried
@@ -114,6 +114,11 @@ def plan(
     wider = every.replace(offload=spared.offload)
     limits = None if spared == wider else Limits(spared, wider)
     return Plans(asked, batch, objective, top, tuple(pools), _rejected(pools, found), problem, limits)
+
+
+def _without_offload(space: SearchAxes, every: SearchAxes) -> SearchAxes:
+    """Return the space without offloading, and with the limits of offloading that the caller gave, if any."""
+    return space.replace(offload=("none",), zero_for_offload=every.zero_for_offload)
 
 
 def known_model(model: Model | str) -> Transformer:

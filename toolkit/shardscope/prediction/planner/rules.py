@@ -34,6 +34,7 @@ REASONS: dict[str, str] = {
     "no pipeline": "without a pipeline all schedules are equivalent; only one is kept",
     "sequence-parallel": "sequence parallelism needs a tensor degree above 1 that divides a rank's sequence",
     "ZeRO in a pipeline": "zero_in_pipelines leaves out this ZeRO stage with several pipeline stages",
+    "ZeRO with offload": "zero_for_offload leaves out this ZeRO stage with this kind of offloading",
     "no replicas": "without replicas or sharding it is equivalent to another layout; only one is kept",
     "no recomputation": "flash attention saves nothing that selective recomputation could drop; only one is kept",
     "recompute-layers": "it recomputes as many layers as another layout; only one is kept",

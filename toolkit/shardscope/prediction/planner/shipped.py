@@ -47,6 +47,8 @@ class Limits(NamedTuple):
         }
         if is_piped:
             found |= {"schedule": layout.schedule, "zero_in_pipelines": layout.zero}
+        if layout.zero < dict(self.space.zero_for_offload).get(layout.offload, 0):
+            return True
         tried = {name: (getattr(self.space, name), getattr(self.wider, name)) for name in found}
         return any(here != all_ and found[name] not in here for name, (here, all_) in tried.items())
 
@@ -62,13 +64,17 @@ def shipped_space(space: SearchAxes, software: str | None, *, given: Collection[
     if software is None:
         return space
     shipped = software_of(software).shipped
-    axes = {name: values for name, values in shipped.axes().items() if name not in given}
+    axes: dict[str, Any] = {name: values for name, values in shipped.axes().items() if name not in given}
     if (
         shipped.zero_in_pipelines
         and not {"zero", "pipeline"} <= {*given}
         and "zero_in_pipelines" not in given
     ):
         axes["zero_in_pipelines"] = shipped.zero_in_pipelines
+    if not {"zero", "offload"} <= {*given} and "zero_for_offload" not in given:
+        tried = axes.get("offload", space.offload)
+        pairs = tuple(pair for pair in shipped.zero_for_offload if pair[0] in tried)
+        axes |= {"zero_for_offload": pairs} if pairs else {}
     return space.fixed(axes)
 
 

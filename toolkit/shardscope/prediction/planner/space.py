@@ -42,6 +42,8 @@ class SearchAxes(Spec):
     zero: tuple[Literal[0, 1, 2, 3], ...] = Field(default=(0, 1, 2, 3), min_length=1)
     zero_in_pipelines: tuple[Literal[0, 1, 2, 3], ...] = Field(default=(0, 1, 2, 3), min_length=1)
     """Those of the ZeRO stages that are tried with several pipeline stages; several frameworks do not combine all."""
+    zero_for_offload: tuple[tuple[Offload, Literal[0, 1, 2, 3]], ...] = ()
+    """Pairs of an offload setting and the lowest ZeRO stage with which it is tried, such as ``("states", 3)``."""
     shard: tuple[Literal["all", "node"], ...] = Field(default=("all", "node"), min_length=1)
     """Shard model states over all replicas, or over the replicas on one node (HSDP)."""
     recompute: tuple[Recompute, ...] = Field(default=("none", "selective", "full"), min_length=1)

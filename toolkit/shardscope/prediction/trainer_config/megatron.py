@@ -121,8 +121,6 @@ def _degrees(model: Transformer, layout: Layout) -> dict[str, Any]:
 
 
 def _sharding(layout: Layout) -> dict[str, Any]:
-    if layout.offload == "optimizer" and not layout.zero:
-        raise SpecError("offload='optimizer' needs Megatron-LM's distributed optimizer; use zero=1")
     replicas = layout.data * layout.context
     groups = replicas // layout.shard if layout.zero and layout.shard else 1
     if replicas // layout.expert % groups:

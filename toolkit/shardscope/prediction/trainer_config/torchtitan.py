@@ -33,8 +33,6 @@ def torchtitan_config(model: Transformer, layout: Layout, *, is_compiled: bool =
     Raises:
         SpecError: torchtitan cannot run the layout.
     """
-    if layout.offload == "states" and layout.zero < 2:
-        raise SpecError("offload='states' needs ZeRO stage 2 or higher in torchtitan; use zero=2 or 3")
     settings: dict[str, Any] = {
         f"parallelism.{name}": value for name, value in _degrees(model, layout).items()
     }

@@ -112,6 +112,12 @@ def fit_lines(tables: Mapping[str, Sequence[MemoryRow]]) -> list[FitLine]:
     return lines
 
 
-def total_fits(lines: Sequence[FitLine]) -> FitLine:
+def total_fits(lines: Sequence[FitLine], name: str = "all tables") -> FitLine:
     """Return the sums over all tables."""
-    return FitLine("all tables", *(sum(column) for column in zip(*(line[1:] for line in lines), strict=True)))
+    return FitLine(name, *(sum(column) for column in zip(*(line[1:] for line in lines), strict=True)))
+
+
+def without_largest(lines: Sequence[FitLine]) -> FitLine:
+    """Return the sums over all tables but the one with the most out-of-memory errors, on which the total rests."""
+    largest = max(lines, key=lambda line: line.ran_out)
+    return total_fits([line for line in lines if line is not largest], f"without {largest.dataset}")
