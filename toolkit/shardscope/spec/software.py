@@ -21,7 +21,7 @@ Family = Literal["megatron", "fsdp", "deepspeed", "deepspeed-0.5"]
 
 
 class Shipped(NamedTuple):
-    """What a framework can run; each field but the last three has the values of an axis of `Layout`."""
+    """What a framework can run; each field but the last four has the values of an axis of `Layout`."""
 
     schedule: tuple[str, ...]
     """Pipeline schedules; empty if it has no pipelines."""
