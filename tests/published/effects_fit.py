@@ -123,6 +123,20 @@ class Seen(NamedTuple):
         rows = (each[kept] for each in (self.software, self.slope, self.target, self.weight))
         return Seen(rest, place, *rows)
 
+    def held(self, at: Sequence[Floats], noise: Floats, length: float) -> Seen:
+        """These rows, and one for each factor of each table that says where it is, with this standard deviation."""
+        of_tables = np.array([noise_index(each) for each in self.effects])
+        table = np.repeat(np.arange(len(at)), len(NAMES))
+        software = of_tables[table]
+        return Seen(
+            self.effects,
+            np.concatenate([self.table, table]),
+            np.concatenate([self.software, software]),
+            np.concatenate([self.slope, np.tile(np.eye(len(NAMES)), (len(at), 1))]),
+            np.concatenate([self.target, *at]),
+            np.concatenate([self.weight, (noise[software] / length) ** 2]),
+        )
+
 
 def noise_index(effects: Effects) -> int:
     """Index into `NOISES` of the software that a table's effects name."""
@@ -173,7 +187,7 @@ def estimated(seen: Seen, start: Floats) -> Floats:
         return value + 0.5 * ((x / _prior()) ** 2).sum(), slope + x / _prior() ** 2
 
     return np.asarray(
-        minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 60, "ftol": 1e-7}).x
+        minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 500, "ftol": 1e-10}).x
     )
 
 

@@ -37,13 +37,16 @@ from published.effects_fit import (
 from published.left_out import Widths, best_widths, constant_of, left_out, print_scores, scores, trials
 from shardscope.measure.scoreboard.score import constant_mfu_seconds, plain_seconds
 from shardscope.spec.cluster import Device
-from shardscope.spec.effects import OTHER, architecture, effects_of, fitted_effects
+from shardscope.spec.effects import OTHER, architecture, effects_of
 from shardscope.spec.software import SOFTWARE
 
 Floats = npt.NDArray[np.float64]
-TURNS = 8
-_LONGEST = 0.7
-"""Longest step of a factor."""
+TURNS = 40
+"""Most turns of a fit; it stops before."""
+ENOUGH_LOSS, ENOUGH_X = 0.01, 0.01
+"""It stops when a turn decreases the loss, and moves the logarithms of standard deviations, by less."""
+LENGTHS = (1.0, 0.3, 0.1, 0.03, 0.01)
+"""Lengths of steps that are tried, as standard deviations of factors."""
 _FLOOR = 1e-9
 
 
@@ -60,33 +63,37 @@ class Fit(NamedTuple):
 def solve(
     tables: Sequence[Table], at: Sequence[Floats] | None = None, x: Floats | None = None, turns: int = TURNS
 ) -> Fit:
-    """The most likely effects: Gauss-Newton steps, each as far as the loss decreases, with new standard deviations."""
+    """The most likely effects, by Levenberg and Marquardt's steps; each turn estimates their standard deviations."""
     u = [np.zeros(len(NAMES)) for _ in tables] if at is None else list(at)
-    x, before = usual_spreads() if x is None else x, np.inf
+    x = usual_spreads() if x is None else x
     effects = [t.effects for t in tables]
     for turn in range(turns + 1):
         seen = Seen.of(
             effects, [t.linear(each) for t, each in zip(tables, u, strict=True)], u, Spreads.of(x).noise
         )
-        x = estimated(seen, x)
+        before, x = x, estimated(seen, x)
         found = Found.of(seen, Spreads.of(x))
         if turn == turns:
             break
-        new = [found.mean(each) for each in effects]
-        tried = {size: _between(u, new, size) for size in (1.0, 0.5, 0.25, 0.1)}
-        losses = {size: loss(tables, values, found.spreads) for size, values in tried.items()}
-        best = min(losses, key=lambda size: losses[size])
-        u = tried[best]
+        tried = [u, *(_next(found, effects, u, length) for length in LENGTHS)]
+        losses = [loss(tables, values, found.spreads) for values in tried]
+        best, moved = int(np.argmin(losses)), np.abs(x - before).max()
+        u, decrease = tried[best], losses[0] - losses[best]
         if turns == TURNS:
-            print(f"loss {losses[best]:.1f} with a step of {best:g}", flush=True)
-        if abs(losses[best] - before) < 0.003 * before and best == 1.0:
-            turns = turn + 1
-        before = losses[best]
+            length = [0.0, *LENGTHS][best]
+            print(
+                f"turn {turn}: loss {losses[best]:.2f}, less by {decrease:.3f} with {length:g}; {moved:.3f}",
+                flush=True,
+            )
+        if decrease < ENOUGH_LOSS and moved < ENOUGH_X:
+            break
     return Fit(found, u, x)
 
 
-def _between(u: Sequence[Floats], new: Sequence[Floats], size: float) -> list[Floats]:
-    return [a + size * np.clip(b - a, -_LONGEST, _LONGEST) for a, b in zip(u, new, strict=True)]
+def _next(found: Found, effects: Sequence[Effects], u: Sequence[Floats], length: float) -> list[Floats]:
+    """Factors after a step that is as if each had also been measured, with this standard deviation, where it is."""
+    near = Found.of(found.seen.held(u, found.spreads.noise, length), found.spreads)
+    return [near.mean(each) for each in effects]
 
 
 def loss(tables: Sequence[Table], u: Sequence[Floats], spreads: Spreads) -> float:
@@ -106,20 +113,14 @@ def loss(tables: Sequence[Table], u: Sequence[Floats], spreads: Spreads) -> floa
 
 
 def main(folder: Path, target: Path) -> None:
-    """Fit, score and write all effects, starting at those of the file."""
+    """Fit, score and write all effects; the fit starts at 0, so it does not depend on those that the file has."""
     tables = all_tables(folder)
-    whole = solve(tables, [started(t) for t in tables])
+    whole = solve(tables)
     print_spreads(whole.found.spreads)
     each = [left_out(place, tables, whole.found, whole.x) for place in range(len(tables))]
     found = scores(tables, each)
     print_scores(found)
     write(target, tables, whole, best_widths(trials(each)), found)
-
-
-def started(t: Table) -> Floats:
-    """Values of a table's factors by the effects that ship."""
-    known = fitted_effects()
-    return np.array([sum(f * known.get(e, {}).get(n, 0.0) for e, f in t.shared.items()) for n in NAMES])
 
 
 def print_spreads(spreads: Spreads) -> None:

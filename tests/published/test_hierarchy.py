@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from published import more, small
+from published import hierarchy, more, small
 from published.effects_fit import (
     KINDS,
     NAMES,
@@ -66,6 +66,34 @@ def test_effects_that_made_the_tables_predict_a_table_that_was_left_out() -> Non
         ratios.append(np.std(left) / np.std(off))
     assert np.median(ratios) < 0.8
     assert np.mean(covered) > 0.8
+
+
+class Curved:
+    """A table whose logarithms of times bend with the factors."""
+
+    def __init__(self, effects: Effects, target: np.ndarray, slope: np.ndarray) -> None:
+        self.effects, self.target, self.slope = effects, target, slope
+
+    def off(self, at: np.ndarray) -> np.ndarray:
+        return self.target - (self.slope @ at + 0.2 * np.sin(self.slope @ at))
+
+    def linear(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self.off(at), (1 + 0.2 * np.cos(self.slope @ at))[:, None] * self.slope
+
+
+def test_a_fit_finds_the_same_effects_from_any_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hierarchy, "estimated", lambda _, x: x)
+    seen, _ = made(Spreads.of(usual_spreads()))
+    tables = [
+        Curved(effects, seen.target[seen.table == place], seen.slope[seen.table == place])
+        for place, effects in enumerate(seen.effects[:4])
+    ]
+    random = np.random.default_rng(0)
+    starts = [None, [random.normal(size=len(NAMES)) for _ in tables]]
+    fits = [hierarchy.solve(tables, start) for start in starts]  # type: ignore[arg-type]
+    for effects in tables[0].effects, {"all": 1.0}:
+        one, other = (fit.found.mean(effects) for fit in fits)
+        assert one == pytest.approx(other, abs=1e-3)
 
 
 def test_a_table_that_was_seen_is_predicted_by_its_own_effect_too() -> None:
