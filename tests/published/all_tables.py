@@ -20,6 +20,8 @@ from shardscope.spec.software import SOFTWARE
 
 Floats = npt.NDArray[np.float64]
 MOST_ROWS = 20
+SCORED_ONLY = ("FSDP of Lightning, V100",)
+"""Tables that are not fitted, because what was timed is not the step alone."""
 
 
 class Table:
@@ -33,6 +35,7 @@ class Table:
         self.shared = effects_of(software, device)
         self.effects = {**self.shared, f"table {name}": 1.0}
         self.log_seconds = np.log([row.seconds for row in rows])
+        self.is_fitted = name not in SCORED_ONLY
 
     @cached_property
     def groups(self) -> RowGroups:

@@ -123,8 +123,8 @@ class Seen(NamedTuple):
         rows = (each[kept] for each in (self.software, self.slope, self.target, self.weight))
         return Seen(rest, place, *rows)
 
-    def held(self, at: Sequence[Floats], noise: Floats, length: float) -> Seen:
-        """These rows, and one for each factor of each table that says where it is, with this standard deviation."""
+    def held(self, at: Sequence[Floats], noise: Floats, lengths: Floats) -> Seen:
+        """These rows, and one for each factor that says where it is, with a standard deviation for each table."""
         of_tables = np.array([noise_index(each) for each in self.effects])
         table = np.repeat(np.arange(len(at)), len(NAMES))
         software = of_tables[table]
@@ -134,7 +134,7 @@ class Seen(NamedTuple):
             np.concatenate([self.software, software]),
             np.concatenate([self.slope, np.tile(np.eye(len(NAMES)), (len(at), 1))]),
             np.concatenate([self.target, *at]),
-            np.concatenate([self.weight, (noise[software] / length) ** 2]),
+            np.concatenate([self.weight, (noise[software] / lengths[table]) ** 2]),
         )
 
 

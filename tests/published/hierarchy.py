@@ -41,12 +41,14 @@ from shardscope.spec.effects import OTHER, architecture, effects_of
 from shardscope.spec.software import SOFTWARE
 
 Floats = npt.NDArray[np.float64]
-TURNS = 40
-"""Most turns of a fit; it stops before."""
-ENOUGH_LOSS, ENOUGH_X = 0.01, 0.01
-"""It stops when a turn decreases the loss, and moves the logarithms of standard deviations, by less."""
-LENGTHS = (1.0, 0.3, 0.1, 0.03, 0.01)
-"""Lengths of steps that are tried, as standard deviations of factors."""
+TURNS, SETTLED = 40, 15
+"""Most turns of a fit, and after how many of them the standard deviations stay as they are, so that it converges."""
+ENOUGH = 0.1
+"""A fit has converged when two turns in a row decrease its loss by less."""
+LONGEST = 1.0
+"""Longest standard deviation by which a turn holds a table's factors near where they are."""
+SHARES = (1.0, 0.3, 0.1)
+"""Shares of these standard deviations that each turn tries."""
 _FLOOR = 1e-9
 
 
@@ -63,64 +65,95 @@ class Fit(NamedTuple):
 def solve(
     tables: Sequence[Table], at: Sequence[Floats] | None = None, x: Floats | None = None, turns: int = TURNS
 ) -> Fit:
-    """The most likely effects, by Levenberg and Marquardt's steps; each turn estimates their standard deviations."""
+    """The most likely effects, by Levenberg and Marquardt's steps, each table's as long as its formulas are linear."""
     u = [np.zeros(len(NAMES)) for _ in tables] if at is None else list(at)
     x = usual_spreads() if x is None else x
-    effects = [t.effects for t in tables]
+    effects, lengths, small = [t.effects for t in tables], np.full(len(tables), LONGEST), 0
     for turn in range(turns + 1):
-        seen = Seen.of(
-            effects, [t.linear(each) for t, each in zip(tables, u, strict=True)], u, Spreads.of(x).noise
-        )
-        before, x = x, estimated(seen, x)
+        linear = [t.linear(each) for t, each in zip(tables, u, strict=True)]
+        seen = Seen.of(effects, linear, u, Spreads.of(x).noise)
+        x = estimated(seen, x) if turn < SETTLED else x
         found = Found.of(seen, Spreads.of(x))
-        if turn == turns:
+        if turn == turns or small == 2:
             break
-        tried = [u, *(_next(found, effects, u, length) for length in LENGTHS)]
-        losses = [loss(tables, values, found.spreads) for values in tried]
-        best, moved = int(np.argmin(losses)), np.abs(x - before).max()
-        u, decrease = tried[best], losses[0] - losses[best]
-        if turns == TURNS:
-            length = [0.0, *LENGTHS][best]
-            print(
-                f"turn {turn}: loss {losses[best]:.2f}, less by {decrease:.3f} with {length:g}; {moved:.3f}",
-                flush=True,
-            )
-        if decrease < ENOUGH_LOSS and moved < ENOUGH_X:
-            break
+        before = Loss.of(tables, u, found.spreads)
+        tried = [before, *(before.at(tables, _next(found, effects, u, share * lengths)) for share in SHARES)]
+        chosen = mixed(tried)
+        u = [np.array(tried[one].u[place]) for place, one in enumerate(chosen)]
+        lengths = np.minimum(lengths * np.array([0.2, 2.0, 0.5, 0.2])[chosen], LONGEST)
+        after = before.at(tables, u)
+        print(
+            f"turn {turn}: loss {after.total:.2f}, before {before.total:.2f}", np.bincount(chosen), flush=True
+        )
+        small = small + 1 if before.total - after.total < ENOUGH else 0
     return Fit(found, u, x)
 
 
-def _next(found: Found, effects: Sequence[Effects], u: Sequence[Floats], length: float) -> list[Floats]:
-    """Factors after a step that is as if each had also been measured, with this standard deviation, where it is."""
-    near = Found.of(found.seen.held(u, found.spreads.noise, length), found.spreads)
+def _next(found: Found, effects: Sequence[Effects], u: Sequence[Floats], lengths: Floats) -> list[Floats]:
+    """Factors after a step that is as if each had also been measured, with these standard deviations, where it is."""
+    near = Found.of(found.seen.held(u, found.spreads.noise, lengths), found.spreads)
     return [near.mean(each) for each in effects]
 
 
-def loss(tables: Sequence[Table], u: Sequence[Floats], spreads: Spreads) -> float:
+class Loss(NamedTuple):
     """The loss of exact predictions: residuals count linearly beyond `ROBUST`, factors as the normal prior says."""
-    effects = [t.effects for t in tables]
-    noises = [spreads.noise[noise_index(each)] for each in effects]
-    off = np.concatenate([t.off(each) / noise for t, each, noise in zip(tables, u, noises, strict=True)])
-    fit = 2 * ROBUST**2 * (np.sqrt(1 + (off / ROBUST) ** 2) - 1).sum()
-    factors = between(spreads, shared(effects, effects))
-    values = np.array(u).T
-    return float(
-        fit
-        + sum(
-            v @ np.linalg.solve(c + _FLOOR * np.eye(len(v)), v) for v, c in zip(values, factors, strict=True)
-        )
-    )
+
+    u: Floats
+    """Factors of all tables, shape `(tables, factors)`."""
+    noises: Floats
+    """Standard deviation of each table's rows."""
+    precisions: Floats
+    """Inverse covariances of the factors of tables, shape `(factors, tables, tables)`."""
+    fits: Floats
+    """Loss of each table's residuals."""
+
+    @classmethod
+    def of(cls, tables: Sequence[Table], u: Sequence[Floats], spreads: Spreads) -> Loss:
+        """The loss with these standard deviations."""
+        effects = [t.effects for t in tables]
+        factors = between(spreads, shared(effects, effects))
+        noises = spreads.noise[[noise_index(each) for each in effects]]
+        empty = cls(np.zeros(0), noises, np.linalg.inv(factors + _FLOOR * np.eye(len(tables))), np.zeros(0))
+        return empty.at(tables, u)
+
+    def at(self, tables: Sequence[Table], u: Sequence[Floats]) -> Loss:
+        """The loss with other factors."""
+        off = [t.off(each) / noise for t, each, noise in zip(tables, u, self.noises, strict=True)]
+        fits = [2 * ROBUST**2 * (np.sqrt(1 + (each / ROBUST) ** 2) - 1).sum() for each in off]
+        return self._replace(u=np.array(u), fits=np.array(fits))
+
+    @property
+    def total(self) -> float:
+        return float(self.fits.sum() + np.einsum("af,fab,bf->", self.u, self.precisions, self.u))
+
+
+def mixed(tried: Sequence[Loss]) -> npt.NDArray[np.intp]:
+    """Which of some factors each table should have: those that decrease the loss, one table after the other."""
+    tables, precisions = range(len(tried[0].u)), tried[0].precisions
+    chosen = np.full(len(tables), np.argmin([each.total for each in tried]))
+    values, fits = np.array([each.u for each in tried]), np.array([each.fits for each in tried])
+    before = None
+    while before is None or np.any(before != chosen):
+        before = chosen.copy()
+        for t in tables:
+            u = values[chosen, tables]
+            moved = values[:, t] - u[t]
+            pull = 2 * np.einsum("fb,bf->f", precisions[:, t], u)
+            changes = fits[:, t] + moved @ pull + moved**2 @ precisions[:, t, t]
+            chosen[t] = np.argmin(changes)
+    return chosen
 
 
 def main(folder: Path, target: Path) -> None:
     """Fit, score and write all effects; the fit starts at 0, so it does not depend on those that the file has."""
     tables = all_tables(folder)
-    whole = solve(tables)
+    fitted = [t for t in tables if t.is_fitted]
+    whole = solve(fitted)
     print_spreads(whole.found.spreads)
-    each = [left_out(place, tables, whole.found, whole.x) for place in range(len(tables))]
-    found = scores(tables, each)
+    each = [left_out(t, fitted.index(t) if t.is_fitted else None, whole.found, whole.x) for t in tables]
+    found = scores(each)
     print_scores(found)
-    write(target, tables, whole, best_widths(trials(each)), found)
+    write(target, fitted, whole, best_widths(trials(each)), found)
 
 
 def print_spreads(spreads: Spreads) -> None:

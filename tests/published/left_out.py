@@ -33,6 +33,8 @@ class LeftOut(NamedTuple):
     table: Table
     at: Floats
     """Expected values of the table's factors."""
+    place: int | None
+    """The table's place among those that were fitted; None if it is not one of them."""
 
     def before(self, widths: Widths) -> Ends:
         """Return the table's intervals without a measured step."""
@@ -48,14 +50,21 @@ class LeftOut(NamedTuple):
         return known.turns()
 
 
-def left_out(place: int, tables: Sequence[Table], seen: Found, x: Floats) -> LeftOut:
-    """Predict a table by effects that the others make likely; x are the standard deviations to start from."""
-    t, rest = tables[place], seen.seen.without(place)
+def left_out(t: Table, place: int | None, seen: Found, x: Floats) -> LeftOut:
+    """Predict a table by effects that the others make likely.
+
+    Args:
+        t: The table.
+        place: Its place among the fitted tables; None if it is not one of them.
+        seen: What the rows of all fitted tables say.
+        x: The standard deviations to start from.
+    """
+    rest = seen.seen if place is None else seen.seen.without(place)
     found = Found.of(rest, Spreads.of(estimated(rest, x)))
     effects = {**t.shared, "table new": 1.0}
     at, noise = found.mean(effects), float(found.spreads.noise[noise_index(effects)])
     off, slope = t.linear(at)
-    return LeftOut(slope, off, found.covariance(effects), noise, t, at)
+    return LeftOut(slope, off, found.covariance(effects), noise, t, at, place)
 
 
 class Trial(NamedTuple):
@@ -63,51 +72,60 @@ class Trial(NamedTuple):
 
     score: float
     """Sum of the mean interval scores before and after one measured step."""
-    is_rejected: bool
-    """Whether a binomial test says that intervals after one step contain less than 90 % of measured times."""
+    rejections: int
+    """Of how many of its intervals, those before and those after one measured step, a binomial test says that they
+    contain less than 90 % of measured times."""
 
     @classmethod
     def of(cls, one: LeftOut, widths: Widths) -> Trial:
         """Try some widths."""
-        turns = one.after(widths)
-        covered = float(np.mean([turn.covered for turn in turns]))
-        p_value = coverage_p_value(round(covered / 100 * len(one.off)), len(one.off))
-        score = one.before(widths).score + float(np.mean([turn.score for turn in turns]))
-        return cls(score, covered < 100 * LEVEL and p_value < REJECTED)
+        before, turns = one.before(widths), one.after(widths)
+        score = before.score + float(np.mean([turn.score for turn in turns]))
+        shares = before.covered, float(np.mean([turn.covered for turn in turns]))
+        return cls(score, sum(is_rejected(share, len(one.off)) for share in shares))
+
+
+def is_rejected(covered: float, rows: int) -> bool:
+    """Return whether a share of rows, in per cent, is less than intervals of 90 % contain by chance."""
+    return covered < 100 * LEVEL and coverage_p_value(round(covered / 100 * rows), rows) < REJECTED
 
 
 Trials = Mapping[Widths, Sequence[Trial]]
 
 
 def trials(found: Sequence[LeftOut]) -> Trials:
-    """Try all widths on all tables."""
-    return {widths: [Trial.of(one, widths) for one in found] for widths in product(WIDER, NOISIER)}
+    """Try all widths on all fitted tables."""
+    fitted = [one for one in found if one.place is not None]
+    return {widths: [Trial.of(one, widths) for one in fitted] for widths in product(WIDER, NOISIER)}
 
 
 def best_widths(tried: Trials, place: int | None = None) -> Widths:
     """Return the factors with the least interval score on all tables but one.
 
-    They are chosen from those with which no more tables are rejected than would be by chance.
+    They are chosen from those of which no more intervals are rejected than would be by chance.
     """
 
     def loss(widths: Widths) -> tuple[float, float]:
         others = [each for other, each in enumerate(tried[widths]) if other != place]
-        rejected = sum(each.is_rejected for each in others)
-        return max(0.0, rejected - REJECTED * len(others)), float(np.mean([each.score for each in others]))
+        rejected = sum(each.rejections for each in others)
+        return max(0.0, rejected - 2 * REJECTED * len(others)), float(
+            np.mean([each.score for each in others])
+        )
 
     return min(tried, key=loss)
 
 
-def scores(tables: Sequence[Table], found: Sequence[LeftOut]) -> dict[str, dict[str, float]]:
+def scores(found: Sequence[LeftOut]) -> dict[str, dict[str, float]]:
     """Return the scores of all tables, each with the widths that the others choose."""
+    tables = [one.table for one in found]
     tried = trials(found)
-    widths = [best_widths(tried, place) for place in range(len(tables))]
+    widths = [best_widths(tried, one.place) for one in found]
     before = [one.before(width) for one, width in zip(found, widths, strict=True)]
     after = [one.after(width, is_exact=True) for one, width in zip(found, widths, strict=True)]
     constant, constant_after = constant_scores([[one] for one in before]), constant_scores(after)
     result = {}
     for place, t in enumerate(tables):
-        rows, others = len(t.rows), [*tables[:place], *tables[place + 1 :]]
+        rows, others = len(t.rows), [other for other in tables if other.is_fitted and other is not t]
         off = before[place].off
         covered_after = float(np.mean([turn.covered for turn in after[place]]))
         result[t.name] = {
