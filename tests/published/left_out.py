@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import binom
 
 from published.all_tables import Table
 from published.effects_fit import Found, Spreads, estimated, noise_index
@@ -17,7 +18,7 @@ from shardscope.measure.scoreboard.score import constant_mfu_seconds, plain_seco
 
 Floats = npt.NDArray[np.float64]
 Widths = tuple[float, float]
-WIDER, NOISIER = (0.7, 1.0, 1.4, 2.0, 2.8), (1.0, 1.3, 1.5, 1.7, 2.0, 2.4)
+WIDER, NOISIER = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8), (1.0, 1.2, 1.4, 1.7, 2.0, 2.4, 2.8, 3.4)
 """Factors that are tried: of the covariance of a new table's constants, and of the standard deviation of its rows in
 intervals. The formulas are not exact, so tables differ more than the likelihood of linear effects says."""
 REJECTED = 0.05
@@ -72,22 +73,28 @@ class Trial(NamedTuple):
 
     score: float
     """Sum of the mean interval scores before and after one measured step."""
-    rejections: int
-    """Of how many of its intervals, those before and those after one measured step, a binomial test says that they
-    contain less than 90 % of measured times."""
+    excess: float
+    """How many of its intervals, those before and those after one measured step, a binomial test says contain less than
+    90 % of measured times, less the number that would be by chance."""
 
     @classmethod
     def of(cls, one: LeftOut, widths: Widths) -> Trial:
         """Try some widths."""
-        before, turns = one.before(widths), one.after(widths)
+        before, turns, rows = one.before(widths), one.after(widths), len(one.off)
         score = before.score + float(np.mean([turn.score for turn in turns]))
         shares = before.covered, float(np.mean([turn.covered for turn in turns]))
-        return cls(score, sum(is_rejected(share, len(one.off)) for share in shares))
+        rejected = sum(is_rejected(round(share / 100 * rows), rows) for share in shares)
+        return cls(score, rejected - len(shares) * rejected_by_chance(rows))
 
 
-def is_rejected(covered: float, rows: int) -> bool:
-    """Return whether a share of rows, in per cent, is less than intervals of 90 % contain by chance."""
-    return covered < 100 * LEVEL and coverage_p_value(round(covered / 100 * rows), rows) < REJECTED
+def is_rejected(inside: int, rows: int) -> bool:
+    """Return whether intervals of 90 % contain so few of the rows that a binomial test rejects them."""
+    return inside < LEVEL * rows and coverage_p_value(inside, rows) < REJECTED
+
+
+def rejected_by_chance(rows: int) -> float:
+    """Probability that intervals are rejected that do contain 90 % of rows; less than `REJECTED`, since counts are whole."""
+    return float(sum(binom.pmf(k, rows, LEVEL) for k in range(rows) if is_rejected(k, rows)))
 
 
 Trials = Mapping[Widths, Sequence[Trial]]
@@ -102,15 +109,13 @@ def trials(found: Sequence[LeftOut]) -> Trials:
 def best_widths(tried: Trials, place: int | None = None) -> Widths:
     """Return the factors with the least interval score on all tables but one.
 
-    They are chosen from those of which no more intervals are rejected than would be by chance.
+    They are chosen from those with which no more intervals are rejected than would be by chance.
     """
 
     def loss(widths: Widths) -> tuple[float, float]:
         others = [each for other, each in enumerate(tried[widths]) if other != place]
-        rejected = sum(each.rejections for each in others)
-        return max(0.0, rejected - 2 * REJECTED * len(others)), float(
-            np.mean([each.score for each in others])
-        )
+        excess = sum(each.excess for each in others)
+        return max(0.0, excess), float(np.mean([each.score for each in others]))
 
     return min(tried, key=loss)
 
