@@ -43,6 +43,7 @@ class Limits(NamedTuple):
             "zero": layout.zero,
             "offload": layout.offload,
             "context": layout.context,
+            "shard": "node" if layout.shard else "all",
             "pipeline": layout.pipeline,
         }
         if is_piped:
