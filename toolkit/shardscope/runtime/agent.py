@@ -37,6 +37,7 @@ from shardscope._compat import (
     started_processes,
 )
 from shardscope.errors import RunUnreadable, ShardscopeError
+from shardscope.runlog import clock
 from shardscope.runlog.files import OutOfReach
 from shardscope.runtime import provenance, rendezvous, server, worker
 from shardscope.runtime.failure import Ending, describe_failure, describe_lost_forkserver
@@ -49,7 +50,7 @@ from shardscope.runtime.processes import (
 )
 from shardscope.runtime.replicas import ReplicaMemory, keep_newest, memory_for
 from shardscope.runtime.resizing import next_size
-from shardscope.runtime.restarts import Restarts, Source
+from shardscope.runtime.restarts import Restarts, ResumePoint
 from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.status import Cause
 from shardscope.spec import Job
@@ -83,6 +84,7 @@ def move_in(run: RunDir, request: dict[str, Any]) -> None:
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = (
         "SIGTERM"  # an interrupt is meant for the notebook's cell, not for its runs
     )
+    clock.start()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     os.environ.setdefault("NCCL_SOCKET_IFNAME", os.environ["GLOO_SOCKET_IFNAME"])
     sys.path[:] = request["sys_path"]
@@ -170,11 +172,11 @@ class Agent:
         """Run the ranks to their end; start them again after a failure, as the job's recovery says, or if resized."""
         launched = job = self.run.read_job()
         restarts = Restarts(self.run, job.recovery, self.request["resume"], memory=self.memory)
-        source = Source(self.request["resume"])
+        source = ResumePoint(self.request["resume"])
         try:
             while not self.not_started:
                 ending = self._attempt(job, source)
-                failed_t, size = time.time(), next_size(self.run, launched, job.world_size, ending)
+                failed_t, size = clock.now(), next_size(self.run, launched, job.world_size, ending)
                 if size is not None:
                     job, source = launched.at_size(size), restarts.source()
                     continue
@@ -216,7 +218,7 @@ class Agent:
         forkserver = forkserver_pid()
         return set() if forkserver is None else {forkserver}
 
-    def _renew(self, _source: Source) -> None:
+    def _renew(self, _source: ResumePoint) -> None:
         """Replace what failed together with the ranks, before they are started again."""
         if self._lost_forkserver or ended_forkserver() is not None:
             self._lost_forkserver = False
@@ -224,7 +226,7 @@ class Agent:
                 (self.run.path / "control" / "forkserver").unlink(missing_ok=True)
                 fork_forkserver(self.run.path / "control")
 
-    def _attempt(self, job: Job, source: Source) -> Ending:
+    def _attempt(self, job: Job, source: ResumePoint) -> Ending:
         """Start the ranks from `source` and wait for them."""
         try:
             states = elastic_launch(self._config(job.world_size), worker.main)(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
@@ -12,7 +13,7 @@ import plotly.graph_objects as go
 import traitlets as t
 
 from shardscope.errors import SpecError
-from shardscope.prediction.planner import Explanation, Plans
+from shardscope.prediction.planner import PlanComparison, Plans
 from shardscope.prediction.planner.table import KEY, table_rows
 from shardscope_widgets.figures import _plans
 from shardscope_widgets.kit.click_figure import ClickFigure
@@ -73,7 +74,7 @@ class PlannerScreen:
         self._dots = _plans.scatter(self._info)
         self.rejected.figure = _plans.rejected(plans.rejected)
         self.left_out.layout.display = None
-        self.note.value = note_html(f"{plans.caveat[0].upper()}{plans.caveat[1:]}.")
+        self.note.value = note_html(_as_in_form(f"{plans.caveat[0].upper()}{plans.caveat[1:]}."))
 
     def draw_ranking(self, plans: Plans, chosen: int, *, tokens: float) -> None:
         """Draw the parts that depend on the ranking or the chosen plan: the table and the scatter plot.
@@ -91,7 +92,7 @@ class PlannerScreen:
         rings = _plans.rings(self._info, best=best, chosen=kept)
         self.scatter.figure = self._dots | {"data": [*self._dots["data"], *rings]}
 
-    def draw_chosen(self, plans: Plans, chosen: int, explanation: Explanation | None) -> None:
+    def draw_chosen(self, plans: Plans, chosen: int, explanation: PlanComparison | None) -> None:
         """Draw the comparison of the chosen plan (`chosen` is its position in the ranking, from 1) with the best."""
         self.terms.figure = _plans.terms(_plans.terms_info(plans, (1, chosen)))
         self.told.value = _told(explanation)
@@ -111,11 +112,18 @@ class PlannerScreen:
         self.draw_nothing()
 
 
-def _told(explanation: Explanation | None) -> str:
+def _told(explanation: PlanComparison | None) -> str:
     if explanation is None:
         return words_html("Choose a row or a point to see why that plan is slower than the best.")
     head, *rest = map(safe, explanation.sentences)
     return f'<div class="ss-told"><b>{head}</b><ul>{"".join(f"<li>{line}</li>" for line in rest)}</ul></div>'
+
+
+def _as_in_form(text: str) -> str:
+    """Return a sentence with the form's words instead of the arguments of `ss.plan`."""
+    text = text.replace("give software=... for another", "choose another under Framework")
+    text = re.sub(r"plan with software='([^']*)'", r"choose \1 under Framework", text)
+    return re.sub(r"software='([^']*)'", r"Framework \1", text)
 
 
 def _config_html(plans: Plans, chosen: int) -> str:
@@ -123,7 +131,7 @@ def _config_html(plans: Plans, chosen: int) -> str:
     try:
         config = plans.trainer_config(chosen)
     except SpecError as error:
-        return words_html(f"No settings to paste: {error}.")
+        return words_html(f"No settings to paste: {_as_in_form(str(error))}.")
     return (
         f'<details class="ss-config"><summary>Settings for {safe(config.trainer)}</summary>'
         f"<pre>{safe(config.text)}</pre></details>{note_html(' '.join(config.remarks))}"

@@ -7,14 +7,13 @@ from collections.abc import Iterable, Sequence
 import plotly.graph_objects as go
 
 from shardscope.measure.compare.comparison import Comparison
-from shardscope.measure.compare.view import OVERVIEW, as_html, overview
+from shardscope.measure.compare.view import OVERVIEW, as_html, inside_text, overview
 from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope_widgets import figures
 from shardscope_widgets.figures import _curves, theme
 from shardscope_widgets.figures._agreement import AgreementRow, agreement_info, draw_agreement
 from shardscope_widgets.figures._memory_kinds import KIND_NAMES
-from shardscope_widgets.figures._stacks import Group as Stacks
-from shardscope_widgets.figures._stacks import StackBar, draw_stacks
+from shardscope_widgets.figures._stacks import RunBars, StackBar, draw_stacks
 from shardscope_widgets.figures._step_parts import StepPartsRow, draw_step_parts, step_parts_info
 from shardscope_widgets.html import runs_html
 from shardscope_widgets.kit.markup import row_html, table_html
@@ -126,7 +125,7 @@ def _sizes(page: Page, group: Group, *, is_first: bool) -> list[str]:
 
 def _stacked(bars: Sequence[StackBar], layers: Sequence[tuple[str, theme.RunStyle]]) -> go.Figure:
     """Draw one bar per run, the smallest first, with room for its label on a narrow screen."""
-    figure = draw_stacks([Stacks("", tuple(sorted(bars, key=lambda bar: bar.total)))], layers)
+    figure = draw_stacks([RunBars("", tuple(sorted(bars, key=lambda bar: bar.total)))], layers)
     return figure.update_layout(xaxis_range=[0, 1.32 * max(bar.total for bar in bars)], xaxis_nticks=5)
 
 
@@ -177,7 +176,9 @@ def predicted_section(page: Page, comparisons: Sequence[Comparison]) -> str:
         for each in comparisons
     )
     heading = page.heading(2, "Predicted and measured")
-    return f"<section>{heading}<p>{safe(_PREDICTED)}</p>{table}{parts}</section>"
+    inside = inside_text(comparisons)
+    of_steps = f" Here, {inside} step times lie inside." if inside else ""
+    return f"<section>{heading}<p>{safe(_PREDICTED + of_steps)}</p>{table}{parts}</section>"
 
 
 def settings_section(page: Page, groups: Sequence[Group], silent: Sequence[str]) -> str:
@@ -234,6 +235,7 @@ _STALENESS = "The staleness of a gradient is the number of updates applied while
 _CONSENSUS = "Ranks that average only with neighbours have slightly different parameters."
 _PREDICTED = (
     "Predictions use formulas, a trace of the model on the meta device, and the speed of this machine, but no data "
-    "from the run. Errors are predicted / measured - 1; for bytes, messages and states, the error of the worst term is "
-    "shown. Open a run to see all of its terms."
+    "from the run. They assume that no other program uses the cores, and 90% of step times should lie inside the "
+    "interval; those outside are marked with *. Errors are predicted / measured - 1; for bytes, messages and states, "
+    "the error of the worst term is shown. Open a run to see all of its terms."
 )
