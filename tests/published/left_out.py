@@ -18,7 +18,7 @@ from shardscope.measure.scoreboard.score import constant_mfu_seconds, plain_seco
 
 Floats = npt.NDArray[np.float64]
 Widths = tuple[float, float]
-WIDER, NOISIER = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8), (1.0, 1.2, 1.4, 1.7, 2.0, 2.4, 2.8, 3.4)
+WIDER, NOISIER = (0.5, 0.7, 1.0, 1.4, 2.0), (1.0, 1.3, 1.7, 2.0, 2.4, 2.8)
 """Factors that are tried: of the covariance of a new table's constants, and of the standard deviation of its rows in
 intervals. The formulas are not exact, so tables differ more than the likelihood of linear effects says."""
 REJECTED = 0.05
