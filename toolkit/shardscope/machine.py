@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,13 @@ def cgroup_memory_bytes(root: Path = CGROUP_ROOT) -> float:
     limits.append(_words(root / "memory" / "memory.limit_in_bytes"))
     numbers = [float(limit[0]) for limit in limits if limit and limit[0].isdigit()]
     return min(numbers, default=math.inf)
+
+
+def boot_id() -> str:
+    """Return the identifier of this machine's boot, the same in all its containers; empty if the system has none."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
 
 
 def shared_memory_bytes(path: Path = SHARED_MEMORY) -> int | None:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 
+from shardscope.machine import boot_id
+
 _PR_SET_PDEATHSIG = 1
 _TRACKER = "multiprocessing.resource_tracker"
 _OF_A_RUN = ("shardscope.runtime", "multiprocessing.")
@@ -41,8 +43,7 @@ def process_started(pid: int | None = None) -> ProcessStart:
     """
     if sys.platform != "linux":
         return float(psutil.Process(pid).create_time())
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{_stat(os.getpid() if pid is None else pid)[19]}"
+    return f"{boot_id()}/{_stat(os.getpid() if pid is None else pid)[19]}"
 
 
 def is_alive(pid: int, started: ProcessStart) -> bool:

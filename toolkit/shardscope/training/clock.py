@@ -11,14 +11,14 @@ from __future__ import annotations
 import json
 import socket
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from shardscope.machine import boot_id
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
 _KEY = "shardscope/clock"
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _offset = time.time() - time.perf_counter()
 
 
@@ -40,7 +40,4 @@ def align(store: Store, rank: int) -> None:
 
 def _host() -> str:
     """Return an identifier of this host's current boot: processes with the same identifier share a monotonic clock."""
-    try:
-        return _BOOT.read_text().strip()
-    except OSError:
-        return socket.gethostname()
+    return boot_id() or socket.gethostname()
