@@ -318,6 +318,11 @@ def test_deepspeeds_json_has_the_batch_the_stage_and_what_is_offloaded():
         ),
         (Layout(data=2, zero=3, global_batch=2), "megatron-core", "does not ship ZeRO 3"),
         (Layout(context=2, global_batch=2), "torchtitan", "use zero=2 or 3"),
+        (
+            Layout(data=3, context=2, zero=3, shard=3, global_batch=3),
+            "torchtitan",
+            "use shard=0 or a multiple of 2",
+        ),
         (Layout(data=2, zero=1, global_batch=2), "fsdp2", "plan with software='torchtitan'"),
         (
             Layout(offload="activations"),
