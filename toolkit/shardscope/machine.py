@@ -17,7 +17,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,13 @@ def _affinity() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def running_processes() -> int | None:
+    """Return how many other threads on this machine run or wait for a core now; None if the system does not say."""
+    counts = (line.split()[1] for line in _lines(Path("/proc/stat")) if line.startswith("procs_running "))
+    running = next(counts, None)
+    return None if running is None else max(0, int(running) - 1)
 
 
 def cpu_model() -> str:
@@ -67,13 +73,6 @@ def cgroup_memory_bytes(root: Path = CGROUP_ROOT) -> float:
     limits.append(_words(root / "memory" / "memory.limit_in_bytes"))
     numbers = [float(limit[0]) for limit in limits if limit and limit[0].isdigit()]
     return min(numbers, default=math.inf)
-
-
-def boot_id() -> str:
-    """Return the identifier of this machine's boot, the same in all its containers; empty if the system has none."""
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
 
 
 def shared_memory_bytes() -> int | None:

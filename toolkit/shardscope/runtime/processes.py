@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from shardscope.machine import boot_id
+from shardscope.runlog.clock import boot_id
 
 _PR_SET_PDEATHSIG = 1
 _TRACKER = "multiprocessing.resource_tracker"

@@ -25,7 +25,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from shardscope.errors import LaunchError
-from shardscope.machine import boot_id
+from shardscope.runlog.clock import boot_id
 from shardscope.training.emulation import VARIABLE as EMULATED
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - the file is private to the user; on systems other than Linux it is on disk

@@ -20,7 +20,7 @@ from contextlib import suppress
 import torch
 import torch.distributed as dist
 
-from shardscope.machine import boot_id
+from shardscope.runlog.clock import boot_id
 from shardscope.training.emulation import VARIABLE
 from shardscope.training.transports.shm import files, futex
 
