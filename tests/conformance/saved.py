@@ -11,15 +11,15 @@ from typing import Any
 import torch
 
 from shardscope.training.checkpoint.index import read_index, verify
-from shardscope.training.checkpoint.pieces import Reader
-from shardscope.training.checkpoint.writing import Part
+from shardscope.training.checkpoint.pieces import CheckpointReader
+from shardscope.training.checkpoint.writing import CheckpointPart
 
 
 def contents(path: Path) -> dict[str, Any]:
     """All tensors and values of an undamaged checkpoint."""
     index = read_index(path)
     verify(path, index, index.files)
-    reader = Reader(path, index)
+    reader = CheckpointReader(path, index)
     tensors = {key: reader.zeros(key) for key in index.tensors}
     return {**reader.fill(tensors), **index.values}
 
@@ -36,14 +36,14 @@ def _same(one: Any, other: Any) -> bool:
 @contextmanager
 def slow_writers(seconds: float) -> Iterator[None]:
     """Let each rank take this long before it writes its part."""
-    write = Part.write
+    write = CheckpointPart.write
 
-    def slowly(part: Part) -> Any:
+    def slowly(part: CheckpointPart) -> Any:
         time.sleep(seconds)
         return write(part)
 
-    Part.write = slowly  # type: ignore[method-assign]
+    CheckpointPart.write = slowly  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Part.write = write  # type: ignore[method-assign]
+        CheckpointPart.write = write  # type: ignore[method-assign]

@@ -321,6 +321,11 @@ def test_deepspeeds_json_has_the_batch_the_stage_and_what_is_offloaded():
         (Layout(data=2, zero=1, global_batch=2), "fsdp2", "plan with software='torchtitan'"),
         (Layout(tensor=2), "deepspeed", r"fix=\{'tensor': 1\}"),
         (
+            Layout(data=16, zero=3, shard=8, global_batch=16),
+            "deepspeed",
+            "ship ZeRO over 8 of 16 ranks; plan",
+        ),
+        (
             Layout(data=2, offload="states", global_batch=2),
             "deepspeed",
             "does not ship offload='states' below zero=3",
@@ -359,12 +364,32 @@ def test_a_model_with_parts_beyond_the_flags_is_refused_by_their_names(fields, t
 
 @pytest.mark.parametrize("software", ["deepspeed", "torchtitan"])
 def test_a_plan_that_fits_only_with_offloading_is_one_that_its_trainer_runs(software):
-    fix = {"offload": "states", "shard": "all", "tensor": 1, "pipeline": 1, "context": 1}
+    fix = {"offload": "states", "tensor": 1, "pipeline": 1, "context": 1}
     plans = plan(
         Model.of("llama-3-70b"), Cluster.of("a100-80gb", nodes=2), software=software, fix=fix, top=None
     )
     assert len(plans) > 2
     assert all(plans.trainer_config(rank + 1).text for rank in range(len(plans)))
+
+
+def test_all_plans_for_deepspeed_are_layouts_that_its_json_describes():
+    """The layout as DeepSpeed derives it: without other settings, ZeRO shards over all ranks (`zero/config.py`)."""
+    cluster, fix = Cluster.of("a100-80gb", nodes=2), {"tensor": 1, "pipeline": 1, "context": 1}
+    fix |= {"offload": ["none", "optimizer", "states"]}
+    plans = plan(LLAMA, cluster, software="deepspeed", fix=fix, global_batch=64, top=None)
+    assert {one.layout.zero for one in plans} == {1, 2, 3}
+    for rank, one in enumerate(plans, 1):
+        found = json.loads(plans.trainer_config(rank).text)
+        zero, micro = found["zero_optimization"], found["train_micro_batch_size_per_gpu"]
+        replicas, rest = divmod(found["train_batch_size"], micro * found["gradient_accumulation_steps"])
+        assert (replicas, rest) == (cluster.num_devices, 0)
+        assert not {"zero_hpz_partition_size", "mics_shard_size"} & {*zero}
+        told = Layout(
+            data=replicas, zero=zero["stage"], micro_batch=micro, global_batch=found["train_batch_size"],
+            offload={0: "none", 1: "optimizer", 2: "states"}[sum(key.startswith("offload_") for key in zero)],
+        )  # fmt: skip
+        said = ("data", "zero", "shard", "micro_batch", "global_batch", "offload")
+        assert all(getattr(told, name) == getattr(one.layout, name) for name in said)
 
 
 def test_a_plan_gives_the_settings_of_its_framework():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardscope.machine import namespaces_work
-from shardscope.training.transports.shm.layout import Layout
+from shardscope.training.transports.shm.layout import SharedMemoryLayout
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +66,7 @@ def test_ranks_share_memory_wherever_there_is_space_and_use_tcp_otherwise(tmp_pa
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    why = WHY.format(tmp=tmp, size=Layout(4).size)
+    why = WHY.format(tmp=tmp, size=SharedMemoryLayout(4).size)
     refusal = found.pop("asked for")
     assert f"LaunchError: transport='shm' cannot be used: {why}; use transport='auto' or 'tcp'" in refusal
     assert {name: row[0] for name, row in found.items()} == {

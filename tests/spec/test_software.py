@@ -20,7 +20,7 @@ CLUSTER = ss.Cluster.of("a100-80gb")
 LAYOUT = ss.Layout(data=8, zero=3, global_batch=8)
 EVERYTHING = SearchAxes(
     schedule=searched_schedules(), zero=(0, 1, 2, 3), zero_in_pipelines=(0, 1, 2, 3), pipeline=None, context=None,
-    offload=("none",),
+    offload=("none",), shard=("all", "node"),
 )  # fmt: skip
 """A search space that names all axes which software limits, so that none of them is limited."""
 

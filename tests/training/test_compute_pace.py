@@ -11,7 +11,7 @@ import torch
 import shardscope as ss
 from shardscope.spec.cluster.emulated import EmulatedNode
 from shardscope.training import compute_pace
-from shardscope.training.compute_pace import ComputePace, PassTimes
+from shardscope.training.compute_pace import ComputePace, PassSpan
 
 FLOPS = 2 * 4 * 8 * 16
 """Of the matrix product in `product`."""
@@ -66,14 +66,14 @@ def test_a_pass_takes_its_flops_at_the_stated_rate(slept: list[float]) -> None:
 
 def test_passes_of_stages_queue_up_on_the_processor(slept: list[float]) -> None:
     found = pace(flops=FLOPS)
-    with found.queued(3, 1, PassTimes(0.0)):
+    with found.queued(3, 1, PassSpan(0.0)):
         product()
     found.begin_queue()
     passes = []
     for stage_passes, before, arrives in ((2, 0.0, 0.0), (1, 0.25, 0.0), (1, 1.0, 4.5), (1, 0.0, 0.0)):
         computing(before)  # by the process itself, between passes
         found.arrived_at = arrives
-        passes.append(PassTimes(0.0))
+        passes.append(PassSpan(0.0))
         with found.queued(3, stage_passes, passes[-1]):
             computing(0.25)
     assert [(each.start, each.end) for each in passes] == [(1, 3), (3, 4), (4.5, 5.5), (5.5, 6.5)]

@@ -12,7 +12,7 @@ from shardscope.runlog.tail import read_events
 from shardscope.runlog.writer import EventWriter
 from shardscope.spec.faults import Faults
 from shardscope.training import faults as module
-from shardscope.training.faults import Place, RankFaults
+from shardscope.training.faults import RankFaults, RankPlace
 
 PLAN = Faults().kill(0, at=0.15).kill(1, at=0.05).kill(0, at=0.1)
 
@@ -26,7 +26,9 @@ def deaths(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def faults(tmp_path: Path, events: EventWriter, plan: Faults = PLAN) -> RankFaults:
-    return RankFaults(plan, Place(0, 0, is_first=True, world_size=2), tmp_path / "control" / "faults", events)
+    return RankFaults(
+        plan, RankPlace(0, 0, is_first=True, world_size=2), tmp_path / "control" / "faults", events
+    )
 
 
 def wait_for(deaths: list[float], count: int) -> None:

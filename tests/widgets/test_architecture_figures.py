@@ -12,7 +12,7 @@ from shardscope.runlog.schema import Moved
 from shardscope.spec import Batch, Job
 from shardscope_widgets import figures
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures._stacks import Group, StackBar
+from shardscope_widgets.figures._stacks import RunBars, StackBar
 from shardscope_widgets.figures._staleness import MOST_POINTS
 from shardscope_widgets.trace import Trace
 from widgets.fake_runs import consensus_events, fake_run, memory_events, schedule_events, update_events
@@ -28,7 +28,7 @@ class TestMemoryKinds:
     def test_each_rank_is_one_bar_of_the_newest_step(self):
         trace = trace_of(memory_events(2, step=1, activations=1) + memory_events(2, step=2), "zero-1")
         (run,) = figures.memory_kinds_info([trace]).runs
-        assert run == Group(
+        assert run == RunBars(
             "zero-1",
             (
                 StackBar("rank 0", (800_000, 800_000, 1_600_000, 300_000, 0, 100_000)),

@@ -9,7 +9,7 @@ import pytest
 
 import shardscope as ss
 from conformance.events import step_event, traffic
-from shardscope.analytic.communication.exchange import Exchange
+from shardscope.analytic.communication.exchange import ExchangeCost
 from shardscope.measure.break_even import BreakEven, MethodWorth
 from shardscope.spec import Compression, Job, Link
 from shardscope_widgets import figures
@@ -178,8 +178,8 @@ def test_bars_of_bytes_start_at_zero_and_an_empty_plot_says_why() -> None:
 
 def found(bandwidths: tuple[float, float], variation: float = 1.0) -> BreakEven:
     """One method that sends a tenth; with the median packing time it pays off below half the bandwidth."""
-    plain = (Exchange(1e6, 2), Exchange(1.5e6, 6))
-    packed = (Exchange(1e5, 2, 0.01), Exchange(1.5e5, 2, 0.02))
+    plain = (ExchangeCost(1e6, 2), ExchangeCost(1.5e6, 6))
+    packed = (ExchangeCost(1e5, 2, 0.01), ExchangeCost(1.5e5, 2, 0.02))
     low = (bandwidths[0] / 2, bandwidths[1] / 2)
     worth = MethodWorth(ss.Compression("topk"), packed, bandwidths, low, variation)
     return BreakEven("mlp", 250_000, (2, 4), 0.0, plain, (worth,), 2, "adamw")
@@ -204,12 +204,12 @@ def test_the_text_begins_with_the_jobs_own_workers_and_compares_exchanges_only()
 
 
 def test_on_a_marked_link_the_largest_gain_comes_first() -> None:
-    small, large = (Exchange(sent, 2, codec_s) for sent, codec_s in ((1e5, 0.02), (5e5, 0.001)))
+    small, large = (ExchangeCost(sent, 2, codec_s) for sent, codec_s in ((1e5, 0.02), (5e5, 0.001)))
     methods = [
         MethodWorth(ss.Compression(name), (packed,), (level,), (level,))
         for name, packed, level in (("bf16", large, 5e8), ("int4", small, 4.5e7), ("qsgd", large, 0.0))
     ]
-    both = BreakEven("mlp", 250_000, (2,), 0.0, (Exchange(1e6, 2),), tuple(methods), 2, "adamw")
+    both = BreakEven("mlp", 250_000, (2,), 0.0, (ExchangeCost(1e6, 2),), tuple(methods), 2, "adamw")
     info = figures.break_even_info(both, here=(2, "8 Mbit/s"))
     assert [line.label for line in info.lines] == ["int4", "bf16", "qsgd"]
     text = figures.break_even_text(info)
@@ -224,11 +224,14 @@ def test_on_a_marked_link_the_largest_gain_comes_first() -> None:
 def test_lines_that_always_pay_are_drawn_beside_one_another() -> None:
     worths = [
         MethodWorth(
-            ss.Compression(name), (Exchange(1e5, 2), Exchange(1e5, 2)), (1e7, math.inf), (1e7, math.inf)
+            ss.Compression(name),
+            (ExchangeCost(1e5, 2), ExchangeCost(1e5, 2)),
+            (1e7, math.inf),
+            (1e7, math.inf),
         )
         for name in ("int4", "int8", "topk")
     ]
-    plain = (Exchange(1e6, 2), Exchange(1.5e6, 6))
+    plain = (ExchangeCost(1e6, 2), ExchangeCost(1.5e6, 6))
     figure = figures.break_even(BreakEven("mlp", 250_000, (2, 4), 0.0, plain, tuple(worths), 2, "adamw"))
     assert len({trace.y[1] for trace in figure.data}) == 3
     assert max(trace.y[1] for trace in figure.data) < 10 ** figure.layout.yaxis.range[1]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardscope.tuning.population.record import Move, Outcome, Plan
+from shardscope.tuning.population.record import MemberStart, Outcome, Plan
 from shardscope.tuning.population.view import MemberInterval
 from shardscope_widgets import figures
 from shardscope_widgets.figures._lineage import WORST_TO_BEST
@@ -20,7 +20,7 @@ def entry(
 ) -> MemberInterval:
     """One that has ended with this loss, has failed (``loss=-1``), or is under way (None)."""
     origin: Any = "drawn" if parent is None else "kept" if parent == member else "cloned"
-    move = Move(member, parent, None, {"optimizer.lr": 0.1, "compression": "none", **settings}, origin)
+    move = MemberStart(member, parent, None, {"optimizer.lr": 0.1, "compression": "none", **settings}, origin)
     if loss is None:
         return MemberInterval(interval, move, None)
     failed = loss < 0

@@ -10,14 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardscope as ss
-from shardscope.analytic.communication.exchange import Exchange, exchange_of, exchange_time, level_bandwidth
+from shardscope.analytic.communication.exchange import (
+    ExchangeCost,
+    exchange_of,
+    exchange_time,
+    level_bandwidth,
+)
 
-exchanges = st.builds(Exchange, st.floats(1, 1e9), st.integers(0, 200), st.floats(0, 10))
+exchanges = st.builds(ExchangeCost, st.floats(1, 1e9), st.integers(0, 200), st.floats(0, 10))
 
 
 @given(exchanges, exchanges, st.floats(0, 0.1))
 def test_below_the_level_bandwidth_the_packed_exchange_is_quicker_and_above_it_is_not(
-    plain: Exchange, packed: Exchange, latency: float
+    plain: ExchangeCost, packed: ExchangeCost, latency: float
 ) -> None:
     level = float(level_bandwidth(plain, packed, latency))
     times = lambda bandwidth: [float(exchange_time(e, bandwidth, latency)) for e in (plain, packed)]
@@ -61,11 +66,11 @@ def test_a_bucket_without_matrices_takes_low_rank_methods_one_message() -> None:
 
 
 def test_one_worker_exchanges_nothing() -> None:
-    assert exchange_of(ss.Compression("int8"), [[(10,)]], 1) == Exchange(0.0, 0, 0.0)
+    assert exchange_of(ss.Compression("int8"), [[(10,)]], 1) == ExchangeCost(0.0, 0, 0.0)
 
 
 def test_bandwidths_broadcast_and_must_be_above_zero() -> None:
-    exchange = Exchange(1e6, 2, 0.1)
+    exchange = ExchangeCost(1e6, 2, 0.1)
     assert exchange_time(exchange, np.array([1e6, 1e7]), 0.5) == pytest.approx([2.1, 1.2])
     with pytest.raises(ss.SpecError, match="bandwidth=0"):
         exchange_time(exchange, 0)

@@ -75,13 +75,13 @@ def test_it_is_the_state_after_its_step_although_training_goes_on(
 def test_training_waits_for_the_copy_only_and_the_next_save_for_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_write, write = threading.Event(), writing.Part.write
+    may_write, write = threading.Event(), writing.CheckpointPart.write
 
-    def waiting(part: writing.Part) -> writing.Report:
+    def waiting(part: writing.CheckpointPart) -> writing.Report:
         may_write.wait(60)
         return write(part)
 
-    monkeypatch.setattr(writing.Part, "write", waiting)
+    monkeypatch.setattr(writing.CheckpointPart, "write", waiting)
     trainer = trainer_in(tmp_path, checkpoint=ss.Checkpoint(every=1, asynchronous=True))
     for step in (1, 2):
         trainer.take_step(step)

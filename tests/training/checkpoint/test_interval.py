@@ -11,11 +11,11 @@ import shardscope as ss
 from conformance.alone import Never, trainer_in
 from shardscope.errors import SpecError
 from shardscope.training.checkpoint import writing
-from shardscope.training.run_checkpoints import Interval
+from shardscope.training.run_checkpoints import CheckpointInterval
 
 
 def test_the_interval_is_dalys_for_the_measured_cost() -> None:
-    interval = Interval(ss.Checkpoint(every="auto", mtbf_s="1 h"))
+    interval = CheckpointInterval(ss.Checkpoint(every="auto", mtbf_s="1 h"))
     due = [step for step in range(1, 8) if interval.is_due(step, 9.9 if step == 1 else 0.5)]
     assert due == [5, 6, 7], "due until it is saved"
     assert interval.measured(2.0) == (2.0, 0.5)

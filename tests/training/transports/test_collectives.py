@@ -14,9 +14,9 @@ from torch import Tensor
 from conformance.ranks import RankPool
 from shardscope.training.context import RankContext
 from shardscope.training.transports.shm.collectives import RamSlots
-from shardscope.training.transports.shm.layout import Layout
+from shardscope.training.transports.shm.layout import SharedMemoryLayout
 
-SLOT = Layout(4).slot_bytes
+SLOT = SharedMemoryLayout(4).slot_bytes
 SIZES = [
     0,
     1,

@@ -22,7 +22,7 @@ from shardscope.errors import LaunchError
 from shardscope.training.context import RankContext
 from shardscope.training.transports import open_route
 from shardscope.training.transports.shm import files, memory
-from shardscope.training.transports.shm.layout import Layout
+from shardscope.training.transports.shm.layout import SharedMemoryLayout
 from shardscope.training.transports.shm.memory import CannotShare, SharedMemory
 
 SIZE = 3 * memory.PAGE
@@ -238,7 +238,7 @@ def test_shared_memory_that_is_asked_for_and_impossible_is_an_error(pool: RankPo
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 5, 8, 16, 100, 1024])
 def test_nothing_in_the_memory_overlaps(world_size: int) -> None:
-    layout, ranks = Layout(world_size), range(min(world_size, 20))
+    layout, ranks = SharedMemoryLayout(world_size), range(min(world_size, 20))
     pairs = [(a, b) for a in ranks for b in ranks if a != b]
     words = [layout.gate, *map(layout.bell, ranks), *map(layout.alarm, ranks), *map(layout.state, ranks)]
     words += [2 * layout.arrivals_counter(rank) for rank in ranks]
@@ -259,4 +259,4 @@ def test_nothing_in_the_memory_overlaps(world_size: int) -> None:
 
 @pytest.mark.parametrize(("world_size", "mebibytes"), [(2, 10), (4, 34), (8, 40), (16, 40)])
 def test_its_size_is_as_documented(world_size: int, mebibytes: int) -> None:
-    assert Layout(world_size).size <= (mebibytes + 0.05) * 2**20
+    assert SharedMemoryLayout(world_size).size <= (mebibytes + 0.05) * 2**20

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from conformance.ranks import RankPool
 from shardscope.training.context import RankContext
-from shardscope.training.transports.shm.layout import Layout
+from shardscope.training.transports.shm.layout import SharedMemoryLayout
 from shardscope.training.transports.shm.pipe import PIECE_BYTES
 
-PIPE = Layout(4).pipe_bytes
+PIPE = SharedMemoryLayout(4).pipe_bytes
 SIZES = [0, 1, 63, 64, 65, 1001, PIECE_BYTES, PIECE_BYTES + 1, PIPE - 64, PIPE, PIPE + 1, 3 * PIPE + 77]
 CPU = torch.device("cpu")
 

@@ -15,7 +15,7 @@ from shardscope.tuning.population.journal import Journal, is_held, read_lines
 from shardscope.tuning.population.members import Stopped
 from shardscope.tuning.population.record import (
     Course,
-    Move,
+    MemberStart,
     Outcome,
     Plan,
     moves_line,
@@ -24,7 +24,7 @@ from shardscope.tuning.population.record import (
 )
 
 LINES = [
-    moves_line(1, [Move(m, None, None, {"optimizer.lr": 0.1 * (m + 1)}, "drawn") for m in (0,)]),
+    moves_line(1, [MemberStart(m, None, None, {"optimizer.lr": 0.1 * (m + 1)}, "drawn") for m in (0,)]),
     outcome_line(Outcome(1, 0, "runs/a", {"loss": 1.0}, samples=10, notes=("größer",))),
 ]
 

@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from shardscope.analytic.communication.exchange import Exchange, exchange_of, exchange_time, level_bandwidth
+from shardscope.analytic.communication.exchange import (
+    ExchangeCost,
+    exchange_of,
+    exchange_time,
+    level_bandwidth,
+)
 from shardscope.analytic.sharding import replica_buckets
 from shardscope.errors import SpecError
 from shardscope.measure.arguments import bandwidth_of, latency_of, methods_of, whole, workers_of
@@ -55,7 +60,7 @@ class MethodWorth:
     """
 
     compression: Compression
-    exchanges: tuple[Exchange, ...]
+    exchanges: tuple[ExchangeCost, ...]
     bandwidths: tuple[float, ...]
     low_bandwidths: tuple[float, ...]
     variation: float = 1.0
@@ -90,7 +95,7 @@ class BreakEven:
     num_params: int
     workers: tuple[int, ...]
     latency_s: float
-    plain: tuple[Exchange, ...]
+    plain: tuple[ExchangeCost, ...]
     methods: tuple[MethodWorth, ...]
     own_workers: int
     optimizer: str
@@ -203,7 +208,7 @@ def break_even(
     )
 
 
-def exchange(job: Job, buckets: Sequence[Shapes], workers: int, *, codec_s: float = 0.0) -> Exchange:
+def exchange(job: Job, buckets: Sequence[Shapes], workers: int, *, codec_s: float = 0.0) -> ExchangeCost:
     """Return the cost of the gradient exchange in one step, with the job's precision and ring directions.
 
     Args:

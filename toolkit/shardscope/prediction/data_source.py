@@ -24,7 +24,7 @@ _SEQ = 64
 """Tokens per row of a model without a sequence length, as in `load_data`."""
 
 
-class Stored(NamedTuple):
+class StoredRows(NamedTuple):
     """Training rows of shards.
 
     Attributes:
@@ -81,16 +81,16 @@ def _waiting(step: JobStep, others_s: float) -> Term | None:
     return None if stored is None or _is_filled(step, stored) else _reading(step, stored, others_s)
 
 
-def _filling_steps(step: JobStep, stored: Stored) -> int:
+def _filling_steps(step: JobStep, stored: StoredRows) -> int:
     return max(1, stored.rows // step.job.batch.global_batch)
 
 
-def _is_filled(step: JobStep, stored: Stored) -> bool:
+def _is_filled(step: JobStep, stored: StoredRows) -> bool:
     number = step.job.last_step if step.is_usual else step.number
     return stored.holds_all and number > _filling_steps(step, stored)
 
 
-def _reading(step: JobStep, stored: Stored, others_s: float) -> Term:
+def _reading(step: JobStep, stored: StoredRows, others_s: float) -> Term:
     """Return the time by which reading a batch from the source takes longer than all else in a step.
 
     Without a cache, a rank reads its own rows. With one, the ranks of a machine share the work of fetching each shard
@@ -111,7 +111,7 @@ def _reading(step: JobStep, stored: Stored, others_s: float) -> Term:
     )  # fmt: skip
 
 
-def _stored_slowly(step: JobStep) -> Stored | None:
+def _stored_slowly(step: JobStep) -> StoredRows | None:
     """Return the training rows of shards on an emulated source; None for other data."""
     data = step.job.data
     if not isinstance(data, Shards) or data.slow is None:
@@ -130,13 +130,13 @@ def _written_at(data: Shards) -> int:
 
 
 @lru_cache(maxsize=16)
-def _stored(data: Shards, seq: int, _written: int) -> Stored:
+def _stored(data: Shards, seq: int, _written: int) -> StoredRows:
     shards = open_shards(data)
     whole = whole_parts(shards, seq)
     train = whole if data.test is not None else hold_out(whole)[0]
     rows, num_bytes = sum(part.num_rows for part in whole), sum(each.num_bytes for each in shards.shards)
     limit, needed = cache_limit(shards, data), sum(each.unpacked_bytes for each in shards.shards)
-    return Stored(
+    return StoredRows(
         sum(part.num_rows for part in train), num_bytes / max(1, rows), rows / len(shards.shards), limit,
         limit is not None and limit >= needed,
     )  # fmt: skip

@@ -20,7 +20,7 @@ _US = 1e6
 _EPS = 1e-9
 
 
-class Piece(NamedTuple):
+class ComputeSpan(NamedTuple):
     """A computation, between two times in seconds."""
 
     name: str
@@ -40,7 +40,7 @@ class Call(NamedTuple):
     """Attributes of the node, such as ``comm_size``."""
 
 
-def without(pieces: Iterable[Piece], calls: Iterable[tuple[float, float]]) -> list[Piece]:
+def without(pieces: Iterable[ComputeSpan], calls: Iterable[tuple[float, float]]) -> list[ComputeSpan]:
     """Return the parts of the computations that lie outside these intervals."""
     cuts, found = sorted(calls), []
     for piece in pieces:
@@ -48,27 +48,27 @@ def without(pieces: Iterable[Piece], calls: Iterable[tuple[float, float]]) -> li
         for start, end in cuts:
             if start < piece.end and end > at:
                 if start > at:
-                    found.append(Piece(piece.name, at, start))
+                    found.append(ComputeSpan(piece.name, at, start))
                 at = max(at, end)
         if at < piece.end:
-            found.append(Piece(piece.name, at, piece.end))
+            found.append(ComputeSpan(piece.name, at, piece.end))
     return found
 
 
-def filled(pieces: Iterable[Piece], calls: Sequence[Call]) -> list[Piece]:
+def filled(pieces: Iterable[ComputeSpan], calls: Sequence[Call]) -> list[ComputeSpan]:
     """Return the computations with the gaps between them, as far as no call is under way in a gap."""
     ordered = sorted(pieces, key=lambda piece: piece.start)
     gaps, at = [], ordered[0].start if ordered else 0.0
     for piece in ordered:
         if piece.start > at + _EPS:
-            gaps.append(Piece(HOST, at, piece.start))
+            gaps.append(ComputeSpan(HOST, at, piece.start))
         at = max(at, piece.end)
     return sorted(
         [*ordered, *without(gaps, [(call.start, call.end) for call in calls])], key=lambda p: p.start
     )
 
 
-def nodes_of(pieces: Iterable[Piece], calls: Iterable[Call], *, zero: float = 0.0) -> list[TraceNode]:
+def nodes_of(pieces: Iterable[ComputeSpan], calls: Iterable[Call], *, zero: float = 0.0) -> list[TraceNode]:
     """Return the nodes of one rank, in the order of their start.
 
     Args:
@@ -79,7 +79,7 @@ def nodes_of(pieces: Iterable[Piece], calls: Iterable[Call], *, zero: float = 0.
     made, known = _Nodes(zero), sorted(calls, key=lambda call: (_begin(call), call.end))
     edges = sorted({edge for call in known for edge in (call.start, call.end)})
     work = [part for piece in sorted(pieces, key=lambda p: p.start) for part in _cut(piece, edges)]
-    todo: list[tuple[float, int, Piece | Call]] = [(piece.start, 1, piece) for piece in work]
+    todo: list[tuple[float, int, ComputeSpan | Call]] = [(piece.start, 1, piece) for piece in work]
     todo += [(_begin(call), 0, call) for call in known]
     for _, _, each in sorted(todo, key=lambda row: row[:2]):
         made.add(each)
@@ -90,9 +90,9 @@ def _begin(call: Call) -> float:
     return call.end if call.type == RECEIVE else call.start
 
 
-def _cut(piece: Piece, edges: Sequence[float]) -> list[Piece]:
+def _cut(piece: ComputeSpan, edges: Sequence[float]) -> list[ComputeSpan]:
     inside = [edge for edge in edges if piece.start + _EPS < edge < piece.end - _EPS]
-    return [Piece(piece.name, a, b) for a, b in pairwise([piece.start, *inside, piece.end])]
+    return [ComputeSpan(piece.name, a, b) for a, b in pairwise([piece.start, *inside, piece.end])]
 
 
 @dataclass
@@ -106,14 +106,14 @@ class _Nodes:
     _open: list[tuple[float, int]] = field(default_factory=list)
     """Ends and ids of the calls that no computation depends on yet."""
 
-    def add(self, each: Piece | Call) -> None:
+    def add(self, each: ComputeSpan | Call) -> None:
         number = len(self.nodes) + 1
         start = _begin(each) if isinstance(each, Call) else each.start
         after = [id_ for end, id_ in self._open if end <= start + _EPS]
         if self._last is not None:
             after.insert(0, self._last[1])
         clock = {"start_us": round((start - self.zero) * _US)}
-        if isinstance(each, Piece):
+        if isinstance(each, ComputeSpan):
             self._open = [row for row in self._open if row[0] > start + _EPS]
             self._last = (each.end, number)
             # Durations are rounded where they end, so that their sum does not drift.
@@ -132,4 +132,4 @@ class _Nodes:
         self.nodes.append(node)
 
 
-__all__ = ["COLLECTIVE", "HOST", "RECEIVE", "SEND", "Call", "Piece", "filled", "nodes_of", "without"]
+__all__ = ["COLLECTIVE", "HOST", "RECEIVE", "SEND", "Call", "ComputeSpan", "filled", "nodes_of", "without"]

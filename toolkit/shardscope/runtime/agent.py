@@ -49,7 +49,7 @@ from shardscope.runtime.processes import (
 )
 from shardscope.runtime.replicas import ReplicaMemory, keep_newest, memory_for
 from shardscope.runtime.resizing import next_size
-from shardscope.runtime.restarts import Restarts, Source
+from shardscope.runtime.restarts import Restarts, ResumePoint
 from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.status import Cause
 from shardscope.spec import Job
@@ -170,7 +170,7 @@ class Agent:
         """Run the ranks to their end; start them again after a failure, as the job's recovery says, or if resized."""
         launched = job = self.run.read_job()
         restarts = Restarts(self.run, job.recovery, self.request["resume"], memory=self.memory)
-        source = Source(self.request["resume"])
+        source = ResumePoint(self.request["resume"])
         try:
             while not self.not_started:
                 ending = self._attempt(job, source)
@@ -216,7 +216,7 @@ class Agent:
         forkserver = forkserver_pid()
         return set() if forkserver is None else {forkserver}
 
-    def _renew(self, _source: Source) -> None:
+    def _renew(self, _source: ResumePoint) -> None:
         """Replace what failed together with the ranks, before they are started again."""
         if self._lost_forkserver or ended_forkserver() is not None:
             self._lost_forkserver = False
@@ -224,7 +224,7 @@ class Agent:
                 (self.run.path / "control" / "forkserver").unlink(missing_ok=True)
                 fork_forkserver(self.run.path / "control")
 
-    def _attempt(self, job: Job, source: Source) -> Ending:
+    def _attempt(self, job: Job, source: ResumePoint) -> Ending:
         """Start the ranks from `source` and wait for them."""
         try:
             states = elastic_launch(self._config(job.world_size), worker.main)(

@@ -23,7 +23,7 @@ _ONLY_ONCE = frozenset({Cause.NOT_STARTED, Cause.DIRECTORY_GONE, Cause.REQUESTED
 """Causes of failures after which ranks are not started again."""
 
 
-class Source(NamedTuple):
+class ResumePoint(NamedTuple):
     """What an attempt starts from.
 
     Attributes:
@@ -44,7 +44,7 @@ class _Error(NamedTuple):
     step: int
 
 
-def restart_under_torchrun(run: RunDir, resume: str | None, count: int, rank: int) -> Source:
+def restart_under_torchrun(run: RunDir, resume: str | None, count: int, rank: int) -> ResumePoint:
     """Return what the ranks start from after torchrun has started them again; rank 0 writes the event.
 
     Args:
@@ -86,7 +86,7 @@ class Restarts:
     _before: set[_Error] = field(default_factory=set)
     _losses: int = 0
 
-    def after(self, ending: Ending) -> Source | None:
+    def after(self, ending: Ending) -> ResumePoint | None:
         """Return what the next attempt starts from, after one that ended so; None if the run ends."""
         if self.recovery is None or ending.state != "failed" or ending.cause in _ONLY_ONCE:
             return None
@@ -100,13 +100,15 @@ class Restarts:
         self.count += 1
         return self.source()
 
-    def source(self) -> Source:
+    def source(self) -> ResumePoint:
         """Return the newest complete state of this run, or else what the launch asked to resume from.
 
         The ranks themselves prefer a copy in memory to a checkpoint of the same step.
         """
         saved = complete_checkpoints(self.run.path / "checkpoints")
-        source = Source(str(self.run.path), step_of(saved[-1]), "disk") if saved else Source(self.resume)
+        source = (
+            ResumePoint(str(self.run.path), step_of(saved[-1]), "disk") if saved else ResumePoint(self.resume)
+        )
         copied = None if self.memory is None else self.memory.newest_step()
         if copied is not None and copied >= source.step:
             return source._replace(step=copied, kind="replica")
@@ -126,7 +128,9 @@ class Restarts:
         self._losses += 1
         return world_size if self._losses <= job.elastic.spares else next_smaller(job, world_size)
 
-    def note(self, ending: Ending, source: Source, failed_t: float, world_size: int | None = None) -> None:
+    def note(
+        self, ending: Ending, source: ResumePoint, failed_t: float, world_size: int | None = None
+    ) -> None:
         """Write the event of a restart into rank 0's log; no rank may be running."""
         error = ending.error or {}
         with suppress(OSError), EventWriter(self.run.rank_file(0), 0) as events:

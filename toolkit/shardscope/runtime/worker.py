@@ -35,7 +35,7 @@ from shardscope.spec.faults import Faults
 from shardscope.training.context import RankContext, open_rank
 from shardscope.training.disk import advice_on, takes_no_more
 from shardscope.training.emulation import Emulation
-from shardscope.training.faults import FaultyControl, Place, RankFaults
+from shardscope.training.faults import FaultyControl, RankFaults, RankPlace
 from shardscope.training.run_replicas import resume_newest
 from shardscope.training.trainer import EvaluationError, Trainer
 
@@ -132,7 +132,7 @@ def _faults(run: RunDir, events: EventWriter) -> RankFaults:
     watch = PlanWatch(run)
     plan = watch() or Faults()
     emulation = Emulation.from_env(os.environ)
-    place = Place.from_env(os.environ, None if emulation is None else emulation.node)
+    place = RankPlace.from_env(os.environ, None if emulation is None else emulation.node)
     return RankFaults(plan, place, run.fault_claims, events, grown=watch)
 
 

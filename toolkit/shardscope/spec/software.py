@@ -29,6 +29,8 @@ class Shipped(NamedTuple):
     zero_in_pipelines: tuple[int, ...]
     """ZeRO stages that it combines with a pipeline."""
     offload: tuple[str, ...]
+    shard: tuple[str, ...]
+    """``all`` if ZeRO can shard over all replicas, ``node`` if also over those of a node, with copies on the others."""
     has_context: bool
     """Whether it splits sequences over ranks that exchange keys and values."""
     source: str
@@ -42,7 +44,7 @@ class Shipped(NamedTuple):
         """Return the values of each axis that it restricts, by name of the axis."""
         stages = {"schedule": self.schedule} if self.schedule else {"pipeline": (1,)}
         context = {} if self.has_context else {"context": (1,)}
-        return {**stages, "zero": self.zero, "offload": self.offload, **context}
+        return {**stages, "zero": self.zero, "offload": self.offload, "shard": self.shard, **context}
 
     def lacks(self, layout: Layout) -> tuple[str, ...]:
         """Return in words what a layout has that the framework does not ship, such as ``the zbv schedule``."""
@@ -53,6 +55,9 @@ class Shipped(NamedTuple):
             found.append(f"ZeRO {layout.zero}{self.zero_of}")
         elif is_piped and layout.zero not in self.zero_in_pipelines:
             found.append(f"ZeRO {layout.zero} in a pipeline")
+        ranks = layout.data * layout.context
+        if 0 < layout.shard < ranks and "node" not in self.shard:
+            found.append(f"ZeRO over {layout.shard} of {ranks} ranks")
         if layout.context > 1 and not self.has_context:
             found.append("context parallelism")
         if layout.offload not in self.offload:
@@ -63,7 +68,8 @@ class Shipped(NamedTuple):
 
 
 _MEGATRON = Shipped(
-    ("1f1b", "interleaved"), zero=(0, 1), zero_in_pipelines=(0, 1), offload=("none", "optimizer"), has_context=True,
+    ("1f1b", "interleaved"), zero=(0, 1), zero_in_pipelines=(0, 1), offload=("none", "optimizer"),
+    shard=("all", "node"), has_context=True,
     source="Megatron-Core: core.pipeline_parallel.schedules, --use-distributed-optimizer, --optimizer-cpu-offload, "
     "--context-parallel-size; ZeRO 2 and 3 are in Megatron-FSDP, which is not modelled; only the distributed optimizer "
     "offloads its states",
@@ -71,16 +77,18 @@ _MEGATRON = Shipped(
 )  # fmt: skip
 _TORCH = Shipped(
     ("gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev"), zero=(0, 1, 2, 3),
-    zero_in_pipelines=(0, 1, 2, 3), offload=("none", "states"), has_context=True,
+    zero_in_pipelines=(0, 1, 2, 3), offload=("none", "states"), shard=("all", "node"), has_context=True,
     source="PyTorch: distributed.pipelining, DDP, ZeroRedundancyOptimizer, fully_shard with CPUOffloadPolicy, "
     "distributed.tensor.experimental.context_parallel",
     zero_for_offload=(("states", 2),),
 )  # fmt: skip
 _DEEPSPEED = Shipped(
     ("1f1b",), zero=(0, 1, 2, 3), zero_in_pipelines=(0, 1),
-    offload=("none", "optimizer", "states", "activations", "all"), has_context=False,
+    offload=("none", "optimizer", "states", "activations", "all"), shard=("all",), has_context=False,
     source="DeepSpeed: runtime.pipe, whose PipelineEngine refuses ZeRO 2 and 3; DeepSpeed-Ulysses splits sequences, "
-    "but exchanges heads; offload_optimizer is for stages 1 to 3, offload_param for stage 3",
+    "but exchanges heads; offload_optimizer is for stages 1 to 3, offload_param for stage 3; "
+    "zero_hpz_partition_size copies only parameters to each node, and still shards gradients and optimizer states over "
+    "all ranks; mics_shard_size, of stage 3 without offloading, was removed in September 2026 (pull request 8490)",
     zero_for_offload=(("optimizer", 1), ("states", 3), ("all", 3)),
 )  # fmt: skip
 
@@ -135,7 +143,8 @@ _KNOWN = (
     Software(
         "llm-foundry", "LLM Foundry", "fsdp",
         Shipped(
-            (), zero=(0, 2, 3), zero_in_pipelines=(), offload=("none",), has_context=False,
+            (), zero=(0, 2, 3), zero_in_pipelines=(), offload=("none",), shard=("all", "node"),
+            has_context=False,
             source="Composer: parallelism_config.fsdp with sharding_strategy NO_SHARD, SHARD_GRAD_OP or FULL_SHARD",
         ),
         "llm-foundry", ("mosaic", "composer"), attention="flash-1",

@@ -11,7 +11,7 @@ _EVERY = 10
 """One of this many shards is held out or, of fewer shards, this share of the rows of each."""
 
 
-class Part(NamedTuple):
+class ShardRows(NamedTuple):
     """Adjacent rows of one shard."""
 
     shard: int
@@ -24,13 +24,13 @@ class Part(NamedTuple):
         return self.stop - self.start
 
 
-def whole_parts(shards: ShardFormat, seq: int) -> list[Part]:
+def whole_parts(shards: ShardFormat, seq: int) -> list[ShardRows]:
     """Return all rows of each shard that has rows; of tokens, a row is a window of `seq` tokens and the one after."""
     rows = [max(0, each.rows - 1) // seq if shards.holds_tokens else each.rows for each in shards.shards]
-    return [Part(shard, 0, count) for shard, count in enumerate(rows) if count > 0]
+    return [ShardRows(shard, 0, count) for shard, count in enumerate(rows) if count > 0]
 
 
-def hold_out(parts: Sequence[Part]) -> tuple[list[Part], list[Part]]:
+def hold_out(parts: Sequence[ShardRows]) -> tuple[list[ShardRows], list[ShardRows]]:
     """Split shards into training and test rows: whole shards if there are enough, otherwise the last rows of each."""
     if len(parts) >= _EVERY:
         return (

@@ -34,7 +34,7 @@ UNPACKED_BYTES = 10e9
 
 
 @dataclass
-class Counts:
+class ReadCounts:
     """What reading the shards of one epoch took, on one rank.
 
     Attributes:
@@ -66,7 +66,7 @@ class ShardReader:
         self._open: OrderedDict[int, Future[Array]] = OrderedDict()
         self._announced: set[tuple[int, int]] = set()
         self._epoch = 0
-        self._counts: dict[int, Counts] = {}
+        self._counts: dict[int, ReadCounts] = {}
         self._uncounted: set[int] = set()  # fetched before they were announced, as for the model's example
         self._kind: tuple[Path, object] | None = None
         self._lock = threading.Lock()
@@ -114,7 +114,7 @@ class ShardReader:
                 self._count(self._epoch, fetched_bytes=round(num_bytes))
         return found
 
-    def take_counts(self) -> dict[int, Counts]:
+    def take_counts(self) -> dict[int, ReadCounts]:
         """Return what was counted since the last call, by epoch."""
         with self._lock:
             counts, self._counts = self._counts, {}
@@ -187,7 +187,7 @@ class ShardReader:
             self._pace.wait(self.shards.shards[shard].num_bytes, started)
 
     def _count(self, epoch: int, *, opened: int = 0, hits: int = 0, fetched_bytes: int = 0) -> None:
-        counts = self._counts.setdefault(epoch, Counts())
+        counts = self._counts.setdefault(epoch, ReadCounts())
         counts.opened += opened
         counts.hits += hits
         counts.fetched_bytes += fetched_bytes

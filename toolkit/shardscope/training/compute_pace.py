@@ -30,7 +30,7 @@ class _Spent(NamedTuple):
 
 
 @dataclass
-class PassTimes:
+class PassSpan:
     """When a pass ran, in Unix seconds; filled in when it has ended.
 
     Attributes:
@@ -112,7 +112,7 @@ class ComputePace:
         self._free_at = clock.now()
 
     @contextmanager
-    def queued(self, stage: int, passes: float, times: PassTimes) -> Iterator[None]:
+    def queued(self, stage: int, passes: float, times: PassSpan) -> Iterator[None]:
         """Return a context manager around a pass of a pipeline's stage; it sleeps at the end.
 
         Args:

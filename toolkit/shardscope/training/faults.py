@@ -40,7 +40,7 @@ _BEGAN = "began"
 _EXCLUSIVE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
-class Place(NamedTuple):
+class RankPlace(NamedTuple):
     """Where a rank runs."""
 
     rank: int
@@ -51,7 +51,7 @@ class Place(NamedTuple):
     """Number of ranks now, which the plan of an elastic job may exceed."""
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str], node: int | None = None) -> Place:
+    def from_env(cls, env: Mapping[str, str], node: int | None = None) -> RankPlace:
         """Return the place that elastic's environment variables describe; `node` is that of an emulated cluster."""
         own = int(env.get("GROUP_RANK", "0")) if node is None else node
         is_first = int(env.get("LOCAL_RANK", "0")) == 0
@@ -71,7 +71,7 @@ class RankFaults:
     """
 
     plan: Faults
-    place: Place
+    place: RankPlace
     folder: Path
     events: EventWriter
     grown: Callable[[], Faults | None] = lambda: None

@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardscope.training import clock
-from shardscope.training.compute_pace import ComputePace, PassTimes
+from shardscope.training.compute_pace import ComputePace, PassSpan
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -245,7 +245,7 @@ class Meter:
             )
 
     @contextmanager
-    def stage_span(self, name: str, stage: int, passes: float) -> Iterator[PassTimes]:
+    def stage_span(self, name: str, stage: int, passes: float) -> Iterator[PassSpan]:
         """Return a context manager that records the span of a pass of a pipeline stage, and yields its times.
 
         Args:
@@ -253,7 +253,7 @@ class Meter:
             stage: The stage.
             passes: FLOPs of the pass, relative to the stage's forward pass.
         """
-        times = PassTimes(clock.now())
+        times = PassSpan(clock.now())
         paced = nullcontext() if self.pace is None else self.pace.queued(stage, passes, times)
         try:
             with paced:

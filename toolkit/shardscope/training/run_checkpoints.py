@@ -26,7 +26,7 @@ _WINDOW = 20
 """Number of the newest steps and saves whose median times determine the interval."""
 
 
-class Interval:
+class CheckpointInterval:
     """Decides, the same on all ranks, after which steps a checkpoint is saved."""
 
     def __init__(self, spec: Checkpoint) -> None:
@@ -87,7 +87,7 @@ class RunCheckpoints:
     ) -> None:  # fmt: skip
         self.job, self.folder = job, folder
         self.strategy, self.optimizer, self.sampler = strategy, optimizer, sampler
-        self.interval = Interval(job.checkpoint)
+        self.interval = CheckpointInterval(job.checkpoint)
         self._saver: Saver | None = None
         self._descriptor: int | None = None  # of the run directory, if there is one
         with contextlib.suppress(FileNotFoundError):

@@ -17,7 +17,7 @@ FIRST = ("parameter-server", "ring", "tree", "halving-doubling", "hierarchical",
 _OPS = tuple((op.replace("_", "-"), op) for op in OPS)
 
 
-class Asked(t.HasTraits):
+class CommunicationInputs(t.HasTraits):
     """The calculator's inputs, in the units shown on the screen."""
 
     op = own_trait("all_reduce", "Operation", "The collective operation.", kind="choice", values=_OPS)

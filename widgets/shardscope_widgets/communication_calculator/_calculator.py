@@ -7,7 +7,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from shardscope_widgets.communication_calculator._asked import Asked
+from shardscope_widgets.communication_calculator._asked import CommunicationInputs
 from shardscope_widgets.communication_calculator._controls import Ways, make_controls, panel
 from shardscope_widgets.communication_calculator._table import answers, answers_html
 from shardscope_widgets.communication_calculator._views import make_views
@@ -24,25 +24,25 @@ class _Frame(Frame):
     _css = LAB_CSS + files(__package__).joinpath("calculator.css").read_text(encoding="utf-8")
 
 
-class CommunicationCalculator(widgets.VBox, Asked):  # type: ignore[misc]
+class CommunicationCalculator(widgets.VBox, CommunicationInputs):  # type: ignore[misc]
     """Compare collective algorithms: time and traffic by message size and number of workers, crossovers, efficiency.
 
-    Every trait of `Asked` can be passed here or set later: ``calculator.workers = 256``.
+    Every trait of `CommunicationInputs` can be passed here or set later: ``calculator.workers = 256``.
 
     Args:
         asked: Initial values of traits, for example ``num_bytes=1e9, bandwidth=400, bandwidth_unit="Gbit/s"``.
 
     Raises:
         SpecError: A value is out of range or unknown.
-        TypeError: `Asked` has no trait with one of these names.
+        TypeError: `CommunicationInputs` has no trait with one of these names.
 
     Example:
         >>> CommunicationCalculator(workers=256, bandwidth=50, bandwidth_unit="GB/s")  # doctest: +SKIP
     """
 
     def __init__(self, **asked: Any) -> None:
-        check_options("CommunicationCalculator", asked, Asked.class_own_traits())
-        Asked.__init__(self, **asked)
+        check_options("CommunicationCalculator", asked, CommunicationInputs.class_own_traits())
+        CommunicationInputs.__init__(self, **asked)
         super().__init__()
         self._is_stale: set[str] = set()
         self.controls = make_controls(self)
@@ -52,7 +52,7 @@ class CommunicationCalculator(widgets.VBox, Asked):  # type: ignore[misc]
         self.tabs = widgets.Tab(list(self.views.values()), titles=tuple(self.views))
         self._guard = Guard(lambda problem: setattr(self.problem, "value", problem))
         self._arrange()
-        self.observe(self._guard.callback(self.draw), [*Asked.class_own_traits()])
+        self.observe(self._guard.callback(self.draw), [*CommunicationInputs.class_own_traits()])
         self.tabs.observe(self._guard.callback(self._draw_tab), "selected_index")
         self.draw()
 

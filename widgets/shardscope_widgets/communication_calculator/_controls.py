@@ -1,11 +1,11 @@
-"""The controls: one per trait of `Asked`, synchronised with it in both directions."""
+"""The controls: one per trait of `CommunicationInputs`, synchronised with it in both directions."""
 
 from __future__ import annotations
 
 import ipywidgets as widgets
 
 from shardscope.analytic.communication import ALGORITHMS
-from shardscope_widgets.communication_calculator._asked import Asked
+from shardscope_widgets.communication_calculator._asked import CommunicationInputs
 from shardscope_widgets.figures._communication import LARGEST, SMALLEST
 from shardscope_widgets.figures._communication_look import LOOKS
 from shardscope_widgets.kit.controls import controls_for
@@ -17,7 +17,7 @@ FIRST = ("op", "workers", "bandwidth", "bandwidth_unit", "latency_us")
 STEP = ("compute_ms", "overlap")
 
 
-def make_controls(asked: Asked) -> dict[str, widgets.DOMWidget]:
+def make_controls(asked: CommunicationInputs) -> dict[str, widgets.DOMWidget]:
     """Return all controls by the name of their trait, in tab order."""
     size = widgets.FloatLogSlider(base=10, min=3, max=11, readout=False, step=1 / 24)
     return controls_for(asked, num_bytes=size)
@@ -26,7 +26,7 @@ def make_controls(asked: Asked) -> dict[str, widgets.DOMWidget]:
 class Sliding(widgets.VBox):  # type: ignore[misc]
     """The message-size slider, with its value shown as text above it."""
 
-    def __init__(self, asked: Asked, slider: widgets.DOMWidget) -> None:
+    def __init__(self, asked: CommunicationInputs, slider: widgets.DOMWidget) -> None:
         self._value = widgets.HTML()
         super().__init__([self._value, slider])
         self._slider = slider
@@ -43,7 +43,7 @@ class Sliding(widgets.VBox):  # type: ignore[misc]
 class Ways(widgets.VBox):  # type: ignore[misc]
     """A checkbox for each algorithm that implements the operation, with a sample of its line."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: CommunicationInputs) -> None:
         self._asked = asked
         self._quiet = False
         self.boxes = {
@@ -74,7 +74,7 @@ class Ways(widgets.VBox):  # type: ignore[misc]
             self._asked.algorithms = [*others, name] if is_on else others
 
 
-def panel(asked: Asked, controls: dict[str, widgets.DOMWidget], ways: Ways) -> widgets.VBox:
+def panel(asked: CommunicationInputs, controls: dict[str, widgets.DOMWidget], ways: Ways) -> widgets.VBox:
     """Lay out the common inputs, the algorithms, inputs of particular algorithms, and inputs for the efficiency."""
     what = widgets.GridBox([*(controls[name] for name in FIRST), Sliding(asked, controls["num_bytes"])])
     some = widgets.GridBox([])

@@ -3,7 +3,6 @@ from shardscope_widgets.figures._accuracy import AccuracyInfo as AccuracyInfo
 from shardscope_widgets.figures._accuracy import AccuracyPoint as AccuracyPoint
 from shardscope_widgets.figures._accuracy import accuracy as accuracy
 from shardscope_widgets.figures._accuracy import accuracy_info as accuracy_info
-from shardscope_widgets.figures._accuracy import accuracy_text as accuracy_text
 from shardscope_widgets.figures._accuracy import draw_accuracy as draw_accuracy
 from shardscope_widgets.figures._batch_sweep import SweepInfo as SweepInfo
 from shardscope_widgets.figures._batch_sweep import batch_sweep as batch_sweep
@@ -29,7 +28,6 @@ from shardscope_widgets.figures._communication_plots import curves_text as curve
 from shardscope_widgets.figures._comparison import RunRow as RunRow
 from shardscope_widgets.figures._comparison import comparison as comparison
 from shardscope_widgets.figures._comparison import comparison_info as comparison_info
-from shardscope_widgets.figures._comparison import comparison_text as comparison_text
 from shardscope_widgets.figures._compression import CompressionInfo as CompressionInfo
 from shardscope_widgets.figures._compression import compression as compression
 from shardscope_widgets.figures._compression import compression_info as compression_info

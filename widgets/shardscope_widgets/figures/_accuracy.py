@@ -43,7 +43,6 @@ class AccuracyInfo(NamedTuple):
 
     points: tuple[AccuracyPoint, ...]
     constants: tuple[tuple[int, str], ...]
-    headline: str
 
 
 def accuracy_info(found: Accuracy) -> AccuracyInfo:
@@ -54,18 +53,13 @@ def accuracy_info(found: Accuracy) -> AccuracyInfo:
         if run.predicted.constants != before:
             before = run.predicted.constants
             constants.append((number, before))
-    return AccuracyInfo(tuple(points), tuple(constants), found.headline)
+    return AccuracyInfo(tuple(points), tuple(constants))
 
 
 def _point(number: int, run: PredictedRun) -> AccuracyPoint:
     seconds, strategy = run.predicted.step_time_s, str(run.settings.get("strategy"))
     interval = run.predicted.interval or Interval(seconds, seconds)
     return AccuracyPoint(number, run.name, strategy, seconds, run.measured_s, run.predicted.load, interval)
-
-
-def accuracy_text(info: AccuracyInfo) -> str:
-    """Return the sentence with the number of runs and the median error."""
-    return info.headline
 
 
 def draw_accuracy(info: AccuracyInfo) -> go.Figure:

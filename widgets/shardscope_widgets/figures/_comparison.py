@@ -14,7 +14,7 @@ from shardscope.runlog.summary import summarise
 from shardscope.spec.settings import one_process_baseline
 from shardscope_widgets.figures import theme
 from shardscope_widgets.trace import Trace, named_apart
-from shardscope_widgets.words import listed, plural, rate_text, three_digits
+from shardscope_widgets.words import rate_text
 
 HEADERS = (
     "run", "ranks", FIGURES["last_step"].label, FIGURES["loss"].label, FIGURES["step_time_s"].label, "throughput",
@@ -96,32 +96,6 @@ def _row(trace: Trace, look: theme.RunStyle) -> RunRow:
         told.tokens_per_s or told.samples_per_s, "tokens" if told.tokens_per_s else "samples", told.bytes_per_step,
         told.held_bytes, told.process_bytes, diverged_at=told.diverged_at,
     )  # fmt: skip
-
-
-def comparison_text(rows: Sequence[RunRow]) -> str:
-    """Summarise the table: one sentence for each group with more than one run."""
-    sentences = []
-    for group in dict.fromkeys(row.group for row in rows):
-        own = [row for row in rows if row.group == group and row.per_second]
-        if len(own) > 1:
-            sentences.append(_verdict(group, own))
-    return " ".join(sentences)
-
-
-def _verdict(group: str, rows: Sequence[RunRow]) -> str:
-    fastest = max(rows, key=lambda row: row.per_second or 0.0)
-    rate = rate_text(fastest.per_second or 0.0, fastest.counted)
-    text = f"{group}: {fastest.label} is the fastest with {rate}"
-    if fastest.speed and fastest.world_size > 1:
-        text += f", {three_digits(fastest.speed)} times as fast as one process, on {plural(fastest.world_size, 'rank')}"
-    diverged = [row.label for row in rows if row.diverged_at is not None]
-    if diverged:
-        return f"{text}; {listed(diverged)} diverged."
-    losses = [row.loss for row in rows if row.loss is not None]
-    if len(losses) < len(rows) or len({row.last_step for row in rows}) > 1:
-        return f"{text}."
-    spread = max(losses) - min(losses)
-    return f"{text}; the final losses lie within {three_digits(spread)} of each other."
 
 
 def draw(rows: Sequence[RunRow]) -> go.Figure:

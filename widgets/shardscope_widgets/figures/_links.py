@@ -11,7 +11,7 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures._stacks import Group, StackBar, draw_stacks
+from shardscope_widgets.figures._stacks import RunBars, StackBar, draw_stacks
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import bytes_text, plural
 
@@ -21,7 +21,7 @@ LAYERS = (("sent", theme.RunStyle("#e06c2c")), ("received", theme.RunStyle("#5aa
 class LinksInfo(NamedTuple):
     """Bytes sent and received by each rank in its newest step, for several runs."""
 
-    runs: tuple[Group, ...]
+    runs: tuple[RunBars, ...]
 
 
 def links_info(traces: Sequence[Trace]) -> LinksInfo:
@@ -29,8 +29,8 @@ def links_info(traces: Sequence[Trace]) -> LinksInfo:
     return LinksInfo(tuple(_run(trace) for trace in traces if trace.world_size > 1 and trace.links))
 
 
-def _run(trace: Trace) -> Group:
-    return Group(
+def _run(trace: Trace) -> RunBars:
+    return RunBars(
         trace.label,
         tuple(
             StackBar(trace.name_of(rank), (moved.sent_bytes, moved.received_bytes))
@@ -46,7 +46,7 @@ def links_text(info: LinksInfo) -> str:
     return " ".join(map(_sentence, info.runs))
 
 
-def _sentence(run: Group) -> str:
+def _sentence(run: RunBars) -> str:
     busiest = max(run.bars, key=lambda bar: bar.total)
     mean = sum(bar.total for bar in run.bars) / len(run.bars)
     times = f", {busiest.total / mean:.1f} times the mean of {plural(len(run.bars), 'rank')}" if mean else ""

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._ghosts import Ghost, memory_gap, memory_ghosts
-from shardscope_widgets.figures._stacks import Group, StackBar, draw_stacks
+from shardscope_widgets.figures._stacks import RunBars, StackBar, draw_stacks
 from shardscope_widgets.trace import Trace, named_apart
 from shardscope_widgets.words import bytes_text, listed
 
@@ -23,7 +23,7 @@ class MemoryKindsInfo(NamedTuple):
     `alone` is the memory of a single process for the same job, in bytes; None if unknown.
     """
 
-    runs: tuple[Group, ...]
+    runs: tuple[RunBars, ...]
     alone: int | None
 
 
@@ -48,9 +48,9 @@ def memory_kinds_info(
     )
 
 
-def _run(trace: Trace) -> Group:
+def _run(trace: Trace) -> RunBars:
     ranks = sorted(trace.held.items())
-    return Group(
+    return RunBars(
         trace.label,
         tuple(
             StackBar(trace.name_of(rank), tuple(held[kind] for kind in MEMORY_KINDS)) for rank, held in ranks
@@ -65,7 +65,7 @@ def memory_kinds_text(info: MemoryKindsInfo) -> str:
     return "\n".join(map(_sentence, info.runs))
 
 
-def _sentence(run: Group) -> str:
+def _sentence(run: RunBars) -> str:
     bar = max(run.bars, key=lambda bar: bar.total)
     parts = sorted(zip(bar.sizes, MEMORY_KINDS, strict=True), reverse=True)
     shares = [f"{size / bar.total:.0%} {_name(kind)}" for size, kind in parts if size >= 0.01 * bar.total > 0]

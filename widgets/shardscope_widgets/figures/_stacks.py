@@ -31,7 +31,7 @@ class StackBar(NamedTuple):
         return sum(self.sizes)
 
 
-class Group(NamedTuple):
+class RunBars(NamedTuple):
     """The bars of one run's ranks, and the predicted bars, which are drawn lighter below them; empty if unknown."""
 
     label: str
@@ -49,7 +49,7 @@ Row = tuple[float, StackBar]
 
 
 def draw_stacks(
-    groups: Sequence[Group], layers: Sequence[tuple[str, RunStyle]], *, line: tuple[int, str] | None = None
+    groups: Sequence[RunBars], layers: Sequence[tuple[str, RunStyle]], *, line: tuple[int, str] | None = None
 ) -> go.Figure:
     """Draw bars stacked by layer, with the total at the end of each bar.
 
@@ -82,7 +82,7 @@ def draw_stacks(
     )  # fmt: skip
 
 
-def _rows(groups: Sequence[Group]) -> tuple[list[Row], list[dict[str, Any]]]:
+def _rows(groups: Sequence[RunBars]) -> tuple[list[Row], list[dict[str, Any]]]:
     """Return the position of every bar, and a heading above each group if there is more than one."""
     rows: list[Row] = []
     headings, place, headed = [], 0.0, len(groups) > 1
@@ -97,7 +97,7 @@ def _rows(groups: Sequence[Group]) -> tuple[list[Row], list[dict[str, Any]]]:
 
 
 def _ghosts(
-    groups: Sequence[Group], rows: Sequence[Row], layers: Sequence[tuple[str, RunStyle]]
+    groups: Sequence[RunBars], rows: Sequence[Row], layers: Sequence[tuple[str, RunStyle]]
 ) -> list[Any]:
     """Return a thin, lighter bar below each bar of a rank that has a predicted one."""
     places = iter(place for place, _ in rows)

@@ -19,7 +19,7 @@ from shardscope_widgets.kit.markup import classed, words_html
 ASK = "Did you run the chosen plan? Enter the time of a step: all plans are predicted and ranked again."
 
 
-class MeasuredStep(NamedTuple):
+class MeasuredPlan(NamedTuple):
     """A step that was measured, and its time as predicted before."""
 
     model: Transformer
@@ -35,7 +35,7 @@ class MeasuredStep(NamedTuple):
         return {**self.layout.model_dump(), **named, "step_time_s": self.measured_s}
 
 
-def measured_step(plans: Plans, rank: int, measured_s: float) -> MeasuredStep:
+def measured_step(plans: Plans, rank: int, measured_s: float) -> MeasuredPlan:
     """Return the measured step of the plan at this position in the ranking.
 
     Raises:
@@ -46,10 +46,10 @@ def measured_step(plans: Plans, rank: int, measured_s: float) -> MeasuredStep:
     if not 1 <= rank <= len(plans.order):
         raise SpecError(f"plan {rank} does not exist; there are {len(plans.order):,}")
     plan = plans.row(int(plans.order[rank - 1]), rank=rank)
-    return MeasuredStep(plans.setting.model, plan.layout, plan.software, measured_s, plan.time_s)
+    return MeasuredPlan(plans.setting.model, plan.layout, plan.software, measured_s, plan.time_s)
 
 
-def calibration_of_steps(steps: list[MeasuredStep], cluster: Cluster) -> Calibration | None:
+def calibration_of_steps(steps: list[MeasuredPlan], cluster: Cluster) -> Calibration | None:
     """Return the calibration of a cluster by these steps; None without steps."""
     return calibrate_rows([step.row for step in steps], cluster=cluster) if steps else None
 
@@ -73,19 +73,19 @@ class MeasuredBox:
         row = classed(widgets.HBox([self.seconds, self.use, self.forget]), "ss-measured")
         self.box = widgets.VBox([row, self.told])
 
-    def show(self, steps: list[MeasuredStep], plans: Plans | None) -> None:
+    def show(self, steps: list[MeasuredPlan], plans: Plans | None) -> None:
         """Show the steps that are used, with their times as predicted before and now."""
         self.forget.disabled = not steps
         self.told.value = words_html(" ".join(_told(step, plans) for step in steps) or ASK, is_live=True)
 
 
-def _told(step: MeasuredStep, plans: Plans | None) -> str:
+def _told(step: MeasuredPlan, plans: Plans | None) -> str:
     now = "" if plans is None else f", {seconds(predicted_again(step, plans))} now"
     before = f"predicted {seconds(step.predicted_s)} before calibration"
     return f"{short(step.layout)} took {seconds(step.measured_s)}; {before}{now}."
 
 
-def predicted_again(step: MeasuredStep, plans: Plans) -> float:
+def predicted_again(step: MeasuredPlan, plans: Plans) -> float:
     """Return the step time of the measured layout with the constants of `plans`, in seconds."""
     from shardscope.prediction.predict import predict  # only shown results need it
 

@@ -23,7 +23,7 @@ from shardscope_widgets.kit.form import check_options, named, own_trait, trait_o
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.markup import classed
 from shardscope_widgets.planner._hold_fixed import HoldFixed
-from shardscope_widgets.planner._measured import MeasuredStep, calibration_of_steps, measured_step
+from shardscope_widgets.planner._measured import MeasuredPlan, calibration_of_steps, measured_step
 from shardscope_widgets.planner._screen import PlannerScreen
 
 WEIGHTS = {"time": "Time", "headroom": "Memory left", "dollars": "Dollars"}
@@ -93,7 +93,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         super().__init__()
         self._own_model = model if isinstance(model, Transformer) else None
         self._own_cluster, self._is_filling = cluster, False
-        self.measured: list[MeasuredStep] = []
+        self.measured: list[MeasuredPlan] = []
         name = model.name if isinstance(model, Transformer) else model
         check_options("Planner", (field for field in choices if not self.has_trait(field)), OPTIONS)
         self.model = name or self.model

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 import traitlets as t
 
 from shardscope.errors import SpecError
-from shardscope.prediction.planner import Explanation, Plans
+from shardscope.prediction.planner import PlanComparison, Plans
 from shardscope.prediction.planner.table import KEY, table_rows
 from shardscope_widgets.figures import _plans
 from shardscope_widgets.kit.click_figure import ClickFigure
@@ -91,7 +91,7 @@ class PlannerScreen:
         rings = _plans.rings(self._info, best=best, chosen=kept)
         self.scatter.figure = self._dots | {"data": [*self._dots["data"], *rings]}
 
-    def draw_chosen(self, plans: Plans, chosen: int, explanation: Explanation | None) -> None:
+    def draw_chosen(self, plans: Plans, chosen: int, explanation: PlanComparison | None) -> None:
         """Draw the comparison of the chosen plan (`chosen` is its position in the ranking, from 1) with the best."""
         self.terms.figure = _plans.terms(_plans.terms_info(plans, (1, chosen)))
         self.told.value = _told(explanation)
@@ -111,7 +111,7 @@ class PlannerScreen:
         self.draw_nothing()
 
 
-def _told(explanation: Explanation | None) -> str:
+def _told(explanation: PlanComparison | None) -> str:
     if explanation is None:
         return words_html("Choose a row or a point to see why that plan is slower than the best.")
     head, *rest = map(safe, explanation.sentences)

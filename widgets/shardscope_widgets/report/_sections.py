@@ -13,8 +13,7 @@ from shardscope_widgets import figures
 from shardscope_widgets.figures import _curves, theme
 from shardscope_widgets.figures._agreement import AgreementRow, agreement_info, draw_agreement
 from shardscope_widgets.figures._memory_kinds import KIND_NAMES
-from shardscope_widgets.figures._stacks import Group as Stacks
-from shardscope_widgets.figures._stacks import StackBar, draw_stacks
+from shardscope_widgets.figures._stacks import RunBars, StackBar, draw_stacks
 from shardscope_widgets.figures._step_parts import StepPartsRow, draw_step_parts, step_parts_info
 from shardscope_widgets.html import runs_html
 from shardscope_widgets.kit.markup import row_html, table_html
@@ -126,7 +125,7 @@ def _sizes(page: Page, group: Group, *, is_first: bool) -> list[str]:
 
 def _stacked(bars: Sequence[StackBar], layers: Sequence[tuple[str, theme.RunStyle]]) -> go.Figure:
     """Draw one bar per run, the smallest first, with room for its label on a narrow screen."""
-    figure = draw_stacks([Stacks("", tuple(sorted(bars, key=lambda bar: bar.total)))], layers)
+    figure = draw_stacks([RunBars("", tuple(sorted(bars, key=lambda bar: bar.total)))], layers)
     return figure.update_layout(xaxis_range=[0, 1.32 * max(bar.total for bar in bars)], xaxis_nticks=5)
 
 

@@ -22,7 +22,7 @@ PAUSE_S = 0.2
 """Seconds to wait after the last change of a control before predicting."""
 
 
-class Asked(NamedTuple):
+class ForecastRequest(NamedTuple):
     """What to predict: a job, and the emulated cluster that it runs on; None for this machine itself."""
 
     job: Job
@@ -47,7 +47,7 @@ class Forecast(Background):
         self.call.on_click(self._allow)
         self.box = classed(widgets.VBox([self.line, self.call, self.anyway]), "ss-forecast")
         self.found: Preflight | None = None
-        self._asked: Asked | None = None
+        self._asked: ForecastRequest | None = None
         self._begun = False
         self._allowed: list[UserCode] = []
         self._changed = threading.Event()
@@ -78,7 +78,7 @@ class Forecast(Background):
             job: The job; None clears the last prediction.
             cluster: The emulated cluster that it runs on; None for this machine itself.
         """
-        asked = None if job is None else Asked(job, cluster)
+        asked = None if job is None else ForecastRequest(job, cluster)
         if self._begun and asked == self._asked and (asked is None or self.found is not None):
             return
         with self._lock:
@@ -109,7 +109,7 @@ class Forecast(Background):
                 if asked is self._asked:
                     self._show(found, asked.job)
 
-    def _next(self) -> Asked | None:
+    def _next(self) -> ForecastRequest | None:
         """Return what to predict; None if the thread is to end, after which `want` starts another one."""
         with self._lock:
             asked = self._asked if self.found is None else None

@@ -14,7 +14,7 @@ from shardscope_widgets.figures._trials import TrialInfo
 from shardscope_widgets.kit.background import Background
 
 
-class Fit(Background):
+class ImportancesFit(Background):
     """The newest fit of the importances (`info`); `want` starts another fit if its inputs have changed."""
 
     def __init__(self) -> None:

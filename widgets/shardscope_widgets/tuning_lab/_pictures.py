@@ -16,7 +16,7 @@ from shardscope_widgets.figures._trials import TrialInfo, objective_text
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.tuning_lab import _words
 from shardscope_widgets.tuning_lab._chosen import Watched
-from shardscope_widgets.tuning_lab._fit import Fit
+from shardscope_widgets.tuning_lab._fit import ImportancesFit
 from shardscope_widgets.tuning_lab._relink import PENDING, Relinker, notes_of
 from shardscope_widgets.tuning_lab._run_view import RunView
 from shardscope_widgets.tuning_lab._screen import TABS, TuningScreen
@@ -51,7 +51,7 @@ class Pictures:
 
     def forget(self) -> None:
         """Clear all caches when another study is shown."""
-        self.relinker, self._fit = Relinker(LINKS), Fit()
+        self.relinker, self._fit = Relinker(LINKS), ImportancesFit()
         self._on_link: list[TrialInfo] = []
         self._link: Link | None = None
         self.leave_run()

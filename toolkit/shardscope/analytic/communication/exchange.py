@@ -27,7 +27,7 @@ from shardscope.spec.compression import Compression
 _FLOAT_BYTES = 4
 
 
-class Exchange(NamedTuple):
+class ExchangeCost(NamedTuple):
     """Cost of averaging one step's gradients over all ranks."""
 
     sent_bytes: float
@@ -46,7 +46,7 @@ def exchange_of(
     codec_s: float = 0.0,
     element_bytes: int = _FLOAT_BYTES,
     directions: int = 1,
-) -> Exchange:
+) -> ExchangeCost:
     """Return the cost of exchanging one step's gradients, bucket by bucket. All-reduces use Shardscope's ring.
 
     Args:
@@ -58,7 +58,7 @@ def exchange_of(
         directions: Number of directions in which the ring sends, 1 or 2.
     """
     if world_size == 1:
-        return Exchange(0.0, 0, 0.0)
+        return ExchangeCost(0.0, 0, 0.0)
     ring, is_on = 2 * (world_size - 1), compression.is_on
     sent, rounds = np.zeros(world_size, dtype=np.int64), 0
     for shapes in buckets:
@@ -69,10 +69,10 @@ def exchange_of(
             elements = sum(prod(shape) for shape in shapes)
             sent += ring_all_reduce_bytes(elements, element_bytes, world_size, directions=directions)
             rounds += ring
-    return Exchange(float(sent.max()), rounds, codec_s if is_on else 0.0)
+    return ExchangeCost(float(sent.max()), rounds, codec_s if is_on else 0.0)
 
 
-def exchange_time(exchange: Exchange, bandwidth: npt.ArrayLike, latency: npt.ArrayLike = 0.0) -> Floats:
+def exchange_time(exchange: ExchangeCost, bandwidth: npt.ArrayLike, latency: npt.ArrayLike = 0.0) -> Floats:
     """Return the time of one exchange on a link, in seconds. Bandwidth and latency may be arrays.
 
     Args:
@@ -89,7 +89,7 @@ def exchange_time(exchange: Exchange, bandwidth: npt.ArrayLike, latency: npt.Arr
     return seconds
 
 
-def level_bandwidth(plain: Exchange, packed: Exchange, latency: npt.ArrayLike = 0.0) -> Floats:
+def level_bandwidth(plain: ExchangeCost, packed: ExchangeCost, latency: npt.ArrayLike = 0.0) -> Floats:
     """Return the bandwidth, in bytes per second, below which the exchange `packed` is faster than `plain`.
 
     It is 0 if `packed` is never faster, and infinite if it is always faster.

@@ -5,7 +5,7 @@ chunks with `analytic.memory` and `prediction.step`, and keeps those that may be
 is the resulting table: `frame`, `front`, `best`, `by`, `explain`, `why`.
 """
 
-from shardscope.prediction.planner.explain import Difference, Explanation
+from shardscope.prediction.planner.explain import Difference, PlanComparison
 from shardscope.prediction.planner.plan import default_batch, known_model, plan
 from shardscope.prediction.planner.plans import PlanRow, Plans, short
 from shardscope.prediction.planner.rank import OBJECTIVES
@@ -16,7 +16,7 @@ __all__ = [
     "OBJECTIVES",
     "REASONS",
     "Difference",
-    "Explanation",
+    "PlanComparison",
     "PlanRow",
     "Plans",
     "SearchAxes",

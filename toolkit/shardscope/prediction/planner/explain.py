@@ -65,7 +65,7 @@ class Difference(NamedTuple):
         return self.second_s - self.first_s
 
 
-class Explanation(NamedTuple):
+class PlanComparison(NamedTuple):
     """Comparison of two layouts."""
 
     first: Layout
@@ -133,7 +133,7 @@ class Explanation(NamedTuple):
 
 def explain(
     settings: tuple[SearchSettings, SearchSettings], first: Layout, second: Layout, names: tuple[str, str]
-) -> Explanation:
+) -> PlanComparison:
     """Compare two layouts part by part, each with its own setting."""
     tables = [Layouts.of([layout]) for layout in (first, second)]
     times = [time_of(*each) for each in zip(settings, tables, strict=True)]
@@ -146,7 +146,7 @@ def explain(
         if abs(one[part] - other[part]) > 1e-9 * max(total)
     ]
     differences.sort(key=lambda each: -abs(each.gain_s))
-    return Explanation(first, second, tuple(differences), total, (memory[0], memory[1]), names)
+    return PlanComparison(first, second, tuple(differences), total, (memory[0], memory[1]), names)
 
 
 def _because(part: str, first: Layout, second: Layout) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from shardscope.prediction.planner.rank import Objective, objective_weights
 from shardscope.prediction.planner.rules import REASONS
 from shardscope.prediction.planner.search import Found
 from shardscope.prediction.planner.setting import capacity
-from shardscope.prediction.planner.shipped import Limits, shipped_space
+from shardscope.prediction.planner.shipped import SoftwareLimits, shipped_space
 from shardscope.prediction.planner.space import SearchAxes
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.host_calibration import AnyCalibration
@@ -112,7 +112,7 @@ def plan(
         "" if any(len(each.rows.body) for each in found) else _nothing_fits(asked, batch, tried, pools, found)
     )
     wider = every.replace(offload=spared.offload)
-    limits = None if spared == wider else Limits(spared, wider)
+    limits = None if spared == wider else SoftwareLimits(spared, wider)
     return Plans(asked, batch, objective, top, tuple(pools), _rejected(pools, found), problem, limits)
 
 

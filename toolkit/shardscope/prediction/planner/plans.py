@@ -22,7 +22,7 @@ from shardscope.prediction.planner.rank import Floats, Objective, objective_weig
 from shardscope.prediction.planner.setting import SearchSettings, capacity, memory_parts, time_of
 from shardscope.prediction.planner.shipped import (
     Beyond,
-    Limits,
+    SoftwareLimits,
     fastest_beyond,
     lacking,
     limited_texts,
@@ -86,7 +86,7 @@ class Plans:
     """Number of rejected layouts by reason; `REASONS` describes the keys."""
     problem: str = ""
     """Why the table is empty and what to change; an empty string if it has rows."""
-    limits: Limits | None = None
+    limits: SoftwareLimits | None = None
     """What the search leaves out because the software does not ship it; None for nothing."""
     order: Indices = field(init=False, repr=False)
     """Indices of all kept rows, best first."""
@@ -240,7 +240,7 @@ class Plans:
         """Return the same layouts, ranked by a different objective."""
         return replace(self, objective=objective)
 
-    def explain(self, first: int = 1, second: int = 2) -> explaining.Explanation:
+    def explain(self, first: int = 1, second: int = 2) -> explaining.PlanComparison:
         """Explain part by part why plan `first` is faster or slower than plan `second`.
 
         Args:
@@ -260,7 +260,7 @@ class Plans:
         known = f"use 1 to {len(self.order)}" if len(self.order) else f"it is empty: {self.problem}"
         raise SpecError(f"{name}={quoted(rank)} is not a position in the ranking; {known}")
 
-    def _explained(self, one: Layout, other: Layout, names: tuple[str, str]) -> explaining.Explanation:
+    def _explained(self, one: Layout, other: Layout, names: tuple[str, str]) -> explaining.PlanComparison:
         settings = self.asked.setting(one), self.asked.setting(other)
         return explaining.explain(settings, one, other, names)
 

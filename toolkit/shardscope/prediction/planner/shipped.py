@@ -30,7 +30,7 @@ class Beyond(NamedTuple):
     """What the software does not ship of it, in words."""
 
 
-class Limits(NamedTuple):
+class SoftwareLimits(NamedTuple):
     """A search space, and what it would be if the software shipped everything."""
 
     space: SearchAxes
@@ -43,6 +43,7 @@ class Limits(NamedTuple):
             "zero": layout.zero,
             "offload": layout.offload,
             "context": layout.context,
+            "shard": "node" if layout.shard else "all",
             "pipeline": layout.pipeline,
         }
         if is_piped:
@@ -84,7 +85,7 @@ def lacking(software: str, layout: Layout) -> str:
 
 
 def fastest_beyond(
-    asked: Asked, batch: int, limits: Limits, recipes: Sequence[SharedSettings]
+    asked: Asked, batch: int, limits: SoftwareLimits, recipes: Sequence[SharedSettings]
 ) -> Beyond | None:
     """Return the fastest layout of the space without limits; None if it is in the space with them."""
     pools, _ = searched(asked, batch, limits.wider, recipes, 1)

@@ -12,7 +12,7 @@ from shardscope.errors import SpecError
 from shardscope.methods.strategies.parameter_server import ParameterServer
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.simulate.graph import Floats, Graph, Ints
-from shardscope.prediction.simulate.of_job import JobStep
+from shardscope.prediction.simulate.of_job import JobStepGraph
 from shardscope.prediction.simulate.parts import StepTimes
 from shardscope.prediction.simulate.replicas import Variation, replicate
 
@@ -88,7 +88,7 @@ def _build(prediction: JobPrediction, workers: list[int], servers: int, steps: i
 
     A server is a link of capacity 1, which gradients that are being applied at the same time share.
     """
-    step = JobStep(prediction)
+    step = JobStepGraph(prediction)
     wires, job = step.wire, prediction.job
     plan = job.strategy.plan(prediction.step)
     sizes = {each.collective: {} for each in plan.exchanges}  # type: dict[str, dict[tuple[int, int], int]]

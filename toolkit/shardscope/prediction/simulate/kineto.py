@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from shardscope.errors import SpecError
 from shardscope.runlog.chakra import COLLECTIVE, COLLECTIVES, RECEIVE, SEND, TraceNode
 from shardscope.runlog.spans import union
-from shardscope.runlog.trace_nodes import Call, Piece, filled, nodes_of, without
+from shardscope.runlog.trace_nodes import Call, ComputeSpan, filled, nodes_of, without
 
 _COMPUTING = "computation"
 _US = 1e6
@@ -110,7 +110,7 @@ def _nodes(trace: _Rank) -> list[TraceNode]:
     on_gpu = any(event.get("cat") == "kernel" for event in trace.events)
     calls = list(_nccl(trace) if on_gpu else _gloo(trace))
     busy = _kernels(trace) if on_gpu else _operations(trace)
-    pieces = [Piece(_COMPUTING, start, end) for start, end in union(busy)]
+    pieces = [ComputeSpan(_COMPUTING, start, end) for start, end in union(busy)]
     if not pieces:
         raise SpecError(f"{trace.path} has no computations; profile a whole training step")
     zero = min([pieces[0].start, *(call.start for call in calls)])
@@ -196,7 +196,9 @@ def _operations(trace: _Rank) -> Iterator[tuple[float, float]]:
         own = [event for event in rows if event.get("cat") == "cpu_op"]
         waits = [_span(event) for event in rows if str(event["name"]).startswith(("gloo:", "c10d::"))]
         works = [
-            Piece(_COMPUTING, *_span(event)) for event in own if not str(event["name"]).startswith("c10d::")
+            ComputeSpan(_COMPUTING, *_span(event))
+            for event in own
+            if not str(event["name"]).startswith("c10d::")
         ]
         for piece in without(works, waits):
             yield piece.start, piece.end

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from shardscope.prediction.simulate.together import Pass
+from shardscope.prediction.simulate.together import TimedPass
 from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope.runlog.step_events import MemoryPoint
 
@@ -54,7 +54,9 @@ def _point(rank: int, at: float, held: Mapping[str, float]) -> MemoryPoint:
     return MemoryPoint(rank, at, tuple(round(held[kind]) for kind in MEMORY_KINDS))
 
 
-def lockstep_changes(peaks: Peaks, passes: Sequence[Pass], ranks: int, *, grows: bool) -> Iterator[Change]:
+def lockstep_changes(
+    peaks: Peaks, passes: Sequence[TimedPass], ranks: int, *, grows: bool
+) -> Iterator[Change]:
     """Yield the changes of activations, gathered parameters and, if `grows`, gradients in a step of `together`."""
     first = min((each.micro_batch for each in passes if each.phase == "backward"), default=0)
     for rank in range(ranks):
@@ -69,7 +71,7 @@ def lockstep_changes(peaks: Peaks, passes: Sequence[Pass], ranks: int, *, grows:
             yield rank, passes[-1].end, "gradients", 0.0
 
 
-def _ramp(rank: int, each: Pass, kind: str, peaks: Peaks, *, falls: bool) -> Iterator[Change]:
+def _ramp(rank: int, each: TimedPass, kind: str, peaks: Peaks, *, falls: bool) -> Iterator[Change]:
     if kind not in peaks:
         return
     for k in range(1, _PIECES + 1):
@@ -77,7 +79,7 @@ def _ramp(rank: int, each: Pass, kind: str, peaks: Peaks, *, falls: bool) -> Ite
         yield rank, each.start + (each.end - each.start) * k / _PIECES, kind, float(peaks[kind][rank]) * share
 
 
-def _gathered(rank: int, each: Pass, passes: Sequence[Pass], peaks: Peaks) -> Iterator[Change]:
+def _gathered(rank: int, each: TimedPass, passes: Sequence[TimedPass], peaks: Peaks) -> Iterator[Change]:
     largest = max((size for other in passes for _, size in other.gathers), default=0)
     if not largest or "gathered" not in peaks:
         return

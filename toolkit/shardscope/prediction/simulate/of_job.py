@@ -24,7 +24,7 @@ from shardscope.prediction.pipeline_time import pass_seconds
 from shardscope.prediction.simulate.graph import Graph
 from shardscope.prediction.simulate.parts import StepTimes
 from shardscope.prediction.simulate.pipeline import add_schedule, micro_batch_label
-from shardscope.prediction.simulate.rounds import Order, Wire, add_rounds, one_by_one_wires
+from shardscope.prediction.simulate.rounds import MessagePath, Order, add_rounds, one_by_one_wires
 from shardscope.prediction.step.machine import Machine
 from shardscope.spec.job import IN_LAYOUTS
 
@@ -33,7 +33,7 @@ _UNLIMITED = 1e15
 
 
 @dataclass
-class JobStep:
+class JobStepGraph:
     """Builds the graph of one step of a predicted job, with one lane for each rank.
 
     Attributes:
@@ -106,18 +106,18 @@ class JobStep:
                 self.graph.link(f"node {node}, in", whole),
             )
 
-    def wire(self, collective: str, source: int, target: int, *, is_attached: bool = False) -> Wire:
+    def wire(self, collective: str, source: int, target: int, *, is_attached: bool = False) -> MessagePath:
         """Return the wire of a message of a collective between two ranks."""
         cluster = self.prediction.cluster
         fixed = (0.0 if is_attached else self.rates.latency_s, self.message_s(collective))
         if self.rates.network is not None:
             ways = self.rates.network.ways(np.array([source]), np.array([target]))[0]
-            return Wire(fixed[0], tuple(ways[ways >= 0].tolist()), fixed[1])
+            return MessagePath(fixed[0], tuple(ways[ways >= 0].tolist()), fixed[1])
         if self.nodes and cluster is not None and source // cluster.per_node != target // cluster.per_node:
             out, into = self.nodes[source // cluster.per_node][0], self.nodes[target // cluster.per_node][1]
             is_narrow = self.graph.capacity[self.out[source]] < self.graph.capacity[out]
-            return Wire(fixed[0], (self.out[source] if is_narrow else out, into), fixed[1])
-        return Wire(fixed[0], (self.out[source], self.into[target]), fixed[1])
+            return MessagePath(fixed[0], (self.out[source] if is_narrow else out, into), fixed[1])
+        return MessagePath(fixed[0], (self.out[source], self.into[target]), fixed[1])
 
     def message_s(self, collective: str) -> float:
         """Return the seconds of a message of a collective, besides its latency and those for its bytes."""

@@ -11,7 +11,7 @@ from shardscope.analytic.communication.plan import Moves, Round
 from shardscope.prediction.simulate.graph import JOIN, Floats, Graph, Ints
 
 
-class Wire(NamedTuple):
+class MessagePath(NamedTuple):
     """The way of a message from one rank to another: its latency in seconds, and its links."""
 
     latency: float
@@ -38,7 +38,7 @@ Order = Literal["at once", "in turn", "shared"]
 another, and their bytes at the same time."""
 
 
-def one_by_one_wires(wire: Callable[[int, int], Wire], width: int = 2) -> Wires:
+def one_by_one_wires(wire: Callable[[int, int], MessagePath], width: int = 2) -> Wires:
     """Return the function that finds the wires of several messages, of at most `width` links, one by one."""
 
     def wires(source: Ints, target: Ints) -> WireArrays:

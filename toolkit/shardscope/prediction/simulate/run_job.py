@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardscope.errors import SpecError
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.simulate.breakdown import busy_seconds, lane_seconds, term_tree
-from shardscope.prediction.simulate.of_job import JobStep
+from shardscope.prediction.simulate.of_job import JobStepGraph
 from shardscope.prediction.simulate.replicas import Variation, replicate
 from shardscope.prediction.simulate.result import Simulation
 
@@ -27,7 +27,7 @@ def simulate_job(prediction: JobPrediction, variation: Variation, *, overlap: bo
             "for all of them; use ss.predict, or simulate with backups=0"
         )
     variation.check(job.world_size)
-    step = JobStep(prediction, overlap=overlap)
+    step = JobStepGraph(prediction, overlap=overlap)
     graph = step.graph
     ranks = [[rank] for rank in range(job.world_size)]
     done = replicate(graph, [0], [], ranks, variation)

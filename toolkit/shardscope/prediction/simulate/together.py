@@ -17,7 +17,7 @@ from shardscope.runlog.step_events import StepEvent
 
 
 @dataclass
-class Pass:
+class TimedPass:
     """One pass of a step, and the times at which it runs.
 
     Attributes:
@@ -47,14 +47,14 @@ class Lockstep:
         self.updating = range(len(busy)) if plan.updating is None else plan.updating
         self.micro_batches = micro_batches
         self.passes = [
-            Pass("data", 0, times.data),
+            TimedPass("data", 0, times.data),
             *(
-                Pass(phase, k, seconds / micro_batches)
+                TimedPass(phase, k, seconds / micro_batches)
                 for k in range(micro_batches)
                 for phase, seconds in (("forward", times.forward), ("backward", times.backward))
             ),
-            Pass("codec", 0, times.codec),
-            Pass("optimizer", 0, times.optimizer),
+            TimedPass("codec", 0, times.codec),
+            TimedPass("optimizer", 0, times.optimizer),
         ]
         totals: dict[str, int] = {}
         for each in plan.exchanges:
@@ -78,7 +78,7 @@ class Lockstep:
             self.updating if phase == "optimizer" else [r for r, is_busy in enumerate(self.busy) if is_busy]
         )
 
-    def _computing(self, each: Pass, start: float, end: float) -> Iterator[StepEvent]:
+    def _computing(self, each: TimedPass, start: float, end: float) -> Iterator[StepEvent]:
         item = f"micro-batch {each.micro_batch}" if self.micro_batches > 1 and each.phase in _PASSES else ""
         if end > start:
             for rank in self._ranks(each.phase):
@@ -86,7 +86,7 @@ class Lockstep:
                     rank, "codec" if each.phase == "codec" else "compute", each.phase, start, end, item=item
                 )
 
-    def _paused(self, each: Pass, exchanges: Sequence[Exchange]) -> Iterator[StepEvent]:
+    def _paused(self, each: TimedPass, exchanges: Sequence[Exchange]) -> Iterator[StepEvent]:
         now, done = each.start, 0.0
         for exchange in exchanges:
             part = max(done, exchange.when.part)
@@ -107,7 +107,7 @@ class Lockstep:
         total = self._totals[exchange.collective] or 1
         return self.times.communication.get(exchange.collective, 0.0) * busiest_bytes(exchange) / total
 
-    def _overlapped(self, each: Pass, exchanges: Sequence[Exchange]) -> Iterator[StepEvent]:
+    def _overlapped(self, each: TimedPass, exchanges: Sequence[Exchange]) -> Iterator[StepEvent]:
         computed = each.start + each.seconds
         is_last = each.phase == "backward" and each.micro_batch == self.micro_batches - 1
         each.end = computed + self.times.exposed * is_last
@@ -126,7 +126,7 @@ class Lockstep:
 _PASSES = ("forward", "backward")
 
 
-def _belongs(exchange: Exchange, each: Pass) -> bool:
+def _belongs(exchange: Exchange, each: TimedPass) -> bool:
     when = exchange.when
     return when.phase == each.phase and when.micro_batch == each.micro_batch
 

@@ -68,10 +68,6 @@ def _other_optimizers(layout: Layout) -> dict[str, Any]:
 
 
 def _zero(layout: Layout) -> dict[str, Any]:
-    if layout.shard and layout.shard < layout.data:
-        raise SpecError(
-            f"shard={layout.shard} cannot be written for DeepSpeed yet; use shard=0, which shards over all ranks"
-        )
     parts = _OFFLOADED[layout.offload]
     return {
         "stage": layout.zero,

@@ -29,7 +29,7 @@ from shardscope.runtime.emulated.node import NodeResult
 from shardscope.runtime.failure import Ending, describe_failure, describe_lost_forkserver
 from shardscope.runtime.processes import kill_descendants
 from shardscope.runtime.replicas import ReplicaMemory
-from shardscope.runtime.restarts import Source
+from shardscope.runtime.restarts import ResumePoint
 from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.status import Cause
 from shardscope.spec import Job
@@ -159,7 +159,7 @@ class Coordinator(Agent):
             self.network.close()
         return ending
 
-    def _attempt(self, job: Job, source: Source) -> Ending:  # noqa: ARG002 - the nodes have been started from it
+    def _attempt(self, job: Job, source: ResumePoint) -> Ending:  # noqa: ARG002 - the nodes have been started from it
         lost = self._wait_for_nodes()
         for node, agent in enumerate(self.agents):
             if self.memory is not None and agent.result is None and not agent.was_killed:
@@ -169,7 +169,7 @@ class Coordinator(Agent):
     def _helpers(self) -> set[int]:
         return set() if self.network is None else {self.network.hub_pid}
 
-    def _renew(self, source: Source) -> None:
+    def _renew(self, source: ResumePoint) -> None:
         assert self.network is not None
         if not self.network.is_alive():
             cluster = self.network.cluster

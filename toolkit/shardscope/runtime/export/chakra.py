@@ -27,7 +27,7 @@ from shardscope.runlog.chakra import (
 from shardscope.runlog.schema import Event
 from shardscope.runlog.spans import finished_steps
 from shardscope.runlog.steps import WARM_UP_STEPS
-from shardscope.runlog.trace_nodes import Call, Piece, nodes_of, without
+from shardscope.runlog.trace_nodes import Call, ComputeSpan, nodes_of, without
 
 if TYPE_CHECKING:
     from shardscope.runtime.run import Run
@@ -133,9 +133,9 @@ def _messages(rows: Iterable[Event]) -> Iterator[_Message]:
             yield rank, int(peer), name, int(size), float(at), max(float(at), waiting.popleft())
 
 
-def _pieces(row: Event) -> list[Piece]:
+def _pieces(row: Event) -> list[ComputeSpan]:
     """Return what a rank computes; passes pause while the rank communicates."""
-    spans = [(lane, Piece(name, start, end)) for lane, name, start, end, _ in row["spans"]]
+    spans = [(lane, ComputeSpan(name, start, end)) for lane, name, start, end, _ in row["spans"]]
     calls = [
         (piece.start, piece.end)
         for lane, piece in spans

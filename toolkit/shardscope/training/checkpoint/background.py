@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from shardscope.errors import CheckpointError
 from shardscope.training.checkpoint.agreement import Failure, failure_of
-from shardscope.training.checkpoint.writing import Part, Report
+from shardscope.training.checkpoint.writing import CheckpointPart, Report
 from shardscope.training.context import RankContext
 
 _SOON_S, _LATER_S = 1e-3, 2e-2
@@ -104,7 +104,7 @@ class Notices:
         return int(self.store.add(_PROGRESS, 0))
 
 
-class Background:
+class BackgroundSave:
     """One rank's thread that writes its part of a checkpoint, and ends when the checkpoint is complete on all ranks.
 
     Args:
@@ -117,7 +117,7 @@ class Background:
     """
 
     def __init__(
-        self, part: Part, notices: Notices, *, world_size: int, keep: int, is_copied: Callable[[], None],
+        self, part: CheckpointPart, notices: Notices, *, world_size: int, keep: int, is_copied: Callable[[], None],
         completed: Callable[[int], None],
     ) -> None:  # fmt: skip
         self.part = replace(part, wrote=self._wrote)

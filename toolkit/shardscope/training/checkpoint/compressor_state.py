@@ -23,7 +23,7 @@ from torch import Tensor
 from shardscope.errors import CheckpointError, SpecError
 from shardscope.spec import Compression
 from shardscope.training.checkpoint.pickled import PickledReader
-from shardscope.training.checkpoint.pieces import Reader
+from shardscope.training.checkpoint.pieces import CheckpointReader
 from shardscope.training.strategies.base import RankStrategy
 
 _CUTS = ("exchange", "block")
@@ -62,7 +62,7 @@ def method_of(compression: Compression) -> str:
 
 def restore_compressor_state(
     strategy: RankStrategy,
-    reader: Reader | PickledReader,
+    reader: CheckpointReader | PickledReader,
     saved_layout: str | None,
     saved_method: str | None,
 ) -> RestoredState:
@@ -116,7 +116,7 @@ def _name(rank: int) -> str:
     return f"compression-{rank}"
 
 
-def _zeros_for_saved(reader: Reader | PickledReader) -> dict[int, dict[str, Tensor]]:
+def _zeros_for_saved(reader: CheckpointReader | PickledReader) -> dict[int, dict[str, Tensor]]:
     """Return a tensor of zeros for each compressor tensor in the checkpoint, by rank and name."""
     saved: dict[int, dict[str, Tensor]] = {}
     for key in sorted(reader.keys):
@@ -127,5 +127,7 @@ def _zeros_for_saved(reader: Reader | PickledReader) -> dict[int, dict[str, Tens
     return saved
 
 
-def _filled(reader: Reader | PickledReader, rank: int, zeros: dict[str, Tensor]) -> dict[str, Tensor]:
+def _filled(
+    reader: CheckpointReader | PickledReader, rank: int, zeros: dict[str, Tensor]
+) -> dict[str, Tensor]:
     return dict(reader.fill({_name(rank): zeros})[_name(rank)])

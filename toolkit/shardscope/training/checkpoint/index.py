@@ -62,7 +62,7 @@ class StoredBox(_Strict):
     checksum: Count
 
 
-class Stored(_Strict):
+class TensorEntry(_Strict):
     """Index entry for one tensor: its dtype, the shape of the whole tensor, and its pieces."""
 
     dtype: str
@@ -88,7 +88,7 @@ class Index(_Strict):
     kind: Literal["shardscope-checkpoint"] = "shardscope-checkpoint"
     version: Literal[1] = 1
     byteorder: Literal["little", "big"]
-    tensors: dict[str, Stored]
+    tensors: dict[str, TensorEntry]
     values: dict[str, Any]
     files: dict[FileName, Count]
 
@@ -218,6 +218,6 @@ def _check_pieces(index: Index) -> None:
             raise Damaged(f"{FILE} does not list every element of {key[:80]}")
 
 
-def _fits(piece: StoredBox, stored: Stored) -> bool:
+def _fits(piece: StoredBox, stored: TensorEntry) -> bool:
     box = zip(piece.offsets, piece.shape, stored.shape, strict=False)
     return len(piece.offsets) == len(piece.shape) == len(stored.shape) and all(o + n <= s for o, n, s in box)

@@ -24,7 +24,7 @@ from shardscope.training.checkpoint.contents import (
 from shardscope.training.checkpoint.folders import complete_checkpoints, is_checkpoint
 from shardscope.training.checkpoint.index import FILE, Damaged, read_index, verify
 from shardscope.training.checkpoint.pickled import PICKLE, PickledReader, is_pickled
-from shardscope.training.checkpoint.pieces import Reader
+from shardscope.training.checkpoint.pieces import CheckpointReader
 from shardscope.training.context import RankContext
 from shardscope.training.random_state import random_state, set_random_state
 from shardscope.training.strategies.base import RankStrategy
@@ -86,7 +86,7 @@ def _misfit(path: Path, reason: str) -> str:
 
 
 def _load(
-    reader: Reader | PickledReader,
+    reader: CheckpointReader | PickledReader,
     notes: Sequence[str],
     strategy: RankStrategy,
     optimizer: torch.optim.Optimizer,
@@ -110,7 +110,7 @@ def _load(
     return Loaded(reader.path, int(extra["step"]), data, restored, told, extra.get("world_size"))
 
 
-def _restore_random_state(reader: Reader | PickledReader, context: RankContext) -> None:
+def _restore_random_state(reader: CheckpointReader | PickledReader, context: RankContext) -> None:
     """Restore this rank's random state; if the checkpoint has none for this rank, keep the state from seeding."""
     mine = random_key(context.rank)
     if isinstance(reader, PickledReader):  # pickled checkpoints have only PyTorch's state, under another key
@@ -130,7 +130,9 @@ def _averaging_notes(known: set[str], asked: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _fill_known(reader: Reader | PickledReader, state: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _fill_known(
+    reader: CheckpointReader | PickledReader, state: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
     """Return the entries of `state` that the checkpoint contains, filled from it; older checkpoints have fewer."""
     return reader.fill({
         part: {
@@ -147,7 +149,7 @@ def _fill_known(reader: Reader | PickledReader, state: Mapping[str, Mapping[str,
 
 def _open(
     source: Path, context: RankContext, *, allow_pickle: bool
-) -> tuple[Reader | PickledReader, list[str]]:
+) -> tuple[CheckpointReader | PickledReader, list[str]]:
     """Open the checkpoint to load, the same on all ranks; return its reader, and notes on newer ones that are damaged.
 
     Raises:
@@ -202,7 +204,7 @@ class _ReadAttempt:
 
 def _verified_by_all(
     path: Path, context: RankContext, *, allow_pickle: bool
-) -> tuple[Reader | PickledReader | None, str | None]:
+) -> tuple[CheckpointReader | PickledReader | None, str | None]:
     """Check a checkpoint on all ranks, each of which verifies some of its files.
 
     Returns:
@@ -211,7 +213,7 @@ def _verified_by_all(
     Raises:
         CheckpointError: A rank may not read an undamaged checkpoint, for example because it is a pickle.
     """
-    reader: Reader | PickledReader | None = None
+    reader: CheckpointReader | PickledReader | None = None
     try:
         reader, content = _read(path, context, allow_pickle=allow_pickle)
         look = _ReadAttempt(content)
@@ -229,14 +231,16 @@ def _verified_by_all(
     return (None, damages[0]) if damages else (reader, None)
 
 
-def _read(path: Path, context: RankContext, *, allow_pickle: bool) -> tuple[Reader | PickledReader, int]:
+def _read(
+    path: Path, context: RankContext, *, allow_pickle: bool
+) -> tuple[CheckpointReader | PickledReader, int]:
     """Verify some of the files of a checkpoint; return a reader and a checksum of the index."""
     if is_pickled(path):
         reader = PickledReader.open(path, allowed=allow_pickle)
         return reader, zlib.crc32((path / PICKLE).read_bytes())
     index = read_index(path)
     verify(path, index, sorted(index.files)[context.rank :: context.world_size])
-    return Reader(path, index), zlib.crc32((path / FILE).read_bytes())
+    return CheckpointReader(path, index), zlib.crc32((path / FILE).read_bytes())
 
 
 def _notes(damages: list[str], path: Path) -> list[str]:

@@ -28,7 +28,7 @@ def is_pickled(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class PickledReader:
-    """Reads a pickled checkpoint; has the same methods as `Reader`."""
+    """Reads a pickled checkpoint; has the same methods as `CheckpointReader`."""
 
     path: Path
     stored: Mapping[str, Any]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shardscope.errors import CheckpointError
 from shardscope.training import _compat
-from shardscope.training.checkpoint.index import Damaged, Index, Stored, StoredBox, open_plain
+from shardscope.training.checkpoint.index import Damaged, Index, StoredBox, TensorEntry, open_plain
 from shardscope.training.checkpoint.values import decode
 from shardscope.training.sharding import local
 
@@ -68,7 +68,7 @@ class HeldPiece:
 
 
 @dataclass(frozen=True)
-class Reader:
+class CheckpointReader:
     """Reads the tensors and values of a checkpoint.
 
     Attributes:
@@ -108,7 +108,7 @@ class Reader:
         stored = self.index.tensors.get(key)
         return None if stored is None else torch.zeros(stored.shape, dtype=stored.format)
 
-    def _fill(self, stored: Stored, held: HeldPiece, key: str) -> None:
+    def _fill(self, stored: TensorEntry, held: HeldPiece, key: str) -> None:
         if stored.shape != held.whole:
             raise ValueError(
                 f"{key} has shape {_shape(stored.shape)} in the checkpoint, but {_shape(held.whole)} in the model"
@@ -117,7 +117,7 @@ class Reader:
         if copied != held.tensor.numel():
             raise Damaged(f"it does not contain every element of {key} exactly once")
 
-    def _copy(self, stored: Stored, piece: StoredBox, held: HeldPiece) -> int:
+    def _copy(self, stored: TensorEntry, piece: StoredBox, held: HeldPiece) -> int:
         """Copy the overlap of a saved piece with this rank's piece, and return the number of elements copied."""
         starts = [max(a, b) for a, b in zip(piece.offsets, held.offsets, strict=True)]
         ends = [
@@ -131,7 +131,7 @@ class Reader:
         _within(held.tensor, box, held.offsets).copy_(source)
         return source.numel()
 
-    def _read(self, stored: Stored, piece: StoredBox) -> Tensor:
+    def _read(self, stored: TensorEntry, piece: StoredBox) -> Tensor:
         size = stored.num_bytes(piece)
         with open_plain(self.path / piece.file) as file:
             data = np.fromfile(file, np.uint8, size, offset=piece.at)

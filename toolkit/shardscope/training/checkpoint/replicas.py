@@ -23,7 +23,7 @@ from shardscope.training.checkpoint.agreement import gather_items
 from shardscope.training.checkpoint.index import FILE
 from shardscope.training.checkpoint.memory import HeldStep
 from shardscope.training.checkpoint.saving import Saver
-from shardscope.training.checkpoint.writing import Part, Report
+from shardscope.training.checkpoint.writing import CheckpointPart, Report
 from shardscope.training.context import RankContext
 
 _VERSIONS = 2
@@ -46,7 +46,7 @@ class ReplicaSaver(Saver):
         self._is_leader = self._context.rank % self._node_size == 0
         self._fits = False
 
-    def _share(self, part: Part, reports: Sequence[Report]) -> None:
+    def _share(self, part: CheckpointPart, reports: Sequence[Report]) -> None:
         if not self._fits:
             self._require_space(reports, part.step)
             self._fits = True

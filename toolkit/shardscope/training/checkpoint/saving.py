@@ -17,13 +17,13 @@ import torch
 
 from shardscope.errors import CheckpointError
 from shardscope.training.checkpoint.agreement import on_every_rank
-from shardscope.training.checkpoint.background import Background, Notices
+from shardscope.training.checkpoint.background import BackgroundSave, Notices
 from shardscope.training.checkpoint.contents import contents_of
 from shardscope.training.checkpoint.pieces import HeldPiece, flat
 from shardscope.training.checkpoint.snapshot import HostCopies
 from shardscope.training.checkpoint.unchanged import Unchanged
 from shardscope.training.checkpoint.values import encode
-from shardscope.training.checkpoint.writing import PARTIAL, Part, Report, balanced, not_written
+from shardscope.training.checkpoint.writing import PARTIAL, CheckpointPart, Report, balanced, not_written
 from shardscope.training.strategies.base import RankStrategy
 
 
@@ -57,7 +57,7 @@ class Saver:
         self._is_leader = self._context.rank == 0
         self._copies = HostCopies() if asynchronous else None
         self._unchanged = Unchanged(_frozen(strategy)) if incremental else None
-        self._background: Background | None = None
+        self._background: BackgroundSave | None = None
 
     @property
     def in_flight(self) -> Path | None:
@@ -102,7 +102,7 @@ class Saver:
             completed(written)
             self._note_complete(part)
             return
-        self._background = Background(
+        self._background = BackgroundSave(
             replace(part, tensors=copies), Notices.of(self._context, name), world_size=self._context.world_size,
             keep=self._keep, is_copied=is_copied, completed=completed,
         )  # fmt: skip
@@ -133,7 +133,7 @@ class Saver:
             self._background.wait()
             self.check()
 
-    def _part(self, step: int, contents: Mapping[str, Any]) -> tuple[Part, str]:
+    def _part(self, step: int, contents: Mapping[str, Any]) -> tuple[CheckpointPart, str]:
         """Agree with the other ranks on who writes which piece.
 
         Returns:
@@ -144,7 +144,7 @@ class Saver:
             key: HeldPiece.of(key, value) for key, value in items.items() if isinstance(value, torch.Tensor)
         }
         final, rank = self.folder / f"step-{step}", self._context.rank
-        part = Part(
+        part = CheckpointPart(
             final.with_name(f"{final.name}{PARTIAL}"), final, step, rank, self._is_leader, tensors,
             {key: encode(key, value) for key, value in items.items() if key not in tensors},
             self._unchanged, self._is_durable, self._context.faults if self._is_durable else None,
@@ -162,7 +162,7 @@ class Saver:
         assigned = {key: piece for key, piece in tensors.items() if (key, piece.offsets) in own}
         return replace(part, tensors=assigned), prepared[0][0]
 
-    def _write(self, part: Part) -> int:
+    def _write(self, part: CheckpointPart) -> int:
         """Write the checkpoint now; return the number of bytes that this rank has written."""
         try:
             reports = on_every_rank(self._context, part.write)
@@ -176,13 +176,13 @@ class Saver:
             part.drop_older(self._keep)
         return reports[part.rank].written_bytes
 
-    def _share(self, part: Part, reports: Sequence[Report]) -> None:
+    def _share(self, part: CheckpointPart, reports: Sequence[Report]) -> None:
         """Pass files to other folders; checkpoints on disk are in a single folder."""
 
     def _refusal(self, final: Path, error: OSError) -> CheckpointError:
         return not_written(final, error)
 
-    def _note_complete(self, part: Part) -> None:
+    def _note_complete(self, part: CheckpointPart) -> None:
         self.newest = part.final
         if self._unchanged is not None:
             self._unchanged.commit(part.final)

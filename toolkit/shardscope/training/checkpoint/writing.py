@@ -49,7 +49,7 @@ class Report(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class CheckpointPart:
     """One rank's part of a checkpoint.
 
     Attributes:

@@ -62,7 +62,7 @@ class Carrier:
         return self.packets.index
 
 
-class Residual(NamedTuple):
+class ResidualNorms(NamedTuple):
     """Norm of one rank's residual for one tensor or sharding unit, and the norm of the compressor's input.
 
     Attributes:
@@ -203,10 +203,10 @@ class Compressor(ABC):
             memory.watch(is_on)
 
     @property
-    def residuals(self) -> list[Residual]:
+    def residuals(self) -> list[ResidualNorms]:
         """Norms of the residuals after a step with ``watch(True)``; otherwise empty."""
         return [
-            Residual(kind, name, math.sqrt(square), math.sqrt(memory.seen[name]))
+            ResidualNorms(kind, name, math.sqrt(square), math.sqrt(memory.seen[name]))
             for memory in self.memories
             if memory.seen
             for kind, kept in memory.residuals.items()

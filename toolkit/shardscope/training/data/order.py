@@ -20,7 +20,7 @@ ENDLESS = 2**62
 """Length of a stream, in rows."""
 
 
-class Order(Protocol):
+class RowOrder(Protocol):
     """Order of the rows in each epoch; the same on every rank and at any world size."""
 
     num_rows: int

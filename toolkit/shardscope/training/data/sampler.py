@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 from torch import Tensor
 
 from shardscope.errors import DataError
-from shardscope.training.data.order import FullShuffle, Order
+from shardscope.training.data.order import FullShuffle, RowOrder
 from shardscope.training.data.shard_source import ShardSource
 from shardscope.training.data.sources import DataSource
 from shardscope.training.data.stream import StreamSource
@@ -58,7 +58,9 @@ class GlobalSampler:
         (2, torch.Size([4]))
     """
 
-    def __init__(self, num_samples: int, global_batch: int, seed: int, *, order: Order | None = None) -> None:
+    def __init__(
+        self, num_samples: int, global_batch: int, seed: int, *, order: RowOrder | None = None
+    ) -> None:
         if not 1 <= global_batch <= num_samples:
             raise DataError(
                 f"global_batch={global_batch} is out of range for data with {num_samples} rows; "

@@ -15,7 +15,7 @@ from torch import Tensor
 from shardscope.errors import DataError
 from shardscope.spec.shards import Shards
 from shardscope.storage.formats import Array, open_shards
-from shardscope.storage.parts import Part, hold_out, whole_parts
+from shardscope.storage.parts import ShardRows, hold_out, whole_parts
 from shardscope.storage.reader import ShardReader
 from shardscope.training.data.batches import Batch
 from shardscope.training.data.order import WindowShuffle
@@ -32,7 +32,9 @@ class ShardSource:
         vocab: The model's vocabulary size; reading a token outside it raises an error. None accepts all tokens.
     """
 
-    def __init__(self, reader: ShardReader, parts: Sequence[Part], *, seq: int, vocab: int | None) -> None:
+    def __init__(
+        self, reader: ShardReader, parts: Sequence[ShardRows], *, seq: int, vocab: int | None
+    ) -> None:
         self.reader, self.parts, self._seq, self._vocab = reader, parts, seq, vocab
         self._lengths = [part.num_rows for part in parts]
         self._firsts = np.concatenate([[0], np.cumsum(self._lengths)])
@@ -118,7 +120,7 @@ def read_shards(spec: Shards, *, seq: int, vocab: int | None = None) -> Dataset:
     train, test = (whole, []) if spec.test is not None else hold_out(whole)
     reader = ShardReader(shards, spec)
 
-    def source(opened: ShardReader, parts: Sequence[Part]) -> ShardSource:
+    def source(opened: ShardReader, parts: Sequence[ShardRows]) -> ShardSource:
         kept = [part for part in parts if part.num_rows > 0]
         if not kept:
             raise DataError(

@@ -4,7 +4,7 @@
 rebuilds the buckets in the order in which gradients arrived in the first backward pass. In a ring all-reduce, the order
 of the additions depends on an element's position in its bucket. So for bit-identical results, a resumed run must have
 the buckets of the interrupted run from its first step on. The order is therefore saved in the checkpoint. It is
-restored by a backward pass through a module that has the parameters but needs no data (`InOrder`).
+restored by a backward pass through a module that has the parameters but needs no data (`ZeroGradients`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class GradientOrder:
         self._handles.clear()
 
 
-class InOrder(nn.Module):
+class ZeroGradients(nn.Module):
     """Module that replaces the model in a pass without data; its backward gives zero gradients in a given order."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:

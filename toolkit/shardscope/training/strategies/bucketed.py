@@ -16,7 +16,7 @@ from shardscope.training.collectives.packets import Packets
 from shardscope.training.compression import Bucket, Carrier
 from shardscope.training.data import call
 from shardscope.training.observe import random_state_kept
-from shardscope.training.strategies._gradient_order import GradientOrder, InOrder
+from shardscope.training.strategies._gradient_order import GradientOrder, ZeroGradients
 from shardscope.training.strategies._hook import BucketHook
 from shardscope.training.strategies.base import LossFunction, RankStrategy
 from shardscope.training.twin import twin_of
@@ -103,7 +103,7 @@ class BucketedRank(RankStrategy):
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         if self.gradient_order or trained.keys() != set(names):  # already final, or other parameters
             return
-        with self._standing_in(InOrder([trained[name] for name in names])):
+        with self._standing_in(ZeroGradients([trained[name] for name in names])):
             self._pass_once(self.module)
 
     @contextmanager

@@ -30,7 +30,7 @@ from shardscope.tuning.population.members import Stopped, Trainee, drop_checkpoi
 from shardscope.tuning.population.objectives import costs_of, objectives_of
 from shardscope.tuning.population.record import (
     Course,
-    Move,
+    MemberStart,
     Outcome,
     Plan,
     PopulationError,
@@ -172,7 +172,7 @@ class _Driver:
         )  # fmt: skip
         self._conclude(interval)
 
-    def _trainee(self, interval: int, move: Move) -> Trainee:
+    def _trainee(self, interval: int, move: MemberStart) -> Trainee:
         job = job_of(self.space.apply(self.job, move.settings), self.plan, interval, move.member)
         parent = None
         if move.parent is not None:
@@ -206,10 +206,12 @@ class _Driver:
 
     # Settings and parents for an interval.
 
-    def _moves(self, interval: int) -> list[Move]:
+    def _moves(self, interval: int) -> list[MemberStart]:
         if interval == 1:
             return [
-                Move(member, None, None, self.space.draw(self.job, self._random(interval, member)), "drawn")
+                MemberStart(
+                    member, None, None, self.space.draw(self.job, self._random(interval, member)), "drawn"
+                )
                 for member in range(self.plan.members)
             ]
         costs = {
@@ -220,12 +222,12 @@ class _Driver:
         settings = {move.member: move.settings for move in self.course.moves[interval - 1]}
         return [self._move(interval, member, parent, settings) for member, parent in parents.items()]
 
-    def _move(self, interval: int, member: int, parent: int, settings: Mapping[int, Any]) -> Move:
+    def _move(self, interval: int, member: int, parent: int, settings: Mapping[int, Any]) -> MemberStart:
         if parent == member:
-            return Move(member, parent, settings[member], settings[member], "kept")
+            return MemberStart(member, parent, settings[member], settings[member], "kept")
         random = self._random(interval, member)
         explored = self.space.explore(self.job, settings[parent], random, resample=self.plan.resample)
-        return Move(member, parent, settings[member], explored, "cloned")
+        return MemberStart(member, parent, settings[member], explored, "cloned")
 
     def _random(self, interval: int, what: object) -> Random:
         return Random(f"{self.plan.seed}/{interval}/{what}")

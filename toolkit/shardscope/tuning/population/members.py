@@ -17,7 +17,7 @@ from pathlib import Path
 from shardscope.runtime import Run, launch, runs
 from shardscope.spec import Checkpoint, Job
 from shardscope.tuning.measured import Objective, TrialReader, interval_values
-from shardscope.tuning.population.record import Move, Outcome, Plan
+from shardscope.tuning.population.record import MemberStart, Outcome, Plan
 
 POLL_S = 0.02
 
@@ -47,7 +47,7 @@ class Trainee:
 
     folder: Path
     interval: int
-    move: Move
+    move: MemberStart
     job: Job
     parent: Run | None
     """Run from whose checkpoint to resume; None starts from scratch."""

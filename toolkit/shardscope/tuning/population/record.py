@@ -50,7 +50,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Move:
+class MemberStart:
     """Settings and parent of a member at the start of an interval.
 
     Attributes:
@@ -93,7 +93,7 @@ class Course:
     """Progress of a population. `moves` are keyed by interval, from 1; `outcomes` by interval and member."""
 
     plan: Plan | None = None
-    moves: dict[int, list[Move]] = field(default_factory=dict)
+    moves: dict[int, list[MemberStart]] = field(default_factory=dict)
     outcomes: dict[tuple[int, int], Outcome] = field(default_factory=dict)
     state: str = "running"
 
@@ -115,7 +115,7 @@ class Course:
         if kind == "plan":
             self.plan = _plan_of(fields)
         elif kind == "moves":
-            moves = [Move(**move) for move in fields["moves"]]
+            moves = [MemberStart(**move) for move in fields["moves"]]
             self.moves.setdefault(fields["interval"], moves)
         elif kind == "outcome":
             outcome = Outcome(**{**fields, "notes": tuple(fields["notes"])})
@@ -150,7 +150,7 @@ def plan_line(plan: Plan) -> dict[str, Any]:
     return {"event": "plan", **asdict(plan)}
 
 
-def moves_line(interval: int, moves: Iterable[Move]) -> dict[str, Any]:
+def moves_line(interval: int, moves: Iterable[MemberStart]) -> dict[str, Any]:
     """Return all members' moves for an interval as one line, so that they are written atomically."""
     return {"event": "moves", "interval": interval, "moves": [asdict(move) for move in moves]}
 

@@ -11,7 +11,7 @@ from shardscope.runtime import Run
 from shardscope.tuning.population.exploit import first_front, ranked
 from shardscope.tuning.population.journal import NAME, is_held, read_lines
 from shardscope.tuning.population.objectives import costs_of
-from shardscope.tuning.population.record import Course, Move, Outcome, Plan
+from shardscope.tuning.population.record import Course, MemberStart, Outcome, Plan
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +22,7 @@ class MemberInterval:
     """One interval of one member: how it started and, once it has ended, its outcome."""
 
     interval: int
-    move: Move
+    move: MemberStart
     outcome: Outcome | None
 
     @property

@@ -13,7 +13,11 @@ from torch import nn
 
 from shardscope.methods.strategies import parameter_server
 from shardscope.methods.strategies.parameter_server._torch_client import Client
-from shardscope.methods.strategies.parameter_server._torch_messages import Kind, MessageLink, cut_into_shards
+from shardscope.methods.strategies.parameter_server._torch_messages import (
+    MessageKind,
+    MessageLink,
+    cut_into_shards,
+)
 from shardscope.methods.strategies.parameter_server._torch_pushes import PackedPushes, Pushes
 from shardscope.methods.strategies.parameter_server._torch_server import ParameterShardServer
 from shardscope.training.collectives.packets import Packets
@@ -157,7 +161,7 @@ class ParameterServerRank(RankStrategy):
             return self.server.synchronize()
         if self.server is not None:
             self.server.resume()
-        return self.client.pause_or_end(Kind.END if ending else Kind.PAUSE, step)
+        return self.client.pause_or_end(MessageKind.END if ending else MessageKind.PAUSE, step)
 
     def _broadcast_parameters(self) -> None:
         """Broadcast the servers' newest parameters to every rank."""

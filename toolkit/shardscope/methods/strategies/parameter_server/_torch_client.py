@@ -13,8 +13,8 @@ from shardscope.methods.strategies.parameter_server._torch_messages import (
     TO_SERVER,
     TO_WORKER,
     AnswerKind,
-    Kind,
     MessageBuffer,
+    MessageKind,
     MessageLink,
     Shard,
     SilentPeer,
@@ -97,7 +97,7 @@ class Client:
         pulled = sum(shard.num_elements * shard.dtype.itemsize for shard in self.shards)
         pushed = sum(message.payload.numel() * message.payload.element_size() for message in self._outbox)
         with self.context.meter.span("communication", "server_exchange", pushed + pulled):
-            answers = self._request(Kind.PUSH, step, finite=finite)
+            answers = self._request(MessageKind.PUSH, step, finite=finite)
             for s, inbox in self._inbox.items():  # the server on this rank has already written its parameters
                 copy_tensors_(self.shards[s].parameters, self.shards[s].views(inbox.payload))
         used = [answer for answer in answers if answer[0] != AnswerKind.DROPPED]
@@ -115,7 +115,7 @@ class Client:
         messages = [message.bytes for message in [*self._outbox, *self._inbox.values()]]
         return [*messages, *self.pushes.work_space]
 
-    def pause_or_end(self, kind: Kind, step: int) -> int | None:
+    def pause_or_end(self, kind: MessageKind, step: int) -> int | None:
         """Pause or end after `step`, and wait until all other workers do so too.
 
         Returns:
@@ -128,9 +128,9 @@ class Client:
             self.local.join_synchronization()
         return int(answers[0][1])
 
-    def _request(self, kind: Kind, step: int, *, finite: bool = True) -> list[Header]:
+    def _request(self, kind: MessageKind, step: int, *, finite: bool = True) -> list[Header]:
         """Send the same request to all servers, and return their answers."""
-        name, booked = "server_push" if kind == Kind.PUSH else None, kind.traffic_step(step)
+        name, booked = "server_push" if kind == MessageKind.PUSH else None, kind.traffic_step(step)
         for message in self._outbox:
             message.write(kind, step, finite)
         receives = {s: self.link.post(inbox, s, TO_WORKER) for s, inbox in self._inbox.items()}
@@ -143,12 +143,14 @@ class Client:
             raise
 
     def _answers(
-        self, kind: Kind, step: int, receives: dict[int, dist.Work], sends: list[dist.Work]
+        self, kind: MessageKind, step: int, receives: dict[int, dist.Work], sends: list[dist.Work]
     ) -> list[Header]:
         rank = self.context.rank
         if self.local is not None:
             self.local.receive(rank, self._outbox[rank])
-        patience, name = (2 * self._timeout_s, "server_pull") if kind == Kind.PUSH else (_MAX_PAUSE_S, None)
+        patience, name = (
+            (2 * self._timeout_s, "server_pull") if kind == MessageKind.PUSH else (_MAX_PAUSE_S, None)
+        )
         answers = []
         for s, shard in enumerate(self.shards):
             if s == rank and self.local is not None:

@@ -54,7 +54,7 @@ def wait_for(work: dist.Work, peer: str, patience_s: float, timeout_s: float) ->
         ) from error
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """Kind of a worker's message to a server; the header also has the worker's step and whether its gradient is finite.
 
     A push is answered with parameters after its gradient has been applied. A worker that pauses or ends is answered
@@ -67,7 +67,7 @@ class Kind(IntEnum):
 
     def traffic_step(self, step: int) -> int:
         """Return the step that the traffic of the message counts towards; `OBSERVING` for a pause or an end."""
-        return step if self is Kind.PUSH else OBSERVING
+        return step if self is MessageKind.PUSH else OBSERVING
 
 
 class AnswerKind(IntEnum):

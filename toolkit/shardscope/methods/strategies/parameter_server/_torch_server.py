@@ -21,8 +21,8 @@ from shardscope.methods.strategies.parameter_server._torch_messages import (
     TO_SERVER,
     TO_WORKER,
     AnswerKind,
-    Kind,
     MessageBuffer,
+    MessageKind,
     MessageLink,
     Shard,
     wait_for,
@@ -84,7 +84,7 @@ class ParameterShardServer:
         self.ended = False
         self._inbox = {w: pushes.new_message(shard) for w in self.workers if w != context.rank}
         self._pushed: dict[int, tuple[int, bool, Tensor]] = {}
-        self._stopped: dict[int, tuple[Kind, int]] = {}
+        self._stopped: dict[int, tuple[MessageKind, int]] = {}
         self._awaited: set[int] = set()
         self._sends: list[tuple[dist.Work, MessageBuffer]] = []
         self._answer: Header | None = None  # for the worker on this rank
@@ -215,21 +215,21 @@ class ParameterShardServer:
 
         Args:
             worker: Rank of the worker.
-            message: The message; see `Kind`.
+            message: The message; see `MessageKind`.
         """
         kind, step, finite = message.read()
         is_remote = worker != self.context.rank
         if is_remote:
             payload = message.payload.numel() * message.payload.element_size()
-            name = "server_push" if kind == Kind.PUSH else None
-            self.link.received(name, worker, payload, step=Kind(kind).traffic_step(int(step)))
+            name = "server_push" if kind == MessageKind.PUSH else None
+            self.link.received(name, worker, payload, step=MessageKind(kind).traffic_step(int(step)))
         with self.state:
             self._awaited.discard(worker)
-            if kind == Kind.PUSH:
+            if kind == MessageKind.PUSH:
                 self._pushed[worker] = int(step), bool(finite), message.payload
                 self._admit(worker, int(step))
             else:
-                self._stopped[worker] = Kind(kind), int(step)
+                self._stopped[worker] = MessageKind(kind), int(step)
                 self.clocks[worker] = int(step)
                 self.admission.stop_computing(worker)
             if self.admission.is_due:
@@ -328,11 +328,11 @@ class ParameterShardServer:
         if len(self._stopped) == len(self.workers) and len(kinds) == 1:
             self._agreed = min(step for _, step in self._stopped.values())
             self._announced += 1
-            self.ended = kinds == {Kind.END}
+            self.ended = kinds == {MessageKind.END}
             self._release(list(self._stopped), (AnswerKind.SYNCHRONIZED, float(self._agreed), 0.0))
             self.admission.pull([] if self.ended else self.workers)
-        elif Kind.END in kinds:
-            pausing = [worker for worker, (kind, _) in self._stopped.items() if kind == Kind.PAUSE]
+        elif MessageKind.END in kinds:
+            pausing = [worker for worker, (kind, _) in self._stopped.items() if kind == MessageKind.PAUSE]
             self._release(pausing, (AnswerKind.WORKER_ENDS, 0.0, 0.0))
 
     def _release(self, workers: list[int], header: Header) -> None:

@@ -26,7 +26,7 @@ from shardscope.training.transports.cuda_ipc.messages import DeviceMailbox
 from shardscope.training.transports.shm import CannotShare, SharedMemoryGroup
 from shardscope.training.transports.shm.collectives import Collectives
 from shardscope.training.transports.shm.messages import ANY
-from shardscope.training.transports.shm.works import Collective
+from shardscope.training.transports.shm.works import CollectiveWork
 
 
 class CudaIpcGroup(SharedMemoryGroup):
@@ -114,7 +114,7 @@ class CudaIpcGroup(SharedMemoryGroup):
                 run()
                 self._memory.synchronize()
 
-        work = Collective(on_stream, result, [stream.device])
+        work = CollectiveWork(on_stream, result, [stream.device])
         return self._thread.submit(work, is_async=getattr(options, "asyncOp", True))
 
     def shutdown(self) -> None:

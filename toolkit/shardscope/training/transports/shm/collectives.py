@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from shardscope.training.transports.shm.barriers import Barrier
-from shardscope.training.transports.shm.layout import Layout
+from shardscope.training.transports.shm.layout import SharedMemoryLayout
 from shardscope.training.transports.shm.peers import Peers
 
 Reduce = Callable[..., Tensor]
@@ -242,7 +242,7 @@ class RamSlots(Slots):
 
     small_bytes = 64 << 10
 
-    def __init__(self, peers: Peers, barrier: Barrier, timeout_s: float, layout: Layout) -> None:
+    def __init__(self, peers: Peers, barrier: Barrier, timeout_s: float, layout: SharedMemoryLayout) -> None:
         places = range(layout.world_size + 1)
         starts = [[layout.slot_start(parity, r) for r in places] for parity in range(2)]
         sets = [[peers.memory.tensor(start, layout.slot_bytes) for start in each] for each in starts]

@@ -1,6 +1,6 @@
 """A process group whose ranks are on one host and communicate through shared memory.
 
-    SharedMemory        memory that all ranks have opened; `Layout` says what is where
+    SharedMemory        memory that all ranks have opened; `SharedMemoryLayout` says what is where
     Peers               who still takes part; bells that wake a rank
     Mailbox             messages, through one pipe for each pair of ranks
     Slots               collectives, through slots and barriers
@@ -25,11 +25,11 @@ from torch import Tensor
 
 from shardscope.training.transports.shm.barriers import Barrier
 from shardscope.training.transports.shm.collectives import Collectives, RamSlots, Reduce
-from shardscope.training.transports.shm.layout import Layout
+from shardscope.training.transports.shm.layout import SharedMemoryLayout
 from shardscope.training.transports.shm.memory import SharedMemory
 from shardscope.training.transports.shm.messages import ANY, Addition, Mailbox
 from shardscope.training.transports.shm.peers import Peers
-from shardscope.training.transports.shm.works import Collective, CollectiveThread
+from shardscope.training.transports.shm.works import CollectiveThread, CollectiveWork
 
 _REDUCTIONS: dict[Any, Reduce] = {
     dist.ReduceOp.SUM: torch.add,
@@ -66,7 +66,7 @@ class SharedMemoryGroup:
 
     def __init__(self, tcp: dist.ProcessGroup, store: dist.Store, timeout: timedelta) -> None:
         self._tcp = tcp
-        rank, layout = tcp.rank(), Layout(tcp.size())
+        rank, layout = tcp.rank(), SharedMemoryLayout(tcp.size())
         memory = SharedMemory(store, rank, layout.world_size, layout.size)
         global_rank = dist.get_rank() if dist.is_initialized() else rank
         self._peers = Peers(memory, layout, store, rank, global_rank)
@@ -135,7 +135,7 @@ class SharedMemoryGroup:
 
     def _submit(self, by: Collectives, run: Callable[[], None], result: Any, options: Any) -> dist.Work:  # noqa: ARG002 - for GPUs
         """Run a collective, which `by` carries out, in its turn."""
-        return self._thread.submit(Collective(run, result), is_async=getattr(options, "asyncOp", True))
+        return self._thread.submit(CollectiveWork(run, result), is_async=getattr(options, "asyncOp", True))
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
         opts = opts or dist.AllreduceOptions()

@@ -21,7 +21,7 @@ _LEAST = 16 * PAGE  # of a pipe or a slot, whatever the number of ranks
 
 
 @dataclass(frozen=True)
-class Layout:
+class SharedMemoryLayout:
     """Positions for a group of `world_size` ranks: 10 MiB for 2 ranks, 34 MiB for 4, and at most 40 MiB for more.
 
     Indices of 32-bit words are named after what they hold; `*_counter` are indices of 64-bit words; `*_start` are

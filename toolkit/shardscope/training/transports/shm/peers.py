@@ -10,7 +10,7 @@ from enum import IntEnum
 import torch.distributed as dist
 
 from shardscope.training.transports.shm.files import exchange
-from shardscope.training.transports.shm.layout import Layout
+from shardscope.training.transports.shm.layout import SharedMemoryLayout
 from shardscope.training.transports.shm.memory import SharedMemory
 
 PATIENCE_S = 0.1
@@ -42,7 +42,7 @@ class Peers:
     """
 
     def __init__(
-        self, memory: SharedMemory, layout: Layout, store: dist.Store, rank: int, global_rank: int
+        self, memory: SharedMemory, layout: SharedMemoryLayout, store: dist.Store, rank: int, global_rank: int
     ) -> None:
         self.memory, self.layout, self.rank, self.world_size = memory, layout, rank, layout.world_size
         memory.hold_presence()

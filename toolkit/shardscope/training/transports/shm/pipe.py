@@ -20,7 +20,7 @@ PIECE_BYTES = 1 << 20
 """Data that is announced at once, in bytes: the target copies one piece while the source writes the next."""
 
 
-class Source(Protocol):
+class MessageSource(Protocol):
     """A message to send."""
 
     tag: int
@@ -90,7 +90,7 @@ class Outgoing(_End):
     def __init__(self, peers: Peers, target: int) -> None:
         super().__init__(peers, peers.rank, target)
         self.target = target
-        self.queue: deque[Source] = deque()
+        self.queue: deque[MessageSource] = deque()
         self._offset = -1  # within the data of the first message; -1 before its header
 
     def push(self) -> bool:
@@ -113,7 +113,7 @@ class Outgoing(_End):
     def _room(self) -> int:
         return self._capacity - self._position + self._counters[self._read]
 
-    def _write(self, message: Source) -> bool:
+    def _write(self, message: MessageSource) -> bool:
         """Write the next piece of a message, and announce it; return False if there is no room."""
         room = self._room()
         if room < LINE:

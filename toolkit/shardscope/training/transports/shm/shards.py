@@ -31,13 +31,13 @@ from torch import Tensor
 
 from shardscope.spec.shard_buffers import LINE, SETS, Limits, ShardBufferSizes, whole_pages
 from shardscope.training.transports.shm.barriers import Barrier
-from shardscope.training.transports.shm.layout import Layout
+from shardscope.training.transports.shm.layout import SharedMemoryLayout
 from shardscope.training.transports.shm.memory import SharedMemory
 from shardscope.training.transports.shm.peers import Peers
 
 
 @dataclass(frozen=True)
-class ShardLayout(Layout):
+class ShardLayout(SharedMemoryLayout):
     """Positions of two buffers for gathered tensors, and of two for each rank's tensors to reduce.
 
     Attributes:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 
-class Collective(dist.Work):
+class CollectiveWork(dist.Work):
     """A collective that has finished, is running, or is waiting for its turn.
 
     Args:
@@ -95,11 +95,11 @@ class CollectiveThread:
     """
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Collective | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[CollectiveWork | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._last: Collective | None = None
+        self._last: CollectiveWork | None = None
 
-    def submit(self, work: Collective, *, is_async: bool) -> Collective:
+    def submit(self, work: CollectiveWork, *, is_async: bool) -> CollectiveWork:
         """Run a collective in its turn; a synchronous one has finished on return."""
         if not is_async and (self._last is None or self._last.is_completed()):
             work.carry_out()
@@ -116,7 +116,7 @@ class CollectiveThread:
     def _serve(self) -> None:
         self._run_until(None)
 
-    def _run_until(self, last: Collective | None) -> None:
+    def _run_until(self, last: CollectiveWork | None) -> None:
         """Run collectives in their order, up to and including `last`; with None, until the group is closed."""
         while (work := self._queue.get()) is not None:
             work.carry_out()
