@@ -141,7 +141,7 @@ figures.schedule(ideal, schedule="1f1b")
 pipelines = [train(f"pipeline:{schedule}", batch=micro) for schedule in ("gpipe", "1f1b")]
 gpipe, one_f_one_b = map(Trace.read, pipelines)
 info = figures.gantt_info(one_f_one_b)
-extra = info.bubble - info.ideal
+extra = round(info.bubble, 2) - round(info.ideal, 2)
 cores = (
     f"The other {extra:.0%} is time that ranks wait for a message or for a core: they share {usable_cores():g} cores."
     if extra > 0.005

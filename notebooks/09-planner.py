@@ -21,15 +21,15 @@
 #
 # Does a Llama fit on your H100s, with which layout, and how long does a step take? A very large model can be placed on
 # a cluster in a great many ways: how many replicas, tensor, pipeline and context ranks, which ZeRO stage, which
-# schedule, which micro-batch, what to recompute, what to keep in host memory. The planner evaluates **all** of them,
-# with the formulas of the other calculators; where memory demands recomputation, it finds the fewest layers to
-# recompute. Choose another model, device or number of nodes; move the sliders, and rows are ranked again at once; click
-# a point or a row to compare that plan with the best one.
+# schedule, which micro-batch, what to recompute, what to keep in host memory. The planner evaluates **all** of them
+# that the framework ships, with the formulas of the other calculators; where memory demands recomputation, it finds the
+# fewest layers to recompute. Choose another model, device or framework; move the sliders, and rows are ranked again at
+# once; click a point or a row to compare that plan with the best one.
 
 # %%
 from shardscope_widgets import Planner, figures, say
 
-planner = Planner(model="llama-3-70b", device="h100-80gb", nodes=8)
+planner = Planner(model="llama-3-70b", device="h100-80gb", nodes=8, software="megatron-core")
 say(
     f"**{planner.model} on {planner.plans.setting.cluster.num_devices} devices:** {figures.plans_text(planner.plans)}"
 )
@@ -120,7 +120,9 @@ plans.by({"time": 1, "headroom": 0.5})
 # tried that too.
 
 # %%
-mine = plans.best.layout.replace(tensor=8, pipeline=8, data=16, schedule="1f1b", virtual_stages=1, shard=0)
+mine = plans.best.layout.replace(
+    data=16, tensor=8, pipeline=8, context=1, micro_batch=1, schedule="1f1b", virtual_stages=1, shard=0
+)
 for layout in (
     mine,
     mine.replace(recompute="full"),

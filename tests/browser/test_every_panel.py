@@ -107,6 +107,35 @@ def test_each_slider_is_named_and_tells_its_value_as_it_is_shown(panels):
     eventually(panels.page, all_are_named)
 
 
+@pytest.mark.parametrize(
+    ("panel", "label", "typed", "said"),
+    [
+        ("ss-comm", "Workers", "-3", "Workers cannot be -3; 1, the nearest possible value, is used."),
+        (
+            "ss-memory",
+            "Sequence, tokens",
+            "abc",
+            "Sequence, tokens cannot be abc; it is still the model's own.",
+        ),
+    ],
+)
+def test_what_is_typed_but_not_used_is_said_below_its_box_until_it_is_edited(
+    panels, panel, label, typed, said
+):
+    box = panels.page.locator(f".{panel}").get_by_label(label, exact=True)
+    before, note = box.input_value(), panels.page.locator(f".{panel} .ss-refused")
+    box.fill(typed)
+    box.press("Tab")
+    note.wait_for()
+    assert note.inner_text().startswith(said)
+    for valid in ("1024", before):
+        box.fill(valid)
+        box.press("Tab")
+        panels.page.wait_for_timeout(1000)
+        assert note.count() == 0
+        assert box.input_value() == valid
+
+
 @pytest.mark.parametrize(("panel", "slider"), [("ss-memory", "Data ranks"), ("ss-comm", "Message")])
 def test_a_figure_that_is_moved_equals_one_that_is_drawn_anew(panels, panel, slider):
     handle = panels.page.locator(f".{panel}").get_by_role("slider", name=slider)

@@ -155,7 +155,10 @@ def test_a_filter_searches_again(planner):
 
 def test_naming_the_software_searches_only_what_it_ships_unless_an_axis_is_held_fixed(planner):
     planner.fix = {"offload": "none", "pipeline": 4}
-    assert "searches only what it ships" in planner.screen.note.value
+    assert "Framework megatron-core searches only what it ships" in planner.screen.note.value
+    assert (
+        "software=" not in planner.screen.note.value + planner.screen.config.value
+    )  # words of the form, not of ss.plan
     planner.controls["Model and cluster"]["software"].value = "megatron-core"
     found = planner.plans
     assert {each.layout.schedule for each in found} <= {"1f1b", "interleaved"}

@@ -292,7 +292,7 @@ def _gap(info: CompressionInfo) -> str:
             gaps.append(Gap(f"bytes of {run.label}", run.ghost.sent_bytes, run.bytes_per_step))
         if run.ghost is not None and run.ghost.step_s and run.step_s:
             gaps.append(Gap(f"a step of {run.label}", run.ghost.step_s, run.step_s))
-    return largest_gap(gaps).replace("Dashed and lighter", "Diamonds") if gaps else ""
+    return largest_gap(gaps).replace("Dashed and fainter", "Diamonds") if gaps else ""
 
 
 def _residuals(info: CompressionInfo) -> list[dict[str, Any]]:

@@ -167,9 +167,9 @@ def diamonds(x: Sequence[str], y: Sequence[float | None], axes: str, name: str, 
 
 def _gap_text(gap: Gap, text: Any, *, whole: float) -> str:
     if abs(gap.predicted - gap.measured) < _NOT_TELLING * whole:
-        return f"Dashed and lighter: predicted. Every part agrees within {_NOT_TELLING:.0%}."
+        return f"Dashed and fainter: predicted. Every part agrees within {_NOT_TELLING:.0%}."
     return (
-        f"Dashed and lighter: predicted. Largest gap: {gap.what}, {text(gap.predicted)} predicted and "
+        f"Dashed and fainter: predicted. Largest gap: {gap.what}, {text(gap.predicted)} predicted and "
         f"{text(gap.measured)} measured."
     )
 

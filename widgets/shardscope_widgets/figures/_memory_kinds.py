@@ -70,7 +70,7 @@ def _sentence(run: RunBars) -> str:
     parts = sorted(zip(bar.sizes, MEMORY_KINDS, strict=True), reverse=True)
     shares = [f"{size / bar.total:.0%} {_name(kind)}" for size, kind in parts if size >= 0.01 * bar.total > 0]
     gap = memory_gap(run.bars, run.predicted, list(map(_name, MEMORY_KINDS)))
-    gap = gap.removeprefix("Dashed and lighter: predicted. ")  # the legend says so
+    gap = gap.removeprefix("Dashed and fainter: predicted. ")  # the legend says so
     return f"{run.label}: up to {bytes_text(bar.total)} held by tensors on a rank: {listed(shares)}. {gap}".strip()
 
 

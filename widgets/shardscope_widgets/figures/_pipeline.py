@@ -199,7 +199,7 @@ def _gap(info: GanttInfo) -> str:
     op = max(gaps, key=lambda op: abs(gaps[op][0] - gaps[op][1]))
     predicted, measured = (duration_text(value / 1e3) for value in gaps[op])
     name = OP_NAMES.get(op, op)
-    return f" Lighter: predicted. Largest gap: a {name} pass, {predicted} predicted and {measured} measured."
+    return f" Fainter: predicted. Largest gap: a {name} pass, {predicted} predicted and {measured} measured."
 
 
 def _mean_ms(ops: Sequence[GanttOp], op: str) -> float:

@@ -74,7 +74,8 @@ function attendTo(panel) {
   nameAll(panel);
   colour(panel);
   setTimeout(() => colour(panel), 600);
-  return () => { watch.disconnect(); themes.disconnect(); clearTimeout(due); };
+  const endBoxes = watchBoxes(panel); // in refused.js
+  return () => { watch.disconnect(); themes.disconnect(); clearTimeout(due); endBoxes(); };
 }
 
 /** Attend to the panel around an element once there is one; return a function that ends it. */

@@ -17,7 +17,8 @@ class Frame(anywidget.AnyWidget):
     """A lab's title and one-line description; once its kernel is gone, a banner that says so."""
 
     _esm = "".join(
-        files(__package__).joinpath(name).read_text(encoding="utf-8") for name in ("access.js", "frame.js")
+        files(__package__).joinpath(name).read_text(encoding="utf-8")
+        for name in ("refused.js", "access.js", "frame.js")
     )
     _css = LAB_CSS
     title = t.Unicode("").tag(sync=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
@@ -73,7 +74,7 @@ class PlannerScreen:
         self._dots = _plans.scatter(self._info)
         self.rejected.figure = _plans.rejected(plans.rejected)
         self.left_out.layout.display = None
-        self.note.value = note_html(f"{plans.caveat[0].upper()}{plans.caveat[1:]}.")
+        self.note.value = note_html(_as_in_form(f"{plans.caveat[0].upper()}{plans.caveat[1:]}."))
 
     def draw_ranking(self, plans: Plans, chosen: int, *, tokens: float) -> None:
         """Draw the parts that depend on the ranking or the chosen plan: the table and the scatter plot.
@@ -118,12 +119,19 @@ def _told(explanation: PlanComparison | None) -> str:
     return f'<div class="ss-told"><b>{head}</b><ul>{"".join(f"<li>{line}</li>" for line in rest)}</ul></div>'
 
 
+def _as_in_form(text: str) -> str:
+    """Return a sentence with the form's words instead of the arguments of `ss.plan`."""
+    text = text.replace("give software=... for another", "choose another under Framework")
+    text = re.sub(r"plan with software='([^']*)'", r"choose \1 under Framework", text)
+    return re.sub(r"software='([^']*)'", r"Framework \1", text)
+
+
 def _config_html(plans: Plans, chosen: int) -> str:
     """Return the settings of the chosen plan's framework, or why there are none."""
     try:
         config = plans.trainer_config(chosen)
     except SpecError as error:
-        return words_html(f"No settings to paste: {error}.")
+        return words_html(f"No settings to paste: {_as_in_form(str(error))}.")
     return (
         f'<details class="ss-config"><summary>Settings for {safe(config.trainer)}</summary>'
         f"<pre>{safe(config.text)}</pre></details>{note_html(' '.join(config.remarks))}"

@@ -120,7 +120,7 @@ class Player {
     };
     const held = this.step.memory_kinds.filter((_, k) => this.step.memory.some((point) => point[k + 2] > 0));
     for (const kind of held) item(this.step.memory_looks[kind], kind, "bar");
-    if (held.length) make("li", { class: "scale" }, list, `full bar: ${bytesText(this.step.mostMemory)} on one rank`);
+    if (held.length) make("li", { class: "scale" }, list, `full bar: ${bytesText(this.step.mostMemory)}, the most that a rank holds at once`);
   }
 
   controls() {

@@ -60,7 +60,9 @@ def _bytes(prediction: JobPrediction) -> str:
         least, most = bytes_text(int(sent.min())), bytes_text(int(sent.max()))
         parts.append(f"sends {most if least == most else f'{least} to {most}'} per step")
     if peak is not None:
-        parts.append(f"holds up to {bytes_text(int(peak))} of tensors{beside_peak(prediction)}")
+        parts.append(
+            f"holds up to {bytes_text(int(peak))}, intermediate results included{beside_peak(prediction)}"
+        )
     who = "Each rank" if prediction.job.world_size > 1 else "The process"
     return f"{who} {' and '.join(parts)}." if parts else ""
 
