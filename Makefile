@@ -14,7 +14,7 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python3
 .PHONY: help demo lab test pytest check format bench pins clean
 
 help:
-	@echo "make demo    train two models with every strategy on 1 process and on 4 ranks (3 minutes); table and HTML report"
+	@echo "make demo    train two models with every strategy on 1 process and on 4 ranks (1 to 2 minutes); table and HTML report"
 	@echo "make lab     open the tour notebook in JupyterLab"
 	@echo "make test    run the quick tests (about 8 minutes on two cores), then make check; full tier: make test ARGS=--full"
 	@echo "make pytest  run the tests alone"

@@ -22,7 +22,7 @@ from shardscope.measure.calibrate.entry import calibrate
 from shardscope.measure.calibrate.links import _num_bytes, pair_constants
 from shardscope.measure.calibrate.observed import PARTS, Observed, part_sums
 from shardscope.measure.calibrate.prior import prior_of
-from shardscope.measure.calibrate.probes import Probe, host_probes, run_probe
+from shardscope.measure.calibrate.probes import Probe, brief_probes, host_probes, run_probe
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.predict import predict
 from shardscope.prediction.rates import shared_slowdown
@@ -119,9 +119,48 @@ def test_a_disturbed_run_hardly_moves_the_fit(predictions: list[JobPrediction]) 
 
 def test_of_two_runs_of_a_job_the_faster_one_counts(predictions: list[JobPrediction]) -> None:
     row = as_measured(predictions[0], HERE)
-    rows, jobs = faster([row._replace(step_s=2.0), row, row._replace(step_s=1.0)], [0, 1, 0])
-    assert [each.step_s for each in rows] == [1.0, row.step_s]
-    assert jobs == [0, 1]
+    rows, jobs, slower = faster([row, row._replace(step_s=2.0), row._replace(step_s=1.0)], [1, 0, 0])
+    assert [each.step_s for each in rows] == [row.step_s, 1.0]
+    assert (jobs, slower) == ([0, 1], [(1, 2.0)])
+
+
+def test_steps_that_took_longer_in_a_second_run_widen_the_interval_and_move_no_constant(
+    predictions: list[JobPrediction],
+) -> None:
+    rows = [as_measured(prediction, HERE) for prediction in predictions]
+    steady, unsteady = (
+        fitted(rows, [*range(len(rows))], HERE, None, is_vague=True, slower=slower)
+        for slower in ([], [(place, 2.0) for place in range(len(rows))])
+    )
+    assert unsteady.constants == steady.constants
+    assert unsteady.quantiles["95"] > 1.8 > 1.2 > steady.quantiles["95"]
+    assert unsteady.error == steady.error
+
+
+def test_a_busy_machine_widens_the_interval_down_to_a_quiet_one() -> None:
+    cores = HERE.machine.cores
+    quiet, busy = (HERE.replace(load_average=load * cores) for load in (0.4, 1.5))
+    assert not quiet.was_busy
+    assert quiet.interval(1.0) == HERE.interval(1.0)
+    assert busy.was_busy
+    assert busy.interval(1.0).low == pytest.approx(HERE.interval(1.0).low / 2.5)
+    assert busy.interval(1.0).high == HERE.interval(1.0).high
+
+
+def test_brief_probes_determine_the_constants_of_one_process_and_of_one_number_of_ranks() -> None:
+    jobs = [probe.job for probe in brief_probes(3)]
+    assert {job.world_size for job in jobs} == {1, 3}
+    knots = knots_of([predict(job.replace(steps=30), calibration=HERE) for job in jobs])
+    found = {(name, ranks) for name, ranks, _ in knots}
+    assert {
+        ("flops", None),
+        ("bandwidth", None),
+        ("operation_s", None),
+        ("tensor_s", None),
+        ("step_s", 1),
+    } <= found
+    assert {(name, 3) for name in ("slowdown", "step_s", "unit_s", "stage_s", "message_s")} <= found
+    assert {probe.job.world_size for probe in brief_probes(1)} == {1}
 
 
 @pytest.fixture
@@ -206,6 +245,20 @@ def test_a_calibration_that_cannot_be_saved_is_refused_before_and_returned_after
     monkeypatch.setattr(entry, "_refined", lambda *_: HERE)
     monkeypatch.setattr(entry, "check_can_save", lambda _: None)
     assert "It is not saved" in ss.calibrate(run).note
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_brief_measurement_is_saved_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = [Probe(JOB), Probe(JOB.replace(strategy="single", world_size=1))]
+    monkeypatch.setattr(entry, "brief_probes", lambda ranks: iter(short[: ranks - 1]))
+    monkeypatch.setattr(entry, "_ROUNDS", 1)
+    monkeypatch.setattr(entry, "running_processes", lambda: 7)
+    found = entry.calibrate_machine(brief=2)
+    assert saved() == found
+    assert (found.num_runs, found.load_average, found.was_busy) == (1, 7.0, usable_cores() / 2 < 7)
+    assert "on 1 and on 2 ranks" in found.note
+    assert found.was_busy == ("Other programs were running" in found.note)
+    assert "idle_message_s" not in {row.name for row in found.constants}, "those of another machine"
 
 
 @pytest.mark.usefixtures("own_cache")

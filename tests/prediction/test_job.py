@@ -257,7 +257,8 @@ class TestOnGPUs:
 
     def test_the_cpus_keep_their_time(self, job: ss.Job) -> None:
         found = ss.predict(job.replace(device="cpu"))
-        assert (found.step.backend, found.note) == ("gloo", None)
+        assert found.step.backend == "gloo"
+        assert "ss.calibrate()" in found.note, "rates of CPUs, though of another machine"
         assert found.step_time_s is not None and found.fits
 
 

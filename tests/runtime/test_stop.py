@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -113,13 +114,14 @@ def test_an_agent_that_still_writes_a_checkpoint_is_not_killed(monkeypatch: pyte
 
     def write() -> None:
         """For longer than the agent may take otherwise."""
-        woken = time.monotonic() + 3.0
+        wake_at = time.monotonic() + 3.0
         with (folder / "rank-0.bin").open("wb", buffering=0) as file:
             while run.is_alive and not all_gone([agent], timeout=0.0):
                 file.write(b"1")
                 time.sleep(0.05)
-                if time.monotonic() > woken:
+                if time.monotonic() > wake_at:  # once: it may end, and be reaped, at any time
                     os.kill(agent, signal.SIGCONT)
+                    wake_at = math.inf
 
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(write)

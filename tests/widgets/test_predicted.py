@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shardscope.errors import LaunchError
 from shardscope.measure.compare.comparison import Comparison
+from shardscope.measure.compare.view import inside_text, overview
+from shardscope.prediction.saved_calibration import Chosen
+from shardscope.spec.host_calibration import HostCalibration
 from shardscope_widgets import demo, figures, write_report
 from shardscope_widgets.training_lab import _outcome
 from shardscope_widgets.training_lab._outcome import OutcomePanel
@@ -60,6 +65,50 @@ def test_the_demo_prints_what_can_be_compared_and_says_why_the_rest_cannot(
     assert "-75%" in row[-1]
     assert said.err == "bad: it has no prediction\n"
     assert '<h2 id="predicted-and-measured">' in (tmp_path / "demo.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("is_saved", "load", "is_measured"), [(False, 0.0, True), (True, 0.0, False), (True, 99.0, True)]
+)
+def test_the_demo_measures_a_machine_of_which_no_undisturbed_calibration_is_saved(
+    monkeypatch: pytest.MonkeyPatch, is_saved: bool, load: float, is_measured: bool
+) -> None:
+    asked: list[int] = []
+
+    def measure(brief: int, **_: Any) -> HostCalibration:
+        asked.append(brief)
+        return HostCalibration.shipped()
+
+    host = HostCalibration.shipped().replace(load_average=load)
+    monkeypatch.setattr(demo, "chosen", lambda: Chosen(host, is_saved))
+    monkeypatch.setattr("shardscope.measure.calibrate.calibrate.calibrate_machine", measure)
+    demo.calibrate_once(4)
+    assert asked == [4] * is_measured
+
+
+def test_the_demo_goes_on_if_the_machine_cannot_be_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**_: Any) -> HostCalibration:
+        raise LaunchError("no rank starts")
+
+    monkeypatch.setattr(demo, "chosen", lambda: Chosen(HostCalibration.shipped(), False))
+    monkeypatch.setattr("shardscope.measure.calibrate.calibrate.calibrate_machine", fail)
+    demo.calibrate_once(4)
+    assert capsys.readouterr().err == "Predictions use constants of another machine: no rank starts\n"
+
+
+def test_steps_outside_their_interval_are_marked_and_counted() -> None:
+    rows = made_comparison().rows
+    inside, outside = (
+        replace(made_comparison(), rows=(*rows[:-1], replace(rows[-1], interval=ends)))
+        for ends in ((0.01, 0.03), (0.004, 0.007))
+    )
+    assert inside_text([inside, outside, made_comparison()]) == "1 of 2"
+    (good, bad, without) = overview([inside, outside, made_comparison()])
+    assert good[-3:] == ["10 ms to 30 ms", "20 ms", "-75%"]
+    assert bad[-3:] == ["4 ms to 7 ms", "20 ms", "-75% *"]
+    assert without[-3:] == ["-", "20 ms", "-75%"]
 
 
 class TestOutcome:

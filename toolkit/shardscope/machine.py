@@ -39,6 +39,13 @@ def _affinity() -> int:
     return os.cpu_count() or 1
 
 
+def running_processes() -> int | None:
+    """Return how many other threads on this machine run or wait for a core now; None if the system does not say."""
+    counts = (line.split()[1] for line in _lines(Path("/proc/stat")) if line.startswith("procs_running "))
+    running = next(counts, None)
+    return None if running is None else max(0, int(running) - 1)
+
+
 def cpu_model() -> str:
     """Return the model of the processor, or its architecture if the system does not state the model."""
     try:

@@ -1,5 +1,6 @@
 """The demo: a small GPT and a classifier, each trained on one process and on 4 ranks with every strategy.
 
+Unless a calibration of this machine is saved that no other program disturbed, it is measured first, for 20 seconds.
 Processes, data (the standard library's source, scikit-learn's digits), bytes and times are all real. A progress
 bar is shown for each run, and a table and an HTML report at the end. Ctrl-C stops the current run and reports the
 results so far.
@@ -19,7 +20,8 @@ from typing import TYPE_CHECKING, TextIO
 from shardscope.errors import ShardscopeError
 from shardscope.measure.compare.comparison import Comparison
 from shardscope.measure.compare.of_run import comparison_or_reason
-from shardscope.measure.compare.view import OVERVIEW, overview
+from shardscope.measure.compare.view import OVERVIEW, inside_text, overview
+from shardscope.prediction.saved_calibration import chosen
 from shardscope.runlog.figures import loss_text
 from shardscope.spec import Batch, Job, Strategy
 from shardscope.spec.strategy import strategies
@@ -75,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     predictions: Predictions = {}
     status = 0
     try:
+        calibrate_once(arguments.ranks)
         for number, job in enumerate(todo, start=1):
             status |= _run(job, f"[{number}/{len(todo)}]", done, predictions, arguments.root)
     except KeyboardInterrupt:
@@ -101,6 +104,28 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="path of the report (default: %(default)s)",
     )
     return parser.parse_args(argv)
+
+
+def calibrate_once(ranks: int) -> None:
+    """Measure this machine briefly, unless a calibration is saved that no other program disturbed.
+
+    It is saved, so that it is used for all later predictions. Its runs are not those of the demo.
+    """
+    from shardscope.commands.calibrate import shown_on
+    from shardscope.measure.calibrate.calibrate import BRIEF_S, calibrate_machine
+
+    known = chosen()
+    if known.is_saved and not known.calibration.was_busy:
+        return
+    print(f"Measuring this machine for at most {BRIEF_S:.0f} s, to predict the runs.", flush=True)
+    try:
+        found = calibrate_machine(brief=ranks, progress=shown_on(sys.stderr))
+    except ShardscopeError as error:
+        print(f"Predictions use constants of another machine: {error}", file=sys.stderr)
+        return
+    if found.was_busy:
+        print(fill(found.note, 110))
+    print()
 
 
 def _run(job: Job, count: str, done: list[Run], predictions: Predictions, root: Path | None) -> int:
@@ -175,7 +200,11 @@ def _report(done: Sequence[Run], predictions: Predictions, path: Path, took_s: f
     finished = {entry.run.id for entry in entries}
     comparisons = _compared([run for run in done if run.id in finished], predictions)
     if comparisons:
-        print("\nPredicted and measured; shardscope compare RUN shows every term.")
+        inside = inside_text(comparisons)
+        of_steps = (
+            f" {inside} step times lie inside their 90% interval; * marks the others." if inside else ""
+        )
+        print(f"\nPredicted and measured; shardscope compare RUN shows every term.{of_steps}")
         print(columns_text(OVERVIEW, overview(comparisons)))
     written = write_report(done, path, title="Shardscope demo", comparisons=comparisons)
     print("\nWhat these runs show:")
@@ -198,7 +227,7 @@ def error_text(rows: Sequence[RunRow], predictions: Sequence[JobPrediction]) -> 
     )
     return (
         f"Step times predicted before each run, {how}: median error {median(errors.values()):.1%}, largest "
-        f"{errors[worst]:.0%} ({worst})."
+        f"{errors[worst]:.0%} ({worst}). They assume that no other program uses the cores."
     )
 
 

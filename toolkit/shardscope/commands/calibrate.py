@@ -51,7 +51,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
     refuse_without_rows(arguments)
     runs = None if arguments.runs is None else [attach(name, arguments.root) for name in arguments.runs]
     found = calibrate(
-        emulated_from(arguments.emulate), runs=runs, save=not arguments.no_save, progress=_told(sys.stderr)
+        emulated_from(arguments.emulate), runs=runs, save=not arguments.no_save, progress=shown_on(sys.stderr)
     )
     print(found.to_json() if arguments.json else found)
     if arguments.output is not None:
@@ -80,8 +80,8 @@ def print_rows(arguments: argparse.Namespace) -> None:
         found.save(arguments.output)
 
 
-def _told(stream: Any) -> Any:
-    """Return a function that shows the current probe on a terminal, in place."""
+def shown_on(stream: Any) -> Any:
+    """Return a function that shows the current probe on a terminal, in place; None if the stream is not one."""
     if not is_terminal(stream):
         return None
 

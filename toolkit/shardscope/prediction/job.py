@@ -360,7 +360,7 @@ class JobPrediction(Budgeted):
             return _NO_RATES.format(world_size=self.job.world_size)
         if self.calibration is not None:
             return self.calibration.note
-        measured = self.host.note if self.host is not None and self.is_calibrated else ""
+        measured = "" if self.host is None else self.host.note
         idle = self.rates.idle
         borrowed = _SHIPPED_IDLE if idle is not None and idle.is_shipped else ""
         return " ".join(filter(None, (self.ignored, measured, borrowed))) or None

@@ -174,6 +174,22 @@ def replace_whole(path: Path, content: bytes, *, within: Path) -> None:
         os.close(folder)
 
 
+def overwrite(path: Path, content: bytes) -> None:
+    """Overwrite a small file where it is, which a full disk allows if the content fits into the file's last block.
+
+    Readers may see a part of the new content, unlike with `replace_whole`.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.pwrite(descriptor, content, 0)
+        os.ftruncate(descriptor, len(content))
+    finally:
+        os.close(descriptor)
+
+
 def _write_new(name: str, content: bytes, folder: int) -> None:
     descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
     with open(descriptor, "wb") as file:

@@ -10,11 +10,11 @@ import json
 import math
 import os
 import threading
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from shardscope.runlog import clock
 from shardscope.runlog.schema import SCHEMA
 
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -67,7 +67,7 @@ class EventWriter:
             OSError: The disk is full or unavailable.
         """
         with self._lock:
-            common = {"event": event, "t": round(time.time(), 6), "rank": self.rank, **self._preamble}
+            common = {"event": event, "t": round(clock.now(), 6), "rank": self.rank, **self._preamble}
             self._write(encode({**common, **fields}))
             self._preamble = {}
 

@@ -37,6 +37,7 @@ from shardscope._compat import (
     started_processes,
 )
 from shardscope.errors import RunUnreadable, ShardscopeError
+from shardscope.runlog import clock
 from shardscope.runlog.files import OutOfReach
 from shardscope.runtime import provenance, rendezvous, server, worker
 from shardscope.runtime.failure import Ending, describe_failure, describe_lost_forkserver
@@ -83,6 +84,7 @@ def move_in(run: RunDir, request: dict[str, Any]) -> None:
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = (
         "SIGTERM"  # an interrupt is meant for the notebook's cell, not for its runs
     )
+    clock.start()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     os.environ.setdefault("NCCL_SOCKET_IFNAME", os.environ["GLOO_SOCKET_IFNAME"])
     sys.path[:] = request["sys_path"]
@@ -174,7 +176,7 @@ class Agent:
         try:
             while not self.not_started:
                 ending = self._attempt(job, source)
-                failed_t, size = time.time(), next_size(self.run, launched, job.world_size, ending)
+                failed_t, size = clock.now(), next_size(self.run, launched, job.world_size, ending)
                 if size is not None:
                     job, source = launched.at_size(size), restarts.source()
                     continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -13,7 +14,7 @@ from shardscope.runtime.about import About
 from shardscope.runtime.driver_server import TOOLKIT, driver
 from shardscope.runtime.processes import process_started
 from shardscope.runtime.run import Run
-from shardscope.runtime.rundir import RunDir, cluster_of, find_resumable, runs_root
+from shardscope.runtime.rundir import RunDir, cluster_of, find_resumable, runs_root, unwritable
 from shardscope.runtime.status import Cause
 from shardscope.runtime.user_modules import beyond_current_folder, of_current_folder
 from shardscope.spec import Job, registry
@@ -130,15 +131,25 @@ def launch(
             predicted.write(run)
         _hand_over(run, _request(run, job, earlier, detach=detach, allow_pickle=allow_pickle))
     except BaseException as error:  # interrupts too, so that no run stays in state "starting" forever
-        details = {
-            "message": f"the launch was interrupted ({type(error).__name__}: {error}); launch it again"
-        }
-        started = process_started()
+        _give_up(run, error)
+        raise
+    return Run(run, job)
+
+
+def _give_up(run: RunDir, error: BaseException) -> None:
+    """Write that a run will not start, because of an error of the launch.
+
+    Raises:
+        LaunchError: The error is that the directory of the run cannot be written.
+    """
+    details = {"message": f"the launch was interrupted ({type(error).__name__}: {error}); launch it again"}
+    started = process_started()
+    with contextlib.suppress(OSError):  # the error to report is the one that ended the launch
         run.write_status(
             "failed", pid=os.getpid(), process_started=started, error=details, cause=Cause.NOT_STARTED
         )
-        raise
-    return Run(run, job)
+    if isinstance(error, OSError):
+        raise unwritable(run.path, error) from None
 
 
 def _require_cache_limit(job: Job) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from shardscope.runlog import clock
 from shardscope.runlog.tail import of_last_attempt, read_events, select
 from shardscope.runlog.writer import EventWriter
 from shardscope.runtime.failure import Ending
@@ -62,7 +62,7 @@ def restart_under_torchrun(run: RunDir, resume: str | None, count: int, rank: in
         if errors:
             told = f"rank {errors[0]['rank']} failed: {errors[0]['type']}: {errors[0]['message']}"
             error = {**errors[0], "message": told}
-        restarts.note(Ending("failed", error=error), source, events[-1]["t"] if events else time.time())
+        restarts.note(Ending("failed", error=error), source, events[-1]["t"] if events else clock.now())
     return source
 
 

@@ -23,7 +23,7 @@ from shardscope.runlog.tail import Event, Tail, of_last_attempt, select
 from shardscope.runtime.about import Described
 from shardscope.runtime.processes import is_alive
 from shardscope.runtime.resizable import Resizable
-from shardscope.runtime.rundir import RunDir, find, holds_run, this_host
+from shardscope.runtime.rundir import ROOT_VARIABLE, RunDir, find, holds_run, this_host
 from shardscope.runtime.secondary_failure import is_secondary_failure
 from shardscope.runtime.status import FINAL_STATES, Cause, Status, printable
 from shardscope.runtime.steering import Steered
@@ -174,12 +174,21 @@ class Run(Described, Steered, Resizable):
         status = self._last_status = status or self._last_status
         if status is None:
             return self._without_status(problem)
-        if status.state in FINAL_STATES or _lives(status):
+        if status.state in FINAL_STATES:
             return status
-        status = (
-            self._read_status()[0] or status
-        )  # the agent may have written the final status just before it ended
-        return status if status.state in FINAL_STATES else self._record_lost_agent(status)
+        is_read_only = status.host == this_host() and self._dir.is_read_only()
+        if _lives(status):
+            return self._not_started(status) if is_read_only and status.state == "starting" else status
+        # the agent may have written the final status just before it ended
+        return self._after_its_agent(self._read_status()[0] or status, is_read_only=is_read_only)
+
+    def _after_its_agent(self, status: Status, *, is_read_only: bool) -> Status:
+        if status.state in FINAL_STATES:
+            return status
+        if is_read_only and status.state == "running":
+            why = f"its directory {self.path} cannot be written any more; make it writable"
+            return self._without_status(why)
+        return self._record_lost_agent(status)
 
     def _read_status(self) -> tuple[Status | None, str]:
         """Return the content of `status.json` (None if it cannot be read), and the reason to report if it is None."""
@@ -201,6 +210,14 @@ class Run(Described, Steered, Resizable):
             return last
         error = {"message": self._dir.is_gone_message()}
         return Status("failed", 0, 0.0, t=time.time(), error=error, cause=Cause.DIRECTORY_GONE)
+
+    def _not_started(self, status: Status) -> Status:
+        """Return the status of a run whose agent cannot even write that it has started the ranks."""
+        message = (
+            f"run {self.id} could not be started: its directory {self.path} cannot be written any more; make it "
+            f"writable, or set {ROOT_VARIABLE} to another folder, and launch the job again"
+        )
+        return replace(status, state="failed", error={"message": message}, cause=Cause.NOT_STARTED)
 
     def _without_status(self, why: str) -> Status:
         """Return the status of a run without a readable `status.json`: the one in its events, or else failed."""

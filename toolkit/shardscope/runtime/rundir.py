@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from shardscope.errors import LaunchError, RunNotFound, RunUnreadable, SpecError
-from shardscope.runlog.files import parse_json, read_json, read_text, replace_whole
+from shardscope.runlog.files import overwrite, parse_json, read_json, read_text, replace_whole
 from shardscope.runlog.reducer import RunLog
 from shardscope.runlog.summary import Summary, summarise, summary_from
 from shardscope.runlog.tail import Tail, first_events, is_log
@@ -44,6 +44,7 @@ from shardscope.runtime.status import Status, printable
 from shardscope.spec import Job
 from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.faults import Faults
+from shardscope.training.disk import takes_no_more
 
 ROOT_VARIABLE = "SHARDSCOPE_RUNS"
 CLUSTER_FILE, FAULTS_FILE = "cluster.json", "faults.json"
@@ -51,6 +52,13 @@ _CHECKPOINT = re.compile(r"step-(\d{1,18})")
 _RESERVE_BYTES = 64 * 1024
 _LONGEST_NAME = 100
 """Maximum length of a run's name in the name of its directory; file systems allow 255 bytes with the time."""
+
+
+def unwritable(where: str | Path, error: OSError) -> LaunchError:
+    """Return the error of a launch whose run directory cannot be written."""
+    return LaunchError(
+        f"cannot write the run directory {where}: {error.strerror}; set {ROOT_VARIABLE} to another folder"
+    )
 
 
 def runs_root(root: str | Path | None = None) -> Path:
@@ -118,9 +126,7 @@ class RunDir:
                 shutil.rmtree(run.path, ignore_errors=True)
                 raise
         except OSError as error:
-            raise LaunchError(
-                f"cannot write the run directory in {root}: {error.strerror}; set {ROOT_VARIABLE} to another folder"
-            ) from None
+            raise unwritable(f"in {root}", error) from None
         return run
 
     def write_job(self, job: Job) -> str | None:
@@ -209,9 +215,19 @@ class RunDir:
         replace_whole(path, content, within=self.path)
 
     def write_status(self, state: str, *, pid: int, process_started: ProcessStart, **fields: Any) -> None:
-        """Replace `status.json`. If the disk is full, the run's reserve file is deleted to make room."""
+        """Replace `status.json`; on a full disk, which others may fill faster than room is made, overwrite it."""
         status = Status(state, pid, process_started, t=time.time(), host=this_host(), **fields)
-        self.write_json("status.json", asdict(status))
+        try:
+            self.write_json("status.json", asdict(status))
+        except OSError as error:
+            if not takes_no_more(error):
+                raise
+            short = None if status.error is None else {**status.error, "traceback": ""}
+            overwrite(self.path / "status.json", json.dumps(asdict(replace(status, error=short))).encode())
+
+    def is_read_only(self) -> bool:
+        """Return whether nothing can be written to the directory although it exists, as on a failing disk."""
+        return self.path.is_dir() and not os.access(self.path, os.W_OK | os.X_OK)
 
     def write_json(self, name: str, value: Any) -> None:
         """Replace a JSON file. If the disk is full, the run's reserve file is deleted to make room."""

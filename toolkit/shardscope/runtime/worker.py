@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from shardscope.errors import ShardscopeError
+from shardscope.runlog import clock
 from shardscope.runlog.writer import EventWriter
 from shardscope.runtime.control import StopControl, StoreNotes
 from shardscope.runtime.inject import PlanWatch
@@ -71,6 +72,7 @@ def main(
     """
     ignore_interrupts()
     exit_with_agent()
+    clock.adopt(os.environ.get(clock.VARIABLE))
     if modules is not None:
         make_importable(UserModules(*modules))
     start = None if resume is None else Resume(Path(resume), allow_pickle)

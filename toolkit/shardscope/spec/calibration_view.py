@@ -23,7 +23,11 @@ def headline(found: HostCalibration) -> list[str]:
     return [
         f"Calibration of {found.name}: {found.machine.cpu}, {found.machine.cores:g} cores, torch {found.machine.torch}",
         f"Measured at {found.measured_at} UTC"
-        + (f" in {found.took_s:.0f} s, load average {found.load_average:.1f}" if found.took_s else ""),
+        + (
+            f" in {found.took_s:.0f} s, load by other programs {found.load_average:.1f}"
+            if found.took_s
+            else ""
+        ),
         *([_accuracy(found)] if found.num_runs else []),
         *([found.note] if found.note else []),
     ]

@@ -15,7 +15,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 from shardscope.errors import SpecError
 from shardscope.spec import calibration_view as view
 from shardscope.spec._base import Spec
-from shardscope.spec.calibration import Calibration, Fitted
+from shardscope.spec.calibration import Calibration, Fitted, Interval
 from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.constants import CONSTANTS, NOT_FITTED
 
@@ -26,6 +26,8 @@ HostTransport = Literal["shm", "tcp", "network"]
 """How ranks exchange messages: through shared memory, over TCP on this machine, or over TCP between emulated nodes."""
 
 
+BUSY = 0.5
+"""Load per core above which a calibration says that other programs disturbed it."""
 THIS_MACHINE = "this machine"
 """Name of the calibrations that `ss.calibrate` measures without a cluster."""
 
@@ -114,7 +116,8 @@ class HostCalibration(Fitted):
     took_s: NonNegativeFloat = 0.0
     """Duration of the measurement, in seconds."""
     load_average: NonNegativeFloat = 0.0
-    """Load average of the machine over the minute before the measurement, in processes."""
+    """Load by other programs, in processes: the mean number that ran or waited for a core between the runs of the
+    measurement, or off Linux the load average over the minute before it."""
     num_runs: Annotated[int, Field(ge=0)] = 0
     """Number of runs to which the constants were fitted."""
     error: NonNegativeFloat | None = None
@@ -130,6 +133,21 @@ class HostCalibration(Fitted):
                 f"constants has {twice[0]!r} twice for the same ranks and transport; give it once"
             )
         return self
+
+    @property
+    def was_busy(self) -> bool:
+        """Whether other programs used the cores during the measurement, so that its constants may be too slow."""
+        return self.load_average > BUSY * self.machine.cores
+
+    def interval(self, seconds: float) -> Interval:
+        """Return the interval around a predicted step time, in seconds.
+
+        It is from the quantiles, and reaches down to a quiet machine if other programs ran during the measurement: with
+        n of them on c cores, ranks get their turns up to 1 + n / c times more slowly.
+        """
+        low, high = super().interval(seconds)
+        slowed = 1.0 + self.load_average / self.machine.cores if self.was_busy else 1.0
+        return Interval(low / slowed, high)
 
     def value(self, name: str, *, ranks: float = 1, transport: str | None = None) -> float:
         """Return a constant; between measured numbers of ranks, it is interpolated on logarithmic scales.

@@ -4,7 +4,7 @@ Each fault is claimed by a file in the run directory before it is carried out, s
 when a restarted run repeats its step. An event is written first, because a killed process writes nothing more. If an
 elastic run does not have the rank of a fault when it is due, rank 0 writes an event that says so, and claims the fault.
 
-    control/faults/began      when the ranks began their first step, in Unix seconds
+    control/faults/began      when the ranks began their first step, by the clock of the run (see `runlog.clock`)
     control/faults/N          fault number N of the plan has been carried out
     control/faults/N.link     the agent of the emulated cluster is asked to drop the link of fault N
     control/faults/N.done     it has dropped the link
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
 from shardscope.errors import LaunchError
+from shardscope.runlog import clock
 from shardscope.runlog.writer import EventWriter
 from shardscope.spec.fault_kinds import AnyFault, DropLink, FillDisk, Kill, Slow
 from shardscope.spec.faults import Faults
@@ -176,18 +177,18 @@ class RankFaults:
 
     def _at_their_times(self, began: float, timed: Sequence[tuple[float, int, Kill | DropLink]]) -> None:
         for at_s, number, fault in timed:
-            time.sleep(max(0.0, began + at_s - time.time()))
+            time.sleep(max(0.0, began + at_s - clock.now()))
             self._carry_out(number, fault, self._step)
 
     def _began(self) -> float:
         path = self.folder / _BEGAN
         with suppress(FileExistsError):
             file = os.open(path, _EXCLUSIVE, 0o600)
-            os.write(file, b"%.6f" % time.time())
+            os.write(file, b"%.6f" % clock.now())
             os.close(file)
         with suppress(ValueError):  # another rank has created the file, but not written it yet
             return float(path.read_text())
-        return time.time()
+        return clock.now()
 
     def _leave_out(self, number: int, fault: AnyFault, step: int) -> None:
         why = f"not carried out, because the run has {plural(self.place.world_size, 'rank')}"

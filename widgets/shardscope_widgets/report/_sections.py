@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import plotly.graph_objects as go
 
 from shardscope.measure.compare.comparison import Comparison
-from shardscope.measure.compare.view import OVERVIEW, as_html, overview
+from shardscope.measure.compare.view import OVERVIEW, as_html, inside_text, overview
 from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope_widgets import figures
 from shardscope_widgets.figures import _curves, theme
@@ -176,7 +176,9 @@ def predicted_section(page: Page, comparisons: Sequence[Comparison]) -> str:
         for each in comparisons
     )
     heading = page.heading(2, "Predicted and measured")
-    return f"<section>{heading}<p>{safe(_PREDICTED)}</p>{table}{parts}</section>"
+    inside = inside_text(comparisons)
+    of_steps = f" Here, {inside} step times lie inside." if inside else ""
+    return f"<section>{heading}<p>{safe(_PREDICTED + of_steps)}</p>{table}{parts}</section>"
 
 
 def settings_section(page: Page, groups: Sequence[Group], silent: Sequence[str]) -> str:
@@ -233,6 +235,7 @@ _STALENESS = "The staleness of a gradient is the number of updates applied while
 _CONSENSUS = "Ranks that average only with neighbours have slightly different parameters."
 _PREDICTED = (
     "Predictions use formulas, a trace of the model on the meta device, and the speed of this machine, but no data "
-    "from the run. Errors are predicted / measured - 1; for bytes, messages and states, the error of the worst term is "
-    "shown. Open a run to see all of its terms."
+    "from the run. They assume that no other program uses the cores, and 90% of step times should lie inside the "
+    "interval; those outside are marked with *. Errors are predicted / measured - 1; for bytes, messages and states, "
+    "the error of the worst term is shown. Open a run to see all of its terms."
 )

@@ -8,17 +8,20 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import mean
+from typing import NamedTuple
 
 import numpy as np
 
 from shardscope.errors import DataError, SpecError, require
+from shardscope.machine import running_processes
 from shardscope.measure.calibrate.design import Design, knots_of
 from shardscope.measure.calibrate.fit import Measured, fit
 from shardscope.measure.calibrate.idle import idle_message_constants
 from shardscope.measure.calibrate.links import pair_constants
 from shardscope.measure.calibrate.observed import Observed, observed
 from shardscope.measure.calibrate.prior import in_order, on_this_machine, prior_of
-from shardscope.measure.calibrate.probes import cluster_probes, host_probes, run_probe
+from shardscope.measure.calibrate.probes import Probe, brief_probes, cluster_probes, host_probes, run_probe
 from shardscope.measure.calibrate.uncertainty import bootstrap, left_out, quantiles
 from shardscope.prediction.saved_calibration import Chosen, check_can_save, chosen
 from shardscope.prediction.saved_calibration import save as save_as_default
@@ -32,13 +35,15 @@ from shardscope.spec.host_calibration import (
     HostMachine,
 )
 
-BUDGET_S = 48.0
-"""Seconds after which no further probe starts."""
+BUDGET_S, BRIEF_S = 48.0, 20.0
+"""Seconds after which no further probe starts, and those of a brief calibration."""
 _ROUNDS = 2
-_BUSY = 0.5
-"""Load average per core above which a calibration says that the machine was busy."""
+_LOOKS, _LOOK_S = 3, 0.02
+"""How often the load by other programs is looked at before a probe, and the pauses between, in seconds: ranks of the
+probe before may still be ending."""
 _ENOUGH = 10
 """Number of runs below which the errors are those of the calibration that they refine."""
+_BRIEF = "A brief measurement, on 1 and on {brief} ranks; ss.calibrate() takes a minute and measures more."
 _ELSEWHERE = "Constants that the runs do not determine are of another machine, scaled by NumPy's speed."
 Told = Callable[[int, int, str], None]
 
@@ -50,8 +55,19 @@ def calibrate_machine(
     prior: HostCalibration | None = None,
     save: bool = True,
     progress: Told | None = None,
+    brief: int | None = None,
 ) -> HostCalibration:
-    """Measure the constants of this machine or of an emulated cluster; see `shardscope.calibrate`."""
+    """Measure the constants of this machine or of an emulated cluster; see `shardscope.calibrate`.
+
+    Args:
+        cluster: See `shardscope.calibrate`, as for the next four.
+        runs: Runs instead of a measurement.
+        prior: Calibration to refine.
+        save: Whether to save the result.
+        progress: Function that is called before each probe.
+        brief: Number of ranks of a brief calibration of this machine, which takes 20 seconds instead of a minute: it
+            measures only one process and this number of ranks. None for a full one.
+    """
     if isinstance(cluster, Run):
         given, cluster = cluster, None
         runs = [given, *_listed(runs)]
@@ -59,22 +75,24 @@ def calibrate_machine(
         _check_devices(cluster)
     if save:
         check_can_save(cluster)
-    started, load = time.monotonic(), os.getloadavg()[0]
+    started = time.monotonic()
     if runs is not None:
-        found = _refined(_listed(runs), cluster, prior, load)
+        found = _refined(_listed(runs), cluster, prior)
     else:
         before, is_known, _ = _known(None, prior)
-        rows, jobs = _measured(cluster, progress or _silent)
-        found = fitted(rows, jobs, before, cluster, is_vague=cluster is None or not is_known)
-        idle, why_not = idle_message_constants()
-        pairs = [] if cluster is None else pair_constants(cluster)
-        kept = [row for row in found.constants if row.name != "idle_message_s"]
-        found = found.replace(
-            name=_name(cluster),
-            note=" ".join(filter(None, [_note(load), why_not])),
-            load_average=load,
-            constants=in_order([*kept, *idle, *pairs]),
+        probes = [*_probes(cluster, brief)]
+        rows, jobs, slower, load = _measured(
+            probes, cluster, progress or _silent, budget_s=BUDGET_S if brief is None else BRIEF_S
         )
+        found = fitted(rows, jobs, before, cluster, is_vague=cluster is None or not is_known, slower=slower)
+        is_idle_known = brief is not None and is_known
+        idle, why_not = idle_message_constants() if brief is None else ([], _BRIEF.format(brief=brief))
+        pairs = [] if cluster is None else pair_constants(cluster)
+        kept = [row for row in found.constants if is_idle_known or row.name != "idle_message_s"]
+        found = found.replace(
+            name=_name(cluster), load_average=load, constants=in_order([*kept, *idle, *pairs])
+        )
+        found = found.replace(note=" ".join(filter(None, [_note(found), why_not])))
     found = found.replace(
         took_s=time.monotonic() - started, measured_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
     )
@@ -114,17 +132,17 @@ def _name(cluster: EmulatedCluster | None) -> str:
     return THIS_MACHINE if cluster is None else cluster.name
 
 
-def _note(load: float) -> str:
-    if load <= _BUSY * HostMachine.here().cores:
+def _note(found: HostCalibration) -> str:
+    if not found.was_busy:
         return ""
     return (
-        f"The load average was {load:.1f} before the measurement: other programs were running. Constants may be too "
-        "slow; calibrate again on a quiet machine."
+        f"Other programs were running during the measurement (load {found.load_average:.1f}), so constants may be too "
+        "slow, and intervals reach down to a quiet machine; calibrate again when it is quiet."
     )
 
 
 def _refined(
-    runs: Sequence[Run], cluster: EmulatedCluster | None, prior: HostCalibration | None, load: float
+    runs: Sequence[Run], cluster: EmulatedCluster | None, prior: HostCalibration | None
 ) -> HostCalibration:
     if not runs:
         raise SpecError("runs=[] has no run; give at least one finished run, or omit runs to measure")
@@ -144,7 +162,10 @@ def _refined(
     names = [run.job.replace(seed=0, name=None).to_json() for run in runs]
     found = fitted(rows, [names.index(name) for name in names], before, where, is_vague=not is_known)
     return found.replace(
-        num_runs=before.num_runs + len(rows), note=before.note, load_average=load, name=_name(where)
+        num_runs=before.num_runs + len(rows),
+        note=before.note,
+        load_average=before.load_average,
+        name=_name(where),
     )
 
 
@@ -161,33 +182,73 @@ def _known(cluster: EmulatedCluster | None, prior: HostCalibration | None) -> Ch
     return Chosen(scaled, is_saved=False)
 
 
-def _measured(cluster: EmulatedCluster | None, progress: Told) -> tuple[list[Observed], list[int]]:
-    """Run the probes in two rounds, and return what they measured and the number of the job of each.
+def _probes(cluster: EmulatedCluster | None, brief: int | None) -> Iterable[Probe]:
+    if cluster is not None:
+        return cluster_probes(cluster)
+    return host_probes() if brief is None else brief_probes(brief)
+
+
+class _Measured(NamedTuple):
+    """What the probes measured.
+
+    Attributes:
+        rows: The faster run of each job: other programs make a run slower, never faster.
+        jobs: Number of the job of each.
+        slower: Numbers of the jobs that ran again, and how many times longer their slower runs took.
+        load: Load by other programs; see `HostCalibration.load_average`.
+    """
+
+    rows: list[Observed]
+    jobs: list[int]
+    slower: list[tuple[int, float]]
+    load: float
+
+
+def _measured(
+    probes: Sequence[Probe], cluster: EmulatedCluster | None, progress: Told, *, budget_s: float
+) -> _Measured:
+    """Run the probes in two rounds, and return what they measured.
 
     In the second round, a machine that was busy for a while in the first may be quiet.
     """
-    probes = [*(host_probes() if cluster is None else cluster_probes(cluster))]
-    started, rows, jobs = time.monotonic(), [], []
+    started, rows, jobs, loads = time.monotonic(), [], [], []
+    before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="shardscope-calibrate-") as folder:
         for turn in range(_ROUNDS * len(probes)):
-            if time.monotonic() - started > BUDGET_S:
+            if time.monotonic() - started > budget_s:
                 break
+            loads.append(_load())
             probe = probes[turn % len(probes)]
             progress(turn + 1, _ROUNDS * len(probes), f"{probe.job.label} on {probe.job.world_size}")
             rows.append(
                 observed(run_probe(probe, None if probe.job.world_size == 1 else cluster, Path(folder)))
             )
             jobs.append(turn % len(probes))
-    return faster(rows, jobs)
+    known = [load for load in loads if load is not None]
+    return _Measured(*faster(rows, jobs), load=float(mean(known)) if known else before)
 
 
-def faster(rows: Sequence[Observed], jobs: Sequence[int]) -> tuple[list[Observed], list[int]]:
-    """Return the faster run of each job: other programs make a run slower, never faster."""
+def _load() -> int | None:
+    """Return how many other processes run or wait for a core now; None if unknown."""
+    seen = []
+    for _ in range(_LOOKS):
+        seen.append(running_processes())
+        time.sleep(_LOOK_S)
+    return min((each for each in seen if each is not None), default=None)
+
+
+def faster(
+    rows: Sequence[Observed], jobs: Sequence[int]
+) -> tuple[list[Observed], list[int], list[tuple[int, float]]]:
+    """Return the faster run of each job, the jobs' numbers, and how many times longer slower runs of a job took."""
     best: dict[int, Observed] = {}
     for row, job in zip(rows, jobs, strict=True):
         if job not in best or row.step_s < best[job].step_s:
             best[job] = row
-    return list(best.values()), list(range(len(best)))
+    order = list(best)
+    ratios = [(order.index(job), row.step_s / best[job].step_s) for row, job in zip(rows, jobs, strict=True)]
+    slower = [each for each in ratios if each[1] > 1]
+    return list(best.values()), list(range(len(best))), slower
 
 
 def fitted(
@@ -197,6 +258,7 @@ def fitted(
     cluster: EmulatedCluster | None,
     *,
     is_vague: bool,
+    slower: Sequence[tuple[int, float]] = (),
 ) -> HostCalibration:
     """Return a calibration fitted to these runs, with the constants of `before` that they do not depend on.
 
@@ -206,6 +268,8 @@ def fitted(
         before: What is known beforehand.
         cluster: The emulated cluster of the runs; None for this machine.
         is_vague: Whether `before` is of another machine; see `prior_of`.
+        slower: Places in `rows` of runs of the same jobs that are not fitted to, and how many times longer they took.
+            They widen the interval, by how far steps of one job differ between runs.
     """
     predictions = [row.prediction for row in rows]
     knots = knots_of(predictions)
@@ -230,4 +294,5 @@ def fitted(
     if len(rows) < _ENOUGH:
         return found
     ratio = left_out(design, measured, prior, x, jobs)
-    return found.replace(error=float(np.median(np.abs(1.0 / ratio - 1.0))), quantiles=quantiles(ratio))
+    every = np.array([*ratio, *(ratio[place] * longer for place, longer in slower)])
+    return found.replace(error=float(np.median(np.abs(1.0 / ratio - 1.0))), quantiles=quantiles(every))

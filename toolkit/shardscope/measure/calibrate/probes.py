@@ -35,6 +35,9 @@ _MORE = (
     ("mlp", IMAGES, "pipeline"), ("mlp", IMAGES, "tree"), ("cnn", IMAGES, "ring"),
 )  # fmt: skip
 """The same for further probes over the fastest transport."""
+_BRIEF_ALONE = (("mlp", IMAGES, 32), ("mlp", IMAGES, 512), ("gpt-nano", TEXT, 4), ("gpt-nano", TEXT, 16))
+_BRIEF = (*_STRATEGIES, ("gpt-nano", TEXT, "zero-3"), ("mlp", IMAGES, "pipeline"), ("mlp", IMAGES, "tree"))
+"""The same for a brief calibration, on one process and on several ranks."""
 _COMPRESSION = "topk"
 """Compression of the last probe, which comes last because its ranks first compile its loops, for seconds."""
 _BATCHES = {"mlp": 32, "cnn": 32, "gpt-nano": 4, "gpt-micro": 2, "gpt-mini": 1}
@@ -66,6 +69,19 @@ def host_probes(world_sizes: tuple[int, ...] = (2, 4)) -> Iterator[Probe]:
         for ranks in world_sizes:
             yield Probe(_job(model, data, strategy, ranks, transport=fastest))
     yield Probe(_job("gpt-nano", TEXT, "ring", 2, transport=fastest, compression=_COMPRESSION))
+
+
+def brief_probes(ranks: int) -> Iterator[Probe]:
+    """Yield the probes of a brief calibration: those of one process, and of one number of ranks if it is more than 1.
+
+    Args:
+        ranks: Number of ranks.
+    """
+    for model, data, batch in _BRIEF_ALONE:
+        yield Probe(_job(model, data, "single", 1, batch))
+    if ranks > 1:
+        for model, data, strategy in _BRIEF:
+            yield Probe(_job(model, data, strategy, ranks))
 
 
 def cluster_probes(cluster: EmulatedCluster) -> Iterator[Probe]:

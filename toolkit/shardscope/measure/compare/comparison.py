@@ -36,6 +36,7 @@ class ComparedTerm:
         agrees: Whether the measured value equals the predicted one or lies within the bounds, on each rank or in the
             sum over ranks; None for an estimate.
         by_rank: Predicted and measured value of each rank; empty for times.
+        interval: 90 % interval of the prediction, in `unit`; None unless it is that of the whole step.
         part_of: Name of the term that includes this one, such as ``communication``; None for a term at the top of its
             group.
     """
@@ -51,6 +52,12 @@ class ComparedTerm:
     agrees: bool | None = None
     by_rank: tuple[tuple[float, float], ...] = ()
     part_of: str | None = None
+    interval: tuple[float, float] | None = None
+
+    @property
+    def is_inside(self) -> bool | None:
+        """Whether the measured value lies in the interval of the prediction; None without an interval."""
+        return None if self.interval is None else self.interval[0] <= self.measured <= self.interval[1]
 
     @property
     def error(self) -> float | None:

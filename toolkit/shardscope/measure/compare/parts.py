@@ -45,7 +45,18 @@ def time_rows(prediction: JobPrediction, steps: Steps, notes: list[str]) -> Iter
         )
     else:
         predicted_s = _mean([tree.value for tree in trees])
-        yield ComparedTerm("time", per, "s", "slowest rank", predicted_s, measured_s)
+        yield ComparedTerm(
+            "time", per, "s", "slowest rank", predicted_s, measured_s,
+            interval=_interval(prediction.at_step(max(compressed)), predicted_s),
+        )  # fmt: skip
+
+
+def _interval(prediction: JobPrediction, seconds: float) -> tuple[float, float] | None:
+    """Return the interval around the mean of predicted steps, in seconds, as wide as that of one of them."""
+    if prediction.interval is None or prediction.step_time_s is None:
+        return None
+    low, high = (end * seconds / prediction.step_time_s for end in prediction.interval)
+    return low, high
 
 
 def _scope(found: StepTime) -> str:

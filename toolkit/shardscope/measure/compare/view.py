@@ -116,18 +116,29 @@ def _signed(row: ComparedTerm) -> str:
     return f"{'+' if more_s >= 0 else '-'}{figure(abs(more_s), 's')}"
 
 
-OVERVIEW = ("run", "bytes", "messages", "states", "activations", "predicted step", "measured step", "error")
+OVERVIEW = (
+    "run", "bytes", "messages", "states", "activations", "predicted step", "90% interval", "measured step", "error",
+)  # fmt: skip
 """Columns of `overview`."""
+_OUTSIDE = " *"
+"""Mark of a measured time outside the interval of its prediction."""
 _STATES = ("parameters", "gradients", "optimizer", "buffers")
 
 
 def overview(comparisons: Iterable[Comparison]) -> list[list[str]]:
     """Return one row of text for each comparison, with the columns of `OVERVIEW`.
 
-    After the run's name, the columns are the errors of four groups of terms, the predicted and the measured step time,
-    and the error of the step time.
+    After the run's name, the columns are the errors of four groups of terms, the predicted step time and its interval,
+    the measured one, and the error, marked where the measured time is outside the interval.
     """
     return [_overview_row(comparison) for comparison in comparisons]
+
+
+def inside_text(comparisons: Iterable[Comparison]) -> str:
+    """Return how many measured step times lie inside their intervals, such as ``20 of 22``; empty without intervals."""
+    steps = [row for each in comparisons for row in each.rows if (row.group, row.term) == ("time", each.per)]
+    known = [row.is_inside for row in steps if row.is_inside is not None]
+    return f"{sum(known)} of {len(known)}" if known else ""
 
 
 def _overview_row(comparison: Comparison) -> list[str]:
@@ -137,17 +148,21 @@ def _overview_row(comparison: Comparison) -> list[str]:
     activations, step = rows.get(("memory", "activations")), rows.get(("time", comparison.per))
     return [
         comparison.label, *map(_worst, sent), _worst(states), _worst([activations] if activations else []),
-        *(_step_cells(step, comparison.per) if step else "---"),
+        *(_step_cells(step, comparison.per) if step else "----"),
     ]  # fmt: skip
 
 
-def _step_cells(step: ComparedTerm, per: str) -> tuple[str, str, str]:
-    """Return the predicted and the measured time of a step, named if it is a compressed step, and the error."""
+def _step_cells(step: ComparedTerm, per: str) -> tuple[str, str, str, str]:
+    """Return the predicted time of a step, its interval, the measured time and the error.
+
+    Times are named if they are those of a compressed step.
+    """
     named = "" if per == "step" else f" a {per}"
     return (
         f"{value_text(step.predicted, 's')}{named}",
+        "-" if step.interval is None else " to ".join(value_text(each, "s") for each in step.interval),
         f"{value_text(step.measured, 's')}{named}",
-        error_text(step),
+        f"{error_text(step)}{_OUTSIDE * (step.is_inside is False)}",
     )
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from shardscope.errors import LaunchError, ShardscopeError, SpecError, quoted
+from shardscope.runlog import clock
 from shardscope.runlog.tail import Tail
 from shardscope.runlog.writer import EventWriter
 from shardscope.runtime import provenance
@@ -201,6 +202,7 @@ class ObserveSession(AbstractContextManager[Run]):
     def _begin(self, *, shares: bool = True) -> None:
         """Start recording, once the rank of this process is known."""
         self._stop_solo_recording()
+        clock.start({})  # the process may be days older, and the wall clock may have been set since
         place = Place.now()
         self._place = place if place.is_joined else Place(0, 1, is_joined=False)
         self._seen.world_size = self._place.world_size

@@ -77,7 +77,7 @@ class Saver:
         Raises:
             CheckpointError: This or the previous checkpoint could not be written; earlier ones are kept.
         """
-        started, meter = time.time(), self._context.meter
+        started, meter = time.monotonic(), self._context.meter
         self.wait()
         contents = contents_of(self._strategy, self._optimizer, step, data)
         with meter.span("compute", "checkpoint"):
@@ -89,12 +89,12 @@ class Saver:
                     copies, is_copied = self._copies.take(part.tensors)
             except OSError as error:
                 raise self._refusal(self.folder / f"step-{step}", error) from error
-        self.blocked_s, traffic = time.time() - started, meter.drain()[0]
+        self.blocked_s, traffic = time.monotonic() - started, meter.drain()[0]
         final, blocked_s = part.final, round(self.blocked_s, 4)
 
         def completed(num_bytes: int) -> None:
             self._context.events.emit(
-                self.event, step=step, path=final.name, seconds=round(time.time() - started, 4),
+                self.event, step=step, path=final.name, seconds=round(time.monotonic() - started, 4),
                 blocked_s=blocked_s, bytes=num_bytes, traffic=traffic,
             )  # fmt: skip
 

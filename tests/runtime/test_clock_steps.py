@@ -1,0 +1,61 @@
+"""Durations of a run do not depend on the system's clock, which may be set back or forward while ranks train."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from torch import nn
+
+import shardscope as ss
+from conformance.runs import small_job
+from shardscope.runlog import clock
+
+
+def with_clock_set(by_s: float) -> nn.Module:
+    """A model during whose third forward pass the clock of the rank is set, as by NTP."""
+    import time
+
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.calls = nn.Linear(64, 10), 0
+
+        def forward(self, x: Any) -> Any:
+            self.calls += 1
+            if self.calls == 3:
+                right = time.time
+                time.time = lambda: right() + by_s
+            return self.layer(x.flatten(1))
+
+    return Steps()
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_no_duration_of_a_run_contains_a_step_of_the_clock(hours: int) -> None:
+    """Not even if the ranks are started again afterwards, whose clock differs from the agent's from the beginning."""
+    job = small_job(
+        model=lambda: with_clock_set(3600.0 * hours), steps=12, recovery=1, checkpoint=4, eval_every=6
+    )
+    run = ss.launch(job, faults="kill rank=1 step=7").wait(60)
+    summary = run.summary()
+    assert run.restarts == 1
+    assert summary.wall_s is not None
+    assert 0 < summary.wall_s < 60
+    assert summary.goodput is not None
+    assert 0 < summary.goodput <= 1
+    assert all(0 <= event["seconds"] < 60 for event in run.events("checkpoint"))
+    took = run.reduced().restarts[0].took_s
+    assert took is not None
+    assert 0 < took < 60
+    times = run.metrics()["t"]
+    assert times.is_monotonic_increasing
+    assert times.iloc[-1] - times.iloc[0] < 60
+
+
+def test_the_clock_of_another_boot_is_not_taken_over() -> None:
+    before = clock.offset_text()
+    clock.adopt(json.dumps(["another boot", 0.0]))
+    clock.adopt(None)
+    assert clock.offset_text() == before
