@@ -21,7 +21,7 @@ def loss_text(loss: float) -> str:
         return f"{loss:.2e}"
     if abs(loss) < 100 or not math.isfinite(loss):
         return f"{loss:.4f}"
-    return f"{loss:.1f}" if abs(loss) < 1e5 else f"{loss:.2e}"
+    return f"{loss:,.1f}" if abs(loss) < 1e5 else f"{loss:.2e}"
 
 
 class RunFigure(NamedTuple):
