@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +16,7 @@ import pytest
 
 import shardscope as ss
 from conformance.events import step_event
+from conformance.runs import wait_for_steps
 from shardscope import cli
 from shardscope.commands import lab
 from shardscope.commands._job import build_job
@@ -329,7 +329,7 @@ class TestRealRuns:
         self, sent: signal.Signals, status: int, runs_root: Path
     ) -> None:
         process = start(*TINY[:-1], "100000")
-        self.wait_for_steps(runs_root)
+        wait_for_steps(runs_root)
         os.kill(process.pid, sent)
         _, err = process.communicate(timeout=240)
         assert process.returncode == status, err
@@ -342,14 +342,8 @@ class TestRealRuns:
         self, runs_root: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         process = start(*TINY[:-1], "100000")
-        self.wait_for_steps(runs_root)
+        wait_for_steps(runs_root)
         (directory,) = runs_root.iterdir()
         assert cli.main(["stop", directory.name]) == 0
         assert capsys.readouterr().out == f"{directory.name}: stopped\n"
         process.communicate(timeout=240)
-
-    def wait_for_steps(self, runs_root: Path) -> None:
-        deadline = time.monotonic() + 60
-        while not any('"step"' in path.read_text() for path in runs_root.glob("*/rank-0.jsonl")):
-            assert time.monotonic() < deadline, "the run took no step"
-            time.sleep(0.1)

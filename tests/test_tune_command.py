@@ -19,6 +19,7 @@ from optuna.exceptions import StorageInternalError
 from optuna.trial import TrialState
 
 import shardscope as ss
+from conformance.runs import wait_for_steps
 from shardscope import PowersOfTwo, cli
 from shardscope.commands._space import read_space
 from shardscope.errors import SpecError
@@ -257,7 +258,7 @@ class TestRealStudies:
             [sys.executable, "-m", "shardscope.cli", "tune", *options], stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
-        self.wait_for_steps(runs_root)
+        wait_for_steps(runs_root)
         os.kill(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=120)
         assert process.returncode == 130, err
@@ -270,9 +271,3 @@ class TestRealStudies:
         assert not first["counted"]
         assert [trial["state"] for trial in others] == ["complete", "complete"]
         assert first["params"] in [trial["params"] for trial in others]
-
-    def wait_for_steps(self, root: Path) -> None:
-        deadline = time.monotonic() + 60
-        while not any('"step"' in path.read_text() for path in root.glob("studies/*/trials/*/rank-0.jsonl")):
-            assert time.monotonic() < deadline, "no trial took a step"
-            time.sleep(0.05)

@@ -136,6 +136,13 @@ def test_what_is_typed_but_not_used_is_said_below_its_box_until_it_is_edited(
         assert box.input_value() == valid
 
 
+def test_folded_topics_open_and_close_by_keyboard(panels):
+    topic = panels.page.locator(PANELS).get_by_role("button", name="Optimizer").first
+    for key, is_open in (("Enter", "true"), ("Space", "false")):
+        topic.press(key)
+        panels.page.wait_for_function(f"() => document.activeElement.ariaExpanded === '{is_open}'")
+
+
 @pytest.mark.parametrize(("panel", "slider"), [("ss-memory", "Data ranks"), ("ss-comm", "Message")])
 def test_a_figure_that_is_moved_equals_one_that_is_drawn_anew(panels, panel, slider):
     handle = panels.page.locator(f".{panel}").get_by_role("slider", name=slider)

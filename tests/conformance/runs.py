@@ -49,6 +49,11 @@ def rank_pids(run: ss.Run, at_least: int | None = None) -> dict[int, int]:
     return {event["rank"]: event["pid"] for event in run.events("start")}
 
 
+def wait_for_steps(root: Path) -> None:
+    """Wait until rank 0 of a run below this folder has taken a step."""
+    wait_for(lambda: any('"step"' in path.read_text() for path in root.rglob("rank-0.jsonl")))
+
+
 def wait_for(condition: Callable[[], Any], run: ss.Run | None = None, timeout: float = 120.0) -> None:
     """Wait until `condition` holds; fail with the run's own words if it does not."""
     deadline = time.monotonic() + timeout

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import shardscope as ss
+from observe.steps import train
 from shardscope.prediction.observed import ObservedPrediction
 from shardscope.runlog.schema import is_readable
 from shardscope.runtime.observe._describe import Seen
@@ -25,13 +26,6 @@ def build() -> nn.Module:
 
 def groups(model: nn.Module, **second: Any) -> list[dict[str, Any]]:
     return [{"params": model[0].parameters()}, {"params": model[2].parameters(), **second}]  # type: ignore[index]
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> None:
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(torch.ones(6, 5)).square().mean().backward()
-        optimizer.step()
 
 
 @pytest.mark.parametrize("kind", ["momentum in one group", "half of the model", "all of it"])

@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import shardscope as ss
+from observe.steps import train
 
 
 class Net(nn.Module):
@@ -26,15 +27,6 @@ class Net(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.second(self.first(inputs).tanh())
-
-
-def train(
-    model: Callable[[torch.Tensor], torch.Tensor], optimizer: torch.optim.Optimizer, steps: int = 3
-) -> None:
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(torch.ones(6, 5)).square().mean().backward()
-        optimizer.step()
 
 
 def averaged(model: nn.Module) -> nn.Module:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 import shardscope as ss
+from observe.steps import train
 from shardscope.runlog.writer import EventWriter
 from shardscope.runtime import provenance
 from shardscope.runtime.observe._describe import Seen
@@ -22,13 +23,6 @@ from shardscope.runtime.observe._loop import Loop
 def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
     model = nn.Linear(5, 2)
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2) -> None:
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(torch.ones(6, 5)).square().mean().backward()
-        optimizer.step()
 
 
 def fails(error: Exception) -> Callable[..., Any]:
@@ -46,9 +40,9 @@ def test_a_full_disk_leaves_a_completed_run_and_one_warning(
 ) -> None:
     model, optimizer = parts()
     with ss.observe(model, optimizer, root=tmp_path) as run:
-        train(model, optimizer)
+        train(model, optimizer, 2)
         monkeypatch.setattr(EventWriter, "_write", fails(FULL))
-        train(model, optimizer)
+        train(model, optimizer, 2)
     assert len(caplog.records) == 1
     assert run.state == "completed"
     assert run.reason is not None
@@ -65,7 +59,7 @@ def test_an_error_of_the_script_is_recorded_on_a_full_disk(
         pytest.raises(ZeroDivisionError, match="of the script"),
         ss.observe(model, optimizer, root=tmp_path) as run,
     ):
-        train(model, optimizer)
+        train(model, optimizer, 2)
         monkeypatch.setattr(EventWriter, "_write", fails(FULL))
         raise ZeroDivisionError("of the script")
     assert run.state == "failed"
@@ -81,7 +75,7 @@ def test_a_loop_that_cannot_be_described_trains_as_without(
     model, optimizer = parts()
     before = model.weight.clone()
     with ss.observe(model, optimizer, root=tmp_path):
-        train(model, optimizer)
+        train(model, optimizer, 2)
     assert not torch.equal(model.weight, before)
     (record,) = caplog.records
     assert str(error) in record.getMessage()
@@ -108,12 +102,12 @@ def test_hooks_that_cannot_be_installed_are_taken_back(
         patch.setattr(Loop, "_watch_backward", fails(RuntimeError("no hooks")))
         with ss.observe(model, optimizer, root=tmp_path / "first") as run:
             assert not model._forward_hooks
-            train(model, optimizer)
+            train(model, optimizer, 2)
     assert "no hooks" in caplog.text
     assert (torch.autograd.backward, dist.Work.wait) == before
     assert run.state == "completed"
     with ss.observe(model, optimizer, root=tmp_path / "second") as run:
-        train(model, optimizer)
+        train(model, optimizer, 2)
     assert run.summary().steps == 2
 
 
@@ -126,7 +120,7 @@ def test_a_slow_git_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(provenance, "_git_state", slow)
     model, optimizer = parts()
     with ss.observe(model, optimizer, root=tmp_path) as run:
-        train(model, optimizer)
+        train(model, optimizer, 2)
         assert run.provenance is None
         has_trained.set()
     assert run.provenance is not None

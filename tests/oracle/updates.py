@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -145,3 +146,13 @@ class Lars(torch.optim.Optimizer):
             return 1.0
         ratio = group["trust_coefficient"] * of_weights / (divisor + group.get("eps", 0.0))
         return min(ratio / group["lr"], 1.0) if group.get("trust_clip") else ratio
+
+
+def in_blocks(values: np.ndarray, block: int, largest: int) -> np.ndarray:
+    """Values rounded to integers of at most `largest` times a scale for each block."""
+    back = np.empty_like(values)
+    for i in range(0, values.size, block):
+        part = values[i : i + block]
+        scale = np.abs(part).max() / np.float32(largest)
+        back[i : i + block] = np.clip(np.rint(part / scale), -largest, largest) * scale if scale else 0
+    return back

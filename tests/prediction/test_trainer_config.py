@@ -318,7 +318,17 @@ def test_deepspeeds_json_has_the_batch_the_stage_and_what_is_offloaded():
         ),
         (Layout(data=2, zero=3, global_batch=2), "megatron-core", "does not ship ZeRO 3"),
         (Layout(context=2, global_batch=2), "torchtitan", "use zero=2 or 3"),
+        (
+            Layout(data=3, context=2, zero=3, shard=3, global_batch=3),
+            "torchtitan",
+            "use shard=0 or a multiple of 2",
+        ),
         (Layout(data=2, zero=1, global_batch=2), "fsdp2", "plan with software='torchtitan'"),
+        (
+            Layout(offload="activations"),
+            "deepspeed",
+            "moves only the inputs of recomputed layers; use recompute='full'",
+        ),
         (Layout(tensor=2), "deepspeed", r"fix=\{'tensor': 1\}"),
         (
             Layout(data=16, zero=3, shard=8, global_batch=16),
@@ -374,10 +384,14 @@ def test_a_plan_that_fits_only_with_offloading_is_one_that_its_trainer_runs(soft
 
 def test_all_plans_for_deepspeed_are_layouts_that_its_json_describes():
     """The layout as DeepSpeed derives it: without other settings, ZeRO shards over all ranks (`zero/config.py`)."""
-    cluster, fix = Cluster.of("a100-80gb", nodes=2), {"tensor": 1, "pipeline": 1, "context": 1}
-    fix |= {"offload": ["none", "optimizer", "states"]}
+    cluster = Cluster.of("a100-80gb", nodes=2)
+    offloads = {
+        (False, 0): "none", (False, 1): "optimizer", (False, 2): "states", (True, 0): "activations", (True, 2): "all",
+    }  # fmt: skip
+    fix = {"tensor": 1, "pipeline": 1, "context": 1, "recompute": "full", "offload": [*offloads.values()]}
     plans = plan(LLAMA, cluster, software="deepspeed", fix=fix, global_batch=64, top=None)
     assert {one.layout.zero for one in plans} == {1, 2, 3}
+    assert {one.layout.offload for one in plans} == {*offloads.values()}
     for rank, one in enumerate(plans, 1):
         found = json.loads(plans.trainer_config(rank).text)
         zero, micro = found["zero_optimization"], found["train_micro_batch_size_per_gpu"]
@@ -386,7 +400,7 @@ def test_all_plans_for_deepspeed_are_layouts_that_its_json_describes():
         assert not {"zero_hpz_partition_size", "mics_shard_size"} & {*zero}
         told = Layout(
             data=replicas, zero=zero["stage"], micro_batch=micro, global_batch=found["train_batch_size"],
-            offload={0: "none", 1: "optimizer", 2: "states"}[sum(key.startswith("offload_") for key in zero)],
+            offload=offloads["activation_checkpointing" in found, sum(key.startswith("offload_") for key in zero)],
         )  # fmt: skip
         said = ("data", "zero", "shard", "micro_batch", "global_batch", "offload")
         assert all(getattr(told, name) == getattr(one.layout, name) for name in said)

@@ -32,7 +32,7 @@ def with_clock_set(by_s: float) -> nn.Module:
     return Steps()
 
 
-@pytest.mark.parametrize("hours", [-1, 1])
+@pytest.mark.parametrize("hours", [-1, pytest.param(1, marks=pytest.mark.weekly)])
 def test_no_duration_of_a_run_contains_a_step_of_the_clock(hours: int) -> None:
     """Not even if the ranks are started again afterwards, whose clock differs from the agent's from the beginning."""
     job = small_job(

@@ -67,6 +67,21 @@ def test_a_model_without_anything_to_train_is_refused() -> None:
     assert "model of type Linear has no trainable parameter" in str(error)
 
 
+def test_complex_tensors_are_refused_instead_of_losing_their_imaginary_parts() -> None:
+    """Casting them to the precision of the job did so; rotary embeddings are often kept as a complex buffer."""
+
+    def make_model() -> nn.Module:
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+        model.register_buffer("freqs", torch.polar(torch.ones(8), torch.arange(8.0)))
+        return model
+
+    error = failed(small_job(model=make_model))
+    assert "has the buffer 'freqs' of complex64, but jobs train real numbers; keep it as" in str(error)
+    with torch.device("meta"):
+        without_values = nn.Linear(64, 10)
+    assert "'weight' on the meta device, without values" in str(failed(small_job(model=without_values)))
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("strategy", ["single", "all-reduce", "ring"])
 def test_a_loss_that_is_no_number_ends_the_run(strategy: str) -> None:

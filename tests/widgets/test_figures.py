@@ -67,7 +67,7 @@ class TestCurves:
         bad.label = "lr 5"
         figure = figures.loss([good, bad])
         assert figure.layout.yaxis.range == pytest.approx((0.88, 3.12))
-        assert [note.text for note in figure.layout.annotations] == ["▲ lr 5: off the scale, up to 2460.0"]
+        assert [note.text for note in figure.layout.annotations] == ["▲ lr 5: off the scale, up to 2,460.0"]
         assert "diverged" in figure.data[3].hovertemplate
         logarithmic = figures.loss([good, bad], is_log=True)
         assert (logarithmic.layout.yaxis.type, logarithmic.layout.yaxis.range) == ("log", None)
@@ -153,7 +153,7 @@ class TestTimeline:
         assert figures.timeline_info(trace, last_step=7, num_steps=3).steps == (5, 6, 7)
 
     def test_a_run_without_spans_says_so(self):
-        assert "No spans yet" in figures.timeline_text(
+        assert "No spans: they appear" in figures.timeline_text(
             figures.timeline_info(Trace("id", "run", "ring", world_size=2))
         )
 

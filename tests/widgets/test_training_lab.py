@@ -290,7 +290,7 @@ class TestHistory:
                 event["loss"] = 500.0 * event["step"]
         runtime.known = [run]
         lab = make_lab()
-        assert "▲ It diverged at step 5: its loss is 4500.0" in lab.status
+        assert "▲ It diverged at step 5: its loss is 4,500.0" in lab.status
         assert "▲ diverged" in lab.screen.history._rows[run.id].about.value
         assert "▲ diverged" in lab.screen.live.legend.value
         assert "▲ diverged at step 5" in lab.screen.table.table.value

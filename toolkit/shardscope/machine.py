@@ -75,9 +75,9 @@ def cgroup_memory_bytes(root: Path = CGROUP_ROOT) -> float:
     return min(numbers, default=math.inf)
 
 
-def shared_memory_bytes(path: Path = SHARED_MEMORY) -> int | None:
+def shared_memory_bytes() -> int | None:
     """Return the size of the shared-memory file system, in bytes; None if the machine has none, as on macOS."""
-    return shutil.disk_usage(path).total if path.is_dir() else None
+    return shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.is_dir() else None
 
 
 def free_disk_bytes(path: Path) -> int:

@@ -201,9 +201,7 @@ def _report(done: Sequence[Run], predictions: Predictions, path: Path, took_s: f
     comparisons = _compared([run for run in done if run.id in finished], predictions)
     if comparisons:
         inside = inside_text(comparisons)
-        of_steps = (
-            f" {inside} step times lie inside their 90% interval; * marks the others." if inside else ""
-        )
+        of_steps = f" {inside} step times lie inside their 90% interval (* outside)." if inside else ""
         print(f"\nPredicted and measured; shardscope compare RUN shows every term.{of_steps}")
         print(columns_text(OVERVIEW, overview(comparisons)))
     written = write_report(done, path, title="Shardscope demo", comparisons=comparisons)

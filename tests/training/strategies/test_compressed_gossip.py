@@ -15,6 +15,7 @@ from conformance.alone import Never
 from conformance.compressor import SHAPES, carrier_of, gradients
 from conformance.methods import carried_by
 from conformance.ranks import RankPool
+from oracle.updates import in_blocks
 from shardscope.analytic import communication as comm
 from shardscope.errors import SpecError
 from shardscope.methods.strategies.gossip._torch_choco import PublicCopies
@@ -90,23 +91,13 @@ def test_follows_the_algorithm_in_one_process(pool: RankPool, tmp_path: Path) ->
     neighbours = [{(rank - 1) % world, (rank + 1) % world} for rank in range(world)]
     for step in range(1, steps + 1):
         x = [values + np.float32(0.01) * gradients(rank, step).numpy() for rank, values in enumerate(x)]
-        hat = [copy + quantized(values - copy) for values, copy in zip(x, hat, strict=True)]
+        hat = [copy + in_blocks(values - copy, BLOCK, 7) for values, copy in zip(x, hat, strict=True)]
         x = [
             values + gamma / (1 + len(near)) * sum(hat[j] - hat[rank] for j in near)
             for rank, (values, near) in enumerate(zip(x, neighbours, strict=True))
         ]
     for ours, theirs in zip(pool.run(body, tmp_path), x, strict=True):
         assert np.allclose(ours.numpy(), theirs, rtol=0, atol=2e-4 * np.abs(theirs).max())
-
-
-def quantized(values: np.ndarray) -> np.ndarray:
-    """Blocks of 4-bit integers, written down once more."""
-    back = np.empty_like(values)
-    for i in range(0, values.size, BLOCK):
-        block = values[i : i + BLOCK]
-        scale = np.abs(block).max() / np.float32(7)
-        back[i : i + BLOCK] = np.clip(np.rint(block / scale), -7, 7) * scale if scale else 0
-    return back
 
 
 def run(job: ss.Job, context: RankContext) -> list[dict[str, Any]]:

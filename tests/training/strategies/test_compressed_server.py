@@ -15,6 +15,7 @@ import shardscope as ss
 from conformance.alone import Never
 from conformance.methods import carried_by
 from conformance.ranks import RankPool
+from oracle.updates import in_blocks
 from shardscope.analytic import communication as comm
 from shardscope.training.context import RankContext
 from shardscope.training.data import GlobalSampler, Loader, load_data
@@ -48,16 +49,6 @@ def steps_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [event for event in events if event["event"] == "step"]
 
 
-def quantized(values: np.ndarray) -> np.ndarray:
-    """Blocks of 8-bit integers, written down once more."""
-    back = np.empty_like(values)
-    for i in range(0, values.size, BLOCK):
-        block = values[i : i + BLOCK]
-        scale = np.abs(block).max() / np.float32(127)
-        back[i : i + BLOCK] = np.clip(np.rint(block / scale), -127, 127) * scale if scale else 0
-    return back
-
-
 def one_process(workers: int, shards: list[list[int]], *, feedback: bool) -> list[torch.Tensor]:
     """The parameters that synchronous workers arrive at, each shard packed by itself, computed in one process."""
     model, data = net(), load_data("digits", seed=0)
@@ -74,7 +65,7 @@ def one_process(workers: int, shards: list[list[int]], *, feedback: bool) -> lis
             for s, shard in enumerate(shards):
                 gradient = np.concatenate([parameters[i].grad.numpy().ravel() for i in shard])
                 values = gradient + owed[w][s] * feedback
-                back = quantized(values)
+                back = in_blocks(values, BLOCK, 127)
                 owed[w][s] = values - back
                 totals[s] += back / workers
         with torch.no_grad():

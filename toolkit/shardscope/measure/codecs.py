@@ -79,11 +79,9 @@ class PackingTime(NamedTuple):
     """Median of all timed steps; far above the fastest on a busy machine."""
 
 
-def codec_seconds(
-    job: Job, buckets: Sequence[Shapes], *, world_size: int | None = None, repeats: int = 3
-) -> float:
+def codec_seconds(job: Job, buckets: Sequence[Shapes], *, repeats: int = 3) -> float:
     """Return the time for packing and unpacking in the fastest step of one job, in seconds; see `packing_times`."""
-    return packing_times([(job, world_size or job.world_size)], buckets, repeats=repeats)[0].fastest_s
+    return packing_times([(job, job.world_size)], buckets, repeats=repeats)[0].fastest_s
 
 
 def packing_times(

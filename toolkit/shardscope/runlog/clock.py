@@ -14,11 +14,11 @@ import os
 import socket
 import time
 from collections.abc import MutableMapping
+from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "SHARDSCOPE_CLOCK"
 """Environment variable with the agent's offset, for its ranks."""
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _offset = time.time() - time.perf_counter()
 
 
@@ -50,7 +50,11 @@ def adopt(text: str | bytes | None) -> None:
 
 def _host() -> str:
     """Return an identifier of this host's current boot: processes with the same identifier share a monotonic clock."""
-    try:
-        return _BOOT.read_text().strip()
-    except OSError:
-        return socket.gethostname()
+    return boot_id() or socket.gethostname()
+
+
+def boot_id() -> str:
+    """Return the identifier of this machine's boot, the same in all its containers; empty if the system has none."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""

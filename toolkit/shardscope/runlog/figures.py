@@ -21,7 +21,7 @@ def loss_text(loss: float) -> str:
         return f"{loss:.2e}"
     if abs(loss) < 100 or not math.isfinite(loss):
         return f"{loss:.4f}"
-    return f"{loss:.1f}" if abs(loss) < 1e5 else f"{loss:.2e}"
+    return f"{loss:,.1f}" if abs(loss) < 1e5 else f"{loss:.2e}"
 
 
 class RunFigure(NamedTuple):
@@ -31,14 +31,12 @@ class RunFigure(NamedTuple):
         title: Short name, for headings and legends.
         about: What the figure is, in a few words, for explanations and tooltips.
         text: Function that writes a value.
-        better: ``lower`` or ``higher`` values are better; empty if neither is.
         ranks: Which ranks the figure counts, where a table would not show it: ``all ranks`` or ``fullest rank``.
     """
 
     title: str
     about: str
     text: Callable[[float], str]
-    better: str = ""
     ranks: str = ""
 
     @property
@@ -53,47 +51,47 @@ def _count(value: float) -> str:
 
 FIGURES = {
     "last_step": RunFigure("steps", "the last step that all ranks have finished", lambda value: f"{value:.0f}"),
-    "loss": RunFigure("loss", "training loss of the last finished step, mean over ranks", loss_text, "lower"),
+    "loss": RunFigure("loss", "training loss of the last finished step, mean over ranks", loss_text),
     "loss_mean": RunFigure(
         f"mean loss (last {LOSS_WINDOW} steps)",
-        f"training loss, mean over ranks and over the last {LOSS_WINDOW} finished steps", loss_text, "lower",
+        f"training loss, mean over ranks and over the last {LOSS_WINDOW} finished steps", loss_text,
     ),
     "validation_loss": RunFigure(
-        "validation loss", "loss in the last evaluation on the validation split", loss_text, "lower"
+        "validation loss", "loss in the last evaluation on the validation split", loss_text
     ),
-    "test_loss": RunFigure("test loss", "loss on the test split, after the last step", loss_text, "lower"),
+    "test_loss": RunFigure("test loss", "loss on the test split, after the last step", loss_text),
     "test_accuracy": RunFigure(
-        "test accuracy", "fraction of correct predictions on the test split", lambda value: f"{value:.1%}", "higher"
+        "test accuracy", "fraction of correct predictions on the test split", lambda value: f"{value:.1%}"
     ),
     "step_time_s": RunFigure(
-        "step time", "median over steps of the slowest rank, without warm-up", duration_text, "lower"
+        "step time", "median over steps of the slowest rank, without warm-up", duration_text
     ),
     "samples_per_s": RunFigure(
-        "samples/s", "samples of all ranks per second, at the median step time", _count, "higher"
+        "samples/s", "samples of all ranks per second, at the median step time", _count
     ),
     "tokens_per_s": RunFigure(
-        "tokens/s", "tokens of all ranks per second, at the median step time", _count, "higher"
+        "tokens/s", "tokens of all ranks per second, at the median step time", _count
     ),
     "bytes_per_step": RunFigure(
-        "sent per step", "bytes sent by all ranks together, mean over steps", bytes_text, "lower", "all ranks"
+        "sent per step", "bytes sent by all ranks together, mean over steps", bytes_text, "all ranks"
     ),
     "held_bytes": RunFigure(
         "held by tensors",
         "bytes of parameters, gradients, optimizer state, activations and buffers on the fullest rank, each type at "
         "its own peak in the newest measured step",
-        bytes_text, "lower", "fullest rank",
+        bytes_text, "fullest rank",
     ),
     "process_bytes": RunFigure(
         "process memory growth",
         "how much the memory of the fullest rank's process, as the operating system counts it, has grown at its peak "
         "since before the model was built; on a GPU, the peak of the memory that PyTorch has allocated",
-        bytes_text, "lower", "fullest rank",
+        bytes_text, "fullest rank",
     ),
-    "restarts": RunFigure("restarts", "how often the ranks were started again after a failure", _count, "lower"),
-    "lost_steps": RunFigure("lost steps", "finished steps that restarts had to repeat", _count, "lower"),
+    "restarts": RunFigure("restarts", "how often the ranks were started again after a failure", _count),
+    "lost_steps": RunFigure("lost steps", "finished steps that restarts had to repeat", _count),
     "goodput": RunFigure(
         "goodput", "fraction of the time spent in steps that count: not repeated after a failure",
-        lambda value: f"{value:.1%}", "higher",
+        lambda value: f"{value:.1%}",
     ),
 }  # fmt: skip
 """The figures of a run by name of the field of `Summary`."""

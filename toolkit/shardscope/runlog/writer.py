@@ -11,7 +11,6 @@ import math
 import os
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from shardscope.runlog import clock
@@ -87,7 +86,5 @@ class EventWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

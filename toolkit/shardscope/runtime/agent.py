@@ -40,7 +40,14 @@ from shardscope.errors import RunUnreadable, ShardscopeError
 from shardscope.runlog import clock
 from shardscope.runlog.files import OutOfReach
 from shardscope.runtime import provenance, rendezvous, server, worker
-from shardscope.runtime.failure import Ending, describe_failure, describe_lost_forkserver
+from shardscope.runtime.failure import (
+    BY_AGENT,
+    Ending,
+    describe_failure,
+    describe_lost_forkserver,
+    describe_silent_end,
+)
+from shardscope.runtime.left_behind import Left, LeftBehind
 from shardscope.runtime.processes import (
     end_processes_of,
     end_ranks_of,
@@ -125,6 +132,8 @@ class Agent:
         self._lost_forkserver = False
         self._parked = threading.Lock()  # held by the watcher while it works
         self._ranks: set[BaseProcess] = set()
+        self._behind: LeftBehind | None = None  # while elastic runs
+        self._left_behind: set[int] = set()  # pids of ranks that this agent has killed for that reason
         self._started_at = time.time()
         self._recorder = threading.Thread(target=self._record_provenance, name="provenance", daemon=True)
 
@@ -149,7 +158,7 @@ class Agent:
         if self._recorder.ident is not None:
             self._recorder.join(_PROVENANCE_S)
         end_processes_of(os.getpid())  # first: readers of a final status rely on the ranks having ended
-        remove_gpu_files([rank.pid for rank in self._ranks if rank.pid is not None], since=self._started_at)
+        remove_gpu_files(self._rank_pids(), since=self._started_at)
         os.fchdir(self._folder)
         run = RunDir(Path())
         if self.memory is not None:
@@ -205,7 +214,7 @@ class Agent:
         self._recorder.join(_PROVENANCE_S)  # its helpers are not the ranks'
         end_ranks_of(os.getpid(), spared=self._helpers())
         self._ranks |= started_processes()
-        remove_gpu_files([rank.pid for rank in self._ranks if rank.pid is not None], since=self._started_at)
+        remove_gpu_files(self._rank_pids(), since=self._started_at)
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
@@ -228,6 +237,7 @@ class Agent:
 
     def _attempt(self, job: Job, source: ResumePoint) -> Ending:
         """Start the ranks from `source` and wait for them."""
+        self._behind = LeftBehind(self.run, earlier={*self._rank_pids()})
         try:
             states = elastic_launch(self._config(job.world_size), worker.main)(
                 str(self.run.path),
@@ -254,6 +264,8 @@ class Agent:
                 or self._without_forkserver(job, is_closed)
                 or _not_started(f"the ranks could not be started: {error}", traceback.format_exc())
             )
+        finally:
+            self._behind = None
         if "stopped" in states.values():
             return Ending("stopped", "asked to stop", cause=Cause.REQUESTED)
         return Ending("completed")
@@ -268,7 +280,11 @@ class Agent:
         """Return the exit codes of the rank processes by pid; elastic reports only the first failures it noticed."""
         self._ranks |= started_processes()
         codes = {process.pid: process.exitcode for process in self._ranks}
-        return {pid: code for pid, code in codes.items() if pid is not None and code is not None}
+        return {
+            pid: BY_AGENT if pid in self._left_behind else code
+            for pid, code in codes.items()
+            if pid is not None and code is not None
+        }
 
     def _config(self, world_size: int) -> LaunchConfig:
         rendezvous.register()
@@ -288,7 +304,7 @@ class Agent:
         while not self._over.wait(_POLL_S):
             with self._parked:
                 self._ranks |= started_processes()
-                ending = self._cut_short()
+                ending = self._cut_short() or self._after_silent_end()
                 if ending is None and deadline is None:
                     grace = self._grace_s()
                     deadline = None if grace is None else time.monotonic() + grace
@@ -305,6 +321,18 @@ class Agent:
         if select.select([self.lifeline], [], [], 0)[0]:
             return self._left_alone()
         return self._lost() if self._is_lost() else None
+
+    def _after_silent_end(self) -> Ending | None:
+        """Kill ranks that others have left behind, which makes elastic return; if there are none, end the run."""
+        behind = self._behind
+        left = Left.NONE if behind is None else behind.look(self._rank_pids())
+        if left is Left.SOME:
+            killed = end_ranks_of(os.getpid(), spared=self._helpers())
+            self._left_behind |= {process.pid for process in killed}
+        return describe_silent_end(self.run, self.run.read_job()) if left is Left.ALL else None
+
+    def _rank_pids(self) -> list[int]:
+        return [rank.pid for rank in self._ranks if rank.pid is not None]
 
     def _grace_s(self) -> float | None:
         """Return the grace period of a stop request, in seconds; None without a request, 0 if its file is damaged.

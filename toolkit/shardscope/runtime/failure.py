@@ -15,6 +15,9 @@ from shardscope.runtime.secondary_failure import is_secondary_failure
 from shardscope.runtime.status import Cause
 from shardscope.spec import Job
 
+BY_AGENT = -signal.SIGTERM
+"""Exit code of ranks that are ended because another one has ended: elastic sends them this signal."""
+
 
 @dataclass(frozen=True)
 class Ending:
@@ -39,20 +42,30 @@ def describe_failure(run: RunDir, job: Job, failed: ChildFailedError, exit_codes
     errors = sorted(select(events, "error", None), key=lambda event: event["t"])
     causes = [event for event in errors if not is_secondary_failure(event)]
     ranks = {event["pid"]: event["rank"] for event in select(events, "process", None)}
-    codes = {ranks[pid]: code for pid, code in exit_codes.items() if code and pid in ranks}
-    codes |= {rank: failure.exitcode for rank, failure in failed.failures.items()}
+    known = {ranks[pid]: code for pid, code in exit_codes.items() if pid in ranks}
+    codes = {rank: failure.exitcode for rank, failure in failed.failures.items()} | known
     said_why = {event["rank"] for event in errors}
-    by_elastic = -signal.SIGTERM
-    silent = {rank: code for rank, code in codes.items() if rank not in said_why and code != by_elastic}
+    finished = {event["rank"] for event in select(events, "end", None)}
+    silent = {
+        rank: code
+        for rank, code in codes.items()
+        if rank not in said_why and code != BY_AGENT and not (code == 0 and rank in finished)
+    }
     if causes:
         return _from_event(causes[0], job)
     if silent:
-        rank = min(silent, key=lambda rank: (silent[rank] >= 0, rank))
+        # a rank that was killed, then one that ended with an error, then one that pretends that all is well
+        rank = min(silent, key=lambda rank: (silent[rank] >= 0, silent[rank] == 0, rank))
         return _from_exit(run, job, rank, silent[rank])
     if errors:
         return _from_event(errors[0], job)
     rank, first = failed.get_first_failure()
     return _from_exit(run, job, rank, first.exitcode)
+
+
+def describe_silent_end(run: RunDir, job: Job) -> Ending:
+    """Return the ending of a run whose ranks have all ended in mid-training, and not with an error."""
+    return _from_exit(run, job, 0, 0)
 
 
 def _who(rank: int, job: Job) -> str:
@@ -103,7 +116,12 @@ def _how(exitcode: int, step: int, whose: str, *, is_planned: bool = False) -> s
         return f"was killed by SIGKILL {where} (by hand, or by the system because memory ran out)"
     if exitcode < 0:
         return f"was killed by {signal_name(-exitcode)} {where}"
-    return f"ended with exit code {exitcode} {where}"
+    told = (
+        ""
+        if exitcode
+        else ", without an error: its code, or a library, ends the process, as os._exit(0) does"
+    )
+    return f"ended with exit code {exitcode} {where}{told}"
 
 
 def _cause(exitcode: int) -> Cause | None:

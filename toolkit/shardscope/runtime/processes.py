@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 
+from shardscope.runlog.clock import boot_id
+
 _PR_SET_PDEATHSIG = 1
 _TRACKER = "multiprocessing.resource_tracker"
 _OF_A_RUN = ("shardscope.runtime", "multiprocessing.")
@@ -41,8 +43,7 @@ def process_started(pid: int | None = None) -> ProcessStart:
     """
     if sys.platform != "linux":
         return float(psutil.Process(pid).create_time())
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{_stat(os.getpid() if pid is None else pid)[19]}"
+    return f"{boot_id()}/{_stat(os.getpid() if pid is None else pid)[19]}"
 
 
 def is_alive(pid: int, started: ProcessStart) -> bool:
@@ -123,12 +124,15 @@ def end_processes_of(agent: int) -> None:
     _wait_until(are_gone, _DYING_S)
 
 
-def end_ranks_of(agent: int, spared: set[int]) -> None:
+def end_ranks_of(agent: int, spared: set[int]) -> set[psutil.Process]:
     """Kill what is left of the ranks of an agent that goes on, with all that they have started, and wait for their end.
 
     Args:
         agent: Pid of the agent.
         spared: Pids of the agent's helpers, such as its forkserver; what these have started is not spared.
+
+    Returns:
+        The killed processes.
     """
     killed: set[psutil.Process] = set()
 
@@ -139,6 +143,7 @@ def end_ranks_of(agent: int, spared: set[int]) -> None:
         return not any(map(_runs, killed))
 
     _wait_until(are_gone, _DYING_S)
+    return killed
 
 
 def remove_gpu_files(pids: Iterable[int], since: float, folder: Path = Path("/dev/shm")) -> None:  # noqa: S108

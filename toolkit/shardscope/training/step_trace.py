@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from shardscope.errors import SpecError
 from shardscope.spec.model.step import (
@@ -32,7 +32,7 @@ from shardscope.spec.model.step import (
 from shardscope.training.data.batches import call
 from shardscope.training.flops import flop_counter
 from shardscope.training.memory.activations import Activations
-from shardscope.training.memory.ledger import AllocationLedger, Freed, Made, Placed
+from shardscope.training.memory.ledger import AllocationLedger, Freed, Made, Placed, leaf_tensors
 from shardscope.training.memory.storages import Storages
 from shardscope.training.models import units_of
 from shardscope.training.models.in_order import layers_in_order
@@ -126,7 +126,7 @@ class _Step:
         self.owner = {id(parameter): 0 for parameter in module.parameters()}
         self.owner |= {id(p): number for number, unit in enumerate(self.units, 1) for p in unit.parameters()}
         held = Storages()
-        held.add("held", [*module.parameters(), *module.buffers(), *_tensors(inputs)])
+        held.add("held", [*module.parameters(), *module.buffers(), *leaf_tensors(inputs)])
         self.mark = StepMark("forward", 0, 0)
         self.most_saved: dict[StepMark, int] = defaultdict(int)
         self.ledger = AllocationLedger(held, self._note, scratch)
@@ -182,7 +182,7 @@ class _Step:
             return self._of_output(call(self.module, self.inputs))
 
     def _of_output(self, output: Any) -> Tensor:
-        scores = [leaf for leaf in _tensors(output) if leaf.requires_grad]
+        scores = [leaf for leaf in leaf_tensors(output) if leaf.requires_grad]
         if not scores:
             raise ValueError("its output needs no gradient, so there is no training step to trace")
         self.output_bytes = sum(leaf.nbytes for leaf in scores)
@@ -223,7 +223,7 @@ class _Step:
 
         def leave(_: nn.Module, __: Any, output: Any) -> None:
             self.mark = StepMark("forward", 0, number)
-            for tensor in _tensors(output):
+            for tensor in leaf_tensors(output):
                 if tensor.requires_grad:
                     tensor.register_hook(lambda _: self._start_backward(number))
 
@@ -294,7 +294,7 @@ def _pieces(
     x: Any = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
     for _, layer in layers:
         x = tree_map_only(Tensor, _leaf, x)
-        kept = {_key(tensor): tensor.untyped_storage() for tensor in _tensors(x)}
+        kept = {_key(tensor): tensor.untyped_storage() for tensor in leaf_tensors(x)}
         weights = {_key(parameter) for parameter in layer.parameters()}
 
         def save(tensor: Tensor, kept: dict[int, Any] = kept, weights: set[int] = weights) -> Tensor:
@@ -306,7 +306,7 @@ def _pieces(
         with autocast(), counter, saved_tensors_hooks(save, lambda tensor: tensor):
             x = call(layer, x)
         yield PipelinePiece(
-            output_bytes=sum(tensor.nbytes for tensor in _tensors(x)) / samples,
+            output_bytes=sum(tensor.nbytes for tensor in leaf_tensors(x)) / samples,
             flops=counter.get_total_flops() / samples,
             stored_bytes=sum(storage.nbytes() for storage in kept.values()) / samples,
             parameters=tuple(dict.fromkeys(places[id(p)] for p in layer.parameters() if id(p) in places)),
@@ -373,7 +373,3 @@ def _mark_of(moment: Moment) -> StepMark:
 
 def _covers(most: tuple[float, ...], least: tuple[float, ...]) -> bool:
     return all(a >= b for a, b in zip(most, least, strict=True))
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]

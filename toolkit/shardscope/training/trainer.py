@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from shardscope.errors import CheckpointError, ShardscopeError, SpecError
+from shardscope.errors import CheckpointError, ShardscopeError
 from shardscope.spec import Job, UserCode
 from shardscope.spec.job_parts import Data, label_of
 from shardscope.spec.models import GPTConfig
@@ -45,6 +45,7 @@ from shardscope.training.lazy import is_unfinished, materialise
 from shardscope.training.loss import resolve_loss
 from shardscope.training.memory import StepMemory
 from shardscope.training.models import build_model
+from shardscope.training.models.trainable import require_trainable
 from shardscope.training.optim.sparse import prepare_sparse_embeddings
 from shardscope.training.parameters import save_parameters
 from shardscope.training.random_state import seed_everything
@@ -139,12 +140,8 @@ class Trainer:
 
     def _prepare_model(self, model: nn.Module) -> nn.Module:
         """Prepare the model in its precision's dtype, on its device; raise `SpecError` if it cannot be trained."""
+        require_trainable(model)
         model.to(self.strategy.precision.weight_dtype)
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise SpecError(
-                f"model of type {type(model).__name__} has no trainable parameter; "
-                "set requires_grad=True on the parameters to train"
-            )
         prepare_sparse_embeddings(model, optimizer=self.job.optimizer, world_size=self.context.world_size)
         apply_recompute(model, self.job.recompute)
         return model.to(self.context.device).train()

@@ -232,9 +232,11 @@ class StudySession:
         Raises:
             StudyError: The study has no trial with this number.
         """
-        found = [record for record in self.records() if record.number == number]
+        records = self.records()
+        found = [record for record in records if record.number == number]
         if not found:
-            raise StudyError(f"study {self.study.study_name!r} has no trial {number}")
+            known = f"give 0 to {len(records) - 1}" if records else "it has none yet"
+            raise StudyError(f"study {self.study.study_name!r} has no trial {number}; {known}")
         return found[0]
 
     def job(self, number: int) -> Job:
@@ -249,7 +251,10 @@ class StudySession:
         """
         record = self.record(number)
         if record.run is None or not Path(record.run).is_dir():
-            raise StudyError(f"trial {number} ({record.state}) has no run directory on this machine")
+            raise StudyError(
+                f"trial {number} ({record.state}) has no run directory on this machine; read it on the machine that "
+                "ran it, or launch its job again"
+            )
         return Run.attach(record.run)
 
     @property

@@ -167,7 +167,7 @@ def open_storage(storage: str | BaseStorage | None, name: str, root: str | Path 
         root: Folder for runs and studies; None takes the default.
 
     Raises:
-        StudyError: The storage is unreachable, its URL is invalid, or it needs a driver that is not installed.
+        StudyError: The storage is unreachable or damaged, its URL is invalid, or its driver is not installed.
     """
     if isinstance(storage, BaseStorage):
         return storage
@@ -180,6 +180,11 @@ def open_storage(storage: str | BaseStorage | None, name: str, root: str | Path 
         raise StudyError(f"storage={shown!r} needs a driver that is not installed: {error}") from error
     except outages() as error:
         raise StudyError(f"storage={shown!r} is unreachable: {_without(storage, _cause(error))}") from error
+    except (UnicodeDecodeError, _sql_errors().DatabaseError) as error:
+        text = _without(storage, _cause(error))
+        raise StudyError(
+            f"storage={shown!r} is damaged, or not a database: {text}; restore a copy of it, or give another storage"
+        ) from error
     except (ValueError, _sql_errors().ArgumentError) as error:
         text = _without(storage, _first_line(error))
         raise StudyError(f"storage={shown!r} is not the URL of a storage: {text}") from error

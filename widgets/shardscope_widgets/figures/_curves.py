@@ -158,20 +158,14 @@ def loss_axis(info: RunCurvesInfo) -> dict[str, Any]:
     return {"type": kind, "uirevision": f"{kind} {span is None}", **kept}
 
 
-def divergence_notes(info: RunCurvesInfo, *, x: str = "x", y: str = "y") -> list[dict[str, Any]]:
-    """Return a mark for each run that left the range of the loss axis: which one, from which step, and how far.
-
-    Args:
-        info: The curves.
-        x: Plotly reference of the step axis.
-        y: Plotly reference of the loss axis.
-    """
+def divergence_notes(info: RunCurvesInfo) -> list[dict[str, Any]]:
+    """Return a mark for each run that left the range of the loss axis: which one, and how far."""
     if loss_range(info) is None:
         return []
     gone = [curve for curve in info.curves if curve.diverged_at is not None]
     return [
         theme.note(f"{DIVERGED} {curve.label}: off the scale, up to {loss_text(_highest(curve))}", x=1, y=1)
-        | {"xref": f"{x} domain", "yref": f"{y} domain", "xanchor": "right", "yanchor": "top"}
+        | {"xref": "x domain", "yref": "y domain", "xanchor": "right", "yanchor": "top"}
         | {"yshift": -2 - 15 * place, "font": {"size": 11.5, "color": theme.GREY}}
         for place, curve in enumerate(gone)
     ]

@@ -23,6 +23,7 @@ _FEWEST_PX = 8
 _NAMED_UP_TO = 4
 """Maximum number of stages for which blocks are labelled."""
 _OVER = "rgba(197,55,44,0.10)"
+_WIDTH = 78  # characters in a line of a tooltip
 
 
 class Block(NamedTuple):
@@ -207,10 +208,10 @@ def _inputs_text(inputs: tuple[tuple[str, str], ...]) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _wrapped(text: str, width: int = 78) -> tuple[str, ...]:
+def _wrapped(text: str) -> tuple[str, ...]:
     lines = [""]
     for word in safe(text).split(" "):
-        if lines[-1] and len(lines[-1]) + len(word) >= width:
+        if lines[-1] and len(lines[-1]) + len(word) >= _WIDTH:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
     return tuple(lines)

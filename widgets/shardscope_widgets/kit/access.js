@@ -55,7 +55,27 @@ function nameSlider(handle) {
   for (const el of [label, shown]) if (el) watch.observe(el, { childList: true, characterData: true, subtree: true });
 }
 
+const FOLDS = ".jupyter-widget-Collapse-header";
+
+/** Say which folded topics are open, and let the keyboard reach and open them, which ipywidgets does not. */
+function nameFolds(panel) {
+  for (const fold of panel.querySelectorAll(FOLDS)) {
+    set(fold, "role", "button");
+    set(fold, "tabindex", "0");
+    set(fold, "aria-expanded", String(fold.parentElement.classList.contains("jupyter-widget-Collapse-open")));
+  }
+}
+
+/** Open or close the topic that has the focus, with the keys of a button. */
+function pressFold(event) {
+  if (!event.target.matches?.(FOLDS) || !["Enter", " "].includes(event.key)) return;
+  event.preventDefault();
+  event.stopPropagation();
+  event.target.click();
+}
+
 function nameAll(panel) {
+  nameFolds(panel);
   for (const el of panel.querySelectorAll(NAMELESS)) {
     if (el.classList.contains("noUi-handle")) nameSlider(el);
     else el.setAttribute("aria-hidden", "true"); // the sentence below each figure says what it shows
@@ -75,7 +95,15 @@ function attendTo(panel) {
   colour(panel);
   setTimeout(() => colour(panel), 600);
   const endBoxes = watchBoxes(panel); // in refused.js
-  return () => { watch.disconnect(); themes.disconnect(); clearTimeout(due); endBoxes(); };
+  const listeners = { keydown: pressFold, click: () => setTimeout(() => nameFolds(panel)) };
+  for (const [name, listen] of Object.entries(listeners)) panel.addEventListener(name, listen);
+  return () => {
+    watch.disconnect();
+    themes.disconnect();
+    clearTimeout(due);
+    endBoxes();
+    for (const [name, listen] of Object.entries(listeners)) panel.removeEventListener(name, listen);
+  };
 }
 
 /** Attend to the panel around an element once there is one; return a function that ends it. */

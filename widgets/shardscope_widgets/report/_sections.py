@@ -177,8 +177,10 @@ def predicted_section(page: Page, comparisons: Sequence[Comparison]) -> str:
     )
     heading = page.heading(2, "Predicted and measured")
     inside = inside_text(comparisons)
-    of_steps = f" Here, {inside} step times lie inside." if inside else ""
-    return f"<section>{heading}<p>{safe(_PREDICTED + of_steps)}</p>{table}{parts}</section>"
+    where = listed(list(dict.fromkeys(each.where for each in comparisons)))
+    of_steps = f" {inside} step times lie inside their interval." if inside else ""
+    about = f"<p>{safe(_PREDICTED)}</p><p>{safe(f'Predicted for {where}.{of_steps}')}</p>"
+    return f"<section>{heading}{about}{table}{parts}</section>"
 
 
 def settings_section(page: Page, groups: Sequence[Group], silent: Sequence[str]) -> str:
@@ -235,7 +237,7 @@ _STALENESS = "The staleness of a gradient is the number of updates applied while
 _CONSENSUS = "Ranks that average only with neighbours have slightly different parameters."
 _PREDICTED = (
     "Predictions use formulas, a trace of the model on the meta device, and the speed of this machine, but no data "
-    "from the run. They assume that no other program uses the cores, and 90% of step times should lie inside the "
-    "interval; those outside are marked with *. Errors are predicted / measured - 1; for bytes, messages and states, "
+    "from the run. They assume that no other program uses the cores. 90% of step times should lie inside their "
+    "interval; * marks those that do not. Errors are predicted / measured - 1; for bytes, messages and states, "
     "the error of the worst term is shown. Open a run to see all of its terms."
 )

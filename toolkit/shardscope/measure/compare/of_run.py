@@ -113,6 +113,8 @@ def compare(
         settled = prediction.at_step(max(steps))
         rows = with_simulation([*rows, *time_rows(prediction, steps, notes)], settled, notes, per=per)
         where = prediction.where
+        if prediction.has_rates and prediction.note is not None:
+            notes.append(prediction.note)
     else:
         notes.append("Step time is left out: it is not predicted for an observed training loop.")
     return Comparison(run.id, run.name, where, tuple(rows), tuple(notes), per)

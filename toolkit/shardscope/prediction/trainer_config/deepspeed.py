@@ -10,7 +10,8 @@ from shardscope.prediction.trainer_config.config import TrainerConfig, partial_r
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 
-_OFFLOADED = {"none": (), "optimizer": ("optimizer",), "states": ("optimizer", "param")}
+_OFFLOADED = {"optimizer": ("optimizer",), "states": ("optimizer", "param"), "all": ("optimizer", "param")}
+"""Model states that each setting of `Layout.offload` moves; it moves none in other settings."""
 
 _BUCKET, _LIVE, _AHEAD = 500_000_000, 1_000_000_000, 50_000_000
 """DeepSpeed's defaults, in elements, which predictions of its memory assume (`analytic.memory.FRAMEWORKS`)."""
@@ -24,7 +25,7 @@ def deepspeed_config(model: Transformer, layout: Layout) -> TrainerConfig:
     """Return the JSON for a data-parallel layout, with ZeRO and offloading of model states.
 
     Raises:
-        SpecError: The layout splits the model, or offloads activations.
+        SpecError: The layout splits the model, or offloads activations other than the inputs of recomputed layers.
     """
     for name in ("tensor", "pipeline", "context", "expert"):
         if getattr(layout, name) > 1:
@@ -32,10 +33,10 @@ def deepspeed_config(model: Transformer, layout: Layout) -> TrainerConfig:
                 f"{name}={getattr(layout, name)} cannot be written for DeepSpeed yet, only data parallelism; plan with "
                 f"fix={{'{name}': 1}}, or software='megatron-core'"
             )
-    if layout.offload not in _OFFLOADED:
+    if _moves_activations(layout) and layout.recompute != "full":
         raise SpecError(
-            f"offload={layout.offload!r} moves activations, which is not part of DeepSpeed's JSON; use one of "
-            f"{', '.join(_OFFLOADED)}"
+            f"offload={layout.offload!r} with recompute={layout.recompute!r} is not an option of DeepSpeed, which "
+            "moves only the inputs of recomputed layers; use recompute='full'"
         )
     text = json.dumps(_settings(layout), indent=2)
     return TrainerConfig("DeepSpeed, ds_config.json", text, _remarks(model, layout))
@@ -54,7 +55,12 @@ def _settings(layout: Layout) -> dict[str, Any]:
         **({half: {"enabled": True}} if half else {}),
         "zero_optimization": _zero(layout),
         **_other_optimizers(layout),
+        **({"activation_checkpointing": {"cpu_checkpointing": True}} if _moves_activations(layout) else {}),
     }
+
+
+def _moves_activations(layout: Layout) -> bool:
+    return layout.offload in {"activations", "all"}
 
 
 def _other_optimizers(layout: Layout) -> dict[str, Any]:
@@ -63,12 +69,12 @@ def _other_optimizers(layout: Layout) -> dict[str, Any]:
         return {}
     return {
         **({"zero_allow_untested_optimizer": True} if layout.zero else {}),
-        **({"zero_force_ds_cpu_optimizer": False} if layout.offload != "none" else {}),
+        **({"zero_force_ds_cpu_optimizer": False} if layout.offload in _OFFLOADED else {}),
     }
 
 
 def _zero(layout: Layout) -> dict[str, Any]:
-    parts = _OFFLOADED[layout.offload]
+    parts = _OFFLOADED.get(layout.offload, ())
     return {
         "stage": layout.zero,
         **({"reduce_bucket_size": _BUCKET} if layout.zero else {}),
@@ -87,9 +93,11 @@ def _remarks(model: Transformer, layout: Layout) -> tuple[str, ...]:
         "selective": "with its attention alone recomputed",
         "full": "with activation checkpointing (for Hugging Face, model.gradient_checkpointing_enable())",
     }[layout.recompute]
+    if _moves_activations(layout):
+        recompute = "with each layer called by deepspeed.checkpointing.checkpoint, which moves its inputs"
     attention = "fused" if layout.flash_attention else "plain"
     optimizer = layout.optimizer.label
-    if layout.offload != "none":
+    if layout.offload in _OFFLOADED:
         optimizer = _ON_CPU.get(layout.optimizer.name, optimizer)
     return (
         f"The model's code runs {attention} attention, {recompute}, on sequences of {model.seq:,} tokens.",

@@ -117,7 +117,8 @@ def _replicas(layout: Layout) -> tuple[int, int]:
         return layout.data, 1
     if layout.shard % layout.context:
         raise SpecError(
-            f"shard={layout.shard} is not a multiple of context={layout.context}, over which torchtitan always shards"
+            f"shard={layout.shard} is not a multiple of context={layout.context}, over which torchtitan always shards; "
+            f"use shard=0 or a multiple of {layout.context}"
         )
     shard = layout.shard // layout.context or layout.data
     return layout.data // shard, shard

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from shardscope.errors import LaunchError
@@ -163,12 +162,7 @@ class EmulatedNetwork:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -25,10 +25,10 @@ from pathlib import Path
 import torch.distributed as dist
 
 from shardscope.errors import LaunchError
+from shardscope.runlog.clock import boot_id
 from shardscope.training.emulation import VARIABLE as EMULATED
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - the file is private to the user; on systems other than Linux it is on disk
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PAIR = struct.Struct("dd")
 _NUM_MESSAGES = 64  # number of recent messages per receiver that can delay a new one
 _NUM_COLLECTIVES = (
@@ -94,9 +94,7 @@ class SharedFile:
 
 def _this_machine() -> str:
     """Return what ranks on one machine have in common: an emulated node has a host name, but no memory, of its own."""
-    if EMULATED in os.environ and _BOOT_ID.is_file():
-        return _BOOT_ID.read_text().strip()
-    return socket.gethostname()
+    return (boot_id() if EMULATED in os.environ else "") or socket.gethostname()
 
 
 _INBOX = struct.Struct(

@@ -96,7 +96,7 @@ class AllocationLedger(TorchDispatchMode):
         if made and not func.is_view:
             self.num_operations += 1
             if func.overloadpacket not in flop_registry:
-                self.moved_bytes += sum(leaf.nbytes for leaf in _tensors_in((args, results)))
+                self.moved_bytes += sum(leaf.nbytes for leaf in leaf_tensors((args, results)))
         if func in _PASSED_ON:
             taken = {self._serial(storage) for storage in _storages_in(args)}
             self._sums.append((set(made), taken))
@@ -152,9 +152,10 @@ class AllocationLedger(TorchDispatchMode):
         self.events.append(Freed(serial))
 
 
-def _tensors_in(values: Any) -> list[Tensor]:
+def leaf_tensors(values: Any) -> list[Tensor]:
+    """Return the tensors in tuples, lists and mappings, as PyTorch finds them."""
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def _storages_in(values: Any) -> list[torch.UntypedStorage]:
-    return [storage for leaf in _tensors_in(values) for storage in storages(leaf)]
+    return [storage for leaf in leaf_tensors(values) for storage in storages(leaf)]

@@ -32,6 +32,34 @@ class ForwardPart(nn.Module):
         return self.function(x)
 
 
+class ImageClassifier(nn.Module):
+    """Network from images `(N, C, H, W)` to class logits `(N, classes)`: blocks, then a head on their mean features."""
+
+    blocks: nn.ModuleList
+    head: nn.Linear
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the class logits `(N, classes)` for images `(N, C, H, W)`."""
+        x = self.embed(images)
+        for block in self.blocks:
+            x = block(x)
+        return self.score(x)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Return the input of the first block; by default the images themselves."""
+        return images
+
+    def score(self, x: Tensor) -> Tensor:
+        """Return the class logits `(N, classes)` for the features `(N, C, H, W)` of the last block."""
+        scores: Tensor = self.head(x.mean(dim=(2, 3)))
+        return scores
+
+    def pipeline_layers(self) -> list[tuple[str, nn.Module]]:
+        """Return the blocks and the head as named layers, in order, for a pipeline."""
+        blocks = [(f"blocks.{i}", block) for i, block in enumerate(self.blocks)]
+        return [*blocks, ("head", ForwardPart(self.score, self.head))]
+
+
 def blocks(model: nn.Module) -> list[nn.Module]:
     """Return the blocks of `model` (usually its repeated layers), in order.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from torch import Tensor, nn
+from torch import nn
 
 from shardscope.spec.models import CNNConfig
-from shardscope.training.models._blocks import ForwardPart
+from shardscope.training.models._blocks import ImageClassifier
 
 
-class CNN(nn.Module):
+class CNN(ImageClassifier):
     """Convolutional network from images `(N, C, H, W)` to class logits `(N, classes)`."""
 
     def __init__(self, config: CNNConfig) -> None:
@@ -26,20 +26,3 @@ class CNN(nn.Module):
             for inputs, outputs in pairwise(widths)
         )
         self.head = nn.Linear(config.channels[-1], config.classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the class logits `(N, classes)` for images `(N, C, H, W)`."""
-        x = images
-        for block in self.blocks:
-            x = block(x)
-        return self.score(x)
-
-    def score(self, x: Tensor) -> Tensor:
-        """Return the class logits `(N, classes)` for the features `(N, C, H, W)` of the last block."""
-        scores: Tensor = self.head(x.mean(dim=(2, 3)))
-        return scores
-
-    def pipeline_layers(self) -> list[tuple[str, nn.Module]]:
-        """Return the blocks and the head as named layers, in order, for a pipeline."""
-        blocks = [(f"blocks.{i}", block) for i, block in enumerate(self.blocks)]
-        return [*blocks, ("head", ForwardPart(self.score, self.head))]

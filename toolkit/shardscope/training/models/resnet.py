@@ -7,10 +7,10 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from shardscope.spec.models import ResNetConfig
-from shardscope.training.models._blocks import ForwardPart
+from shardscope.training.models._blocks import ForwardPart, ImageClassifier
 
 
-class ResNet(nn.Module):
+class ResNet(ImageClassifier):
     """Residual network from images `(N, C, H, W)` to class logits `(N, classes)`."""
 
     def __init__(self, config: ResNetConfig) -> None:
@@ -22,31 +22,14 @@ class ResNet(nn.Module):
         )
         self.head = nn.Linear(config.channels[-1], config.classes)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the class logits `(N, classes)` for images `(N, C, H, W)`."""
-        x = self.embed(images)
-        for block in self.blocks:
-            x = block(x)
-        return self.score(x)
-
     def embed(self, images: Tensor) -> Tensor:
         """Return the features `(N, width, H, W)` of the first convolution."""
         features: Tensor = self.stem(images).relu()
         return features
 
-    def score(self, x: Tensor) -> Tensor:
-        """Return the class logits `(N, classes)` for the features `(N, C, H, W)` of the last block."""
-        scores: Tensor = self.head(x.mean(dim=(2, 3)))
-        return scores
-
     def pipeline_layers(self) -> list[tuple[str, nn.Module]]:
         """Return the stem, the blocks and the head as named layers, in order, for a pipeline."""
-        blocks = [(f"blocks.{i}", block) for i, block in enumerate(self.blocks)]
-        return [
-            ("stem", ForwardPart(self.embed, self.stem)),
-            *blocks,
-            ("head", ForwardPart(self.score, self.head)),
-        ]
+        return [("stem", ForwardPart(self.embed, self.stem)), *super().pipeline_layers()]
 
 
 class BasicBlock(nn.Module):

@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shardscope.errors import SpecError
 from shardscope.spec import Job
 from shardscope.training.compression import Carrier, build_compressor
 from shardscope.training.context import RankContext
@@ -378,6 +379,14 @@ class RankStrategy(ABC):
         from shardscope.training.checkpoint import load_state_of
 
         load_state_of(state, self.model, optimizer)
+
+
+def no_gradient_error(parameter: str, strategy: str, *, where: str = "") -> SpecError:
+    """Return the error for a trained parameter that the loss does not use, with a strategy that needs all gradients."""
+    return SpecError(
+        f"parameter {parameter!r} has no gradient from the loss{where}, but strategy={strategy!r} needs a gradient for "
+        "every trained parameter; use it in the loss, or freeze it with requires_grad_(False)"
+    )
 
 
 def _copied(buffer: Tensor) -> Tensor:

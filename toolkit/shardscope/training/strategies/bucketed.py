@@ -18,7 +18,7 @@ from shardscope.training.data import call
 from shardscope.training.observe import random_state_kept
 from shardscope.training.strategies._gradient_order import GradientOrder, ZeroGradients
 from shardscope.training.strategies._hook import BucketHook
-from shardscope.training.strategies.base import LossFunction, RankStrategy
+from shardscope.training.strategies.base import LossFunction, RankStrategy, no_gradient_error
 from shardscope.training.twin import twin_of
 
 
@@ -143,11 +143,7 @@ class BucketedRank(RankStrategy):
         of_last = first_left_out(self.ddp) if absent is None else None
         if absent or of_last:  # DistributedDataParallel would raise an error only in the next step
             where = "" if absent else " of the last micro-batch"
-            raise SpecError(
-                f"parameter {absent or of_last!r} has no gradient from the loss{where}, but strategy={self.name!r} "
-                "needs a gradient for every trained parameter; use it in the loss, or freeze it with "
-                "requires_grad_(False)"
-            )
+            raise no_gradient_error(absent or str(of_last), self.name, where=where)
         self.arrivals.stop()
 
     @property

@@ -114,7 +114,9 @@ class Population:
     def _last(self) -> dict[int, MemberInterval]:
         last = self.course.last_interval
         if not last:
-            raise RunNotFound(f"no interval of the population in {self.folder} has finished yet")
+            raise RunNotFound(
+                f"no interval of the population in {self.folder} has finished yet; wait for the first"
+            )
         return {entry.member: entry for entry in self.entries() if entry.interval == last}
 
     def _costs(self) -> dict[int, tuple[float, ...]]:

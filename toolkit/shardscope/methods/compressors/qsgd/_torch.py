@@ -11,28 +11,20 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from shardscope.training.compression.blocks import BlockInt
 from shardscope.training.compression.noise import Keys, draw
 from shardscope.training.compression.pieces import as_words, over_blocks, words_of
-from shardscope.training.compression.scaled import BlockCodec, inverse_of, peak_scale
+from shardscope.training.compression.scaled import inverse_of
 
 NOISE_BITS = 16
 """Bits of each random number. A float32 represents the sum of such a number and any of up to 255 levels exactly, so
 rounding leaves a value on a level unchanged."""
 
 
-class QsgdCodec(BlockCodec):
-    """Codec that rounds each element to one of its two adjacent levels, at random, so that decoding is unbiased.
-
-    Args:
-        bits: Bits per element, including the sign, 2 to 8.
-        block: Number of elements that share a scale, a multiple of 8.
-    """
+class QsgdCodec(BlockInt):
+    """Codec that rounds each element to one of its two adjacent levels, at random, so that decoding is unbiased."""
 
     unbiased: ClassVar[bool] = True
-
-    def __init__(self, bits: int, block: int) -> None:
-        super().__init__(bits, block)
-        self.levels = 2 ** (bits - 1) - 1
 
     def contraction(self, num_elements: int) -> float | None:
         """Return the expected contraction factor; None if the codec is not a contraction.
@@ -40,17 +32,11 @@ class QsgdCodec(BlockCodec):
         Rounding adds a variance of at most a quarter of the squared scale to each element.
         """
         block = min(self.align, max(num_elements, 1))
-        delta = 1 - block / (2 * self.levels) ** 2
+        delta = 1 - block / (2 * self.largest) ** 2
         return delta if delta > 0 else None
 
-    def scale(self, rows: Tensor, scales: Tensor, count: int) -> None:
-        peak_scale(rows, scales, self.levels)
-
     def quantize(self, rows: Tensor, scales: Tensor, keys: Keys, start: int) -> Tensor:
-        return round_stochastically(rows.mul(inverse_of(scales)), self.levels, keys, start)
-
-    def dequantize(self, codes: Tensor) -> Tensor:
-        return codes.float().sub_(self.levels)
+        return round_stochastically(rows.mul(inverse_of(scales)), self.largest, keys, start)
 
     def encode_compiled(self, values: Tensor, scales: Tensor, packed: Tensor, keys: Keys) -> None:
         from shardscope.training.compression import loops
@@ -58,14 +44,6 @@ class QsgdCodec(BlockCodec):
         over_blocks(
             loops.encode_stochastically, self.align, values.numel(),
             values, words_of(values), scales, packed, self.align, self.bits, as_words(keys),
-        )  # fmt: skip
-
-    def unpack_compiled(self, scales: Tensor, packed: Tensor, out: Tensor, mode: int) -> None:
-        from shardscope.training.compression import loops
-
-        over_blocks(
-            loops.decode_integers, self.align, out.numel(),
-            scales, packed, out, self.align, self.bits, mode,
         )  # fmt: skip
 
 

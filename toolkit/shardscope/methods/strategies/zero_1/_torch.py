@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardscope.errors import SpecError
 from shardscope.methods.strategies.flat_shards import FlatShards
 from shardscope.methods.strategies.zero_1._torch_flat import FlatBucket, FlatPiece, cut_into_buckets
 from shardscope.methods.strategies.zero_1._torch_shares import shares_of_ranks
@@ -29,7 +28,7 @@ from shardscope.training.collectives.ring import RingAllReduce
 from shardscope.training.collectives.sender import Sender
 from shardscope.training.compression import Bucket, Carrier
 from shardscope.training.memory import Held
-from shardscope.training.strategies.base import LossFunction, MicroBatch, StepResult
+from shardscope.training.strategies.base import LossFunction, MicroBatch, StepResult, no_gradient_error
 from shardscope.training.strategies.partitioned import ParameterShare, Partitioned
 
 
@@ -135,10 +134,7 @@ class Zero1Rank(Partitioned):
         """
         absent = [name for names in self.missing for name in names]
         if absent:
-            raise SpecError(
-                f"parameter {absent[0]!r} has no gradient from the loss, but strategy={self.name!r} needs a gradient "
-                "for every trained parameter; use it in the loss, or freeze it with requires_grad_(False)"
-            )
+            raise no_gradient_error(absent[0], self.name)
         for done in self.sent:
             done.result()
 

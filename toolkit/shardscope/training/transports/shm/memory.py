@@ -16,11 +16,11 @@ import secrets
 import socket
 import struct
 from contextlib import suppress
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from shardscope.runlog.clock import boot_id
 from shardscope.training.emulation import VARIABLE
 from shardscope.training.transports.shm import files, futex
 
@@ -40,11 +40,10 @@ def this_host() -> str:
 
     Ranks in different network namespaces count as different hosts, because their network may be slowed down on purpose.
     """
-    boot = network = ""
+    network = ""
     with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         network = os.readlink("/proc/self/ns/net")
-    return f"{socket.gethostname()} {boot} {network}"
+    return f"{socket.gethostname()} {boot_id()} {network}"
 
 
 class SharedMemory:
