@@ -67,6 +67,15 @@ def test_intervals_are_narrower_after_a_step_and_a_single_row_leaves_none() -> N
     assert Known(slope[:1], np.array([0.2]), covariance, 0.02, 0.03).turns() == []
 
 
+def test_intervals_after_a_step_allow_for_how_far_the_measured_row_itself_is_off() -> None:
+    """Rows deviate by `wide`, though a row moves the factors as if it were by less."""
+    random, slope, wide = np.random.default_rng(0), np.ones((4, 1)), 0.1
+    known = Known(slope, np.zeros(4), np.array([[0.01]]), 0.05, wide)
+    off = 0.1 * random.normal(size=(2000, 1)) + wide * random.normal(size=(2000, 4))
+    covered = [turn.covered for each in off for turn in known._replace(off=each).turns()]
+    assert np.mean(covered) == pytest.approx(90, abs=1)
+
+
 @pytest.mark.parametrize("alone", [False, True])
 def test_the_other_rows_are_predicted_by_the_constants_that_a_measured_row_makes_likely(alone: bool) -> None:
     slope, off, variance, noise = np.array([[1.0], [2.0]]), np.array([0.3, 0.5]), 0.04, 0.02

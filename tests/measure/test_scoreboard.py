@@ -31,7 +31,8 @@ def test_every_table_that_ships_was_also_predicted_without_it() -> None:
 def test_rows_that_were_fitted_are_known_by_their_keys() -> None:
     known = set(composed(SOFTWARE["nemo"], Device.of("h100-80gb")).fitted)
     for name, rows in published().items():
-        assert sum(row.key in known for row in rows) == min(len(rows), 20), name
+        fitted = 0 if name == "FSDP of Lightning, V100" else min(len(rows), 20)
+        assert sum(row.key in known for row in rows) == fitted, name
 
 
 def test_the_key_of_a_row_stays_when_layouts_get_a_new_field() -> None:

@@ -18,6 +18,8 @@ from published.effects_fit import (
     noise_index,
     usual_spreads,
 )
+from published.hierarchy import Loss, mixed
+from published.left_out import Trial, best_widths, is_rejected, rejected_by_chance
 from shardscope.prediction.spread import covariance_of, moved
 from shardscope.spec.cluster import Device
 from shardscope.spec.effects import composed, effects_of, fitted_effects, row_noise, usual
@@ -94,6 +96,28 @@ def test_a_fit_finds_the_same_effects_from_any_start(monkeypatch: pytest.MonkeyP
     for effects in tables[0].effects, {"all": 1.0}:
         one, other = (fit.found.mean(effects) for fit in fits)
         assert one == pytest.approx(other, abs=1e-3)
+
+
+def test_factors_are_mixed_from_those_that_suit_each_table() -> None:
+    """Of three tables without common effects, each takes the factors with which its own loss is least."""
+    first = Loss(np.zeros((3, 1)), np.ones(3), np.eye(3)[None], np.array([5.0, 1.0, 2.0]))
+    second = first._replace(u=np.ones((3, 1)), fits=np.array([1.0, 0.5, 2.0]))
+    assert mixed([first, second]).tolist() == [1, 0, 0]
+    coupled = first._replace(precisions=100 * (np.eye(3) - 1 / 3)[None] + 0.01 * np.eye(3))
+    assert len(set(mixed([coupled, coupled._replace(u=second.u, fits=second.fits)]))) == 1
+
+
+def test_intervals_that_contain_nine_tenths_are_rejected_as_often_as_chance_says() -> None:
+    assert rejected_by_chance(20) == pytest.approx(0.0432, abs=1e-4)  # 15 of 20 or fewer
+    assert rejected_by_chance(10) == pytest.approx(0.0128, abs=1e-4)  # 6 of 10 or fewer
+    assert not is_rejected(20, 20), "intervals that are too wide"
+
+
+def test_widths_are_those_with_the_best_score_of_those_rejected_no_more_than_by_chance() -> None:
+    narrow, wide = (1.0, 1.0), (2.0, 2.0)
+    tried = {narrow: [Trial(1.0, -0.1), Trial(1.0, 0.9)], wide: [Trial(2.0, -0.1), Trial(1.5, -0.1)]}
+    assert best_widths(tried) == wide
+    assert best_widths(tried, 1) == narrow, "the second table has no part in its own widths"
 
 
 def test_a_table_that_was_seen_is_predicted_by_its_own_effect_too() -> None:

@@ -39,7 +39,8 @@ linearised around those fitted to all. Large tables are represented by rows draw
 at random. The list is somewhat optimistic for a cluster of your own: several
 tables are of one cluster (such as four of Selene and two of BLOOM's), and the
 others of that cluster stay when one is left out. FSDP of Lightning was timed with a
-counter of FLOPs around each step, which may have made its steps slower.
+counter of FLOPs around each step, which may have made its steps slower; it is
+scored, but no constant was fitted to it.
 
 The third list tests whether intervals contain 90% of measured times. p is that of
 a two-sided binomial test; with 20 rows it finds intervals that are far too narrow,

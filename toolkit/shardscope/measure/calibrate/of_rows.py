@@ -154,7 +154,9 @@ def fitted(rows: Sequence[Row], before: Calibration) -> Fit:
     certain = weights / noise**2
     covariance = np.asarray(np.linalg.inv(inverse + (slope.T * certain) @ slope), np.float64)
     gain = covariance @ slope.T * certain
-    covariance = covariance + (gain * ((wide**2 - noise**2) / weights)) @ gain.T  # rows may be as far off, too
+    covariance = (
+        covariance + (gain * ((wide**2 - noise**2) / weights)) @ gain.T
+    )  # rows may be as far off, too
     left_out = _left_out(inverse, slope, off + slope @ x, certain, groups)
     between = _Z * np.sqrt(np.einsum("ri,ij,rj->r", slope, covariance, slope))
     spread = np.hypot(wide, half_widths(prior_slope, before) / _Z)

@@ -132,7 +132,9 @@ class Known(NamedTuple):
                 step = gain * (off + self.slope[row] @ step)
             left = self.off_at(step)
         kept = covariance - np.outer(gain, self.slope[row] @ covariance)
-        kept += (self.wide**2 - self.noise**2) * np.outer(gain, gain)  # the measured row may be as far off, too
+        kept += (self.wide**2 - self.noise**2) * np.outer(
+            gain, gain
+        )  # the measured row may be as far off, too
         return ends_of(self.slope[rest], left[rest], kept, Z * self.wide, Z * self.wide)
 
 

@@ -102,7 +102,8 @@ those on several machines, whose network it does not name.
 
 What was timed may not be the step alone: train.py times each step inside a counter of FLOPs, which counts those of
 backward passes and of recomputation, so it handles each operation in Python. And PyTorch's checkpoint did not stop
-early before 2.1, which is not modelled. The table is kept nevertheless, because tables are not chosen by their errors.
+early before 2.1, which is not modelled. So nothing is fitted to the table, but it is scored, because tables are not
+chosen by their errors.
 """
 
 NODE: dict[str, Any] = {
