@@ -93,7 +93,7 @@ def is_rejected(inside: int, rows: int) -> bool:
 
 
 def rejected_by_chance(rows: int) -> float:
-    """Probability that intervals are rejected that do contain 90 % of rows; less than `REJECTED`, since counts are whole."""
+    """Probability that intervals which contain 90 % of rows are rejected, less than `REJECTED` as counts are whole."""
     return float(sum(binom.pmf(k, rows, LEVEL) for k in range(rows) if is_rejected(k, rows)))
 
 
