@@ -15,6 +15,7 @@ import pytest
 from torch import nn
 
 import shardscope as ss
+from conformance.emulated import needs_namespaces
 from conformance.runs import all_gone, rank_pids, small_job
 from shardscope.runlog.writer import EventWriter
 from shardscope.runtime import left_behind
@@ -72,6 +73,19 @@ def test_a_rank_that_exits_as_if_all_were_well_is_named(
     with pytest.raises(
         ss.RunFailed, match=rf"^rank {victim} of .* ended with exit code 0 after step 2, without"
     ):
+        run.wait(40)
+    assert all_gone([event["pid"] for event in run.events("process")])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("nodes", "world_size"), [(1, 1), (1, 2), (2, 2)])
+def test_a_rank_that_exits_on_an_emulated_cluster_is_named(nodes: int, world_size: int) -> None:
+    needs_namespaces()
+    victim, strategy = world_size - 1, "single" if world_size == 1 else "ring"
+    model = model_that(leave, victim, sleep)
+    job = small_job(model=model, strategy=strategy, world_size=world_size, timeout_s=50)
+    run = ss.launch(job, ss.Cluster.emulated(nodes=nodes, per_node=world_size // nodes))
+    with pytest.raises(ss.RunFailed, match=rf"^rank {victim} of .* ended with exit code 0 after step 2"):
         run.wait(40)
     assert all_gone([event["pid"] for event in run.events("process")])
 

@@ -60,7 +60,7 @@ class LeftBehind:
             self._ended[pid] = now
         late = {pid for pid in pids & self._ended.keys() if now - self._ended[pid] > _PATIENCE_S}
         if late:  # only now, because this reads the events of the run
-            self.earlier |= late - self._unfinished()
+            self.earlier |= late - self.unfinished().keys()
         if late <= self.earlier:
             return Left.NONE
         left = pids - self.earlier
@@ -69,15 +69,15 @@ class LeftBehind:
         self._told = True
         return Left.SOME
 
-    def _unfinished(self) -> set[int]:
-        """Return the pids of the ranks of this attempt that have not finished training."""
+    def unfinished(self) -> dict[int, int]:
+        """Return the ranks of this attempt that have not finished training, by pid."""
         of_rank: dict[int, int] = {}
         for event in of_last_attempt(read_events(self.run.path)):
             if event["event"] == "process":
                 of_rank[event["rank"]] = event["pid"]
             elif event["event"] == "end":
                 of_rank.pop(event["rank"], None)
-        return set(of_rank.values())
+        return {pid: rank for rank, pid in of_rank.items()}
 
 
 def living(ranks: Iterable[int]) -> set[int]:
