@@ -183,23 +183,6 @@ def test_a_calibration_is_refined_by_further_rows_and_survives_a_file(tmp_path: 
         ss.calibrate(CLUSTER, rows=row(LAYOUTS[2], 1.3 * seconds(LAYOUTS[2])), model=MODEL, prior=second)
 
 
-def test_rows_given_one_by_one_say_the_same_as_all_at_once() -> None:
-    usual = seconds(LAYOUTS[0])
-    rows = [
-        row(LAYOUTS[0], ratio * usual, label=f"run {place}") for place, ratio in enumerate([1.2] * 5 + [1.1])
-    ]
-    together = ss.calibrate(CLUSTER, rows=rows, model=MODEL)
-    apart = None
-    for each in rows:
-        apart = ss.calibrate(CLUSTER, rows=each, model=MODEL, prior=apart)
-    assert seconds(LAYOUTS[0], apart) == pytest.approx(seconds(LAYOUTS[0], together), rel=0.005)
-    widths = [
-        ss.predict(MODEL, CLUSTER, LAYOUTS[0], calibration=each).uncertainty.between
-        for each in (apart, together)
-    ]
-    assert widths[0] == pytest.approx(widths[1], abs=0.005)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
