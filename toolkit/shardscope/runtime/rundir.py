@@ -229,7 +229,8 @@ class RunDir:
 
     def is_read_only(self) -> bool:
         """Return whether nothing can be written to the directory although it exists, as on a failing disk."""
-        return self.path.is_dir() and not os.access(self.path, os.W_OK | os.X_OK)
+        is_effective = os.access in os.supports_effective_ids
+        return self.path.is_dir() and not os.access(self.path, os.W_OK | os.X_OK, effective_ids=is_effective)
 
     def refuses(self, error: OSError) -> bool:
         """Return whether an error says that this directory cannot be written, for which another folder helps."""
