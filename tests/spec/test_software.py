@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 
@@ -154,6 +155,25 @@ def test_offloading_is_searched_only_from_the_zero_stage_that_ships_it(
         model, cluster, global_batch=32, software=software, fix={"offload": offload, "zero": zero - 1}
     )
     assert f"does not ship offload={offload!r} below zero={zero}" in asked.caveat
+
+
+def test_activations_are_offloaded_only_where_deepspeed_recomputes_all_layers() -> None:
+    model = ss.Model.transformer(layers=8, hidden=1024, heads=8, vocab=32000, seq=1024)
+    cluster, shipped = ss.Cluster.of("a100-80gb", nodes=1), software_of("deepspeed").shipped
+    fix = {"zero": 3, "pipeline": 1, "context": 1}
+    some = {"offload": ["states", "activations", "all"]}
+    search = partial(ss.plan, model, cluster, global_batch=32, software="deepspeed", top=None)
+    found, every = search(fix=fix | some), search(fix=fix | some | {"recompute": ["none", "selective", "full"]})
+    fitting = [each.layout for each in every if not shipped.lacks(each.layout)]
+    assert len(found) == len(fitting) < len(every)
+    assert {each.layout for each in found} == {*fitting}
+    lost = sum(count for name, count in found.rejected.items() if name not in {"does not fit", "beaten"})
+    assert (found.considered - found.valid, len(found)) == (lost, found.valid)
+    assert found.rejected["recomputation with offload"] == len(every) - len(found)
+    left_out = next(each.layout for each in every if shipped.lacks(each.layout))
+    assert "without recompute='full' of all layers" in str(found.why(left_out))
+    asked = search(fix=fix | {"offload": "all", "recompute": "none"})
+    assert "does not ship offload='all' without recompute='full' of all layers" in asked.caveat
 
 
 def test_a_plan_says_what_the_software_does_not_ship_and_what_that_would_save() -> None:
