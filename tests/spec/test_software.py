@@ -163,7 +163,10 @@ def test_activations_are_offloaded_only_where_deepspeed_recomputes_all_layers() 
     fix = {"zero": 3, "pipeline": 1, "context": 1}
     some = {"offload": ["states", "activations", "all"]}
     search = partial(ss.plan, model, cluster, global_batch=32, software="deepspeed", top=None)
-    found, every = search(fix=fix | some), search(fix=fix | some | {"recompute": ["none", "selective", "full"]})
+    found, every = (
+        search(fix=fix | some),
+        search(fix=fix | some | {"recompute": ["none", "selective", "full"]}),
+    )
     fitting = [each.layout for each in every if not shipped.lacks(each.layout)]
     assert len(found) == len(fitting) < len(every)
     assert {each.layout for each in found} == {*fitting}

@@ -92,10 +92,8 @@ def _remarks(model: Transformer, layout: Layout) -> tuple[str, ...]:
     moved: tuple[str, ...] = ()
     if _moves_activations(layout):
         recompute = "with each layer called by deepspeed.checkpointing.checkpoint"
-        moved = (
-            f"Before, it calls deepspeed.checkpointing.configure(None, deepspeed_config={_FILE!r}), without which "
-            "activations stay on the GPU.",
-        )
+        configure = f"deepspeed.checkpointing.configure(None, deepspeed_config={_FILE!r})"
+        moved = (f"Before, it calls {configure}, without which activations stay on the GPU.",)
     attention = "fused" if layout.flash_attention else "plain"
     optimizer = layout.optimizer.label
     if layout.offload in _OFFLOADED:
