@@ -84,6 +84,7 @@ def main() -> None:
     first, second = (ss.calibrate(save=False) for _ in range(2))
     for name, found in (("first", first), ("second", second)):
         assert found.error is not None
+        assert found.load_average is not None
         print(
             f"{name} calibration: {found.took_s:.0f} s (bar 60 s), {found.num_runs} runs, load "
             f"{found.load_average:.1f}, median error {found.error:.1%} on runs left out"

@@ -8,7 +8,7 @@ PLANNER = ".jp-OutputArea-output .ss-planner"
 CELL = """
 from shardscope_widgets import Planner
 planner = Planner(model="gpt2", device="a100-80gb", nodes=1, global_batch=64)
-before = planner.plans.best.time_s
+before = planner.plans.best.step_time_s
 planner
 """
 
@@ -26,5 +26,6 @@ def test_a_measured_step_ranks_all_plans_again(notebook, tmp_path):
     page.locator(f"{PLANNER} .ss-measured button").first.click()
     page.wait_for_selector(f"{PLANNER} .ss-words:has-text('before calibration')")
     notebook.until(
-        "[len(planner.measured), planner.plans.best.time_s > 1.1 * before, planner.problem]", [1, True, ""]
+        "[len(planner.measured), planner.plans.best.step_time_s > 1.1 * before, planner.problem]",
+        [1, True, ""],
     )

@@ -42,13 +42,13 @@ def test_a_point_a_row_and_a_slider_change_what_is_shown(notebook, tmp_path):
     eventually(page, partial(click_a_point, page))
     assert notebook.kernel("planner.screen.scatter.clicked") >= 0
 
-    best = notebook.kernel("planner.plans.best.time_s")
+    best = notebook.kernel("planner.plans.best.step_time_s")
     page.locator(f"{PLANNER} .ss-weights .noUi-handle").nth(1).focus()
     for _ in range(20):
         page.keyboard.press("ArrowRight")
     page.wait_for_function(f"() => document.querySelector('{PLANNER} tr[aria-selected=true]:nth-child(1)')")
     notebook.until(  # twenty strokes are on their way
-        f"[planner.weights['headroom'], planner.plans.best.time_s > {best!r}, planner.problem]",
+        f"[planner.weights['headroom'], planner.plans.best.step_time_s > {best!r}, planner.problem]",
         [1.0, True, ""],
     )
 

@@ -13,7 +13,7 @@ import pytest
 import shardscope as ss
 from shardscope import cli
 from shardscope.errors import DataError, LaunchError, SpecError
-from shardscope.machine import usable_cores
+from shardscope.machine import can_share_memory, usable_cores
 from shardscope.measure.calibrate import calibrate as entry
 from shardscope.measure.calibrate import probes
 from shardscope.measure.calibrate.calibrate import faster, fitted
@@ -21,7 +21,7 @@ from shardscope.measure.calibrate.design import Design, knots_of
 from shardscope.measure.calibrate.entry import calibrate
 from shardscope.measure.calibrate.links import _num_bytes, pair_constants
 from shardscope.measure.calibrate.observed import PARTS, Observed, part_sums
-from shardscope.measure.calibrate.prior import prior_of
+from shardscope.measure.calibrate.prior import on_this_machine, prior_of
 from shardscope.measure.calibrate.probes import Probe, brief_probes, host_probes, run_probe
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.predict import predict
@@ -139,12 +139,56 @@ def test_steps_that_took_longer_in_a_second_run_widen_the_interval_and_move_no_c
 
 def test_a_busy_machine_widens_the_interval_down_to_a_quiet_one() -> None:
     cores = HERE.machine.cores
-    quiet, busy = (HERE.replace(load_average=load * cores) for load in (0.4, 1.5))
-    assert not quiet.was_busy
-    assert quiet.interval(1.0) == HERE.interval(1.0)
-    assert busy.was_busy
-    assert busy.interval(1.0).low == pytest.approx(HERE.interval(1.0).low / 2.5)
-    assert busy.interval(1.0).high == HERE.interval(1.0).high
+    quiet, one_core_of_two, busy = (HERE.replace(load_average=load * cores) for load in (0.2, 0.5, 1.5))
+    assert [each.was_busy for each in (HERE, quiet, one_core_of_two, busy)] == [False, False, True, True]
+    for host, slowed in ((HERE, 1.0), (quiet, 1.2), (one_core_of_two, 1.5), (busy, 2.5)):
+        assert host.interval(1.0).low == pytest.approx(HERE.quantiles["5"] / slowed)
+        assert host.interval(1.0).high == HERE.quantiles["95"]
+
+
+def test_a_container_has_a_share_of_the_load_and_a_system_that_counts_nobody_has_an_unknown_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted = ["procs_running 21"]
+    monkeypatch.setattr("shardscope.machine._lines", lambda _: ["cpu 1", *counted])
+    monkeypatch.setattr(entry, "usable_cores", lambda: 2.0)
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    assert entry._load() == 20 * 2 / 64
+    counted[0] = "procs_running 0"
+    assert entry._load() is None
+    assert "does not say" in entry._note(HERE.replace(load_average=None))
+
+
+def test_a_brief_measurement_does_not_narrow_intervals_of_what_it_did_not_measure() -> None:
+    """On a machine on which what depends on the number of ranks takes twice as long as the shipped constants say."""
+    host = HERE.replace(
+        constants=tuple(
+            row.replace(value=2 * row.value, low=2 * row.low, high=2 * row.high)
+            if row.ranks not in (None, 1) and "bandwidth" not in row.name
+            else row
+            for row in HERE.constants
+        )
+    )
+    before = on_this_machine(HERE)
+    jobs = [probe.job.replace(steps=30) for probe in brief_probes(2)]
+    rows = [as_measured(predict(job, calibration=before), host) for job in jobs]
+    found = fitted(rows, [*range(len(rows))], before, None, is_vague=True)
+    assert [found.has_measured(ranks) for ranks in (1, 2, 4)] == [True, True, False]
+    narrow = found.quantiles["95"] / found.quantiles["5"]
+    assert narrow < 1.5
+    single = jobs[0]
+    ring = JOB.replace(transport="shm" if can_share_memory() else "tcp")
+    for job, is_known in (
+        (single, True),
+        (ring, True),
+        (ring.replace(world_size=4), False),
+        (ring.replace(compression="topk"), False),
+        *([(ring.replace(transport="tcp"), False)] if can_share_memory() else []),
+    ):
+        low, high = predict(job, calibration=found).interval
+        assert (high / low < narrow * 1.001) == is_known, job
+        if job.world_size == 4:
+            assert low < predict(job, calibration=host).step_time_s < high
 
 
 def test_brief_probes_determine_the_constants_of_one_process_and_of_one_number_of_ranks() -> None:
@@ -253,9 +297,12 @@ def test_a_brief_measurement_is_saved_and_says_so(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(entry, "brief_probes", lambda ranks: iter(short[: ranks - 1]))
     monkeypatch.setattr(entry, "_ROUNDS", 1)
     monkeypatch.setattr(entry, "running_processes", lambda: 7)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
     found = entry.calibrate_machine(brief=2)
     assert saved() == found
-    assert (found.num_runs, found.load_average, found.was_busy) == (1, 7.0, usable_cores() / 2 < 7)
+    assert found.is_brief
+    assert (found.num_runs, found.load_average, found.was_busy) == (1, 7.0, usable_cores() / 4 < 7)
+    assert "of another machine" in found.note
     assert "on 1 and on 2 ranks" in found.note
     assert found.was_busy == ("Other programs were running" in found.note)
     assert "idle_message_s" not in {row.name for row in found.constants}, "those of another machine"

@@ -14,7 +14,7 @@ from shardscope.measure.scoreboard.intervals import (
     coverage_p_value,
     interval_score,
 )
-from shardscope.measure.scoreboard.one_step import Ends, Known, constant_scores
+from shardscope.measure.scoreboard.one_step import Known
 from shardscope.spec.effects import table_scores
 
 
@@ -51,11 +51,6 @@ def test_a_constant_width_contains_90_per_cent_of_tables_weighted_equally() -> N
     small, large = np.full(98, 0.1), np.array([0.5, 0.9])
     assert constant_half_width([small, large]) == pytest.approx(0.9)
     assert constant_half_width([small] * 9 + [large]) == pytest.approx(0.1)
-
-
-def test_a_tables_own_rows_have_no_part_in_its_constant_width() -> None:
-    first, second = (Ends(np.full(3, off), np.zeros(3), np.zeros(3)) for off in (0.1, 1.0))
-    assert constant_scores([[first], [second]]) == pytest.approx([200.0, 20.0 + 20 * 90.0])
 
 
 def test_intervals_are_narrower_after_a_step_and_a_single_row_leaves_none() -> None:

@@ -96,7 +96,7 @@ def test_plans_and_their_pages_count_failures() -> None:
     from shardscope.prediction.planner.table import budget_of
 
     plain, failing = planned(None), planned(HOURS)
-    assert plain.best.time_s == failing.best.time_s
+    assert plain.best.step_time_s == failing.best.step_time_s
     goodput = ss.predict(failing.asked.model, failing.asked.cluster, failing.best.layout).goodput
     days = [budget_of(plans, plans.best, 300e9).days for plans in (plain, failing)]
     assert days[1] == pytest.approx(days[0] / goodput)

@@ -34,12 +34,12 @@ LAUNCHES = {
 """The same for the time to launch a kernel, by kind. Python takes most of it, on hosts that differ less than clusters
 do, so all tables have nearly the same value, whatever it is; but newer devices have newer hosts, so their trend is
 wider. Few tables determine it, so one with a slow host must not widen these. They rest on that argument, as does their
-entry in `FREEDOM`; with a trend of 0.1, the median error of left-out tables is 0.2 to 0.3 % larger."""
+entry in `FREEDOM`; with a trend of 0.1, an earlier fit had a 0.2 to 0.3 % larger median error of left-out tables."""
 SCALES = {
     "all": 0.08, "family": 0.06, "software": 0.04, "trend": 0.06, "device": 0.03, "pair": 0.1, "table": 0.08,
 }  # fmt: skip
 """The same for the common scale of all times, by kind. The likelihood hardly depends on that of tables between 0 and
-0.1; the errors of left-out tables after one measured step are least from 0.08 to 0.12."""
+0.1; the errors of left-out tables after one measured step were least from 0.08 to 0.12, in an earlier fit."""
 USUAL_NOISE, LEAST_NOISE = 0.05, 0.035
 """Deviation of rows: usual, and at least. The layouts of one vendor are more alike than those that users compare."""
 NOISES = tuple(name for name, each in SOFTWARE.items() if each.measured_as == name)

@@ -52,41 +52,34 @@ SHARES = (1.0, 0.3, 0.1)
 _FLOOR = 1e-9
 
 
-class Fit(NamedTuple):
-    """Effects that fit tables best."""
+def solve(tables: Sequence[Table], at: Sequence[Floats] | None = None) -> tuple[Found, Floats]:
+    """The most likely effects, by Levenberg and Marquardt's steps, each table's as long as its formulas are linear.
 
-    found: Found
-    at: list[Floats]
-    """Values of each table's factors, around which it was linearised."""
-    x: Floats
-    """Standard deviations, as `Spreads.of` takes them."""
+    Args:
+        tables: The tables to fit.
+        at: Each table's factors at the start; None for 0.
 
-
-def solve(
-    tables: Sequence[Table], at: Sequence[Floats] | None = None, x: Floats | None = None, turns: int = TURNS
-) -> Fit:
-    """The most likely effects, by Levenberg and Marquardt's steps, each table's as long as its formulas are linear."""
-    u = [np.zeros(len(NAMES)) for _ in tables] if at is None else list(at)
-    x = usual_spreads() if x is None else x
+    Returns:
+        What the tables say, and the standard deviations of effects, as `Spreads.of` takes them.
+    """
+    u, x = [np.zeros(len(NAMES)) for _ in tables] if at is None else list(at), usual_spreads()
     effects, lengths, small = [t.effects for t in tables], np.full(len(tables), LONGEST), 0
-    for turn in range(turns + 1):
+    for turn in range(TURNS):
         linear = [t.linear(each) for t, each in zip(tables, u, strict=True)]
         seen = Seen.of(effects, linear, u, Spreads.of(x).noise)
         x = estimated(seen, x) if turn < SETTLED else x
         found = Found.of(seen, Spreads.of(x))
-        if turn == turns or small == 2:
+        if small == 2:
             break
         before = Loss.of(tables, u, found.spreads)
         tried = [before, *(before.at(tables, _next(found, effects, u, share * lengths)) for share in SHARES)]
         chosen = mixed(tried)
         u = [np.array(tried[one].u[place]) for place, one in enumerate(chosen)]
         lengths = np.minimum(lengths * np.array([0.2, 2.0, 0.5, 0.2])[chosen], LONGEST)
-        after = before.at(tables, u)
-        print(
-            f"turn {turn}: loss {after.total:.2f}, before {before.total:.2f}", np.bincount(chosen), flush=True
-        )
-        small = small + 1 if before.total - after.total < ENOUGH else 0
-    return Fit(found, u, x)
+        now, then = before.at(tables, u).total, before.total
+        print(f"turn {turn}: loss {now:.2f}, before {then:.2f}", np.bincount(chosen), flush=True)
+        small = small + 1 if then - now < ENOUGH else 0
+    return found, x
 
 
 def _next(found: Found, effects: Sequence[Effects], u: Sequence[Floats], lengths: Floats) -> list[Floats]:
@@ -148,12 +141,12 @@ def main(folder: Path, target: Path) -> None:
     """Fit, score and write all effects; the fit starts at 0, so it does not depend on those that the file has."""
     tables = all_tables(folder)
     fitted = [t for t in tables if t.is_fitted]
-    whole = solve(fitted)
-    print_spreads(whole.found.spreads)
-    each = [left_out(t, fitted.index(t) if t.is_fitted else None, whole.found, whole.x) for t in tables]
-    found = scores(each)
-    print_scores(found)
-    write(target, fitted, whole, best_widths(trials(each)), found)
+    found, x = solve(fitted)
+    print_spreads(found.spreads)
+    each = [left_out(t, fitted.index(t) if t.is_fitted else None, found, x) for t in tables]
+    scored = scores(each)
+    print_scores(scored)
+    write(target, fitted, found, best_widths(trials(each)), scored)
 
 
 def print_spreads(spreads: Spreads) -> None:
@@ -167,12 +160,12 @@ def print_spreads(spreads: Spreads) -> None:
 def write(
     target: Path,
     tables: Sequence[Table],
-    whole: Fit,
+    found: Found,
     widths: Widths,
     scores: dict[str, dict[str, float]],
 ) -> None:
     """Write what `spec.effects` reads; the names of devices and the usual constants stay as they are."""
-    found, (wider, noisier) = whole.found, widths
+    wider, noisier = widths
     noises = zip(NOISES, noisier * found.spreads.noise, strict=True)
     kept = {e for t in tables for e in t.shared}
     blocks = json.loads(target.read_text("utf-8"))

@@ -12,8 +12,16 @@ from scipy.stats import binom
 
 from published.all_tables import Table
 from published.effects_fit import Found, Spreads, estimated, noise_index
-from shardscope.measure.scoreboard.intervals import ENOUGH, LEVEL, Z, coverage_p_value, inside
-from shardscope.measure.scoreboard.one_step import Ends, Known, constant_scores, ends_of
+from shardscope.measure.scoreboard.intervals import (
+    ENOUGH,
+    LEVEL,
+    Z,
+    constant_half_width,
+    coverage_p_value,
+    inside,
+    interval_score,
+)
+from shardscope.measure.scoreboard.one_step import Ends, Known, ends_of
 from shardscope.measure.scoreboard.score import constant_mfu_seconds, plain_seconds
 
 Floats = npt.NDArray[np.float64]
@@ -127,7 +135,9 @@ def scores(found: Sequence[LeftOut]) -> dict[str, dict[str, float]]:
     widths = [best_widths(tried, one.place) for one in found]
     before = [one.before(width) for one, width in zip(found, widths, strict=True)]
     after = [one.after(width, is_exact=True) for one, width in zip(found, widths, strict=True)]
-    constant, constant_after = constant_scores([[one] for one in before]), constant_scores(after)
+    is_fitted = [t.is_fitted for t in tables]
+    constant = constant_scores([[one] for one in before], is_fitted)
+    constant_after = constant_scores(after, is_fitted)
     result = {}
     for place, t in enumerate(tables):
         rows, others = len(t.rows), [other for other in tables if other.is_fitted and other is not t]
@@ -150,6 +160,22 @@ def scores(found: Sequence[LeftOut]) -> dict[str, dict[str, float]]:
             "plain": baseline(t, others, plain_seconds),
             "constant_mfu": baseline(t, others, constant_mfu_seconds),
         }
+    return result
+
+
+def constant_scores(tables: Sequence[Sequence[Ends]], is_fitted: Sequence[bool]) -> list[float]:
+    """Interval score of each table with the constant relative width that 90 % of the other fitted tables need.
+
+    Args:
+        tables: Rows of each table: once, or once for each row that was measured.
+        is_fitted: Whether each table was fitted.
+    """
+    joined = [np.concatenate([turn.off for turn in turns]) for turns in tables]
+    result = []
+    for place, off in enumerate(joined):
+        others = (other for other, known in enumerate(is_fitted) if known and other != place)
+        width = constant_half_width([joined[other] for other in others])
+        result.append(100 * interval_score(off, width, width))
     return result
 
 

@@ -19,7 +19,8 @@ from published.effects_fit import (
     usual_spreads,
 )
 from published.hierarchy import Loss, mixed
-from published.left_out import Trial, best_widths, is_rejected, rejected_by_chance
+from published.left_out import Trial, best_widths, constant_scores, is_rejected, rejected_by_chance
+from shardscope.measure.scoreboard.one_step import Ends
 from shardscope.prediction.spread import covariance_of, moved
 from shardscope.spec.cluster import Device
 from shardscope.spec.effects import composed, effects_of, fitted_effects, row_noise, usual
@@ -83,7 +84,9 @@ class Curved:
         return self.off(at), (1 + 0.2 * np.cos(self.slope @ at))[:, None] * self.slope
 
 
-def test_a_fit_finds_the_same_effects_from_any_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fit_with_given_standard_deviations_finds_the_same_effects_from_any_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(hierarchy, "estimated", lambda _, x: x)
     seen, _ = made(Spreads.of(usual_spreads()))
     tables = [
@@ -94,7 +97,7 @@ def test_a_fit_finds_the_same_effects_from_any_start(monkeypatch: pytest.MonkeyP
     starts = [None, [random.normal(size=len(NAMES)) for _ in tables]]
     fits = [hierarchy.solve(tables, start) for start in starts]  # type: ignore[arg-type]
     for effects in tables[0].effects, {"all": 1.0}:
-        one, other = (fit.found.mean(effects) for fit in fits)
+        one, other = (found.mean(effects) for found, _ in fits)
         assert one == pytest.approx(other, abs=1e-3)
 
 
@@ -118,6 +121,12 @@ def test_widths_are_those_with_the_best_score_of_those_rejected_no_more_than_by_
     tried = {narrow: [Trial(1.0, -0.1), Trial(1.0, 0.9)], wide: [Trial(2.0, -0.1), Trial(1.5, -0.1)]}
     assert best_widths(tried) == wide
     assert best_widths(tried, 1) == narrow, "the second table has no part in its own widths"
+
+
+def test_neither_a_tables_own_rows_nor_tables_that_are_not_fitted_choose_its_constant_width() -> None:
+    tables = [[Ends(np.full(3, off), np.zeros(3), np.zeros(3))] for off in (0.1, 1.0, 9.0)]
+    found = constant_scores(tables, [True, True, False])
+    assert found == pytest.approx([200.0, 20.0 + 20 * 90.0, 200.0 + 20 * 800.0])
 
 
 def test_a_table_that_was_seen_is_predicted_by_its_own_effect_too() -> None:

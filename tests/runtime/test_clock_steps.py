@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -34,7 +35,6 @@ def with_clock_set(by_s: float) -> nn.Module:
 
 @pytest.mark.parametrize("hours", [-1, pytest.param(1, marks=pytest.mark.weekly)])
 def test_no_duration_of_a_run_contains_a_step_of_the_clock(hours: int) -> None:
-    """Not even if the ranks are started again afterwards, whose clock differs from the agent's from the beginning."""
     job = small_job(
         model=lambda: with_clock_set(3600.0 * hours), steps=12, recovery=1, checkpoint=4, eval_every=6
     )
@@ -52,6 +52,17 @@ def test_no_duration_of_a_run_contains_a_step_of_the_clock(hours: int) -> None:
     times = run.metrics()["t"]
     assert times.is_monotonic_increasing
     assert times.iloc[-1] - times.iloc[0] < 60
+
+
+def test_the_clock_of_another_process_of_this_boot_is_taken_over() -> None:
+    before = clock.offset_text()
+    boot, _ = json.loads(before)
+    try:
+        clock.adopt(json.dumps([boot, 123.0]))
+        assert 0 <= clock.now() - 123.0 - time.perf_counter() + 1e-3 < 60
+    finally:
+        clock.adopt(before)
+    assert clock.offset_text() == before
 
 
 def test_the_clock_of_another_boot_is_not_taken_over() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +17,7 @@ import pytest
 
 import shardscope as ss
 from conformance.runs import all_gone, family, rank_pids, small_job
+from shardscope.runlog.files import overwrite
 from shardscope.runtime import driver, rundir
 from shardscope.runtime.rundir import RunDir
 
@@ -95,6 +98,41 @@ def test_a_launch_whose_directory_cannot_be_written_is_one_sentence(monkeypatch:
         ss.launch(small_job())
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED)),
+        PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/usr/bin/python"),
+        OSError("no address"),
+    ],
+)
+def test_other_errors_of_a_launch_do_not_accuse_the_directory(
+    error: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(driver.driver, "server", refuse)
+    with pytest.raises(type(error)) as raised:
+        ss.launch(small_job(), preflight=False)
+    assert raised.value is error
+
+
+def test_how_a_run_ended_does_not_depend_on_who_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader who may not write there, as in a sandbox, does not conclude that the agent could not either."""
+    run = ss.launch(small_job(steps=1_000_000))
+    rank_pids(run)
+    status = json.loads((run.path / "status.json").read_text())
+    monkeypatch.setattr(RunDir, "is_read_only", lambda _: True)
+    (run.path / "status.json").write_text(json.dumps({**status, "state": "starting", "restarts": 2}))
+    assert ss.Run.attach(run.path).state == "starting"
+    (run.path / "status.json").write_text(json.dumps({**status, "restarts": 2}))
+    os.kill(status["pid"], signal.SIGKILL)
+    with pytest.raises(ss.RunFailed, match=r"was killed before the run ended, or could not write how: /"):
+        run.wait(60)
+    assert (run.cause, run.restarts) == ("killed", 2)
+
+
 def test_how_a_run_ended_is_written_on_a_disk_that_stays_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,9 +143,27 @@ def test_how_a_run_ended_is_written_on_a_disk_that_stays_full(
 
     run = RunDir.create(small_job(), tmp_path)
     monkeypatch.setattr(rundir, "replace_whole", full)
-    run.write_status(
-        "failed", pid=1, process_started=0.0, error={"message": "why", "traceback": "x" * 10_000}
-    )
-    status = run.read_status()
-    assert status is not None
-    assert (status.state, status.error) == ("failed", {"message": "why", "traceback": ""})
+    for message, kept in (("why", r"why"), ("missing ä" * 1000, r"(missing ä)+m?i?s?s?i?n?g? ?\.\.\.")):
+        error = {"message": message, "traceback": "x" * 10_000}
+        run.write_status("failed", pid=1, process_started=0.0, error=error)
+        status = run.read_status()
+        assert status is not None
+        assert status.state == "failed"
+        assert status.error is not None
+        assert status.error["traceback"] == ""
+        assert re.fullmatch(kept, status.error["message"])
+        assert (run.path / "status.json").stat().st_size <= 4096
+
+
+def test_a_status_that_does_not_fit_leaves_the_former_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk, where a file gets no other block."""
+    pwrite, file = os.pwrite, tmp_path / "status.json"
+    file.write_bytes(b"former")
+    monkeypatch.setattr(os, "pwrite", lambda where, what, at: pwrite(where, what[: 10 - at], at))
+    overwrite(file, b"new")
+    assert file.read_bytes() == b"new"
+    with pytest.raises(OSError, match="No space left"):
+        overwrite(file, b"a longer one")
+    assert file.read_bytes() == b"new"

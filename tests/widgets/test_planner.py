@@ -63,7 +63,7 @@ def test_clicking_a_point_chooses_its_plan(planner):
     planner.screen.scatter.clicked = int(planner.plans.order[8])
     assert planner.chosen == 9
     marks = [trace for trace in planner.screen.scatter.figure["data"] if trace["name"] == "chosen"]
-    assert marks[0]["x"] == [planner.plans[8].time_s / planner.plans.time_s.min() - 1 + _plans.NEAR]
+    assert marks[0]["x"] == [planner.plans[8].step_time_s / planner.plans.step_time_s.min() - 1 + _plans.NEAR]
 
 
 def test_stages_differ_by_symbol_and_points_spread_over_the_axis(planner):
@@ -154,7 +154,7 @@ def test_what_settings_cannot_say_is_told_in_words_of_the_form(layout, software,
 
 
 def test_a_framework_predicts_every_layout_and_forgets_steps_of_another_one(planner):
-    planner.measure(1.05 * planner.plans.best.time_s)
+    planner.measure(1.05 * planner.plans.best.step_time_s)
     planner.software = "fsdp"
     assert planner.measured == []
     assert {plan.software for plan in planner.plans} == {planner.software} == {"fsdp2"}
@@ -284,20 +284,20 @@ class TestMeasuredStep:
 
     def test_it_predicts_and_ranks_all_plans_again(self, measured):
         measured.chosen = 3
-        plan_before, fastest = measured.plans[2], min(measured.plans.time_s)
-        measured.screen.measured.seconds.value = 1.3 * plan_before.time_s
+        plan_before, fastest = measured.plans[2], min(measured.plans.step_time_s)
+        measured.screen.measured.seconds.value = 1.3 * plan_before.step_time_s
         measured.screen.measured.use.click()
         assert measured.problem == ""
         assert measured.plans[measured.chosen - 1].layout == plan_before.layout
-        again = measured.plans[measured.chosen - 1].time_s
-        assert again == pytest.approx(1.3 * plan_before.time_s, rel=0.06)
-        assert min(measured.plans.time_s) > 1.1 * fastest
+        again = measured.plans[measured.chosen - 1].step_time_s
+        assert again == pytest.approx(1.3 * plan_before.step_time_s, rel=0.06)
+        assert min(measured.plans.step_time_s) > 1.1 * fastest
         told = measured.screen.measured.told.value
         assert "before calibration" in told
         assert "by 1 measured step" in measured.screen.note.value
 
     def test_a_second_step_refines_it_and_forgetting_undoes_both(self, measured):
-        measured.measure(1.3 * measured.plans[0].time_s, rank=1)
+        measured.measure(1.3 * measured.plans[0].step_time_s, rank=1)
         assert len(measured.measured) == 2
         assert "by 2 measured steps" in measured.screen.note.value
         measured.screen.measured.forget.click()
@@ -306,7 +306,7 @@ class TestMeasuredStep:
         assert "measured step" not in measured.screen.note.value
 
     def test_a_time_that_cannot_be_is_refused_in_place_and_changes_nothing(self, measured):
-        best = measured.plans.best.time_s
+        best = measured.plans.best.step_time_s
         measured.screen.measured.seconds.value = 0
         measured.screen.measured.use.click()
         assert "is not a step time" in measured.problem
@@ -314,11 +314,11 @@ class TestMeasuredStep:
         measured.screen.measured.use.click()
         assert "is not plausible" in measured.problem
         assert measured.measured == []
-        assert measured.plans.best.time_s == best
+        assert measured.plans.best.step_time_s == best
 
     def test_another_device_forgets_the_step(self):
         planner = Planner("gpt2", nodes=1, global_batch=8)
-        planner.measure(1.2 * planner.plans.best.time_s)
+        planner.measure(1.2 * planner.plans.best.step_time_s)
         assert planner.plans.asked.calibration is not None
         planner.device = "h100-80gb"
         assert planner.measured == []
@@ -341,12 +341,12 @@ class TestFigures:
         info = figures.plans_info(plans, most=50)
         assert len(info.points) == 50
         on_front = [info.points[place] for place in info.front]
-        assert [point.time_s for point in on_front] == list(plans.front["time_s"])
+        assert [point.time_s for point in on_front] == list(plans.front["step_time_s"])
 
     def test_terms_add_up_to_the_step_and_the_device(self, plans):
         info = figures.terms_info(plans, (1, 3))
         for place, seconds, gib in zip((0, 2), info.seconds, info.gib, strict=True):
-            assert sum(seconds.values()) == pytest.approx(plans[place].time_s)
+            assert sum(seconds.values()) == pytest.approx(plans[place].step_time_s)
             assert sum(gib.values()) * 2**30 == pytest.approx(plans[place].memory_bytes)
 
     def test_all_are_plain_figures(self, plans):

@@ -12,8 +12,8 @@ import pytest
 from shardscope.errors import LaunchError
 from shardscope.measure.compare.comparison import Comparison
 from shardscope.measure.compare.view import inside_text, overview
-from shardscope.prediction.saved_calibration import Chosen
-from shardscope.spec.host_calibration import HostCalibration
+from shardscope.prediction.saved_calibration import save, saved
+from shardscope.spec.host_calibration import HostCalibration, HostMachine
 from shardscope_widgets import demo, figures, write_report
 from shardscope_widgets.training_lab import _outcome
 from shardscope_widgets.training_lab._outcome import OutcomePanel
@@ -67,35 +67,85 @@ def test_the_demo_prints_what_can_be_compared_and_says_why_the_rest_cannot(
     assert '<h2 id="predicted-and-measured">' in (tmp_path / "demo.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("is_saved", "load", "is_measured"), [(False, 0.0, True), (True, 0.0, False), (True, 99.0, True)]
+HOST = HostCalibration.shipped().replace(
+    name="this machine", machine=HostMachine.here(), load_average=0.0, note="Others."
 )
-def test_the_demo_measures_a_machine_of_which_no_undisturbed_calibration_is_saved(
-    monkeypatch: pytest.MonkeyPatch, is_saved: bool, load: float, is_measured: bool
-) -> None:
-    asked: list[int] = []
 
-    def measure(brief: int, **_: Any) -> HostCalibration:
-        asked.append(brief)
-        return HostCalibration.shipped()
 
-    host = HostCalibration.shipped().replace(load_average=load)
-    monkeypatch.setattr(demo, "chosen", lambda: Chosen(host, is_saved))
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[HostCalibration | Exception]:
+    """What the demo's measurements give, one after the other; no calibration is saved yet."""
+    found: list[HostCalibration | Exception] = []
+
+    def measure(**_: Any) -> HostCalibration:
+        given = found.pop(0)
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+    monkeypatch.setenv("SHARDSCOPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(demo, "num_gpus", lambda: 0)
     monkeypatch.setattr("shardscope.measure.calibrate.calibrate.calibrate_machine", measure)
+    return found
+
+
+def of_ranks(ranks: int, load: float) -> HostCalibration:
+    """A brief calibration of this number of ranks."""
+    rows = [row.replace(is_measured=(row.name, row.ranks) == ("slowdown", ranks)) for row in HOST.constants]
+    return HOST.replace(is_brief=True, load_average=load, constants=tuple(rows))
+
+
+BUSY = 50.0 * HOST.machine.cores
+
+
+@pytest.mark.parametrize(
+    ("known", "new", "kept"),
+    [
+        (None, of_ranks(4, BUSY), "new"),
+        (HOST, None, "known"),
+        (HOST.replace(load_average=BUSY), None, "known"),
+        (of_ranks(4, 0.0), None, "known"),
+        (of_ranks(4, BUSY), of_ranks(4, 0.0), "new"),
+        (of_ranks(4, BUSY), of_ranks(4, 2 * BUSY), "known"),
+        (of_ranks(2, 0.0), of_ranks(4, BUSY), "new"),
+    ],
+)
+def test_the_demo_measures_what_it_needs_and_replaces_only_its_own_calibrations_by_better_ones(
+    measured: list[Any], known: HostCalibration | None, new: HostCalibration | None, kept: str
+) -> None:
+    if known is not None:
+        save(known)
+    measured += [new] if new is not None else []
     demo.calibrate_once(4)
-    assert asked == [4] * is_measured
+    assert measured == []
+    assert saved() == {"known": known, "new": new}[kept]
 
 
 def test_the_demo_goes_on_if_the_machine_cannot_be_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    measured: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(**_: Any) -> HostCalibration:
-        raise LaunchError("no rank starts")
-
-    monkeypatch.setattr(demo, "chosen", lambda: Chosen(HostCalibration.shipped(), False))
-    monkeypatch.setattr("shardscope.measure.calibrate.calibrate.calibrate_machine", fail)
+    measured += [LaunchError("no rank starts")] * 2
     demo.calibrate_once(4)
     assert capsys.readouterr().err == "Predictions use constants of another machine: no rank starts\n"
+    save(of_ranks(4, BUSY))
+    demo.calibrate_once(4)
+    assert (
+        capsys.readouterr().err
+        == "Predictions use constants of this machine, measured before: no rank starts\n"
+    )
+
+
+def test_the_demo_measures_nothing_that_it_cannot_save_or_use(
+    measured: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cache").write_text("a file, not a folder")
+    demo.calibrate_once(4)
+    assert "cannot be saved; set SHARDSCOPE_CACHE" in capsys.readouterr().err
+    (tmp_path / "cache").unlink()
+    monkeypatch.setattr(demo, "num_gpus", lambda: 1)
+    demo.calibrate_once(4)
+    assert measured == []
+    assert capsys.readouterr().out == ""
 
 
 def test_steps_outside_their_interval_are_marked_and_counted() -> None:
@@ -109,6 +159,12 @@ def test_steps_outside_their_interval_are_marked_and_counted() -> None:
     assert good[-3:] == ["10 ms to 30 ms", "20 ms", "-75%"]
     assert bad[-3:] == ["4 ms to 7 ms", "20 ms", "-75% *"]
     assert without[-3:] == ["-", "20 ms", "-75%"]
+    said = "90% interval of the predicted step: 4 ms to 7 ms; the measured one is outside."
+    assert said in repr(outside)
+    assert said in outside._repr_html_()
+    assert "90% interval" not in repr(made_comparison())
+    assert outside.frame()[["interval_low", "interval_high"]].dropna().to_numpy().tolist() == [[0.004, 0.007]]
+    assert "interval_low" not in made_comparison().frame()
 
 
 class TestOutcome:

@@ -25,6 +25,18 @@ def started_processes() -> set[BaseProcess]:
     return set(getattr(process, "_children", ()))
 
 
+def known_exit_codes(processes: Iterable[BaseProcess]) -> dict[int, int | None]:
+    """Return the exit codes of processes, by pid, as far as the thread that waits for them knows them.
+
+    The public `exitcode` reads the code from a pipe of the forkserver, so that another thread would miss it.
+    """
+    return {
+        each.pid: each._popen.returncode  # type: ignore[attr-defined]  # noqa: SLF001
+        for each in processes
+        if each.pid is not None
+    }
+
+
 def ended_forkserver() -> tuple[int, int] | None:
     """Return the pid and the exit code of this process's forkserver; None while it is running, or if there is none.
 

@@ -40,10 +40,13 @@ def _affinity() -> int:
 
 
 def running_processes() -> int | None:
-    """Return how many other threads on this machine run or wait for a core now; None if the system does not say."""
+    """Return how many other threads on this machine run or wait for a core now; None if the system does not say.
+
+    In a container, they are those of the whole host. Some sandboxes write 0, though whoever reads it is running.
+    """
     counts = (line.split()[1] for line in _lines(Path("/proc/stat")) if line.startswith("procs_running "))
     running = next(counts, None)
-    return None if running is None else max(0, int(running) - 1)
+    return None if running is None or int(running) < 1 else int(running) - 1
 
 
 def cpu_model() -> str:

@@ -1,6 +1,6 @@
 """The demo: a small GPT and a classifier, each trained on one process and on 4 ranks with every strategy.
 
-Unless a calibration of this machine is saved that no other program disturbed, it is measured first, for 20 seconds.
+Unless a calibration of this machine is saved, its processors are measured first, for about 20 seconds.
 Processes, data (the standard library's source, scikit-learn's digits), bytes and times are all real. A progress
 bar is shown for each run, and a table and an HTML report at the end. Ctrl-C stops the current run and reports the
 results so far.
@@ -17,11 +17,12 @@ from statistics import median
 from textwrap import fill
 from typing import TYPE_CHECKING, TextIO
 
-from shardscope.errors import ShardscopeError
+from shardscope.errors import DataError, ShardscopeError
+from shardscope.machine import num_gpus
 from shardscope.measure.compare.comparison import Comparison
 from shardscope.measure.compare.of_run import comparison_or_reason
 from shardscope.measure.compare.view import OVERVIEW, inside_text, overview
-from shardscope.prediction.saved_calibration import chosen
+from shardscope.prediction.saved_calibration import check_can_save, chosen, save
 from shardscope.runlog.figures import loss_text
 from shardscope.spec import Batch, Job, Strategy
 from shardscope.spec.strategy import strategies
@@ -107,24 +108,42 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def calibrate_once(ranks: int) -> None:
-    """Measure this machine briefly, unless a calibration is saved that no other program disturbed.
+    """Measure this machine briefly, unless it is known what this number of ranks does here; GPUs cannot be measured.
 
-    It is saved, so that it is used for all later predictions. Its runs are not those of the demo.
+    A calibration of the user's own is never replaced, even if other programs disturbed it, which its note then says. A
+    brief one is, unless it was measured with this number of ranks on a quieter machine. The runs of the measurement are
+    not those of the demo.
     """
     from shardscope.commands.calibrate import shown_on
     from shardscope.measure.calibrate.calibrate import BRIEF_S, calibrate_machine
 
-    known = chosen()
-    if known.is_saved and not known.calibration.was_busy:
+    known, is_saved, _ = chosen()
+    is_enough = is_saved and (not known.is_brief or known.has_measured(ranks))
+    if num_gpus() or (is_enough and not (known.is_brief and known.was_busy)):
+        if is_saved and known.was_busy:
+            print(f"{fill(known.note, 110)}\n")
         return
-    print(f"Measuring this machine for at most {BRIEF_S:.0f} s, to predict the runs.", flush=True)
     try:
-        found = calibrate_machine(brief=ranks, progress=shown_on(sys.stderr))
-    except ShardscopeError as error:
-        print(f"Predictions use constants of another machine: {error}", file=sys.stderr)
+        check_can_save(None)
+    except DataError:
+        print(
+            "This machine is not measured, because the result cannot be saved; set SHARDSCOPE_CACHE to a directory "
+            "that you can write.",
+            file=sys.stderr,
+        )
         return
-    if found.was_busy:
-        print(fill(found.note, 110))
+    print(f"Measuring this machine for about {BRIEF_S:.0f} s, to predict the runs.", flush=True)
+    try:
+        found = calibrate_machine(brief=ranks, save=False, progress=shown_on(sys.stderr))
+        if not is_enough or (found.load_average or 0.0) < (known.load_average or 0.0):
+            save(found)
+            known = found
+    except (ShardscopeError, OSError) as error:
+        whose = "of this machine, measured before" if is_saved else "of another machine"
+        print(f"Predictions use constants {whose}: {error}", file=sys.stderr)
+        return
+    if known.was_busy:
+        print(fill(known.note, 110))
     print()
 
 

@@ -56,13 +56,13 @@ def test_the_pace_is_that_of_the_best_of_all_cuts(layers, times, stages, most):
 def test_equal_groups_are_one_cluster():
     together, apart = search(group(2)), search(group(1), group(1))
     assert [row.layout for row in apart] == [row.layout for row in together]
-    np.testing.assert_allclose([r.time_s for r in apart], [r.time_s for r in together], rtol=1e-9)
+    np.testing.assert_allclose([r.step_time_s for r in apart], [r.step_time_s for r in together], rtol=1e-9)
     assert len(set(apart.stage_layers())) == 1
 
 
 def test_faster_devices_get_more_layers_and_the_step_gets_shorter():
     slow, mixed = search(group(2)), search(group(1), group(1, speed=3.0))
-    assert mixed.best.time_s < 0.9 * slow.best.time_s
+    assert mixed.best.step_time_s < 0.9 * slow.best.step_time_s
     counts = mixed.stage_layers()
     assert sum(counts) == 8
     assert len(counts) == mixed.best.layout.pipeline
@@ -71,22 +71,22 @@ def test_faster_devices_get_more_layers_and_the_step_gets_shorter():
 
 
 def test_a_faster_group_never_slows_the_best_plan():
-    times = [search(group(1), group(1, speed=speed)).best.time_s for speed in (1.0, 1.3, 2.0, 5.0)]
+    times = [search(group(1), group(1, speed=speed)).best.step_time_s for speed in (1.0, 1.3, 2.0, 5.0)]
     assert times == sorted(times, reverse=True)
 
 
 def test_the_terms_of_an_uneven_plan_add_up_to_its_time():
     mixed = search(group(1), group(1, speed=3.0))
     told = mixed.explain(1, 2)
-    assert told.time == (pytest.approx(mixed[0].time_s), pytest.approx(mixed[1].time_s))
-    assert told.term.value == pytest.approx(mixed[1].time_s - mixed[0].time_s)
+    assert told.time == (pytest.approx(mixed[0].step_time_s), pytest.approx(mixed[1].step_time_s))
+    assert told.term.value == pytest.approx(mixed[1].step_time_s - mixed[0].step_time_s)
 
 
 def test_a_prediction_cuts_the_layers_as_the_planner_does():
     mixed = search(group(1), group(1, speed=3.0))
     for row in mixed:
         found = predict(mixed.setting.model, mixed.setting.cluster, row.layout, CALIBRATION)
-        assert found.step_time_s == pytest.approx(row.time_s, rel=1e-12)
+        assert found.step_time_s == pytest.approx(row.step_time_s, rel=1e-12)
         assert found.peak_bytes == pytest.approx(row.memory_bytes, rel=1e-12)
     assert found.time["forward"].inputs["pace"] <= 1
     best = predict(mixed.setting.model, mixed.setting.cluster, mixed.best.layout, CALIBRATION)

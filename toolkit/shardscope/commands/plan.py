@@ -129,7 +129,7 @@ def _table(plans: Plans) -> str:
     def cells(plan: PlanRow) -> list[str]:
         dollars = "" if plan.dollars is None else dollars_text(plan.dollars)
         return [
-            str(plan.rank), seconds(plan.time_s), f"{plan.tokens_per_s:,.0f}", dollars,
+            str(plan.rank), seconds(plan.step_time_s), f"{plan.tokens_per_s:,.0f}", dollars,
             f"{plan.headroom_bytes / GIB:.1f} GiB", *[plan.software] * is_mixed, short(plan.layout),
         ]  # fmt: skip
 

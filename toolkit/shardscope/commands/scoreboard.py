@@ -38,7 +38,8 @@ The second list has all tables, each predicted by constants fitted without it, a
 linearised around those fitted to all. Large tables are represented by rows drawn
 at random. The list is somewhat optimistic for a cluster of your own: several
 tables are of one cluster (such as four of Selene and two of BLOOM's), and the
-others of that cluster stay when one is left out. FSDP of Lightning was timed with a
+others of that cluster stay when one is left out, and the widths of two priors were
+chosen with these errors in view. FSDP of Lightning was timed with a
 counter of FLOPs around each step, which may have made its steps slower; it is
 scored, but no constant was fitted to it.
 

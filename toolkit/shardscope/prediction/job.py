@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,11 +20,12 @@ from shardscope.machine import num_gpus, usable_memory_bytes
 from shardscope.prediction.budget import Budgeted
 from shardscope.prediction.data_source import filling_s
 from shardscope.prediction.failures import job_failures
+from shardscope.prediction.host_interval import host_interval
 from shardscope.prediction.job_memory import kinds_by_rank, rank_memory
 from shardscope.prediction.job_time import job_time_term, loads_of
 from shardscope.prediction.job_view import job_html, job_text
 from shardscope.prediction.loads import memory_on, slowness_on, update_slowness_on, used_samples_per_s
-from shardscope.prediction.rates import RankRates, limit_of, network_of, stated_rates
+from shardscope.prediction.rates import RankRates
 from shardscope.prediction.saved_calibration import Chosen, chosen
 from shardscope.prediction.spread import Floats, Widened, widened
 from shardscope.prediction.step.term import time_term
@@ -61,8 +61,6 @@ _UNEVEN = (
     "interval reaches down to links that are busy all the time. Collectives of another kind may start on some ranks "
     "before they are over on others, which ss.simulate takes into account."
 )
-_SLACK = 0.02
-"""Half width of the interval of times that an emulated cluster states, relative to them: sleeps end a little late."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +184,8 @@ class JobPrediction(Budgeted):
     def interval(self) -> Interval | None:
         """Interval that contains 90 % of step times, in seconds; None if not `has_rates`.
 
-        On this machine, it is from the errors on runs left out of the fit; on a cluster, see `uncertainty`. What an
+        On this machine, it is from the errors on runs left out of the fit; constants that no run on it determined may
+        be as far off as those that ship with Shardscope. On a cluster, see `uncertainty`. What an
         emulated cluster states is nearly certain: the times of its processors, latencies, and the rates of links. With
         uneven shards, it also contains a step in which no message waits for another.
         """
@@ -194,28 +193,7 @@ class JobPrediction(Budgeted):
             return self.uncertainty.interval
         if self.step_time_s is None or self.host is None:
             return None
-        stated_s = 0.0 if self.emulated is None else self._stated_s
-        low, high = self.host.interval(self.step_time_s - stated_s)
-        return Interval(stated_s * (1 - _SLACK) + low - self._chained_s, stated_s * (1 + _SLACK) + high)
-
-    @property
-    def _chained_s(self) -> float:
-        """Part of the step time, in seconds, in which links wait because uneven chunks wait for each other."""
-        traffic = self.traffic or {}
-        if self.step_time_s is None or not any(sent.is_uneven for sent in traffic.values()):
-            return 0.0
-        busy = {name: sent.unchained for name, sent in traffic.items()}
-        return max(0.0, self.step_time_s - job_time_term(self.step, self.found, busy, self.rates).value)
-
-    @property
-    def _stated_s(self) -> float:
-        """Part of the step time that the emulated cluster states, in seconds."""
-        limit = limit_of(self.job, self.emulated)
-        link = math.inf if limit is None else limit.bandwidth
-        rates = stated_rates(self.emulated, limit)._replace(
-            link=link, network=network_of(self.emulated), overlaps=self.rates.overlaps
-        )
-        return job_time_term(self.step, self.found, self.traffic, rates).value
+        return host_interval(self, self.host, self.step_time_s)
 
     @cached_property
     def uncertainty(self) -> Widened | None:

@@ -88,7 +88,7 @@ def saved(cluster: EmulatedCluster | None = None) -> HostCalibration | str | Non
     """
     with suppress(DataError, RuntimeError):  # RuntimeError: this user has no home folder
         path = path_of(cluster)
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, NotADirectoryError):
             return _read(path, path.stat().st_mtime_ns)
     return None
 

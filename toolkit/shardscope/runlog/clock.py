@@ -1,10 +1,12 @@
 """Clock of a run: a monotonic clock in Unix seconds, which is the same in all processes of a run on one host.
 
-The system's wall clock may jump during a run, by a step of NTP or because a laptop wakes up. All times of a run are
+The system's wall clock may jump during a run, by a step of NTP or because it is set by hand. All times of a run are
 therefore those of the monotonic clock plus an offset to Unix time, so that a duration is the difference of two times,
 also of two processes: on Linux and macOS, all processes of a host have the same monotonic clock. The agent measures the
 offset when it starts, and hands it to its ranks in an environment variable. Ranks on other hosts keep their own offset,
-so their times are aligned only as well as the wall clocks of the hosts.
+so their times are aligned only as well as the wall clocks of the hosts. Ranks that torchrun starts
+measure an offset of their own at each start. On Linux and macOS, the monotonic clock stands still while the system
+sleeps: durations leave that time out, and times after it are behind Unix time.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _offset = time.time() - time.perf_counter()
 
 
 def now() -> float:
-    """Return the current time in Unix seconds; it never decreases."""
+    """Return the current time in Unix seconds; it never decreases once the run has started."""
     return _offset + time.perf_counter()
 
 

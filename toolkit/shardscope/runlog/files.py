@@ -8,6 +8,7 @@ run directory is an error.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -175,16 +176,21 @@ def replace_whole(path: Path, content: bytes, *, within: Path) -> None:
 
 
 def overwrite(path: Path, content: bytes) -> None:
-    """Overwrite a small file where it is, which a full disk allows if the content fits into the file's last block.
+    """Overwrite a small file where it is, which a full disk allows on most file systems if its last block has room.
 
-    Readers may see a part of the new content, unlike with `replace_whole`.
+    Readers may see a part of the new content, unlike with `replace_whole`. If it has no room, the former content is
+    restored.
 
     Raises:
         OSError: The file cannot be written.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        os.pwrite(descriptor, content, 0)
+        former = read_range(descriptor, 0, MOST_BYTES)
+        if os.pwrite(descriptor, content, 0) < len(content):
+            os.pwrite(descriptor, former, 0)
+            os.ftruncate(descriptor, len(former))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         os.ftruncate(descriptor, len(content))
     finally:
         os.close(descriptor)

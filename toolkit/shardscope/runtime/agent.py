@@ -34,6 +34,7 @@ from shardscope._compat import (
     fork_forkserver,
     forkserver_ended_with,
     forkserver_pid,
+    known_exit_codes,
     started_processes,
 )
 from shardscope.errors import RunUnreadable, ShardscopeError
@@ -47,7 +48,7 @@ from shardscope.runtime.failure import (
     describe_lost_forkserver,
     describe_silent_end,
 )
-from shardscope.runtime.left_behind import Left, LeftBehind
+from shardscope.runtime.left_behind import Left, LeftBehind, living
 from shardscope.runtime.processes import (
     end_processes_of,
     end_ranks_of,
@@ -265,7 +266,10 @@ class Agent:
                 or _not_started(f"the ranks could not be started: {error}", traceback.format_exc())
             )
         finally:
-            self._behind = None
+            with (
+                self._parked
+            ):  # else the watcher could still be killing when the next attempt has started its ranks
+                self._behind = None
         if "stopped" in states.values():
             return Ending("stopped", "asked to stop", cause=Cause.REQUESTED)
         return Ending("completed")
@@ -325,11 +329,13 @@ class Agent:
     def _after_silent_end(self) -> Ending | None:
         """Kill ranks that others have left behind, which makes elastic return; if there are none, end the run."""
         behind = self._behind
-        left = Left.NONE if behind is None else behind.look(self._rank_pids())
+        left = Left.NONE if behind is None else behind.look(known_exit_codes(self._ranks))
         if left is Left.SOME:
-            killed = end_ranks_of(os.getpid(), spared=self._helpers())
-            self._left_behind |= {process.pid for process in killed}
-        return describe_silent_end(self.run, self.run.read_job()) if left is Left.ALL else None
+            self._left_behind |= living(self._rank_pids())  # before elastic can notice that they are killed
+            end_ranks_of(os.getpid(), spared=self._helpers())
+        if left is not Left.ALL:
+            return None
+        return describe_silent_end(self.run, self.run.read_job(), self._rank_pids())
 
     def _rank_pids(self) -> list[int]:
         return [rank.pid for rank in self._ranks if rank.pid is not None]

@@ -148,7 +148,7 @@ def _give_up(run: RunDir, error: BaseException) -> None:
         run.write_status(
             "failed", pid=os.getpid(), process_started=started, error=details, cause=Cause.NOT_STARTED
         )
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and run.refuses(error):
         raise unwritable(run.path, error) from None
 
 

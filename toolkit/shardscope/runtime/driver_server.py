@@ -41,6 +41,14 @@ class LaunchServer:
                 self._owner = os.getpid()
             return self._server
 
+    def is_own(self, pid: int) -> bool:
+        """Return whether a process is this process or its launch server."""
+        if pid == os.getpid():
+            return True
+        with contextlib.suppress(BrokenPipeError):  # the warm process could not fork the server
+            return self._server is not None and self._owner == os.getpid() and self._server.pid == pid
+        return False
+
     def request(self, server: ServerHandle, line: bytes) -> bool:
         """Send one request, a line of JSON. Return whether it was sent.
 

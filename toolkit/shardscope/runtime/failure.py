@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from shardscope.runlog.tail import Event, of_last_attempt, read_events, select
 from shardscope.runtime.processes import signal_name
@@ -63,9 +64,16 @@ def describe_failure(run: RunDir, job: Job, failed: ChildFailedError, exit_codes
     return _from_exit(run, job, rank, first.exitcode)
 
 
-def describe_silent_end(run: RunDir, job: Job) -> Ending:
-    """Return the ending of a run whose ranks have all ended in mid-training, and not with an error."""
-    return _from_exit(run, job, 0, 0)
+def describe_silent_end(run: RunDir, job: Job, pids: Iterable[int]) -> Ending:
+    """Return the ending of a run whose ranks have all ended with exit code 0, some of them in mid-training.
+
+    Args:
+        run: Directory of the run, whose events are read.
+        job: The job of the run.
+        pids: Pids of the rank processes.
+    """
+    unnamed = ChildFailedError("ranks", {0: ProcessFailure(0, 0, 0, "")})
+    return describe_failure(run, job, unnamed, dict.fromkeys(pids, 0))
 
 
 def _who(rank: int, job: Job) -> str:

@@ -8,7 +8,7 @@ as a library does that calls `os._exit(0)`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -42,32 +42,47 @@ class LeftBehind:
     earlier: set[int]
     _ended: dict[int, float] = field(default_factory=dict)
     """When each rank was first seen to have ended."""
+    _told: bool = False
+    """Whether it has said that ranks are left behind; those are killed then, after which all have ended."""
 
-    def look(self, ranks: Iterable[int]) -> Left:
-        """Return whether some or all ranks have ended in mid-training, and long ago.
+    def look(self, ranks: Mapping[int, int | None]) -> Left:
+        """Return whether some or all ranks have ended in mid-training, and long ago; `SOME` is said only once.
+
+        If all have ended, but some of them with an error, the answer is `NONE`: elastic is about to say which.
 
         Args:
-            ranks: Pids of all ranks that have been started.
+            ranks: Pids of all ranks that have been started, with their exit codes as far as elastic knows them.
         """
-        pids, now = set(ranks) - self.earlier, time.monotonic()
+        if self._told:
+            return Left.NONE
+        pids, now = ranks.keys() - self.earlier, time.monotonic()
         for pid in filter(_has_ended, pids - self._ended.keys()):
             self._ended[pid] = now
         late = {pid for pid in pids & self._ended.keys() if now - self._ended[pid] > _PATIENCE_S}
         if late:  # only now, because this reads the events of the run
-            self.earlier |= late - self._unfinished()
+            self.earlier |= late - self.unfinished().keys()
         if late <= self.earlier:
             return Left.NONE
-        return Left.ALL if pids - self.earlier <= self._ended.keys() else Left.SOME
+        left = pids - self.earlier
+        if left <= self._ended.keys():
+            return Left.ALL if all(ranks[pid] == 0 for pid in left) else Left.NONE
+        self._told = True
+        return Left.SOME
 
-    def _unfinished(self) -> set[int]:
-        """Return the pids of the ranks of this attempt that have not finished training."""
+    def unfinished(self) -> dict[int, int]:
+        """Return the ranks of this attempt that have not finished training, by pid."""
         of_rank: dict[int, int] = {}
         for event in of_last_attempt(read_events(self.run.path)):
             if event["event"] == "process":
                 of_rank[event["rank"]] = event["pid"]
             elif event["event"] == "end":
                 of_rank.pop(event["rank"], None)
-        return set(of_rank.values())
+        return {pid: rank for rank, pid in of_rank.items()}
+
+
+def living(ranks: Iterable[int]) -> set[int]:
+    """Return the pids of those of these ranks that have not ended."""
+    return {pid for pid in ranks if not _has_ended(pid)}
 
 
 def _has_ended(pid: int) -> bool:

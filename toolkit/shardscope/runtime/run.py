@@ -21,6 +21,7 @@ from shardscope.runlog.reducer import RunLog
 from shardscope.runlog.summary import Summary, summarise
 from shardscope.runlog.tail import Event, Tail, of_last_attempt, select
 from shardscope.runtime.about import Described
+from shardscope.runtime.driver_server import driver
 from shardscope.runtime.processes import is_alive
 from shardscope.runtime.resizable import Resizable
 from shardscope.runtime.rundir import ROOT_VARIABLE, RunDir, find, holds_run, this_host
@@ -176,19 +177,28 @@ class Run(Described, Steered, Resizable):
             return self._without_status(problem)
         if status.state in FINAL_STATES:
             return status
-        is_read_only = status.host == this_host() and self._dir.is_read_only()
         if _lives(status):
-            return self._not_started(status) if is_read_only and status.state == "starting" else status
+            # only the process that has created the directory knows that its agent cannot write there either
+            is_lost = status.state == "starting" and driver.is_own(status.pid) and self._dir.is_read_only()
+            return self._not_started(status) if is_lost else status
         # the agent may have written the final status just before it ended
-        return self._after_its_agent(self._read_status()[0] or status, is_read_only=is_read_only)
+        return self._after_its_agent(self._read_status()[0] or status)
 
-    def _after_its_agent(self, status: Status, *, is_read_only: bool) -> Status:
+    def _after_its_agent(self, status: Status) -> Status:
         if status.state in FINAL_STATES:
             return status
-        if is_read_only and status.state == "running":
-            why = f"its directory {self.path} cannot be written any more; make it writable"
-            return self._without_status(why)
-        return self._record_lost_agent(status)
+        is_read_only = self._dir.is_read_only()  # for this process, and perhaps for the agent as well
+        said = self._as_ranks_ended() if is_read_only and status.state == "running" else None
+        if said is not None:
+            return replace(status, state=said)
+        return self._record_lost_agent(status, is_read_only=is_read_only)
+
+    def _as_ranks_ended(self) -> str | None:
+        """Return the state with which all ranks have ended; None if they have not, or differ."""
+        events = of_last_attempt(self.events())
+        ends = {event["rank"]: event["state"] for event in select(events, "end", None)}
+        are_all = ends.keys() == {event["rank"] for event in select(events, "process", None)}
+        return ends[min(ends)] if are_all and len({*ends.values()}) == 1 else None
 
     def _read_status(self) -> tuple[Status | None, str]:
         """Return the content of `status.json` (None if it cannot be read), and the reason to report if it is None."""
@@ -242,9 +252,10 @@ class Run(Described, Steered, Resizable):
         first = min(errors, key=is_secondary_failure)
         return {**first, "message": f"rank {first['rank']} failed: {first['type']}: {first['message']}"}
 
-    def _record_lost_agent(self, status: Status) -> Status:
+    def _record_lost_agent(self, status: Status, *, is_read_only: bool) -> Status:
+        or_silent = f", or could not write how: {self.path} cannot be written here" if is_read_only else ""
         message = (
-            f"the agent of run {self.id} (process {status.pid}) was killed before the run ended; "
+            f"the agent of run {self.id} (process {status.pid}) was killed before the run ended{or_silent}; "
             "its ranks ended with it, and everything that they had written is kept"
         )
         if isinstance(self.job, ObservedJob):

@@ -22,6 +22,7 @@ The directory is private to the user (mode 0700).
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -40,7 +41,7 @@ from shardscope.runlog.summary import Summary, summarise, summary_from
 from shardscope.runlog.tail import Tail, first_events, is_log
 from shardscope.runtime.code_file import CODE_FILE, digest_of, load_for_ranks, pack
 from shardscope.runtime.processes import ProcessStart, process_started
-from shardscope.runtime.status import Status, printable
+from shardscope.runtime.status import Status, in_one_block, printable
 from shardscope.spec import Job
 from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.faults import Faults
@@ -50,6 +51,8 @@ ROOT_VARIABLE = "SHARDSCOPE_RUNS"
 CLUSTER_FILE, FAULTS_FILE = "cluster.json", "faults.json"
 _CHECKPOINT = re.compile(r"step-(\d{1,18})")
 _RESERVE_BYTES = 64 * 1024
+_UNWRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT}
+"""Errors of a folder that cannot be written."""
 _LONGEST_NAME = 100
 """Maximum length of a run's name in the name of its directory; file systems allow 255 bytes with the time."""
 
@@ -222,12 +225,18 @@ class RunDir:
         except OSError as error:
             if not takes_no_more(error):
                 raise
-            short = None if status.error is None else {**status.error, "traceback": ""}
-            overwrite(self.path / "status.json", json.dumps(asdict(replace(status, error=short))).encode())
+            overwrite(self.path / "status.json", in_one_block(status))
 
     def is_read_only(self) -> bool:
         """Return whether nothing can be written to the directory although it exists, as on a failing disk."""
-        return self.path.is_dir() and not os.access(self.path, os.W_OK | os.X_OK)
+        is_effective = os.access in os.supports_effective_ids
+        return self.path.is_dir() and not os.access(self.path, os.W_OK | os.X_OK, effective_ids=is_effective)
+
+    def refuses(self, error: OSError) -> bool:
+        """Return whether an error says that this directory cannot be written, for which another folder helps."""
+        named = error.filename
+        is_here = named is None or (isinstance(named, str | Path) and _is_within(Path(named), self.path))
+        return is_here and error.errno in _UNWRITABLE
 
     def write_json(self, name: str, value: Any) -> None:
         """Replace a JSON file. If the disk is full, the run's reserve file is deleted to make room."""
@@ -359,6 +368,11 @@ class RunDir:
     def rank_file(self, rank: int) -> Path:
         """Return the path of a rank's event log."""
         return self.path / f"rank-{rank}.jsonl"
+
+
+def _is_within(path: Path, folder: Path) -> bool:
+    """Return whether a path is in a folder; relative ones are, as files are replaced relative to their folder."""
+    return not path.is_absolute() or path.is_relative_to(folder)
 
 
 def faults_from(text: str | None) -> Faults:

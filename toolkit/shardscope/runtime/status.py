@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
 
@@ -15,6 +16,8 @@ from shardscope.spec.units import plural
 FINAL_STATES = frozenset({"completed", "stopped", "failed"})
 STATES = FINAL_STATES | {"starting", "running"}
 _MOST_PID = 2**31 - 1
+_BLOCK = 4096
+"""Usual size of a block of a file system, in bytes, which every status.json has."""
 
 
 class Cause(StrEnum):
@@ -76,6 +79,16 @@ class Status:
             value.get("detached") is True, _text(value.get("reason")), _error(value.get("error")),
             _cause(value.get("cause")), value["restarts"] if is_whole(value.get("restarts")) else 0,
         )  # fmt: skip
+
+
+def in_one_block(status: Status) -> bytes:
+    """Return a status as JSON, without a traceback and with a message that is cut if it is too long for a block."""
+    error = None if status.error is None else {**status.error, "traceback": ""}
+    kept: str = "" if error is None else error["message"]
+    while len(content := json.dumps(asdict(replace(status, error=error)))) > _BLOCK and error and kept:
+        kept = kept[: len(kept) * 3 // 4]
+        error["message"] = f"{kept}..."
+    return content.encode()
 
 
 def state_text(state: str, restarts: int) -> str:

@@ -23,14 +23,14 @@ def headline(found: HostCalibration) -> list[str]:
     return [
         f"Calibration of {found.name}: {found.machine.cpu}, {found.machine.cores:g} cores, torch {found.machine.torch}",
         f"Measured at {found.measured_at} UTC"
-        + (
-            f" in {found.took_s:.0f} s, load by other programs {found.load_average:.1f}"
-            if found.took_s
-            else ""
-        ),
+        + (f" in {found.took_s:.0f} s, load by other programs {_load(found)}" if found.took_s else ""),
         *([_accuracy(found)] if found.num_runs else []),
         *([found.note] if found.note else []),
     ]
+
+
+def _load(found: HostCalibration) -> str:
+    return "unknown" if found.load_average is None else f"{found.load_average:.1f}"
 
 
 def _accuracy(found: HostCalibration) -> str:

@@ -70,7 +70,7 @@ def _fitted() -> Mapping[str, Any]:
 
 
 def table_scores() -> Mapping[str, TableScore]:
-    """Return the scores of all tables that the effects were fitted to, each left out in turn."""
+    """Return the scores of all tables, each predicted by effects that were fitted without it."""
     return {name: TableScore(**score) for name, score in _fitted()["tables"].items()}
 
 

@@ -26,7 +26,7 @@ HostTransport = Literal["shm", "tcp", "network"]
 """How ranks exchange messages: through shared memory, over TCP on this machine, or over TCP between emulated nodes."""
 
 
-BUSY = 0.5
+BUSY = 0.25
 """Load per core above which a calibration says that other programs disturbed it."""
 THIS_MACHINE = "this machine"
 """Name of the calibrations that `ss.calibrate` measures without a cluster."""
@@ -46,6 +46,9 @@ class Constant(Spec):
     """Transport for which it holds; None if it does not depend on it."""
     nodes: tuple[int, int] | None = None
     """Emulated nodes that send and receive; None if it is not specific to two nodes."""
+    is_measured: bool = True
+    """Whether runs on the calibration's machine determined it; False if it is another machine's, scaled by the speed of
+    this one."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -115,9 +118,12 @@ class HostCalibration(Fitted):
     """Date and time at which the measurement ended, in UTC: ``2026-11-26 02:10``."""
     took_s: NonNegativeFloat = 0.0
     """Duration of the measurement, in seconds."""
-    load_average: NonNegativeFloat = 0.0
+    load_average: NonNegativeFloat | None = None
     """Load by other programs, in processes: the mean number that ran or waited for a core between the runs of the
-    measurement, or off Linux the load average over the minute before it."""
+    measurement (in a container, its share of those of the host), or off Linux the load average over the minute before
+    it. None if unknown, as in sandboxes that do not count processes."""
+    is_brief: bool = False
+    """Whether it is from a brief measurement, such as that of the demo, which may replace it."""
     num_runs: Annotated[int, Field(ge=0)] = 0
     """Number of runs to which the constants were fitted."""
     error: NonNegativeFloat | None = None
@@ -137,7 +143,7 @@ class HostCalibration(Fitted):
     @property
     def was_busy(self) -> bool:
         """Whether other programs used the cores during the measurement, so that its constants may be too slow."""
-        return self.load_average > BUSY * self.machine.cores
+        return (self.load_average or 0.0) > BUSY * self.machine.cores
 
     def interval(self, seconds: float) -> Interval:
         """Return the interval around a predicted step time, in seconds.
@@ -146,8 +152,7 @@ class HostCalibration(Fitted):
         n of them on c cores, ranks get their turns up to 1 + n / c times more slowly.
         """
         low, high = super().interval(seconds)
-        slowed = 1.0 + self.load_average / self.machine.cores if self.was_busy else 1.0
-        return Interval(low / slowed, high)
+        return Interval(low / (1.0 + (self.load_average or 0.0) / self.machine.cores), high)
 
     def value(self, name: str, *, ranks: float = 1, transport: str | None = None) -> float:
         """Return a constant; between measured numbers of ranks, it is interpolated on logarithmic scales.
@@ -179,6 +184,10 @@ class HostCalibration(Fitted):
             over = "" if transport is None else f" over {transport}"
             raise SpecError(f"calibration {self.name!r} has no {name}{over}; measure it with ss.calibrate()")
         return sorted(found, key=lambda row: row.ranks or 1)
+
+    def has_measured(self, ranks: int) -> bool:
+        """Whether this number of ranks was measured."""
+        return any(row.ranks == ranks and row.is_measured for row in self.constants if row.name == "slowdown")
 
     def has(self, name: str, transport: str | None = None) -> bool:
         """Whether the calibration has this constant."""

@@ -151,7 +151,8 @@ _KNOWN = (
         Shipped(
             (), zero=(0, 2, 3), zero_in_pipelines=(), offload=("none",), shard=("all", "node"),
             has_context=False,
-            source="Composer: parallelism_config.fsdp with sharding_strategy NO_SHARD, SHARD_GRAD_OP or FULL_SHARD",
+            source="Composer: parallelism_config.fsdp with sharding_strategy NO_SHARD, SHARD_GRAD_OP, FULL_SHARD or "
+            "HYBRID_SHARD",
         ),
         "llm-foundry", ("mosaic", "composer"), attention="flash-1",
     ),

@@ -182,6 +182,8 @@ def open_storage(storage: str | BaseStorage | None, name: str, root: str | Path 
         raise StudyError(f"storage={shown!r} is unreachable: {_without(storage, _cause(error))}") from error
     except (UnicodeDecodeError, _sql_errors().DatabaseError) as error:
         text = _without(storage, _cause(error))
+        if not _is_damage(error):
+            raise StudyError(f"storage={shown!r} rejects the call: {text}") from error
         raise StudyError(
             f"storage={shown!r} is damaged, or not a database: {text}; restore a copy of it, or give another storage"
         ) from error
@@ -218,14 +220,18 @@ def _connected(url: str) -> str | RDBStorage:
 
 @contextmanager
 def answering(name: str) -> Iterator[None]:
-    """Raise an error at once if the storage is unreachable while a study is opened.
+    """Raise an error at once if the storage is unreachable or damaged while a study is opened.
 
     Raises:
-        StudyError: The storage is unreachable.
+        StudyError: The storage is unreachable, or damaged.
     """
     try:
         yield
     except outages() as error:
+        if _is_damage(error) or _is_damage(error.__cause__):
+            raise StudyError(
+                f"the storage of study {name!r} is damaged: {_cause(error)}; restore a copy of it"
+            ) from error
         raise StudyError(f"the storage of study {name!r} is unreachable: {_cause(error)}") from error
 
 
@@ -387,6 +393,14 @@ def outages() -> tuple[type[Exception], ...]:
     errors = _sql_errors()
     lost = (errors.OperationalError, errors.InterfaceError, errors.PendingRollbackError, errors.TimeoutError)
     return (StorageInternalError, *lost, ConnectionError)
+
+
+def _is_damage(error: BaseException | None) -> bool:
+    """Return whether an error is what sqlite3 raises for a file that is damaged or not a database.
+
+    Its subclasses are rejections of one call, such as a missing permission, or outages.
+    """
+    return isinstance(error, UnicodeDecodeError) or type(error) is _sql_errors().DatabaseError
 
 
 def _is_refusal(error: BaseException) -> bool:

@@ -118,7 +118,12 @@ def plans_info(plans: Plans, *, most: int = 600) -> PlansInfo:
     rows = [plans.row(kept, rank=1) for kept in [*front, *others]]
     points = tuple(
         PlanPoint(
-            kept, row.time_s, row.headroom_bytes / GIB, row.layout.pipeline, row.dollars, short(row.layout)
+            kept,
+            row.step_time_s,
+            row.headroom_bytes / GIB,
+            row.layout.pipeline,
+            row.dollars,
+            short(row.layout),
         )
         for kept, row in zip([*front, *others], rows, strict=True)
     )
@@ -164,7 +169,7 @@ def plans_text(plans: Plans, *, tokens: float | None = None) -> str:
     dollars = "" if best.dollars is None else f", {dollars_text(best.dollars)} a step"
     return (
         f"{fits:,} of {plans.valid:,} valid layouts fit on {devices:,} devices. The best needs {held:.1f} of "
-        f"{capacity:.1f} GiB for tensors and takes {seconds(best.time_s)} per step ({low} to {high}), "
+        f"{capacity:.1f} GiB for tensors and takes {seconds(best.step_time_s)} per step ({low} to {high}), "
         f"MFU {best.mfu:.0%}{dollars}: {short(best.layout)}. {_roomier(plans)}"
         f"{_step_size(plans)}{_whole(plans, tokens)}{_failures(plans)}"
     )
@@ -179,7 +184,7 @@ def _roomier(plans: Plans) -> str:
     other = plans.row(int(plans.order[enough[0]]))
     return (
         f"That leaves {best.headroom_bytes / GIB:.1f} GiB for errors of the prediction; plan {other.rank} takes "
-        f"{other.time_s / best.time_s - 1:.1%} longer and leaves {other.headroom_bytes / GIB:.1f} GiB. "
+        f"{other.step_time_s / best.step_time_s - 1:.1%} longer and leaves {other.headroom_bytes / GIB:.1f} GiB. "
     )
 
 

@@ -46,7 +46,7 @@ def measured_step(plans: Plans, rank: int, measured_s: float) -> MeasuredPlan:
     if not 1 <= rank <= len(plans.order):
         raise SpecError(f"plan {rank} does not exist; there are {len(plans.order):,}")
     plan = plans.row(int(plans.order[rank - 1]), rank=rank)
-    return MeasuredPlan(plans.setting.model, plan.layout, plan.software, measured_s, plan.time_s)
+    return MeasuredPlan(plans.setting.model, plan.layout, plan.software, measured_s, plan.step_time_s)
 
 
 def calibration_of_steps(steps: list[MeasuredPlan], cluster: Cluster) -> Calibration | None:

@@ -79,7 +79,7 @@ class Screen:
         """Draw the table and its notes."""
         notes = "".join(f"<div>{safe(note)}</div>" for note in found.notes)
         self.table.value = table_html(found)
-        self.notes.value = f"<details><summary>Which steps and ranks are compared</summary>{notes}</details>"
+        self.notes.value = f"<details><summary>Notes</summary>{notes}</details>"
         self.details.layout.display = None
 
     def draw_residual(self, found: Residual | None) -> None:

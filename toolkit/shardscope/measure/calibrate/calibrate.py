@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardscope.errors import DataError, SpecError, require
-from shardscope.machine import running_processes
+from shardscope.machine import running_processes, usable_cores
 from shardscope.measure.calibrate.design import Design, knots_of
 from shardscope.measure.calibrate.fit import Measured, fit
 from shardscope.measure.calibrate.idle import idle_message_constants
@@ -45,6 +46,7 @@ _ENOUGH = 10
 """Number of runs below which the errors are those of the calibration that they refine."""
 _BRIEF = "A brief measurement, on 1 and on {brief} ranks; ss.calibrate() takes a minute and measures more."
 _ELSEWHERE = "Constants that the runs do not determine are of another machine, scaled by NumPy's speed."
+_LOAD_UNKNOWN = "This system does not say whether other programs were running during the measurement."
 Told = Callable[[int, int, str], None]
 
 
@@ -79,20 +81,25 @@ def calibrate_machine(
     if runs is not None:
         found = _refined(_listed(runs), cluster, prior)
     else:
-        before, is_known, _ = _known(None, prior)
+        is_brief = brief is not None
+        # what an earlier brief measurement found may have been disturbed
+        before, is_known, _ = _known(None, HostCalibration.shipped() if is_brief and prior is None else prior)
         probes = [*_probes(cluster, brief)]
         rows, jobs, slower, load = _measured(
-            probes, cluster, progress or _silent, budget_s=BUDGET_S if brief is None else BRIEF_S
+            probes, cluster, progress or _silent, budget_s=BRIEF_S if is_brief else BUDGET_S
         )
         found = fitted(rows, jobs, before, cluster, is_vague=cluster is None or not is_known, slower=slower)
-        is_idle_known = brief is not None and is_known
-        idle, why_not = idle_message_constants() if brief is None else ([], _BRIEF.format(brief=brief))
+        idle, why_not = ([], _BRIEF.format(brief=brief)) if is_brief else idle_message_constants()
         pairs = [] if cluster is None else pair_constants(cluster)
-        kept = [row for row in found.constants if is_idle_known or row.name != "idle_message_s"]
+        kept = [row for row in found.constants if row.name != "idle_message_s"]
         found = found.replace(
-            name=_name(cluster), load_average=load, constants=in_order([*kept, *idle, *pairs])
+            name=_name(cluster),
+            load_average=load,
+            is_brief=is_brief,
+            constants=in_order([*kept, *idle, *pairs]),
         )
-        found = found.replace(note=" ".join(filter(None, [_note(found), why_not])))
+        elsewhere = "" if all(row.is_measured for row in found.constants) else _ELSEWHERE
+        found = found.replace(note=" ".join(filter(None, [_note(found), why_not, elsewhere])))
     found = found.replace(
         took_s=time.monotonic() - started, measured_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
     )
@@ -133,6 +140,8 @@ def _name(cluster: EmulatedCluster | None) -> str:
 
 
 def _note(found: HostCalibration) -> str:
+    if found.load_average is None:
+        return _LOAD_UNKNOWN
     if not found.was_busy:
         return ""
     return (
@@ -195,13 +204,13 @@ class _Measured(NamedTuple):
         rows: The faster run of each job: other programs make a run slower, never faster.
         jobs: Number of the job of each.
         slower: Numbers of the jobs that ran again, and how many times longer their slower runs took.
-        load: Load by other programs; see `HostCalibration.load_average`.
+        load: Load by other programs, or None; see `HostCalibration.load_average`.
     """
 
     rows: list[Observed]
     jobs: list[int]
     slower: list[tuple[int, float]]
-    load: float
+    load: float | None
 
 
 def _measured(
@@ -212,7 +221,7 @@ def _measured(
     In the second round, a machine that was busy for a while in the first may be quiet.
     """
     started, rows, jobs, loads = time.monotonic(), [], [], []
-    before = os.getloadavg()[0]
+    before = None if sys.platform == "linux" else os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="shardscope-calibrate-") as folder:
         for turn in range(_ROUNDS * len(probes)):
             if time.monotonic() - started > budget_s:
@@ -228,13 +237,18 @@ def _measured(
     return _Measured(*faster(rows, jobs), load=float(mean(known)) if known else before)
 
 
-def _load() -> int | None:
-    """Return how many other processes run or wait for a core now; None if unknown."""
+def _load() -> float | None:
+    """Return how many other processes run or wait for a core of this process now; None if unknown.
+
+    It is the fewest of several looks, so rather too few. A container has a share of the host's cores, and is expected
+    to have the same share of the host's processes.
+    """
     seen = []
     for _ in range(_LOOKS):
         seen.append(running_processes())
         time.sleep(_LOOK_S)
-    return min((each for each in seen if each is not None), default=None)
+    share = min(1.0, usable_cores() / (os.cpu_count() or 1))
+    return min((share * each for each in seen if each is not None), default=None)
 
 
 def faster(

@@ -137,6 +137,8 @@ def fitted(rows: Sequence[Row], before: Calibration) -> Fit:
     groups = _configurations(rows)
     inverse = np.asarray(np.linalg.inv(covariance_of(before)), np.float64)
     nothing, noise, wide = np.zeros(len(FACTORS)), *_noises(rows)
+    if before.rows:  # their wider deviation is in the covariance; a narrower one now would forget them
+        noise = wide
     _check_peak(rows, before)
     first, prior_slope = slopes(tables.seconds, before, nothing)
     _check_possible(rows, measured - first)
@@ -154,9 +156,8 @@ def fitted(rows: Sequence[Row], before: Calibration) -> Fit:
     certain = weights / noise**2
     covariance = np.asarray(np.linalg.inv(inverse + (slope.T * certain) @ slope), np.float64)
     gain = covariance @ slope.T * certain
-    covariance = (
-        covariance + (gain * ((wide**2 - noise**2) / weights)) @ gain.T
-    )  # rows may be as far off, too
+    # The fitted rows may be as far off as intervals say that rows are.
+    covariance = covariance + (gain * ((wide**2 - noise**2) / weights)) @ gain.T
     left_out = _left_out(inverse, slope, off + slope @ x, certain, groups)
     between = _Z * np.sqrt(np.einsum("ri,ij,rj->r", slope, covariance, slope))
     spread = np.hypot(wide, half_widths(prior_slope, before) / _Z)

@@ -39,7 +39,7 @@ def on_this_machine(before: HostCalibration) -> HostCalibration:
             continue
         at = 1.0 if row.ranks is None else row.ranks * cores
         value = faster.get(row.name, 1.0) * before.value(row.name, ranks=at, transport=row.transport)
-        rows.append(row.replace(value=value, low=value / wide, high=value * wide))
+        rows.append(row.replace(value=value, low=value / wide, high=value * wide, is_measured=False))
     return before.replace(
         machine=HostMachine.here(),
         constants=tuple(rows),

@@ -91,7 +91,8 @@ class Comparison:
         label: Name of the run.
         where: Machine of the prediction: ``this machine``, or the name of the cluster.
         rows: The terms that both the run and the prediction have, sorted by group.
-        notes: Sentences that say which steps and ranks the values come from, and why terms are left out.
+        notes: Sentences that say which steps and ranks the values come from, why terms are left out, and what is to be
+            known of the constants, such as that they are another machine's.
         per: Kind of step to which bytes, messages and times apply: ``step``, or ``compressed step`` if the run's first
             steps were sent uncompressed. Those are left out here, but not in a `Summary`.
     """
@@ -137,7 +138,8 @@ class Comparison:
         """Return a data frame with one row for each term; columns without any value, such as `simulated`, are left out.
 
         Columns: group, term, ranks, unit, the columns in `columns`, error (predicted / measured - 1), simulated_error
-        (simulated / measured - 1), fewest and most (the bounds), agrees.
+        (simulated / measured - 1), fewest and most (the bounds), agrees, interval_low and interval_high (the 90 %
+        interval of the step time).
         """
         import pandas as pd
 
@@ -145,6 +147,7 @@ class Comparison:
             {
                 **{name: getattr(row, name) for name in ("group", "term", "ranks", "unit", *self.columns, *_ERRORS)},
                 "fewest": row.bounds and row.bounds[0], "most": row.bounds and row.bounds[1], "agrees": row.agrees,
+                "interval_low": row.interval and row.interval[0], "interval_high": row.interval and row.interval[1],
             }
             for row in self.rows
         ]  # fmt: skip

@@ -134,6 +134,15 @@ def overview(comparisons: Iterable[Comparison]) -> list[list[str]]:
     return [_overview_row(comparison) for comparison in comparisons]
 
 
+def interval_text(comparison: Comparison) -> list[str]:
+    """Return a line with the interval of the step time, and whether the measured one is inside; empty without one."""
+    step = next((row for row in comparison.rows if row.interval is not None), None)
+    if step is None or step.interval is None:
+        return []
+    side = "inside" if step.is_inside else "outside"
+    return [f"90% interval of the predicted {step.term}: {_interval_cell(step)}; the measured one is {side}."]
+
+
 def inside_text(comparisons: Iterable[Comparison]) -> str:
     """Return how many measured step times lie inside their intervals, such as ``20 of 22``; empty without intervals."""
     steps = [row for each in comparisons for row in each.rows if (row.group, row.term) == ("time", each.per)]
@@ -160,10 +169,14 @@ def _step_cells(step: ComparedTerm, per: str) -> tuple[str, str, str, str]:
     named = "" if per == "step" else f" a {per}"
     return (
         f"{value_text(step.predicted, 's')}{named}",
-        "-" if step.interval is None else " to ".join(value_text(each, "s") for each in step.interval),
+        _interval_cell(step),
         f"{value_text(step.measured, 's')}{named}",
         f"{error_text(step)}{_OUTSIDE * (step.is_inside is False)}",
     )
+
+
+def _interval_cell(step: ComparedTerm) -> str:
+    return "-" if step.interval is None else " to ".join(value_text(each, "s") for each in step.interval)
 
 
 def _worst(rows: Sequence[ComparedTerm]) -> str:
@@ -209,7 +222,8 @@ def as_text(comparison: Comparison) -> str:
             [f"{'    ' if row.part_of else '  '}{row.term}", *_cells(row, comparison.columns)] for row in rows
         ]
     written = aligned([header, *lines], right=True)
-    return "\n".join([_title(comparison), verdict(comparison), "", *written, "", *comparison.notes])
+    head = [_title(comparison), verdict(comparison), *interval_text(comparison)]
+    return "\n".join([*head, "", *written, "", *comparison.notes])
 
 
 _RULE = "border-top:1px solid color-mix(in srgb,currentColor 22%,transparent)"
@@ -227,10 +241,11 @@ def as_html(comparison: Comparison, *, title: bool = True) -> str:
     """
     head = f"<strong>{escape(_title(comparison))}</strong>" if title else ""
     notes = "".join(f"<div>{escape(note)}</div>" for note in comparison.notes)
+    said = "<br>".join(map(escape, [verdict(comparison), *interval_text(comparison)]))
     return (
-        f'<div class="ss-compared">{head}<p style="margin:.3em 0 .6em">{escape(verdict(comparison))}</p>'
+        f'<div class="ss-compared">{head}<p style="margin:.3em 0 .6em">{said}</p>'
         f"{table_html(comparison)}"
-        f'<details style="margin-top:.5em"><summary>Which steps and ranks are compared</summary>{notes}</details></div>'
+        f'<details style="margin-top:.5em"><summary>Notes</summary>{notes}</details></div>'
     )
 
 

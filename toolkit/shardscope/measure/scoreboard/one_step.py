@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardscope.measure.scoreboard.intervals import Floats, Z, constant_half_width, inside, interval_score
+from shardscope.measure.scoreboard.intervals import Floats, Z, inside, interval_score
 from shardscope.measure.scoreboard.rows import Row, RowGroups
 from shardscope.prediction.spread import covariance_of, moved, shape_half_widths, slopes
 from shardscope.spec.calibration import Calibration
@@ -132,9 +132,8 @@ class Known(NamedTuple):
                 step = gain * (off + self.slope[row] @ step)
             left = self.off_at(step)
         kept = covariance - np.outer(gain, self.slope[row] @ covariance)
-        kept += (self.wide**2 - self.noise**2) * np.outer(
-            gain, gain
-        )  # the measured row may be as far off, too
+        # The measured row may be as far off as intervals say that rows are.
+        kept += (self.wide**2 - self.noise**2) * np.outer(gain, gain)
         return ends_of(self.slope[rest], left[rest], kept, Z * self.wide, Z * self.wide)
 
 
@@ -144,14 +143,3 @@ def ends_of(
     """Return the intervals of rows, with `low` and `high` as those on one cluster."""
     between = Z * np.sqrt(np.maximum(np.einsum("ri,ij,rj->r", slope, covariance, slope), 0.0))
     return Ends(off, np.hypot(low, between), np.hypot(high, between))
-
-
-def constant_scores(tables: Sequence[Sequence[Ends]]) -> list[float]:
-    """Return the interval score of each table with a constant relative width, which 90 % of the other tables need.
-
-    Args:
-        tables: Rows of each table: once, or once for each row that was measured.
-    """
-    joined = [np.concatenate([turn.off for turn in turns]) for turns in tables]
-    widths = [constant_half_width([*joined[:place], *joined[place + 1 :]]) for place in range(len(joined))]
-    return [100 * interval_score(off, width, width) for off, width in zip(joined, widths, strict=True)]

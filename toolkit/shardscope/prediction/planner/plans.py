@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
@@ -50,7 +50,7 @@ class PlanRow(NamedTuple):
     rank: int
     """Position in the ranking, from 1."""
     layout: Layout
-    time_s: float
+    step_time_s: float
     """Step time, in seconds."""
     tokens_per_s: float
     mfu: float
@@ -94,8 +94,8 @@ class Plans:
     def __post_init__(self) -> None:
         weights = objective_weights(self.objective, has_price=self._price is not None)
         room = capacity(self.pools[0].setting)
-        score = scores(weights, self.time_s, self.memory_bytes, capacity_bytes=room)
-        object.__setattr__(self, "order", ranking(score, self.time_s, self.memory_bytes))
+        score = scores(weights, self.step_time_s, self.memory_bytes, capacity_bytes=room)
+        object.__setattr__(self, "order", ranking(score, self.step_time_s, self.memory_bytes))
 
     @cached_property
     def setting(self) -> SearchSettings:
@@ -108,7 +108,7 @@ class Plans:
         return tuple(dict.fromkeys(pool.setting.calibration.software for pool in self.pools))
 
     @cached_property
-    def time_s(self) -> Floats:
+    def step_time_s(self) -> Floats:
         """Step time of every kept row, in seconds."""
         return np.concatenate([pool.rows.time_s for pool in self.pools])
 
@@ -140,8 +140,14 @@ class Plans:
         """Return the number of rows in the table."""
         return len(self.order) if self.top is None else min(self.top, len(self.order))
 
-    def __getitem__(self, place: int) -> PlanRow:
-        """Return the row at an index that starts at 0; negative indices count from the end."""
+    @overload
+    def __getitem__(self, place: int) -> PlanRow: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[PlanRow]: ...
+    def __getitem__(self, place: int | slice) -> PlanRow | list[PlanRow]:
+        """Return the row at an index that starts at 0, where negative ones count from the end, or those of a slice."""
+        if isinstance(place, slice):
+            return [self[each] for each in range(len(self))[place]]
         return self.row(int(self.order[: len(self)][place]), rank=place % max(1, len(self)) + 1)
 
     def __iter__(self) -> Iterator[PlanRow]:
@@ -154,7 +160,7 @@ class Plans:
             kept: Index into the kept rows.
             rank: Position of the row in the ranking, if known; 0 to look it up.
         """
-        time, memory = float(self.time_s[kept]), float(self.memory_bytes[kept])
+        time, memory = float(self.step_time_s[kept]), float(self.memory_bytes[kept])
         tokens = self.global_batch * self.asked.model.seq
         rank = rank or int(np.flatnonzero(self.order == kept)[0]) + 1
         (pool, _), layout = self._place(kept), self.layout(kept)
@@ -163,16 +169,16 @@ class Plans:
             capacity(pool.setting) - memory, self._dollars(time), pool.setting.calibration.software,
         )  # fmt: skip
 
-    def _mfu(self, setting: SearchSettings, precision: str, time_s: float) -> float:
+    def _mfu(self, setting: SearchSettings, precision: str, step_time_s: float) -> float:
         model, cluster, calibration = setting
         machine = Machine.of(cluster, calibration, precision)
         flops = float(model_flops(model, self.global_batch))
-        return machine.utilization(flops, cluster.num_devices, time_s)
+        return machine.utilization(flops, cluster.num_devices, step_time_s)
 
-    def _dollars(self, time_s: float) -> float | None:
+    def _dollars(self, step_time_s: float) -> float | None:
         if self._price is None:
             return None
-        return time_s / 3600 * self.asked.cluster.num_devices * self._price
+        return step_time_s / 3600 * self.asked.cluster.num_devices * self._price
 
     @property
     def best(self) -> PlanRow:
@@ -219,9 +225,9 @@ class Plans:
     @cached_property
     def front_rows(self) -> Indices:
         """Indices of the Pareto-optimal layouts among the kept rows, fastest first."""
-        time_s = rounded(self.time_s)
-        front = pareto.front(np.stack([time_s, -np.round(self.headroom_bytes)]).T, in_turn=True)
-        return front[np.argsort(time_s[front], kind="stable")]
+        step_time_s = rounded(self.step_time_s)
+        front = pareto.front(np.stack([step_time_s, -np.round(self.headroom_bytes)]).T, in_turn=True)
+        return front[np.argsort(step_time_s[front], kind="stable")]
 
     def _frame(self, kept: Indices) -> pd.DataFrame:
         import pandas as pd
@@ -349,7 +355,7 @@ class Plans:
         one = Layouts.of([layout])
         time = float(time_of(setting, one).total[0])
         memory = float(memory_parts(setting, one).total[0])
-        better = (self.time_s <= time) & (self.memory_bytes <= memory)
+        better = (self.step_time_s <= time) & (self.memory_bytes <= memory)
         beating = next((rank for rank, kept in enumerate(self.order, 1) if better[kept]), 0)
         rival = beating or 1
         kept = int(self.order[rival - 1])
@@ -390,7 +396,7 @@ class Plans:
         missing = lacking(best.software, best.layout)
         if self.limits is None or missing:
             return unshipped_texts(best.software, missing, is_named=self.asked.software is not None)
-        return limited_texts(best.software, self.beyond, float(self.time_s.min()))
+        return limited_texts(best.software, self.beyond, float(self.step_time_s.min()))
 
     def __repr__(self) -> str:
         if not len(self):
@@ -398,7 +404,7 @@ class Plans:
         best = self[0]
         return (
             f"<Plans: {self.valid:,} layouts on {self.asked.cluster.num_devices:,} devices; best "
-            f"{explaining.seconds(best.time_s)} a step, {best.memory_bytes / GIB:.1f} GiB: {short(best.layout)}; "
+            f"{explaining.seconds(best.step_time_s)} a step, {best.memory_bytes / GIB:.1f} GiB: {short(best.layout)}; "
             f"{self.caveat}>"
         )
 

@@ -26,7 +26,7 @@ class Beyond(NamedTuple):
     """The fastest layout of a search that is not limited to what the software ships."""
 
     layout: Layout
-    time_s: float
+    step_time_s: float
     lacking: str
     """What the software does not ship of it, in words."""
 
@@ -110,7 +110,7 @@ def limited_texts(software: str, beyond: Beyond | None, fastest_s: float) -> lis
     """Return sentences that say what a search was limited to, and how much faster the fastest layout beyond is."""
     label = software_of(software).label
     texts = [f"only what {label} ships was searched"]
-    saved = 0.0 if beyond is None else 1 - beyond.time_s / fastest_s
+    saved = 0.0 if beyond is None else 1 - beyond.step_time_s / fastest_s
     if beyond is None or saved < LEAST_SAVED:
         return texts
     return [*texts, f"{beyond.lacking}, which it does not ship, would take {saved:.0%} off the step"]

@@ -97,7 +97,7 @@ def _cells(found: Plans, plan: PlanRow, tokens: float | None) -> list[str]:
     if schedule and PipelineSchedule(layout.schedule).most_stages is None:
         schedule = f"{schedule} ×{layout.virtual_stages}"
     cells = [
-        plan.rank, seconds(plan.time_s), f"{plan.mfu:.1%}", f"{plan.memory_bytes / GIB:.1f} GiB",
+        plan.rank, seconds(plan.step_time_s), f"{plan.mfu:.1%}", f"{plan.memory_bytes / GIB:.1f} GiB",
         layout.data, f"{layout.tensor}{' sp' * layout.sequence_parallel}",
         layout.pipeline, layout.context, layout.expert if found.setting.model.mixture else "", zero, schedule,
         layout.micro_batch, _recompute(found, layout), layout.offload, layout.axis("compression"),

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -19,10 +20,19 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from shardscope._compat import PIPE_CLOSED, fork_forkserver, forkserver_ended_with, started_processes
+from shardscope._compat import (
+    PIPE_CLOSED,
+    fork_forkserver,
+    forkserver_ended_with,
+    forkserver_pid,
+    known_exit_codes,
+    started_processes,
+)
 from shardscope.runtime import worker
 from shardscope.runtime.emulated.network import EmulatedNetwork, on_interface
-from shardscope.runtime.processes import die_with_parent, ignore_interrupts
+from shardscope.runtime.failure import BY_AGENT
+from shardscope.runtime.left_behind import Left, LeftBehind, living
+from shardscope.runtime.processes import die_with_parent, end_ranks_of, ignore_interrupts
 from shardscope.runtime.rundir import RunDir
 from shardscope.training.emulation import Emulation
 
@@ -87,18 +97,28 @@ def run_node(run: RunDir, request: dict[str, Any], network: EmulatedNetwork, nod
     folder.mkdir(mode=0o700, exist_ok=True)
     (folder / "forkserver").unlink(missing_ok=True)  # of an agent that was killed
     fork_forkserver(folder)
-    found = _Ranks().run(_config(run, network, node), request)
-    (folder / "forkserver").unlink(missing_ok=True)
-    # the descriptor stays open until this process ends: then its end is noticed at once
-    with os.fdopen(result, "wb", closefd=False) as pipe:
-        pipe.write(found.to_json())
+
+    def tell(found: NodeResult) -> None:
+        (folder / "forkserver").unlink(missing_ok=True)
+        # the descriptor stays open until this process ends: then its end is noticed at once
+        with os.fdopen(result, "wb", closefd=False) as pipe:
+            pipe.write(found.to_json())
+
+    tell(_Ranks(LeftBehind(run, earlier=set()), tell).run(_config(run, network, node), request))
 
 
 class _Ranks:
-    """The rank processes of a node; their exit codes are noted, because elastic reports the first failures only."""
+    """The rank processes of a node; their exit codes are noted, because elastic reports the first failures only.
 
-    def __init__(self) -> None:
+    Args:
+        behind: Notices the ranks that have ended in mid-training, for whose results elastic would wait forever.
+        tell: Takes the result of the node if all of its ranks have ended like that.
+    """
+
+    def __init__(self, behind: LeftBehind, tell: Callable[[NodeResult], None]) -> None:
+        self._behind, self._tell = behind, tell
         self._seen: set[BaseProcess] = set()
+        self._left_behind: set[int] = set()  # pids of ranks that this agent has killed for that reason
         self._over = threading.Event()
 
     def run(self, config: LaunchConfig, request: dict[str, Any]) -> NodeResult:
@@ -133,11 +153,26 @@ class _Ranks:
     def _watch(self) -> None:
         while not self._over.wait(_POLL_S):
             self._seen |= started_processes()
+            codes = known_exit_codes(self._seen)
+            left = self._behind.look(codes)
+            if left is Left.SOME:
+                self._left_behind |= living(codes)
+                forkserver = forkserver_pid()
+                end_ranks_of(os.getpid(), spared=set() if forkserver is None else {forkserver})
+            elif left is Left.ALL:
+                unfinished = self._behind.unfinished()
+                silent = {unfinished[pid]: 0 for pid in codes.keys() & unfinished.keys()}
+                self._tell(NodeResult("failed", silent, dict.fromkeys(codes, 0)))
+                leave(0)
 
     def _exit_codes(self) -> dict[int, int]:
         self._seen |= started_processes()
         codes = {process.pid: process.exitcode for process in self._seen}
-        return {pid: code for pid, code in codes.items() if pid is not None and code is not None}
+        return {
+            pid: BY_AGENT if pid in self._left_behind else code
+            for pid, code in codes.items()
+            if pid is not None and code is not None
+        }
 
 
 def _config(run: RunDir, network: EmulatedNetwork, node: int) -> LaunchConfig:

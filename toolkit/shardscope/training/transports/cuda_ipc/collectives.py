@@ -35,6 +35,7 @@ class DeviceSlots(Slots):
         timeout_s: Time after which a rank that waits for another fails, in seconds.
         memory: The device's memory.
         store: A store of the group, through which ranks exchange what they need to open each other's memory.
+        slot_bytes: Size of each slot, in bytes.
     """
 
     small_bytes = STAGED_BYTES
@@ -47,14 +48,15 @@ class DeviceSlots(Slots):
         *,
         memory: DeviceMemory,
         store: dist.Store,
+        slot_bytes: int = _SLOT_BYTES,
     ) -> None:
         self._memory = memory
         slots = [
-            open_or_share(memory, store, peers, rank, 2 * _SLOT_BYTES) for rank in range(peers.world_size)
+            open_or_share(memory, store, peers, rank, 2 * slot_bytes) for rank in range(peers.world_size)
         ]
-        results = open_or_share(memory, dist.PrefixStore("results", store), peers, 0, 2 * _SLOT_BYTES)
+        results = open_or_share(memory, dist.PrefixStore("results", store), peers, 0, 2 * slot_bytes)
         sets = [
-            [part[parity * _SLOT_BYTES :][:_SLOT_BYTES] for part in (*slots, results)] for parity in range(2)
+            [part[parity * slot_bytes :][:slot_bytes] for part in (*slots, results)] for parity in range(2)
         ]
         super().__init__(peers, barrier, timeout_s, sets)
 
