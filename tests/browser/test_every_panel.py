@@ -136,6 +136,37 @@ def test_what_is_typed_but_not_used_is_said_below_its_box_until_it_is_edited(
         assert box.input_value() == valid
 
 
+def test_a_note_compares_with_the_entry_before_and_not_with_what_a_button_set(panels):
+    text = panels.page.locator(".ss-memory").get_by_label("Sequence, tokens", exact=True)
+    note = panels.page.locator(".ss-memory .ss-refused")
+    for typed in ("1024", "abc"):  # the second before the watch of the first ends
+        text.fill(typed)
+        text.press("Tab")
+        panels.page.wait_for_timeout(500)
+    assert note.inner_text().startswith("Sequence, tokens cannot be abc; it is still 1024.")
+    text.fill("")
+    text.press("Tab")
+    panels.page.wait_for_timeout(500)
+    assert note.count() == 0
+    box = panels.page.locator(".ss-comm").get_by_label("Workers", exact=True)
+    before = box.input_value()
+    box.fill("64")
+    box.press("Tab")
+    box.evaluate(
+        """(box, before) => {
+        const button = box.parentElement.appendChild(document.createElement("button"));
+        button.onclick = () => { box.value = before; };
+        button.click();
+        button.remove();
+    }""",
+        before,
+    )
+    panels.page.wait_for_timeout(500)
+    assert panels.page.locator(".ss-comm .ss-refused").count() == 0
+    box.fill(before)
+    box.press("Tab")
+
+
 def test_folded_topics_open_and_close_by_keyboard(panels):
     topic = panels.page.locator(PANELS).get_by_role("button", name="Optimizer").first
     for key, is_open in (("Enter", "true"), ("Space", "false")):

@@ -129,7 +129,7 @@ class TestCompression:
         assert {*plans.frame["compression"]} == {"none", "topk", "topk ratio=0.05", "halves share=0.1"}
         assert len({*(plan.layout for plan in plans)}) == len(plans)
         best = plans.best
-        assert best.time_s == pytest.approx(ss.predict(MODEL, CLUSTER, best.layout).step_time_s)
+        assert best.step_time_s == pytest.approx(ss.predict(MODEL, CLUSTER, best.layout).step_time_s)
         assert all(row["layout"]["compression"]["name"] for row in plans.to_dict()["plans"])
 
     def test_without_passes_it_is_refused_with_those_that_have_them(self) -> None:

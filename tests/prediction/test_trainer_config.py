@@ -314,7 +314,7 @@ def test_deepspeeds_json_has_the_batch_the_stage_and_what_is_offloaded():
         (
             Layout(pipeline=2, schedule="zbv", virtual_stages=2, global_batch=8),
             "megatron-core",
-            "does not ship the zbv schedule; plan with software='megatron-core'",
+            "plan with software='megatron-core' and without that in fix",
         ),
         (Layout(data=2, zero=3, global_batch=2), "megatron-core", "does not ship ZeRO 3"),
         (Layout(context=2, global_batch=2), "torchtitan", "use zero=2 or 3"),
@@ -327,13 +327,18 @@ def test_deepspeeds_json_has_the_batch_the_stage_and_what_is_offloaded():
         (
             Layout(offload="activations"),
             "deepspeed",
-            "moves only the inputs of recomputed layers; use recompute='full'",
+            "does not ship offload='activations' without recompute='full' of all layers; to search only",
+        ),
+        (
+            Layout(data=2, global_batch=2, recompute="full", recompute_layers=4, offload="activations"),
+            "deepspeed",
+            "without recompute='full' of all layers",
         ),
         (Layout(tensor=2), "deepspeed", r"fix=\{'tensor': 1\}"),
         (
             Layout(data=16, zero=3, shard=8, global_batch=16),
             "deepspeed",
-            "ship ZeRO over 8 of 16 ranks; plan",
+            "ship ZeRO over 8 of 16 ranks; to search",
         ),
         (
             Layout(data=2, offload="states", global_batch=2),
@@ -388,7 +393,7 @@ def test_all_plans_for_deepspeed_are_layouts_that_its_json_describes():
     offloads = {
         (False, 0): "none", (False, 1): "optimizer", (False, 2): "states", (True, 0): "activations", (True, 2): "all",
     }  # fmt: skip
-    fix = {"tensor": 1, "pipeline": 1, "context": 1, "recompute": "full", "offload": [*offloads.values()]}
+    fix = {"tensor": 1, "pipeline": 1, "context": 1, "offload": [*offloads.values()]}
     plans = plan(LLAMA, cluster, software="deepspeed", fix=fix, global_batch=64, top=None)
     assert {one.layout.zero for one in plans} == {1, 2, 3}
     assert {one.layout.offload for one in plans} == {*offloads.values()}
@@ -402,6 +407,10 @@ def test_all_plans_for_deepspeed_are_layouts_that_its_json_describes():
             data=replicas, zero=zero["stage"], micro_batch=micro, global_batch=found["train_batch_size"],
             offload=offloads["activation_checkpointing" in found, sum(key.startswith("offload_") for key in zero)],
         )  # fmt: skip
+        is_told = any(
+            "deepspeed.checkpointing.configure(" in text for text in plans.trainer_config(rank).remarks
+        )
+        assert is_told == ("activation_checkpointing" in found)
         said = ("data", "zero", "shard", "micro_batch", "global_batch", "offload")
         assert all(getattr(told, name) == getattr(one.layout, name) for name in said)
 

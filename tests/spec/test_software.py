@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 
@@ -108,7 +109,7 @@ def test_a_plan_takes_software_and_predicts_like_its_layouts() -> None:
     model = ss.Model.transformer(layers=4, hidden=1024, heads=8, vocab=32000, seq=1024)
     plans = ss.plan(model, CLUSTER, global_batch=32, software="fsdp2", fix={"zero": 3})
     alone = ss.predict(model, CLUSTER, plans.best.layout, software="fsdp2")
-    assert plans.best.time_s == pytest.approx(alone.step_time_s)
+    assert plans.best.step_time_s == pytest.approx(alone.step_time_s)
     assert plans.best.memory_bytes == pytest.approx(alone.peak_bytes)
     assert "software fsdp2" in plans.caveat
     assert ss.plan(model, CLUSTER, global_batch=32, fix={"zero": [2, 3]}).to_dict()["software"] == "fsdp2"
@@ -129,7 +130,7 @@ def test_a_plan_has_only_what_its_software_ships(software: str) -> None:
     everything = ss.plan(model, CLUSTER, global_batch=32, software=software, top=None, space=EVERYTHING)
     fitting = [at for at in everything.order.tolist() if not shipped.lacks(everything.layout(at))]
     assert len(found.order) == len(fitting)
-    assert found.best.time_s == pytest.approx(float(everything.time_s[fitting].min()))
+    assert found.best.step_time_s == pytest.approx(float(everything.step_time_s[fitting].min()))
 
 
 @pytest.mark.parametrize(
@@ -156,13 +157,35 @@ def test_offloading_is_searched_only_from_the_zero_stage_that_ships_it(
     assert f"does not ship offload={offload!r} below zero={zero}" in asked.caveat
 
 
+def test_activations_are_offloaded_only_where_deepspeed_recomputes_all_layers() -> None:
+    model = ss.Model.transformer(layers=8, hidden=1024, heads=8, vocab=32000, seq=1024)
+    cluster, shipped = ss.Cluster.of("a100-80gb", nodes=1), software_of("deepspeed").shipped
+    fix = {"zero": 3, "pipeline": 1, "context": 1}
+    some = {"offload": ["states", "activations", "all"]}
+    search = partial(ss.plan, model, cluster, global_batch=32, software="deepspeed", top=None)
+    found, every = (
+        search(fix=fix | some),
+        search(fix=fix | some | {"recompute": ["none", "selective", "full"]}),
+    )
+    fitting = [each.layout for each in every if not shipped.lacks(each.layout)]
+    assert len(found) == len(fitting) < len(every)
+    assert {each.layout for each in found} == {*fitting}
+    lost = sum(count for name, count in found.rejected.items() if name not in {"does not fit", "beaten"})
+    assert (found.considered - found.valid, len(found)) == (lost, found.valid)
+    assert found.rejected["recomputation with offload"] == len(every) - len(found)
+    left_out = next(each.layout for each in every if shipped.lacks(each.layout))
+    assert "without recompute='full' of all layers" in str(found.why(left_out))
+    asked = search(fix=fix | {"offload": "all", "recompute": "none"})
+    assert "does not ship offload='all' without recompute='full' of all layers" in asked.caveat
+
+
 def test_a_plan_says_what_the_software_does_not_ship_and_what_that_would_save() -> None:
     cluster = ss.Cluster.of("a100-80gb", nodes=16)
     limited = ss.plan("gpt3-175b", cluster, global_batch=128, software="megatron-core", fix={"pipeline": 8})
     everything = ss.plan("gpt3-175b", cluster, global_batch=128, fix={"pipeline": 8})
     assert limited.beyond is not None
-    assert limited.beyond.time_s == everything.best.time_s
-    missing, saved = limited.beyond.lacking, 1 - everything.best.time_s / limited.best.time_s
+    assert limited.beyond.step_time_s == everything.best.step_time_s
+    missing, saved = limited.beyond.lacking, 1 - everything.best.step_time_s / limited.best.step_time_s
     assert "schedule" in missing
     told = f"only what Megatron-Core ships was searched; {missing}, which it does not ship, would take {saved:.0%} off"
     assert told in repr(limited)
@@ -196,17 +219,17 @@ def test_each_layout_of_a_plan_gets_the_software_that_it_suggests(
     for software, plan in firsts.items():
         alone = ss.predict("llama-2-13b", cluster, plan.layout)
         assert (alone.software, alone.fits) == (software, True)
-        assert plan.time_s == pytest.approx(alone.step_time_s)
+        assert plan.step_time_s == pytest.approx(alone.step_time_s)
         assert plan.memory_bytes == pytest.approx(alone.peak_bytes)
     first, second = plans[0], plans[len(plans) - 1]
-    assert plans.explain(1, len(plans)).time == pytest.approx((first.time_s, second.time_s))
+    assert plans.explain(1, len(plans)).time == pytest.approx((first.step_time_s, second.step_time_s))
 
 
 def test_a_whole_plan_with_offload_predicts_like_its_layouts() -> None:
     plans = ss.plan("llama-3-70b", CLUSTER, top=1)
     alone = ss.predict("llama-3-70b", CLUSTER, plans.best.layout)
     assert plans.best.software == alone.software == "deepspeed"
-    assert plans.best.time_s == pytest.approx(alone.step_time_s)
+    assert plans.best.step_time_s == pytest.approx(alone.step_time_s)
 
 
 def test_a_given_calibration_of_other_software_is_named() -> None:

@@ -153,7 +153,7 @@ class TestTimeline:
         assert figures.timeline_info(trace, last_step=7, num_steps=3).steps == (5, 6, 7)
 
     def test_a_run_without_spans_says_so(self):
-        assert "No spans: they appear" in figures.timeline_text(
+        assert "No spans: no step" in figures.timeline_text(
             figures.timeline_info(Trace("id", "run", "ring", world_size=2))
         )
 

@@ -78,7 +78,7 @@ class TestFigure:
             assert name.startswith(line["name"])
             assert line["line"]["color"] in name
         keys = [trace["name"] for trace in drawn["data"] if trace["showlegend"]]
-        assert sorted(keys) == ["backward", "forward", "lighter: later stages"]
+        assert sorted(keys) == ["backward", "fainter: later stages", "forward"]
 
     def test_numbers_of_micro_batches_go_where_bars_are_too_narrow(self):
         few, many = (schedule_json(predicted("1f1b", p, m)) for p, m in ((2, 4), (16, 64)))

@@ -8,12 +8,18 @@ from math import log10
 import pytest
 
 from prediction.planner.brute import machine, small_model
+from shardscope.errors import SpecError
 from shardscope.prediction.planner import plan
+from shardscope.prediction.planner.rules import REASONS
 from shardscope.prediction.planner.table import budget_of
 from shardscope.prediction.predict import predict
+from shardscope.prediction.trainer_config import trainer_config
 from shardscope.spec.cluster import Cluster
+from shardscope.spec.compression import Compression
+from shardscope.spec.layout import Layout
 from shardscope_widgets import Planner, figures
 from shardscope_widgets.figures import _plans
+from shardscope_widgets.planner._screen import _as_in_form
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +124,35 @@ def test_the_chosen_plan_has_settings_for_its_framework_or_a_reason_why_not(plan
     assert "Megatron-Core does not ship the zbv schedule" in planner.screen.config.value
 
 
+@pytest.mark.parametrize(
+    ("layout", "software", "told"),
+    [
+        ({"tensor": 2}, "deepspeed", "hold Tensor ranks fixed at 1, or choose megatron-core under Framework"),
+        ({"pipeline": 2}, "deepspeed", "hold Pipeline stages fixed at 1, or choose"),
+        ({"zero": 1}, "torchtitan", "choose torchtitan under Framework and do not hold that fixed"),
+        (
+            {"zero": 1},
+            "fsdp2",
+            "ZeRO stage 1 is not an option of torchtitan, which shards gradients, too; choose",
+        ),
+        (
+            {"offload": "all", "zero": 3},
+            "deepspeed",
+            "ship Offload all without Recompute full of all layers; to",
+        ),
+        ({}, "nemo", "settings for framework nemo cannot be written yet; use one of megatron-core, fsdp2"),
+        ({"compression": Compression("int8")}, "megatron-core", "Compression int8 is not a setting"),
+    ],
+)
+def test_what_settings_cannot_say_is_told_in_words_of_the_form(layout, software, told):
+    whole = {"data": 2, "global_batch": 4} | layout
+    with pytest.raises(SpecError) as refused:
+        trainer_config(small_model(), Layout(**whole), software)
+    text = _as_in_form(str(refused.value))
+    assert told in text
+    assert not any(part in text for part in ("fix=", "in fix", "='"))
+
+
 def test_a_framework_predicts_every_layout_and_forgets_steps_of_another_one(planner):
     planner.measure(1.05 * planner.plans.best.step_time_s)
     planner.software = "fsdp"
@@ -125,6 +160,16 @@ def test_a_framework_predicts_every_layout_and_forgets_steps_of_another_one(plan
     assert {plan.software for plan in planner.plans} == {planner.software} == {"fsdp2"}
     planner.software = ""
     assert planner.plans.best.software == "megatron-core"
+
+
+def test_a_search_for_each_framework_draws_the_reasons_of_what_it_leaves_out():
+    assert _plans.REASON_NAMES.keys() == REASONS.keys()
+    planner = Planner(
+        "llama-3-8b", cluster=Cluster.of("h100-80gb", nodes=1), global_batch=64, software="deepspeed"
+    )
+    assert planner.problem == ""
+    assert any("no pipelines with" in text for text in planner.screen.rejected.figure["data"][0]["y"])
+    planner.close()
 
 
 def test_a_plan_that_fills_the_memory_names_one_that_does_not():

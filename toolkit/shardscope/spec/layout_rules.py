@@ -113,6 +113,11 @@ def recomputation_faults(layout: Layout, cluster: Cluster | None) -> Iterator[st
         )
 
 
+def recomputes_all(layout: Layout) -> bool:
+    """Return whether a layout recomputes all layers of each stage."""
+    return layout.recompute == "full" and not layout.recompute_layers
+
+
 def _rows(layout: Layout, model: LayerTable) -> Iterator[str]:
     for name in ("tensor", "context", "expert"):
         if getattr(layout, name) > 1:

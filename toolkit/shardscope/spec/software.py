@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from shardscope.errors import unknown_name
+from shardscope.spec.layout_rules import recomputes_all
 
 if TYPE_CHECKING:
     from shardscope.spec.layout import Layout
@@ -21,7 +22,7 @@ Family = Literal["megatron", "fsdp", "deepspeed", "deepspeed-0.5"]
 
 
 class Shipped(NamedTuple):
-    """What a framework can run; each field but the last four has the values of an axis of `Layout`."""
+    """What a framework can run; each field but the last five has the values of an axis of `Layout`."""
 
     schedule: tuple[str, ...]
     """Pipeline schedules; empty if it has no pipelines."""
@@ -39,6 +40,8 @@ class Shipped(NamedTuple):
     """What has these ZeRO stages, where the framework has others elsewhere, such as `` in its optimizer``."""
     zero_for_offload: tuple[tuple[str, int], ...] = ()
     """Pairs of an offload setting and the lowest ZeRO stage with which it can be used."""
+    full_for_offload: tuple[str, ...] = ()
+    """Offload settings that move only the inputs of recomputed layers, so that all layers have to be recomputed."""
 
     def axes(self) -> dict[str, tuple[int | str, ...]]:
         """Return the values of each axis that it restricts, by name of the axis."""
@@ -64,6 +67,8 @@ class Shipped(NamedTuple):
             found.append(f"offload={layout.offload!r}")
         elif layout.zero < (needed := dict(self.zero_for_offload).get(layout.offload, 0)):
             found.append(f"offload={layout.offload!r} below zero={needed}")
+        if layout.offload in self.full_for_offload and not recomputes_all(layout):
+            found.append(f"offload={layout.offload!r} without recompute='full' of all layers")
         return tuple(found)
 
 
@@ -88,8 +93,9 @@ _DEEPSPEED = Shipped(
     source="DeepSpeed: runtime.pipe, whose PipelineEngine refuses ZeRO 2 and 3; DeepSpeed-Ulysses splits sequences, "
     "but exchanges heads; offload_optimizer is for stages 1 to 3, offload_param for stage 3; "
     "zero_hpz_partition_size copies only parameters to each node, and still shards gradients and optimizer states over "
-    "all ranks; mics_shard_size, of stage 3 without offloading, was removed in September 2026 (pull request 8490)",
-    zero_for_offload=(("optimizer", 1), ("states", 3), ("all", 3)),
+    "all ranks; mics_shard_size, of stage 3 without offloading, was removed in September 2026 (pull request 8490); "
+    "cpu_checkpointing moves what deepspeed.checkpointing.checkpoint saves, the inputs of recomputed layers",
+    zero_for_offload=(("optimizer", 1), ("states", 3), ("all", 3)), full_for_offload=("activations", "all"),
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Predicted values under measured ones: time line, bytes and memory of a run, drawn lighter, and their largest gap.
+"""Predicted values under measured ones: time line, bytes and memory of a run, drawn fainter, and their largest gap.
 
 `ghost_of` turns a prediction into plain values; the other functions turn these into traces for the figures of the
 Training Lab. A predicted step has no overlap, and its parts are those of the rank with most work.
@@ -178,7 +178,7 @@ def _gap_text(gap: Gap, text: Any, *, whole: float) -> str:
 
 
 def timeline_ghosts(info: TimelineInfo, ghost: Ghost) -> list[dict[str, Any]]:
-    """Return one row of lighter bars below the ranks: the predicted step, from the start of each measured step."""
+    """Return one row of fainter bars below the ranks: the predicted step, from the start of each measured step."""
     bars = []
     for part in dict.fromkeys((part.part, part.name) for part in ghost.parts):
         starts, lengths = [], []

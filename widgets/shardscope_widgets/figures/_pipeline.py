@@ -54,7 +54,7 @@ class GanttInfo(NamedTuple):
     """One step: its operations, duration and measured waiting, and the bubble from the schedule's table (`ideal`).
 
     `usual` are the medians over the run's steps; None if only one step is known. `predicted` are the operations of the
-    predicted step, which are drawn lighter below the measured ones.
+    predicted step, which are drawn fainter below the measured ones.
     """
 
     label: str
@@ -235,7 +235,7 @@ def draw_gantt(info: GanttInfo) -> go.Figure:
 
 
 def _ghosts(info: GanttInfo) -> list[dict[str, Any]]:
-    """Return thin, lighter bars below those of each rank, for the predicted operations."""
+    """Return thin, fainter bars below those of each rank, for the predicted operations."""
     ghost = info._replace(ops=info.predicted, predicted=())
     shown = bars(ghost, lambda places: _measured_hover(ghost, places), with_text=False)
     for bar in shown:

@@ -194,7 +194,7 @@ def _told(info: ScheduleInfo, places: Sequence[int]) -> dict[str, Any]:
     first = info.gantt.ops[places[0]]
     name = OP_NAMES[first.op]
     return {
-        "name": name if first.turn == 0 else "lighter: later stages",
+        "name": name if first.turn == 0 else "fainter: later stages",
         "legendrank": 1000 + first.turn,
         "showlegend": first.turn == 0 or (first.turn == 1 and first.op == "F"),
         "hovertext": [info.waits[place][0] for place in places],

@@ -144,7 +144,7 @@ def timeline_text(info: TimelineInfo) -> str:
     Communication includes waiting for the other rank to send or to receive. The fractions add up to 1.
     """
     if not info.steps:
-        return "No spans: they appear once the first step has finished."
+        return "No spans: no step has finished."
     compute, idle = round(100 * info.shares.compute), round(100 * info.shares.idle)
     parts = [f"{compute}% computing", f"{100 - compute - idle}% communicating or waiting", f"{idle}% idle"]
     which = f"step {info.steps[0]}" if len(info.steps) == 1 else f"steps {info.steps[0]} to {info.steps[-1]}"

@@ -205,7 +205,7 @@ def striped(look: RunStyle, *, white: float = 0.55, **pattern: Any) -> dict[str,
 
 
 def ghost_key() -> dict[str, Any]:
-    """Return a trace without data whose legend entry says that lighter bars are predicted."""
+    """Return a trace without data whose legend entry says that fainter bars are predicted."""
     return {
         "type": "bar", "x": [None], "y": [None], "name": "predicted", "opacity": 0.45, "marker": {"color": GREY},
         "hoverinfo": "skip",

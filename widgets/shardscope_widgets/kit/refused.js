@@ -29,6 +29,7 @@ function watchBoxes(panel) {
     forget();
     if (!box.matches?.(BOX)) return;
     const [typed, before] = [box.value, starts.get(box) ?? box.value];
+    starts.set(box, typed); // what the next entry replaces, if this watch ends before it knows better
     let left = WAIT.most;
     due = setInterval(() => {
       const text = refusal(box, typed, before);
@@ -41,7 +42,8 @@ function watchBoxes(panel) {
       box.closest(".jupyter-widgets").after(note);
     }, WAIT.each);
   };
-  const listeners = { focusin: entered, input: forget, change: changed };
+  const pressed = ({ target }) => { if (target.closest?.("button")) forget(); }; // it may set the box, too
+  const listeners = { focusin: entered, input: forget, change: changed, click: pressed };
   for (const [name, listen] of Object.entries(listeners)) panel.addEventListener(name, listen, true);
   return () => {
     forget();

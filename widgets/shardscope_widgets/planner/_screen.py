@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -20,6 +20,7 @@ from shardscope_widgets.kit.click_figure import ClickFigure
 from shardscope_widgets.kit.frame import Frame
 from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.kit.markup import classed, columns, heading, note_html, status_html, words_html
+from shardscope_widgets.planner._hold_fixed import FILTERS, LABELS
 from shardscope_widgets.planner._measured import MeasuredBox
 from shardscope_widgets.words import safe
 
@@ -119,11 +120,30 @@ def _told(explanation: PlanComparison | None) -> str:
     return f'<div class="ss-told"><b>{head}</b><ul>{"".join(f"<li>{line}</li>" for line in rest)}</ul></div>'
 
 
+_IN_FORM: dict[str, str | Callable[[re.Match[str]], str]] = {
+    r"give software=\.\.\. for another": "choose another under Framework",
+    r"plan with fix=\{'recompute_layers': 0\}": "hold Recompute fixed at full",
+    r"plan with fix=\{'(\w+)': '?([\w-]+)'?\}": lambda found: f"hold {_label(found[1])} fixed at {found[2]}",
+    r"plan with software='([^']*)'": r"choose \1 under Framework",
+    r", or software='([^']*)'": r", or choose \1 under Framework",
+    r"and without that in fix": "and do not hold that fixed",
+    r"software='([^']*)' searches": r"Framework \1 searches",
+    r"software='([^']*)'": r"framework \1",
+}
+"""What stands for arguments of `ss.plan` in sentences of the toolkit, by regular expression, first ones first."""
+
+
+def _label(axis: str) -> str:
+    return LABELS.get(axis, axis.capitalize())
+
+
 def _as_in_form(text: str) -> str:
     """Return a sentence with the form's words instead of the arguments of `ss.plan`."""
-    text = text.replace("give software=... for another", "choose another under Framework")
-    text = re.sub(r"plan with software='([^']*)'", r"choose \1 under Framework", text)
-    return re.sub(r"software='([^']*)'", r"Framework \1", text)
+    for pattern, words in _IN_FORM.items():
+        text = re.sub(pattern, words, text)
+    return re.sub(
+        rf"\b({'|'.join(FILTERS)})='?([\w-]+)'?", lambda found: f"{_label(found[1])} {found[2]}", text
+    )
 
 
 def _config_html(plans: Plans, chosen: int) -> str:
@@ -134,7 +154,7 @@ def _config_html(plans: Plans, chosen: int) -> str:
         return words_html(f"No settings to paste: {_as_in_form(str(error))}.")
     return (
         f'<details class="ss-config"><summary>Settings for {safe(config.trainer)}</summary>'
-        f"<pre>{safe(config.text)}</pre></details>{note_html(' '.join(config.remarks))}"
+        f"<pre>{safe(config.text)}</pre></details>{note_html(_as_in_form(' '.join(config.remarks)))}"
     )
 
 

@@ -65,6 +65,11 @@ class Bodies(NamedTuple):
     recompute: Ints
     recompute_layers: Ints
 
+    @property
+    def recomputes_all(self) -> Mask:
+        """Mask of the bodies that recompute all layers."""
+        return np.asarray((self.recompute == FULL) & (self.recompute_layers == 0))
+
 
 class Candidates(NamedTuple):
     """All valid layouts of a search space, as nested tables; a "way" is a sharding with an offload setting."""
@@ -78,6 +83,8 @@ class Candidates(NamedTuple):
     `LEFT_OUT`."""
     offload: Ints
     """Index into `OFFLOAD_NAMES` of each way."""
+    needs_full: Mask
+    """Mask by way: True if it is tried only where all layers are recomputed."""
     compression: Ints
     methods: tuple[Compression, ...]
     """Compression methods that the indices in `compression` refer to; the first is ``none``."""
@@ -97,6 +104,10 @@ class Candidates(NamedTuple):
     def ways(self) -> Mask:
         """Mask by grid and way to store model states: False if the way duplicates another one on this grid."""
         return (self.shard > 0) & self.chosen
+
+    def ways_of(self, body: Ints) -> Mask:
+        """Return a mask by body and way: False if the way duplicates another one, or the body recomputes too little."""
+        return self.ways[self.bodies.grid[body]] & (self.bodies.recomputes_all[body, None] | ~self.needs_full)
 
     @property
     def compressions(self) -> Ints:
@@ -177,6 +188,7 @@ def candidates(
     grid, lost_grids = _grids(model, cluster.num_devices, global_batch, space)
     bodies, lost_bodies, choices = _bodies(model, grid, global_batch, space, recipe)
     zero, offload, shard = _states(cluster, grid, space)
+    needs_full = np.isin(offload, [OFFLOAD_NAMES.index(name) for name in space.full_for_offload])
     methods = distinct(space.compression)
     compression = np.array([methods.index(method) for method in dict.fromkeys(space.compression)], np.int64)
     ways, packed = len(zero), len(compression)
@@ -185,7 +197,7 @@ def candidates(
         rejected[name] = rejected.get(name, 0) + count * ways * packed
     in_part = space.recompute_layers is None and {"none", "full"} <= {*space.recompute} and not cluster.groups
     found = Candidates(
-        grid, bodies, zero, shard, offload, compression, methods, recipe, 0, {}, np.ones(ways, bool),
+        grid, bodies, zero, shard, offload, needs_full, compression, methods, recipe, 0, {}, np.ones(ways, bool),
         num_layers=model.layers, recomputes_in_part=in_part,
     )  # fmt: skip
     rejected |= _lost_ways(found)
@@ -204,7 +216,10 @@ def _lost_ways(found: Candidates) -> dict[str, int]:
     }
     every = len(at) * int(found.chosen.sum()) * packed
     kept = int((found.ways.sum(1) * found.compressions)[at].sum())
-    return left_out | {"no replicas": every - sum(left_out.values()) - kept}
+    too_little = ((found.ways & found.needs_full).sum(1) * found.compressions)[at]
+    twins = every - sum(left_out.values()) - kept
+    unmoved = int(too_little[~found.bodies.recomputes_all].sum())
+    return left_out | {"recomputation with offload": unmoved, "no replicas": twins}
 
 
 def _grids(model: Transformer, devices: int, batch: int, space: SearchAxes) -> tuple[Grid, dict[str, int]]:

@@ -13,7 +13,7 @@ from shardscope.analytic.recomputation import layers_of_stage
 from shardscope.errors import SpecError
 from shardscope.prediction.planner.setting import SearchSettings, capacity, lacking_bytes, memory_parts
 from shardscope.spec.layout import Layout
-from shardscope.spec.layout_rules import uneven_chunks
+from shardscope.spec.layout_rules import recomputes_all, uneven_chunks
 
 GIB = 2**30
 ON_DEVICE = ("parameters", "gradients", "optimizer", "activations", "buffers")
@@ -62,7 +62,7 @@ def fewest_layers(setting: SearchSettings, layout: Layout) -> int:
     """
     layers = layers_of_stage(setting.model.layers, layout.pipeline * layout.virtual_stages)
     counts = range(layout.recompute_layers + 1, layers)
-    if setting.cluster.groups or not counts or (layout.recompute == "full" and not layout.recompute_layers):
+    if setting.cluster.groups or not counts or recomputes_all(layout):
         return 0
     table = Layouts.of(layout.replace(recompute="full", recompute_layers=count) for count in counts)
     fits = np.flatnonzero(lacking_bytes(setting, memory_parts(setting, table)) <= 0)

@@ -118,7 +118,8 @@ def plan(
 
 def _without_offload(space: SearchAxes, every: SearchAxes) -> SearchAxes:
     """Return the space without offloading, and with the limits of offloading that the caller gave, if any."""
-    return space.replace(offload=("none",), zero_for_offload=every.zero_for_offload)
+    given = {name: getattr(every, name) for name in ("zero_for_offload", "full_for_offload")}
+    return space.replace(offload=("none",), **given)
 
 
 def known_model(model: Model | str) -> Transformer:

@@ -35,6 +35,7 @@ REASONS: dict[str, str] = {
     "sequence-parallel": "sequence parallelism needs a tensor degree above 1 that divides a rank's sequence",
     "ZeRO in a pipeline": "zero_in_pipelines leaves out this ZeRO stage with several pipeline stages",
     "ZeRO with offload": "zero_for_offload leaves out this ZeRO stage with this kind of offloading",
+    "recomputation with offload": "full_for_offload leaves out this offloading unless all layers are recomputed",
     "no replicas": "without replicas or sharding it is equivalent to another layout; only one is kept",
     "no recomputation": "flash attention saves nothing that selective recomputation could drop; only one is kept",
     "recompute-layers": "it recomputes as many layers as another layout; only one is kept",

@@ -156,11 +156,10 @@ def _chunks(found: Candidates, order: npt.NDArray[np.intp]) -> Iterator[tuple[In
 
     All pairs with the same first index are in the same chunk.
     """
-    ways = found.ways
-    step = max(1, CHUNK // max(1, ways.shape[1]))
+    step = max(1, CHUNK // max(1, len(found.zero)))
     for start in range(0, len(order), step):
         body = order[start : start + step]
-        at, way = np.nonzero(ways[found.bodies.grid[body]])
+        at, way = np.nonzero(found.ways_of(body))
         yield body[at], way
 
 

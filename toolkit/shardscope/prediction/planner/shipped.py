@@ -15,6 +15,7 @@ from shardscope.prediction.planner.candidates import SharedSettings
 from shardscope.prediction.planner.pools import layout_at, searched
 from shardscope.prediction.planner.space import SearchAxes
 from shardscope.spec.layout import Layout
+from shardscope.spec.layout_rules import recomputes_all
 from shardscope.spec.software import software_of
 
 LEAST_SAVED = 0.01
@@ -50,6 +51,8 @@ class SoftwareLimits(NamedTuple):
             found |= {"schedule": layout.schedule, "zero_in_pipelines": layout.zero}
         if layout.zero < dict(self.space.zero_for_offload).get(layout.offload, 0):
             return True
+        if layout.offload in self.space.full_for_offload and not recomputes_all(layout):
+            return True
         tried = {name: (getattr(self.space, name), getattr(self.wider, name)) for name in found}
         return any(here != all_ and found[name] not in here for name, (here, all_) in tried.items())
 
@@ -72,10 +75,14 @@ def shipped_space(space: SearchAxes, software: str | None, *, given: Collection[
         and "zero_in_pipelines" not in given
     ):
         axes["zero_in_pipelines"] = shipped.zero_in_pipelines
+    tried = axes.get("offload", space.offload)
     if not {"zero", "offload"} <= {*given} and "zero_for_offload" not in given:
-        tried = axes.get("offload", space.offload)
         pairs = tuple(pair for pair in shipped.zero_for_offload if pair[0] in tried)
         axes |= {"zero_for_offload": pairs} if pairs else {}
+    is_asked = "offload" in given and {"recompute", "recompute_layers"} & {*given}
+    if not is_asked and "full_for_offload" not in given:
+        moved = tuple(each for each in shipped.full_for_offload if each in tried)
+        axes |= {"full_for_offload": moved} if moved else {}
     return space.fixed(axes)
 
 

@@ -44,6 +44,8 @@ class SearchAxes(Spec):
     """Those of the ZeRO stages that are tried with several pipeline stages; several frameworks do not combine all."""
     zero_for_offload: tuple[tuple[Offload, Literal[0, 1, 2, 3]], ...] = ()
     """Pairs of an offload setting and the lowest ZeRO stage with which it is tried, such as ``("states", 3)``."""
+    full_for_offload: tuple[Offload, ...] = ()
+    """Kinds of offloading that are tried only with all layers recomputed, because only their inputs are moved."""
     shard: tuple[Literal["all", "node"], ...] = Field(default=("all", "node"), min_length=1)
     """Shard model states over all replicas, or over the replicas on one node (HSDP)."""
     recompute: tuple[Recompute, ...] = Field(default=("none", "selective", "full"), min_length=1)

@@ -52,7 +52,7 @@ def trainer_config(model: Transformer, layout: Layout, software: str | None = No
     known = assumed_software(layout).software if software is None else software_of(software)
     if known.name not in _WRITERS:
         raise SpecError(
-            f"software={known.name!r} has settings that cannot be written yet; use one of {', '.join(_WRITERS)}"
+            f"settings for software={known.name!r} cannot be written yet; use one of {', '.join(_WRITERS)}"
         )
     if layout.compression.name != "none":
         raise SpecError(
@@ -60,7 +60,7 @@ def trainer_config(model: Transformer, layout: Layout, software: str | None = No
         )
     if lacking := known.shipped.lacks(layout):
         raise SpecError(
-            f"{known.label} does not ship {' or '.join(lacking)}; plan with software={known.name!r}, which searches "
-            "only what it ships"
+            f"{known.label} does not ship {' or '.join(lacking)}; to search only what it ships, plan with "
+            f"software={known.name!r} and without that in fix"
         )
     return _WRITERS[known.name](model, layout)

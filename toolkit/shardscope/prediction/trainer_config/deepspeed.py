@@ -10,6 +10,7 @@ from shardscope.prediction.trainer_config.config import TrainerConfig, partial_r
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 
+_FILE = "ds_config.json"
 _OFFLOADED = {"optimizer": ("optimizer",), "states": ("optimizer", "param"), "all": ("optimizer", "param")}
 """Model states that each setting of `Layout.offload` moves; it moves none in other settings."""
 
@@ -25,7 +26,7 @@ def deepspeed_config(model: Transformer, layout: Layout) -> TrainerConfig:
     """Return the JSON for a data-parallel layout, with ZeRO and offloading of model states.
 
     Raises:
-        SpecError: The layout splits the model, or offloads activations other than the inputs of recomputed layers.
+        SpecError: The layout splits the model, or has a precision that DeepSpeed lacks.
     """
     for name in ("tensor", "pipeline", "context", "expert"):
         if getattr(layout, name) > 1:
@@ -33,13 +34,8 @@ def deepspeed_config(model: Transformer, layout: Layout) -> TrainerConfig:
                 f"{name}={getattr(layout, name)} cannot be written for DeepSpeed yet, only data parallelism; plan with "
                 f"fix={{'{name}': 1}}, or software='megatron-core'"
             )
-    if _moves_activations(layout) and layout.recompute != "full":
-        raise SpecError(
-            f"offload={layout.offload!r} with recompute={layout.recompute!r} is not an option of DeepSpeed, which "
-            "moves only the inputs of recomputed layers; use recompute='full'"
-        )
     text = json.dumps(_settings(layout), indent=2)
-    return TrainerConfig("DeepSpeed, ds_config.json", text, _remarks(model, layout))
+    return TrainerConfig(f"DeepSpeed, {_FILE}", text, _remarks(model, layout))
 
 
 def _settings(layout: Layout) -> dict[str, Any]:
@@ -93,14 +89,18 @@ def _remarks(model: Transformer, layout: Layout) -> tuple[str, ...]:
         "selective": "with its attention alone recomputed",
         "full": "with activation checkpointing (for Hugging Face, model.gradient_checkpointing_enable())",
     }[layout.recompute]
+    moved: tuple[str, ...] = ()
     if _moves_activations(layout):
-        recompute = "with each layer called by deepspeed.checkpointing.checkpoint, which moves its inputs"
+        recompute = "with each layer called by deepspeed.checkpointing.checkpoint"
+        configure = f"deepspeed.checkpointing.configure(None, deepspeed_config={_FILE!r})"
+        moved = (f"Before, it calls {configure}, without which activations stay on the GPU.",)
     attention = "fused" if layout.flash_attention else "plain"
     optimizer = layout.optimizer.label
     if layout.offload in _OFFLOADED:
         optimizer = _ON_CPU.get(layout.optimizer.name, optimizer)
     return (
         f"The model's code runs {attention} attention, {recompute}, on sequences of {model.seq:,} tokens.",
+        *moved,
         *partial_recomputation(layout, "gradient_checkpointing_enable()"),
         f"It passes {optimizer} to deepspeed.initialize.",
     )

@@ -106,7 +106,8 @@ def _replicas(layout: Layout) -> tuple[int, int]:
     """Return the degrees that replicate and that shard; context ranks shard along with the data ranks."""
     if layout.zero == 1 and layout.data * layout.context > 1:
         raise SpecError(
-            "zero=1 is not an option of torchtitan, which shards gradients, too; plan with software='torchtitan'"
+            "zero=1 is not an option of torchtitan, which shards gradients, too; plan with software='torchtitan' and "
+            "without that in fix"
         )
     if layout.zero == 0:
         if layout.context > 1:
