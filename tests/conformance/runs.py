@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from torch import nn
 
 import shardscope as ss
 
@@ -30,6 +31,23 @@ def small_job(**changes: Any) -> ss.Job:
         "steps": 10,
     }
     return ss.Job(**{**fields, **changes})
+
+
+def acting_module(act: Callable[[], None]) -> nn.Module:
+    """A classifier of digits that acts in its third forward pass."""
+
+    class Acts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.calls = nn.Linear(64, 10), 0
+
+        def forward(self, x: Any) -> Any:
+            self.calls += 1
+            if self.calls == 3:
+                act()
+            return self.layer(x.flatten(1))
+
+    return Acts()
 
 
 def endless_job(**changes: Any) -> ss.Job:

@@ -4,33 +4,23 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
 
 import pytest
 from torch import nn
 
 import shardscope as ss
-from conformance.runs import small_job
+from conformance.runs import acting_module, small_job
 from shardscope.runlog import clock
 
 
 def with_clock_set(by_s: float) -> nn.Module:
     """A model during whose third forward pass the clock of the rank is set, as by NTP."""
-    import time
 
-    class Steps(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.calls = nn.Linear(64, 10), 0
+    def step() -> None:
+        right = time.time
+        time.time = lambda: right() + by_s
 
-        def forward(self, x: Any) -> Any:
-            self.calls += 1
-            if self.calls == 3:
-                right = time.time
-                time.time = lambda: right() + by_s
-            return self.layer(x.flatten(1))
-
-    return Steps()
+    return acting_module(step)
 
 
 @pytest.mark.parametrize("hours", [-1, pytest.param(1, marks=pytest.mark.weekly)])

@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch import nn
 
 import shardscope as ss
 from conformance.emulated import needs_namespaces
-from conformance.runs import all_gone, rank_pids, small_job
+from conformance.runs import acting_module, all_gone, rank_pids, small_job
 from shardscope.runlog.writer import EventWriter
 from shardscope.runtime import left_behind
 from shardscope.runtime.left_behind import Left, LeftBehind, living
@@ -28,21 +27,7 @@ def model_that(
 ) -> Callable[[], nn.Module]:
     """A function that makes a model which acts in the third forward pass of a rank, and something else in others."""
 
-    def make_model() -> nn.Module:
-        class Acts(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.layer, self.calls = nn.Linear(64, 10), 0
-
-            def forward(self, x: Any) -> Any:
-                self.calls += 1
-                if self.calls == 3:
-                    (acts if int(os.environ["RANK"]) == victim else meanwhile)()
-                return self.layer(x.flatten(1))
-
-        return Acts()
-
-    return make_model
+    return lambda: acting_module(acts if int(os.environ["RANK"]) == victim else meanwhile)
 
 
 def leave() -> None:

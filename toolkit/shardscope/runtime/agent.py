@@ -266,9 +266,8 @@ class Agent:
                 or _not_started(f"the ranks could not be started: {error}", traceback.format_exc())
             )
         finally:
-            with (
-                self._parked
-            ):  # else the watcher could still be killing when the next attempt has started its ranks
+            # Without the lock, the watcher could still be killing when the next attempt has started its ranks.
+            with self._parked:
                 self._behind = None
         if "stopped" in states.values():
             return Ending("stopped", "asked to stop", cause=Cause.REQUESTED)
