@@ -31,8 +31,11 @@ Arguments = Mapping[str, str]
 
 START = re.compile(r"-{3,} arguments -{3,}")
 _END = re.compile(r"-{3,} end of arguments -{3,}")
-_ARGUMENT = re.compile(r"(?:^|\s)(\w+) (?:\.+ |(?<=\w{48} ) )(.*?)(?=\s+\w+ \.{3,} |$)")
+_ARGUMENT = re.compile(
+    r"(?:^|\s)(\w+) (\.{3,} |(?<=\w{46} )\.\. |(?<=\w{47} )\. |(?<=\w{48} ) )(.*?)(?=\s+\w+ \.{3,} |$)"
+)
 """Megatron pads a name with dots to 48 characters, so that a longer one has none; two ranks may share a line."""
+_WIDTH = 48
 _UNSET = {"None", "False", "0", "0.0", "", "[]", "{}", "()"}
 _ONE = {"1", "1.0"}
 _BOOLEANS = {"True": True, "False": False, "None": False}
@@ -119,7 +122,9 @@ def _blocks(lines: Iterable[Line], name: str) -> Iterator[Arguments]:
                 yield block
                 block = {}
         elif depth:
-            for key, value in _ARGUMENT.findall(line.text):
+            for key, dots, value in _ARGUMENT.findall(line.text):
+                if kind_of(key) == "unknown" and len(key) + len(dots.strip()) < _WIDTH:
+                    continue  # another rank's message that ends in dots, such as "> building the dataset ... done"
                 _check_once(block, key, value.strip(), name)
                 block[key] = value.strip()
     if depth:

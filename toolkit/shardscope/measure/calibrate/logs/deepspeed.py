@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardscope.errors import SpecError
-from shardscope.measure.calibrate.logs.arguments import Arguments, flag
+from shardscope.measure.calibrate.logs.arguments import Arguments, flag, is_set
 from shardscope.measure.calibrate.logs.text import Line
 
 _PRINTED = re.compile(r"\[config\.py:\d+:print\w*\] +(\w+) [ .]*(\S.*)")
 _JSON = re.compile(r"\bjson = (?=\{)")
+_OF_JSON = re.compile(r"\s*[\"{}\[\]]")
 _OFFLOADS = {
     (): "none",
     ("optimizer",): "optimizer",
@@ -33,7 +34,7 @@ def settings(arguments: Arguments, lines: Sequence[Line]) -> dict[str, Any]:
     """
     config = _config(lines)
     zero = config.get("zero_optimization") or {}
-    printed = dict(match.group(1, 2) for line in lines if (match := _PRINTED.search(line.text)))
+    printed = {match[1]: match[2] for line in lines if (match := _PRINTED.search(line.text))}
     stage = printed.get("zero_optimization_stage", str(zero.get("stage", "")))
     stated = arguments.get("zero_stage", "").removesuffix(".0")
     if not stage:
@@ -43,7 +44,8 @@ def settings(arguments: Arguments, lines: Sequence[Line]) -> dict[str, Any]:
             f"deepspeed=True with zero_stage={stated or None} does not say ZeRO's stage; give the whole log, with the "
             "configuration that DeepSpeed prints"
         )
-    _check_batches(arguments, printed)
+    if not is_set(arguments, "rampup_batch_size"):
+        _check_batches(arguments, printed)
     # DeepSpeed's BF16_Optimizer, which its pipelines use without ZeRO, partitions its states as stage 1 does.
     is_piped = arguments.get("pipeline_model_parallel_size", "1") != "1"
     shards = stage == "0" and is_piped and flag(arguments, "bf16")
@@ -51,13 +53,14 @@ def settings(arguments: Arguments, lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def _config(lines: Sequence[Line]) -> Mapping[str, Any]:
+    """Return the JSON that DeepSpeed prints after its settings, without what other ranks have written between."""
     for place, line in enumerate(lines):
         if match := _JSON.search(line.text):
-            text = "\n".join(
-                [line.text[match.end() :], *(each.text for each in lines[place + 1 : place + 400])]
-            )
+            rest = (each.text for each in lines[place + 1 : place + 1000] if _OF_JSON.match(each.text))
             try:
-                found: Mapping[str, Any] = json.JSONDecoder().raw_decode(text)[0]
+                found: Mapping[str, Any] = json.JSONDecoder().raw_decode(
+                    "\n".join([line.text[match.end() :], *rest])
+                )[0]
             except (ValueError, RecursionError):
                 raise SpecError(
                     "DeepSpeed's configuration ('json = {...') is not whole; give the log as it was written"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -41,22 +41,18 @@ def _stretches(steps: Sequence[Step]) -> list[list[Step]]:
     counters that run side by side; those of a restarted job follow each other.
     """
     ahead: list[tuple[int, int]] = []  # last number and place of each counter
-    first: dict[int, int] = {}  # the place where the counter that is at this place began
+    first: dict[int, int] = {}  # the place where a counter began, by its last place
     for place, step in enumerate(steps):
         before = bisect_left(ahead, (step.number, -1)) - 1
         began = first.pop(ahead.pop(before)[1]) if before >= 0 else place
         insort(ahead, (step.number, place))
         first[place] = began
-    cuts = _cuts(first)
-    return [list(steps[start:stop]) for start, stop in zip(cuts, [*cuts[1:], len(steps)], strict=True)]
-
-
-def _cuts(counters: Mapping[int, int]) -> list[int]:
-    """Return the places where no counter runs on, from pairs of the last and first place of each."""
-    found, end = [], -1
-    for last, began in sorted(counters.items(), key=lambda each: each[1]):
-        if began > end:
-            found.append(began)
+    found: list[list[Step]] = []
+    end = -1
+    for last, began in sorted(first.items(), key=lambda each: each[1]):
+        if began > end and (end < 0 or steps[began].number < steps[end].number):
+            found.append([])
+        found[-1] += steps[end + 1 : last + 1]
         end = max(end, last)
     return found
 

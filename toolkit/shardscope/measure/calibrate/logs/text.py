@@ -26,10 +26,8 @@ class Line(NamedTuple):
     """One line of a log, without the label of its rank."""
 
     rank: str
-    """The label, or empty."""
+    """The label, or empty; ranks of one node may share it."""
     text: str
-    is_cut: bool = False
-    """Whether the log ends in this line without a line break."""
 
 
 def decoded(data: bytes) -> str:
@@ -49,9 +47,7 @@ def decoded(data: bytes) -> str:
 
 def lines_of(text: str) -> list[Line]:
     """Return the lines of a log; a carriage return ends one, as progress bars use it."""
-    *whole, last = re.split(r"[\r\n]+", _ESCAPES.sub("", text))
-    found = [_line(each) for each in whole]
-    return [*found, _line(last)._replace(is_cut=True)] if last else found
+    return [_line(each) for each in re.split(r"[\r\n]+", _ESCAPES.sub("", text)) if each]
 
 
 def _line(text: str) -> Line:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 from shardscope.errors import DataError
 from shardscope.measure.calibrate.logs.steps import Step, sessions_of, typical
@@ -29,7 +29,7 @@ def row(lines: Sequence[Line], name: str, given: Transformer | None) -> dict[str
         DataError: There are too few steps, or those of several runs.
     """
     del given  # the log says nothing that a model could contradict
-    steps = _steps(lines)
+    steps, resumed = _steps(lines)
     if not steps:
         return None
     batches = {match.groups(): match for line in lines if (match := _BATCH.search(line.text))}
@@ -37,34 +37,54 @@ def row(lines: Sequence[Line], name: str, given: Transformer | None) -> dict[str
         one, other = (f"a global batch of {total} of {seq} tokens" for _, total, seq in list(batches)[:2])
         raise DataError(f"rows={name!r} is of several runs, with {one} and {other}; give one file per run")
     sessions = sessions_of(steps)
-    _check_restarts(sessions, name)
+    _check_restarts(sessions, resumed, name)
     stated = next(iter(batches), None)
     settings = {} if stated is None else {"global_batch": int(stated[1]), "seq": int(stated[2])}
     return {"software": "torchtitan", **settings, "tokens_per_s_per_device": typical(sessions, name)}
 
 
-def _steps(lines: Sequence[Line]) -> list[Step]:
-    """Return the steps of training, without lines that end where others go on, which are cut."""
+class _Start(NamedTuple):
+    """A start that a rank has announced."""
+
+    place: int = 0
+    number: int = 0
+    """Its first step; above 1 if it has loaded a checkpoint."""
+    has_run: bool = False
+
+
+def _steps(lines: Sequence[Line]) -> tuple[list[Step], set[int]]:
+    """Return the steps of training, and which starts have resumed it; without lines that end where others go on."""
     found: list[tuple[bool, Step]] = []
-    first: dict[str, int] = {}
+    resumed: set[int] = set()
+    starts: dict[str, _Start] = {}
     for line in lines:
+        now = starts.get(line.rank, _Start())
         if match := _START.search(line.text):
-            first[line.rank] = int(match[1])
+            now = _next(now, int(match[1]))
+            resumed |= {now.place} if now.number > 1 else set()
         for match in _STEP.finditer(line.text):
             if not _OF_VALIDATION.search(line.text[max(0, match.start() - 40) : match.start()]):
-                value = float(match[2].replace(",", ""))
-                step = Step(int(match[1]), value, line.rank, first.get(line.rank, 0))
+                step = Step(int(match[1]), float(match[2].replace(",", "")), line.rank, now.place)
                 found.append((match.end() == len(line.text.rstrip()), step))
+                now = now._replace(has_run=True)
+        starts[line.rank] = now
     are_all = all(is_end for is_end, _ in found)
-    return [step for is_end, step in found if are_all or not is_end]
+    return [step for is_end, step in found if are_all or not is_end], resumed
 
 
-def _check_restarts(sessions: Sequence[Sequence[Step]], name: str) -> None:
+def _next(now: _Start, number: int) -> _Start:
+    """Return the start that an announcement stands for: another rank's of the same one, or a new one."""
+    is_same = number == now.number and (number == 1 or not now.has_run)
+    return now if is_same else _Start(now.place + 1, number)
+
+
+def _check_restarts(sessions: Sequence[Sequence[Step]], resumed: Collection[int], name: str) -> None:
     """Refuse a rank that counts again from a step, unless the log says that training has resumed there."""
     last: dict[str, Step] = {}
     for session in sessions:
         before, step = last.get(session[0].rank), session[0]
-        if before is not None and step.number <= before.number and step.start in {0, 1, before.start}:
+        has_resumed = before is not None and step.start > before.start and step.start in resumed
+        if before is not None and step.number <= before.number and not has_resumed:
             raise DataError(
                 f"rows={name!r} goes back from step {before.number} to {step.number}, so it has several runs; give one "
                 "file per run"
