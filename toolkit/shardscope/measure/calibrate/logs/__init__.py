@@ -2,7 +2,8 @@
 
 `text` turns bytes into lines. `steps` takes the typical step of lines that several ranks or a restarted job have
 written. `arguments` reads the arguments that Megatron prints and classifies each of them by `megatron_arguments.json`,
-and `megatron` turns them into a row. `deepspeed` adds what DeepSpeed prints of its own configuration.
+`model` and `layout` turn them into columns, and `megatron` makes the row. `deepspeed` adds what DeepSpeed prints of its
+own configuration.
 """
 
 from __future__ import annotations
