@@ -140,7 +140,7 @@ def test_megatrons_flags_are_read_back_as_the_same_layout_and_model(model, layou
     fields = {name: row[name] for name in Layout.model_fields if name in row}
     assert Layout(**fields) == layout
     assert found.replace(name=model.name, source=model.source) == model
-    assert f"make {layout.data} replica" in config.remarks[0]
+    assert f"make {layout.data} replica" in config.remarks[1]
 
 
 def test_experts_and_groups_of_shards_have_flags():

@@ -17,6 +17,7 @@ from shardscope.runtime.launch_prediction import LaunchPrediction
 from shardscope.spec import Job
 from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.data import DATA
+from shardscope.spec.units import work_text
 
 
 @dataclass(frozen=True)
@@ -89,19 +90,21 @@ class Preflight:
         return None if does_not_fit is None else f"it does not fit: {does_not_fit}"
 
     def __str__(self) -> str:
-        """Return one line, such as ``Predicted: about 12 s of training once started, 370 MB of memory in all``."""
+        """Return one line, such as ``Predicted for global batch 64: about 12 s of training once started``."""
         if self.uncomputable:
             return f"Cannot run here: {self.uncomputable}."
         if self.prediction is None:
             return "Nothing could be predicted."
+        job = self.prediction.job
+        title = f"Predicted for {work_text(job.batch.global_batch, self.prediction.seq)}"
         if self.run_time_s is None:
             peak = self.prediction.peak_bytes
             held = "" if peak is None else f"{figure(peak, 'bytes')} on the fullest rank, "
-            return f"Predicted: {held}but no step time: {self.prediction.note}"
+            return f"{title}: {held}but no step time: {self.prediction.note}"
         held = (
             "" if self.memory is None else f", {figure(self.memory.machine_bytes, 'bytes')} of memory in all"
         )
-        return f"Predicted: {about(self.run_time_s)} of training once started{held}"
+        return f"{title}: {about(self.run_time_s)} of training once started{held}"
 
 
 def preflight(

@@ -160,9 +160,9 @@ def text_keys(keys: Fields, file: Path) -> Fields | None:
     if outer is None:
         tied = {_TIED: keys[_TIED]} if _TIED in keys else {}
         return with_defaults({**text, **tied})
-    given = {} if outer.is_fixed else text
-    kind = given.get("model_type") or outer.text
-    return with_defaults({**(outer.defaults or {}), **text, "model_type": kind, **_tied(outer, keys)})
+    own = None if outer.is_fixed else text.get("model_type")
+    defaults: Fields = {} if outer.defaults is None else outer.defaults
+    return with_defaults({**defaults, **text, "model_type": own or outer.text, **_tied(outer, keys)})
 
 
 def _tied(outer: Outer, keys: Fields) -> Fields:
@@ -181,8 +181,8 @@ def _tied(outer: Outer, keys: Fields) -> Fields:
 def with_defaults(text: Fields) -> Fields:
     """Return the keys of a text config, with those that it may leave out."""
     kind = text.get("model_type")
-    *sizes, more = DEFAULTS.get(kind, (*(None for _ in SIZES), {})) if isinstance(kind, str) else (*(), {})
-    known = {**dict(zip(SIZES, sizes, strict=False)), **more}
+    row = DEFAULTS.get(kind) if isinstance(kind, str) else None
+    known: Fields = {} if row is None else {**dict(zip(SIZES, row[:6], strict=True)), **row[6]}
     given = Config(text, Path())
     return {
         **{
