@@ -96,6 +96,7 @@ TORCHTITAN = {
     "training.mixed_precision_param": {"choices": ["bfloat16", "float32"]},
     "training.mixed_precision_reduce": {"choices": ["float32"]},
     "training.enable_cpu_offload": ON,
+    "training.disable_cuda_graphs": ON,
 }  # fmt: skip
 """Flags of torchtitan at b5bcd76 (21 August 2026): `torchtitan/config/configs.py`, with its defaults where a flag
 is not always written."""

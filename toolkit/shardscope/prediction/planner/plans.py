@@ -343,7 +343,7 @@ class Plans:
         problem = problem_with(setting, layout)
         if not problem and self.limits is not None and self.limits.leave_out(layout):
             software = setting.calibration.software
-            label, missing = software_of(software).label, lacking(software, layout)
+            label, missing = software_of(software).label, lacking(software, layout, self.asked.model)
             problem = f"{label} does not ship {missing}; name the axis in fix to search it anyway"
         if problem or not len(self):
             return problem or self.problem
@@ -394,7 +394,7 @@ class Plans:
         best = self[0] if len(self) else None
         if best is None or not best.software:
             return []
-        missing = lacking(best.software, best.layout)
+        missing = lacking(best.software, best.layout, self.asked.model)
         if self.limits is None or missing:
             return unshipped_texts(best.software, missing, is_named=self.asked.software is not None)
         return limited_texts(best.software, self.beyond, float(self.step_time_s.min()))

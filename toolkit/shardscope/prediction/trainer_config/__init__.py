@@ -59,7 +59,7 @@ def trainer_config(model: Transformer, layout: Layout, software: str | None = No
         raise SpecError(
             f"compression={layout.compression.name!r} is not a setting of {known.label}; use a layout without it"
         )
-    if lacking := known.shipped.lacks(layout):
+    if lacking := known.shipped.lacks(layout, model):
         raise SpecError(
             f"{known.label} does not ship {' or '.join(lacking)}; to search only what it ships, plan with "
             f"software={known.name!r} and without that in fix"
