@@ -25,6 +25,7 @@ from shardscope.errors import CheckpointError, ShardscopeError
 from shardscope.spec import Job, UserCode
 from shardscope.spec.job_parts import Data, label_of
 from shardscope.spec.models import GPTConfig
+from shardscope.training.computable import require_computable
 from shardscope.training.context import RankContext
 from shardscope.training.data import (
     Dataset,
@@ -120,6 +121,7 @@ class Trainer:
         self.loader = self._loader()
         self.work = self._work_shares(self.loader)
         self.strategy.example = self._example
+        require_computable(self.model, self.strategy.precision, lambda: self._example()[0])
         self.strategy.setup(self.model)
         self.strategy.warm_up_buckets(self.loss_function)
         self.optimizer = self.strategy.build_optimizer()
