@@ -36,7 +36,7 @@ Pairing = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Function from logits and targets to the logits that are compared with targets, and those targets."""
 
 _NEAR = 1e-3
-"""Largest relative difference between a model's own loss and the cross-entropy that explains it, in half precision."""
+"""Largest relative difference between a model's own loss and the cross-entropy that explains it, under autocast."""
 _TINY = 1e-12
 _CHUNK_LOGITS = 2**20  # number of logits converted to double precision at a time: 8 MB
 
@@ -153,7 +153,9 @@ def zero_of(output: Any) -> Tensor:
     return torch.stack([zero.to(zeros[0]) for zero in zeros]).sum()
 
 
-def pairing_of(output: object, target: object, *, counts_first: bool | None = None) -> Pairing | None:
+def pairing_of(
+    output: object, target: object, *, counts_first: bool | None = None, near: float = _NEAR
+) -> Pairing | None:
     """Determine whether each logit vector of a model predicts the target at its own position or the next one.
 
     The logits are the output itself or its ``logits``. If the output has a ``loss``, the alignment is the one whose
@@ -163,6 +165,7 @@ def pairing_of(output: object, target: object, *, counts_first: bool | None = No
         output: The model's output.
         target: The target classes.
         counts_first: Whether the model's loss counts the first target of each row, if known.
+        near: Largest relative difference between the model's loss and the cross-entropy that explains it.
 
     Returns:
         A function that aligns logits and targets; None if the output has no logits for the target classes, or no
@@ -178,7 +181,7 @@ def pairing_of(output: object, target: object, *, counts_first: bool | None = No
         pairings.append(_shifted)
     apart = {pairing: _distance(own, *pairing(scores, target)) for pairing in pairings}
     nearest = min(pairings, key=lambda pairing: apart[pairing])
-    return nearest if apart[nearest] <= _NEAR else None
+    return nearest if apart[nearest] <= near else None
 
 
 def accuracy(output: object, target: object, *, pairing: Pairing | None = None) -> float | None:

@@ -39,7 +39,8 @@ _ROWS_READ, _ROWS_TRIED = 32, 8
 """Rows that are read, before training, to try a model's or a user's own loss on some of them."""
 _MOST_SCANNED = 2**28
 """Largest targets in memory, in bytes, that are searched for one that does not count; larger ones may have one."""
-_NEAR = 1e-4
+_NEAR, _NEAR_EXACT = 1e-4, 1e-5
+"""Largest relative differences that are rounding: of a user's loss, and of a model's own without autocast."""
 
 
 class BatchWeights:
@@ -192,7 +193,7 @@ def _count_in_model(loss: ResolvedLoss, model: nn.Module, example: Batch) -> tup
     output = _output(model, inputs)
     if output is None or own_loss(output) is None:
         return loss.count, None
-    pairing = _pairing_by_trial(model, inputs, output) or pairing_of(output, targets)
+    pairing = _pairing_by_trial(model, inputs, output) or pairing_of(output, targets, near=_NEAR_EXACT)
     return (None, _OWN) if pairing is None else (shifted_count(pairing), None)
 
 
@@ -211,7 +212,7 @@ def _pairing_by_trial(model: nn.Module, inputs: Any, output: Any) -> Pairing | N
     if own_loss(tried) is None or of_first is None:
         return None
     loss = float(of_first)
-    return pairing_of(tried, whole, counts_first=math.isfinite(loss) and loss != 0)
+    return pairing_of(tried, whole, counts_first=math.isfinite(loss) and loss != 0, near=_NEAR_EXACT)
 
 
 def _tried_apart(loss: ResolvedLoss, model: nn.Module, example: Batch) -> str | None:

@@ -28,8 +28,8 @@ def explained(
         return f"the loss became {loss} in step {step} because {bad}; correct the data or remove the row"
     if not counts_targets and any(may_lack_targets(targets) for _, targets in micro_batches):
         return (
-            f"the loss became {loss} in step {step} because no target of a micro-batch counts; set the loss's attribute "
-            "count to a function that returns how many targets count, so that the micro-batch adds 0"
+            f"the loss became {loss} in step {step} because no target of a micro-batch counts; set the loss's "
+            "attribute count to a function that returns how many targets count, so that the micro-batch adds 0"
         )
     return None
 

@@ -46,8 +46,8 @@ from shardscope.training.loss import resolve_loss
 from shardscope.training.loss_weights import BatchWeights
 from shardscope.training.memory import StepMemory
 from shardscope.training.models import build_model
-from shardscope.training.models.trainable import require_trainable
 from shardscope.training.models.mixing import layers_that_mix
+from shardscope.training.models.trainable import require_trainable
 from shardscope.training.not_finite import at_learning_rate, explained
 from shardscope.training.optim.sparse import prepare_sparse_embeddings
 from shardscope.training.parameters import save_parameters
