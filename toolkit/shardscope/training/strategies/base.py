@@ -36,6 +36,7 @@ from shardscope.training.compression import Carrier, build_compressor
 from shardscope.training.context import RankContext
 from shardscope.training.data import Batch, call
 from shardscope.training.gradient_noise import GradientNoise, NoiseSample
+from shardscope.training.loss import zero_of
 from shardscope.training.memory import Held, MemoryWatch, held_by_default
 from shardscope.training.observe import StandIns, unchanged
 from shardscope.training.optim import LayerSignal, LayerwiseOptimizer, TrainedParameters, built_by
@@ -61,7 +62,8 @@ class StepResult:
     """Result of one step on this rank.
 
     Attributes:
-        loss: Mean loss over this rank's samples; None on a rank that computes no loss, such as a parameter server or a
+        loss: Mean loss over this rank's samples, weighted by how many targets count in them, so that the mean over
+            ranks is the mean over all targets; None on a rank that computes no loss, such as a parameter server or a
             pipeline stage other than the last.
         grad_norm: Norm of the gradient before clipping; None if it was not computed.
         skipped: Whether the update was skipped because fp16 gradients overflowed.
@@ -108,6 +110,9 @@ class RankStrategy(ABC):
     """Communication functions for the compressor; set by `wrap` if the strategy supports compression."""
     sample_weight: float = 1.0
     """Number of this rank's samples in a step, relative to the mean over the ranks that share the batch."""
+    loss_weights: Sequence[float] | None = None
+    """Factor of the loss of each micro-batch in this step, so that the mean over ranks is the mean over the batch (see
+    `BatchWeights`); None if micro-batches have equal weights, and ranks `sample_weight`."""
     example: Callable[[], MicroBatch]
     """Function that returns a micro-batch, the same on every rank, for strategies that test the model before training;
     set before `setup` is called."""
@@ -212,7 +217,7 @@ class RankStrategy(ABC):
         loss_function: LossFunction,
         optimizer: torch.optim.Optimizer,
     ) -> StepResult:
-        """Take one optimizer step on this rank's micro-batches, which have equal sizes; see `sample_weight`."""
+        """Take one optimizer step on this rank's micro-batches, which have equal sizes; see `loss_weights`."""
         optimizer.zero_grad(set_to_none=True)
         if self.compressor is not None:
             self.compressor.begin_step(self.context.meter.step)
@@ -240,22 +245,37 @@ class RankStrategy(ABC):
         last = len(micro_batches) - 1
         for i, (inputs, targets) in enumerate(micro_batches):
             with nullcontext() if i == last else self.no_exchange():
-                loss = self._forward_backward(inputs, targets, loss_function, len(micro_batches))
+                loss = self._forward_backward(inputs, targets, loss_function, i, len(micro_batches))
             total = loss if total is None else total + loss
         assert total is not None
         return float(total)
 
-    def _forward_backward(self, inputs: Any, targets: Any, loss_function: LossFunction, parts: int) -> Tensor:
+    def _forward_backward(
+        self, inputs: Any, targets: Any, loss_function: LossFunction, index: int, parts: int
+    ) -> Tensor:
         meter = self.context.meter
         with meter.forward_span(), self.precision.autocast():
-            loss = loss_function(call(self.module, inputs), targets) / parts
+            loss = self.part_loss(loss_function, call(self.module, inputs), targets, index)
         self.memory.sample()  # all activations are in memory now
-        # the mean over ranks of weighted gradients is the mean over all samples
-        weighted = loss if self.sample_weight == 1 else loss * self.sample_weight
+        # the mean over ranks of weighted gradients is the mean over all targets
+        if self.loss_weights is None:
+            loss = loss / parts
+            weighted = loss if self.sample_weight == 1 else loss * self.sample_weight
+        else:
+            weighted = loss * self.loss_weights[index]
+            loss = weighted / self.sample_weight
+        if self.noise is not None:
+            self.noise.part_weight = 1.0 if self.loss_weights is None else self.loss_weights[index] * parts
         with meter.backward_span():
             self.precision.scale(weighted).backward()
         self.memory.sample()  # all gradients are in memory now
         return loss.detach()
+
+    def part_loss(self, loss_function: LossFunction, output: Any, targets: Any, index: int) -> Tensor:
+        """Return the loss of one micro-batch, not yet weighted; zero if none of its targets counts."""
+        if self.loss_weights is not None and self.loss_weights[index] == 0:
+            return zero_of(output)
+        return loss_function(output, targets)
 
     def averaged(self) -> StandIns:
         """Return the mean over all ranks of each parameter that the ranks train separately; called by all ranks.

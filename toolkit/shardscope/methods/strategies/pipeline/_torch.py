@@ -190,8 +190,13 @@ class PipelineRank(RankStrategy):
                 optimizer, self.parameters, self.job.clip_norm,
                 reduce_square=self.reduce_grad_square, duplicate_grad_params=self.duplicate_grad_params,
             )  # fmt: skip
-        loss = float(torch.stack(self.losses).mean()) if self.losses else None
-        return StepResult(loss, grad_norm, skipped)
+        return StepResult(self._mean_loss(), grad_norm, skipped)
+
+    def _mean_loss(self) -> float | None:
+        if not self.losses:
+            return None
+        losses = torch.stack(self.losses)
+        return float(losses.mean() if self.loss_weights is None else losses.sum())
 
     def _pass(self, part: Sequence[MicroBatch]) -> None:
         """Run the micro-batches of `part` forward and backward through the pipeline."""
@@ -209,10 +214,11 @@ class PipelineRank(RankStrategy):
 
     def _loss(self, output: Any, index: Tensor) -> Tensor:
         """Return the loss for the backward pass: the contribution of micro-batch `index` to the mean over the batch."""
+        weights, part = self.loss_weights, self.recorder.first + int(index)
         with self.recorder.loss(), self.precision.autocast():
-            loss = self.loss_function(output, self.targets[int(index)])
-        self.losses.append(loss.detach())
-        return self.precision.scale(loss / self.parts)
+            loss = self.part_loss(self.loss_function, output, self.targets[int(index)], part)
+        self.losses.append(loss.detach() if weights is None else loss.detach() * weights[part])
+        return self.precision.scale(loss / self.parts if weights is None else loss * weights[part])
 
     def _sum_tied(self) -> None:
         if self.placeholder is not None:
