@@ -40,6 +40,8 @@ from shardscope.training.loss import zero_of
 from shardscope.training.memory import Held, MemoryWatch, held_by_default
 from shardscope.training.observe import StandIns, unchanged
 from shardscope.training.optim import LayerSignal, LayerwiseOptimizer, TrainedParameters, built_by
+from shardscope.training.optim.holding import Holding, SavedCheckpoint, digest_of
+from shardscope.training.optim.state import NamedOptimizer
 from shardscope.training.precision import Precision
 from shardscope.training.sharding import ReduceSquares
 from shardscope.training.strategies._relayout import (
@@ -337,11 +339,21 @@ class RankStrategy(ABC):
 
     def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the states of model and optimizer for a checkpoint: whole tensors or DTensors by name."""
-        from shardscope.training.checkpoint import (
-            optimizer_state_of,  # a slow import, needed only by runs that save checkpoints
-        )
+        from shardscope.training.checkpoint.optimizer_state import state_to_save  # only for runs that save
 
-        return {"model": self.model_state(), "optimizer": optimizer_state_of(self.model, optimizer)}
+        named = self.named_optimizer(optimizer)
+        return {"model": self.model_state(), "optimizer": state_to_save(named, self.context, self.holding)}
+
+    def named_optimizer(self, optimizer: torch.optim.Optimizer) -> NamedOptimizer | None:
+        """Return the optimizer that updates this rank's parameters, with their names; None if the rank has none."""
+        return NamedOptimizer(optimizer, {p: name for name, p in self.model.named_parameters()})
+
+    @property
+    def holding(self) -> Holding:
+        """How this rank holds the parameters that its optimizer updates."""
+        return Holding(
+            f"{self.layout} {digest_of([(name, p.is_meta) for name, p in self.model.named_parameters()])}"
+        )
 
     def model_state(self) -> dict[str, Any]:
         """Return the `state_dict` with the tensors of `consensus`, the same on all ranks; called by all ranks."""
@@ -349,9 +361,23 @@ class RankStrategy(ABC):
         own = self.model.state_dict(keep_vars=True)
         return {name: shared.get(v, v).detach() if isinstance(v, Tensor) else v for name, v in own.items()}
 
-    def state_to_fill(self, optimizer: torch.optim.Optimizer, known: set[str]) -> dict[str, Any]:  # noqa: ARG002
-        """Return a `checkpoint_state` to fill from a checkpoint with the keys `known`; called by all ranks."""
-        return self.checkpoint_state(optimizer)
+    def state_to_fill(
+        self, optimizer: torch.optim.Optimizer, saved: SavedCheckpoint, *, with_state: bool, within: str = ""
+    ) -> dict[str, Any]:
+        """Return the part of `saved` that this rank loads, as empty tensors and values; called by all ranks.
+
+        Args:
+            optimizer: The strategy's optimizer.
+            saved: The checkpoint.
+            with_state: Whether to load the optimizer state.
+            within: Prefix of the keys in the checkpoint.
+        """
+        from shardscope.training.checkpoint.optimizer_state import state_to_fill
+
+        named = self.named_optimizer(optimizer) if with_state else None
+        at = f"{within}optimizer."
+        state = state_to_fill(named, saved, self.holding, within=at, rank=self.context.rank)
+        return {"model": self.model_state(), "optimizer": state}
 
     # Methods for the compressor's state, which checkpoints save separately.
 
@@ -396,9 +422,16 @@ class RankStrategy(ABC):
 
     def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
         """Load model and optimizer from `state`: the structure of `checkpoint_state`, with values from a checkpoint."""
-        from shardscope.training.checkpoint import load_state_of
+        self.model.load_state_dict(state["model"])
+        self.load_optimizer_state(state["optimizer"], optimizer)
 
-        load_state_of(state, self.model, optimizer)
+    def load_optimizer_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+        """Load the optimizer's part of a checkpoint."""
+        from shardscope.training.checkpoint.optimizer_state import load_state
+
+        named = self.named_optimizer(optimizer)
+        if named is not None and state:
+            load_state(named, state, self.holding, rank=self.context.rank)
 
 
 def no_gradient_error(parameter: str, strategy: str, *, where: str = "") -> SpecError:

@@ -26,6 +26,7 @@ from shardscope.methods.strategies.pipeline._torch_passing import receive_activa
 from shardscope.training.collectives.ring import RingAllReduce
 from shardscope.training.observe import StandIns, unchanged
 from shardscope.training.optim import LayerSignal, TrainedParameters, built_by
+from shardscope.training.optim.holding import SavedCheckpoint
 from shardscope.training.sharding import largest_over_ranks
 from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, RankStrategy, StepResult
 from shardscope.training.tensors_in import tensors_in
@@ -287,9 +288,15 @@ class PipelineRank(RankStrategy):
             part: {key: v for key, v in values.items() if _saved(key, v)} for part, values in state.items()
         }
 
+    def state_to_fill(
+        self, optimizer: torch.optim.Optimizer, saved: SavedCheckpoint, *, with_state: bool, within: str = ""
+    ) -> dict[str, Any]:
+        state = super().state_to_fill(optimizer, saved, with_state=with_state, within=within)
+        return {**state, "model": {key: v for key, v in state["model"].items() if _saved(key, v)}}
+
     def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        ours = super().checkpoint_state(optimizer)
-        super().load_checkpoint_state({part: {**ours[part], **state[part]} for part in ours}, optimizer)
+        own = super().model_state()
+        super().load_checkpoint_state({**state, "model": {**own, **state["model"]}}, optimizer)
 
 
 def _boundary(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
