@@ -172,7 +172,11 @@ class JobPrediction(Budgeted):
 
     @cached_property
     def assumptions(self) -> tuple[str, ...]:
-        """Sentences on what was assumed about messages and the links; empty where nothing had to be."""
+        """Sentences on what the trace of the model leaves out, and on what was assumed about messages and the links."""
+        return (*self.found.table.notes, *self._of_links)
+
+    @property
+    def _of_links(self) -> tuple[str, ...]:
         if not self.has_rates or self.traffic is None or self.as_layout is not None:
             return ()
         loads = loads_of(self.step, self.traffic, self.rates)
