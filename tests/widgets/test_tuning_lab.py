@@ -181,6 +181,16 @@ def test_a_study_is_run_shown_applied_moved_and_found_again(make_tuning_lab, mon
     assert again.job() == JOB
     assert again.definition().space == SPACE
     assert [row["number"] for row in again.screen.table.rows] == [0, 1, 2]
+    again.screen.tabs.selected_index = 2
+    assert again.screen.slices.figure["data"]
+    assert "on the front" in again._summary.html
+    zoomed = again.screen.front.figure["layout"]["uirevision"]
+    again.name = "another"  # a study that does not exist yet shows nothing of the one before
+    assert again._summary.html == ""
+    assert [again.screen.table.rows, again.screen.slices.figure["data"], again.chosen] == [[], [], -1]
+    assert again.screen.front.figure["layout"]["uirevision"] != zoomed
+    again.name = "seen"
+    assert "on the front" in again._summary.html
     other = make_tuning_lab(JOB.replace(steps=9), SPACE, name="seen")
     assert "the job differs in steps" in other.screen.plan.value
     with pytest.raises(StudyError, match="created with other arguments"):

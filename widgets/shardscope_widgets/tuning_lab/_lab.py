@@ -136,6 +136,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
             takes_trials: Whether to set the number of trials to that of the study.
         """
         self._shown, self._trials = None, []
+        self._summary.forget()
         self._engine: Engine = engine_of(self._root, self._storage, self.name)
         if hasattr(self, "pictures"):
             self.pictures.forget()
