@@ -35,8 +35,9 @@ class TuningScreen:
         link: Mapping[str, widgets.Widget],
         axes: Mapping[str, widgets.Widget],
         objectives: SpacePicker,
+        baselines: widgets.Widget,
     ) -> None:
-        self.space = SpacePicker()
+        self.space, self.baselines = SpacePicker(), baselines
         self.start = widgets.Button(description="Start", icon="play", button_style="primary")
         self.stop = widgets.Button(description="Stop", icon="stop", disabled=True)
         self.start.tooltip = "Run trials until the study is complete"
@@ -67,7 +68,7 @@ class TuningScreen:
     ) -> widgets.GridBox:
         """Return the inputs of the drawer, a column a topic."""
         groups = (
-            [heading("Job"), _grid(job), options], [heading("Search", "with real runs"), self.space],
+            [heading("Job"), _grid(job), options], [heading("Search", "with real runs"), self.space, self.baselines],
             [heading("Study"), _grid(study), objectives],
         )  # fmt: skip
         return classed(widgets.GridBox([widgets.VBox(group) for group in groups]), "ss-groups")

@@ -6,6 +6,12 @@ const COMPARE = {
   "<": (a, b) => a < b, ">": (a, b) => a > b, "<=": (a, b) => a <= b, ">=": (a, b) => a >= b, "=": (a, b) => a === b,
 };
 
+const MARKED = 1; // the column of states
+
+function markOf(text) {
+  return Object.assign(document.createElement("span"), { className: "ss-mark", textContent: text });
+}
+
 function number(text) {
   const found = /^([-+.\d]+(?:e[-+]?\d+)?)([a-z%]*)$/i.exec(text);
   return found ? Number(found[1]) * (FACTORS[found[2].toLowerCase()] ?? NaN) : NaN;
@@ -16,7 +22,7 @@ function meets(row, term, header) {
   const bound = /^(.+?)(<=|>=|<|>|=)(.+)$/.exec(term);
   const plain = (text) => text.toLowerCase().replace(/[ _]/g, "");
   const column = bound ? header.findIndex((name) => plain(name) === plain(bound[1])) : -1;
-  if (column < 0) return row.cells.some((cell) => cell.toLowerCase().includes(term.toLowerCase()));
+  if (column < 0) return [...row.cells, row.mark ?? ""].some((cell) => cell.toLowerCase().includes(term.toLowerCase()));
   const key = row.keys[column];
   if (key === null || key === undefined) return false;
   if (typeof key === "number") return COMPARE[bound[2]](key, number(bound[3]));
@@ -136,8 +142,10 @@ function render({ model, el }) {
       const row = known.get(told.number) ?? make(told);
       fit(row, () => document.createElement("td"));
       [...row.children].forEach((cell, place) => {
+        const mark = place === MARKED && told.mark ? [" ", markOf(told.mark)] : [];
         const text = told.cells[place] ?? "";
-        if (cell.textContent !== text) { cell.textContent = text; cell.title = text; }
+        const whole = mark.length ? `${text} ${told.mark}` : text;
+        if (cell.textContent !== whole) { cell.replaceChildren(text, ...mark); cell.title = whole; }
       });
       if (row.className !== told.state) row.className = told.state;
       row.setAttribute("aria-selected", String(told.number === chosen));
