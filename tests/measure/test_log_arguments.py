@@ -23,13 +23,14 @@ TABLE = json.loads(
 
 
 def test_each_argument_has_one_class() -> None:
-    kinds = [kind for kind in TABLE if kind != "only_with"]
+    kinds = [kind for kind in TABLE if kind not in {"only_with", "words_of_unknown", "refused_of_deepspeed"}]
     names = [name for kind in kinds for name in TABLE[kind]]
     assert len(names) == len(set(names))
     assert {kind_of(name) for name in TABLE["read"]} == {"read"}
     assert kind_of("rl_use_sequence_packing") == "refused_if_set"  # by its name, before the family rl_*
     assert kind_of("rl_profile_dir") == "irrelevant"
-    assert kind_of("warp_drive") == "unknown"
+    assert kind_of("swap_attention") == "unknown"
+    assert kind_of("template_type") == "irrelevant"
     for switch, effective in TABLE["only_with"].items():
         assert kind_of(switch) in {"read", "measured", *kinds}
         assert {kind_of(name) for name in effective} <= {"refused_if_set", "refused_unless"}
@@ -47,8 +48,8 @@ REFUSED: dict[str, Any] = {
     "curriculum_learning_legacy": True, "random_ltd": True,
     "enable_zbh1_pipeline": True, "decoder_num_layers": 12, "retro_add_retriever": True, "qk_l2_norm": True,
     "sft": True, "freeze_model": True, "tensor_parallel_num_weight_shards": 2, "attention_output_gate": True,
-    "memory_centric_tiled_linear": True, "remote_device": "cpu", "load_teacher": "/teacher", "warp_drive": True,
-    "a_name_that_is_longer_than_the_forty_eight_characters": 3,
+    "memory_centric_tiled_linear": True, "remote_device": "cpu", "load_teacher": "/teacher", "noop_layers": "0,1",
+    "swap_attention": True, "a_name_of_a_layer_that_is_longer_than_48_characters": 3,
 }  # fmt: skip
 
 
@@ -255,6 +256,16 @@ def test_a_log_of_megatron_deepspeed_states_its_stage_and_what_it_offloads(
         ({"zero_stage": None}, None, "deepspeed=True with zero_stage=None does not say ZeRO's stage"),
         (
             {"zero_stage": 3},
+            {"stage": 3, "zero_hpz_partition_size": 8},
+            "zero_hpz_partition_size=8, which rows cannot",
+        ),
+        (
+            {"zero_stage": 3},
+            {"stage": 3, "zero_quantized_weights": True},
+            "zero_quantized_weights=True, which rows",
+        ),
+        (
+            {"zero_stage": 3},
             {"stage": 3, "offload_param": {"device": "nvme"}},
             "offload to device='nvme' cannot",
         ),
@@ -277,6 +288,20 @@ def test_a_log_of_megatron_deepspeed_that_rows_cannot_express_is_refused(
     text = arguments(OLD, deepspeed=True, **changed) + ("" if zero is None else deepspeed(**zero))
     with pytest.raises(SpecError, match=message):
         row(text + STEPS)
+
+
+def test_the_whole_configuration_of_deepspeed_is_read_or_refused() -> None:
+    config = {"zero_optimization": {"stage": 1}, "optimizer": {"type": "OneBitAdam"}}
+    text = arguments(OLD, deepspeed=True, zero_stage=1)
+    printed = f"[INFO] [config.py:950:print_user_config]   json = {json.dumps(config, indent=4)}\n"
+    with pytest.raises(SpecError, match="has optimizer.type='OneBitAdam', which rows cannot express"):
+        row(text + printed + STEPS)
+    noisy = printed.replace("OneBitAdam", "AdamW").replace(
+        '    "optimizer"', 'rank 3 is ready\n    "optimizer"'
+    )
+    assert row(text + noisy + STEPS)["zero"] == 1
+    with pytest.raises(SpecError, match="DeepSpeed's configuration .* is not whole"):
+        row(text + printed[:-20] + "\n" + STEPS)
 
 
 def test_stages_with_a_layer_less_at_both_ends_are_read_by_each_of_their_names() -> None:

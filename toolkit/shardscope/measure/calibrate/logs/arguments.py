@@ -9,7 +9,11 @@ main and dev branches) and of both Megatron-DeepSpeeds:
 - ``refused_unless``: the same with other neutral values.
 - ``only_with``: has no effect unless the argument that it is listed under is set.
 - ``measured``: chooses a kernel, an overlap or a check, whose effect is part of what calibrations measure.
+- ``refused_of_deepspeed``: the same as ``refused_if_set`` for entries of DeepSpeed's own configuration.
 - ``irrelevant``: changes neither time nor memory. Names with ``*`` are families, for what is not listed by name.
+
+Forks and users add arguments of their own. Those that are set and have one of ``words_of_unknown`` in their names are
+refused as well; others, such as names of data sets, are ignored.
 """
 
 from __future__ import annotations
@@ -46,12 +50,14 @@ _RENAMED = {
     "activations_checkpoint_num_layers": "recompute_num_layers",
 }
 """Names of before 2022, and of Megatron-DeepSpeed, with those of today."""
+_KINDS = ("read", "refused_if_set", "refused_unless", "measured", "irrelevant")
 _SAME = ("read", "refused_if_set", "refused_unless", "measured", "unknown")
 """Classes of arguments in which the starts of one job have to agree."""
 
 
 @cache
-def _table() -> Mapping[str, Any]:
+def table() -> Mapping[str, Any]:
+    """Return the classes of arguments by name."""
     text = files(__package__).joinpath("megatron_arguments.json").read_text(encoding="utf-8")
     found: Mapping[str, Any] = json.loads(text)
     return found
@@ -59,17 +65,18 @@ def _table() -> Mapping[str, Any]:
 
 @cache
 def kind_of(name: str) -> str:
-    """Return the class of an argument, ``unknown`` for one of no parser that was gone through."""
-    exact = next((kind for kind, names in _table().items() if kind != "only_with" and name in names), None)
+    """Return the class of an argument; ``unknown`` for one of no known parser, if its name says that it may matter."""
+    exact = next((kind for kind in _KINDS if name in table()[kind]), None)
     if exact is not None:
         return exact
-    families = (each for each in _table()["irrelevant"] if "*" in each)
-    return "irrelevant" if any(fnmatchcase(name, each) for each in families) else "unknown"
+    if any(fnmatchcase(name, each) for each in table()["irrelevant"] if "*" in each):
+        return "irrelevant"
+    return "unknown" if set(name.lower().split("_")) & set(table()["words_of_unknown"]) else "irrelevant"
 
 
 @cache
 def _switches() -> Mapping[str, str]:
-    return {name: switch for switch, names in _table()["only_with"].items() for name in names}
+    return {name: switch for switch, names in table()["only_with"].items() for name in names}
 
 
 def is_set(arguments: Arguments, name: str) -> bool:
@@ -150,7 +157,7 @@ def check_understood(arguments: Arguments, name: str) -> None:
     """Refuse arguments that change time or memory in a way that a row cannot express, by name.
 
     Raises:
-        SpecError: There are such arguments, or some that no known parser has and that are set.
+        SpecError: There are such arguments, or unknown ones whose names say that they may be.
     """
     if (found := _not_understood(arguments)) != []:
         said = listed(f"{key}={arguments[key]}" for key in found[:4])
@@ -162,19 +169,22 @@ def check_understood(arguments: Arguments, name: str) -> None:
 
 
 def _not_understood(arguments: Arguments) -> list[str]:
-    unless = _table()["refused_unless"]
+    unless: Mapping[str, Sequence[str]] = table()["refused_unless"]
     return [
         key
-        for key in arguments
-        if kind_of(key) in {"refused_if_set", "refused_unless", "unknown"}
-        and is_set(arguments, key)
-        and arguments[key] not in unless.get(key, ())
-        and _is_effective(arguments, key)
-    ] + [
-        key
-        for key in unless
-        if arguments.get(key) == "False" and "True" in unless[key] and _is_effective(arguments, key)
+        for key, value in arguments.items()
+        if not _is_neutral(key, value, unless) and _is_effective(arguments, key)
     ]
+
+
+def _is_neutral(key: str, value: str, unless: Mapping[str, Sequence[str]]) -> bool:
+    kind = kind_of(key)
+    if kind == "refused_unless":
+        allowed = unless[key]
+        return value in allowed or (value in _UNSET and "True" not in allowed) or value == "None"
+    if kind == "unknown":  # a degree of 1 is no more than the parallelism of a fork that is not used
+        return value in _UNSET | _ONE
+    return kind != "refused_if_set" or value in _UNSET
 
 
 def _is_effective(arguments: Arguments, key: str) -> bool:

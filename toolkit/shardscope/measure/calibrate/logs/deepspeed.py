@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shardscope.errors import SpecError
-from shardscope.measure.calibrate.logs.arguments import Arguments, flag, is_set
+from shardscope.errors import SpecError, quoted
+from shardscope.measure.calibrate.logs.arguments import Arguments, flag, is_set, table
 from shardscope.measure.calibrate.logs.text import Line
 
 _PRINTED = re.compile(r"\[config\.py:\d+:print\w*\] +(\w+) [ .]*(\S.*)")
@@ -22,6 +22,8 @@ _OFFLOADS = {
     ("activations", "optimizer", "param"): "all",
 }
 """Values of `Layout.offload` by what is in host memory."""
+_OPTIMIZERS = {None, "adam", "adamw"}
+_NEUTRAL: tuple[Any, ...] = (None, False, 0, 1, -1, "", "none", {}, [])
 _DEVICES = {None, "none", "cpu"}
 
 
@@ -44,6 +46,7 @@ def settings(arguments: Arguments, lines: Sequence[Line]) -> dict[str, Any]:
             f"deepspeed=True with zero_stage={stated or None} does not say ZeRO's stage; give the whole log, with the "
             "configuration that DeepSpeed prints"
         )
+    _check_understood(config)
     if not is_set(arguments, "rampup_batch_size"):
         _check_batches(arguments, printed)
     # DeepSpeed's BF16_Optimizer, which its pipelines use without ZeRO, partitions its states as stage 1 does.
@@ -67,6 +70,24 @@ def _config(lines: Sequence[Line]) -> Mapping[str, Any]:
                 ) from None
             return found
     return {}
+
+
+def _check_understood(config: Mapping[str, Any]) -> None:
+    for path in table()["refused_of_deepspeed"]:
+        found: Any = config
+        for key in path.split("."):
+            found = found.get(key) if isinstance(found, Mapping) else None
+        if found is True or found not in _NEUTRAL:
+            raise SpecError(
+                f"DeepSpeed's configuration has {path}={quoted(found)}, which rows cannot express; give rows of runs "
+                "without"
+            )
+    rule = (config.get("optimizer") or {}).get("type")
+    if (rule if rule is None else str(rule).lower()) not in _OPTIMIZERS:
+        raise SpecError(
+            f"DeepSpeed's configuration has optimizer.type={quoted(rule)}, which rows cannot express; Adam and "
+            "AdamW can"
+        )
 
 
 def _check_batches(arguments: Arguments, printed: Mapping[str, str]) -> None:
