@@ -168,6 +168,25 @@ def test_models_are_what_the_arguments_describe(changed: dict[str, Any], found: 
     assert {name: getattr(model, name) for name in found} == found
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("virtual_pipeline_model_parallel_size", 5),
+        ("num_virtual_stages_per_pipeline_rank", 5),
+        ("num_layers_per_virtual_pipeline_stage", 4),
+    ],
+)
+def test_stages_on_each_rank_are_read_by_each_of_their_names(name: str, value: int) -> None:
+    piped = {
+        "pipeline_model_parallel_size": 2,
+        "data_parallel_size": 2,
+        "microbatch_group_size_per_vp_stage": 2,
+    }
+    found = row(arguments(**piped, **{name: value}) + STEPS)
+    assert (found["virtual_stages"], found["schedule"]) == (5, "interleaved")
+    assert row(arguments(**{name: value}) + STEPS)["virtual_stages"] == 1
+
+
 def test_a_model_with_latent_attention_or_experts_has_to_be_the_one_that_is_given() -> None:
     given_model = ss.Model.of("deepseek-v3")
     assert isinstance(given_model, Transformer)

@@ -98,6 +98,11 @@ def _with_mark(text: str) -> bytes:
     return codecs.BOM_UTF16_BE + text.encode("utf-16-be")
 
 
+def _labelled(text: str, label: str) -> bytes:
+    """Write a label, which may contain the number of the line, before each line."""
+    return "".join(f"{label.format(n)}{line}\n" for n, line in enumerate(text.splitlines())).encode()
+
+
 @pytest.mark.parametrize(
     "written",
     [
@@ -112,12 +117,16 @@ def _with_mark(text: str) -> bytes:
         lambda text: text.replace("\n", "\0\n").encode(),
         lambda text: text.replace(" iteration  ", "\rloading  7%\rloading 99%\r iteration  ").encode(),
         lambda text: text.replace("elapsed", "\x1b[1;31melapsed\x1b[0m").replace(" | lr", "\x1b[K | lr").encode(),
-        lambda text: "".join(f"[default3]:{line}\n" for line in text.splitlines()).encode(),
-        lambda text: "".join(f"[rank31]: {line}\n" for line in text.splitlines()).encode(),
-        lambda text: "".join(f"31: {line}\n" for line in text.splitlines()).encode(),
+        lambda text: _labelled(text, "[default3]:"),
+        lambda text: _labelled(text, "[rank31]: "),
+        lambda text: _labelled(text, "31: "),
+        lambda text: _labelled(text, "[1,31]<stdout>:"),
+        lambda text: _labelled(text, "[17{:08}] "),
+        lambda text: _labelled(text, "12:34:{:02} "),
+        lambda text: _labelled(text, "2026-01-02T03:04:{:02}Z [rank7]: "),
     ],
     ids=["utf-16", "utf-16-le", "utf-16-be", "utf-16-be marked", "utf-32", "utf-8 marked", "latin-1", "crlf", "zeros",
-         "progress bars", "colours", "torchrun", "ranks", "srun"],
+         "progress bars", "colours", "torchrun", "ranks", "srun", "mpirun", "seconds", "times", "times and ranks"],
 )  # fmt: skip
 def test_logs_are_read_in_any_encoding_colour_and_label(
     written: Callable[[str], bytes], tmp_path: Path

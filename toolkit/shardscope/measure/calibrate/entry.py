@@ -65,8 +65,8 @@ def calibrate(
     Args:
         cluster: An emulated cluster, or a GPU cluster for `rows`; None for this machine, or if the rows have a column
             ``device``. A run is taken as `runs`.
-        rows: The path of a CSV or JSON file or of a log of Megatron-LM or torchtitan, a data frame, or dictionaries.
-            Columns are the fields of `ss.Layout`, and one of ``step_time_s``, ``step_time_ms``, ``tokens_per_s`` and
+        rows: The path of a CSV or JSON file or of a log of Megatron-LM, Megatron-DeepSpeed or torchtitan, a data
+            frame, or dictionaries. Columns are the fields of `ss.Layout`, and one of ``step_time_s``, ``step_time_ms``, ``tokens_per_s`` and
             ``tokens_per_s_per_device``; optionally ``model``, ``seq``, ``device``, ``per_node``, ``software`` and
             ``label``. Rows may use fewer devices than the cluster has. A log counts from the third logged step after
             each start, with the batch of its arguments; one of torchtitan needs `model` and `layout`.

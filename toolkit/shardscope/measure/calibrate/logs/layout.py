@@ -17,6 +17,7 @@ _DEGREES = {
     "context": "context_parallel_size",
     "expert": "expert_model_parallel_size",
 }
+_VIRTUAL = ("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank")
 _OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon"}
 _FLASH = ("use_flash_attn", *(f"use_flash_attn_{kind}" for kind in ("v1", "v2", "triton", "builder")))
 _WITHOUT_EMBEDDINGS = "type:transformer|embedding"
@@ -72,12 +73,11 @@ def _virtual_stages(arguments: Arguments, stages: int) -> int:
     """
     if stages == 1:
         return 1
-    found = 1
-    for key in ("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"):
-        value = arguments.get(key, "None")
-        if value.isdigit() and int(value) > 1:
-            found = int(value)
-            break
+    of_chunk = arguments.get("num_layers_per_virtual_pipeline_stage", "None")
+    stated = [arguments.get(key, "None") for key in _VIRTUAL]
+    if of_chunk.isdigit() and int(of_chunk):
+        stated.append(str(int(arguments["num_layers"]) // (stages * int(of_chunk))))
+    found = next((int(value) for value in stated if value.isdigit() and int(value) > 1), 1)
     group = arguments.get("microbatch_group_size_per_vp_stage", "None")
     if found > 1 and group not in {"None", str(stages)}:
         raise SpecError(

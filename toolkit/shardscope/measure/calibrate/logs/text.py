@@ -18,8 +18,12 @@ _ESCAPES = re.compile(
     r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|(?:\x1b|\^\[)?\[\d{1,3}(?:;\d{1,3})*m|\x1b\[[0-?]*[ -/]*[@-~]"
 )
 """Sequences that colour a terminal or move its cursor; copies of a page often lose the escape character of colours."""
-_RANK = re.compile(r"^\s*(?:\[(?:rank|default|local_rank|trainer)?\s*\d+\]:?|(?:rank|default)?\d+:(?=\s))\s*")
-"""Label of a rank that torchrun (``[rank0]:``, ``[default3]:``) or srun (``12: ``) writes before its lines."""
+_RANK = re.compile(
+    r"^\s*(?:\[(?:rank|default|local_rank|trainer)\s*\d+\]:?|\[\d{1,6}\]:|\[\d+,\d+\]<\w+>:|"
+    r"(?:rank|default)?\d{1,6}:(?=\s))\s*"
+)
+"""Label of a rank that torchrun (``[rank0]:``, ``[default3]:``), srun (``12: ``) or mpirun (``[1,12]<stdout>:``) writes
+before its lines."""
 
 
 class Line(NamedTuple):
