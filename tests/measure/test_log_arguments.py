@@ -111,7 +111,8 @@ def test_arguments_that_need_another_are_refused_only_with_it(
          "pp_partition_method=parameters may put"),
         ({"pipeline_model_parallel_size": 2, "data_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2,
           "microbatch_group_size_per_vp_stage": 4}, "microbatch_group_size_per_vp_stage=4 is not the pipeline's 2"),
-        ({"pipe_parallel_size": 1}, "states pipe_parallel_size, as GPT-NeoX"),
+        ({"pipe_parallel_size": 1}, "states pipe_parallel_size=1, as GPT-NeoX"),
+        ({"batch_size": 48}, "states batch_size=48, as Megatron before 2.0"),
     ],
 )  # fmt: skip
 def test_values_that_rows_cannot_express_are_refused_by_the_argument(
@@ -185,6 +186,20 @@ def test_stages_on_each_rank_are_read_by_each_of_their_names(name: str, value: i
     found = row(arguments(**piped, **{name: value}) + STEPS)
     assert (found["virtual_stages"], found["schedule"]) == (5, "interleaved")
     assert row(arguments(**{name: value}) + STEPS)["virtual_stages"] == 1
+
+
+def test_a_log_of_gpt_neox_is_refused_by_what_it_states() -> None:
+    values = {
+        "pipe_parallel_size": "1...default",
+        "hidden_size": "4096...updated",
+        "model_parallel_size": "2...updated",
+    }
+    lines = [f"  {name} {'.' * (32 - len(name))} {value}\n" for name, value in values.items()]
+    text = "".join(
+        ["-------- arguments --------\n", *lines, "---------------- end of arguments ----------------\n"]
+    )
+    with pytest.raises(SpecError, match=r"states pipe_parallel_size=1\.\.\.default, as GPT-NeoX"):
+        row(text + STEPS)
 
 
 def test_a_model_with_latent_attention_or_experts_has_to_be_the_one_that_is_given() -> None:

@@ -37,6 +37,11 @@ _NEEDED = (
     "micro_batch_size",
     "global_batch_size",
 )
+_UNREADABLE = {
+    "pipe_parallel_size": "GPT-NeoX and DeepSpeed's fork of Megatron 1.1.5 do",
+    "batch_size": "Megatron before 2.0 and its forks do",
+}
+"""Arguments of programs that print the same frame around others."""
 _RAMPS = ("rampup_batch_size", "decrease_batch_size_if_needed", "step_batch_size_schedule")
 """Arguments that change the batch during a run."""
 
@@ -107,10 +112,10 @@ def _time(steps: Sequence[Step], batch: int | None, name: str) -> float:
 
 
 def _settings(arguments: Arguments, name: str, given: Transformer | None) -> dict[str, Any]:
-    if "pipe_parallel_size" in arguments:
+    if (old := next((key for key in _UNREADABLE if key in arguments), None)) is not None:
         raise SpecError(
-            f"rows={name!r} states pipe_parallel_size, as GPT-NeoX and DeepSpeed's fork of Megatron 1.1.5 do, whose "
-            "arguments are not read; give rows of a CSV file"
+            f"rows={name!r} states {old}={arguments[old]}, as {_UNREADABLE[old]}, whose arguments are not read; "
+            "give rows of a CSV file"
         )
     lacking = [key for key in _NEEDED if not arguments.get(key, "").isdigit()]
     if lacking:
