@@ -96,7 +96,7 @@ def test_arguments_that_need_another_are_refused_only_with_it(
          r"recompute_modules=\['core_attn', 'mlp'\] recomputes other parts of a layer"),
         ({"recompute_granularity": "partial"}, "recompute_granularity=partial is not known"),
         ({"recompute_granularity": "full", "recompute_method": "mhc"}, "recompute_method=mhc is not known"),
-        ({"optimizer": "lion"}, "optimizer=lion cannot be expressed by rows; those of adam, sgd, muon can"),
+        ({"optimizer": "lion"}, "optimizer=lion cannot be expressed by rows; those of adam, adamw, sgd, muon can"),
         ({"optimizer": "dist_muon"}, "optimizer=dist_muon cannot be expressed"),
         ({"position_embedding_type": "relative"}, "position_embedding_type=relative cannot be expressed"),
         ({"normalization": "L2Norm"}, "normalization=L2Norm cannot be expressed"),
@@ -129,6 +129,7 @@ def test_values_that_rows_cannot_express_are_refused_by_the_argument(
         ({"num_distributed_optimizer_instances": 2, "use_distributed_optimizer": False}, {"zero": 0}),
         ({"use_torch_fsdp2": True, "torch_fsdp2_reshard_after_forward": False}, {"zero": 2}),
         ({"optimizer": "sgd"}, {"optimizer": "sgd"}),
+        ({"optimizer": "adamw"}, {"optimizer": None}),
         ({"optimizer_cpu_offload": True}, {"offload": "optimizer"}),
         ({"attention_backend": "AttnBackend.unfused"}, {"flash_attention": False}),
         ({"attention_backend": "AttnBackend.auto"}, {"flash_attention": True}),
@@ -322,6 +323,17 @@ def test_a_log_of_megatron_deepspeed_that_rows_cannot_express_is_refused(
     text = arguments(OLD, deepspeed=True, **changed) + ("" if zero is None else deepspeed(**zero))
     with pytest.raises(SpecError, match=message):
         row(text + STEPS)
+
+
+def test_a_stage_alone_is_deepspeed_s_and_offloading_without_it_is_refused() -> None:
+    without = {"use_distributed_optimizer": False}
+    found = row(arguments(OLD, zero_stage=2, cpu_offload=True, **without) + STEPS)
+    assert (found["zero"], found["offload"], found["software"]) == (2, "optimizer", "megatron-deepspeed")
+    found = row(arguments(OLD, zero_stage=2, deepspeed=False) + STEPS)
+    assert (found["zero"], found["software"]) == (1, "megatron-core")
+    for name in ("cpu_offload", "cpu_optimizer", "checkpoint_in_cpu"):
+        with pytest.raises(SpecError, match=f"{name}=True without deepspeed=True cannot be expressed"):
+            row(arguments(OLD, deepspeed=False, zero_stage=1, **{name: True}) + STEPS)
 
 
 def test_the_whole_configuration_of_deepspeed_is_read_or_refused() -> None:

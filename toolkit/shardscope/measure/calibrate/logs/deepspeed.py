@@ -13,6 +13,7 @@ from shardscope.measure.calibrate.logs.text import Line
 
 _PRINTED = re.compile(r"\[config\.py:\d+:print\w*\] +(\w+) [ .]*(\S.*)")
 _JSON = re.compile(r"\bjson = (?=\{)")
+_OFFLOADING = ("cpu_offload", "cpu_optimizer", "checkpoint_in_cpu")
 _OF_JSON = re.compile(r"\s*[\"{}\[\]]")
 _OFFLOADS = {
     (): "none",
@@ -25,6 +26,21 @@ _OFFLOADS = {
 _OPTIMIZERS = {None, "adam", "adamw"}
 _NEUTRAL: tuple[Any, ...] = (None, False, 0, 1, -1, "", "none", {}, [])
 _DEVICES = {None, "none", "cpu"}
+
+
+def is_used(arguments: Arguments) -> bool:
+    """Return whether DeepSpeed trains: it says so, or it is not asked and there is a stage, which only its forks have.
+
+    Raises:
+        SpecError: It is off, and something is offloaded nevertheless.
+    """
+    found = flag(arguments, "deepspeed", default="zero_stage" in arguments)
+    moved = next((key for key in _OFFLOADING if flag(arguments, key)), None)
+    if moved is not None and not found:
+        raise SpecError(
+            f"{moved}=True without deepspeed=True cannot be expressed by rows; give rows of runs without"
+        )
+    return found
 
 
 def settings(arguments: Arguments, lines: Sequence[Line]) -> dict[str, Any]:

@@ -18,7 +18,8 @@ _DEGREES = {
     "expert": "expert_model_parallel_size",
 }
 _VIRTUAL = ("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank")
-_OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon"}
+_OPTIMIZERS = {"adam": {}, "adamw": {}, "sgd": {"optimizer": "sgd"}, "muon": {"optimizer": "muon"}}
+"""Columns by `optimizer`; a layout's default is AdamW."""
 _FLASH = ("use_flash_attn", *(f"use_flash_attn_{kind}" for kind in ("v1", "v2", "triton", "builder")))
 _WITHOUT_EMBEDDINGS = "type:transformer|embedding"
 """DeepSpeed's partition by which the embeddings at both ends count as a layer each."""
@@ -245,5 +246,5 @@ def _optimizer(arguments: Arguments) -> dict[str, str]:
         raise SpecError(
             f"optimizer={stated} cannot be expressed by rows; those of {', '.join(_OPTIMIZERS)} can"
         )
-    rule = {} if stated == "adam" else {"optimizer": _OPTIMIZERS[stated]}
-    return {**rule, **({"offload": "optimizer"} if flag(arguments, "optimizer_cpu_offload") else {})}
+    offload = {"offload": "optimizer"} if flag(arguments, "optimizer_cpu_offload") else {}
+    return {**_OPTIMIZERS[stated], **offload}

@@ -63,7 +63,7 @@ def row(lines: Sequence[Line], name: str, given: Transformer | None) -> dict[str
     if vocab := next((found for line in lines if (found := _PADDED_VOCAB.search(line.text))), None):
         arguments["padded_vocab_size"] = vocab[1]
     settings = _settings(arguments, name, given)
-    if is_set(arguments, "deepspeed"):
+    if deepspeed.is_used(arguments):
         settings = {"software": "megatron-deepspeed", **settings, **deepspeed.settings(arguments, lines)}
     batch = int(arguments["global_batch_size"])
     ramp = next((each for each in _RAMPS if is_set(arguments, each)), None)
