@@ -141,6 +141,7 @@ def test_values_that_rows_cannot_express_are_refused_by_the_argument(
         ({"recompute_modules": "['mlp']"}, {"recompute": "none"}),
         ({"fp8_hybrid": True}, {"precision": "fp8-mixed"}),
         ({"expert_tensor_parallel_size": 1}, {"expert": 1}),
+        ({"batch_size": None, "model_parallel_size": None}, {"micro_batch": 1, "tensor": 8}),
     ],
 )
 def test_what_a_layout_expresses_is_read(changed: dict[str, Any], found: dict[str, Any]) -> None:

@@ -112,7 +112,7 @@ def _time(steps: Sequence[Step], batch: int | None, name: str) -> float:
 
 
 def _settings(arguments: Arguments, name: str, given: Transformer | None) -> dict[str, Any]:
-    if (old := next((key for key in _UNREADABLE if key in arguments), None)) is not None:
+    if (old := next((key for key in _UNREADABLE if is_set(arguments, key)), None)) is not None:
         raise SpecError(
             f"rows={name!r} states {old}={arguments[old]}, as {_UNREADABLE[old]}, whose arguments are not read; "
             "give rows of a CSV file"
