@@ -123,7 +123,7 @@ class BatchWeights:
         """
         if self.loss.is_sum:
             return [float(self.num_ranks)] * len(micro_batches)
-        if not self.is_counting:
+        if not self.is_counting or (self.num_ranks == 1 and not micro_batches):  # a server of one worker
             return None
         counts = None if self.count is None else [self.count(targets) for _, targets in micro_batches]
         own = None if counts is None else math.fsum(counts)
