@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -74,7 +75,10 @@ class BatchWeights:
         )
         found, needs_trial = Trial(loss.count), loss.is_named and can_leave_out(source)
         if not isinstance(source, ShardSource) and (needs_trial or (loss.count is None and not loss.is_sum)):
-            with random_state_kept():
+            with (
+                random_state_kept(),
+                suppress(Exception),
+            ):  # of the user's data; training reports what is wrong
                 found = tried(loss, model, self._example(source, read))
         reads_classes = loss.is_named or found.is_own
         is_known = (loss.count is not None or found.is_own) and not loss.is_sum
