@@ -109,6 +109,33 @@ class TestReport:
     def test_a_server_that_waits_for_all_workers_must_be_equal(self):
         assert report_of({"w": [1.0]}, {"w": [1.0]}, strategy="parameter-server").passed
 
+    def test_a_result_that_depends_on_the_cut_fails_and_blames_the_loss(self):
+        def on_cut(theirs=1.0, **found):
+            arrays = ({"w": np.ones(1)}, {"w": np.full(1, theirs)})
+            losses = ({1: 2.0}, {1: 2.0})
+            return compare(small_job(), ("a", "b", "c"), losses, arrays, cut_difference=0.1, **found)
+
+        assert on_cut().passed is False
+        assert "agrees with one process" in on_cut().verdict
+        assert "But the result depends on how the batch is cut" in on_cut().verdict
+        assert "set its attribute count" in on_cut().verdict
+        assert on_cut(loss_note="the loss is so").verdict.endswith("the loss is so.")
+        norms = on_cut(mixes_samples=("BatchNorm2d",))
+        assert norms.passed
+        assert "because BatchNorm2d layers mix the samples of a micro-batch" in norms.verdict
+        assert on_cut(mixes_samples=("BatchNorm2d",), loss_note="the loss is so").passed is False
+        assert (
+            "how the batch is cut" not in on_cut(theirs=2.0).verdict
+        )  # the ranks differ too, as with dropout
+
+    def test_a_whole_batch_that_does_not_fit_is_told(self):
+        arrays, losses = {"w": np.ones(1)}, {1: 2.0}
+        report = compare(
+            small_job(), ("a", "b"), (losses, losses), (arrays, arrays), not_uncut_because="out of memory"
+        )
+        assert report.passed
+        assert report.verdict.endswith("The whole batch in one micro-batch was not compared: out of memory.")
+
     def test_in_a_notebook_names_are_escaped_and_the_mark_is_not_colour_alone(self):
         html = report_of({"<b>": [1.5]}, {"<b>": [1.0]})._repr_html_()
         assert "&lt;b&gt;" in html

@@ -172,6 +172,26 @@ def test_the_shift_of_labels_is_found_before_training_although_all_classes_cost_
     assert trainer.weights.count(torch.tensor([[3, -100, 4]])) == 1
 
 
+def of_the_model(output: dict[str, Tensor], target: Tensor) -> Tensor:
+    return output["loss"]
+
+
+def scaled(output: dict[str, Tensor], target: Tensor) -> Tensor:
+    return 2 * output["loss"]
+
+
+def test_a_function_that_returns_the_models_own_loss_needs_no_count(tmp_path: Path) -> None:
+    case = counted.Case(counted.OwnLoss, counted.two_columns, of_the_model)
+    expected = counted.uncut(counted.CASES["own loss"])
+    apart = counted.apart([counted.trained_by(alone(case.job("single", 1, 2), tmp_path))], expected)
+    assert max(apart.values()) < case.bound
+
+
+def test_a_function_of_the_models_own_loss_whose_count_is_unknown_is_told(tmp_path: Path) -> None:
+    trainer = alone(counted.Case(counted.OwnLoss, counted.two_columns, scaled).job("single", 1, 12), tmp_path)
+    assert "some targets are -100, but it is not known how many count" in str(trainer.weights.note)
+
+
 @given(counts=st.lists(st.integers(0, 5), min_size=1, max_size=8), seed=st.integers(0, 99))
 @pytest.mark.parametrize("weight", [None, torch.tensor([0.0, 1.0, 2.5])])
 def test_weighted_parts_add_up_to_the_whole(counts: list[int], seed: int, weight: Tensor | None) -> None:

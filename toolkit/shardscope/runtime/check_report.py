@@ -125,10 +125,11 @@ class CheckReport:
     def depends_on_cut(self) -> bool:
         """Whether one process learns something else from the whole batch at once than from its micro-batches.
 
-        A difference that is due to layers that mix samples does not count.
+        Not if that may be due to layers that mix samples, or to what the ranks differ in as well, such as dropout;
+        unless the runs themselves say that it is the loss.
         """
         is_apart = (self.cut_difference or 0.0) > min(_CUT_FACTOR * self.bound, _MOST_CUT)
-        return is_apart and (not self.mixes_samples or self.loss_note is not None)
+        return is_apart and (self.loss_note is not None or (self._is_equal and not self.mixes_samples))
 
     @property
     def loss_difference(self) -> float:

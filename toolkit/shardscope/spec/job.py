@@ -94,7 +94,8 @@ class Job(Spec):
     loss: Named = "cross-entropy"
     """``cross-entropy``, ``mse``, or a callable ``loss(output, target)`` that returns the mean over its samples. The
     named losses read an output's ``logits``. If the output has a ``loss``, as from a Hugging Face model given labels,
-    that loss is used instead."""
+    that loss is used instead. A callable that leaves out or weights targets states how many count by an attribute
+    ``count``, a function of the targets; one that returns a sum, by ``reduction = "sum"``."""
     clip_norm: float | None = Field(default=None, gt=0)
     """Maximum global gradient norm; larger gradients are scaled down to it. None does not clip."""
     seed: Seed = 0

@@ -110,13 +110,14 @@ class _Found:
 
     def sums(self, output: Any, targets: Any, rows: int) -> _Sums:
         """Return what one part adds to the sums."""
-        loss = float(self.loss(output, targets))
+        value = self.loss(output, targets)
+        loss = float(value)
         if not self._is_settled:
             self.pairing = pairing_of(output, targets)
             self._is_settled = self.pairing is not None or math.isfinite(
                 loss
             )  # NaN: the part may have no target
-        counted = None if self.loss.is_sum else self.loss.count_of(output, targets, self.pairing)
+        counted = None if self.loss.is_sum else self.loss.count_of(output, targets, value, self.pairing)
         if counted is None and math.isnan(loss) and may_lack_targets(targets):
             counted = 0.0
         weight = float(rows) if counted is None else counted

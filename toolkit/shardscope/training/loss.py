@@ -95,15 +95,22 @@ class ResolvedLoss:
     def __call__(self, output: Any, target: Any) -> Tensor:
         return self.function(output, target)
 
-    def count_of(self, output: Any, target: Any, pairing: Pairing | None) -> float | None:
+    def count_is_of_model(self, value: Tensor, own: Tensor) -> bool:
+        """Return whether this loss's `value` is the loss that the model has computed itself."""
+        is_same = value is own or bool(value.detach() == own.detach()) or bool(value.isnan() & own.isnan())
+        return is_same and (self.is_named or self.count is None) and not self.is_sum
+
+    def count_of(self, output: Any, target: Any, value: Tensor, pairing: Pairing | None) -> float | None:
         """Return how many targets count in the loss of this output; None if that is not known.
 
         Args:
             output: The model's output.
             target: The targets.
+            value: The loss.
             pairing: Result of `pairing_of` for the model; None if its own loss cannot be explained.
         """
-        if not (self.is_named and own_loss(output) is not None):
+        own = own_loss(output)
+        if own is None or not self.count_is_of_model(value, own):
             return None if self.count is None else self.count(target)
         return None if pairing is None else shifted_count(pairing)(target)
 

@@ -12,11 +12,9 @@ process. Where ranks do not average their gradients in each step, each rank take
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +23,13 @@ from shardscope.errors import DataError
 from shardscope.spec import Job
 from shardscope.training.context import RankContext
 from shardscope.training.data import DataSource, map_tensors, num_rows
-from shardscope.training.data.batches import LABELS, Batch, call, named_tensors
+from shardscope.training.data.batches import Batch, named_tensors
 from shardscope.training.data.shard_source import ShardSource
 from shardscope.training.data.sources import ArraySource, RowSource, TensorSource
-from shardscope.training.loss import Pairing, ResolvedLoss, own_loss, pairing_of, scores_of, shifted_count
-from shardscope.training.observe import random_state_kept, unchanged
-from shardscope.training.target_counts import IGNORED, Count
-from shardscope.training.twin import twin_of
+from shardscope.training.loss import ResolvedLoss
+from shardscope.training.loss_trial import Trial, tried
+from shardscope.training.observe import random_state_kept
+from shardscope.training.target_counts import IGNORED
 
 TRAFFIC = "target_counts"
 """Name under which the traffic of the counts is recorded; see `shardscope.runlog.schema.OBSERVING`."""
@@ -39,8 +37,6 @@ _ROWS_READ, _ROWS_TRIED = 32, 8
 """Rows that are read, before training, to try a model's or a user's own loss on some of them."""
 _MOST_SCANNED = 2**28
 """Largest targets in memory, in bytes, that are searched for one that does not count; larger ones may have one."""
-_NEAR, _NEAR_EXACT = 1e-4, 1e-5
-"""Largest relative differences that are rounding: of a user's loss, and of a model's own without autocast."""
 
 
 class BatchWeights:
@@ -72,29 +68,33 @@ class BatchWeights:
     ) -> None:
         self.job, self.context, self.loss = job, context, loss
         self.num_ranks = job.num_data_ranks
-        self.is_counting = (loss.count is not None and not loss.is_sum) and can_leave_out(source, loss)
         self.is_joint = (
             job.strategy.needs_even_because is None
             and job.compression.period == 1
             and not job.compression.is_a_vote
         )
-        self.count, self.note = loss.count, None
-        if not isinstance(
-            source, ShardSource
-        ):  # opening a shard is slow, and its rows have no labels in their inputs
-            with random_state_kept():
-                if self.is_counting and loss.is_named:
-                    self.count, self.note = _count_in_model(loss, model, self._example(read))
-                elif loss.count is None and not loss.is_sum:
-                    self.note = _tried_apart(loss, model, self._example(read))
+        found, needs_trial = Trial(loss.count), loss.is_named and can_leave_out(source)
+        if not isinstance(source, ShardSource) and (needs_trial or (loss.count is None and not loss.is_sum)):
+            with (
+                random_state_kept(),
+                suppress(Exception),
+            ):  # of the user's data; training reports what is wrong
+                found = tried(loss, model, self._example(source, read))
+        reads_classes = loss.is_named or found.is_own
+        is_known = (loss.count is not None or found.is_own) and not loss.is_sum
+        self.is_counting = is_known and (not reads_classes or can_leave_out(source))
+        self.count = found.count
+        self.note = None if found.is_own and not self.is_counting else found.note
         if self.is_counting and self.num_ranks > 1 and not self.is_joint:
             self.note = _APART.format(strategy=job.strategy.label, compression=job.compression.label)
 
-    def _example(self, read: Callable[[int], Batch]) -> Batch:
+    def _example(self, source: DataSource, read: Callable[[int], Batch]) -> Batch:
         """Return a few rows, no more than a micro-batch has but at least two: those with most and least targets."""
         batch = self.job.batch
         most = max(2, min(_ROWS_TRIED, batch.micro_batch or batch.per_rank(self.num_ranks)))
-        inputs, targets = read(_ROWS_READ)
+        inputs, targets = read(
+            _ROWS_READ if isinstance(_within(source), ArraySource | TensorSource) else _ROWS_TRIED
+        )
         ignored = torch.zeros(num_rows(inputs))
         if isinstance(targets, Tensor):
             ignored = (
@@ -123,7 +123,7 @@ class BatchWeights:
         """
         if self.loss.is_sum:
             return [float(self.num_ranks)] * len(micro_batches)
-        if not self.is_counting:
+        if not self.is_counting or (self.num_ranks == 1 and not micro_batches):  # a server of one worker
             return None
         counts = None if self.count is None else [self.count(targets) for _, targets in micro_batches]
         own = None if counts is None else math.fsum(counts)
@@ -161,93 +161,23 @@ _APART = (
     "the gradient of each rank is the mean over its own targets, so with strategy={strategy!r} and "
     "compression={compression!r} a rank with fewer targets that count weighs as much as the others"
 )
-_OWN = (
-    "the model's own loss is not the mean cross-entropy over its labels, so it is not known how many labels count: all "
-    "micro-batches and ranks have equal weights; give a function as loss whose attribute count returns their number"
-)
-_CUT = (
-    "loss={name!r} of some rows is not the mean of its values for parts of them, so the result depends on how the "
-    "batch is cut into micro-batches and ranks, which all have equal weights; set its attribute count to a function "
-    "that returns the number of targets that count, or reduction='sum' if it is a sum"
-)
 
 
-def can_leave_out(source: DataSource, loss: ResolvedLoss) -> bool:
-    """Return whether parts of a batch from `source` can differ in the targets that count; the same on all ranks."""
-    while isinstance(source, RowSource):
-        source = source.source
+def can_leave_out(source: DataSource) -> bool:
+    """Return whether a source may have a class that a named loss ignores; the same on all ranks."""
+    source = _within(source)
     if getattr(source, "is_text", False):
-        return not loss.is_named
+        return False
     if not isinstance(source, ArraySource | TensorSource):
         return True
     held = [tensor for _, tensor in named_tensors(source.y, "y")] if isinstance(source, TensorSource) else []
     values = [torch.as_tensor(source.y)] if isinstance(source, ArraySource) else held
-    if not loss.is_named or sum(value.nbytes for value in values) > _MOST_SCANNED:
+    if sum(value.nbytes for value in values) > _MOST_SCANNED:
         return True
     return any(bool((value == IGNORED).any()) for value in values if value.dtype == torch.int64)
 
 
-def _count_in_model(loss: ResolvedLoss, model: nn.Module, example: Batch) -> tuple[Count | None, str | None]:
-    """Return what counts the targets of a named loss, which a loss in the model's output replaces; or None and why."""
-    inputs, targets = example
-    output = _output(model, inputs)
-    if output is None or own_loss(output) is None:
-        return loss.count, None
-    pairing = _pairing_by_trial(model, inputs, output) or pairing_of(output, targets, near=_NEAR_EXACT)
-    return (None, _OWN) if pairing is None else (shifted_count(pairing), None)
-
-
-def _pairing_by_trial(model: nn.Module, inputs: Any, output: Any) -> Pairing | None:
-    """Return how a model pairs logits and labels, by its losses for labels that all count, and for the first of each.
-
-    The labels of the data may not tell, as none of a few rows may count, and all classes cost about the same at first.
-    """
-    scores, labels = scores_of(output), inputs.get(LABELS) if isinstance(inputs, Mapping) else None
-    if scores is None or not isinstance(labels, Tensor) or labels.dtype != torch.int64 or labels.dim() != 2:
-        return None
-    whole = torch.arange(labels.numel(), device=labels.device).view(labels.shape) % scores.shape[-1]
-    first = torch.full_like(whole, IGNORED).index_copy(1, torch.tensor([0]).to(whole), whole[:, :1])
-    tried, only_first = (_output(model, {**inputs, LABELS: each}) for each in (whole, first))
-    of_first = own_loss(only_first)
-    if own_loss(tried) is None or of_first is None:
-        return None
-    loss = float(of_first)
-    return pairing_of(tried, whole, counts_first=math.isfinite(loss) and loss != 0, near=_NEAR_EXACT)
-
-
-def _tried_apart(loss: ResolvedLoss, model: nn.Module, example: Batch) -> str | None:
-    """Return a note if a user's loss is not the mean of its values for two parts of some rows."""
-    inputs, targets = example
-    rows = num_rows(inputs)
-    output = _output(model, inputs) if rows > 1 else None
-    first = max(1, rows // 3)
-    parts = [(slice(rows), 1.0), (slice(first), -first / rows), (slice(first, rows), first / rows - 1)]
-    try:
-        own = copy.deepcopy(loss)  # it may have a state
-        with torch.no_grad(), random_state_kept():
-            values = [
-                float(own(*map_tensors(partial(_cut, at=at, rows=rows), (output, targets))))
-                for at, _ in parts
-            ]
-    except Exception:  # noqa: BLE001 - not a loss of rows; training reports what is wrong
-        return None
-    if not math.isfinite(values[0]) or not values[0]:
-        return None
-    apart = math.fsum(value * weight for value, (_, weight) in zip(values, parts, strict=True)) / values[0]
-    return None if abs(apart) <= _NEAR else _CUT.format(name=loss.name)
-
-
-def _cut(tensor: Tensor, *, at: slice, rows: int) -> Tensor:
-    if tensor.dim() == 0 or len(tensor) != rows:
-        raise ValueError("not a tensor with one row per sample")
-    return tensor[at]
-
-
-def _output(model: nn.Module, inputs: Any) -> Any:
-    """Return the model's output in evaluation mode, without effects on the model; None if it cannot be had."""
-    try:
-        module = twin_of(model) or model
-        with torch.no_grad(), unchanged(module, {}):
-            return call(module.eval(), inputs)
-    except Exception:  # noqa: BLE001 - training reports what is wrong
-        return None
+def _within(source: DataSource) -> DataSource:
+    while isinstance(source, RowSource):
+        source = source.source
+    return source

@@ -1,0 +1,133 @@
+"""What a loss counts, found out before training by calling it on a few rows.
+
+A named loss, and a user's function that returns ``output.loss``, take the loss that the model computes itself; how that
+pairs logits and labels says which labels count. Any other loss of a user that does not state its count is compared with
+its values for two parts of the rows.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardscope.training.data import map_tensors, num_rows
+from shardscope.training.data.batches import LABELS, Batch, call
+from shardscope.training.loss import Pairing, ResolvedLoss, own_loss, pairing_of, scores_of, shifted_count
+from shardscope.training.observe import random_state_kept, unchanged
+from shardscope.training.target_counts import IGNORED, Count
+from shardscope.training.twin import twin_of
+
+_NEAR, _NEAR_EXACT = 1e-4, 1e-5
+"""Largest relative differences that are rounding: of a user's loss, and of a model's own without autocast."""
+_OWN = (
+    "the model's own loss is not the mean cross-entropy over its labels, so it is not known how many labels count: all "
+    "micro-batches and ranks have equal weights; give a function as loss whose attribute count returns their number"
+)
+_CUT = (
+    "loss={name!r} of some rows is not the mean of its values for parts of them, so the result depends on how the "
+    "batch is cut into micro-batches and ranks, which all have equal weights; set its attribute count to a function "
+    "that returns the number of targets that count, or reduction='sum' if it is a sum"
+)
+_UNKNOWN = (
+    "some targets are -100, but it is not known how many count in loss={name!r}: all micro-batches and ranks have "
+    "equal weights; set its attribute count to a function that returns the number of targets that count"
+)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a trial found.
+
+    Attributes:
+        count: What counts the targets; None if it is not known.
+        note: What the user must know, in a sentence; None if nothing.
+        is_own: Whether the loss is one that the model computes itself.
+    """
+
+    count: Count | None
+    note: str | None = None
+    is_own: bool = False
+
+
+def tried(loss: ResolvedLoss, model: nn.Module, example: Batch) -> Trial:
+    """Try a loss on a few rows, at least two of them with different numbers of targets if there are such."""
+    inputs, targets = example
+    output = _output(model, inputs)
+    value, own = _value(loss, output, targets), own_loss(output)
+    if value is None:  # training reports what is wrong
+        return Trial(loss.count)
+    if own is not None and loss.count_is_of_model(value, own):
+        pairing = _pairing_by_trial(model, inputs, output) or pairing_of(output, targets, near=_NEAR_EXACT)
+        if pairing is None:
+            return Trial(None, _OWN, is_own=True)
+        return Trial(shifted_count(pairing), is_own=True)
+    if loss.count is not None or loss.is_sum:
+        return Trial(loss.count)
+    return Trial(None, _told_apart(loss, output, targets, num_rows(inputs)))
+
+
+def _pairing_by_trial(model: nn.Module, inputs: Any, output: Any) -> Pairing | None:
+    """Return how a model pairs logits and labels, by its losses for labels that all count, and for the first of each.
+
+    The labels of the data may not tell, as none of a few rows may count, and all classes cost about the same at first.
+    """
+    scores, labels = scores_of(output), inputs.get(LABELS) if isinstance(inputs, Mapping) else None
+    if scores is None or not isinstance(labels, Tensor) or labels.dtype != torch.int64 or labels.dim() != 2:
+        return None
+    whole = torch.arange(labels.numel(), device=labels.device).view(labels.shape) % scores.shape[-1]
+    first = torch.full_like(whole, IGNORED).index_copy(1, torch.tensor([0]).to(whole), whole[:, :1])
+    tried, only_first = (_output(model, {**inputs, LABELS: each}) for each in (whole, first))
+    of_first = own_loss(only_first)
+    if own_loss(tried) is None or of_first is None:
+        return None
+    loss = float(of_first)
+    return pairing_of(tried, whole, counts_first=math.isfinite(loss) and loss != 0, near=_NEAR_EXACT)
+
+
+def _told_apart(loss: ResolvedLoss, output: Any, targets: Any, rows: int) -> str | None:
+    """Return a note if a user's loss is not the mean of its values for two parts of the rows."""
+    first = max(1, rows // 3)
+    cuts = [partial(_cut, at=at, rows=rows) for at in (slice(rows), slice(first), slice(first, rows))]
+    try:
+        values = [_value(loss, *map_tensors(cut, (output, targets))) for cut in cuts]
+    except ValueError:
+        values = []
+    known = [float(value) for value in values if value is not None and value.isfinite()]
+    if len(known) < len(cuts):
+        has_ignored = isinstance(targets, Tensor) and bool((targets == IGNORED).any())
+        return _UNKNOWN.format(name=loss.name) if has_ignored else None
+    whole, mean = known[0], (known[1] * first + known[2] * (rows - first)) / rows
+    return None if abs(mean - whole) <= _NEAR * abs(whole) else _CUT.format(name=loss.name)
+
+
+def _value(loss: ResolvedLoss, output: Any, targets: Any) -> Tensor | None:
+    """Return the loss, without effects on one that has a state; None if it cannot be had."""
+    try:
+        with torch.no_grad(), random_state_kept():
+            value: Tensor = copy.deepcopy(loss)(output, targets)
+    except Exception:  # noqa: BLE001 - training reports what is wrong
+        return None
+    return value
+
+
+def _cut(tensor: Tensor, *, at: slice, rows: int) -> Tensor:
+    if tensor.dim() == 0 or len(tensor) != rows:
+        raise ValueError("not a tensor with one row per sample")
+    return tensor[at]
+
+
+def _output(model: nn.Module, inputs: Any) -> Any:
+    """Return the model's output in evaluation mode, without effects on the model; None if it cannot be had."""
+    try:
+        module = twin_of(model) or model
+        with torch.no_grad(), unchanged(module, {}):
+            return call(module.eval(), inputs)
+    except Exception:  # noqa: BLE001 - training reports what is wrong
+        return None
