@@ -23,7 +23,7 @@ import shardscope_widgets.figures
 from shardscope.cli import build_parser
 
 ROOT = Path(__file__).parents[1]
-GROUND = {"errors", "_compat", "_lazy", "_version", "disk_cache", "machine"}
+GROUND = {"errors", "_compat", "_lazy", "_version", "disk_cache", "foreign_file", "machine"}
 FIRST = GROUND | {"spec", "runlog", "storage"}
 ENGINES = FIRST | {"training", "analytic"}
 SECOND = ENGINES | {"methods", "export"}
@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "_compat": set(),
     "_version": set(),
     "disk_cache": {"errors"},
+    "foreign_file": set(),
     "machine": set(),
     "spec": GROUND,
     "runlog": GROUND | {"spec"},
@@ -59,6 +60,7 @@ WITHOUT_TORCH = (
     "_compat",
     "_version",
     "disk_cache",
+    "foreign_file",
     "spec",
     "runlog",
     "storage",

@@ -118,17 +118,21 @@ def arguments(config):
 
 
 def log(config, *, ranks, vocab):
-    """What Megatron-LM prints when it is started with these flags: its arguments, and three steps."""
+    """What Megatron-LM prints when it is started with these flags: its arguments, and eight steps."""
     known = arguments(config)
     known["world_size"] = str(ranks)
     known["add_bias_linear"] = str("disable_bias_linear" not in known)
     known["virtual_pipeline_model_parallel_size"] = known.pop("num_virtual_stages_per_pipeline_rank", "None")
     known["fp8"] = known.pop("fp8_format", "None")
     known["transformer_impl"] = "transformer_engine"
-    lines = [f"  {name} ....... {value}" for name, value in known.items()]
-    step = "iteration {}/ 9 | elapsed time per iteration (ms): 5.0"
+    lines = [
+        "------------------------ arguments ------------------------",
+        *(f"  {name} ....... {value}" for name, value in known.items()),
+        "-------------------- end of arguments ---------------------",
+    ]
+    step = "iteration {}/ 9 | elapsed time per iteration (ms): 5.0 |"
     return "\n".join(
-        [*lines, f" > padded vocab (size: 1) (new size: {vocab})", *map(step.format, range(1, 4))]
+        [*lines, f" > padded vocab (size: 1) (new size: {vocab})", *map(step.format, range(1, 9))]
     )
 
 
@@ -140,7 +144,13 @@ def test_megatrons_flags_are_read_back_as_the_same_layout_and_model(model, layou
     found = row.pop("model")
     fields = {name: row[name] for name in Layout.model_fields if name in row}
     assert Layout(**fields) == layout
-    assert found.replace(name=model.name, source=model.source) == model
+    assert found.num_positions in (
+        model.num_positions,
+        model.seq,
+    )  # 0 stands for as many as tokens in a sequence
+    own = {"name": model.name, "source": model.source, "num_positions": model.num_positions}
+    assert found.num_params == model.num_params
+    assert found.replace(**own) == model
     assert f"make {layout.data} replica" in config.remarks[1]
 
 

@@ -17,6 +17,10 @@ _QUOTED = 80
 """Maximum number of characters of a value quoted in a message."""
 _QUOTED_BITS = 256
 """Size, in bits, up to which a message writes out all digits of an integer."""
+_MESSAGE = 1500
+"""Maximum number of characters of a message."""
+_ENDING = 400
+"""Number of characters kept at the end of a longer message, where it says what to do."""
 _ITEMS = 8
 """Maximum number of items of a collection quoted in a message."""
 _BRACKETS: dict[type, tuple[str, str]] = {
@@ -29,7 +33,10 @@ _BRACKETS: dict[type, tuple[str, str]] = {
 
 
 class ShardscopeError(ValueError):
-    """Base class of all errors that the user can fix."""
+    """Base class of all errors that the user can fix. The middle of a very long message is cut out."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(_shortened(each) if isinstance(each, str) else each for each in args))
 
 
 class SpecError(ShardscopeError):
@@ -120,6 +127,12 @@ def require(value: object, kind: type, *, by: str, write: str) -> None:
     """
     if not isinstance(value, kind):
         raise SpecError(f"{by} takes a {kind.__name__}, got {quoted(value)}; write {write}")
+
+
+def _shortened(message: str) -> str:
+    if len(message) <= _MESSAGE:
+        return message
+    return f"{message[: _MESSAGE - _ENDING - 5]} ... {message[-_ENDING:]}"
 
 
 def quoted(value: object) -> str:

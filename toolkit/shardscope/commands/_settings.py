@@ -7,12 +7,12 @@ through ``--recovery-set replica_every=1``.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from shardscope.commands._fields import flag_of
 from shardscope.errors import SpecError, quoted
+from shardscope.foreign_file import parsed_json
 from shardscope.spec import Elastic, Job, Recovery, Shards
 from shardscope.spec._base import Spec
 from shardscope.spec.data import DATA
@@ -113,6 +113,6 @@ def parse_setting(field: str, text: str, example: str) -> tuple[str, Any]:
     if not equals or not name:
         raise SpecError(f"{flag_of(field)}-set {text!r} is not NAME=VALUE; write for example {example}")
     try:
-        return name, json.loads(value)
+        return name, parsed_json(value)
     except ValueError:
         return name, value

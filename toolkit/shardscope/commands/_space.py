@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from shardscope.errors import SpecError
+from shardscope.foreign_file import parsed_json
 
 
 def read_space(options: Sequence[str]) -> dict[str, Any] | None:
@@ -62,6 +62,6 @@ def _parameter(name: str, text: str, option: str) -> Any:
 def _value(text: str) -> Any:
     """Parse a JSON value, or return the text itself."""
     try:
-        return json.loads(text)
+        return parsed_json(text)
     except ValueError:
         return text

@@ -7,9 +7,10 @@ computes nor waits for a call, the time counts as computation, because the rank'
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from shardscope.runlog.chakra import COLLECTIVE, COMPUTE, RECEIVE, SEND, TraceNode
@@ -43,10 +44,14 @@ class Call(NamedTuple):
 def without(pieces: Iterable[ComputeSpan], calls: Iterable[tuple[float, float]]) -> list[ComputeSpan]:
     """Return the parts of the computations that lie outside these intervals."""
     cuts, found = sorted(calls), []
+    ended = [*accumulate((end for _, end in cuts), max)]  # by when each cut and all before it have ended
     for piece in pieces:
         at = piece.start
-        for start, end in cuts:
-            if start < piece.end and end > at:
+        for place in range(bisect_right(ended, at), len(cuts)):
+            start, end = cuts[place]
+            if max(start, at) >= piece.end:
+                break
+            if end > at:
                 if start > at:
                     found.append(ComputeSpan(piece.name, at, start))
                 at = max(at, end)
@@ -91,7 +96,7 @@ def _begin(call: Call) -> float:
 
 
 def _cut(piece: ComputeSpan, edges: Sequence[float]) -> list[ComputeSpan]:
-    inside = [edge for edge in edges if piece.start + _EPS < edge < piece.end - _EPS]
+    inside = edges[bisect_right(edges, piece.start + _EPS) : bisect_left(edges, piece.end - _EPS)]
     return [ComputeSpan(piece.name, a, b) for a, b in pairwise([piece.start, *inside, piece.end])]
 
 

@@ -18,6 +18,7 @@ from shardscope.spec.catalogue import has
 from shardscope.spec.cluster import Device
 from shardscope.spec.layer_shape import OTHERS, is_shape
 from shardscope.spec.link import Link
+from shardscope.spec.numbers import require_plausible
 from shardscope.spec.software import software_of
 
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -55,6 +56,9 @@ logarithms; ``scale`` is a common factor of all times."""
 _WITHOUT_EXPOSED_LAUNCH = 22
 """Number of constants before `exposed_launch` was added, and of rows of `Calibration.covariance`."""
 
+_LARGEST_COVARIANCE = 100.0
+"""Largest covariance of two logarithms that is plausible; a standard deviation of 10 is a factor of 22,000."""
+
 _UNSCALED = (
     "half_size", "attention_half_seq", "head_efficiency", "launch_jitter", "exposed_launch", "gradient_overlap",
     "shard_copies", "shard_overlap", "message_overlap",
@@ -80,6 +84,11 @@ class Fitted(Spec):
     prediction interval."""
     note: str = ""
     """Caveats, such as constants that the measurements could not determine, or a device that was never measured."""
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        require_plausible({name: value for name, value in self if name != "covariance"})
+        return self
 
     @model_validator(mode="after")
     def _check_quantiles(self) -> Self:
@@ -268,6 +277,12 @@ class Calibration(Fitted):
         if self.covariance and {len(self.covariance), *map(len, self.covariance)} != {len(FACTORS)}:
             raise SpecError(
                 f"covariance has {len(self.covariance)} rows; give {len(FACTORS)} rows of as many numbers, or none"
+            )
+        largest = max((abs(each) for row in self.covariance for each in row), default=0.0)
+        if largest > _LARGEST_COVARIANCE:
+            raise SpecError(
+                f"covariance has the number {quoted(largest)}, but it is that of logarithms; fit the calibration again "
+                "with ss.calibrate(cluster, rows=...)"
             )
         return self
 

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 from shardscope.errors import SpecError, quoted
 from shardscope.spec import catalogue
 from shardscope.spec._base import Spec
+from shardscope.spec.numbers import require_plausible
 from shardscope.spec.units import Bandwidth, Seconds, bit_rate_text, parse, positive, quantity, seconds_text
 
 PACED_UP_TO = 5e9 / 8
@@ -69,6 +70,7 @@ class Link(Spec):
     def _finite(cls, value: float, info: ValidationInfo) -> float:
         if math.isinf(value):
             raise SpecError(f"{info.field_name}={quoted(value)} is not valid: it should be a finite number")
+        require_plausible({str(info.field_name): value})
         return value
 
     @classmethod

@@ -6,9 +6,12 @@ over its square root, therefore ends in reasonable time.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BaseModel, Field
+
+from shardscope.errors import SpecError, quoted
 
 LARGEST_COUNT = 2**31 - 1
 LARGEST_SEED = 2**63 - 1
@@ -26,5 +29,37 @@ Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
 """Seed of a random-number generator; up to the largest signed 64-bit integer."""
 MessageMiB = Annotated[float, Field(ge=1e-5, le=1024)]
 """Size of a message or a bucket in MiB: from 1e-5, enough for one fp64 number, to 1024."""
+LARGEST_QUANTITY = 1e30
+"""Bound of measured quantities and, as its inverse, of those that are not 0, so that no formula overflows to NaN."""
+
+
+def require_plausible(fields: Mapping[str, object]) -> None:
+    """Check the numbers in the fields of a calibration, a device or a link, also those in mappings and sequences.
+
+    Raises:
+        SpecError: A number is neither 0 nor of a size from 1e-30 to 1e30.
+    """
+    for name, value in fields.items():
+        for number in _numbers(value):
+            if number and not 1 / LARGEST_QUANTITY <= abs(number) <= LARGEST_QUANTITY:
+                raise SpecError(
+                    f"{name}={quoted(number)} is not plausible; give a number from {1 / LARGEST_QUANTITY:g} to "
+                    f"{LARGEST_QUANTITY:g}, or 0"
+                )
+
+
+def _numbers(value: object) -> Iterator[float]:
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, BaseModel):
+        yield from _numbers(dict(value))
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _numbers(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _numbers(each)
+
+
 Number = float | Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 """A finite number. Integers stay integers and must fit into 64 bits."""

@@ -50,7 +50,15 @@ class NpyShards:
 
 def _mapped(path: Path) -> Array:
     try:
-        rows: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path} cannot be read as .npy: {error}") from None
+        rows = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # noqa: BLE001 - NumPy evaluates the header, so damage can raise any error
+        raise DataError(
+            f"{path} cannot be read as .npy ({(str(error) or type(error).__name__).splitlines()[0]}); "
+            "write the shard again"
+        ) from None
+    assert isinstance(rows, np.memmap)
+    if (end := rows.offset + rows.nbytes) != (size := path.stat().st_size):
+        raise DataError(
+            f"{path} is damaged: by its header it ends after {end:,} bytes, but it has {size:,}; write the shard again"
+        )
     return rows if rows.ndim else rows[None]

@@ -27,6 +27,8 @@ from shardscope.storage.caches import default_root
 from shardscope.storage.formats import Array, ShardFormat, ShardInfo, require_alike
 from shardscope.storage.pace import Pace
 
+_LOOK_EVERY_S = 1.0
+"""Time after which the file of an open shard is compared again with what it was."""
 _THREADS = 4
 """Shards that a rank opens, or fetches, at the same time."""
 UNPACKED_BYTES = 10e9
@@ -61,6 +63,8 @@ class ShardReader:
 
     def __init__(self, shards: ShardFormat, spec: Shards) -> None:
         self.shards, self.spec = shards, spec
+        self._stamps = [info.stamp for info in shards.shards]
+        self._looked_s: dict[int, float] = {}  # when each shard's file was last compared with its stamp
         self.cache = _cache_of(shards, spec)
         self._pace = None if spec.slow is None else Pace(spec.slow)
         self._open: OrderedDict[int, Future[Array]] = OrderedDict()
@@ -107,6 +111,9 @@ class ShardReader:
         with self._lock:
             opening = {shard: self._opening(shard, None) for shard in places}
         found = {shard: future.result() for shard, future in opening.items()}
+        for shard in places:
+            if started - self._looked_s.get(shard, 0.0) > _LOOK_EVERY_S:
+                self._require_unchanged(shard)
         if self._pace is not None and self.cache is None:
             num_bytes = sum(self._row_bytes(shard) * count for shard, count in places.items())
             self._pace.wait(num_bytes, started)
@@ -158,9 +165,10 @@ class ShardReader:
     def _read(self, shard: int, epoch: int | None) -> Array:
         """Return the rows of a shard from the cache, or mapped in place."""
         info = self.shards.shards[shard]
+        self._require_unchanged(shard)
         if self.cache is None:
             return self._checked(self.shards.read(shard), info)
-        name = f"{shard:06d}-{info.stamp}"
+        name = f"{shard:06d}-{self._stamps[shard]}"
         rows, was_there = self.cache.get(name, partial(self._fetch, shard))
         with self._lock:
             if epoch is not None:
@@ -170,6 +178,20 @@ class ShardReader:
             if not was_there:
                 self._count(self._epoch if epoch is None else epoch, fetched_bytes=info.num_bytes)
         return self._checked(rows, info)
+
+    def _require_unchanged(self, shard: int) -> None:
+        """Reject a shard whose file was written since the data set was opened; one that is open may be deleted."""
+        self._looked_s[shard] = time.monotonic()
+        info = self.shards.shards[shard]
+        try:
+            has_changed = info.stamp != self._stamps[shard]
+        except FileNotFoundError:
+            return
+        if has_changed:
+            raise DataError(
+                f"{info.path} was written while it was in use, so its rows are no longer those that training began "
+                "with; keep shards as they are during a run, and write new ones into another folder"
+            )
 
     def _checked(self, rows: Array, info: ShardInfo) -> Array:
         """Return the rows, which must be like those of the first shard read: some formats do not state their shape."""

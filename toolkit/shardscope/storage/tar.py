@@ -22,7 +22,7 @@ from shardscope.spec.units import plural
 from shardscope.storage.formats import Array, ShardInfo, not_a_column, paired
 
 _MOST_INDEXED = 4096
-_RULES = "complete samples"
+_RULES = "complete samples up to the end of the archive"
 """Part of the name of a count on disk, so that counts by earlier rules are not taken."""
 
 
@@ -123,10 +123,34 @@ def _samples(file: tarfile.TarFile) -> Iterator[tuple[str, dict[str, tarfile.Tar
                 parts = {}
             now = key
             parts[suffix] = member
+        _require_end(file, now)
     except (tarfile.TarError, OSError) as error:
         raise DataError(f"{file.name!r} is damaged after the member {now!r}: {error}") from None
     if parts:
         yield now, parts
+
+
+def _require_end(file: tarfile.TarFile, last: str) -> None:
+    """Reject an archive that does not end after its last member: `tarfile` takes what it cannot read for the end.
+
+    Raises:
+        DataError: The block of zeros that ends an archive is missing, as in a file that was cut, or more follows it.
+    """
+    content = file.fileobj
+    assert content is not None
+    content.seek(file.offset)
+    end = content.read(tarfile.BLOCKSIZE)
+    if len(end) < tarfile.BLOCKSIZE or any(end):
+        raise DataError(
+            f"{file.name!r} is cut or damaged after the sample {last.lstrip('/')!r}: the end of the archive is "
+            "missing; write or copy the file again"
+        )
+    while block := content.read(tarfile.RECORDSIZE):
+        if any(block):
+            raise DataError(
+                f"{file.name!r} has more after the end of its archive, which would not be read; write one archive with "
+                "all samples instead of joining several"
+            )
 
 
 def _value(file: tarfile.TarFile, member: tarfile.TarInfo, key: str) -> Any:
@@ -142,10 +166,11 @@ def _value(file: tarfile.TarFile, member: tarfile.TarInfo, key: str) -> Any:
         if suffix == "npy":
             return np.load(io.BytesIO(raw), allow_pickle=False)
         return json.loads(raw)  # a class in .cls is a number, as in .json
-    except (ValueError, EOFError) as error:
+    except Exception as error:  # noqa: BLE001 - NumPy evaluates headers and JSON nests, so damage raises any error
+        why = (str(error) or type(error).__name__).splitlines()[0]
         raise DataError(
             f"{file.name!r}: the member {member.name!r} of the sample {key.lstrip('/')!r} is not an array or a number "
-            f"({str(error).splitlines()[0]}); store .npy, .cls or .json, or give a function that decodes it as data="
+            f"({why}); store .npy, .cls or .json, or give a function that decodes it as data="
         ) from None
 
 

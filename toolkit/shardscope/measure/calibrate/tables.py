@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 from math import inf, nan
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardscope.errors import DataError, SpecError, quoted, unknown_name
+from shardscope.foreign_file import parsed_json
 from shardscope.measure.calibrate.logs import decoded, row_of_log
 from shardscope.measure.scoreboard.rows import Row, set_fields
 from shardscope.spec.cluster import Cluster
@@ -103,8 +103,8 @@ def _of_file(path: Path, given: Given) -> list[Mapping[str, Any]]:
             raise DataError(f"rows={str(path)!r} is not a table: {error}; give one row per step") from None
     if kind == ".json":
         try:
-            found = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            found = parsed_json(text)
+        except ValueError as error:
             raise DataError(f"rows={str(path)!r} is not JSON: {error}; give a list of objects") from None
         if not isinstance(found, list | dict):
             raise SpecError(f"rows={str(path)!r} is not a list of rows; give a list of objects")

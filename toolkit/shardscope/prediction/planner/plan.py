@@ -26,6 +26,7 @@ from shardscope.spec.layout import Layout, Precision
 from shardscope.spec.layout_optimizer import LayoutOptimizer, layout_optimizer, optimizer_names
 from shardscope.spec.layout_rules import recomputation_faults
 from shardscope.spec.model import Model, Transformer
+from shardscope.spec.numbers import LARGEST_COUNT
 
 TOKENS_A_STEP = 1 << 22
 """Maximum number of tokens in the default global batch, similar to the largest published runs."""
@@ -148,9 +149,10 @@ def default_batch(model: Transformer) -> int:
 def _known_batch(model: Transformer, batch: int | None) -> int:
     if batch is None:
         return default_batch(model)
-    if not _is_count(batch):
+    if not _is_count(batch) or batch > LARGEST_COUNT:
         raise SpecError(
-            f"global_batch={quoted(batch)} is not a batch size; give the number of sequences in one step, 1 or more"
+            f"global_batch={quoted(batch)} is not a batch size; give the number of sequences in one step, 1 to "
+            f"{LARGEST_COUNT:,}"
         )
     return int(batch)
 

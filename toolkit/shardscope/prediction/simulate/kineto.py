@@ -8,21 +8,24 @@ program, and counts as computation too.
 
 from __future__ import annotations
 
-import gzip
-import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from math import isfinite, prod
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardscope.errors import SpecError
+from shardscope.errors import SpecError, quoted
+from shardscope.foreign_file import parsed_json, unpacked
 from shardscope.runlog.chakra import COLLECTIVE, COLLECTIVES, RECEIVE, SEND, TraceNode
 from shardscope.runlog.spans import union
 from shardscope.runlog.trace_nodes import Call, ComputeSpan, filled, nodes_of, without
 
 _COMPUTING = "computation"
 _US = 1e6
+_MOST_US = 1e18
+"""Largest time of an event in microseconds, thousands of years after 1970."""
+_MOST_BYTES = 1 << 62
+"""Largest size of a message."""
 _GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _SIZES = {
     "double": 8, "long": 8, "float": 4, "int": 4, "half": 2, "bfloat16": 2, "c10::half": 2, "c10::bfloat16": 2,
@@ -53,22 +56,23 @@ def read_kineto(paths: Sequence[str | Path]) -> list[list[TraceNode]]:
     ranks = sorted(
         (_read(Path(path), place, len(paths)) for place, path in enumerate(paths)), key=lambda r: r.rank
     )
-    known = [each.rank for each in ranks]
-    if known != list(range(ranks[0].world_size)):
+    known, size = [each.rank for each in ranks], ranks[0].world_size
+    if len(known) != size or known != list(range(size)):
         raise SpecError(
-            f"the traces are those of ranks {known} of {ranks[0].world_size}; give one trace of each rank"
+            f"the traces are those of ranks {quoted(known)} of {quoted(size)}; give one trace of each rank"
         )
     return [_checked_nodes(each) for each in ranks]
 
 
 def _read(path: Path, place: int, count: int) -> _Rank:
     try:
-        text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        found = json.loads(text)
+        found = parsed_json(unpacked(path))
         about = found.get("distributedInfo") or {}
         events = [row for row in found["traceEvents"] if row.get("ph") == "X" and row.get("dur") is not None]
         rank, world_size = int(about.get("rank", place)), int(about.get("world_size", count))
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, EOFError, zlib.error) as error:
+    except (
+        ValueError, KeyError, TypeError, AttributeError, OSError, EOFError, OverflowError, zlib.error
+    ) as error:  # fmt: skip
         raise SpecError(
             f"{path} is not a Kineto trace ({type(error).__name__}: {error}); give what "
             "torch.profiler.profile.export_chrome_trace writes"
@@ -76,21 +80,21 @@ def _read(path: Path, place: int, count: int) -> _Rank:
     for event in events:
         if (
             not isinstance(event.get("name"), str)
-            or not _is_number(event.get("ts"))
-            or not _is_number(event["dur"])
+            or not _is_time(event.get("ts"))
+            or not (_is_time(event["dur"]) and float(event["dur"]) >= 0)
         ):
             given = {key: event.get(key) for key in ("name", "ts", "dur")}
             raise SpecError(
-                f"{path} has an event with {given}; each complete event needs a name, and ts and dur in "
+                f"{path} has an event with {quoted(given)}; each complete event needs a name, and ts and dur in "
                 "microseconds, as torch.profiler.profile.export_chrome_trace writes them"
             )
     return _Rank(path, rank, world_size, events)
 
 
-def _is_number(value: Any) -> bool:
+def _is_time(value: Any) -> bool:
     try:
-        return isfinite(float(value))
-    except (TypeError, ValueError):
+        return abs(float(value)) <= _MOST_US
+    except (TypeError, ValueError, OverflowError):
         return False
 
 
@@ -99,7 +103,7 @@ def _checked_nodes(trace: _Rank) -> list[TraceNode]:
         return _nodes(trace)
     except SpecError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise SpecError(
             f"{trace.path} has a collective whose args cannot be read ({type(error).__name__}: {error}); give what "
             "torch.profiler.profile.export_chrome_trace writes"
@@ -140,7 +144,7 @@ def _nccl(trace: _Rank) -> Iterator[Call]:
         about = event.get("args") or {}
         if "Collective name" not in about or "In msg nelems" not in about:
             raise SpecError(
-                f"{trace.path}: the kernel {event['name']!r} does not say which collective it is; profile with "
+                f"{trace.path}: the kernel {quoted(event['name'])} does not say which collective it is; profile with "
                 "torch 2.3 or newer"
             )
         name = str(about["Collective name"])
@@ -174,7 +178,9 @@ def _input_bytes(event: _Event, trace: _Rank) -> int:
     about = event.get("args") or {}
     shapes, types = about.get("Input Dims"), about.get("Input type")
     if not shapes or not types:
-        raise SpecError(f"{trace.path}: {event['name']!r} has no shapes; profile with record_shapes=True")
+        raise SpecError(
+            f"{trace.path}: {quoted(event['name'])} has no shapes; profile with record_shapes=True"
+        )
     return sum(
         _num_elements(shape) * _element_bytes(str(name), trace)
         for shape, name in zip(shapes, types, strict=True)
@@ -210,7 +216,7 @@ def _operations(trace: _Rank) -> Iterator[tuple[float, float]]:
 def _element_bytes(name: str, trace: _Rank) -> int:
     if name.lower() not in _SIZES:
         raise SpecError(
-            f"{trace.path}: the size of dtype {name!r} is not known; known are {', '.join(_SIZES)}"
+            f"{trace.path}: the size of dtype {quoted(name)} is not known; known are {', '.join(_SIZES)}"
         )
     return _SIZES[name.lower()]
 
@@ -229,10 +235,14 @@ def _call(
     """
     start, end = _span(event)
     plain = _plain(name)
+    if not 0 <= size <= _MOST_BYTES:
+        raise SpecError(
+            f"{trace.path}: {quoted(name)} has a size of {quoted(size)} bytes; profile the step again"
+        )
     if plain in ("send", "recv"):
         if peer is None:
             raise SpecError(
-                f"{trace.path}: {event['name']!r} does not name the other rank; profile with record_shapes=True"
+                f"{trace.path}: {quoted(event['name'])} does not name the other rank; profile with record_shapes=True"
             )
         source, target = (trace.rank, peer) if plain == "send" else (peer, trace.rank)
         about = {"comm_size": size, "comm_src": source, "comm_dst": target, "comm_tag": 0}
@@ -240,7 +250,7 @@ def _call(
     number = next((number for known, number in _NUMBERS.items() if plain.startswith(known)), None)
     if number is None:
         raise SpecError(
-            f"{trace.path}: the collective {name!r} is not simulated; known are {', '.join(COLLECTIVES.values())}"
+            f"{trace.path}: the collective {quoted(name)} is not simulated; known are {', '.join(COLLECTIVES.values())}"
         )
     return Call(
         COLLECTIVES[number],

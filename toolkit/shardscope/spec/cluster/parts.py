@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from shardscope.errors import SpecError, quoted
 from shardscope.spec import catalogue
 from shardscope.spec._base import Spec
+from shardscope.spec.numbers import require_plausible
 from shardscope.spec.units import Bandwidth, Bytes, BytesOrNone, Flops, Watts, bytes_text
 
 
@@ -37,6 +38,11 @@ class Device(Spec):
     """Publication or page that states the values."""
     recalled: tuple[str, ...] = ()
     """Fields whose values were written from memory and not confirmed in the source."""
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        require_plausible(dict(self))
+        return self
 
     @model_validator(mode="after")
     def _check_context(self) -> Self:

@@ -7,13 +7,13 @@ transformers. Caps on logits and multipliers are left out, because they neither 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
 
 from shardscope.errors import SpecError, quoted
+from shardscope.foreign_file import parsed_json
 from shardscope.spec.model.huggingface import gpt_like, llama_like
 from shardscope.spec.model.huggingface.composite import text_keys
 from shardscope.spec.model.huggingface.config import Config, Fields
@@ -92,7 +92,7 @@ def _family(kind: str) -> str:
 
 def _read(file: Path) -> Fields:
     try:
-        keys = json.loads(file.read_text(encoding="utf-8"))
+        keys = parsed_json(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise SpecError(
             f"{file} cannot be read ({error.strerror}); give a config.json or its folder"

@@ -1,0 +1,202 @@
+"""Hostile files of other programs: a sentence, in little memory and time, and no NaN."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardscope as ss
+from shardscope.errors import ShardscopeError, SpecError
+from shardscope.foreign_file import parsed_json, unpacked
+from shardscope.spec.calibration import Calibration
+from shardscope.spec.numbers import require_plausible
+
+LINK = ss.Link(bandwidth=1e9, latency=1e-5)
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 8, "vocab_size": 130,
+}  # fmt: skip
+DEEP = "[" * 200_000 + "]" * 200_000
+HOSTILE = {
+    "deep list": DEEP,
+    "deep object": '{"a":' * 100_000 + "1" + "}" * 100_000,
+    "5,000 digits": "9" * 5000,
+    "4,000 digits": "9" * 4000,
+    "1e30": "1e30",
+    "1e308": "1e308",
+    "1e999": "1e999",
+    "negative": "-1e308",
+    "long text": json.dumps("x" * 100_000),
+}
+
+
+def computed(**changes: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "tid": 1, "ts": 0, "dur": 10, **changes}
+
+
+def collective(**changes: Any) -> dict[str, Any]:
+    args = {"Input Dims": [[4]], "Input type": ["float"]}
+    return {"ph": "X", "name": "gloo:all_reduce", "tid": 2, "ts": 12, "dur": 9, "args": args, **changes}
+
+
+def trace(*events: dict[str, Any], **about: Any) -> dict[str, Any]:
+    return {"distributedInfo": about, "traceEvents": [computed(), *events]}
+
+
+HERE = "HERE"
+READERS: dict[str, tuple[Any, Callable[[Path], Any]]] = {
+    "config": ({**LLAMA, "vocab_size": HERE}, ss.Model.from_hf),
+    "config layers": ({**LLAMA, "num_hidden_layers": HERE}, ss.Model.from_hf),
+    "config type": ({**LLAMA, "model_type": HERE}, ss.Model.from_hf),
+    "whole": (HERE, ss.Model.from_hf),
+    "trace": (HERE, lambda path: ss.simulate.kineto([path], LINK)),
+    "trace time": (trace(computed(ts=HERE)), lambda path: ss.simulate.kineto([path], LINK)),
+    "trace duration": (trace(computed(dur=HERE)), lambda path: ss.simulate.kineto([path], LINK)),
+    "trace world size": (trace(world_size=HERE), lambda path: ss.simulate.kineto([path], LINK)),
+    "trace rank": (trace(rank=HERE), lambda path: ss.simulate.kineto([path], LINK)),
+    "trace shape": (
+        trace(collective(args={"Input Dims": [[HERE, 4]], "Input type": ["float"]})),
+        lambda path: ss.simulate.kineto([path], LINK),
+    ),
+    "trace dtype": (
+        trace(collective(args={"Input Dims": [[4]], "Input type": [HERE]})),
+        lambda path: ss.simulate.kineto([path], LINK),
+    ),
+    "job": ({"model": "mlp", "data": "digits", "steps": HERE}, lambda path: ss.Job.from_json(path.read_text())),
+    "rows": ([{"step_time_s": HERE}], lambda path: ss.calibrate(rows=str(path))),
+    "calibration": ({"name": "x", "step_s": HERE, "launch_s": "1e40"}, Calibration.load),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("name", READERS)
+def test_a_hostile_file_is_refused_in_a_sentence(tmp_path: Path, name: str, kind: str) -> None:
+    content, read = READERS[name]
+    path = tmp_path / "file.json"
+    path.write_text(json.dumps(content).replace(f'"{HERE}"', HOSTILE[kind]))
+    started = time.monotonic()
+    with pytest.raises(ShardscopeError) as refused:
+        read(path)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) <= 1500
+    assert time.monotonic() - started < 5
+
+
+BOMB = """
+import resource, sys
+from pathlib import Path
+import shardscope as ss
+resource.setrlimit(resource.RLIMIT_DATA, (400 << 20, 400 << 20))
+try:
+    ss.simulate.kineto([Path(sys.argv[1])], ss.Link(bandwidth=1e9, latency=1e-5))
+except ss.SpecError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="limits its memory as Linux does")
+def test_a_compressed_file_that_grows_without_end_is_refused_in_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.json.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        for _ in range(300):
+            file.write(b" " * (1 << 20))
+    done = subprocess.run(
+        [sys.executable, "-c", BOMB, str(path)], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert "over 100 times its compressed size" in done.stdout
+
+
+def test_a_compressed_text_is_read_and_a_cut_one_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "a.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(trace(rank=0, world_size=1)).encode()))
+    assert parsed_json(unpacked(path))["traceEvents"]
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(SpecError, match="is not a Kineto trace"):
+        ss.simulate.kineto([path], LINK)
+
+
+def many(count: int, *, overlapping: bool) -> dict[str, Any]:
+    """Operations with collectives between them, on one thread or on two, or within one that lasts throughout."""
+    events = [computed(ts=20 * place, dur=15 if overlapping else 8) for place in range(count)]
+    calls = [collective(ts=20 * place + 9, tid=1 if overlapping else 2) for place in range(count)]
+    return {"distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": [*events, *calls]}
+
+
+@pytest.mark.parametrize("overlapping", [False, True])
+def test_a_trace_with_thousands_of_collectives_takes_seconds(tmp_path: Path, overlapping: bool) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(many(4000, overlapping=overlapping)))
+    started = time.process_time()
+    found = ss.simulate.kineto([path], LINK)
+    assert time.process_time() - started < 5  # was 23 s
+    assert found.step_time_s == pytest.approx(80e-3, rel=0.7)
+
+
+LAYOUT = ss.Layout(data=4, tensor=4, global_batch=64)
+CLUSTER = ss.Cluster.of("h100-80gb", nodes=2)
+MODEL = ss.Model.of("llama-3-8b")
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where the numbers are in a value of JSON; of rows of numbers, the first ones only."""
+    if isinstance(value, dict):
+        return [each for key, inner in value.items() for each in places(inner, (*path, key))]
+    if isinstance(value, list):
+        return [each for at, inner in enumerate(value[:2]) for each in places(inner, (*path, at))]
+    return [path] if isinstance(value, int | float) and not isinstance(value, bool) else []
+
+
+@pytest.mark.parametrize("number", [1e308, 1e-308, -1e308, 1e31, 1e29, 1e-29])
+def test_a_constant_of_any_size_is_refused_or_predicts_finite_numbers(number: float) -> None:
+    known = json.loads(ss.predict(MODEL, CLUSTER, LAYOUT).calibration.to_json())
+    refused = 0
+    for path in places(known):
+        changed = json.loads(json.dumps(known))
+        inner = changed
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = number
+        try:
+            found = ss.predict(MODEL, CLUSTER, LAYOUT, calibration=Calibration.from_json(json.dumps(changed)))
+        except SpecError:
+            refused += 1
+            continue
+        figures = [found.step_time_s, found.peak_bytes, found.tokens_per_s, found.mfu, *found.interval]
+        assert all(map(math.isfinite, figures)), (path, figures)
+    assert refused
+
+
+@pytest.mark.parametrize("value", [1e31, 1e-31, -1e300, {"a": {"b": [1e40]}}, (1.0, 1e-200)])
+def test_a_number_that_would_overflow_is_named(value: object) -> None:
+    with pytest.raises(SpecError, match="field=.* is not plausible"):
+        require_plausible({"other": 1.0, "field": value})
+    require_plausible({"field": (0.0, 1e30, 1e-30, -5.0), "text": "1e300", "count": 10**40})
+
+
+def test_devices_and_links_have_plausible_numbers() -> None:
+    with pytest.raises(SpecError, match="is not plausible"):
+        ss.Link(bandwidth=1e308, latency=0.0)
+    device = CLUSTER.device
+    with pytest.raises(SpecError, match="memory_bandwidth=1e[+]308 is not plausible"):
+        device.replace(memory_bandwidth=1e308)
+
+
+def test_the_middle_of_a_long_message_is_cut_and_its_remedy_stays() -> None:
+    error = SpecError(f"x={'y' * 5000} is not valid; use z")
+    assert len(str(error)) == 1500
+    assert str(error).startswith("x=yyy")
+    assert str(error).endswith("is not valid; use z")
+    assert str(SpecError("short; use z")) == "short; use z"
+    failed = ss.RunFailed("m" * 3200, rank=1, step=2, strategy="ring", traceback="t" * 3000)
+    assert len(failed.args[0]) == 1500
+    assert failed.traceback in str(failed)

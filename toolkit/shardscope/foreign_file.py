@@ -1,0 +1,54 @@
+"""Reads files that other programs wrote, in bounded memory, with errors in one sentence."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+_MOST_RATIO = 100
+"""Size of a file relative to its compressed size above which it is refused; JSON is compressed to a 10th to a 40th."""
+_ALLOWED_BYTES = 64 << 20
+"""Size of an uncompressed file that is not refused, however well it was compressed."""
+_CHUNK_BYTES = 1 << 20
+
+
+def parsed_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: The text is not JSON, is nested too deeply, or has a number with thousands of digits.
+
+    Example:
+        >>> parsed_json("[" * 10**6)
+        Traceback (most recent call last):
+        ValueError: it is nested too deeply
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def unpacked(path: Path) -> bytes:
+    """Return the content of a file, uncompressed if its name ends in ``.gz``.
+
+    Raises:
+        ValueError: It is very much larger than its compressed size, as no text is.
+        OSError: The file cannot be read.
+        EOFError: The compressed file is cut.
+        zlib.error: The compressed file is damaged.
+    """
+    if path.suffix != ".gz":
+        return path.read_bytes()
+    most, chunks, size = _MOST_RATIO * path.stat().st_size + _ALLOWED_BYTES, list[bytes](), 0
+    with gzip.open(path) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            size += len(chunk)
+            if size > most:
+                raise ValueError(
+                    f"it holds more than {most:,} bytes, over {_MOST_RATIO} times its compressed size"
+                )
+            chunks.append(chunk)
+    return b"".join(chunks)
