@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import shardscope as ss
@@ -169,3 +170,32 @@ def test_optimizer_state_sharded_by_torch_is_counted(pool: RankPool, tmp_path: P
         sum(kept_by) == 2 * 4 * 12 + 4 * 2
     )  # two moments of each element, and a number of steps per parameter
     assert run.summary().steps == 3
+
+
+def fsdp1(model: nn.Module) -> nn.Module:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrap", [DistributedDataParallel, fully_shard, fsdp1])
+def test_accumulated_passes_of_every_wrapper_add_to_the_loss(
+    pool: RankPool, tmp_path: Path, wrap: Callable[[nn.Module], nn.Module]
+) -> None:
+    """Wrappers write to the weights between passes, which makes none of them a second evaluation."""
+
+    def loop(_: RankContext, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for _ in range(2):
+            for part in range(3):
+                (model(torch.full((4, 5), 1.0 + part)).square().mean() / 3).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    run = observed(pool, tmp_path, loop, wrap)
+    assert (run.state, run.reason) == ("completed", None)
+    assert {event["samples"] for event in run.events("step")} == {12}
+    torch.manual_seed(0)
+    model = nn.Linear(5, 2)
+    losses = [float(model(torch.full((4, 5), 1.0 + part)).square().mean().detach()) / 3 for part in range(3)]
+    assert run.events("step", 0)[0]["loss"] == pytest.approx(sum(losses))

@@ -95,7 +95,7 @@ def status_text(entry: RunEntry | None, predicted_s: float | None = None) -> str
         return f"{name} is starting {plural(entry.trace.world_size, 'rank')}{where}."
     verbs = {"starting": "is running", "running": "is running", "completed": "has finished"}
     verb = verbs.get(entry.state) or ("was stopped" if entry.state == "stopped" else "has failed")
-    if entry.run.cause is Cause.RECORDING_STOPPED:
+    if entry.state == "stopped" and entry.run.cause is Cause.RECORDING_STOPPED:
         verb = f"was recorded only in part ({entry.run.reason})"
     rate = _rate(entry.trace) if entry.is_alive else ""
     slow = _slow_text(entry, predicted_s)
