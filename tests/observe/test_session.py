@@ -35,7 +35,7 @@ def fails(error: Exception) -> Callable[..., Any]:
 FULL = OSError(28, "No space left on device")
 
 
-def test_a_full_disk_leaves_a_completed_run_and_one_warning(
+def test_a_full_disk_stops_the_recording_with_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, optimizer = parts()
@@ -44,7 +44,7 @@ def test_a_full_disk_leaves_a_completed_run_and_one_warning(
         monkeypatch.setattr(EventWriter, "_write", fails(FULL))
         train(model, optimizer, 2)
     assert len(caplog.records) == 1
-    assert run.state == "completed"
+    assert (run.state, run.cause, run.state_text) == ("stopped", "recording-stopped", "recording stopped")
     assert run.reason is not None
     assert "No space left on device" in run.reason
     assert not (run.path / "reserve").exists()
@@ -105,7 +105,7 @@ def test_hooks_that_cannot_be_installed_are_taken_back(
             train(model, optimizer, 2)
     assert "no hooks" in caplog.text
     assert (torch.autograd.backward, dist.Work.wait) == before
-    assert run.state == "completed"
+    assert run.state == "stopped"
     with ss.observe(model, optimizer, root=tmp_path / "second") as run:
         train(model, optimizer, 2)
     assert run.summary().steps == 2

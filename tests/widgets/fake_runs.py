@@ -38,6 +38,8 @@ class FakeRun:
     all_events: list[dict[str, Any]]
     state: str = "completed"
     error: RunFailed | None = None
+    cause: str | None = None
+    reason: str | None = None
     stopped: bool = False
     title: str = ""
     tails: list[FakeTail] = field(default_factory=list)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -291,6 +292,26 @@ def test_waiting_too_long_ends_the_waits_of_all_ranks(tmp_path: Path) -> None:
     assert second == (
         "Connection closed by peer: rank 0 has left the group, while this rank was waiting for a message from rank 0"
     )
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("is_own", [True, False], ids=["own time-out", "time-out of the group"])
+def test_a_barrier_that_waits_too_long_says_what_torchs_tests_look_for(
+    tmp_path: Path, transport: str, *, is_own: bool
+) -> None:
+    def wait(context: RankContext) -> str:
+        group = dist.new_group(timeout=timedelta(seconds=60 if is_own else 0.2))
+        if context.rank == 1:
+            return ""
+        own = timedelta(milliseconds=200) if is_own else None
+        return failure_of(lambda: dist.barrier(group, timeout=own))
+
+    pool = RankPool(2, transport=transport)
+    try:
+        told, _ = pool.run(wait, tmp_path)
+    finally:
+        pool.close()
+    assert re.search(" (Timed out|closed|timeout) ", told)
 
 
 def test_a_message_that_arrived_in_part_before_its_receive_does_not_keep_its_sender_waiting(

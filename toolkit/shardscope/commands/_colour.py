@@ -9,7 +9,14 @@ from typing import TextIO
 from shardscope.runtime.bar import is_terminal
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34"}
-OF_STATE = {"completed": "green", "running": "blue", "starting": "blue", "stopped": "yellow", "failed": "red"}
+OF_STATE = {
+    "completed": "green",
+    "running": "blue",
+    "starting": "blue",
+    "stopped": "yellow",
+    "recording": "yellow",
+    "failed": "red",
+}
 """Colour of each state of a run; the word always stands beside it."""
 
 

@@ -73,7 +73,7 @@ def describe(run: Run) -> dict[str, Any]:
     job, summary = run.job, run.stored_summary
     return {
         "id": run.id, "path": str(run.path), "state": run.state, "restarts": run.restarts,
-        "strategy": job.strategy.label, "world_size": job.world_size, "model": label_of(job.model),
+        "cause": run.cause, "strategy": job.strategy.label, "world_size": job.world_size, "model": label_of(job.model),
         "steps": job.steps, "group": run.group,
         "made_by": run.made_by, "note": run.note, "loss": summary and summary.loss,
         "diverged_at": summary and summary.diverged_at,
@@ -87,7 +87,7 @@ def _paint(cell: str) -> str:
 
 
 def _cells(row: dict[str, Any], columns: list[str]) -> list[str]:
-    state = state_text(row["state"], row["restarts"])
+    state = state_text(row["state"], row["restarts"], row["cause"])
     texts = {
         **row,
         "state": state,

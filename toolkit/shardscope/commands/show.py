@@ -47,6 +47,7 @@ def text(run: Run) -> str:
     facts = {
         "run": run.id,
         "state": coloured(run.state_text, OF_STATE.get(run.state, "dim")),
+        "reason": run.reason or "",
         "job": f"{label_of(job.model)} on {label_of(job.data)}, {job.strategy.label}, {ranks}",
         "settings": f"{job.optimizer.label}, batch {job.batch.global_batch}, {job.precision}, seed {job.seed}",
         "steps": f"{summary.last_step} of {job.steps}",
@@ -69,7 +70,8 @@ def _ranks(count: int) -> str:
 def _plain(run: Run) -> dict[str, Any]:
     error = run.error
     return {
-        "id": run.id, "path": str(run.path), "state": run.state, "restarts": run.restarts, "faults": str(run.faults),
+        "id": run.id, "path": str(run.path), "state": run.state, "restarts": run.restarts, "reason": run.reason,
+        "faults": str(run.faults),
         "job": json.loads(run.job.to_json()),
         "summary": asdict(run.summary()), "error": None if error is None else str(error),
     }  # fmt: skip

@@ -111,8 +111,11 @@ class ObservedPrediction:
 
     @property
     def kinds(self) -> dict[str, Any]:
-        """Peak bytes of parameters, gradients and optimizer state, with one value per rank; empty if unknown."""
-        known = ("parameters", "gradients", "optimizer")
+        """Peak bytes of parameters, gradients and optimizer state, with one value per rank; empty if unknown.
+
+        Without optimizer state if several optimizers update the model, since only one of them is described.
+        """
+        known = ("parameters", "gradients", "optimizer")[: 2 + (self.job.num_optimizers == 1)]
         return {} if self.states is None else {kind: getattr(self.states, kind) for kind in known}
 
     def at_step(self, number: int) -> ObservedPrediction:  # noqa: ARG002 - same signature as for a job

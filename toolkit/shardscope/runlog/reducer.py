@@ -121,6 +121,10 @@ class RunLog:
     """Where ranks of another number took the state from, by the step after which it had been saved."""
     _pauses: dict[int, Pause] = field(default_factory=dict, repr=False)
     """The pause before each step that has another number of ranks than the one before."""
+    _may_end_apart: bool = False
+    """Whether ranks may take different numbers of steps, as an observed loop with `Join`."""
+    _ends: dict[int, int] = field(default_factory=dict, repr=False)
+    """Number of steps of each rank that has ended."""
     _num_since_start: int = 0
     """Number of steps since the ranks started."""
     _late: dict[int, list[Event]] = field(default_factory=dict, repr=False)
@@ -128,7 +132,14 @@ class RunLog:
     @classmethod
     def of(cls, job: Job) -> Self:
         """Return an empty log for a run of this job."""
-        return cls(world_size=job.world_size, kinds=StepKinds.of(job), circumstances=Circumstances.of(job))
+        from shardscope.spec.observed import (
+            ObservedJob,  # needs pydantic, which readers of finished runs do without
+        )
+
+        return cls(
+            world_size=job.world_size, kinds=StepKinds.of(job), circumstances=Circumstances.of(job),
+            _may_end_apart=isinstance(job, ObservedJob),
+        )  # fmt: skip
 
     def feed(self, events: Iterable[Event]) -> bool:
         """Add new events, which must be in order for each rank; return whether the log uses any of them."""
@@ -203,6 +214,23 @@ class RunLog:
         row[rank] = event
         if len(row) == size:
             self._finish(number, [row[rank] for rank in sorted(row)])
+        elif self._ends:
+            self._finish_without_ended()
+
+    def _on_end(self, event: Event) -> None:
+        if self._may_end_apart and "steps" in event:
+            self._ends[event["rank"]] = event["steps"]
+            self._finish_without_ended()
+
+    def _finish_without_ended(self) -> None:
+        """Finish the steps that only ranks which had not ended yet have taken, once all of those have."""
+        for number, size in sorted(self._open):
+            row = self._open.get((number, size), {})
+            if not row or not all(
+                rank in row or self._ends.get(rank, number) < number for rank in range(size)
+            ):
+                return
+            self._finish(number, [row[rank] for rank in sorted(row)])
 
     def _on_traffic(self, event: Event) -> None:
         """Add traffic that a rank's server sent for a step after the rank had finished that step."""
@@ -217,7 +245,8 @@ class RunLog:
     def _finish(self, number: int, row: list[Event]) -> None:
         for place in [place for place in self._open if place[0] <= number]:
             del self._open[place]
-        self.steps.append(self._timed(_step(number, row, self._sent([*row, *self._late.pop(number, ())]))))
+        step = _step(number, row, self._sent([*row, *self._late.pop(number, ())]))
+        self.steps.append(self._timed(step._replace(world_size=self.world_size) if self._ends else step))
         self.phases.take(number, row)
         self._note_warm_up()
         if self.steps.is_resized and number not in self._pauses:  # a restart may repeat the step

@@ -157,7 +157,7 @@ _KINDS: Mapping[str, Check] = {
         {"strategy": _or_none(_is_name)},
     ),
     "process": _fields({"pid": is_whole}, {"started": lambda value: isinstance(value, str | float)}),
-    "end": _fields({"state": lambda value: value in ("completed", "stopped")}, {"steps": is_whole}),
+    "end": _fields({"state": lambda value: value in ("completed", "stopped")}, {"steps": is_whole, "reason": _is_text}),
     "resize": _fields(
         {**_STEP, "before": is_whole, "world_size": is_whole, "global_batch": is_whole}, {"source": _is_name}
     ),

@@ -38,6 +38,7 @@ def run_html(run: Run) -> str:
     ranks = f"{summary.world_sizes} ranks" if summary.world_sizes else plural(run.job.world_size, "rank")
     rows = {
         "state": run.state_text if at is None else f"{run.state_text}; the loss diverged at step {at}",
+        "reason": run.reason or "",
         "group": run.group,
         "strategy": f"{run.job.strategy.label}, {ranks}",
         "steps": run.job.progress(summary.last_step),

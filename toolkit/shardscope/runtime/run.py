@@ -163,8 +163,8 @@ class Run(Described, Steered, Resizable):
     @property
     def cause(self) -> Cause | None:
         """What ended the run before its last step: ``"requested"``, ``"killed"``, ``"not-started"``, ``"terminated"``
-        (its agent received SIGTERM), ``"driver-ended"`` or ``"directory-gone"``. None for an error in a rank, and for
-        runs from versions that did not record the cause.
+        (its agent received SIGTERM), ``"driver-ended"``, ``"directory-gone"`` or ``"recording-stopped"`` (by `observe`;
+        the training went on). None for an error in a rank, and for runs from versions that did not record the cause.
         """
         return self._status().cause
 

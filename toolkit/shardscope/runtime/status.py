@@ -35,6 +35,8 @@ class Cause(StrEnum):
     """The program that launched the run has ended."""
     DIRECTORY_GONE = "directory-gone"
     """The run directory was deleted or moved."""
+    RECORDING_STOPPED = "recording-stopped"
+    """`observe` stopped recording on a rank before the training loop ended; the training went on."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Status:
     @property
     def text(self) -> str:
         """The state in words, with the number of restarts: ``completed after 2 restarts``."""
-        return state_text(self.state, self.restarts)
+        return state_text(self.state, self.restarts, self.cause)
 
     @classmethod
     def of(cls, value: Any) -> Self:
@@ -91,8 +93,10 @@ def in_one_block(status: Status) -> bytes:
     return content.encode()
 
 
-def state_text(state: str, restarts: int) -> str:
-    """Return the state of a run in words: ``completed``, or ``completed after 2 restarts``."""
+def state_text(state: str, restarts: int, cause: str | None = None) -> str:
+    """Return the state of a run in words: ``completed``, ``completed after 2 restarts`` or ``recording stopped``."""
+    if cause == Cause.RECORDING_STOPPED:
+        return "recording stopped"
     return f"{state} after {plural(restarts, 'restart')}" if restarts else state
 
 

@@ -56,6 +56,8 @@ class ObservedJob(Job):
     """Bytes of one weight; 0 if the model mixes dtypes, or has no parameters."""
     gradient_bytes: Total | None = None
     """Bytes of the gradients of all trained parameters; None if unknown."""
+    num_optimizers: Count = 1
+    """Number of optimizers that update the model and keep state of their own."""
     stateful: tuple[Total, ...] | None = None
     """Indices of the `parameters` for which the optimizer keeps state; None if unknown or if it also updates others."""
     buffer_bytes: Total = 0

@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 from shardscope.machine import usable_cores
 from shardscope.runlog.figures import figure_text
+from shardscope.runtime import Run
+from shardscope.runtime.status import Cause
 from shardscope_widgets.figures._memory_kinds import KIND_NAMES
 from shardscope_widgets.report.entries import Entry, Group
 from shardscope_widgets.words import bytes_text, duration_text, listed, plural, rate_text, three_digits
@@ -22,10 +24,15 @@ def tried_text(groups: Sequence[Group]) -> str:
     entries = [entry for group in groups for entry in group.entries]
     ranks = sorted({entry.trace.world_size for entry in entries})
     sizes = ["1 process" if size == 1 else f"{size} ranks" for size in ranks]
+    cut = [
+        f" {each.label} is not complete: {each.run.reason}."
+        for each in entries
+        if isinstance(each.run, Run) and each.run.cause is Cause.RECORDING_STOPPED
+    ]
     return (
         f"{plural(len(entries), 'run')} of {listed(group.name for group in groups)}, on {listed(sizes)}; each rank is "
         "a process of its own."
-    )
+    ) + "".join(cut)
 
 
 def headline(groups: Sequence[Group]) -> list[str]:

@@ -6,6 +6,7 @@ from shardscope.errors import RunFailed, ShardscopeError
 from shardscope.machine import usable_cores
 from shardscope.measure.compare_runs.view import ADVICE, DIVERGED
 from shardscope.runlog.figures import FIGURES, figure_text
+from shardscope.runtime.status import Cause
 from shardscope.spec import Job, Strategy, registry
 from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.models import MODELS
@@ -94,6 +95,8 @@ def status_text(entry: RunEntry | None, predicted_s: float | None = None) -> str
         return f"{name} is starting {plural(entry.trace.world_size, 'rank')}{where}."
     verbs = {"starting": "is running", "running": "is running", "completed": "has finished"}
     verb = verbs.get(entry.state) or ("was stopped" if entry.state == "stopped" else "has failed")
+    if entry.state == "stopped" and entry.run.cause is Cause.RECORDING_STOPPED:
+        verb = f"was recorded only in part ({entry.run.reason})"
     rate = _rate(entry.trace) if entry.is_alive else ""
     slow = _slow_text(entry, predicted_s)
     straggler = straggler_text(entry.trace)

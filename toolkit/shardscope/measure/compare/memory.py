@@ -60,7 +60,12 @@ def _kinds(
     is_exact = prediction.states is not None and prediction.states.is_exact
     for kind in MEMORY_KINDS:
         predicted, measured = prediction.kinds.get(kind), held[kind]
-        if predicted is None and measured.any():
+        several = getattr(prediction.job, "num_optimizers", 1)
+        if predicted is None and measured.any() and kind == "optimizer" and several > 1:
+            notes.append(
+                f"optimizer is left out: {several} optimizers update the model, and none is predicted then."
+            )
+        elif predicted is None and measured.any():
             in_peak = kind == "buffers" and isinstance(prediction, JobPrediction)
             notes.append(
                 f"{kind} is left out: there is no formula for it in this job"

@@ -26,6 +26,7 @@ from shardscope.runlog.spans import finished_steps
 from shardscope.runtime import Run
 from shardscope.runtime.preflight import preflight
 from shardscope.runtime.resizable import job_now
+from shardscope.runtime.status import Cause
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.host_calibration import AnyCalibration
 from shardscope.spec.observed import ObservedJob
@@ -79,8 +80,12 @@ def compare(
     events = run.events()
     job, steps = job_now(run), finished_steps(events, run.job.world_size)
     if not steps:
+        ended = (
+            f"it ended ({run.state_text}): {run.reason}" if run.reason else f"it has ended ({run.state_text})"
+        )
         raise RunUnreadable(
-            f"run {run.id} has nothing to compare: not all ranks have finished a step; wait for a step"
+            f"run {run.id} has nothing to compare: not all ranks have finished a step; "
+            + ("wait for a step" if run.is_alive else ended)
         )
     if prediction is None:
         prediction = _predicted(run, cluster, calibration)
@@ -99,6 +104,8 @@ def compare(
         for sizes in [sizes_text(run.reduced().resizes) if run.job.elastic is not None else None]
         if sizes
     ]
+    if run.cause is Cause.RECORDING_STOPPED:
+        notes.append(f"The run is not complete: {run.reason}.")
     rows: Iterable[ComparedTerm] = [
         *traffic_rows(prediction, steps, notes),
         *memory_rows(prediction, events, notes),

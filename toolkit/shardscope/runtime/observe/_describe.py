@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from shardscope.errors import SpecError
+from shardscope.runtime.observe._optimizers import Optimizers
 from shardscope.spec import Optimizer, Record, Strategy
 from shardscope.spec.job_parts import UserCode
 from shardscope.spec.model.step import ParameterRow
@@ -38,6 +39,8 @@ class Seen:
         passes: Number of forward passes of this rank in its first step.
         exchanges: Number of backward passes in the first step after which gradients are exchanged.
         steps: Number of steps that have ended.
+        optimizers: All optimizers that update the model.
+        syncs: Whether DDP exchanges gradients after its last forward pass, which decides it.
     """
 
     model: nn.Module
@@ -50,17 +53,24 @@ class Seen:
     passes: int = 0
     exchanges: int = 0
     steps: int = 0
+    syncs: bool = True
+    optimizers: Optimizers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.optimizers = Optimizers(self.model, self.optimizer)
 
     def see_forward(self) -> None:
         """Record which wrapper has called the model."""
         active = DistributedDataParallel._get_active_ddp_module()  # noqa: SLF001 - None outside its forward pass
-        self.ddp = self.model if isinstance(self.model, DistributedDataParallel) else active or self.ddp
+        called = self.model if isinstance(self.model, DistributedDataParallel) else active
+        if called is not None:
+            self.ddp, self.syncs = called, called.require_backward_grad_sync
 
     def see_backward(self) -> None:
         """Record whether gradients are exchanged after this backward pass."""
         units = fsdp_units(self.model)
         exchanges = units[0].exchanges if units else True
-        self.exchanges += bool(exchanges if self.ddp is None else self.ddp.require_backward_grad_sync)
+        self.exchanges += bool(exchanges if self.ddp is None else self.syncs)
 
     @property
     def wrapper(self) -> Wrapper:
@@ -104,6 +114,7 @@ class Seen:
             "weight_bytes": widths.pop() if len(widths) == 1 else 0,
             "gradient_bytes": _bytes(each for each in parameters if each.requires_grad),
             "stateful": _stateful(self.optimizer, parameters),
+            "num_optimizers": max(1, self.optimizers.count),
             "buffer_bytes": _bytes(each for each in self.model.buffers() if not is_lazy(each)),
             "broadcast_bytes": _bytes(sent),
             "replicas": max(1, self.world_size // shards) if units else 1,

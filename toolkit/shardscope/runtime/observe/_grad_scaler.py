@@ -36,8 +36,10 @@ class ScalerWatch:
                     undo.callback(setattr, kind, name, original)
 
     def unscaled(self, roots: Any) -> Any:
-        """Return the loss of which `roots` is the scaled copy; anything else is returned unchanged."""
-        return self._losses.get(roots, roots) if isinstance(roots, Tensor) else roots
+        """Return the losses of which `roots` are the scaled copies; anything else is returned unchanged."""
+        if isinstance(roots, Tensor):
+            return self._losses.get(roots, roots)
+        return [self.unscaled(each) for each in roots] if isinstance(roots, list | tuple) else roots
 
     def count_update(self) -> None:
         """Note that an optimizer has stepped."""
@@ -45,8 +47,10 @@ class ScalerWatch:
 
     def _scale(self, original: Callable[..., Any], outputs: Any) -> Any:
         scaled = original(outputs)
-        if isinstance(outputs, Tensor) and scaled is not outputs:
-            self._losses[scaled] = outputs.detach()
+        several = isinstance(outputs, list | tuple)
+        for before, after in zip(outputs, scaled, strict=True) if several else [(outputs, scaled)]:
+            if isinstance(before, Tensor) and after is not before:
+                self._losses[after] = before
         return scaled
 
     def _step(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:

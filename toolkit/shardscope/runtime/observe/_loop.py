@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
@@ -51,6 +52,9 @@ class Listener(Protocol):
     def update_ends(self, optimizer: Optimizer, *, skipped: bool) -> None:
         """Handle the end of an optimizer step, or that a `GradScaler` has skipped it."""
 
+    def updated_in_backward(self, optimizers: list[Optimizer]) -> None:
+        """Handle the end of a backward pass within which these optimizers have stepped."""
+
 
 class Loop:
     """Reports the passes and updates of a training loop to `listener`, from `install` to `remove`.
@@ -66,6 +70,8 @@ class Loop:
         self._model, self._listener, self._guard = model, listener, guard
         self._depth = 0
         self._is_in_backward = False
+        self._updated: list[Optimizer] = []
+        """Optimizers that have stepped within the present backward pass, from hooks on their parameters."""
         self._undo = ExitStack()
         self._scalers = ScalerWatch(self._skipped_update)
         self._hooks: dict[nn.Module, tuple[_Hook, _Hook]] = {}
@@ -132,10 +138,15 @@ class Loop:
             self._guard(lambda: self._listener.forward_ends(output))
 
     def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._is_in_backward:
+            return
         self._guard(lambda: self._listener.update_begins(optimizer))
 
     def _after_update(self, optimizer: Optimizer, *_: Any) -> None:
         self._scalers.count_update()
+        if self._is_in_backward:  # its step ends with the pass: what torch runs meanwhile must not change
+            self._updated.append(optimizer)
+            return
         self._guard(lambda: self._listener.update_ends(optimizer, skipped=False))
 
     def _skipped_update(self, optimizer: Optimizer) -> None:
@@ -149,13 +160,18 @@ class Loop:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
             if self._is_in_backward:  # a part of the outer pass
                 return original(tensors, *args, **kwargs)
+            if not isinstance(tensors, Tensor | GradientEdge):
+                tensors = list(tensors)  # a generator can be read only once
             self._guard(lambda: self._listener.backward_begins(self._scalers.unscaled(tensors)))
             self._is_in_backward = True
             try:
                 original(tensors, *args, **kwargs)
             finally:
                 self._is_in_backward = False
+                updated, self._updated = self._updated, []
                 self._guard(self._listener.backward_ends)
+                if updated:
+                    self._guard(lambda: self._listener.updated_in_backward(updated))
 
         torch.autograd.backward = backward
         self._undo.callback(setattr, torch.autograd, "backward", original)

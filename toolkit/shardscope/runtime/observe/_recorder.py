@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from shardscope.runlog.writer import EventWriter
 from shardscope.runtime.observe._loop import is_compiled
 from shardscope.runtime.observe._marks import Mark, Marks, Value
+from shardscope.runtime.observe._optimizers import Optimizers
 from shardscope.spec import Record
 from shardscope.spec.numbers import LARGEST_COUNT
 from shardscope.training.memory import Held, MemoryWatch, held_by_default
@@ -34,6 +35,8 @@ Timed = tuple[str, str, Mark, Mark, int]
 """A span that the device may not have finished yet: lane, name, start, end, bytes."""
 
 
+_OUTPUT = "output of the observed model"
+"""Key in the metadata of nodes of the autograd graph."""
 _LATE_STEPS = 2
 """Maximum number of steps that are not written yet because the end of a collective has not been detected.
 
@@ -46,6 +49,7 @@ class _Forward:
 
     Attributes:
         order: Number of the pass.
+        is_repeated: Whether it evaluates the step's batch again, with other weights.
         backward: Number of the backward pass that first reached the output; None until one does.
     """
 
@@ -54,6 +58,7 @@ class _Forward:
     begin: Mark
     samples: int
     tokens: int | None
+    is_repeated: bool = False
     end: Mark = 0.0
     backward: int | None = None
 
@@ -64,11 +69,13 @@ class _ObservedStep:
 
     number: int
     begin: Mark
-    losses: dict[int, Value] = field(default_factory=dict)
+    losses: dict[int, list[Value]] = field(default_factory=dict)
     """Scalars from which backward passes started, by the number of the pass."""
     own_backwards: set[int] = field(default_factory=set)
     """Numbers of the backward passes that reached an output of the model."""
     has_begun: bool = False
+    is_repeated: bool = False
+    """Whether the weights have changed since its first backward pass, as in a closure of L-BFGS or for SAM."""
     num_backwards: int = 0
     forwards: list[_Forward] = field(default_factory=list)
     """Forward passes whose outputs backward passes of this step have reached."""
@@ -92,12 +99,12 @@ class _ObservedStep:
     @property
     def samples(self) -> int:
         """Number of samples of the counted forward passes."""
-        return sum(one.samples for one in self.counted)
+        return sum(one.samples for one in self.counted if not one.is_repeated)
 
     @property
     def tokens(self) -> int | None:
         """Number of tokens of the counted forward passes; None if their inputs are not sequences."""
-        known = [one.tokens for one in self.counted if one.tokens is not None]
+        known = [one.tokens for one in self.counted if one.tokens is not None and not one.is_repeated]
         return sum(known) if known else None
 
 
@@ -112,14 +119,15 @@ class StepRecorder:
         memory: Measures the memory of this rank.
         record: Which steps are recorded with spans and with memory by type.
         optimizer: The optimizer whose steps delimit the steps of the run; None if it is not known yet.
+        optimizers: All optimizers that update the model.
     """
 
     def __init__(
         self, model: nn.Module, meter: Meter, events: EventWriter, marks: Marks, memory: MemoryWatch, *,
-        record: Record, optimizer: Optimizer | None,
+        record: Record, optimizer: Optimizer | None, optimizers: Optimizers,
     ) -> None:  # fmt: skip
         self.steps = 0
-        self.optimizer = optimizer
+        self.optimizer, self._optimizers = optimizer, optimizers
         self._model, self._meter, self._events = model, meter, events
         self._marks, self._memory, self._record = marks, memory, record
         self._lock = threading.Lock()
@@ -129,6 +137,8 @@ class StepRecorder:
         self._evaluating: AbstractContextManager[None] | None = None
         self._forward: _Forward | None = None
         self._num_forwards = 0
+        self._weights: int | None = None
+        """Version of the weights after the last backward pass of this step; None if a forward pass has followed."""
         self._backward = self._update = self._marks.now()
         self._step = self._begun()
 
@@ -139,10 +149,16 @@ class StepRecorder:
             self._evaluating = self._meter.observing()
             self._evaluating.__enter__()
             return
-        self._step.has_begun = True
+        step = self._step
+        step.has_begun = True
+        if self._weights is not None:
+            step.is_repeated |= _version(self._model) != self._weights
+            self._weights = None
         self._num_forwards += 1
         samples = next((len(tensor) for tensor in inputs if tensor.dim()), 0)
-        self._forward = _Forward(self._num_forwards, is_whole, self._marks.now(), samples, _tokens(inputs))
+        self._forward = _Forward(
+            self._num_forwards, is_whole, self._marks.now(), samples, _tokens(inputs), step.is_repeated
+        )
         if self._memory.step is not None:
             self._memory.step.hold("inputs", inputs)
 
@@ -158,6 +174,7 @@ class StepRecorder:
             reached = partial(self._reached, self._forward)
             for node in _nodes(output):
                 node.register_prehook(reached)
+                node.metadata[_OUTPUT] = True
             self._forward = None
         self._sample()
 
@@ -174,12 +191,14 @@ class StepRecorder:
     def backward_begins(self, roots: Any) -> None:
         self._backward = self._marks.now()
         self._step.num_backwards += 1
-        if isinstance(roots, Tensor) and roots.numel() == 1:
-            self._step.losses[self._step.num_backwards] = Value(roots)
+        losses = [] if self._step.is_repeated else _scalars(roots)
+        if losses:
+            self._step.losses[self._step.num_backwards] = [Value(each) for each in losses]
 
     def backward_ends(self) -> None:
         self._add("compute", "backward", self._backward)
         self._update = self._marks.now()  # an optimizer with a closure updates from this point on
+        self._weights = _version(self._model)
         self._sample()
 
     def update_begins(self, optimizer: Optimizer) -> None:
@@ -188,6 +207,9 @@ class StepRecorder:
 
     def update_ends(self, optimizer: Optimizer, *, skipped: bool) -> None:
         if optimizer is not self.optimizer:
+            self._weights = (
+                None  # the same batch with other weights is not evaluated for this optimizer's sake
+            )
             return
         if not skipped:
             self._add("compute", "optimizer", self._update)
@@ -217,7 +239,7 @@ class StepRecorder:
         return _ObservedStep(number, self._marks.now())
 
     def _held(self) -> Any:
-        return held_by(self._model, self.optimizer)
+        return held_by(self._model, self._optimizers)
 
     def _sample(self) -> None:
         if self._memory.step is not None:
@@ -243,6 +265,7 @@ class StepRecorder:
         }
         step.traffic, _ = self._meter.drain()
         step.end = self._marks.now()
+        self._weights = None
         self.steps, self._last = step.number, (step.samples, len(step.counted))
         following = self._begun()
         following.begin = step.end
@@ -266,6 +289,11 @@ class StepRecorder:
         self.write_finished(wait=True)
         with self._meter.observing():
             return self._meter.drain()[0]
+
+    @property
+    def is_trained_without_step(self) -> bool:
+        """Whether backward passes of the model have run, but no step has ended."""
+        return not self.steps and bool(self._step.own_backwards)
 
     @property
     def last(self) -> tuple[int, int]:
@@ -293,9 +321,9 @@ class StepRecorder:
         return [Span(row[0], row[1], seconds(row[2]), seconds(row[3]), row[4]).as_row() for row in past]
 
 
-def held_by(model: nn.Module, optimizer: Optimizer | None) -> Held:
-    """Return the tensors that a model, and its optimizer if known, keep in memory, by type (such as parameters)."""
-    held = held_by_default(model, optimizer or torch.optim.SGD([torch.empty(0)]))
+def held_by(model: nn.Module, optimizers: Optimizers) -> Held:
+    """Return the tensors that a model and its optimizers keep in memory, by type (such as parameters)."""
+    held = {**held_by_default(model, torch.optim.SGD([torch.empty(0)])), "optimizer": optimizers.state}
     return {kind: [each for each in tensors if not is_lazy(each)] for kind, tensors in held.items()}
 
 
@@ -305,8 +333,37 @@ def _loss(step: _ObservedStep) -> float | None:
     If no forward pass of the model was observed, as when torch.compile traces it, all backward passes count.
     """
     own = step.own_backwards or step.losses.keys()
-    values = [value.read() for number, value in step.losses.items() if number in own]
+    values = [value.read() for number, losses in step.losses.items() if number in own for value in losses]
     return sum(values) if values else None
+
+
+def _scalars(roots: Any) -> list[Tensor]:
+    """Return the scalars among the roots of a backward pass; of several, those that depend on an output of the model.
+
+    If none of them does, as when torch.compile traces the forward pass, all are returned.
+    """
+    each = [roots] if isinstance(roots, Tensor) else list(roots) if isinstance(roots, list | tuple) else []
+    scalars = [root for root in each if isinstance(root, Tensor) and root.numel() == 1]
+    own = [root for root in scalars if len(scalars) == 1 or _depends_on_output(root)]
+    return own or scalars
+
+
+def _depends_on_output(root: Tensor) -> bool:
+    waiting, seen = [root.grad_fn], set()
+    while waiting:
+        node: Any = waiting.pop()  # torch's stub of `metadata` is wrong
+        if node is None or node in seen:
+            continue
+        if _OUTPUT in node.metadata:
+            return True
+        seen.add(node)
+        waiting += [each for each, _ in node.next_functions]
+    return False
+
+
+def _version(model: nn.Module) -> int:
+    """Return a number that changes when a weight is changed in place."""
+    return sum(each._version for each in model.parameters() if not (is_lazy(each) or each.is_inference()))  # noqa: SLF001
 
 
 def _tokens(inputs: list[Tensor]) -> int | None:

@@ -29,6 +29,7 @@ from shardscope.runtime.observe._collectives import CollectiveMeter
 from shardscope.runtime.observe._describe import Seen, known_parameters
 from shardscope.runtime.observe._loop import Loop
 from shardscope.runtime.observe._marks import Marks
+from shardscope.runtime.observe._optimizers import inside
 from shardscope.runtime.observe._place import Place, has_group, share
 from shardscope.runtime.observe._recorder import StepRecorder, held_by
 from shardscope.runtime.processes import process_started
@@ -70,7 +71,7 @@ class ObserveSession(AbstractContextManager[Run]):
         self._recorder: StepRecorder | None = None
         self._events: EventWriter | None = None
         self._problem: str | None = None
-        self._is_announced = False
+        self._is_announced = self._steps_in_backward = self._is_updating = False
         self._pid = os.getpid()
         self._provenance: threading.Thread | None = None
         self._loop = Loop(model, self, self._safely)
@@ -97,6 +98,7 @@ class ObserveSession(AbstractContextManager[Run]):
         if os.getpid() == self._pid:
             self._safely(self._begin_without_step)
             state = _state(error)
+            self._safely(self._note_missing_steps)
             self._try(lambda: self._write_end(state, error))
             self._try(lambda: self._conclude(state, error))
 
@@ -153,14 +155,25 @@ class ObserveSession(AbstractContextManager[Run]):
             self._recorder.backward_ends()
 
     def update_begins(self, optimizer: Optimizer) -> None:
-        if self._seen.optimizer is None and _updates(optimizer, self._seen.model):
+        updates = self._seen.optimizers.take(optimizer)
+        if self._seen.optimizer is None and updates:
             self._seen.optimizer = optimizer
             if self._recorder is not None:  # a closure may run the first forward pass inside the update
                 self._recorder.optimizer = optimizer
+        self._is_updating |= optimizer is self._seen.optimizer
         if self._recorder is not None:
-            self._recorder.update_begins(optimizer)
+            self._recorder.update_begins(self._standing_for(optimizer))
+
+    def _standing_for(self, optimizer: Optimizer) -> Optimizer:
+        """Return the observed optimizer for one that it wraps and that steps in its place, as in SAM; else its own."""
+        observed = self._seen.optimizer
+        if observed is None or optimizer is observed or self._is_updating:
+            return optimizer
+        return observed if optimizer in inside(observed)[-1:] else optimizer
 
     def update_ends(self, optimizer: Optimizer, *, skipped: bool) -> None:
+        optimizer = self._standing_for(optimizer)
+        self._is_updating &= optimizer is not self._seen.optimizer
         recorder = self._recorder
         if recorder is None:
             return
@@ -173,6 +186,16 @@ class ObserveSession(AbstractContextManager[Run]):
             if recorder.steps == 1:
                 self._seen.samples, self._seen.passes = recorder.last
                 self._describe()
+
+    def updated_in_backward(self, optimizers: list[Optimizer]) -> None:
+        """End the step of optimizers that step in hooks on their parameters, often one optimizer for each."""
+        own = [each for each in optimizers if self._seen.optimizers.take(each)]
+        observed = self._seen.optimizer
+        if observed is None or any(each is observed for each in own):
+            self._steps_in_backward = bool(own)
+        if own and self._steps_in_backward:
+            self.update_begins(observed or own[0])
+            self.update_ends(observed or own[0], skipped=False)
 
     def _collective_begins(self, name: str, payload: int) -> Callable[[], None]:
         if self._recorder is None:
@@ -217,11 +240,11 @@ class ObserveSession(AbstractContextManager[Run]):
         self._events.emit("process", pid=os.getpid(), started=process_started())
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         held = Storages()
-        held.add_all(held_by(model, optimizer))
+        held.add_all(held_by(model, self._seen.optimizers))
         memory = MemoryWatch(device, held_bytes=sum(held.sizes().values()))
         self._recorder = StepRecorder(
             model, self._meter, self._events, Marks(device), memory, record=self._seen.record,
-            optimizer=optimizer,
+            optimizer=optimizer, optimizers=self._seen.optimizers,
         )  # fmt: skip
 
     def _stop_solo_recording(self) -> None:
@@ -295,6 +318,22 @@ class ObserveSession(AbstractContextManager[Run]):
 
     # The end.
 
+    def _note_missing_steps(self) -> None:
+        """Say so if the model was trained, but no step of the observed optimizer was seen."""
+        if self._recorder is None or not self._recorder.is_trained_without_step:
+            return
+        observed = self._seen.optimizer
+        what = (
+            "an optimizer of torch"
+            if observed is None
+            else f"{type(observed).__name__}, the observed optimizer,"
+        )
+        self._problem = (
+            f"ss.observe recorded no step, because {what} never stepped after a backward pass of the model; pass the "
+            "optimizer whose step() is called"
+        )
+        logging.getLogger("shardscope").warning("%s", self._problem)
+
     def _write_end(self, state: str, error: BaseException | None) -> None:
         """Write the last events of this rank: what the recorder still has, and how the block ended."""
         recorder, events = self._recorder, self._events
@@ -307,6 +346,10 @@ class ObserveSession(AbstractContextManager[Run]):
             self._try(lambda: traffic.update(recorder.close()))
             if error is not None and state == "failed":
                 events.emit("error", **self._described(error))
+            elif self._problem is not None and state == "completed":
+                events.emit(
+                    "end", state="stopped", steps=recorder.steps, traffic=traffic, reason=self._problem
+                )
             else:
                 events.emit("end", state=state, steps=recorder.steps, traffic=traffic)
 
@@ -316,14 +359,15 @@ class ObserveSession(AbstractContextManager[Run]):
         if self._place.rank or directory is None:
             return
         outcome: dict[str, Any] = {}
-        self._try(self._describe)
         self._try(lambda: outcome.update(self._outcome(state, error)))
+        self._try(self._describe)
+        ended = "stopped" if state == "completed" and (self._problem or outcome.get("reason")) else state
         self._try(
             lambda: directory.write_status(
-                state, pid=os.getpid(), process_started=process_started(), **outcome
+                ended, pid=os.getpid(), process_started=process_started(), **outcome
             )
         )
-        self._try(lambda: directory.write_summary(state))
+        self._try(lambda: directory.write_summary(ended))
         self._await_provenance()
 
     def _outcome(self, state: str, error: BaseException | None) -> dict[str, Any]:
@@ -332,7 +376,8 @@ class ObserveSession(AbstractContextManager[Run]):
             return {"error": self._first_error(error)}
         if state == "stopped":
             return {"reason": "interrupted", "cause": Cause.REQUESTED}
-        return {"reason": self._problem or self._missing_ranks()}
+        reason = self._problem or self._missing_ranks()
+        return {} if reason is None else {"reason": reason, "cause": Cause.RECORDING_STOPPED}
 
     def _described(self, error: BaseException) -> dict[str, Any]:
         return {
@@ -351,12 +396,17 @@ class ObserveSession(AbstractContextManager[Run]):
         return {"strategy": self._seen.label, **found}
 
     def _missing_ranks(self) -> str | None:
-        """Wait for the last events of the ranks on this machine; return a sentence if some do not come."""
+        """Wait for the last events of the ranks on this machine; return why the recording of one is not complete."""
         assert self._dir is not None
         tail, ended = Tail(self._dir.path), 0
         deadline = time.monotonic() + _OTHERS_S
         while time.monotonic() < deadline:
-            ended += sum(event["event"] in ("end", "error") for batch in tail.batches() for event in batch)
+            for event in (event for batch in tail.batches() for event in batch):
+                ended += event["event"] in ("end", "error")
+                if event["event"] == "end":  # with `Join`, a rank may train more steps than others
+                    self._seen.steps = max(self._seen.steps, event.get("steps", 0))
+                if event.get("reason") and event["event"] == "end":
+                    return f"on rank {event['rank']}, {event['reason']}"
             if ended >= self._place.num_local:
                 return None
             time.sleep(_POLL_S)
@@ -403,12 +453,6 @@ def _unwrapped(optimizer: Optimizer | None) -> Optimizer | None:
     """Return the optimizer inside the wrappers of Accelerate and Lightning."""
     inner = getattr(optimizer, "optimizer", None)
     return _unwrapped(inner) if isinstance(inner, Optimizer) else optimizer
-
-
-def _updates(optimizer: Optimizer, model: nn.Module) -> bool:
-    """Return whether an optimizer updates a parameter of the model."""
-    own = {id(parameter) for parameter in model.parameters()}
-    return any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _device(model: nn.Module) -> str:

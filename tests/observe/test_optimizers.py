@@ -1,0 +1,316 @@
+"""Optimizers of every shape under `observe`: several, wrapped, in the backward pass, with closures, with odd state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+import shardscope as ss
+from shardscope.commands import show
+
+Step = Callable[[], float]
+"""Trains one step, and returns its loss."""
+
+
+class Net(nn.Sequential):
+    """Two layers."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
+
+    def loss(self, samples: int = 6) -> Tensor:
+        return self(torch.ones(samples, 5)).square().mean()
+
+
+class Sam(Optimizer):
+    """Sharpness-aware minimization as it is usually written: a base optimizer steps in place of this one."""
+
+    def __init__(self, parameters: Any, base: type[Optimizer], **options: Any) -> None:
+        super().__init__(parameters, {"rho": 0.05, **options})
+        self.base_optimizer = base(self.param_groups, **options)
+        self.param_groups = self.base_optimizer.param_groups
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        for group in self.param_groups:
+            for each in group["params"]:
+                self.state[each]["old"] = each.detach().clone()
+                each.add_(each.grad, alpha=group["rho"])
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        for group in self.param_groups:
+            for each in group["params"]:
+                each.data = self.state[each]["old"]
+        self.base_optimizer.step()
+        self.zero_grad()
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.first_step()
+        with torch.enable_grad():
+            closure()
+        self.second_step()
+
+
+class Several(Optimizer):
+    """Optimizers behind one interface, without torch's initialization, so that torch's hooks do not report it."""
+
+    def __init__(self, *inner: Optimizer) -> None:
+        self.inner = inner
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return [group for each in self.inner for group in each.param_groups]
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return {}
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        del closure
+        for each in self.inner:
+            each.step()
+
+
+def backward(model: Net, *optimizers: Optimizer) -> float:
+    model.zero_grad()
+    loss = model.loss()
+    loss.backward()
+    for each in optimizers:
+        each.step()
+    return loss.item()
+
+
+def in_backward(kind: type[Optimizer], *, given: bool) -> Callable[[Net], tuple[Optimizer | None, Step]]:
+    def make(model: Net) -> tuple[Optimizer | None, Step]:
+        each = {parameter: kind([parameter], lr=0.1) for parameter in model.parameters()}
+
+        def update(parameter: Tensor) -> None:
+            each[parameter].step()  # type: ignore[index]
+            parameter.grad = None
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(update)
+        return next(iter(each.values())) if given else None, lambda: backward(model)
+
+    return make
+
+
+def lbfgs(search: str | None) -> Callable[[Net], tuple[Optimizer, Step]]:
+    def make(model: Net) -> tuple[Optimizer, Step]:
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4, line_search_fn=search)
+
+        def step() -> float:
+            losses: list[float] = []
+
+            def closure() -> Tensor:
+                optimizer.zero_grad()
+                loss = model.loss()
+                loss.backward()
+                losses.append(loss.item())
+                return loss
+
+            optimizer.step(closure)
+            assert len(losses) > 1
+            return losses[0]
+
+        return optimizer, step
+
+    return make
+
+
+def sam_by_hand(model: Net) -> tuple[Optimizer, Step]:
+    optimizer = Sam(model.parameters(), SGD, lr=0.1)
+
+    def step() -> float:
+        loss = model.loss()
+        loss.backward()
+        optimizer.first_step()
+        model.loss().backward()
+        optimizer.second_step()
+        return loss.item()
+
+    return optimizer, step
+
+
+def sam_with_closure(model: Net) -> tuple[Optimizer, Step]:
+    optimizer = Sam(model.parameters(), Adam, lr=0.1)
+
+    def step() -> float:
+        loss = model.loss()
+        loss.backward()
+        optimizer.step(lambda: model.loss().backward())
+        return loss.item()
+
+    return optimizer, step
+
+
+def closure_of_sgd(model: Net) -> tuple[Optimizer, Step]:
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def step() -> float:
+        optimizer.zero_grad()
+        return float(optimizer.step(lambda: (loss := model.loss(), loss.backward())[0]).detach())  # type: ignore[arg-type, union-attr]
+
+    return optimizer, step
+
+
+def halves(model: Net, kinds: tuple[type[Optimizer], type[Optimizer]] = (SGD, Adam)) -> list[Optimizer]:
+    return [kind(layer.parameters(), lr=0.1) for kind, layer in zip(kinds, (model[0], model[2]), strict=True)]
+
+
+def two(model: Net) -> tuple[Optimizer, Step]:
+    first, second = halves(model)
+    return first, lambda: backward(model, first, second)
+
+
+def behind_one(model: Net) -> tuple[Optimizer, Step]:
+    optimizer = Several(*halves(model))
+    return optimizer, lambda: backward(model, optimizer)
+
+
+def fused(model: Net) -> tuple[Optimizer, Step]:
+    optimizer = AdamW(model.parameters(), lr=0.1, fused=True)
+    return optimizer, lambda: backward(model, optimizer)
+
+
+WAYS: dict[str, Callable[[Net], tuple[Optimizer | None, Step]]] = {
+    "in backward": in_backward(SGD, given=False),
+    "in backward, one given": in_backward(Adam, given=True),
+    "L-BFGS": lbfgs(None),
+    "L-BFGS with line search": lbfgs("strong_wolfe"),
+    "SAM by hand": sam_by_hand,
+    "SAM with a closure": sam_with_closure,
+    "SGD with a closure": closure_of_sgd,
+    "two": two,
+    "two behind one": behind_one,
+    "fused": fused,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_optimizer_step_is_a_step_with_its_first_loss_and_batch(tmp_path: Path, way: str) -> None:
+    model = Net()
+    optimizer, step = WAYS[way](model)
+    with ss.observe(model, optimizer, root=tmp_path) as run:
+        losses = [step() for _ in range(3)]
+    assert (run.state, run.reason) == ("completed", None)
+    assert [event["loss"] for event in run.events("step")] == losses
+    assert [event["samples"] for event in run.events("step")] == [6, 6, 6]
+    assert run.job.batch.global_batch == 6
+
+
+def test_an_optimizer_in_the_backward_pass_trains_as_without(tmp_path: Path) -> None:
+    def trained(observed: Path | None) -> list[float]:
+        model = Net()
+        _, step = WAYS["in backward"](model)
+        if observed is None:
+            return [step() for _ in range(3)]
+        with ss.observe(model, root=observed):
+            return [step() for _ in range(3)]
+
+    assert trained(tmp_path) == trained(None)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_loss_of_several_roots_is_the_sum_of_those_of_the_model(tmp_path: Path, *, scaled: bool) -> None:
+    model, other = Net(), nn.Linear(5, 2)
+    optimizer, scaler = SGD(model.parameters(), lr=0.1), GradScaler("cpu", enabled=scaled)
+    with ss.observe(model, optimizer, root=tmp_path) as run:
+        output = model(torch.ones(6, 5))
+        first, second, third = output.square().mean(), output.sum(), other(torch.ones(3, 5)).sum()
+        torch.autograd.backward(scaler.scale([first, second, third]))
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        output = model(torch.ones(6, 5))
+        torch.autograd.backward((root for root in (output.sum(), output.mean())), (torch.tensor(1.0),) * 2)
+        optimizer.step()
+    losses = [event["loss"] for event in run.events("step")]
+    assert losses[0] == pytest.approx(float(first.detach()) + float(second.detach()))
+    assert losses[1] == pytest.approx(float(output.sum().detach()) + float(output.mean().detach()))
+
+
+def own_count(value: Any, seen: set[int]) -> int:
+    """Bytes of all tensors in nested lists, tuples and dicts, each storage once."""
+    if isinstance(value, Tensor):
+        place = value.untyped_storage().data_ptr()
+        size = 0 if place in seen else value.untyped_storage().nbytes()
+        seen.add(place)
+        return size
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return sum(own_count(each, seen) for each in parts)
+
+
+class Nested(SGD):
+    """State in lists, dicts and tuples, one tensor twice, and a reference to the parameter itself."""
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        for group in self.param_groups:
+            for each in group["params"]:
+                if not self.state[each]:
+                    kept = torch.zeros_like(each)
+                    self.state[each] = {"all": [kept, {"half": (torch.zeros(9), kept)}], "of": each, "t": 1}
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("way", ["two", "two behind one", "L-BFGS", "fused", "in backward, one given",
+                                 "nested"])  # fmt: skip
+def test_optimizer_memory_is_the_state_of_every_optimizer(tmp_path: Path, way: str) -> None:
+    model = Net()
+    if way == "nested":
+        given: Optimizer | None = Nested(model.parameters(), lr=0.1)
+        step: Step = lambda: backward(model, given)  # type: ignore[arg-type]
+    else:
+        given, step = WAYS[way](model)
+    made: list[Optimizer] = []
+    hook = register_optimizer_step_post_hook(lambda each, *_: made.append(each))
+    try:
+        with ss.observe(model, given, root=tmp_path) as run:
+            for _ in range(3):
+                step()
+    finally:
+        hook.remove()
+    seen = {each.untyped_storage().data_ptr() for each in model.parameters()}
+    stepped = {id(each): each for each in [*made, *([] if given is None else [given])]}
+    expected = sum(own_count(dict(each.state), seen) for each in stepped.values())
+    assert run.events("memory")[-1]["optimizer"] == expected > 0
+
+
+def test_optimizer_memory_of_several_is_not_predicted_and_that_is_said(tmp_path: Path) -> None:
+    model = Net()
+    first, second = halves(model, (AdamW, AdamW))
+    with ss.observe(model, first, root=tmp_path) as run:
+        for _ in range(3):
+            backward(model, first, second)
+    compared = ss.compare(run)
+    assert {row.term for row in compared.rows if row.group == "memory"} == {"parameters", "gradients"}
+    assert compared.disagreeing == ()
+    assert any("optimizer is left out: 2 optimizers update the model" in note for note in compared.notes)
+
+
+def test_a_given_optimizer_that_never_steps_is_named(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with ss.observe(model, optimizer, root=tmp_path) as run:
+        model.loss().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(parameter.grad, alpha=0.1)  # type: ignore[arg-type]
+    assert run.state == "stopped"
+    assert "SGD, the observed optimizer, never stepped after a backward pass" in str(run.reason)
+    assert run.summary().state == "stopped"
+    assert "recording stopped" in show.text(run)
+    assert str(run.reason) in show.text(run)
+    with pytest.raises(ss.ShardscopeError, match="recording stopped"):
+        ss.compare(run)
