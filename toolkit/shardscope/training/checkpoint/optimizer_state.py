@@ -305,11 +305,15 @@ def load_state(named: NamedOptimizer, flat: Mapping[str, Any], holding: Holding,
 
 def _taker(
     flat: Mapping[str, Any], prefix: str, section: str, held: Mapping[str, Tensor], holding: Holding
-) -> Callable[[str, bool, bool], Tensor]:
+) -> Callable[..., Tensor]:
     parameter = _parameter(section, held)
 
-    def take(at: str, is_whole: bool, is_elsewhere: bool) -> Tensor:
+    def take(at: str, is_whole: bool, is_elsewhere: bool, strides: list[int] | None = None) -> Tensor:
         tensor: Tensor = flat[f"{prefix}{at}"]
+        if strides is not None and not holding.is_split:
+            tensor = torch.empty_strided(
+                tensor.shape, strides, dtype=tensor.dtype, device=tensor.device
+            ).copy_(tensor)
         if is_whole:
             tensor = holding.part(section.partition("state.")[2], tensor)
             return tensor.cpu() if is_elsewhere else tensor
