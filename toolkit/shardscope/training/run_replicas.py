@@ -43,11 +43,6 @@ class RunReplicas:
         if self._every is not None:
             self._folder = _required_folder(self._every)
 
-    @property
-    def is_on(self) -> bool:
-        """Whether copies are kept."""
-        return self._every is not None
-
     def is_due(self, step: int) -> bool:
         """Return whether the state after `step` is copied."""
         return self._every is not None and step % self._every == 0

@@ -52,6 +52,7 @@ from shardscope.training.random_state import seed_everything
 from shardscope.training.recompute import apply_recompute
 from shardscope.training.run_checkpoints import RunCheckpoints
 from shardscope.training.run_replicas import RunReplicas
+from shardscope.training.saved_state import require_saveable
 from shardscope.training.strategies import StepResult, build_strategy
 from shardscope.training.strategies.base import MicroBatch
 from shardscope.training.work_shares import WorkShares
@@ -238,7 +239,7 @@ class Trainer:
 
         `is_resizing` is called after a stop, and returns whether another number of ranks is to go on.
         """
-        self._check_state()
+        require_saveable(self.job, self.strategy, self.optimizer)
         self.context.meter.drain()
         step = self.first_step - 1
         self.context.meter.logged_step = self.job.record.logged_step(self.first_step, self.job.last_step)
@@ -254,31 +255,6 @@ class Trainer:
                     self._after_step(step, took_s, evaluated)
         with self.context.meter.observing():
             return self._finish(step, is_resizing)
-
-    def _check_state(self) -> None:
-        """Raise an error now, not at the first checkpoint, if state of the optimizer or a module cannot be saved."""
-        self._check_optimizer()
-        for name, module in self.model.named_modules() if self.job.saves_checkpoints else ():
-            if type(module).get_extra_state is not nn.Module.get_extra_state:
-                from shardscope.training.checkpoint.values import encode
-
-                encode(f"model.{name}{'.' * bool(name)}_extra_state", module.get_extra_state())
-
-    def _check_optimizer(self) -> None:
-        job, named = self.job, self.strategy.named_optimizer(self.optimizer)
-        is_own = not type(job.optimizer).__module__.startswith("shardscope.methods.")
-        if named is not None and is_own and (job.saves_checkpoints or self.replicas.is_on):
-            from shardscope.training.checkpoint.rehearsal import require_resumable  # only for jobs that save
-
-            is_split = self.strategy.holding.is_split
-            is_divided = is_split or len(named.parameters) < sum(
-                p.requires_grad for p in self.model.parameters()
-            )
-            has_copies = self.context.world_size > 1 and self.strategy.shares_state and not is_divided
-            require_resumable(
-                named, job.optimizer.name, is_split=is_split, has_copies=has_copies,
-                is_resized=is_divided and job.elastic is not None,
-            )  # fmt: skip
 
     def take_step(self, step: int) -> float | None:
         """Take one step and write its event; steps count from 1.
