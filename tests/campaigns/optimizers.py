@@ -77,7 +77,9 @@ def timm_optimizer(name: str, parameters: list[nn.Parameter], lr: float) -> torc
     _find_timm()
     from timm.optim import get_optimizer_class
 
-    return get_optimizer_class(name, bind_defaults=True)(parameters, lr=lr)
+    is_nesterov = name in {"csgdc", "csgdw", "nesterov", "nesterovw", "nlarc", "nlars", "sgd", "sgdc", "sgdw"}
+    needed = {"momentum": 0.9} if is_nesterov else {}
+    return get_optimizer_class(name, bind_defaults=True)(parameters, lr=lr, **needed)
 
 
 def _find_timm() -> None:
