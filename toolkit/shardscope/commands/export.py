@@ -9,13 +9,14 @@ from shardscope.commands._json import as_json
 from shardscope.commands._runs import add_run_argument, attach
 from shardscope.runtime.export import FORMATS
 
-_FILE = {"chrome-trace": ".json"}
+_FILE = {"chrome-trace": ".json", "pt": ".pt", "safetensors": ".safetensors"}
 
 
 def add_to(commands: Any) -> None:
     """Add this command to the parser's commands."""
     parser = commands.add_parser(
-        "export", help="write a run in the format of another tool: Parquet, Chrome trace, TensorBoard, ..."
+        "export",
+        help="write a run, or its weights, in the format of another tool: Parquet, safetensors, ...",
     )
     add_run_argument(parser)
     written = "; ".join(f"{name}: {about}" for name, (_, about) in FORMATS.items())

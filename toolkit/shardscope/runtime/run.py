@@ -421,17 +421,39 @@ class Run(Described, Steered, Resizable):
         with self._reading:
             return summarise(self.reduced(), state, self.job)
 
-    def export(self, path: str | Path, *, format: str) -> str:  # noqa: A002 - as in pandas and PIL
+    def state_dict(self, step: int | None = None) -> dict[str, Any]:
+        """Return the weights after a step that the run has saved: whole tensors by name, as of the plain model.
+
+        They come from a checkpoint or, after the last step, from the parameters that `Record(parameters=True)` saves,
+        which lack buffers. Where ranks trained models of their own, they are the mean.
+
+        Args:
+            step: A step after which the run saved its weights; None for the last of them.
+
+        Raises:
+            CheckpointError: The run has not saved its weights after this step, or they are damaged.
+
+        Example:
+            >>> model.load_state_dict(run.state_dict())  # doctest: +SKIP
+        """
+        from shardscope.runtime.weights import state_dict_of
+
+        return state_dict_of(self, step)
+
+    def export(self, path: str | Path, *, format: str | None = None) -> str:  # noqa: A002 - as in pandas and PIL
         """Export the run for another tool, and return the path or address of the result.
 
         Args:
             path: File or folder to write; for ``mlflow`` also the URI of a tracking server.
-            format: ``"parquet"`` (a folder of tables: steps, spans, traffic), ``"chrome-trace"`` (a JSON file of all
-                spans, for ui.perfetto.dev), ``"tensorboard"``, ``"wandb"`` (offline unless WANDB_MODE says otherwise)
-                or ``"mlflow"``. Every format except the Chrome trace needs its own library.
+            format: None for the newest saved weights, to a path that ends in ``.pt`` or ``.safetensors``; else
+                ``"pt"``, ``"safetensors"``, ``"parquet"`` (a folder of tables: steps, spans, traffic),
+                ``"chrome-trace"`` (a JSON file of all spans, for ui.perfetto.dev), ``"tensorboard"``, ``"wandb"``
+                (offline unless WANDB_MODE says otherwise) or ``"mlflow"``. Every format except ``pt`` and the Chrome
+                trace needs its own library.
 
         Raises:
             SpecError: There is no such format, its library is not installed, or the run has no data for it.
+            CheckpointError: The run has saved no weights, or they are damaged.
 
         Example:
             >>> run.export("run.json", format="chrome-trace")  # doctest: +SKIP

@@ -56,6 +56,7 @@ from shardscope.training.random_state import seed_everything
 from shardscope.training.recompute import apply_recompute
 from shardscope.training.run_checkpoints import RunCheckpoints
 from shardscope.training.run_replicas import RunReplicas
+from shardscope.training.saved_state import require_saveable
 from shardscope.training.strategies import StepResult, build_strategy
 from shardscope.training.strategies.base import MicroBatch
 from shardscope.training.work_shares import WorkShares
@@ -259,7 +260,7 @@ class Trainer:
 
         `is_resizing` is called after a stop, and returns whether another number of ranks is to go on.
         """
-        self._check_extra_state()
+        require_saveable(self.job, self.strategy, self.optimizer)
         self.context.meter.drain()
         step = self.first_step - 1
         self.context.meter.logged_step = self.job.record.logged_step(self.first_step, self.job.last_step)
@@ -275,14 +276,6 @@ class Trainer:
                     self._after_step(step, took_s, evaluated)
         with self.context.meter.observing():
             return self._finish(step, is_resizing)
-
-    def _check_extra_state(self) -> None:
-        """Raise an error now, not at the first checkpoint, if extra state of a module cannot be saved."""
-        for name, module in self.model.named_modules() if self.job.saves_checkpoints else ():
-            if type(module).get_extra_state is not nn.Module.get_extra_state:
-                from shardscope.training.checkpoint.values import encode
-
-                encode(f"model.{name}{'.' * bool(name)}_extra_state", module.get_extra_state())
 
     def take_step(self, step: int) -> float | None:
         """Take one step and write its event; steps count from 1.

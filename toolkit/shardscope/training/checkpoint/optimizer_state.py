@@ -49,6 +49,7 @@ def state_to_save(
     whole = _of_whole_shape(sections, held)
     if holding.is_split:
         assert context is not None
+        whole = {place for place in whole if _is_laid_out(sections[place[0]][place[1]], held[place[0]])}
         whole = _on_all_ranks(whole, sections, context)
     rest = [
         (section, key)
@@ -106,6 +107,12 @@ def _of_whole_shape(sections: Sections, held: Mapping[str, Tensor]) -> set[Place
         if value.shape == piece.shape
         and (piece.numel() != 1 or all(same.get((section.partition("state.")[0], key), [key != STEP])))
     }
+
+
+def _is_laid_out(value: Tensor, piece: Tensor) -> bool:
+    """Return whether a tensor has its elements in the order of the piece, in which it will be loaded."""
+    is_usual = value.is_contiguous() and piece.is_contiguous()
+    return is_usual or value.numel() < 2 or value.stride() == torch.empty_like(piece).stride()
 
 
 def _on_all_ranks(whole: set[Place], sections: Sections, context: RankContext) -> set[Place]:
@@ -305,11 +312,15 @@ def load_state(named: NamedOptimizer, flat: Mapping[str, Any], holding: Holding,
 
 def _taker(
     flat: Mapping[str, Any], prefix: str, section: str, held: Mapping[str, Tensor], holding: Holding
-) -> Callable[[str, bool, bool], Tensor]:
+) -> Callable[..., Tensor]:
     parameter = _parameter(section, held)
 
-    def take(at: str, is_whole: bool, is_elsewhere: bool) -> Tensor:
+    def take(at: str, is_whole: bool, is_elsewhere: bool, strides: list[int] | None = None) -> Tensor:
         tensor: Tensor = flat[f"{prefix}{at}"]
+        if strides is not None and not (is_whole and holding.is_split):
+            tensor = torch.empty_strided(
+                tensor.shape, strides, dtype=tensor.dtype, device=tensor.device
+            ).copy_(tensor)
         if is_whole:
             tensor = holding.part(section.partition("state.")[2], tensor)
             return tensor.cpu() if is_elsewhere else tensor

@@ -9,6 +9,7 @@ need no explanation, like those of PyTorch's own optimizers.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,12 +74,12 @@ class Packing:
             HeldPiece.of(entry_text(section, path[0]), value)
             self.flat[at] = value.detach()
             is_elsewhere = value.device.type == "cpu" and parameter.device.type != "cpu"
-            return ["tensor", at.removeprefix(self.within), is_whole, is_elsewhere]
+            return ["tensor", at.removeprefix(self.within), is_whole, is_elsewhere, _strides(value)]
         if type(value) is torch.Size:
             return ["size", list(value)]
-        if type(value) in (list, tuple):
+        if type(value) in (list, tuple, deque):
             parts = [self._node(section, (*path, n), part, parameter) for n, part in enumerate(value)]
-            return [type(value).__name__, parts]
+            return [type(value).__name__, parts, *([value.maxlen] if isinstance(value, deque) else [])]
         if isinstance(value, dict):
             rows = [
                 [_checked(section, path[0], key), self._node(section, (*path, key), part, parameter)]
@@ -88,21 +89,18 @@ class Packing:
         return ["value", _checked(section, path[0], value)]
 
 
-def put_together(node: list[Any], tensor: Callable[[str, bool, bool], Tensor]) -> Any:
-    """Return the value of a node; `tensor` returns one by its key, shape and place, as in `tensors_of`."""
+def put_together(node: list[Any], tensor: Callable[..., Tensor]) -> Any:
+    """Return the value of a node; `tensor` returns one by the content of its node."""
     kind, content, *flags = node
     match kind:
         case "tensor":
             return tensor(content, *flags)
-        case "list":
-            return [put_together(part, tensor) for part in content]
-        case "tuple":
-            return tuple(put_together(part, tensor) for part in content)
-        case "size":
-            return torch.Size(content)
         case "dict":
             return {key: put_together(part, tensor) for key, part in content}
-    return content
+        case "value":
+            return content
+    parts = [put_together(part, tensor) for part in content]
+    return deque(parts, *flags) if kind == "deque" else tuple(parts) if kind == "tuple" else parts
 
 
 def tensors_of(node: list[Any]) -> Iterator[tuple[str, bool]]:
@@ -113,7 +111,7 @@ def tensors_of(node: list[Any]) -> Iterator[tuple[str, bool]]:
     elif kind == "dict":
         for _, part in content:
             yield from tensors_of(part)
-    elif kind in ("list", "tuple"):
+    elif kind in ("list", "tuple", "deque"):
         for part in content:
             yield from tensors_of(part)
 
@@ -126,6 +124,13 @@ def entry_text(section: str, key: Any) -> str:
         "attributes": f"attribute {key!r}",
     }  # fmt: skip
     return f"the optimizer's {where.get(kind, f'entry {key!r}')}"
+
+
+def _strides(tensor: Tensor) -> list[int] | None:
+    """Return the strides of a tensor whose elements are in another order; the results of products depend on them."""
+    if tensor.is_contiguous() or torch.empty_like(tensor).stride() != tensor.stride():
+        return None
+    return list(tensor.stride())
 
 
 def _checked(section: str, key: Any, value: Any) -> Any:
@@ -146,5 +151,6 @@ def _is_plain(section: str, key: Any, value: Any, is_whole: bool, parameter: Ten
     if kind != "state" or type(key) is not str or not key or "." in key or not isinstance(value, Tensor):
         return False
     if is_whole:
-        return key != STEP and value.device == parameter.device
+        is_like = value.shape != parameter.shape or value.stride() == torch.empty_like(parameter).stride()
+        return key != STEP and value.device == parameter.device and is_like
     return key == STEP and value.dim() == 0 and not value.is_sparse and value.dtype == torch.float32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,8 @@ def encode(key: str, value: object) -> Any:  # noqa: C901, PLR0911 - one per typ
             return [encode(key, item) for item in value]
         case tuple():
             return {_TAG: ["tuple", [encode(key, item) for item in value]]}
+        case deque():
+            return {_TAG: ["deque", [value.maxlen, [encode(key, item) for item in value]]]}
         case dict():
             return {_TAG: ["dict", [[encode(key, k), encode(key, v)] for k, v in value.items()]]}
     raise CheckpointError(
@@ -57,7 +60,7 @@ def _text(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def decode(value: Any) -> Any:  # noqa: PLR0911 - one per type
+def decode(value: Any) -> Any:  # noqa: C901, PLR0911 - one per type
     """Convert the result of `encode` back to the original value."""
     if isinstance(value, list):
         return [decode(item) for item in value]
@@ -81,6 +84,8 @@ def decode(value: Any) -> Any:  # noqa: PLR0911 - one per type
             dtype, shape, data = content
             row = torch.from_numpy(np.frombuffer(base64.b64decode(data), np.uint8).copy())
             return row.view(getattr(torch, dtype)).reshape(shape)
+        case "deque":
+            return deque(map(decode, content[1]), content[0])
         case "tuple":
             return tuple(decode(item) for item in content)
     return {decode(key): decode(item) for key, item in content}

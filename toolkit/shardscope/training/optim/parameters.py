@@ -25,7 +25,7 @@ def built_by(spec: Optimizer, parameters: TrainedParameters) -> torch.optim.Opti
         raise SpecError(
             f"optimizer={spec.name!r}: its build method returned {quoted(built)}; return a torch.optim.Optimizer"
         )
-    note_as_built(built, lambda copies: spec.build(parameters.of_copies(copies)))
+    note_as_built(built, lambda copies, alone: spec.build(parameters.of_copies(copies, alone=alone)))
     return built
 
 
@@ -59,11 +59,12 @@ class TrainedParameters:
         self.duplicate_grad_params, self.is_freezable = duplicate_grad_params, is_freezable
         self._dimensions = dimensions or {}
 
-    def of_copies(self, copies: Mapping[Tensor, Tensor]) -> TrainedParameters:
-        """Return the same description of copies of the parameters."""
-        same = TrainedParameters([(name, copies[parameter]) for name, parameter in self.named])  # type: ignore[misc]
-        same.reduce_squares, same.reduce_grad_square = self.reduce_squares, self.reduce_grad_square
-        same.duplicate_grad_params = [copies[p] for p in self.duplicate_grad_params]  # type: ignore[misc]
+    def of_copies(self, copies: Mapping[Tensor, nn.Parameter], *, alone: bool) -> TrainedParameters:
+        """Return copies of some of the parameters; if `alone`, without the functions that sum over ranks."""
+        same = TrainedParameters([(name, copies[p]) for name, p in self.named if p in copies])
+        if not alone:
+            same.reduce_squares, same.reduce_grad_square = self.reduce_squares, self.reduce_grad_square
+        same.duplicate_grad_params = [copies[p] for p in self.duplicate_grad_params if p in copies]
         same.is_freezable, same._dimensions = self.is_freezable, self._dimensions
         return same
 

@@ -12,6 +12,7 @@ sections are ``ATTRIBUTE:state.NAME`` and so on.
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,8 @@ Sections = dict[str, dict[Any, Any]]
 _NOT_STATE = {"params", "param_names", "lr"}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _ABSENT = object()
+Again = Callable[[Mapping[Tensor, torch.nn.Parameter], bool], torch.optim.Optimizer]
+"""Function that builds an optimizer for copies of some parameters, perhaps without functions that sum over ranks."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,7 @@ class _Built:
 
     groups: list[dict[str, Any]]
     attributes: dict[str, Any]
-    again: Callable[[Mapping[Tensor, Tensor]], torch.optim.Optimizer] | None = None
-    """Function that builds the same optimizer for copies of the parameters."""
+    again: Again | None = None
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ def differing(entry: str) -> str:
 
 def note_as_built(
     optimizer: torch.optim.Optimizer,
-    again: Callable[[Mapping[Tensor, Tensor]], torch.optim.Optimizer] | None = None,
+    again: Again | None = None,
 ) -> None:
     """Remember an optimizer that has not stepped yet, to recognise later what its steps have changed."""
     for one in NamedOptimizer(optimizer, {}).inner():
@@ -155,6 +157,23 @@ def note_as_built(
         _BUILT[one.optimizer] = _Built(groups, copy.deepcopy(_attributes(one.optimizer)), again)
 
 
+def built_again(
+    optimizer: torch.optim.Optimizer, copies: Mapping[Tensor, torch.nn.Parameter], *, alone: bool = False
+) -> torch.optim.Optimizer:
+    """Return a new optimizer with the same settings for copies of some of the parameters.
+
+    Args:
+        optimizer: An optimizer that `note_as_built` has been called for.
+        copies: The copies by the parameters.
+        alone: Whether it has no functions that sum over ranks.
+    """
+    again = _BUILT[optimizer].again
+    assert again is not None
+    built = again(copies, alone)
+    note_as_built(built)
+    return built
+
+
 def complete(named: NamedOptimizer) -> None:
     """Add the entries that the job's settings need and the loaded state lacks, as they are before the first step.
 
@@ -162,19 +181,22 @@ def complete(named: NamedOptimizer) -> None:
     norms over ranks.
     """
     optimizer = named.optimizer
-    built = _BUILT.get(optimizer)
-    if built is None or built.again is None or not optimizer.state:
+    if not optimizer.state:
         return
     copies = {p: torch.nn.Parameter(p.detach().clone()) for p in named.parameters.values()}
     for each in copies.values():
         each.grad = torch.zeros_like(each)
-    other = built.again(copies)
+    other = built_again(optimizer, copies)
     other.step()
     for parameter, each in copies.items():
         held, fresh = optimizer.state.get(parameter), other.state.get(each, {})
         for key in fresh.keys() - (held or fresh).keys():
             assert held is not None
             held[key] = fresh[key].zero_() if key == STEP else fresh[key]
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, list | tuple | deque)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -184,7 +206,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, Mapping):
         for part in value.values():
             yield from tensors_in(part)
-    elif isinstance(value, list | tuple):
+    elif _is_sequence(value):
         for part in value:
             yield from tensors_in(part)
 
@@ -198,7 +220,7 @@ def alike(one: Any, other: Any) -> bool:
         return is_same and torch.equal(_bits(one), _bits(other))
     if isinstance(one, Mapping):
         return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
+    if _is_sequence(one):
         return len(one) == len(other) and all(map(alike, one, other))
     same = one == other
     return bool(same) if isinstance(same, bool) else bool(getattr(same, "all", bool)()) or one is other
@@ -236,10 +258,14 @@ def _update(held: Any, loaded: Mapping[Any, Any]) -> None:
     for key, value in loaded.items():
         mine = held.get(key)
         fits = isinstance(mine, Tensor) and isinstance(value, Tensor)
-        if fits and (mine.shape, mine.dtype, mine.device) == (value.shape, value.dtype, value.device):
+        if fits and _form(mine) == _form(value):
             mine.detach().copy_(value)
         else:
             held[key] = value
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.device, tensor.stride()
 
 
 _BUILT: WeakKeyDictionary[torch.optim.Optimizer, _Built] = WeakKeyDictionary()

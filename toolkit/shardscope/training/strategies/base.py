@@ -104,6 +104,8 @@ class RankStrategy(ABC):
     rank has all of them."""
     duplicate_grad_params: Sequence[nn.Parameter] = ()
     """Parameters of this rank whose gradients are already counted on another rank, such as copies of tied weights."""
+    shares_state: ClassVar[bool] = True
+    """Whether all ranks that have a parameter take the same steps with the same optimizer state, and save it once."""
     buffers_from: int = 0
     """The rank whose model buffers are used in evaluations and checkpoints."""
     copies_of_gradients: int | None = None

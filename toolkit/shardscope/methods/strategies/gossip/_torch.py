@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ class GossipRank(RankStrategy):
     with the running means of rank 0.
     """
 
+    shares_state: ClassVar[bool] = False
     settings: gossip.Gossip
 
     def wrap(self, model: nn.Module) -> nn.Module:

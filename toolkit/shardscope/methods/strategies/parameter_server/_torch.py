@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,7 @@ class ParameterServerRank(RankStrategy):
     acts like an additional pull by each worker.
     """
 
+    shares_state: ClassVar[bool] = False
     settings: parameter_server.ParameterServer
 
     def wrap(self, model: nn.Module) -> nn.Module:

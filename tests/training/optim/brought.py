@@ -1,0 +1,201 @@
+"""Optimizers as users bring them, each with a kind of state that is not a tensor of the parameter's shape."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+import shardscope as ss
+
+
+class Bringing(torch.optim.Optimizer):
+    """Gradient descent whose rate depends on what a subclass keeps; entry by entry, so that shards may hold it."""
+
+    fields: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr, **self.fields})
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        """By what a gradient is multiplied; changes what is kept."""
+        raise NotImplementedError
+
+    def before(self, group: dict[str, Any]) -> None:
+        """Advance what a group keeps."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Take a step."""
+        for group in self.param_groups:
+            self.before(group)
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(group["lr"] * self.factor(self.state[p], group, p.grad) * p.grad)
+
+
+class GroupCounter(Bringing):
+    """Counts its steps in `param_groups`, as schedule-free optimizers do."""
+
+    fields: ClassVar[dict[str, Any]] = {"k": 0, "weight_sum": 0.0, "betas": (0.9, 0.99)}
+
+    def before(self, group: dict[str, Any]) -> None:
+        group["k"] += 1
+        group["weight_sum"] += 1 / group["k"]
+        group["history"] = (*group.get("history", ()), group["k"])
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        state["z"] = state.get("z", torch.zeros_like(grad)) + grad
+        return group["weight_sum"] / (group["k"] + len(group["history"]))
+
+
+class PythonStep(Bringing):
+    """Counts the steps of a parameter in an int, beside a float, a string, a list, a tuple and None."""
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        if not state:
+            state.update(
+                t=0, step=0, decayed=1.0, phase="first", seen=[], pair=(0, True), nothing=None, by={1: "one"}
+            )
+            state.update(recent=deque(maxlen=3), m=torch.zeros_like(grad))
+        state["t"], state["step"], state["decayed"] = (
+            state["t"] + 1,
+            state["step"] + 1,
+            state["decayed"] * 0.9,
+        )
+        state["seen"].append(state["t"])
+        state["recent"].append(state["t"])
+        state["m"].mul_(state["decayed"]).add_(grad)
+        state["phase"] = "second" if state["t"] > 3 else "first"
+        state["pair"] = (state["t"], state["phase"] == "first")
+        rate = 1 / (state["t"] + len(state["seen"]) + sum(state["recent"]))
+        return rate * (1 + state["m"].abs()) * (2 if state["phase"] == "first" else 1)
+
+
+class Product(Bringing):
+    """Keeps tensors of another shape than the parameter's, as NAdam does."""
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        if not state:
+            state.update(mu_product=torch.ones(()), one=torch.ones(1), m=torch.zeros_like(grad))
+        state["mu_product"] *= 0.7
+        state["one"].add_(0.5)
+        state["m"].lerp_(grad, 0.1)
+        return (1 - state["mu_product"]) / state["one"] * (1 + state["m"].abs())
+
+
+class Narrow(Bringing):
+    """Keeps its moments in bf16 and 8 bits, with their bits as they are."""
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        if not state:
+            state["m"] = torch.zeros_like(grad, dtype=torch.bfloat16)
+            state["codes"] = torch.zeros_like(grad, dtype=torch.uint8)
+        state["m"].mul_(0.9).add_(grad)
+        state["codes"] += (grad > 0).to(torch.uint8) * 37
+        return 1 + state["m"].to(grad.dtype).abs() * state["codes"].to(grad.dtype) / 255
+
+
+class Shared(Bringing):
+    """Keeps an entry of no parameter."""
+
+    def before(self, group: dict[str, Any]) -> None:
+        self.state["steps"] = self.state.get("steps", 0) + 1  # type: ignore[index, call-overload]
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        return 1 / self.state["steps"]  # type: ignore[index]
+
+
+class Attribute(Bringing):
+    """Counts its steps in an attribute."""
+
+    count = 0
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.count = 0
+
+    def before(self, group: dict[str, Any]) -> None:
+        self.count += 1
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        state["m"] = state.get("m", torch.zeros_like(grad)) + grad
+        return 1 / self.count
+
+
+class Drawing(Bringing):
+    """Adds noise to its steps."""
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        return 1 + torch.rand_like(grad)
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.ticks = 0
+
+
+class HiddenObject(Bringing):
+    """Counts its steps in an object that no state_dict has."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.clock = _Clock()
+
+    def before(self, group: dict[str, Any]) -> None:
+        self.clock.ticks += 1
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        return 1 / self.clock.ticks
+
+
+class ObjectEntry(Bringing):
+    """Keeps an object as an entry of a parameter."""
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        state.setdefault("clock", _Clock()).ticks += 1
+        return 1 / state["clock"].ticks
+
+
+class Columns(Bringing):
+    """Keeps one number for each column of what a rank holds of a matrix, as Adafactor does."""
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        columns = (
+            grad.square().flatten(1).sum(0) if grad.dim() > 1 else grad.square().sum().view(1, 1).expand(1, 2)
+        )
+        state["columns"] = state.get("columns", torch.zeros_like(columns)) + columns
+        return 1 / (1 + state["columns"].mean())
+
+
+class Matrices(Bringing):
+    """Keeps a list of matrices, in nested collections and with the elements of one of them by column."""
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        held = state.get("held", {"Q": [torch.zeros(3, 3), None], "count": (0, [torch.eye(3).mT])})
+        one = torch.full((3, 3), float(grad.sum())).triu()
+        state["held"] = {"Q": [held["Q"][0] + one, None], "count": (held["count"][0] + 1, [held["Q"][0].mT])}
+        return 1 / (1 + state["held"]["Q"][0].abs().sum() + state["held"]["count"][0])
+
+
+KINDS: dict[str, type[Bringing]] = {
+    kind.__name__: kind for kind in (
+        GroupCounter, PythonStep, Product, Narrow, Shared, Attribute, HiddenObject, ObjectEntry, Columns, Matrices,
+        Drawing,
+    )
+}  # fmt: skip
+
+
+class Brought(ss.Optimizer):
+    """One of `KINDS`, by name."""
+
+    name = "brought-kind"
+
+    lr: float = 0.02
+    type_name: str = "GroupCounter"
+
+    def build(self, parameters: Any) -> torch.optim.Optimizer:
+        """Build it for one rank."""
+        return KINDS[self.type_name]([p for _, p in parameters.named], self.lr)

@@ -1,0 +1,176 @@
+"""State of optimizers that users bring: saved without a step, restored to the bit, or refused before step 1."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import shardscope as ss
+from conformance.alone import Never
+from conformance.ranks import RankPool
+from shardscope.errors import CheckpointError, SpecError
+from shardscope.runlog.writer import EventWriter
+from shardscope.training.context import RankContext
+from shardscope.training.meter import Meter
+from shardscope.training.optim.state import alike
+from shardscope.training.trainer import Trainer
+from training.optim.brought import KINDS, Brought
+
+REFUSED = {"HiddenObject": "attribute 'clock'", "ObjectEntry": "entry 'clock' of parameter"}
+ON_RANKS = ("GroupCounter", "PythonStep", "Narrow", "Product", "Columns")
+STRATEGIES = ("ring", "zero-1", "zero-2", "zero-3", "pipeline")
+
+
+def model() -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(64, 6),
+        nn.Tanh(),
+        nn.Linear(6, 7),
+        nn.Tanh(),
+        nn.Linear(7, 5),
+        nn.Linear(5, 10),
+    )
+
+
+def trained(
+    context: RankContext, folder: Path, kind: str, strategy: str, after: Path | None = None, **changes: Any
+) -> Trainer:
+    split: Any = ss.Strategy("pipeline", split="even") if strategy == "pipeline" else strategy
+    job = ss.Job(
+        model=model, data="digits", strategy=split, world_size=context.world_size, steps=4, precision="fp64",
+        batch=ss.Batch(24, micro_batch=3) if strategy == "pipeline" else 24,
+        **{"optimizer": Brought(type_name=kind), **changes},
+    )  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    trainer = Trainer(job, context, folder)
+    if after is not None:
+        trainer.resume(after)
+    trainer.train(Never())
+    return trainer
+
+
+def alone(folder: Path) -> RankContext:
+    return RankContext(0, 1, torch.device("cpu"), Meter(), EventWriter(folder / "rank-0.jsonl", 0))
+
+
+def found(trainer: Trainer) -> list[Any]:
+    """Weights, and everything that the optimizer keeps but the learning rate."""
+    named = trainer.strategy.named_optimizer(trainer.optimizer)
+    assert named is not None
+    state = trainer.optimizer.state_dict()
+    groups = [{key: value for key, value in group.items() if key != "lr"} for group in state["param_groups"]]
+    return [
+        *(p.detach() for p in named.parameters.values()),
+        {**state, "param_groups": groups},
+        named.sections(),
+    ]
+
+
+def holds(context: RankContext, folder: Path, kind: str, strategy: str) -> str:
+    """Check that a save changes nothing and that a resumed run ends at the same bits; return how it is refused."""
+    plain = found(trained(context, folder / "plain", kind, strategy))
+    try:
+        saved = found(trained(context, folder / "saved", kind, strategy, checkpoint=2))
+    except SpecError as error:
+        return str(error)
+    rest = found(trained(context, folder / "rest", kind, strategy, folder / "saved/checkpoints/step-2"))
+    assert alike(plain, saved), f"{kind} under {strategy}: saving has changed it"
+    assert alike(plain, rest), f"{kind} under {strategy}: it is resumed otherwise"
+    return ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_one_process_a_resumed_optimizer_ends_at_the_same_bits_or_is_refused_by_name(
+    tmp_path: Path, kind: str
+) -> None:
+    refused = holds(alone(tmp_path), tmp_path, kind, "single")
+    assert REFUSED.get(kind, "") in refused
+    assert bool(refused) == (kind in REFUSED)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_on_several_ranks_a_resumed_optimizer_ends_at_the_same_bits(
+    pool: RankPool, tmp_path: Path, strategy: str
+) -> None:
+    def body(context: RankContext) -> list[str]:
+        return [holds(context, tmp_path / kind, kind, strategy) for kind in ON_RANKS]
+
+    for refused in pool.run(body, tmp_path):
+        assert not any(refused)
+
+
+def resumed(context: RankContext, folder: Path, kind: str, strategy: str, after: Path) -> str:
+    """Return how a run is refused that goes on from the checkpoint of another strategy."""
+    try:
+        trained(context, folder, kind, strategy, after)
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("first", "then"), [("ring", "zero-1"), ("zero-3", "pipeline"), ("pipeline", "zero-2")]
+)
+def test_another_strategy_resumes_all_state_that_it_can_hold_and_refuses_the_rest_by_name(
+    pool: RankPool, tmp_path: Path, first: str, then: str
+) -> None:
+    def body(context: RankContext) -> dict[str, str]:
+        told = {}
+        for kind in ON_RANKS:
+            trained(context, tmp_path / kind, kind, first, checkpoint=2)
+        for kind in ON_RANKS:
+            told[kind] = resumed(
+                context, tmp_path / kind / then, kind, then, tmp_path / kind / "checkpoints/step-2"
+            )
+        return {kind: text for kind, text in told.items() if text}
+
+    for told in pool.run(body, tmp_path):
+        assert told.keys() == {"Columns"}, told
+        assert "entry 'columns' of parameter" in told["Columns"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy", "reason"),
+    [
+        ("Columns", "zero-1", "entry 'columns' of parameter '1.weight' depends on the parameters of a rank"),
+        ("Matrices", "zero-3", "entry 'held' of parameter '1.weight' depends on the parameters of a rank"),
+        ("Drawing", "ring", "draw random numbers, which differ between ranks"),
+    ],
+)
+def test_what_no_other_number_of_ranks_could_resume_is_refused_before_the_first_step(
+    pool: RankPool, tmp_path: Path, kind: str, strategy: str, reason: str
+) -> None:
+    def body(context: RankContext) -> str:
+        with pytest.raises(SpecError) as refused:
+            trained(context, tmp_path, kind, strategy, elastic="2:4")
+        return str(refused.value)
+
+    for told in pool.run(body, tmp_path):
+        assert reason in told
+    assert '"event": "step"' not in (tmp_path / "rank-0.jsonl").read_text()
+
+
+@pytest.mark.parametrize("kind", ["HiddenObject", "ObjectEntry"])
+def test_a_job_that_saves_nothing_trains_with_any_optimizer(tmp_path: Path, kind: str) -> None:
+    trained(alone(tmp_path), tmp_path, kind, "single")
+
+
+def test_settings_of_the_job_win_over_those_of_the_run_that_saved(tmp_path: Path) -> None:
+    context = alone(tmp_path)
+    trained(context, tmp_path / "saved", "GroupCounter", "single", checkpoint=2)
+    rest = Brought(type_name="GroupCounter", lr=0.5)
+    trainer = trained(
+        context,
+        tmp_path / "rest",
+        "GroupCounter",
+        "single",
+        tmp_path / "saved/checkpoints/step-2",
+        optimizer=rest,
+    )
+    group = trainer.optimizer.param_groups[0]
+    assert (group["lr"], group["betas"], group["k"]) == (0.5, (0.9, 0.99), 4)

@@ -1,0 +1,46 @@
+"""Refuses, before the first step of a job that saves, state of its model and optimizer that cannot be saved."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from shardscope.spec import Job
+from shardscope.training.strategies.base import RankStrategy
+
+_BUILT_IN = "shardscope.methods."
+"""Package of the optimizers that need no rehearsal."""
+
+
+def require_saveable(job: Job, strategy: RankStrategy, optimizer: torch.optim.Optimizer) -> None:
+    """Raise an error now, not at the first checkpoint, if state of a module or the optimizer cannot be saved.
+
+    Raises:
+        CheckpointError: A module's extra state cannot be saved.
+        SpecError: The optimizer cannot be resumed from what would be saved.
+    """
+    has_replicas = job.recovery is not None and job.recovery.replica_every is not None
+    if not job.saves_checkpoints and not has_replicas:
+        return
+    if not type(job.optimizer).__module__.startswith(_BUILT_IN):
+        _require_resumable(job, strategy, optimizer)
+    for name, module in strategy.model.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            from shardscope.training.checkpoint.values import encode
+
+            encode(f"model.{name}{'.' * bool(name)}_extra_state", module.get_extra_state())
+
+
+def _require_resumable(job: Job, strategy: RankStrategy, optimizer: torch.optim.Optimizer) -> None:
+    from shardscope.training.checkpoint.rehearsal import require_resumable  # only for optimizers of users
+
+    named = strategy.named_optimizer(optimizer)
+    if named is None:
+        return
+    is_split = strategy.holding.is_split
+    is_divided = is_split or len(named.parameters) < sum(p.requires_grad for p in strategy.model.parameters())
+    require_resumable(
+        named, job.optimizer.name, is_split=is_split,
+        has_copies=strategy.context.world_size > 1 and strategy.shares_state and not is_divided,
+        is_resized=is_divided and job.elastic is not None,
+    )  # fmt: skip
