@@ -136,8 +136,9 @@ class _Convolution:
     def _columns(self, *, is_forward: bool) -> tuple[Scratch, ...]:
         """Return the memory of the patches under the kernel, of all samples or of one, and of copies of a group."""
         inputs, output = (self.output, self.inputs) if self.is_transposed else (self.inputs, self.output)
-        is_product = set(self.weight.shape[2:]) == {1} and not (self.is_strided or self.is_padded)
-        is_single = self.is_dilated or (self.is_transposed and not is_forward and inputs.ndim < _SOLID)
+        is_solid = inputs.ndim == _SOLID
+        is_product = set(self.weight.shape[2:]) == {1} and not (self.is_strided or self.is_padded or is_solid)
+        is_single = self.is_dilated or (self.is_transposed and (is_solid or not is_forward))
         rows = inputs.shape[1] // self.groups * prod(self.weight.shape[2:])
         columns = 0 if is_product else rows * prod(output.shape[2:]) * inputs.element_size()
         patches = Scratch(0, columns) if is_single else Scratch(columns * len(inputs))
