@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -43,6 +43,11 @@ def allocated(step: Callable[[], object]) -> tuple[int, int]:
         peak = max(peak, now)
     del result
     return peak, now
+
+
+def held_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the storages of tensors, each once."""
+    return sum({id(each.untyped_storage()): each.untyped_storage().nbytes() for each in tensors}.values())
 
 
 def sum_of(output: Any, _: Any) -> Tensor:

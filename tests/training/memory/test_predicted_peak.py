@@ -1,4 +1,8 @@
-"""The peak of a training step, predicted from shapes, against the peak that torch's own `MemTracker` sees."""
+"""The peak of a training step, predicted from shapes, against the peak that torch's allocator records.
+
+The rules for layers, without a traced step, leave out what kernels take beside their results, as torch's own
+`MemTracker` does.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +16,22 @@ from torch import Tensor, nn
 from torch.distributed._tools.mem_tracker import MemTracker
 
 import shardscope as ss
+from conformance.allocator import allocated, held_bytes
 from conformance.optimizers import build_optimizer
 from shardscope.analytic.memory.module import module_memory
 from shardscope.errors import SpecError
 from shardscope.prediction.traced import traced
 from shardscope.spec.model import LayerTable, Model
 from shardscope.training.loss import cross_entropy
-from shardscope.training.models import build_model
+from shardscope.training.models import build_model, units_of
 from shardscope.training.precision import Precision
 from shardscope.training.recompute import apply_recompute
 
 CPU = torch.device("cpu")
 BY_RULE, TRACED = 0.02, 0.002
 """Of the measured peak. The bar is 2 %."""
+RANDOM_STATES = 2 * torch.get_rng_state().nbytes
+"""Bytes of the generator's states that a recomputed unit keeps at most: memory that no trace on shapes sees."""
 CASES = [("mlp", 64), ("cnn", 8), ("resnet", 8), ("gpt-nano", 8), ("gpt-micro", 2)]
 
 
@@ -42,26 +49,37 @@ def measured_peak(
     *,
     loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
     precision: str = "fp32",
+    with_kernels: bool = True,
 ) -> int:
     """Of the second step: states and what the optimizer works in are there from its start."""
     inputs, targets = rows
     autocast = Precision(precision, CPU).autocast
     ours = build_optimizer(ss.Optimizer(optimizer), model.named_parameters())
-    with autocast():
-        value = loss(model(inputs), targets)
-    value.backward()
-    del value
-    ours.step()
-    ours.zero_grad(set_to_none=True)
-    tracker = MemTracker()
-    tracker.track_external(model, ours, inputs, targets, *getattr(ours, "work_space", ()))
-    with tracker:
+
+    def step() -> None:
         with autocast():
             value = loss(model(inputs), targets)
         value.backward()
         del value
         ours.step()
-    return int(tracker.get_tracker_snapshot("peak")[CPU]["Total"])
+
+    step()
+    ours.zero_grad(set_to_none=True)
+    worked_in = tuple(getattr(ours, "work_space", ()))
+    if not with_kernels:
+        tracker = MemTracker()
+        tracker.track_external(model, ours, inputs, targets, *worked_in)
+        with tracker:
+            step()
+        return int(tracker.get_tracker_snapshot("peak")[CPU]["Total"])
+    states = [each for row in ours.state.values() for each in row.values() if isinstance(each, Tensor)]
+    held = held_bytes([*model.parameters(), *model.buffers(), *states, inputs, targets, *worked_in])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as on a rank
+    try:
+        return held + allocated(step)[0]
+    finally:
+        torch.set_num_threads(threads)
 
 
 @cache
@@ -90,7 +108,7 @@ def test_the_peak_by_the_rules_for_layers_is_within_two_percent(
         optimizer=optimizer,
         data_bytes=(inputs.nbytes + targets.nbytes) / 2,
     )
-    measured = measured_peak(model, rows_for(name, batch), optimizer)
+    measured = measured_peak(model, rows_for(name, batch), optimizer, with_kernels=False)
     assert predicted.peak == pytest.approx(measured, rel=BY_RULE)
 
 
@@ -105,7 +123,9 @@ def test_the_traced_peak_is_that_of_the_step_also_with_recomputation(
     model = apply_recompute(build_model(name), recompute)  # type: ignore[arg-type]
     measured = measured_peak(model, rows_for(name, batch), optimizer)
     predicted = predicted_peak(name, batch, recompute=recompute, optimizer=optimizer)
-    assert predicted == pytest.approx(measured, rel=TRACED)
+    states = RANDOM_STATES * len(units_of(model)) * (recompute != "none")
+    assert measured - states <= predicted * (1 + TRACED)
+    assert predicted <= measured * (1 + TRACED)
 
 
 LOSSES = {
@@ -134,7 +154,10 @@ def test_a_traced_loss_holds_what_it_holds_in_every_precision(
     )
     model = apply_recompute(build_model("cnn"), recompute)  # type: ignore[arg-type]
     measured = measured_peak(model, rows_for("cnn", 64), "sgd", loss=LOSSES[loss], precision=precision)
-    assert predicted.peak == pytest.approx(measured, rel=0.03 if precision == "bf16-mixed" else TRACED)
+    states = RANDOM_STATES * len(units_of(model)) * (recompute != "none")
+    tolerance = 1 + (0.03 if precision == "bf16-mixed" else TRACED)
+    assert measured - states <= predicted.peak * tolerance
+    assert predicted.peak <= measured * tolerance
 
 
 def test_a_layerwise_optimizer_works_on_a_batch_of_tensors_at_a_time() -> None:

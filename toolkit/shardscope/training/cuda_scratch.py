@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardscope.training.memory.ledger import Scratch
+
 _ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default  # noqa: SLF001
 _SUM = torch.ops.aten.sum.dim_IntList
 _WARP, _MAX_THREADS, _LOADS = 32, 512, 4
@@ -29,6 +31,11 @@ _THREADS_PER_SM, _NUM_SMS = 2048, 132
 """Threads that a streaming multiprocessor runs at the same time, and their number; of an H100."""
 _HEAD = 64
 """Multiple to which the memory-efficient kernel rounds the head size."""
+
+
+def scratch(func: Any, args: Any, results: Any) -> tuple[Scratch, ...]:
+    """Return the memory that an operation takes on a GPU while it runs, beside its arguments and results."""
+    return (Scratch(scratch_bytes(func, args, results)),)
 
 
 def scratch_bytes(func: Any, args: Any, results: Any) -> int:

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from shardscope.errors import SpecError
 from shardscope.spec.model.step import RECOMPUTE_MODES
 from shardscope.spec.model.table import LayerRow, LayerTable
-from shardscope.training import cuda_scratch, onednn
+from shardscope.training import cpu_scratch, cuda_scratch, onednn
 from shardscope.training.cuda_casts import CudaCasts
 from shardscope.training.data.batches import call
 from shardscope.training.flops import flop_counter
@@ -101,7 +101,7 @@ def describe(
                 step = trace_step(
                     lambda: _shadow(module), inputs, samples, autocast=_autocast(module, autocast),
                     casts=CudaCasts if on_gpu else nullcontext,
-                    scratch=(cuda_scratch if on_gpu else onednn).scratch_bytes,
+                    scratch=(cuda_scratch if on_gpu else cpu_scratch).scratch,
                     loss=None if loss is None else lambda output: loss(output, shapes), recompute=recompute,
                 )  # fmt: skip
     except (RuntimeError, TypeError, ValueError) as error:

@@ -50,7 +50,7 @@ def _distances(one: Any, other: Any, *_: Any, **__: Any) -> int:
 def _trilinear(*arguments: Any, **_: Any) -> int:
     """Return the FLOPs of `nn.Bilinear`'s kernel: a product of two tensors, then one of the result with the third."""
     tensors, expanded, summed = arguments[:3], arguments[3:6], arguments[6]
-    one, two, three = (_with_ones(shape, places) for shape, places in zip(tensors, expanded, strict=True))
+    one, two, three = (with_ones(shape, places) for shape, places in zip(tensors, expanded, strict=True))
     both = [*map(max, one, two)]
     early = [place for place in summed if place in expanded[2]]
     between = [1 if place in early else size for place, size in enumerate(both)]
@@ -58,7 +58,8 @@ def _trilinear(*arguments: Any, **_: Any) -> int:
     return int(2 * prod(both) * bool(early) + 2 * prod(map(max, between, three)) * late)
 
 
-def _with_ones(shape: Any, places: Any) -> list[int]:
+def with_ones(shape: Any, places: Any) -> list[int]:
+    """Return a shape with dimensions of size 1 at the given places of the result, in ascending order."""
     sizes = list(shape)
     for place in sorted(places):
         sizes.insert(place, 1)

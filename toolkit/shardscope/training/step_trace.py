@@ -10,7 +10,7 @@ uses.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from shardscope.spec.model.step import (
 from shardscope.training.data.batches import call
 from shardscope.training.flops import flop_counter
 from shardscope.training.memory.activations import Activations
-from shardscope.training.memory.ledger import AllocationLedger, Freed, Made, Placed, leaf_tensors
+from shardscope.training.memory.ledger import AllocationLedger, Freed, Made, Placed, Scratch, leaf_tensors
 from shardscope.training.memory.storages import Storages
 from shardscope.training.models import units_of
 from shardscope.training.models.in_order import layers_in_order
@@ -58,7 +58,7 @@ def trace_step(
     *,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     casts: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    scratch: Callable[[Any, Any, Any], int] | None = None,
+    scratch: Callable[[Any, Any, Any], Sequence[Scratch]] = lambda *_: (),
     loss: Callable[[Any], Tensor] | None = None,
     recompute: Iterable[RecomputeMode] = RECOMPUTE_MODES,
 ) -> StepTrace:
@@ -72,7 +72,7 @@ def trace_step(
         samples: Number of samples in the inputs.
         autocast: Function that returns the context manager in which the forward pass and the loss run.
         casts: Function that returns a context manager for the whole step, which may change what autocast does.
-        scratch: Function that returns the bytes that an operation takes while it runs; see `AllocationLedger`.
+        scratch: Function that returns what an operation takes while it runs; see `AllocationLedger`.
         loss: Function from the module's output to the loss; None for a placeholder that saves no tensors.
         recompute: Recomputation modes, each traced in a step of its own; ``"none"`` is always included.
     """
@@ -117,7 +117,7 @@ class _Step:
         autocast: Callable[[], AbstractContextManager[Any]],
         *,
         casts: Callable[[], AbstractContextManager[Any]],
-        scratch: Callable[[Any, Any, Any], int] | None,
+        scratch: Callable[[Any, Any, Any], Sequence[Scratch]],
         loss: Callable[[Any], Tensor] | None,
     ) -> None:
         self.module, self.inputs, self.loss = apply_recompute(module, mode), inputs, loss

@@ -8,7 +8,7 @@ events during the step, and `AllocationLedger.gradients` evaluates them afterwar
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -60,14 +60,27 @@ class Placed(NamedTuple):
     owner: int
 
 
+class Scratch(NamedTuple):
+    """Memory that an operation takes while it runs, at one moment.
+
+    Attributes:
+        grows: Bytes that are proportional to the number of samples.
+        fixed: Bytes that are not, such as a copy of a weight.
+    """
+
+    grows: int
+    fixed: int = 0
+
+
 class AllocationLedger(TorchDispatchMode):
     """Dispatch mode that records when each storage is allocated and freed; also works on fake tensors.
 
     Args:
         held: Storages that exist during the whole step; they are not recorded.
-        after: Called after each operation, while its inputs, its results and its scratch memory are in memory.
-        scratch: Function that returns the bytes an operation takes while it runs, called with the operation, its
-            arguments and its results; None if there are none.
+        after: Called after each operation, while its inputs, its results and its scratch memory are in memory; once
+            for each moment if that memory changes.
+        scratch: Function that returns what an operation takes while it runs, beside its arguments and results, which it
+            is called with.
 
     Attributes:
         events: The recorded events, in order; a caller may add its own.
@@ -77,7 +90,10 @@ class AllocationLedger(TorchDispatchMode):
     """
 
     def __init__(
-        self, held: Storages, after: Callable[[], None], scratch: Callable[[Any, Any, Any], int] | None = None
+        self,
+        held: Storages,
+        after: Callable[[], None],
+        scratch: Callable[[Any, Any, Any], Sequence[Scratch]] = lambda *_: (),
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Any] = []
@@ -87,6 +103,7 @@ class AllocationLedger(TorchDispatchMode):
         self._alive: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
         self._sums: list[tuple[set[int], set[int]]] = []
         self._num_made = 0
+        self._fixed: set[int] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -100,20 +117,24 @@ class AllocationLedger(TorchDispatchMode):
         if func in _PASSED_ON:
             taken = {self._serial(storage) for storage in _storages_in(args)}
             self._sums.append((set(made), taken))
-        with self._taken(0 if self._scratch is None else self._scratch(func, args, results)):
-            self._after()
+        for moment in self._scratch(func, args, results) or (Scratch(0),):
+            with self._taken(moment.grows), self._taken(moment.fixed, is_fixed=True):
+                self._after()
         return results
 
     @contextmanager
-    def _taken(self, num_bytes: int) -> Iterator[None]:
+    def _taken(self, num_bytes: int, *, is_fixed: bool = False) -> Iterator[None]:
         """Return a context manager in which an operation's scratch memory is allocated."""
-        if num_bytes:
-            self._num_made += 1
-            self.events.append(Made(self._num_made, num_bytes))
+        if not num_bytes:
+            yield
+            return
+        self._num_made += 1
         serial = self._num_made
+        if is_fixed:
+            self._fixed.add(serial)
+        self.events.append(Made(serial, num_bytes))
         yield
-        if num_bytes:
-            self.events.append(Freed(serial))
+        self.events.append(Freed(serial))
 
     def place(self, parameter: nn.Parameter, owner: int) -> None:
         """Record that the gradient of `parameter` is complete; `owner` is a number chosen by the caller."""
@@ -122,8 +143,11 @@ class AllocationLedger(TorchDispatchMode):
             self.events.append(Placed(self._serial(storage), owner))
 
     def gradients(self) -> set[int]:
-        """Return the serial numbers of storages that were a parameter's gradient, or were added or copied to one."""
-        found = {event.storage for event in self.events if isinstance(event, Placed)}
+        """Return the serial numbers of storages that do not grow with the batch.
+
+        These were a parameter's gradient, or were added or copied to one, or were scratch memory of a fixed size.
+        """
+        found = self._fixed | {event.storage for event in self.events if isinstance(event, Placed)}
         for made, taken in reversed(self._sums):
             if made & found:
                 found |= taken
