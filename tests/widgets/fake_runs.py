@@ -47,6 +47,7 @@ class FakeRun:
     made_by: str | None = None
     is_deleted: bool = False
     cluster: Any = None
+    predicted: Any = None
     newest_checkpoint: int | None = None
     injected: list[Any] = field(default_factory=list)
 

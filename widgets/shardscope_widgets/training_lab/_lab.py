@@ -407,7 +407,8 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self.screen.draw_runs(own, self._shown_entries(), self.focus, self._book.skipped)
         entry = self._book.entries.get(self.focus)
         ghost = self.screen.ghosts.found.get(self.focus)
-        self.status = _words.status_text(entry, ghost and ghost.step_s)
+        known = None if entry is None else entry.predicted
+        self.status = _words.status_text(entry, known.step_time_s if known else ghost and ghost.step_s)
         self.screen.draw_status(entry, self.status)
         if entry is not None and entry.state == "failed":
             self.problem = self.screen.failure_of(entry) or self.problem

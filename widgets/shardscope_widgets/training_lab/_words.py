@@ -111,7 +111,8 @@ def _slow_text(entry: RunEntry, predicted_s: float | None) -> str:
         f" Slower than predicted: {duration_text(measured_s)} a step instead of {duration_text(predicted_s)}"
     )
     num_ranks, is_alive = entry.trace.world_size, entry.is_alive
-    load = busy_load(num_ranks) if is_alive else entry.busy_load
+    recorded = entry.predicted.busy_load(num_ranks) if entry.predicted else 0.0
+    load = busy_load(num_ranks) if is_alive else entry.busy_load or recorded
     if not load:
         return f"{told}."
     keep = "keep" if is_alive else "kept"

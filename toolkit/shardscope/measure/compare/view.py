@@ -188,9 +188,8 @@ def _worst(rows: Sequence[ComparedTerm]) -> str:
 
 def _headers(comparison: Comparison) -> tuple[str, ...]:
     """Return the names of the columns of a table: the values, and the error of each but the measured ones."""
-    if "simulated" not in comparison.columns:
-        return (*comparison.columns, "error")
-    return (*comparison.columns, "error", "simulated error")
+    names = tuple("predicted now" if name == "now" else name for name in comparison.columns)
+    return (*names, "error", "simulated error") if "simulated" in names else (*names, "error")
 
 
 def _cells(row: ComparedTerm, columns: tuple[str, ...]) -> list[str]:
