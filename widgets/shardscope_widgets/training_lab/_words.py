@@ -6,6 +6,7 @@ from shardscope.errors import RunFailed, ShardscopeError
 from shardscope.machine import usable_cores
 from shardscope.measure.compare_runs.view import ADVICE, DIVERGED
 from shardscope.runlog.figures import FIGURES, figure_text
+from shardscope.runtime.status import Cause
 from shardscope.spec import Job, Strategy, registry
 from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.models import MODELS
@@ -95,11 +96,21 @@ def status_text(entry: RunEntry | None, predicted_s: float | None = None) -> str
     verbs = {"starting": "is running", "running": "is running", "completed": "has finished"}
     verb = verbs.get(entry.state) or ("was stopped" if entry.state == "stopped" else "has failed")
     rate = _rate(entry.trace) if entry.is_alive else ""
-    slow = _slow_text(entry, predicted_s)
+    slow = _stop_text(entry) + _slow_text(entry, predicted_s)
     straggler = straggler_text(entry.trace)
     return (
         f"{name} {verb}{where}: {progress_text(entry)}{rate}.{slow}{straggler}{divergence_text(entry.trace)}"
     )
+
+
+def _stop_text(entry: RunEntry) -> str:
+    """Return a sentence on why a run was stopped, unless somebody asked for it; empty if it was not."""
+    if entry.state != "stopped":
+        return ""
+    if entry.run.cause is Cause.DRIVER_ENDED:
+        return " The kernel or program that launched it ended, and its runs end with it."
+    reason = entry.run.reason if entry.run.cause is not Cause.REQUESTED else None
+    return f" Reason: {reason}." if reason else ""
 
 
 def _slow_text(entry: RunEntry, predicted_s: float | None) -> str:
