@@ -180,10 +180,11 @@ def test_damaged_constants_are_no_constants(run: ss.Run, calibration: object, sp
 def test_what_kept_the_machine_busy_is_said_after_the_end_too(run: ss.Run) -> None:
     written(run, load_at_end=10.2, load=0.4, step_time_s=1e-6)
     note = "; load 0.4 on"
-    assert any(
-        note in each and "10.2 at the end of the run. Other programs" in each
-        for each in ss.compare(run).notes
-    )
+    found = ss.compare(run)
+    assert note in found.conditions
+    assert "10.2 at the end of the run. Other programs" in found.conditions
+    assert found.conditions in repr(found)
+    assert found.conditions in found._repr_html_()
     trace = Trace.of(run)
     trace.feed(run.events())
     entry = RunEntry(run, trace, state="completed")

@@ -105,6 +105,8 @@ class Comparison:
     rows: tuple[ComparedTerm, ...]
     notes: tuple[str, ...]
     per: str = "step"
+    conditions: str = ""
+    """With which constants the run was predicted at its launch, and how busy the machine was; empty if unknown."""
 
     def __getitem__(self, name: tuple[str, str]) -> ComparedTerm:
         """Return the row with this group and term."""
@@ -159,7 +161,7 @@ class Comparison:
         """Return the comparison as plain values, for JSON; missing values have no key."""
         return {
             "schema": SCHEMA, "run": self.run_id, "label": self.label, "where": self.where,
-            "per": self.per, "columns": list(self.columns),
+            "per": self.per, "conditions": self.conditions, "columns": list(self.columns),
             "rows": [row.to_dict() for row in self.rows], "notes": list(self.notes),
         }  # fmt: skip
 

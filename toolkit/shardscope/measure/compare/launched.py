@@ -37,6 +37,11 @@ class Launched:
         known = None if self.prediction is None else self.prediction.calibration
         return known is not None and known != chosen(self.run.cluster).calibration
 
+    @property
+    def conditions(self) -> str:
+        """With which constants the run was predicted, and how busy the machine was; empty without a prediction."""
+        return "" if self.prediction is None else self.prediction.conditions(self.run.job.world_size)
+
     def told(
         self,
         times: Sequence[ComparedTerm],
@@ -60,7 +65,6 @@ class Launched:
         if self.prediction is None:
             notes.append("No prediction was recorded when this run was launched, so it is predicted now.")
             return list(times)
-        notes.append(self.prediction.conditions(self.run.job.world_size))
         again_s = prediction.step_time_s
         rows = [self._recorded(row, again_s, notes) if row.term == per else row for row in times]
         if not isinstance(newer, JobPrediction) or newer.host is None:

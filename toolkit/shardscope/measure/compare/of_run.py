@@ -158,7 +158,8 @@ def _compared(
             notes.append(prediction.note)
     else:
         notes.append("Step time is left out: it is not predicted for an observed training loop.")
-    return Comparison(run.id, run.name, where, tuple(rows), tuple(notes), per)
+    conditions = "" if launched is None else launched.conditions
+    return Comparison(run.id, run.name, where, tuple(rows), tuple(notes), per, conditions)
 
 
 def _predicted(
