@@ -132,12 +132,13 @@ class Drive:
             chosen = self.page.sent("chosen")
             if chosen is not None:
                 lab.screen.table.chosen = chosen
-        elif act == "pin" and lab.chosen >= 0:
+        elif act == "pin" and any(trial.number == lab.chosen for trial in lab._trials):
             lab.pin()
         elif act == "prune" and lab.chosen >= 0:
             lab._prune_chosen()
-        elif act == "again" and lab.chosen >= 0 and lab._trials[lab.chosen].state in ENDED and lab.trials < 9:
-            lab.again()
+        elif act == "again" and lab.trials < 9:
+            if any(trial.number == lab.chosen and trial.state in ENDED for trial in lab._trials):
+                lab.again()
         elif act == "stop" and source.random() < 0.3 and lab.is_running:
             lab.stop()
             lab.wait(60)
@@ -217,6 +218,7 @@ def _case(number: int, source: random.Random) -> Outcome:
             drive.study()
             if source.random() < 0.3:
                 drive.lab.name, drive.lab.trials = "second", 3
+                page.page.evaluate("() => { window.sent = {}; }")
                 drive.look()
                 drive.study()
             trials = len(drive.lab.session.records())
