@@ -54,8 +54,9 @@ lab
 
 # %% [markdown]
 # `launch` starts the ranks as separate processes and returns at once; the lab above finds the run by itself. A run is
-# recorded in a directory, so nothing is lost when you reload the page or restart the kernel; `ss.runs()` lists all
-# runs.
+# recorded in a directory, so nothing recorded is lost, and `ss.runs()` lists all runs. Runs go on when you reload the
+# page or close the tab. They stop when the kernel ends, so that no ranks are left behind; after a restart, the lab says
+# so and offers to resume them. `ss.launch(job, detach=True)` starts one that outlives the kernel.
 
 # %%
 run = ss.launch(job)

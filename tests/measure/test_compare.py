@@ -264,7 +264,13 @@ def test_a_run_is_laid_beside_a_prediction_for_the_device_on_which_it_ran(
         events += [step_of(rank, SPANS, 20.0) | step for rank in (0, 1)]
         events = [event | REST for event in events]
         run: Any = Mock(
-            spec=ss.Run, id="r", name="r", job=job, cluster=None, events=lambda events=events: events
+            spec=ss.Run,
+            id="r",
+            name="r",
+            job=job,
+            cluster=None,
+            predicted=None,
+            events=lambda events=events: events,
         )
         assert _where_it_ran(ss.predict(job), events).step.backend == backend
         for found in (compare(run), compare(run, prediction=ss.predict(job))):

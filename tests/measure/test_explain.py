@@ -265,6 +265,7 @@ def timed_run(job: ss.Job, step_s: float) -> Any:
         cluster=None,
         job=job,
         summary=lambda: SimpleNamespace(samples_per_s=job.batch.global_batch / step_s),
+        predicted=None,
         metrics=lambda: pd.DataFrame({"step_time_s": [step_s] * 20}),
         tail=lambda: SimpleNamespace(poll=list),
     )
@@ -278,7 +279,8 @@ def test_a_verdict_begins_with_what_became_of_the_loss_if_that_was_measured(
     measured = iter(steps if has_spans else [None, None])
     monkeypatch.setattr("shardscope.measure.explain.verdict.measured_step", lambda *_: next(measured))
     monkeypatch.setattr(
-        "shardscope.measure.explain.verdict.preflight", lambda job, cluster: Preflight(on_slow_devices(job))
+        "shardscope.measure.explain.verdict.preflight",
+        lambda job, cluster, launched: Preflight(on_slow_devices(job)),
     )
     changed = PIPELINE.replace(batch=ss.Batch(64, micro_batch=8))
     told = verdict(timed_run(changed, 0.3), timed_run(PIPELINE, 0.4))

@@ -49,6 +49,9 @@ class FakeRun:
     made_by: str | None = None
     is_deleted: bool = False
     cluster: Any = None
+    predicted: Any = None
+    cause: Any = None
+    reason: str | None = None
     newest_checkpoint: int | None = None
     injected: list[Any] = field(default_factory=list)
 

@@ -13,6 +13,7 @@ from conformance.runs import wait_for
 from shardscope.errors import RunFailed, SpecError
 from shardscope.runlog.schema import Moved
 from shardscope.runtime.listing import Skipped
+from shardscope.runtime.status import Cause
 from shardscope.spec import Optimizer
 from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.trace import Trace
@@ -431,3 +432,28 @@ def test_a_run_that_cannot_be_entered_hides_no_other(runtime, monkeypatch):
     book.find()
     assert list(book.entries) == ["good"]
     assert "bad (ZeroDivisionError" in book.skipped
+
+
+@pytest.mark.parametrize(("saved", "button"), [(None, "Start again"), (10, "Resume")])
+def test_a_run_that_ended_with_its_kernel_is_explained_and_goes_on_by_a_button(lab, runtime, saved, button):
+    run = fake_run("ring", 2, steps=20)
+    run.state, run.cause, run.reason, run.newest_checkpoint = (
+        "stopped",
+        Cause.DRIVER_ENDED,
+        "the program ended",
+        saved,
+    )
+    runtime.known.append(run)
+    lab.refresh()
+    lab.focus = run.id
+    assert "The kernel or program that launched it ended, and its runs end with it." in lab.status
+    offer = lab.screen.resumer
+    assert [offer.box.layout.display, offer.button.description] == [None, button]
+    offer.button.click()
+    assert [len(runtime.known), lab.focus] == [2, runtime.known[-1].id]
+    run.cause, run.newest_checkpoint = Cause.REQUESTED, None
+    lab.screen._offered = None
+    lab.focus = run.id
+    lab.refresh()
+    assert "ended, and its runs" not in lab.status
+    assert offer.box.layout.display == "none"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
 import shardscope as ss
@@ -317,3 +320,16 @@ def test_a_stop_while_the_noise_scale_is_measured_is_no_problem(make_tuning_lab)
     lab.stop()
     assert lab.wait(120)
     assert (lab.problem, lab.session) == ("", None)
+
+
+def test_a_click_on_a_row_while_the_table_is_drawn_is_not_lost(make_tuning_lab):
+    lab = make_tuning_lab(JOB, SPACE, name="clicked")
+    click = threading.Thread(target=lambda: setattr(lab.screen.table, "chosen", 1))
+    with lab._guard.lock:  # as the clock holds it
+        click.start()
+        while lab.screen.table.chosen != 1:
+            time.sleep(0.001)
+        lab.screen._drawn.clear()
+        lab._draw()
+    click.join(20)
+    assert lab.chosen == 1

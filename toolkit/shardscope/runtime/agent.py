@@ -48,6 +48,7 @@ from shardscope.runtime.failure import (
     describe_lost_forkserver,
     describe_silent_end,
 )
+from shardscope.runtime.launch_prediction import LaunchPrediction
 from shardscope.runtime.left_behind import Left, LeftBehind, living
 from shardscope.runtime.processes import (
     end_processes_of,
@@ -170,6 +171,7 @@ class Agent:
         with contextlib.suppress(
             OSError, ShardscopeError
         ):  # the summary can be recomputed, the final status cannot
+            LaunchPrediction.write_end(run)
             run.write_summary(ending.state)
         with contextlib.suppress(FileNotFoundError):  # the directory has been deleted
             run.write_status(**asdict(ending), **self._me)

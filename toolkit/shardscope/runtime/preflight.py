@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from shardscope.analytic.show import figure
 from shardscope.errors import LaunchError, ShardscopeError, SpecError
@@ -14,10 +14,14 @@ from shardscope.prediction.saved_calibration import chosen
 from shardscope.prediction.traced import Traced, traced
 from shardscope.runtime.driver_server import trace_on_server
 from shardscope.runtime.launch_prediction import LaunchPrediction
+from shardscope.runtime.resizable import job_now
 from shardscope.spec import Job
 from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.data import DATA
 from shardscope.spec.units import work_text
+
+if TYPE_CHECKING:
+    from shardscope.runtime.run import Run
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,11 @@ class Preflight:
 
 
 def preflight(
-    job: Job, cluster: EmulatedCluster | None = None, *, calls_functions: bool = False
+    job: Job,
+    cluster: EmulatedCluster | None = None,
+    *,
+    calls_functions: bool = False,
+    launched: LaunchPrediction | None = None,
 ) -> Preflight:
     """Predict a job before it starts. Rejects nothing; a job that cannot be predicted gets an empty `Preflight`.
 
@@ -117,6 +125,7 @@ def preflight(
         cluster: The emulated cluster that it runs on; None for this machine itself.
         calls_functions: Whether the user's functions may be called in this process. They may do anything, so they run
             on ranks only unless the user asks for it.
+        launched: A prediction whose constants are taken; None, or one without constants, takes those of today.
     """
     if job.user_functions and not calls_functions:
         return Preflight(None)
@@ -127,7 +136,10 @@ def preflight(
         return traces[-1]
 
     try:
-        found = predict_job(job, cluster, trace=trace)
+        constants = None if launched is None else launched.constants_here
+        found = predict_job(job, cluster, constants, trace=trace)
+        if launched is not None and constants is not None:
+            found = replace(found, is_calibrated=launched.is_calibrated)
         _ = found.by_rank  # computed inside the try block, since a user's method may fail
         why_not = traces[0].uncomputable if traces and _runs_on_cpus(job) else ""
         return Preflight(found, found.run_time_s, uncomputable=why_not)
@@ -135,6 +147,14 @@ def preflight(
         return Preflight(None, problem=str(error))
     except Exception as error:  # noqa: BLE001 - any error in the user's code; its ranks will report it
         return Preflight(None, problem=f"{type(error).__name__}: {error}")
+
+
+def preflight_of(run: Run) -> Preflight:
+    """Predict a run's job with the constants of its launch, so that all its predictions stay what they were then.
+
+    Runs without recorded constants, such as those of earlier versions, are predicted with those of today.
+    """
+    return preflight(job_now(run), run.cluster, launched=run.predicted)
 
 
 class AtLaunch(NamedTuple):

@@ -10,6 +10,7 @@ import traitlets as t
 
 from shardscope.runtime import Run
 from shardscope_widgets.fault_lab._breaker import Breaker
+from shardscope_widgets.fault_lab._resumer import carry_on
 from shardscope_widgets.fault_lab._view import FaultsView
 from shardscope_widgets.kit.clock import Clock
 from shardscope_widgets.kit.form import check_options
@@ -86,9 +87,7 @@ class FaultLab(widgets.VBox):  # type: ignore[misc]
         Raises:
             ShardscopeError: The run cannot be resumed.
         """
-        from shardscope.runtime import launch
-
-        resumed = launch(run.job, root=run.path.parent, resume=run, group=run.group)
+        resumed = carry_on(run, run.path.parent)
         self.chooser.offer(resumed.id)
         self.run_id = resumed.id
         return resumed

@@ -1,12 +1,18 @@
-"""A button that continues a run that ended before its last step, with a sentence on what is left."""
+"""A button that continues a run that ended before its last step, with a sentence on what is left.
+
+A run ends with the kernel that launched it, so that no ranks are left on a machine on which nobody sees them; one that
+had no checkpoint by then can only be started again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ipywidgets as widgets
 
+from shardscope.runtime.status import Cause
 from shardscope.spec.observed import ObservedJob
 from shardscope_widgets.kit.markup import classed, note_html
 from shardscope_widgets.words import plural
@@ -15,8 +21,26 @@ if TYPE_CHECKING:
     from shardscope.runtime import Run
 
 
+AGAIN = "It has no checkpoint, so this starts the same job again. With checkpoints it could be resumed."
+
+
+def carry_on(run: Run, root: Path | None) -> Run:
+    """Start a run that continues another one from its newest checkpoint, or starts its job again if it has none.
+
+    Raises:
+        ShardscopeError: The run cannot be resumed.
+    """
+    from shardscope.runtime import launch
+
+    if run.newest_checkpoint is None:
+        return launch(run.job, run.cluster, root=root, group=run.group)
+    return launch(run.job, root=root, resume=run, group=run.group)
+
+
 class Resumer:
-    """A button for one run at a time; hidden unless the run has ended, has a checkpoint, and has steps left.
+    """A button for one run at a time; hidden unless the run has ended with steps left, and has a checkpoint.
+
+    It also starts a run again that has no checkpoint and ended because the program that launched it did.
 
     Args:
         on_resume: Called with the run when the button is pressed.
@@ -32,17 +56,25 @@ class Resumer:
 
     def show(self, run: Run | None) -> None:
         """Offer to resume this run, if it can be resumed; None offers nothing."""
-        saved = (
-            None if run is None or run.is_alive or isinstance(run.job, ObservedJob) else run.newest_checkpoint
-        )
-        left = 0 if run is None or saved is None else run.job.last_step - saved
-        self._run = run if left > 0 else None
-        self.box.layout.display = None if left > 0 else "none"
-        if left > 0:
-            text = f"Starts a new run from the checkpoint of step {saved}; {plural(left, 'step')} are left to train."
+        text = "" if run is None or run.is_alive or isinstance(run.job, ObservedJob) else _offer(run)
+        self._run = run if text else None
+        self.box.layout.display = None if text else "none"
+        if text:
+            self.button.description = "Start again" if text == AGAIN else "Resume"
             self.sentence.value, self.button.tooltip = note_html(text), text
 
     def press(self) -> None:
         """Resume the run, as the button does."""
         if self._run is not None:
             self._on_resume(self._run)
+
+
+def _offer(run: Run) -> str:
+    """Return what the button does for a run that has ended, as a sentence; empty if there is nothing to continue."""
+    saved = run.newest_checkpoint
+    if saved is None:
+        return AGAIN if run.cause is Cause.DRIVER_ENDED else ""
+    left = run.job.last_step - saved
+    if left <= 0:
+        return ""
+    return f"Starts a new run from the checkpoint of step {saved}; {plural(left, 'step')} are left to train."

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _GROUPS = ("bytes", "memory", "time")
 LOOKS: Mapping[str, theme.RunStyle] = {
     "predicted": theme.RunStyle("#c9a227", pattern="/"),
+    "now": theme.RunStyle("#8b8f99", pattern="x"),
     "simulated": theme.RunStyle("#11997a", pattern="."),
     "measured": theme.RunStyle("#2a6fb5"),
 }
@@ -59,7 +60,10 @@ def _kept(rows: list[ComparedTerm]) -> list[ComparedTerm]:
 
 
 def _panel(comparison: Comparison, rows: list[ComparedTerm]) -> ComparedPanel:
-    by_column = {name: [getattr(row, name) for row in rows] for name in comparison.columns}
+    columns = [
+        name for name in comparison.columns if name != "now" or any(row.now is not None for row in rows)
+    ]
+    by_column = {name: [getattr(row, name) for row in rows] for name in columns}
     largest = max(value or 0.0 for values in by_column.values() for value in values)
     size, unit = suitable_unit(largest, rows[0].unit)
     return ComparedPanel(
@@ -91,8 +95,9 @@ def draw_compared(info: ComparedInfo) -> go.Figure:
 
 def _add_panel(figure: go.Figure, panel: ComparedPanel, number: int, ends: list[float]) -> None:
     suffix = "" if number == 1 else str(number)
+    known = {trace.legendgroup for trace in figure.data}
     for name, values in panel.values.items():
-        figure.add_trace(_bars(panel, name, values, suffix, is_first=number == 1))
+        figure.add_trace(_bars(panel, name, values, suffix, is_first=name not in known))
     x_axis = theme.axis(
         anchor=f"y{suffix}", ticksuffix=f" {panel.unit}", rangemode="tozero", nticks=5, tickangle=0
     )
@@ -125,7 +130,7 @@ def _bars(
         "y": list(panel.terms),
         "xaxis": f"x{suffix}",
         "yaxis": f"y{suffix}",
-        "name": name,
+        "name": "predicted now" if name == "now" else name,
         "legendgroup": name,
         "showlegend": is_first,
         "marker": theme.striped(look, size=5, solidity=0.25),

@@ -29,7 +29,7 @@ def step_times(rows: Sequence[StepTimesRow]) -> go.Figure:
     Example:
         >>> step_times([StepTimesRow("ring", ss.predict(job).step_time_s)])  # doctest: +SKIP
     """
-    columns = [name for name in LOOKS if any(getattr(row, name) is not None for row in rows)]
+    columns = [name for name in LOOKS if any(getattr(row, name, None) is not None for row in rows)]
     figure = go.Figure([_bars(rows, name) for name in columns])
     figure.update_layout(
         xaxis=theme.axis(tickformat="~s", ticksuffix="s", rangemode="tozero", nticks=6),

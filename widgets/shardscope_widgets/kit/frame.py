@@ -10,7 +10,8 @@ import traitlets as t
 LAB_CSS = files(__package__).joinpath("lab.css").read_text(encoding="utf-8")
 """Style sheet of all widgets with the CSS class ``ss-lab``."""
 GONE = "Kernel restarted; run this cell again."
-"""What a lab says once its kernel has been restarted or has died. Runs continue, and appear in the new lab."""
+"""What a lab says once its kernel has been restarted or has died. Runs end with the kernel, except those launched with
+``detach=True``; the new lab shows all of them, and offers to resume."""
 
 
 class Frame(anywidget.AnyWidget):

@@ -39,11 +39,11 @@ class Ghosts(Background):
             self._start(self._work, new, name="ghosts")
 
     def _work(self, runs: Sequence[Run]) -> None:
-        from shardscope.runtime.preflight import preflight
+        from shardscope.runtime.preflight import preflight_of
 
         for run in runs:
             self._tried.add(run.id)
-            prediction = preflight(run.job, run.cluster).prediction if type(run.job) is Job else None
+            prediction = preflight_of(run).prediction if type(run.job) is Job else None
             if prediction is not None:
                 self.found[run.id] = ghost_of(prediction)
                 self._on_change()

@@ -16,7 +16,7 @@ from IPython.display import HTML, display, update_display
 
 from shardscope.errors import ShardscopeError
 from shardscope.spec.settings import settings_of
-from shardscope_widgets.fault_lab import Breaker
+from shardscope_widgets.fault_lab import Breaker, Resumer, carry_on
 from shardscope_widgets.figures._overview import MOST_RUNS
 from shardscope_widgets.html import summary_html
 from shardscope_widgets.job_form.choices import JobChoices
@@ -93,11 +93,13 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         advice, ghosts = AdvicePanel(self._press_try), Ghosts(self._redraw)
         self._queue = advice.queue = ChangeQueue(self._book, self._try)
         breaker = Breaker(self._guard, self.resume)
+        resumer = Resumer(self.resume)
+        resumer.button.on_click(self._guard.callback(resumer.press))
         self.place = Place(self, self._guard.callback(self._take_place))
 
         self.screen = Screen(
             self, check_box=self.check.box, advice=advice, ghosts=ghosts, table=table, breaker=breaker,
-            place=self.place,
+            place=self.place, resumer=resumer,
         )  # fmt: skip
         self.children = self.screen.children
         self.add_class("ss-lab")
@@ -166,12 +168,12 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
     def resume(self, run: Run) -> Run:
         """Start a run that continues another one from its newest checkpoint, as the Resume button does.
 
+        A run without a checkpoint is started again.
+
         Raises:
             ShardscopeError: The run cannot be resumed.
         """
-        from shardscope.runtime import launch
-
-        resumed = launch(run.job, root=self._book.root, resume=run, group=run.group)
+        resumed = carry_on(run, self._book.root)
         self.watch(resumed)
         return resumed
 
@@ -407,7 +409,8 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self.screen.draw_runs(own, self._shown_entries(), self.focus, self._book.skipped)
         entry = self._book.entries.get(self.focus)
         ghost = self.screen.ghosts.found.get(self.focus)
-        self.status = _words.status_text(entry, ghost and ghost.step_s)
+        known = None if entry is None else entry.predicted
+        self.status = _words.status_text(entry, known.step_time_s if known else ghost and ghost.step_s)
         self.screen.draw_status(entry, self.status)
         if entry is not None and entry.state == "failed":
             self.problem = self.screen.failure_of(entry) or self.problem

@@ -20,6 +20,7 @@ from shardscope_widgets.trace import Trace
 if TYPE_CHECKING:
     from shardscope.runlog.summary import Summary
     from shardscope.runtime import Run
+    from shardscope.runtime.launch_prediction import LaunchPrediction
     from shardscope.runtime.listing import Skipped
     from shardscope.spec.cluster import EmulatedCluster
 
@@ -42,6 +43,7 @@ class RunEntry:
     """Load of the machine when other programs were last seen to keep it busy during the run; 0 if never."""
     problem: Skipped | None = None
     """Why the run can no longer be read; None if it can be read."""
+    _predicted: dict[bool, LaunchPrediction | None] = field(default_factory=dict)
 
     @cached_property
     def stored(self) -> Summary | None:
@@ -52,6 +54,13 @@ class RunEntry:
     def cluster(self) -> EmulatedCluster | None:
         """The emulated cluster that the run is on; None if it is on this machine itself."""
         return self.run.cluster
+
+    @property
+    def predicted(self) -> LaunchPrediction | None:
+        """What was predicted at the launch, and, once the run has ended, the load of the machine then."""
+        if self.is_alive not in self._predicted:
+            self._predicted[self.is_alive] = self.run.predicted
+        return self._predicted[self.is_alive]
 
     @property
     def loss(self) -> float | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import ipywidgets as widgets
 
-from shardscope_widgets.fault_lab import Breaker, FaultsView
+from shardscope_widgets.fault_lab import Breaker, FaultsView, Resumer
 from shardscope_widgets.figures.theme import RunStyle, run_looks
 from shardscope_widgets.job_form import controls
 from shardscope_widgets.job_form.choices import KINDS, JobChoices
@@ -30,7 +30,9 @@ from shardscope_widgets.training_lab._table import RunsTable
 from shardscope_widgets.training_lab.live import LiveView
 from shardscope_widgets.training_lab.panels import Panels
 
-ABOUT = "real ranks in separate processes, which continue training if you close the tab"
+ABOUT = (
+    "real ranks in separate processes, which continue training if you close the tab, and stop with the kernel"
+)
 
 
 class Screen:
@@ -43,6 +45,7 @@ class Screen:
         ghosts: Predicted values of the runs.
         table: The table that compares the shown runs.
         breaker: Buttons that break the run in focus, or continue it.
+        resumer: Button that continues the run in focus, below its status.
         place: Where the job runs.
     """
 
@@ -55,6 +58,7 @@ class Screen:
         ghosts: Ghosts,
         table: RunsTable,
         breaker: Breaker,
+        resumer: Resumer,
         place: Place,
     ) -> None:
         self.controls = controls.make_controls(choices)
@@ -72,6 +76,8 @@ class Screen:
         self.topics = controls.Topics(choices, self.controls, self.options, place.box, lambda: place.title)
         self.history, self.live, self.panels, self.player = History(), LiveView(), Panels(), StepPlayer()
         self.breaker, self.faults = breaker, FaultsView()
+        self.resumer = resumer
+        self._offered: tuple[str, str] | None = None
         tabs = {
             "Live": widgets.VBox([self.live.box, self.panels.box]), "Side by side": table.box,
             "Predicted": self.outcome.box, "One step": self.player,
@@ -90,7 +96,9 @@ class Screen:
         bar = classed(widgets.HBox([*first, buttons]), "ss-first", "ss-controls")
         said = classed(widgets.VBox([self.plan, self.forecast.box]), "ss-said")
         left = widgets.VBox([self.topics, self.history])
-        right = widgets.VBox([self.status, self.advice.box, self.problem, check_box, self.tabs])
+        right = widgets.VBox(
+            [self.status, self.resumer.box, self.advice.box, self.problem, check_box, self.tabs]
+        )
         return Frame(title="Training Lab", about=ABOUT), self.presets, bar, said, columns(left, right)
 
     def _chose(self, preset: Preset) -> None:
@@ -131,6 +139,10 @@ class Screen:
         state = entry.state if entry else "idle"
         self.status.value = status_html(text, state)
         self.stop.disabled = entry is None or not entry.is_alive
+        offered = None if entry is None else (entry.run.id, entry.state)
+        if offered != self._offered:
+            self._offered = offered
+            self.resumer.show(None if entry is None else entry.run)
 
     def draw_details(self, focus: Trace | None, shown: Sequence[Trace]) -> None:
         """Draw the timeline, the panels below it, and the step player."""

@@ -98,11 +98,21 @@ def status_text(entry: RunEntry | None, predicted_s: float | None = None) -> str
     if entry.state == "stopped" and entry.run.cause is Cause.RECORDING_STOPPED:
         verb = f"was recorded only in part ({entry.run.reason})"
     rate = _rate(entry.trace) if entry.is_alive else ""
-    slow = _slow_text(entry, predicted_s)
+    slow = _stop_text(entry) + _slow_text(entry, predicted_s)
     straggler = straggler_text(entry.trace)
     return (
         f"{name} {verb}{where}: {progress_text(entry)}{rate}.{slow}{straggler}{divergence_text(entry.trace)}"
     )
+
+
+def _stop_text(entry: RunEntry) -> str:
+    """Return a sentence on why a run was stopped, unless somebody asked for it; empty if it was not."""
+    if entry.state != "stopped":
+        return ""
+    if entry.run.cause is Cause.DRIVER_ENDED:
+        return " The kernel or program that launched it ended, and its runs end with it."
+    reason = entry.run.reason if entry.run.cause is not Cause.REQUESTED else None
+    return f" Reason: {reason}." if reason else ""
 
 
 def _slow_text(entry: RunEntry, predicted_s: float | None) -> str:
@@ -114,7 +124,8 @@ def _slow_text(entry: RunEntry, predicted_s: float | None) -> str:
         f" Slower than predicted: {duration_text(measured_s)} a step instead of {duration_text(predicted_s)}"
     )
     num_ranks, is_alive = entry.trace.world_size, entry.is_alive
-    load = busy_load(num_ranks) if is_alive else entry.busy_load
+    recorded = entry.predicted.busy_load(num_ranks) if entry.predicted else 0.0
+    load = busy_load(num_ranks) if is_alive else entry.busy_load or recorded
     if not load:
         return f"{told}."
     keep = "keep" if is_alive else "kept"

@@ -208,7 +208,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         self.observe(callback(self._choose_trial), "chosen")
         self.observe(lambda change: setattr(screen.problem, "value", change["new"]), "problem")
         self.minimise.observe(callback(self._take_objectives), "state")
-        screen.table.observe(callback(self._take_row), "chosen")
+        screen.table.observe(self._take_row, "chosen")
         for figure in (screen.front, screen.curves, screen.slices, screen.parallel):
             figure.observe(self._take_click, "clicked")
         screen.tabs.observe(callback(self._draw), "selected_index")
@@ -388,8 +388,9 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         for name in ("on_bandwidth", "on_latency"):
             self.controls["link"][name].layout.display = None if self.is_relinked else "none"
 
-    def _take_row(self) -> None:
-        self.chosen = self.screen.table.chosen
+    def _take_row(self, change: dict[str, Any]) -> None:
+        with self._guard.run():
+            self.chosen = change["new"]  # the table's own value may have been drawn over while this waited
 
     def _take_click(self, change: dict[str, Any]) -> None:
         if change["new"] >= 0:

@@ -27,7 +27,7 @@ def plan_text(definition: Definition, trials: int, known: int, *, is_running: bo
         is_running: Whether trials are running.
     """
     job = definition.job
-    what = f"{plural(len(definition.space.parameters), 'setting')} of {label_of(job.model)} on {label_of(job.data)}"
+    what = f"{plural(len(definition.searched.parameters), 'setting')} of {label_of(job.model)} on {label_of(job.data)}"
     length = f"{plural(job.steps, 'step')} on {plural(job.world_size, 'rank')} with the current job"
     same = ", or as many samples with another batch" if _scales_steps(definition) else ""
     each = f"Each is a real run: {length}{same}."

@@ -17,7 +17,7 @@ from shardscope.runlog.schema import Event
 from shardscope.runlog.spans import finished_steps
 from shardscope.runlog.step_events import StepEvents
 from shardscope.runlog.steps import WARM_UP_STEPS, step_end
-from shardscope.runtime.preflight import preflight
+from shardscope.runtime.preflight import preflight, preflight_of
 from shardscope.spec.observed import ObservedJob
 from shardscope_widgets.figures._ghosts import GhostPart, ghost_of
 
@@ -48,8 +48,10 @@ class Findings:
     @classmethod
     def of(cls, run: Run, where: str) -> Findings:
         """Read a run, and compare it with its prediction for its own cluster or for this machine."""
-        cluster = run.cluster if where == AS_RUN else None
-        prediction = None if isinstance(run.job, ObservedJob) else preflight(run.job, cluster).prediction
+        if where == AS_RUN or isinstance(run.job, ObservedJob):
+            prediction = None if isinstance(run.job, ObservedJob) else preflight_of(run).prediction
+            return cls(run, run.events(), comparison_or_reason(run), prediction)
+        prediction = preflight(run.job).prediction
         return cls(run, run.events(), comparison_or_reason(run, prediction), prediction)
 
     @cached_property

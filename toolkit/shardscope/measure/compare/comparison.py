@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 """Version of the fields that `Comparison.to_dict` returns."""
 Group = Literal["bytes", "messages", "memory", "time"]
-COLUMNS = ("predicted", "simulated", "measured")
+COLUMNS = ("predicted", "now", "simulated", "measured")
 _ERRORS = ("error", "simulated_error")
 
 
@@ -29,7 +29,8 @@ class ComparedTerm:
         unit: ``bytes``, ``messages`` or ``s``.
         ranks: Ranks to which the values apply: ``all ranks`` (their sum), ``fullest rank``, ``slowest rank`` or one
             rank.
-        predicted: Value from the formulas, in `unit`.
+        predicted: Value from the formulas, in `unit`; of a run's own prediction, with the constants of its launch.
+        now: Value with the constants of today, in `unit`; None unless they are newer than those of `predicted`.
         measured: Value from the run, in `unit`.
         simulated: Value from a simulation, in `unit`; None if there is none.
         bounds: Lowest and highest value that the formulas allow; None if they give a single value.
@@ -53,6 +54,7 @@ class ComparedTerm:
     by_rank: tuple[tuple[float, float], ...] = ()
     part_of: str | None = None
     interval: tuple[float, float] | None = None
+    now: float | None = None
 
     @property
     def is_inside(self) -> bool | None:
@@ -103,6 +105,8 @@ class Comparison:
     rows: tuple[ComparedTerm, ...]
     notes: tuple[str, ...]
     per: str = "step"
+    conditions: str = ""
+    """With which constants the run was predicted at its launch, and how busy the machine was; empty if unknown."""
 
     def __getitem__(self, name: tuple[str, str]) -> ComparedTerm:
         """Return the row with this group and term."""
@@ -113,7 +117,7 @@ class Comparison:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns that have values, out of ``predicted``, ``simulated`` and ``measured``."""
+        """Names of the columns that have values, out of ``predicted``, ``now``, ``simulated`` and ``measured``."""
         return tuple(name for name in COLUMNS if any(getattr(row, name) is not None for row in self.rows))
 
     @property
@@ -157,7 +161,7 @@ class Comparison:
         """Return the comparison as plain values, for JSON; missing values have no key."""
         return {
             "schema": SCHEMA, "run": self.run_id, "label": self.label, "where": self.where,
-            "per": self.per, "columns": list(self.columns),
+            "per": self.per, "conditions": self.conditions, "columns": list(self.columns),
             "rows": [row.to_dict() for row in self.rows], "notes": list(self.notes),
         }  # fmt: skip
 

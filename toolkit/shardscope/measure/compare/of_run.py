@@ -12,6 +12,8 @@ from pathlib import Path
 
 from shardscope.errors import RunUnreadable, ShardscopeError, SpecError
 from shardscope.measure.compare.comparison import ComparedTerm, Comparison
+from shardscope.measure.compare.launched import Launched
+from shardscope.measure.compare.measured import Steps
 from shardscope.measure.compare.memory import memory_rows
 from shardscope.measure.compare.parts import time_rows
 from shardscope.measure.compare.simulated import with_simulation
@@ -24,7 +26,8 @@ from shardscope.runlog.resizes import sizes_text
 from shardscope.runlog.schema import Event
 from shardscope.runlog.spans import finished_steps
 from shardscope.runtime import Run
-from shardscope.runtime.preflight import preflight
+from shardscope.runtime.launch_prediction import LaunchPrediction
+from shardscope.runtime.preflight import preflight, preflight_of
 from shardscope.runtime.resizable import job_now
 from shardscope.runtime.status import Cause
 from shardscope.spec.cluster import Cluster, EmulatedCluster
@@ -61,8 +64,9 @@ def compare(
         cluster: The cluster on which the job ran, one device per rank; None for the emulated cluster that it was
             launched on, or this machine. The rates of this
             machine's GPUs are unknown, so step times of a run on its GPUs are left out.
-        calibration: The constants to predict with, as for `predict`.
-        prediction: A prediction of the run's job, made before; None predicts the job now.
+        calibration: The constants to predict with, as for `predict`; None for those of the launch, which the run
+            directory holds. If this machine has been calibrated since, times with the newer constants are beside them.
+        prediction: A prediction of the run's job, made before; None predicts the job.
         root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
 
     Raises:
@@ -77,8 +81,26 @@ def compare(
         True
     """
     run = Run.attach(run, root)
+    if prediction is not None and calibration is not None:
+        raise SpecError("calibration has no effect on a prediction that is given; omit one of the two")
     events = run.events()
-    job, steps = job_now(run), finished_steps(events, run.job.world_size)
+    _finished(run, events)  # reported before any reason why the job cannot be predicted
+    launched, newer = None, None
+    if prediction is None:
+        if cluster is None and calibration is None and not isinstance(run.job, ObservedJob):
+            launched = Launched.of(run)
+            newer = _predicted(run, None, None) if launched.is_outdated else None
+        prediction = _predicted(run, cluster, calibration, launched.prediction if launched else None)
+    return _compared(run, events, prediction, launched, newer)
+
+
+def _finished(run: Run, events: Sequence[Event]) -> Steps:
+    """Return the steps that all ranks have finished.
+
+    Raises:
+        RunUnreadable: There are none.
+    """
+    steps = finished_steps(events, run.job.world_size)
     if not steps:
         ended = (
             f"it ended ({run.state_text}): {run.reason}" if run.reason else f"it has ended ({run.state_text})"
@@ -87,10 +109,26 @@ def compare(
             f"run {run.id} has nothing to compare: not all ranks have finished a step; "
             + ("wait for a step" if run.is_alive else ended)
         )
-    if prediction is None:
-        prediction = _predicted(run, cluster, calibration)
-    elif calibration is not None:
-        raise SpecError("calibration has no effect on a prediction that is given; omit one of the two")
+    return steps
+
+
+def _compared(
+    run: Run,
+    events: Sequence[Event],
+    prediction: JobPrediction | ObservedPrediction,
+    launched: Launched | None,
+    newer: JobPrediction | ObservedPrediction | None,
+) -> Comparison:
+    """Return the comparison of a run with a prediction.
+
+    Args:
+        run: The run.
+        events: Its events.
+        prediction: The prediction.
+        launched: What was predicted at the launch of the run, if `prediction` is this one.
+        newer: A prediction with newer constants, to show beside it.
+    """
+    job, steps = job_now(run), _finished(run, events)
     if prediction.job.world_size != job.world_size:
         raise SpecError(
             f"prediction is for {plural(prediction.job.world_size, 'rank')}, but run {run.id} has {job.world_size}; "
@@ -118,22 +156,36 @@ def compare(
     per = kind_of_step(prediction, steps)
     if isinstance(prediction, JobPrediction):
         settled = prediction.at_step(max(steps))
-        rows = with_simulation([*rows, *time_rows(prediction, steps, notes)], settled, notes, per=per)
+        times = list(time_rows(prediction, steps, notes))
+        if launched is not None:
+            times = launched.told(times, prediction, newer, steps, notes, per=per)
+        rows = with_simulation([*rows, *times], settled, notes, per=per)
         where = prediction.where
         if prediction.has_rates and prediction.note is not None:
             notes.append(prediction.note)
     else:
         notes.append("Step time is left out: it is not predicted for an observed training loop.")
-    return Comparison(run.id, run.name, where, tuple(rows), tuple(notes), per)
+    conditions = "" if launched is None else launched.conditions
+    return Comparison(run.id, run.name, where, tuple(rows), tuple(notes), per, conditions)
 
 
 def _predicted(
-    run: Run, cluster: Cluster | EmulatedCluster | None, calibration: AnyCalibration | None
+    run: Run,
+    cluster: Cluster | EmulatedCluster | None,
+    calibration: AnyCalibration | None,
+    launched: LaunchPrediction | None = None,
 ) -> JobPrediction | ObservedPrediction:
-    """Return the prediction of a run's job on a cluster; None takes the emulated cluster of the run, if any."""
+    """Return the prediction of a run's job on a cluster; None takes the emulated cluster of the run, if any.
+
+    With `launched`, its constants are taken, if it has any.
+    """
     if isinstance(run.job, ObservedJob):
         return predict(run.job) if cluster is None else predict(run.job, cluster)
-    return predict(job_now(run), cluster or run.cluster, calibration=calibration)
+    constants = None if launched is None else launched.constants_here
+    found = predict(job_now(run), cluster or run.cluster, calibration=constants or calibration)
+    if launched is not None and constants is not None:
+        return replace(found, is_calibrated=launched.is_calibrated)
+    return found
 
 
 def _where_it_ran(prediction: JobPrediction, events: Sequence[Event]) -> JobPrediction:
@@ -157,14 +209,17 @@ def comparison_or_reason(run: Run, prediction: JobPrediction | None = None) -> C
 
     Args:
         run: The run.
-        prediction: A prediction of its job; None predicts the job where it ran.
+        prediction: A prediction of its job; None predicts the job where it ran, with the constants of its launch.
     """
     try:
         if isinstance(run.job, ObservedJob):
             return compare(run)
-        prediction = prediction or preflight(job_now(run), run.cluster).prediction
+        launched = Launched.of(run) if prediction is None else None
+        prediction = prediction or preflight_of(run).prediction
         if prediction is None:
             return _OWN_FUNCTIONS if run.job.user_functions else _NOT_PREDICTED
-        return compare(run, prediction=prediction)
+        is_outdated = launched is not None and launched.is_outdated
+        newer = preflight(job_now(run), run.cluster).prediction if is_outdated else None
+        return _compared(run, run.events(), prediction, launched, newer)
     except ShardscopeError as error:
         return str(error)

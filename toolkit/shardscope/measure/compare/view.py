@@ -135,12 +135,14 @@ def overview(comparisons: Iterable[Comparison]) -> list[list[str]]:
 
 
 def interval_text(comparison: Comparison) -> list[str]:
-    """Return a line with the interval of the step time, and whether the measured one is inside; empty without one."""
+    """Return lines with the interval of the step time, whether the measured one is inside, and the conditions."""
+    conditions = [comparison.conditions] if comparison.conditions else []
     step = next((row for row in comparison.rows if row.interval is not None), None)
     if step is None or step.interval is None:
-        return []
+        return conditions
     side = "inside" if step.is_inside else "outside"
-    return [f"90% interval of the predicted {step.term}: {_interval_cell(step)}; the measured one is {side}."]
+    text = f"90% interval of the predicted {step.term}: {_interval_cell(step)}; the measured one is {side}."
+    return [text, *conditions]
 
 
 def inside_text(comparisons: Iterable[Comparison]) -> str:
@@ -188,9 +190,8 @@ def _worst(rows: Sequence[ComparedTerm]) -> str:
 
 def _headers(comparison: Comparison) -> tuple[str, ...]:
     """Return the names of the columns of a table: the values, and the error of each but the measured ones."""
-    if "simulated" not in comparison.columns:
-        return (*comparison.columns, "error")
-    return (*comparison.columns, "error", "simulated error")
+    names = tuple("predicted now" if name == "now" else name for name in comparison.columns)
+    return (*names, "error", "simulated error") if "simulated" in names else (*names, "error")
 
 
 def _cells(row: ComparedTerm, columns: tuple[str, ...]) -> list[str]:

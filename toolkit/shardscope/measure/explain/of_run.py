@@ -84,11 +84,14 @@ def explain(run: Run | str | Path, *, root: str | Path | None = None) -> Explana
 def explain_events(run: Run, events: Sequence[Event]) -> Explanation:
     """Explain a run from its newest events; see `explain`."""
     job = job_now(run)
-    prediction = preflight(job, run.cluster).prediction
+    prediction = preflight(job, run.cluster, launched=run.predicted).prediction
     step = measured_step(events, job, prediction, cores=_cores(run))
     if step is None:
         raise RunUnreadable(f"run {run.id} has no finished step with recorded spans yet; wait for a step")
-    return explanation(step, job, lambda job: preflight(job, run.cluster).prediction, cores=_cores(run))
+    launched = run.predicted
+    return explanation(
+        step, job, lambda job: preflight(job, run.cluster, launched=launched).prediction, cores=_cores(run)
+    )
 
 
 def _cores(run: Run) -> float:

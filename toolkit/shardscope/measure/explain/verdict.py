@@ -35,7 +35,9 @@ def verdict(run: Run, before: Run) -> Verdict | None:
     rate, rate_before = run.summary().samples_per_s, before.summary().samples_per_s
     if not rate or not rate_before:
         return None
-    then, now = (preflight(run.job, run.cluster).prediction, preflight(before.job, before.cluster).prediction)
+    then, now = (
+        preflight(each.job, each.cluster, launched=run.predicted).prediction for each in (run, before)
+    )
     predicted = None
     if then is not None and now is not None and then.step_time_s and now.step_time_s:
         predicted = then.samples_per_s / now.samples_per_s
