@@ -147,7 +147,7 @@ _KINDS: Mapping[str, Check] = {
             "skipped": lambda value: isinstance(value, bool | int), "dropped": lambda value: isinstance(value, bool),
             "waited": _dict_of(is_real), "epoch": is_whole,
             "shards": _list_of(_row(is_whole, is_whole, is_whole, is_whole)),
-            "noise": _fields({"small_square": _is_number, "large_square": _is_number}),
+            "gradients": is_whole, "noise": _fields({"small_square": _is_number, "large_square": _is_number}),
         },
     ),
     "eval": _fields({**_STEP, "loss": _number_or_none}, {"accuracy": _number_or_none, "split": _is_name}),
