@@ -9,10 +9,11 @@ from typing import Any
 import shardscope as ss
 from shardscope.errors import ShardscopeError
 from shardscope.spec.layout import schedule_names
+from shardscope.spec.pipeline_schedule import schedules
 from shardscope.spec.strategy import strategies
 
 SLACK = 1 + 1e-9
-EXPLAINED = {"v-half": 1.005, "v-min": 1.005}
+EXPLAINED = {each.name: 1.005 for each in schedules() if each.splits_backward}
 """By how much more of something may be slower, as the docstring of `prediction.step.step.even_time` says."""
 MODELS = ("gpt3-175b", "llama-2-13b", "llama-3-8b", "mixtral-8x7b", "gemma-2-9b")
 DEVICES = ("a100-80gb", "h100-80gb", "v100-32gb")
