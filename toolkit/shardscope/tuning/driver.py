@@ -11,6 +11,7 @@ its trials (see `recovery`). Any number of drivers may work on one study.
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -29,6 +30,7 @@ from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.status import Cause
 from shardscope.spec import Job
 from shardscope.spec.space import Value
+from shardscope.spec.units import plural
 from shardscope.tuning import recovery
 from shardscope.tuning.apply import MemoryLimit, apply
 from shardscope.tuning.definition import Definition
@@ -45,6 +47,7 @@ from shardscope.tuning.records import (
 )
 from shardscope.tuning.samplers import constrain, suggest
 from shardscope.tuning.storage import StorageRetry, within
+from shardscope.tuning.untried import all_settings, tried_before, untried
 
 if TYPE_CHECKING:
     from shardscope.tuning.priors import EqualBudgets
@@ -147,6 +150,10 @@ class TrialDriver:
         self._is_over = False
         self._impossible = 0
         self._stopping = False
+        self._settings = all_settings(self.definition)  # of the space; None if it is endless
+        self._has_repeated = False  # whether the sampler's last choice had been tried
+        self.used_up = ""
+        """Sentence that says that the study has ended early, because it has tried all settings of its space."""
 
     # The loop.
 
@@ -219,7 +226,13 @@ class TrialDriver:
     def _start(self) -> bool:
         """Start a trial, or recheck the one whose start is undecided; return False if none can be started now."""
         trials = self.retry(self._read_trials)
-        self._is_over = recovery.ended(trials) >= self.trials
+        ended = recovery.ended(trials)
+        self._is_over = ended >= self.trials or self._tried_all(trials)
+        if self._is_over and ended < self.trials:
+            tried = plural(len(self._settings or ()), "setting")
+            self.used_up = (
+                f"All {tried} of the space have been tried, so the study ends after {plural(ended, 'trial')}."
+            )
         try:
             if self._unsettled is None:
                 if recovery.begun(trials) >= self.trials or (trial := self._next(trials)) is None:
@@ -249,9 +262,22 @@ class TrialDriver:
                 return self.retry(optuna.Trial, self.study, held)
         if is_full:
             return None
-        if self.choose is not None:
+        if self._settings is None or any(trial.state == TrialState.WAITING for trial in trials):
+            left = None
+        elif not (left := untried(self._settings, trials)):
+            return None
+        open_slots = self.trials - len(recovery.slots(trials))
+        if left is not None and (self._has_repeated or len(left) <= open_slots):
+            self._has_repeated = False
+            self.retry(self.study.enqueue_trial, random.Random(len(trials)).choice(left))
+        elif self.choose is not None:
             self.retry(self.choose.before_asking, self.study, trials)
         return self.retry(self.study.ask)
+
+    def _tried_all(self, trials: list[FrozenTrial]) -> bool:
+        """Return whether no settings of the space are left, and all trials have ended."""
+        is_finished = all(trial.state.is_finished() for trial in trials)
+        return self._settings is not None and is_finished and not untried(self._settings, trials)
 
     def _settle(self, trial: optuna.Trial, deadline: float) -> bool:
         """Launch a trial, or cancel it if several drivers started too many; return False while this is undecided.
@@ -273,6 +299,12 @@ class TrialDriver:
         """Sample the settings of a trial and start its run."""
         try:
             params = self._draw(trial)
+            earlier = tried_before(trial.number, self.retry(self.study.get_trials, deepcopy=False))
+            if earlier is not None:
+                self._has_repeated = True
+                reason = f"trial {earlier} has the same settings"
+                self._tell(trial, None, TrialState.FAIL, {REASON: reason, NOT_COUNTED: recovery.OVER_BUDGET})
+                return
             job = self._job(trial, params)
         except SpecError as error:
             self._tell_impossible(trial, str(error))
