@@ -48,10 +48,10 @@ except ss.SpecError as error:
 # %% [markdown]
 # ## A study
 #
-# AdamW and SGD with Nesterov momentum are in every study that chooses among optimizers, with as many trials as the
-# others. The first trials are baselines: the job itself, usual learning rates, compressors that save time on the link
-# or (as here) bytes, and LAMB with its rate and warm-up scaled with the batch size. Optuna's sampler chooses the rest.
-# A trial is stopped once a finished trial would beat it in every objective.
+# AdamW and SGD with Nesterov momentum are in every study that chooses among optimizers: with as many trials as others
+# if the space names them, else with a trial each. The first trials are baselines: the job itself, usual learning rates,
+# compressors that save time on the link or (as here) bytes, and LAMB with its rate and warm-up scaled with the batch
+# size. Optuna's sampler chooses the rest. A trial is stopped once a finished trial would beat it in every objective.
 
 # %%
 study = ss.tune(job, space, trials=16, name="notebook")

@@ -14,7 +14,7 @@ SMALL = ["plan", "gpt2-xl", "a100-80gb", "--global-batch", "64", "--fix", "offlo
 def test_it_prints_the_ranked_table_and_why_the_second_lost(capsys):
     assert main([*SMALL, "--top", "3"]) == 0
     told = capsys.readouterr().out
-    assert [line.split()[0] for line in told.splitlines()[1:4]] == ["1", "2", "3"]
+    assert [line.split()[0] for line in told.splitlines()[2:5]] == ["1", "2", "3"]
     assert "Plan 1 takes" in told
     assert "does not fit" in told or "beaten" in told
     assert "software megatron-core, calibration megatron-core on a100-80gb: " in told

@@ -31,6 +31,7 @@ EXCEPTED = {
     # Settings of other programs, by our names.
     "toolkit/shardscope/prediction/trainer_config/deepspeed.py": {"adamw"},
     "toolkit/shardscope/prediction/trainer_config/megatron.py": {"adamw", "sgd"},
+    "toolkit/shardscope/measure/calibrate/logs/layout.py": {"sgd"},
     "toolkit/shardscope/prediction/trainer_config/torchtitan.py": {
         "gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev"
     },

@@ -34,7 +34,8 @@ TOO_LARGE = JOB.replace(batch=2**30)
 def test_a_job_that_fits_has_its_time_and_its_bytes_in_a_line() -> None:
     found = preflight(JOB)
     assert found.refusal is None
-    assert str(found).startswith("Predicted: less than a second of training once started, ")
+    assert str(found).startswith("Predicted for global batch ")
+    assert ": less than a second of training once started, " in str(found)
     assert "of memory in all" in str(found)
 
 

@@ -13,6 +13,7 @@ import pytest
 from shardscope.errors import SpecError
 from shardscope.spec.model import Model
 from shardscope.spec.model.huggingface import READERS
+from shardscope.spec.model.huggingface.composite import OUTER
 
 
 def without(keys: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -177,7 +178,8 @@ def test_whatever_a_key_holds_it_is_read_or_refused_in_a_sentence(tmp_path: Path
 
 
 def test_every_known_type_is_held_against_its_module() -> None:
-    assert {keys.get("model_type", name) for name, keys in CONFIGS.items()} == set(READERS)
+    composite = {outer.text for outer in OUTER.values()}  # in test_composite.py
+    assert {keys.get("model_type", name) for name, keys in CONFIGS.items()} | composite == set(READERS)
 
 
 def test_a_file_or_its_folder_may_be_given(tmp_path: Path) -> None:
@@ -189,7 +191,7 @@ def test_a_file_or_its_folder_may_be_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"model_type": "ctrl"}, "model_type='ctrl' is not known; .* with ss.Model.transformer"),
+        ({"model_type": "ctrl"}, "model_type='ctrl' is not known; the nearest .* ss.Model.transformer"),
         ({"model_type": "rwkv"}, "model_type='rwkv' has recurrent layers, .* ss.Model.transformer"),
         ({"hidden_size": 3}, "has no 'model_type', such as 'llama'; add it, or .* ss.Model.transformer"),
         (

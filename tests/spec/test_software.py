@@ -123,12 +123,12 @@ def test_a_plan_has_only_what_its_software_ships(software: str) -> None:
     found = ss.plan(model, CLUSTER, global_batch=32, software=software, top=None)
     shipped = software_of(software).shipped
     assert len(found) > 20
-    assert {shipped.lacks(found.layout(int(at))) for at in found.order[::7]} == {()}
+    assert {shipped.lacks(found.layout(int(at)), model) for at in found.order[::7]} == {()}
     assert found.considered == found.valid + sum(
         count for reason, count in found.rejected.items() if reason not in {"does not fit", "beaten"}
     )
     everything = ss.plan(model, CLUSTER, global_batch=32, software=software, top=None, space=EVERYTHING)
-    fitting = [at for at in everything.order.tolist() if not shipped.lacks(everything.layout(at))]
+    fitting = [at for at in everything.order.tolist() if not shipped.lacks(everything.layout(at), model)]
     assert len(found.order) == len(fitting)
     assert found.best.step_time_s == pytest.approx(float(everything.step_time_s[fitting].min()))
 

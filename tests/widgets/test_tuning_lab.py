@@ -181,6 +181,16 @@ def test_a_study_is_run_shown_applied_moved_and_found_again(make_tuning_lab, mon
     assert again.job() == JOB
     assert again.definition().space == SPACE
     assert [row["number"] for row in again.screen.table.rows] == [0, 1, 2]
+    again.screen.tabs.selected_index = 2
+    assert again.screen.slices.figure["data"]
+    assert "on the front" in again._summary.html
+    zoomed = again.screen.front.figure["layout"]["uirevision"]
+    again.name = "another"  # a study that does not exist yet shows nothing of the one before
+    assert again._summary.html == ""
+    assert [again.screen.table.rows, again.screen.slices.figure["data"], again.chosen] == [[], [], -1]
+    assert again.screen.front.figure["layout"]["uirevision"] != zoomed
+    again.name = "seen"
+    assert "on the front" in again._summary.html
     other = make_tuning_lab(JOB.replace(steps=9), SPACE, name="seen")
     assert "the job differs in steps" in other.screen.plan.value
     with pytest.raises(StudyError, match="created with other arguments"):
@@ -244,6 +254,34 @@ def test_a_study_that_baselines_have_joined_goes_on(make_tuning_lab):
     assert len([record for record in lab.session.records() if record.counted]) == 3
     again = make_tuning_lab(JOB, space, name="joined", trials=4)
     assert "created with other arguments" not in again.screen.plan.value
+    assert named(again, "optimizer").picked == (named(again, "optimizer").options.index("lamb"),)
+    marks = {row["number"]: row["mark"] for row in again.screen.table.rows}
+    for record in again.session.records():
+        assert (marks[record.number] == "baseline") == (record.params["optimizer"] != "lamb")
+    assert set(marks.values()) == {"baseline"}  # they come first
+    again.chosen = 0
+    assert "baseline" in again.screen.chosen.head.value
+
+
+def test_baselines_are_a_box_that_says_how_many_trials_they_take_and_can_be_unticked(make_tuning_lab):
+    space = ss.Space({"optimizer": ["lamb"], "optimizer[lamb].lr": (1e-3, 1e-1, "log")})
+    lab = make_tuning_lab(JOB, space, name="boxed", trials=2)
+    box = lab.screen.baselines
+    assert [box.value, box.layout.display, box.disabled] == [True, None, False]
+    assert (
+        box.description == "Baselines: AdamW, Nesterov (3 trials)"
+    )  # with the job as it is, which has AdamW
+    assert lab.definition().drawn == ("lamb",)
+    assert set(lab.definition().space.parameters["optimizer"].values) == {"lamb", "adamw", "nesterov"}
+    box.value = False
+    assert "(3 trials)" in box.description
+    assert [lab.baselines, lab.definition().baselines, lab.definition().space] == [False, False, space]
+    lab.search = lab.search | {
+        "optimizer": {"on": False, "picked": []},
+        "warmup": {"on": True, "picked": [0, 3]},
+    }
+    assert box.layout.display == "none"  # there is nothing to compare
+    assert not make_tuning_lab(JOB, space, name="unboxed", baselines=False).screen.baselines.value
 
 
 @pytest.mark.slow
@@ -262,7 +300,7 @@ def test_the_default_search_centres_its_batches_on_the_noise_scale_and_is_found_
     assert lab.definition().space == definition.space
     again = make_tuning_lab(job, name="noise")
     again._engine.session = None
-    again._find(is_shown_as_begun=False, takes_trials=False)
+    again._find(is_shown_as_begun=False, asked=("trials",))
     again.refresh()
     assert again.definition().space == definition.space
     assert definition.batches in again.screen.settings.summary

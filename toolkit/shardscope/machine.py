@@ -151,7 +151,8 @@ def probe_torch(timeout_s: float = 120.0) -> dict[str, Any]:
     Returns:
         ``version``, ``gloo`` (whether a process group could be created), ``nccl`` (version or None), ``gpus`` (name and
         memory_bytes of each), ``codecs`` (implementation of the compression codecs: ``numba`` or ``torch``, or the
-        error message if the requested one is unavailable), ``no_shm`` (why CPU ranks cannot share memory; empty if they
+        error message if the requested one is unavailable), ``uncomputable`` (the kinds of layers that torch cannot
+        compute on this processor in each mixed precision), ``no_shm`` (why CPU ranks cannot share memory; empty if they
         can) and ``messages`` (the speed of each transport between real ranks, as dictionaries of `TransportSpeed`, or
         the error message of a rank; empty if the system is not Linux). If the probe fails, only ``error``: the last
         line of its error output.
@@ -206,6 +207,10 @@ def codecs():
     except ValueError as error:
         return str(error)
 
+def uncomputable():
+    from shardscope.training.computable import uncomputable_kinds
+    return {"bf16-mixed": uncomputable_kinds(torch.bfloat16), "fp16-mixed": uncomputable_kinds(torch.float16)}
+
 def triton():
     if not torch.cuda.is_available():
         return None
@@ -227,7 +232,7 @@ def messages():
 
 speeds = messages()  # first: its ranks are forks, so no thread may be running yet
 found = {"version": torch.__version__, "gloo": gloo(), "nccl": nccl(), "gpus": gpus(), "codecs": codecs(),
-         "no_triton": triton(), "no_shm": transport(), "messages": speeds}
+         "uncomputable": uncomputable(), "no_triton": triton(), "no_shm": transport(), "messages": speeds}
 print(json.dumps(found))
 """
 

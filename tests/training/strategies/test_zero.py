@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import shardscope as ss
+from conformance.alone import Never, parameters_of
 from conformance.ranks import RankPool
 from conformance.strategy import StrategyConformance, job, train
 from shardscope.training.context import RankContext
@@ -192,28 +193,23 @@ def test_a_parameter_that_takes_no_part_hinders_no_checkpoint(
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             return self.head(images.flatten(1))
 
-    def saved(context: RankContext) -> dict[str, bool]:
-        ours = tied_job(
-            model=HalfUsed, strategy="zero-3", world_size=context.world_size, optimizer="adamw", batch=48
-        )
-        trainer = Trainer(ours, context, tmp_path)
-        trainer.take_step(1)
-        state = trainer.strategy.checkpoint_state(trainer.optimizer)["optimizer"]
-        moved = {
-            key: bool(torch.as_tensor(value).any()) if key.endswith("step") else bool(value.to_local().any())
-            for key, value in state.items()
-            if key.startswith("state.")
-        }
-        trainer.strategy.close()
-        return moved
+    ours = tied_job(model=HalfUsed, strategy="zero-3", optimizer="adamw", batch=48, steps=3)
 
-    for moved in pool.run(saved, tmp_path):
-        assert moved["state.head.weight.step"]
-        assert {key for key in moved if "unused" in key and not moved[key]} == {
-            f"state.unused.{name}.{key}"
-            for name in ("weight", "bias")
-            for key in ("step", "exp_avg", "exp_avg_sq")
+    def both(context: RankContext) -> tuple[set[str], bool]:
+        job = ours.replace(world_size=context.world_size, checkpoint=2)
+        whole = Trainer(job, context, tmp_path / "whole")
+        whole.train(Never())
+        rest = Trainer(job, context, tmp_path / "rest")
+        rest.resume(tmp_path / "whole/checkpoints/step-2")
+        saved = {
+            key for key in whole.strategy.checkpoint_state(whole.optimizer)["optimizer"] if "unused" in key
         }
+        rest.train(Never())
+        return saved, all(map(torch.equal, parameters_of(whole), parameters_of(rest)))
+
+    for folder in ("whole", "rest"):
+        (tmp_path / folder).mkdir()
+    assert pool.run(both, tmp_path) == [(set(), True)] * pool.world_size
 
 
 class Transposed(nn.Module):

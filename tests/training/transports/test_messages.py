@@ -284,7 +284,10 @@ def test_waiting_too_long_ends_the_waits_of_all_ranks(tmp_path: Path) -> None:
         first, second = pool.run(wait, tmp_path)
     finally:
         pool.close()
-    assert first == "Timed out after 0.05 s, while this rank was waiting for a message from rank 1"
+    assert (
+        first
+        == "this rank waited too long: Timed out waiting 50ms, while this rank was waiting for a message from rank 1"
+    )
     assert second == (
         "Connection closed by peer: rank 0 has left the group, while this rank was waiting for a message from rank 0"
     )

@@ -68,7 +68,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
     elif len(plans):
         print(_table(plans))
     else:
-        print(plans.problem)
+        print(f"{_title(plans)}\n{plans.problem}")
     return 0 if len(plans) else 1
 
 
@@ -120,6 +120,14 @@ def _value(text: str) -> Any:
     return int(text) if text.lstrip("-").isdigit() else text
 
 
+def _title(plans: Plans) -> str:
+    from shardscope.spec.units import work_text
+
+    cluster, model = plans.asked.cluster, plans.asked.model
+    work = work_text(plans.global_batch, model.seq)
+    return f"{model.name} on {cluster.num_devices} x {cluster.device.name}, {work}"
+
+
 def _table(plans: Plans) -> str:
     from shardscope.prediction.failures import failures_text, layout_failures
     from shardscope.prediction.planner import short
@@ -143,4 +151,4 @@ def _table(plans: Plans) -> str:
         plans.asked.cluster.num_devices,
     )
     rejected = f"Rejected, of {plans.considered:,} combinations: {counts}."
-    return "\n".join(filter(None, [f"{rows}{told}\n", failures, rejected, plans.caveat]))
+    return "\n".join(filter(None, [_title(plans), f"{rows}{told}\n", failures, rejected, plans.caveat]))

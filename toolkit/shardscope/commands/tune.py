@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shardscope.spec import Job
     from shardscope.tuning.session import StudySession
 
-_OF_A_NEW_STUDY = ("space", "objective", "batch_range", "name")
+_OF_A_NEW_STUDY = ("space", "objective", "batch_range", "name", "baselines")
 
 
 def add_to(commands: Any) -> None:
@@ -84,6 +84,11 @@ def _add_study_options(parser: argparse.ArgumentParser) -> None:
         help="without --space: centre the searched batch sizes on the measured gradient noise scale (noise) or on the "
         "job's batch (job) (default: noise)",
     )  # fmt: skip
+    parser.add_argument(
+        "--baselines", action=argparse.BooleanOptionalAction, default=None,
+        help="run the unchanged job, AdamW and SGD with Nesterov momentum at their usual learning rates, and settings "
+        "from the literature before sampled ones (default: yes)",
+    )  # fmt: skip
     parser.add_argument("--root", type=Path, metavar="FOLDER", help=ROOT_HELP)
     known = parser.add_mutually_exclusive_group()
     known.add_argument(
@@ -106,6 +111,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
         "storage": arguments.storage, "sampler": arguments.sampler, "pruner": arguments.pruner,
         "promote": arguments.promote, "parallel": arguments.parallel, "root": arguments.root,
         "seed": arguments.seed or 0, "batch_range": arguments.batch_range or "noise",
+        "baselines": arguments.baselines is not False,
     }  # fmt: skip
 
     from shardscope.tuning.session import StudySession

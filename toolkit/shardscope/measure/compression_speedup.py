@@ -15,13 +15,13 @@ bucket is always exposed, and if a model fits on a laptop, its last bucket conta
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardscope.analytic.communication.exchange import exchange_time, level_rate
 from shardscope.errors import SpecError
+from shardscope.machine import usable_cores
 from shardscope.measure.arguments import bandwidth_of, link_of, methods_of
 from shardscope.measure.break_even import USUAL, exchange, gradient_buckets, refuse_unsteady
 from shardscope.measure.codecs import codec_seconds
@@ -238,7 +238,7 @@ def compression_speedup(
     jobs = [job.replace(compression=compression) for compression in compressions]
     found = probed(job, probe_of(job) if probe is None else probe)
     message_s = message_seconds(job, link)
-    buckets, crowding = gradient_buckets(job), max(1.0, job.world_size * job.threads / (os.cpu_count() or 1))
+    buckets, crowding = gradient_buckets(job), max(1.0, job.world_size * job.threads / usable_cores())
     byte_s = _byte_seconds(found, exchange(jobs[0], buckets, job.world_size).rounds * message_s)
     rows = []
     for one in jobs:

@@ -16,6 +16,7 @@ from shardscope.prediction.traced import Traced
 from shardscope.spec import Job
 from shardscope.spec.job_parts import UserCode, label_of
 from shardscope.spec.models import GPTConfig, model_config
+from shardscope.training.computable import called_under_autocast, uncomputable, uncomputable_layers
 from shardscope.training.data import load_data, map_tensors, read_batch, tensors_of
 from shardscope.training.describe import describe
 from shardscope.training.loss import resolve_loss
@@ -83,12 +84,20 @@ def _traced(job: Job, module: nn.Module) -> Traced:
         describe, module, inputs, name=name, memory=True, autocast=short, on_gpu=job.device == "cuda",
         recompute=(job.recompute,),
     )  # fmt: skip
-    try:
-        table = step(loss=resolve_loss(_resolved(job.loss)), targets=targets)
-    except (SpecError, DataError):
-        table = step()  # the loss reads values, which meta tensors do not have
+    failing = {} if short is None or job.device == "cuda" else uncomputable_layers(module, short)
+    with called_under_autocast(module, failing) as called:
+        try:
+            table = step(loss=resolve_loss(_resolved(job.loss)), targets=targets)
+        except (SpecError, DataError):
+            table = step()  # the loss reads values, which meta tensors do not have
+    first = next((name for name in failing if name in called), None)
+    why_not = (
+        ""
+        if first is None
+        else uncomputable(first, module.get_submodule(first), failing[first], job.precision)
+    )
     num_bytes = sum(tensor.nbytes for tensor in {id(t): t for t in tensors_of((inputs, targets))}.values())
-    return Traced(table=table, sample_bytes=num_bytes / job.batch.per_rank(1))
+    return Traced(table=table, sample_bytes=num_bytes / job.batch.per_rank(1), uncomputable=why_not)
 
 
 def _resolved(value: Any) -> Any:

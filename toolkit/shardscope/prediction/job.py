@@ -179,7 +179,11 @@ class JobPrediction(Budgeted):
 
     @cached_property
     def assumptions(self) -> tuple[str, ...]:
-        """Sentences on what was assumed about messages and the links; empty where nothing had to be."""
+        """Sentences on what the trace of the model leaves out, and on what was assumed about messages and the links."""
+        return (*self.found.table.notes, *self._of_links)
+
+    @property
+    def _of_links(self) -> tuple[str, ...]:
         if not self.has_rates or self.traffic is None or self.as_layout is not None:
             return ()
         loads = loads_of(self.step, self.traffic, self.rates)
@@ -315,12 +319,17 @@ class JobPrediction(Budgeted):
         Raises:
             SpecError: The model is not a GPT from the catalogue, or the ranks run on GPUs of this machine.
         """
-        config = _config(self.job)
-        if not isinstance(config, GPTConfig):
+        if self.seq is None:
             raise SpecError(
                 f"model={label_of(self.job.model)!r} has no known sequence length; use samples_per_s"
             )
-        return self.samples_per_s * config.seq
+        return self.samples_per_s * self.seq
+
+    @property
+    def seq(self) -> int | None:
+        """Number of tokens in a training sequence; None if the model is not a GPT from the catalogue."""
+        config = _config(self.job)
+        return config.seq if isinstance(config, GPTConfig) else None
 
     @property
     def num_devices(self) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shardscope.analytic.communication.traffic import Sent
 from shardscope.analytic.show import figure, term_html, term_text
 from shardscope.prediction.data_source import WAITING
-from shardscope.spec.units import bytes_text, plural
+from shardscope.spec.units import bytes_text, plural, work_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,7 +65,7 @@ def _headline(found: JobPrediction) -> tuple[str, ...]:
         at_most = "at most " if found.job.strategy.num_dropped else ""
         sent = f"the busiest rank sends {at_most}{figure(float(found.sent_bytes.max()), 'bytes')} a step"
     return (
-        f"{job.label} on {count}, {found.where}",
+        f"{job.label} on {count}, {found.where}, {work_text(job.batch.global_batch, found.seq)}",
         f"{took}; {held}{_misfit(found)}",
         sent,
         *([] if found.note is None else [f"{about}: {found.note}"]),

@@ -28,7 +28,7 @@ from shardscope.spec.host_calibration import AnyCalibration
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 from shardscope.spec.software import memory_model
-from shardscope.spec.units import duration_text
+from shardscope.spec.units import duration_text, work_text
 
 GIB = 2**30
 
@@ -134,6 +134,7 @@ class Prediction(Budgeted):
         """Return all values and both trees of terms in a JSON-compatible form."""
         return {
             "model": self.model.name,
+            "seq": self.model.seq,
             "cluster": self.cluster.name,
             "layout": self.layout.model_dump(mode="json"),
             "software": self.software,
@@ -161,8 +162,9 @@ class Prediction(Budgeted):
     def _headline(self) -> list[str]:
         low, high = map(duration_text, self.interval)
         held = f"{self.peak_bytes / GIB:.1f} of {self.room_bytes / GIB:.1f} GiB for tensors"
+        work = work_text(self.layout.global_batch, self.model.seq)
         return [
-            f"{self.model.name} on {self.layout.num_devices} x {self.cluster.device.name}",
+            f"{self.model.name} on {self.layout.num_devices} x {self.cluster.device.name}, {work}",
             f"step {duration_text(self.step_time_s)} ({low} to {high}), "
             f"{self.tokens_per_s:,.0f} tokens/s, MFU {self.mfu:.1%}, HFU {self.hfu:.1%}; a device needs {held}"
             + ("" if self.fits else ": it does not fit"),

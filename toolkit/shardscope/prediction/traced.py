@@ -23,6 +23,7 @@ from typing import Any
 from shardscope._version import __version__
 from shardscope.disk_cache import cache_dir, cached
 from shardscope.errors import DataError, SpecError, StudyError
+from shardscope.machine import cpu_model
 from shardscope.spec import Job
 from shardscope.spec._base import Spec
 from shardscope.spec.data import DATA
@@ -43,6 +44,8 @@ class Traced(Spec):
     table: LayerTable
     sample_bytes: float
     """Bytes of the inputs and targets of one sample."""
+    uncomputable: str = ""
+    """What torch cannot compute on this processor in the job's precision; empty if nothing, and for jobs on GPUs."""
 
 
 def traced(job: Job, elsewhere: Elsewhere | None = None, *, builds: bool = True) -> Traced:
@@ -133,14 +136,20 @@ def _traced_once(asked: Job, key: tuple[Any, ...], elsewhere: Elsewhere | None) 
 
 @cache
 def _versions() -> tuple[object, ...]:
-    """Return what a trace depends on besides the job: versions of torch and Shardscope, and the state of its source."""
+    """Return what a trace depends on besides the job: torch, the processor, Shardscope, and the state of its source."""
     package = Path(__file__).parents[1]
     sources = [
         path
         for folder in ("spec", "storage", "training", "prediction")
         for path in package.joinpath(folder).rglob("*.py")
     ]
-    return version("torch"), __version__, max(path.stat().st_mtime_ns for path in sources)
+    return (
+        version("torch"),
+        cpu_model(),
+        os.environ.get("ONEDNN_MAX_CPU_ISA"),
+        __version__,
+        max(path.stat().st_mtime_ns for path in sources),
+    )
 
 
 def _traced_here(asked: Job, *, builds: bool = True) -> Traced:

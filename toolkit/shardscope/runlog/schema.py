@@ -131,7 +131,7 @@ _KINDS: Mapping[str, Check] = {
         {
             "link": _or_none(_fields({"label": _is_name, "is_accurate": lambda value: isinstance(value, bool)})),
             "backend": _is_name, "transport": _is_name, "transport_reason": _is_name, "role": _or_none(_is_name),
-            "num_params": _or_none(is_whole),
+            "mixes_samples": _list_of(_is_name), "num_params": _or_none(is_whole),
             "gradient_bytes": is_whole, "pid": is_whole,
             "world_size": lambda value: is_whole(value, MOST_RANKS) and value > 0,
         },
@@ -184,6 +184,7 @@ _KINDS: Mapping[str, Check] = {
     "schedule": _fields({**_STEP, "ops": _list_of(_is_op)}),
     "update": _fields({**_STEP, "server": is_whole, "staleness": _list_of(is_whole)}),
     "shares": _fields({**_STEP, "samples": _list_of(is_whole), "seconds_per_sample": _list_of(is_real)}),
+    "loss_note": _fields({**_STEP, "text": _is_text}),
     "traffic": _fields({**_STEP, "traffic": _any_value}),
     "consensus": _fields({**_STEP, "distance": _is_number}),
     "fault": _fields({**_STEP, "kind": _is_name, "text": _is_text}, {"number": is_whole}),
@@ -234,8 +235,9 @@ def is_readable(event: Any) -> bool:
 
 
 Event = Mapping[str, Any]
-OBSERVING = frozenset({"noise_scale", "consensus"})
-"""Names of the collectives that are used only for measurements, as they appear in the traffic of events."""
+OBSERVING = frozenset({"noise_scale", "consensus", "target_counts"})
+"""Names of the collectives that are no part of a job's predicted bytes, as they appear in the traffic of events: those
+of measurements, and the counts of targets, two numbers a step that hang on the data."""
 
 
 @dataclass(slots=True)

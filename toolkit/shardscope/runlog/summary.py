@@ -79,8 +79,11 @@ class Summary:
             epoch or run, or fetched by another rank; None without a cache.
         fetched_bytes: Bytes of data that all ranks read from a source that is cached or emulated; None if there is
             none.
-        observing_bytes: Bytes sent by all ranks in the whole run for evaluations, checkpoints and measurements
-            (gradient noise scale, consensus distance of gossip). Older runs did not count checkpoint traffic.
+        loss_note: Why the loss may depend on how the batch is cut into micro-batches and ranks, and the remedy; None if
+            nothing speaks for it.
+        observing_bytes: Bytes sent by all ranks in the whole run for evaluations, checkpoints, measurements (gradient
+            noise scale, consensus distance of gossip) and the numbers of targets in each step. Older runs did not count
+            checkpoint traffic.
         straggler: Sentence on the rank that computes longer than the others and makes them wait, with the remedy; None
             if there is none in the newest steps.
         shares: Samples of each rank in a step, divided by measured speed; None if they were not.
@@ -130,6 +133,7 @@ class Summary:
     goodput: float | None = None
     cache_hit_rate: float | None = None
     fetched_bytes: int | None = None
+    loss_note: str | None = None
 
     @property
     def bytes_ratio(self) -> float | None:
@@ -181,6 +185,7 @@ def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
         straggler=None if log.straggler is None else log.straggler.text,
         shares=", ".join(map(str, log.shares)) or None,
         dropped=log.dropped,
+        loss_note=log.loss_note,
         **_quality(log, "test"),
         **_quality(log, "validation"),
         transport=start.get("transport"),
@@ -210,7 +215,7 @@ _COUNTS = (
 )  # fmt: skip
 _TEXTS = (
     "strategy", "world_sizes", "transport", "transport_reason", "link", "link_note", "compression", "straggler",
-    "shares",
+    "shares", "loss_note",
 )  # fmt: skip
 
 

@@ -46,6 +46,7 @@ def run_html(run: Run) -> str:
         "faults": run.faults.text if run.faults else "",
         "link": summary.link or "",
         "straggler": summary.straggler or "",
+        "loss note": summary.loss_note or "",
         "samples per rank": summary.shares or "",
         "note": run.note,
         "directory": printable(str(run.path)),

@@ -2,6 +2,9 @@
 
 Distributing the work must not change the result of training. `check` tests this for any job, with the user's own model
 and data: both runs train on the same global batches in the same order, and write all parameters at the end.
+
+Both have the same micro-batches. A third run, on one process with the whole batch in one micro-batch, shows whether
+what is learned depends on how the batch is cut, as with a loss that does not say how many of its targets count.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from shardscope.errors import RunFailed, SpecError, require
-from shardscope.runtime.check_report import CheckReport, compare
+from shardscope.errors import LaunchError, RunFailed, SpecError, require
+from shardscope.runtime.check_report import CheckReport, compare, cut_difference
 from shardscope.runtime.driver import launch
 from shardscope.runtime.run import Run
 from shardscope.spec import Batch, Checkpoint, Compression, Job, Record, Strategy
@@ -29,12 +32,14 @@ _POLL_S = 0.1
 def check(
     job: Job, steps: int = 8, *, root: str | Path | None = None, on_step: OnStep | None = None
 ) -> CheckReport:
-    """Run a job on its ranks and on one process, and compare all losses and parameters. Return when both have ended.
+    """Run a job on its ranks and on one process, and compare all losses and parameters. Return when all have ended.
+
+    On one process it runs twice: in the micro-batches of a rank, and with the whole batch in one micro-batch.
 
     Args:
         job: Job to check; its number of steps is replaced by `steps`, and no checkpoints are written.
         steps: Number of optimizer steps of both runs, at least 1.
-        root: Folder of the two run directories; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        root: Folder of the run directories; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
         on_step: Called about ten times a second during a run; an exception from it stops the run and the check.
 
     Raises:
@@ -47,11 +52,38 @@ def check(
     """
     sharded, alone = both_jobs(job, steps)
     first, second = _carry_out(sharded, root, on_step), _carry_out(alone, root, on_step)
+    whole, why_not = None, None
+    if alone.batch.micro_batch != alone.batch.global_batch:
+        whole, why_not = _uncut(alone, root, on_step)
+    apart = None
+    if whole is not None and _skipped(whole) == _skipped(second):
+        apart = cut_difference(
+            (_losses(whole), _losses(second)), (read_parameters(whole), read_parameters(second))
+        )
     return compare(
-        sharded, (first.id, second.id), (_losses(first), _losses(second)),
-        (read_parameters(first), read_parameters(second)),
-        skipped=sum(first.reduced().steps.column("skipped")),
+        sharded, tuple(run.id for run in (first, second, whole) if run is not None),
+        (_losses(first), _losses(second)), (read_parameters(first), read_parameters(second)),
+        skipped=_skipped(first), cut_difference=apart, not_uncut_because=why_not,
+        mixes_samples=tuple(second.reduced().starts[0].get("mixes_samples", ())),
+        loss_note=second.reduced().loss_note,
     )  # fmt: skip
+
+
+def _uncut(alone: Job, root: str | Path | None, on_step: OnStep | None) -> tuple[Run | None, str | None]:
+    """Run a job on one process with the whole batch in one micro-batch; or return why a rank could not."""
+    job = alone.replace(batch=Batch(global_batch=alone.batch.global_batch), name=f"{alone.name} uncut")
+    try:
+        return _carry_out(job, root, on_step), None
+    except LaunchError as error:
+        return None, str(error)
+    except RunFailed as error:
+        if error.rank is None:  # stopped, not too large for the memory
+            raise
+        return None, str(error.args[0]).rstrip(".")
+
+
+def _skipped(run: Run) -> int:
+    return int(sum(run.reduced().steps.column("skipped")))
 
 
 def both_jobs(job: Job, steps: int) -> tuple[Job, Job]:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 BOUNDS = {"fp64": 1e-9, "fp32": 1e-5, "bf16-mixed": 2e-2, "fp16-mixed": 2e-2}
 """Largest relative difference that is attributed to rounding, by the job's precision."""
+_CUT_FACTOR, _MOST_CUT = 10, 2e-2
+"""Difference by which the whole batch at once may differ: times the bound, as kernels for other shapes add up in
+another order, and at most."""
 _ROWS_SHOWN = 6
 _NOISE = (
     "A tensor whose gradient is only rounding noise, such as the bias of attention keys, can differ by more."
@@ -67,8 +70,14 @@ class CheckReport:
         tensors: All parameters, the one with the largest relative difference first.
         losses: Losses of all steps.
         only_in_one: Names of the parameters that only one of the runs has, or that differ in shape.
-        runs: Ids of the two runs, the sharded one first.
+        runs: Ids of the runs: sharded, on one process with the micro-batches of a rank, and, unless that is the same,
+            on one process with the whole batch in one micro-batch.
         skipped: Number of steps in which the sharded run updated nothing because its gradients overflowed in fp16.
+        cut_difference: Largest relative difference of a loss, and of all parameters as one vector, between the runs on
+            one process with micro-batches and with the whole batch at once; None if that was not compared.
+        not_uncut_because: Why the whole batch was not compared; None if it was, or if it is the micro-batch.
+        mixes_samples: Kinds of layers, such as BatchNorm2d, whose outputs depend on the other rows of the micro-batch.
+        loss_note: What the runs say about a loss that is no mean over rows; None if nothing.
     """
 
     strategy: str
@@ -82,8 +91,12 @@ class CheckReport:
     tensors: tuple[TensorDifference, ...] = field(repr=False)
     losses: tuple[LossPair, ...] = field(repr=False)
     only_in_one: tuple[str, ...]
-    runs: tuple[str, str]
+    runs: tuple[str, ...]
     skipped: int = 0
+    cut_difference: float | None = None
+    not_uncut_because: str | None = None
+    mixes_samples: tuple[str, ...] = ()
+    loss_note: str | None = None
 
     @property
     def was_tried(self) -> bool:
@@ -94,11 +107,28 @@ class CheckReport:
     def passed(self) -> bool | None:
         """Whether the sharded run agrees with the run on one process; None if the check cannot decide.
 
-        It cannot decide if the strategy or compression changes the result by design, or if every step was skipped.
+        It cannot decide if the strategy or compression changes the result by design, or if every step was skipped. It
+        fails if the result of one process depends on how the batch is cut into micro-batches, unless that is due to
+        layers that mix samples, such as batch norm.
         """
+        if self.depends_on_cut:
+            return False
         if self.because is not None or not self.was_tried:
             return None
+        return self._is_equal
+
+    @property
+    def _is_equal(self) -> bool:
         return not self.only_in_one and self.difference <= self.bound and self.loss_difference <= self.bound
+
+    @property
+    def depends_on_cut(self) -> bool:
+        """Whether one process learns something else from the whole batch at once than from its micro-batches.
+
+        A difference that is due to layers that mix samples does not count.
+        """
+        is_apart = (self.cut_difference or 0.0) > min(_CUT_FACTOR * self.bound, _MOST_CUT)
+        return is_apart and (not self.mixes_samples or self.loss_note is not None)
 
     @property
     def loss_difference(self) -> float:
@@ -107,7 +137,25 @@ class CheckReport:
 
     @property
     def verdict(self) -> str:
-        """The result of the check, in one or two sentences."""
+        """The result of the check, in a few sentences."""
+        return " ".join(filter(None, (self._on_ranks, self._on_cut)))
+
+    @property
+    def _on_cut(self) -> str:
+        """What became of the comparison with the whole batch in one micro-batch; empty if that agrees."""
+        if self.not_uncut_because is not None:
+            return f"The whole batch in one micro-batch was not compared: {self.not_uncut_because}."
+        apart = f"the whole batch in one micro-batch differs by {_part(self.cut_difference or 0.0)}"
+        if self.depends_on_cut:
+            why = self.loss_note or _CUT_FAULT
+            return f"But the result depends on how the batch is cut: on one process, {apart}; {why}."
+        if self.mixes_samples and (self.cut_difference or 0.0) > self.bound:
+            layers = " and ".join(self.mixes_samples)
+            return f"On one process, {apart}, because {layers} layers mix the samples of a micro-batch."
+        return ""
+
+    @property
+    def _on_ranks(self) -> str:
         who = f"{self.strategy} on {plural(self.world_size, 'rank')}"
         apart = f"all parameters together differ by {_part(self.difference)}"
         losses = f"the losses by at most {_part(self.loss_difference)}"
@@ -123,7 +171,7 @@ class CheckReport:
                 "precision='bf16-mixed'."
             )
         bound = f"{self.bound:.0e} for {self.precision}"
-        if self.passed:
+        if self._is_equal:
             noise = f" {_NOISE}" if self.tensors and self.tensors[0].relative_difference > self.bound else ""
             return f"{who} agrees with one process: after {self.steps} steps {apart}, {losses} (bound {bound}).{noise}"
         return f"{who} does not agree with one process (bound {bound}): {self._fault(f'{apart}, {losses}')}."
@@ -179,6 +227,10 @@ class CheckReport:
         )
 
 
+_CUT_FAULT = (
+    "the loss is not the mean over its rows, or a layer mixes samples; if the loss counts fewer targets in some rows, "
+    "set its attribute count to a function that returns their number, or reduction='sum' if it is a sum"
+)
 _MARKS = {
     True: ("✓ equal", "#0f8a6d"),
     False: ("✗ not equal", "#c5372c"),
@@ -201,10 +253,11 @@ def _html_row(row: TensorDifference) -> str:
 
 def compare(
     job: Job,
-    runs: tuple[str, str],
+    runs: tuple[str, ...],
     losses: tuple[Mapping[int, float], Mapping[int, float]],
     values: tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]],
     skipped: int = 0,
+    **others: Any,
 ) -> CheckReport:
     """Return the report that compares two runs of `job`; in each pair, the sharded run comes first.
 
@@ -214,6 +267,7 @@ def compare(
         losses: For each run, the loss by step.
         values: For each run, the parameters by name after the last step.
         skipped: Number of steps that the sharded run skipped.
+        others: Further fields of the report, about the whole batch in one micro-batch.
     """
     ours, theirs = values
     both = [name for name in theirs if name in ours and ours[name].shape == theirs[name].shape]
@@ -231,8 +285,20 @@ def compare(
         difference=_relative(whole, size),
         tensors=tuple(sorted(tensors, key=lambda row: _rank(row.relative_difference), reverse=True)),
         losses=tuple(_pair(step, *losses) for step in sorted({*losses[0], *losses[1]})),
-        only_in_one=tuple(sorted({*ours, *theirs} - {*both})), runs=runs, skipped=skipped,
+        only_in_one=tuple(sorted({*ours, *theirs} - {*both})), runs=runs, skipped=skipped, **others,
     )  # fmt: skip
+
+
+def cut_difference(
+    losses: tuple[Mapping[int, float], Mapping[int, float]],
+    values: tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]],
+) -> float:
+    """Return the largest relative difference of a loss, and of all parameters as one vector, between two runs."""
+    ours, theirs = values
+    whole = _norm([_norm(_difference(ours[name], theirs[name])) for name in theirs])
+    size = _norm([_norm(value) for value in theirs.values()])
+    pairs = (_pair(step, *losses) for step in {*losses[0], *losses[1]})
+    return max(_rank(_relative(whole, size)), _largest(pair.relative_difference for pair in pairs))
 
 
 def _because(job: Job) -> str | None:

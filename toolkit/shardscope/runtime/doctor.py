@@ -142,6 +142,20 @@ def _software(torch: dict[str, Any]) -> Iterator[Finding]:
     yield from map(_package, PACKAGES)
     if "error" not in torch:
         yield _codecs(torch["codecs"])
+        yield from (_precision(*each) for each in torch["uncomputable"].items())
+
+
+def _precision(name: str, uncomputable: list[str]) -> Finding:
+    """Return a finding on whether CPU ranks can compute all layers in a mixed precision."""
+    return _judge(
+        "Software",
+        name,
+        f"all layers on CPUs, but not {', '.join(uncomputable)}" if uncomputable else "all layers on CPUs",
+        ok=not uncomputable,
+        value=uncomputable,
+        cost="Torch cannot compute them on this processor; a job on CPUs with such a layer is refused.",
+        remedy="Use precision fp32 for models with these layers.",
+    )
 
 
 def _codecs(route: str) -> Finding:

@@ -17,6 +17,7 @@ from shardscope.runtime.launch_prediction import LaunchPrediction
 from shardscope.spec import Job
 from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.data import DATA
+from shardscope.spec.units import work_text
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ class Preflight:
     """Time of all steps in seconds, without startup, evaluations and checkpoints; None if not predicted, as on GPUs."""
     problem: str = ""
     """Why the job could not be predicted, if known."""
+    uncomputable: str = ""
+    """What torch cannot compute on this machine's processor in the job's precision; empty if nothing, or unknown."""
 
     @property
     def memory(self) -> MemoryNeed | None:
@@ -80,21 +83,28 @@ class Preflight:
 
     @property
     def refusal(self) -> str | None:
-        """Clause on why the job does not fit in the memory that this machine has now; None if it fits or is unknown."""
-        return None if self.memory is None else self.memory.refusal
+        """Clause on why the job cannot run on this machine now; None if it can, or if that is unknown."""
+        if self.uncomputable:
+            return self.uncomputable
+        does_not_fit = None if self.memory is None else self.memory.refusal
+        return None if does_not_fit is None else f"it does not fit: {does_not_fit}"
 
     def __str__(self) -> str:
-        """Return one line, such as ``Predicted: about 12 s of training once started, 370 MB of memory in all``."""
+        """Return one line, such as ``Predicted for global batch 64: about 12 s of training once started``."""
+        if self.uncomputable:
+            return f"Cannot run here: {self.uncomputable}."
         if self.prediction is None:
             return "Nothing could be predicted."
+        job = self.prediction.job
+        title = f"Predicted for {work_text(job.batch.global_batch, self.prediction.seq)}"
         if self.run_time_s is None:
             peak = self.prediction.peak_bytes
             held = "" if peak is None else f"{figure(peak, 'bytes')} on the fullest rank, "
-            return f"Predicted: {held}but no step time: {self.prediction.note}"
+            return f"{title}: {held}but no step time: {self.prediction.note}"
         held = (
             "" if self.memory is None else f", {figure(self.memory.machine_bytes, 'bytes')} of memory in all"
         )
-        return f"Predicted: {about(self.run_time_s)} of training once started{held}"
+        return f"{title}: {about(self.run_time_s)} of training once started{held}"
 
 
 def preflight(
@@ -110,10 +120,17 @@ def preflight(
     """
     if job.user_functions and not calls_functions:
         return Preflight(None)
+    traces: list[Traced] = []
+
+    def trace(job: Job) -> Traced:
+        traces.append(_trace_own(job) if job.user_functions else _trace(job))
+        return traces[-1]
+
     try:
-        found = predict_job(job, cluster, trace=_trace_own if job.user_functions else _trace)
+        found = predict_job(job, cluster, trace=trace)
         _ = found.by_rank  # computed inside the try block, since a user's method may fail
-        return Preflight(found, found.run_time_s)
+        why_not = traces[0].uncomputable if traces and _runs_on_cpus(job) else ""
+        return Preflight(found, found.run_time_s, uncomputable=why_not)
     except ShardscopeError as error:
         return Preflight(None, problem=str(error))
     except Exception as error:  # noqa: BLE001 - any error in the user's code; its ranks will report it

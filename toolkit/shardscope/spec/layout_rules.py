@@ -205,6 +205,11 @@ def uneven_sequence(model: Transformer, context: Numbers) -> Broken:
     return indivisible(model.seq, context)
 
 
+def uneven_halves(tokens: int, context: int) -> bool:
+    """Return whether tokens cannot be divided into an early and a late part for each context rank, equal in size."""
+    return context > 1 and tokens % (2 * context) != 0
+
+
 def uneven_part(model: Transformer, context: Numbers, tensor: Numbers) -> Broken:
     """Return whether a context rank's part of the sequence is not divisible by the tensor-parallel degree.
 

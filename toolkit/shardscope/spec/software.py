@@ -10,19 +10,22 @@ NVIDIA's recipes run Megatron-Core with overlaps and fused kernels that it leave
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from shardscope.errors import unknown_name
-from shardscope.spec.layout_rules import recomputes_all
+from shardscope.spec.divisors import divisors
+from shardscope.spec.layout_rules import recomputes_all, uneven_halves
 
 if TYPE_CHECKING:
     from shardscope.spec.layout import Layout
+    from shardscope.spec.model import Transformer
 
 Family = Literal["megatron", "fsdp", "deepspeed", "deepspeed-0.5"]
 
 
 class Shipped(NamedTuple):
-    """What a framework can run; each field but the last five has the values of an axis of `Layout`."""
+    """What a framework can run; each field up to `has_context` has the values of an axis of `Layout`."""
 
     schedule: tuple[str, ...]
     """Pipeline schedules; empty if it has no pipelines."""
@@ -42,6 +45,50 @@ class Shipped(NamedTuple):
     """Pairs of an offload setting and the lowest ZeRO stage with which it can be used."""
     full_for_offload: tuple[str, ...] = ()
     """Offload settings that move only the inputs of recomputed layers, so that all layers have to be recomputed."""
+    has_parts_of_heads: bool = True
+    """Whether more tensor ranks than key-value heads can share each head."""
+    has_tied_pipelines: bool = True
+    """Whether input and output embeddings on different stages can be tied."""
+    context_halves: Literal["", "sequence", "micro-batch"] = ""
+    """What has to be a multiple of 2 x context tokens, as each context rank gets an early and a late part; empty if it
+    need not be."""
+    offloaded: tuple[str, ...] = ()
+    """Optimizers whose states it offloads with offload="optimizer"; empty for all."""
+    unsharded: tuple[str, ...] = ()
+    """Optimizers whose states it does not shard."""
+
+    def axes_for(self, model: Transformer, optimizers: Iterable[str]) -> dict[str, tuple[int | str, ...]]:
+        """Return the values of the axes that it restricts for a model and these optimizers, by name of the axis."""
+        found: dict[str, tuple[int | str, ...]] = {}
+        if not self.has_parts_of_heads:
+            found["tensor"] = divisors(model.kv_heads)
+        if model.tied and not self.has_tied_pipelines:
+            found["pipeline"] = (1,)
+        if self.context_halves:
+            found["context"] = tuple(
+                each for each in divisors(model.seq) if not uneven_halves(model.seq, each)
+            )
+        if {*optimizers} <= {*self.unsharded}:
+            found["zero"] = (0,)
+        if self.offloaded and not {*optimizers} & {*self.offloaded}:
+            found["offload"] = tuple(each for each in self.offload if each != "optimizer")
+        return found
+
+    def refuses(self, layout: Layout, model: Transformer) -> tuple[str, ...]:
+        """Return in words what its own checks refuse of a layout of this model, such as ``tied embeddings``."""
+        found, name = [], layout.optimizer.name
+        if not self.has_parts_of_heads and model.kv_heads % layout.tensor:
+            found.append(f"tensor={layout.tensor} with {model.kv_heads} key-value heads")
+        if model.tied and layout.pipeline > 1 and not self.has_tied_pipelines:
+            found.append("pipelines with tied embeddings")
+        tokens = model.seq * (layout.micro_batch if self.context_halves == "micro-batch" else 1)
+        if self.context_halves and uneven_halves(tokens, layout.context):
+            found.append(f"context={layout.context} with {tokens} tokens, no multiple of 2 x context")
+        if layout.offload == "optimizer" and self.offloaded and name not in self.offloaded:
+            found.append(f"offload={layout.offload!r} with {name}")
+        if layout.zero and name in self.unsharded:
+            found.append(f"ZeRO {layout.zero} with {name}")
+        return tuple(found)
 
     def axes(self) -> dict[str, tuple[int | str, ...]]:
         """Return the values of each axis that it restricts, by name of the axis."""
@@ -49,9 +96,12 @@ class Shipped(NamedTuple):
         context = {} if self.has_context else {"context": (1,)}
         return {**stages, "zero": self.zero, "offload": self.offload, "shard": self.shard, **context}
 
-    def lacks(self, layout: Layout) -> tuple[str, ...]:
-        """Return in words what a layout has that the framework does not ship, such as ``the zbv schedule``."""
-        found, is_piped = [], layout.pipeline > 1
+    def lacks(self, layout: Layout, model: Transformer | None = None) -> tuple[str, ...]:
+        """Return in words what a layout has that the framework does not ship, such as ``the zbv schedule``.
+
+        With a model, also what it refuses for this model.
+        """
+        found, is_piped = [] if model is None else [*self.refuses(layout, model)], layout.pipeline > 1
         if is_piped and layout.schedule not in self.schedule:
             found.append(f"the {layout.schedule} schedule" if self.schedule else "pipelines")
         if layout.zero not in self.zero:
@@ -78,7 +128,8 @@ _MEGATRON = Shipped(
     source="Megatron-Core: core.pipeline_parallel.schedules, --use-distributed-optimizer, --optimizer-cpu-offload, "
     "--context-parallel-size; ZeRO 2 and 3 are in Megatron-FSDP, which is not modelled; only the distributed optimizer "
     "offloads its states",
-    zero_of=" in its distributed optimizer", zero_for_offload=(("optimizer", 1),),
+    zero_of=" in its distributed optimizer", zero_for_offload=(("optimizer", 1),), context_halves="sequence",
+    offloaded=("adamw",), unsharded=("sgd",),
 )  # fmt: skip
 _TORCH = Shipped(
     ("gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev"), zero=(0, 1, 2, 3),
@@ -142,7 +193,9 @@ _KNOWN = (
         _TORCH._replace(
             zero=(0, 2, 3), zero_in_pipelines=(0, 2, 3),
             source="torchtitan: parallelism.pipeline_parallel_schedule, data_parallel_replicate_degree, "
-            "fsdp_reshard_after_forward and context_parallel_degree, training.enable_cpu_offload",
+            "fsdp_reshard_after_forward and context_parallel_degree, training.enable_cpu_offload; "
+            "Decoder.Config.update_from_config",
+            has_parts_of_heads=False, has_tied_pipelines=False, context_halves="micro-batch",
         ),
         "torchtitan",
     ),

@@ -219,6 +219,20 @@ def plural(count: int, thing: str) -> str:
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
+def work_text(global_batch: int, seq: int | None = None) -> str:
+    """Return what one step trains on, which the first line of every prediction and plan states.
+
+    Args:
+        global_batch: Samples or sequences in a step, over all ranks.
+        seq: Tokens in a sequence; None if samples are no sequences, or if that is unknown.
+
+    Example:
+        >>> work_text(1536, 2048)
+        'global batch 1,536, sequence length 2,048'
+    """
+    return f"global batch {global_batch:,}" + ("" if seq is None else f", sequence length {seq:,}")
+
+
 def listed(items: Iterable[str]) -> str:
     """Join items as ``a``, ``a and b`` or ``a, b and c``."""
     names = list(items)

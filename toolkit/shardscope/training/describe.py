@@ -8,10 +8,11 @@ each layer, hooks read PyTorch's FLOP counter and Shardscope's count of the byte
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from threading import RLock
 from typing import Any
 
 import torch
@@ -22,8 +23,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from shardscope.errors import SpecError
 from shardscope.spec.model.step import RECOMPUTE_MODES
 from shardscope.spec.model.table import LayerRow, LayerTable
+from shardscope.training import cuda_scratch, onednn
 from shardscope.training.cuda_casts import CudaCasts
-from shardscope.training.cuda_scratch import scratch_bytes
 from shardscope.training.data.batches import call
 from shardscope.training.flops import flop_counter
 from shardscope.training.memory.activations import Activations
@@ -33,6 +34,16 @@ from shardscope.training.step_trace import Arguments, trace_step
 
 OUTSIDE = "(outside the layers)"
 """Name of the table row for FLOPs, saved bytes and parameters that belong to no layer."""
+_ONE_AT_A_TIME = RLock()
+"""Held during a trace, which may switch oneDNN off for the whole process."""
+_UNCOUNTED = (
+    "FLOPs and step time leave out {names}, for which there is no FLOP formula; register one with "
+    "torch.utils.flop_counter.register_flop_formula"
+)
+_UNFUSED = (
+    "Recurrent layers are counted as separate operations in every time step, as on a GPU without cuDNN; cuDNN fuses "
+    "them, launches fewer kernels, and keeps other tensors"
+)
 
 
 def describe(
@@ -80,15 +91,17 @@ def describe(
     arguments = example if isinstance(example, tuple | Mapping) else (example,)
     samples = _num_samples(arguments)
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):  # functions may use real tensors from their closures
+        with _ONE_AT_A_TIME, FakeTensorMode(allow_non_fake_inputs=True), _kernels(on_gpu=on_gpu):
             inputs = _inputs(arguments, module)
-            rows = _Trace(_shadow(module), inputs).run()
+            traced = _Trace(_shadow(module), inputs)
+            rows = traced.run()
             step = None
             if memory:
                 (shapes,) = tuple(_inputs((targets,), module))
                 step = trace_step(
                     lambda: _shadow(module), inputs, samples, autocast=_autocast(module, autocast),
-                    casts=CudaCasts if on_gpu else nullcontext, scratch=scratch_bytes if on_gpu else None,
+                    casts=CudaCasts if on_gpu else nullcontext,
+                    scratch=(cuda_scratch if on_gpu else onednn).scratch_bytes,
                     loss=None if loss is None else lambda output: loss(output, shapes), recompute=recompute,
                 )  # fmt: skip
     except (RuntimeError, TypeError, ValueError) as error:
@@ -101,7 +114,30 @@ def describe(
         name=name or type(module).__name__,
         layers=tuple(row.layer(samples) for row in rows if not row.is_empty),
         step=step,
+        notes=tuple(_notes(module, traced.flops.uncounted, on_gpu=on_gpu)),
     )
+
+
+def _kernels(*, on_gpu: bool) -> AbstractContextManager[Any]:
+    """Return a context manager in which recurrent layers run as on the job's device.
+
+    On the CPU, an LSTM layer is one operation of oneDNN. A GPU has none of it: there, the layer is traced as the
+    separate operations that it consists of, which do not depend on the instructions of this machine's processor.
+    """
+    if not on_gpu:
+        return onednn.OneDNN()
+    off: AbstractContextManager[Any] = torch.backends.mkldnn.flags(
+        enabled=False, deterministic=None, allow_tf32=None, fp32_precision=None
+    )
+    return off
+
+
+def _notes(module: nn.Module, uncounted: Collection[str], *, on_gpu: bool) -> Iterator[str]:
+    """Yield sentences on what the trace of a module leaves out."""
+    if uncounted:
+        yield _UNCOUNTED.format(names=", ".join(sorted(uncounted)))
+    if on_gpu and any(isinstance(part, nn.RNNBase) for part in module.modules()):
+        yield _UNFUSED
 
 
 def _autocast(module: nn.Module, dtype: torch.dtype | None) -> Callable[[], AbstractContextManager[Any]]:

@@ -1,11 +1,14 @@
-"""Evaluation on held-out data: each data-parallel rank evaluates some of the rows, and the results are averaged."""
+"""Evaluation on held-out data: each data-parallel rank evaluates some of the rows, and the results are averaged.
+
+The loss is the mean over all targets that count, so it does not depend on micro-batches and ranks (see `loss_weights`).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -13,8 +16,8 @@ from torch import Tensor
 
 from shardscope.training.data import DataSource, read_batch
 from shardscope.training.data.batches import named_tensors
-from shardscope.training.loss import Pairing, accuracy, pairing_of
-from shardscope.training.strategies.base import LossFunction, RankStrategy
+from shardscope.training.loss import Pairing, ResolvedLoss, hits, may_lack_targets, pairing_of
+from shardscope.training.strategies.base import RankStrategy
 
 MAX_ROWS, MAX_TARGETS = 512, 32_768
 """Maximum numbers of rows and of targets (tokens) in an evaluation: enough for a stable result, but fast."""
@@ -31,7 +34,7 @@ class FailedTogether(Exception):
 def evaluate(
     strategy: RankStrategy,
     source: DataSource,
-    loss_function: LossFunction,
+    loss_function: ResolvedLoss,
     place: Callable[[Any], Any],
 ) -> dict[str, Any]:
     """Evaluate the model on the first rows of a split, and return the mean loss and accuracy.
@@ -43,20 +46,20 @@ def evaluate(
     Args:
         strategy: This rank's strategy, which holds the model.
         source: The data to evaluate on.
-        loss_function: Mean loss, called with the model's output and the targets.
+        loss_function: The job's loss.
         place: Function that moves a batch to the rank's device.
 
     Returns:
         ``loss``, ``accuracy`` (a fraction; None for regression) and ``samples``. Loss and accuracy are None if there
-        are no rows.
+        are no rows, or no targets that count.
 
     Raises:
         FailedTogether: The evaluation failed on any rank; all ranks raise this.
         Exception: A forward pass that needs all ranks failed on this rank; the other ranks may not be notified.
     """
     context = strategy.context
-    totals = torch.zeros(4, dtype=torch.float64)  # samples, loss, accuracy, samples with an accuracy
-    pairings: list[Pairing | None] = []  # computed once, as it reads all scores
+    totals = torch.zeros(len(_Sums._fields), dtype=torch.float64)
+    found = _Found(loss_function)
     failures: list[Exception] = []
     apart = nullcontext() if strategy.lockstep and context.group is not None else _collect_errors(failures)
     with context.meter.span("compute", "evaluation"), strategy.evaluating() as predict, apart:
@@ -69,26 +72,65 @@ def evaluate(
             if output is None or not counts or failures:
                 continue
             with _collect_errors(failures):
-                pairings = pairings or [pairing_of(output, targets)]
-                score = accuracy(output, targets, pairing=pairings[0]) if pairings[0] else None
-                loss, scored = float(loss_function(output, targets)), float(score is not None)
-                totals += len(part) * torch.tensor([1.0, loss, score or 0.0, scored], dtype=torch.float64)
+                totals += torch.tensor(found.sums(output, targets, len(part)), dtype=torch.float64)
     if failures:
         totals.fill_(math.nan)  # a sum of counts is never NaN, so a NaN signals the failure to all ranks
     if context.group is not None:
         on_device = totals.to(context.device)
         dist.all_reduce(on_device)
         totals = on_device.cpu()
-    samples, loss, hits, scored = totals.tolist()
-    if math.isnan(samples):
+    sums = _Sums(*totals.tolist())
+    if math.isnan(sums.samples):
         raise FailedTogether("on another rank") from next(iter(failures), None)
-    if not samples:
-        return {"loss": None, "accuracy": None, "samples": 0}
     return {
-        "loss": loss / samples,
-        "accuracy": hits / samples if scored == samples else None,
-        "samples": int(samples),
+        "loss": sums.loss / (1.0 if loss_function.is_sum else sums.weight) if sums.weight else None,
+        "accuracy": sums.hits / sums.targets if sums.targets and not sums.unscored else None,
+        "samples": int(sums.samples),
     }
+
+
+class _Sums(NamedTuple):
+    """Sums over parts of a split: rows, weighted losses and their weights, correct targets, targets, rows without."""
+
+    samples: float
+    loss: float
+    weight: float
+    hits: float
+    targets: float
+    unscored: float
+
+
+class _Found:
+    """What one rank finds in the parts that it evaluates; how the model pairs logits and targets is found once."""
+
+    def __init__(self, loss: ResolvedLoss) -> None:
+        self.loss = loss
+        self.pairing: Pairing | None = None
+        self._is_settled = False  # as finding the pairing reads all scores
+
+    def sums(self, output: Any, targets: Any, rows: int) -> _Sums:
+        """Return what one part adds to the sums."""
+        loss = float(self.loss(output, targets))
+        if not self._is_settled:
+            self.pairing = pairing_of(output, targets)
+            self._is_settled = self.pairing is not None or math.isfinite(
+                loss
+            )  # NaN: the part may have no target
+        counted = None if self.loss.is_sum else self.loss.count_of(output, targets, self.pairing)
+        if counted is None and math.isnan(loss) and may_lack_targets(targets):
+            counted = 0.0
+        weight = float(rows) if counted is None else counted
+        found = hits(output, targets, pairing=self.pairing) if self.pairing else None
+        return _Sums(
+            samples=rows,
+            loss=loss * (1.0 if self.loss.is_sum else weight)
+            if weight
+            else 0.0,  # a mean over no targets is NaN
+            weight=weight,
+            hits=found[0] if found else 0,
+            targets=found[1] if found else 0,
+            unscored=0 if found or not weight else rows,
+        )
 
 
 @contextmanager

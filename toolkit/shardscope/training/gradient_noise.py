@@ -70,6 +70,8 @@ class GradientNoise:
         self.parts = job.num_micro_batches
         self.small_batch = job.batch.per_rank(job.num_data_ranks) // self.parts
         self.is_measuring = False
+        self.part_weight = 1.0
+        """Weight of the current micro-batch in the mean gradient, relative to equal weights; see `loss_weights`."""
 
     def watch(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         """Register hooks that measure the gradients of these parameters in each backward pass, before accumulation."""
@@ -94,11 +96,14 @@ class GradientNoise:
 
         Args:
             name: Name of the parameter.
-            gradient: The whole gradient, divided by the number of micro-batches as in the backward pass.
+            gradient: The whole gradient, divided by the number of micro-batches as in the backward pass, and multiplied
+                by `part_weight`.
         """
         if not self.is_measuring:
             return
-        self._norms.append(torch.linalg.vector_norm(gradient))
+        if self.part_weight:  # a micro-batch without targets has no gradient to compare
+            norm = torch.linalg.vector_norm(gradient)
+            self._norms.append(norm if self.part_weight == 1 else norm / self.part_weight)
         if self._sketch is not None:
             seed = zlib.crc32(f"{self.job.seed}/{self.context.meter.step}/{name}".encode())
             self._sketch.add(gradient, seed)
@@ -120,7 +125,7 @@ class GradientNoise:
             return None
         self.is_measuring = False
         unscale = 1 / (loss_scale or 1.0) ** 2
-        total = float(torch.stack(self._norms).double().square().sum())
+        total = float(torch.stack(self._norms).double().square().sum()) if self._norms else 0.0
         mean = self._sketched() if self._sketch is not None else self._held(gradients, copies)
         # each of the n gradients was divided by n, so the mean of their squared norms is total / n * n**2 = total * n
         small, large = total * self.parts * unscale, mean * unscale

@@ -1,15 +1,18 @@
-"""Loss functions and accuracy; each is a mean over the rows of its arguments.
+"""Loss functions and accuracy; each is a mean over the targets that count.
 
 A loss that a job selects by name accepts an output that is a tensor of logits, or an object or mapping with a tensor
 ``logits``. If the output also has a ``loss``, as in Hugging Face models when their inputs include ``labels``, that loss
 is used instead. A user-defined loss function receives the model's output unchanged.
 
-All micro-batches and all ranks have equal numbers of rows, so averaging their losses gives the mean over the batch.
+A mean over a batch is the mean over its micro-batches only if each has the weight of the targets that count in it (see
+`target_counts`); `loss_weights` gives it that weight.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,13 +21,24 @@ from torch import Tensor
 from torch.nn import functional
 
 from shardscope.errors import DataError, unknown_name
+from shardscope.training.target_counts import (
+    IGNORED,
+    Count,
+    classes_count,
+    elements_count,
+    is_sum,
+    stated_count,
+)
+from shardscope.training.tensors_in import tensors_in
 
 Loss = Callable[[Any, Any], Tensor]
 Pairing = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Function from logits and targets to the logits that are compared with targets, and those targets."""
 
+_NEAR = 1e-3
+"""Largest relative difference between a model's own loss and the cross-entropy that explains it, under autocast."""
+_TINY = 1e-12
 _CHUNK_LOGITS = 2**20  # number of logits converted to double precision at a time: 8 MB
-_IGNORED = -100  # the target that PyTorch's cross-entropy ignores
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
@@ -57,7 +71,44 @@ LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "mse": mse}
 """The losses that a job can select by name."""
 
 
-def resolve_loss(loss: str | Loss) -> Loss:
+_COUNTS: dict[str, Count] = {"cross-entropy": classes_count(), "mse": elements_count}
+
+
+@dataclass(frozen=True)
+class ResolvedLoss:
+    """A loss function, and what is known about how losses of parts make up the loss of the whole.
+
+    Attributes:
+        function: The function of output and targets.
+        name: What errors call it.
+        count: Number of targets over which the function takes its mean; None if it is not known.
+        is_named: Whether it is one of `LOSSES`, so that a loss in the model's output replaces it.
+        is_sum: Whether it is a sum over its targets, not a mean.
+    """
+
+    function: Loss
+    name: str
+    count: Count | None
+    is_named: bool = False
+    is_sum: bool = False
+
+    def __call__(self, output: Any, target: Any) -> Tensor:
+        return self.function(output, target)
+
+    def count_of(self, output: Any, target: Any, pairing: Pairing | None) -> float | None:
+        """Return how many targets count in the loss of this output; None if that is not known.
+
+        Args:
+            output: The model's output.
+            target: The targets.
+            pairing: Result of `pairing_of` for the model; None if its own loss cannot be explained.
+        """
+        if not (self.is_named and own_loss(output) is not None):
+            return None if self.count is None else self.count(target)
+        return None if pairing is None else shifted_count(pairing)(target)
+
+
+def resolve_loss(loss: str | Loss) -> ResolvedLoss:
     """Return the loss function for a name or a user's function.
 
     A user's function ``loss(output, target)`` is wrapped, so that a result that is not a scalar tensor raises an error.
@@ -66,48 +117,97 @@ def resolve_loss(loss: str | Loss) -> Loss:
         SpecError: No loss has this name.
     """
     if not isinstance(loss, str):
-        return _scalar(loss)
+        name = _name(loss)
+        return ResolvedLoss(_scalar(loss), name, stated_count(loss, name), is_sum=is_sum(loss))
     if loss not in LOSSES:
         raise unknown_name("loss", loss, LOSSES)
-    return partial(_named, loss)
+    return ResolvedLoss(partial(_named, loss), loss, _COUNTS[loss], is_named=True)
 
 
-def pairing_of(output: object, target: object) -> Pairing | None:
+def shifted_count(pairing: Pairing) -> Count:
+    """Return the function that counts the targets of a model's own loss, which `pairing` explains."""
+    return (lambda target: _CLASSES(target[:, 1:])) if pairing is _shifted else _CLASSES
+
+
+_CLASSES = classes_count()
+
+
+def may_lack_targets(target: Any) -> bool:
+    """Return whether no target counts, as given or at the next position."""
+    if not isinstance(target, Tensor) or not _are_classes(target):
+        return False
+    return bool((target[:, 1:] if target.dim() == 2 else target).eq(IGNORED).all())
+
+
+def zero_of(output: Any) -> Tensor:
+    """Return a loss of zero for an output without a target that counts; all gradients through it are zero.
+
+    A mean over no targets is NaN, in its gradients too. Every tensor of the output takes part, because collectives in
+    a backward pass need the same gradients in each.
+    """
+    own = own_loss(output)
+    parts = [part for part in tensors_in(output) if part is not own and part.requires_grad]
+    if not parts:
+        return torch.zeros((), requires_grad=True)
+    zeros = [part.masked_fill(torch.ones_like(part, dtype=torch.bool), 0).sum() for part in parts]
+    return torch.stack([zero.to(zeros[0]) for zero in zeros]).sum()
+
+
+def pairing_of(
+    output: object, target: object, *, counts_first: bool | None = None, near: float = _NEAR
+) -> Pairing | None:
     """Determine whether each logit vector of a model predicts the target at its own position or the next one.
 
-    The logits are the output itself or its ``logits``. If the output has a ``loss``, each alignment is accepted only if
-    its cross-entropy equals that loss; the next position is tried only for a language model.
+    The logits are the output itself or its ``logits``. If the output has a ``loss``, the alignment is the one whose
+    cross-entropy is nearest to that loss, if it is near enough; the next position is tried only for a language model.
+
+    Args:
+        output: The model's output.
+        target: The target classes.
+        counts_first: Whether the model's loss counts the first target of each row, if known.
+        near: Largest relative difference between the model's loss and the cross-entropy that explains it.
 
     Returns:
         A function that aligns logits and targets; None if the output has no logits for the target classes, or no
         alignment is accepted.
     """
-    scores, own = _scores(output), _own_loss(output)
+    scores, own = scores_of(output), own_loss(output)
     if scores is None or not isinstance(target, Tensor) or not _are_classes(target):
         return None
     if own is None:
         return _as_given if _fit(scores, target) else None
-    pairings = (_as_given, _shifted) if target.dim() == 2 and scores.dim() == 3 else (_as_given,)
-    for pairing in pairings:
-        scored, classes = pairing(scores, target)
-        if _fit(scored, classes) and _is_cross_entropy(own, scored, classes):
-            return pairing
-    return None
+    pairings = [_as_given] if counts_first is not False else []
+    if target.dim() == 2 and scores.dim() == 3 and not counts_first:
+        pairings.append(_shifted)
+    apart = {pairing: _distance(own, *pairing(scores, target)) for pairing in pairings}
+    nearest = min(pairings, key=lambda pairing: apart[pairing])
+    return nearest if apart[nearest] <= near else None
 
 
 def accuracy(output: object, target: object, *, pairing: Pairing | None = None) -> float | None:
-    """Return the fraction of targets whose class has the highest logit; None if there are no logits for the classes.
+    """Return the fraction of targets whose class has the highest logit; None without logits, or if no target counts."""
+    found = hits(output, target, pairing=pairing)
+    return found[0] / found[1] if found is not None and found[1] else None
+
+
+def hits(output: object, target: object, *, pairing: Pairing | None = None) -> tuple[int, int] | None:
+    """Return for how many targets their class has the highest logit, and how many targets count.
+
+    The result is None if there are no logits for the classes.
 
     Args:
         output: The model's output.
         target: The target classes.
         pairing: Result of `pairing_of` for another micro-batch of the same data; None computes it from this output.
     """
-    pairing, scores = pairing or pairing_of(output, target), _scores(output)
+    pairing, scores = pairing or pairing_of(output, target), scores_of(output)
     if pairing is None or scores is None or not isinstance(target, Tensor) or not _are_classes(target):
         return None
     scored, classes = pairing(scores, target)
-    return _hits(scored, classes) if _fit(scored, classes) else None
+    if not _fit(scored, classes):
+        return None
+    counted = classes != IGNORED
+    return int((scored.argmax(dim=-1) == classes)[counted].sum()), int(counted.sum())
 
 
 def _as_given(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,13 +224,18 @@ def _fit(scores: Tensor, target: Tensor) -> bool:
     return has_order and scores.shape[:-1] == target.shape and 0 not in scores.shape[-1:]
 
 
-def _is_cross_entropy(loss: Tensor, scores: Tensor, target: Tensor) -> bool:
-    if scores.dim() < 2 or not ((target >= 0) & (target < scores.shape[-1]) | (target == _IGNORED)).all():
-        return False
+def _distance(loss: Tensor, scores: Tensor, target: Tensor) -> float:
+    """Return the relative difference between a loss and the cross-entropy; infinite if there is none."""
+    if not _fit(scores, target) or scores.dim() < 2:
+        return math.inf
+    if not ((target >= 0) & (target < scores.shape[-1]) | (target == IGNORED)).all():
+        return math.inf
     total = torch.zeros((), dtype=torch.float64, device=scores.device)
     for part, classes in _few_at_a_time(scores, target):
         total += functional.cross_entropy(part.double(), classes, reduction="sum")
-    return bool(torch.isclose(total / (target != _IGNORED).sum(), loss.double(), rtol=1e-3))
+    mean = float(total) / max(1, int((target != IGNORED).sum()))
+    apart = abs(mean - float(loss)) / max(abs(mean), _TINY)
+    return apart if math.isfinite(apart) else math.inf
 
 
 def _few_at_a_time(scores: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -142,16 +247,11 @@ def _few_at_a_time(scores: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Ten
         yield from zip(flat.split(size), classes.flatten().split(size), strict=True)
 
 
-def _hits(scores: Tensor, target: Tensor) -> float | None:
-    counted = target != _IGNORED
-    return (scores.argmax(dim=-1) == target)[counted].double().mean().item() if counted.any() else None
-
-
 def _named(name: str, output: Any, target: Any) -> Tensor:
-    own = _own_loss(output)
+    own = own_loss(output)
     if own is not None:
         return own
-    scores = _scores(output)
+    scores = scores_of(output)
     if scores is None:
         raise DataError(
             f"loss={name!r} requires logits, but the model returned a {type(output).__name__} without logits; "
@@ -165,13 +265,13 @@ def _named(name: str, output: Any, target: Any) -> Tensor:
     return LOSSES[name](scores, target)
 
 
-def _own_loss(output: Any) -> Tensor | None:
+def own_loss(output: Any) -> Tensor | None:
     """Return the ``loss`` in the model's output if it is a scalar tensor, else None."""
     loss = _part(output, "loss")
     return loss if isinstance(loss, Tensor) and loss.dim() == 0 else None
 
 
-def _scores(output: Any) -> Tensor | None:
+def scores_of(output: Any) -> Tensor | None:
     scores = output if isinstance(output, Tensor) else _part(output, "logits")
     return scores if isinstance(scores, Tensor) else None
 

@@ -25,6 +25,7 @@ from shardscope.errors import CheckpointError, ShardscopeError
 from shardscope.spec import Job, UserCode
 from shardscope.spec.job_parts import Data, label_of
 from shardscope.spec.models import GPTConfig
+from shardscope.training.computable import require_computable
 from shardscope.training.context import RankContext
 from shardscope.training.data import (
     Dataset,
@@ -37,14 +38,16 @@ from shardscope.training.data import (
     split,
     tensors_of,
 )
-from shardscope.training.data.batches import named_tensors_of
 from shardscope.training.evaluate import FailedTogether, evaluate
 from shardscope.training.layer_watch import LayerWatch
 from shardscope.training.lazy import is_unfinished, materialise
 from shardscope.training.loss import resolve_loss
+from shardscope.training.loss_weights import BatchWeights
 from shardscope.training.memory import StepMemory
 from shardscope.training.models import build_model
+from shardscope.training.models.mixing import layers_that_mix
 from shardscope.training.models.trainable import require_trainable
+from shardscope.training.not_finite import at_learning_rate, explained
 from shardscope.training.optim.sparse import prepare_sparse_embeddings
 from shardscope.training.parameters import save_parameters
 from shardscope.training.random_state import seed_everything
@@ -53,7 +56,7 @@ from shardscope.training.run_checkpoints import RunCheckpoints
 from shardscope.training.run_replicas import RunReplicas
 from shardscope.training.strategies import build_strategy
 from shardscope.training.strategies.base import MicroBatch
-from shardscope.training.turns import Turn, Turns
+from shardscope.training.turns import Turn, Turns, codec_seconds
 from shardscope.training.work_shares import WorkShares
 
 if TYPE_CHECKING:
@@ -119,7 +122,16 @@ class Trainer:
         self.sampler = GlobalSampler.of(self.data.train, self.job.batch.global_batch, self.job.seed)
         self.loader = self._loader()
         self.work = self._work_shares(self.loader)
+        self.weights = BatchWeights(
+            self.job,
+            self.context,
+            self.loss_function,
+            source=self.data.train,
+            model=self.model,
+            read=self._first_rows,
+        )
         self.strategy.example = self._example
+        require_computable(self.model, self.strategy.precision, lambda: self._example()[0])
         self.strategy.setup(self.model)
         self.strategy.warm_up_buckets(self.loss_function)
         self.optimizer = self.strategy.build_optimizer()
@@ -172,6 +184,12 @@ class Trainer:
         size = job.batch.micro_batch or job.batch.per_rank(job.num_data_ranks)
         return read_batch(train, torch.arange(size) % len(train))
 
+    def _first_rows(self, number: int) -> MicroBatch:
+        """Return at most this number of rows of the training split, on this rank's device."""
+        train = self.data.train
+        inputs, targets = self._place(read_batch(train, torch.arange(min(number, len(train)))))
+        return inputs, targets
+
     def _announce(self) -> None:
         job, context, compressor = self.job, self.context, self.strategy.compressor
         compiled = compressor is not None and compressor.is_compiled
@@ -182,8 +200,10 @@ class Trainer:
             gradient_bytes=self.gradient_bytes, **self.strategy.described_transport(),
             compression=job.compression.label,
             codecs=None if compressor is None else "numba" if compiled else "torch", **context.described_link(job.link),
-            pid=os.getpid(), host=socket.gethostname(),
+            pid=os.getpid(), host=socket.gethostname(), **layers_that_mix(self.model),
         )  # fmt: skip
+        if self.weights.note is not None and self.strategy.data_rank == 0:
+            context.events.emit("loss_note", step=0, text=self.weights.note)
 
     def resume(
         self, source: Path, *, allow_pickle: bool = False, kind: str = "disk", notes: Sequence[str] = ()
@@ -269,7 +289,7 @@ class Trainer:
         """Take one step and write its event; steps count from 1.
 
         Returns:
-            The mean loss over this rank's samples; None on a rank that computes no loss.
+            The loss of this rank, as in `StepResult`; None on a rank that computes no loss.
 
         Raises:
             TrainingError: The loss is no longer finite.
@@ -285,6 +305,7 @@ class Trainer:
         for part in self.strategy.batch_parts(step):
             with self.context.meter.span("compute", "data"):
                 micro_batches = self._micro_batches(step, part)
+            self.strategy.loss_weights = self.weights.of(step, micro_batches, self.strategy.sample_weight)
             with self._measured(micro_batches) as measured:
                 result = self.strategy.step(micro_batches, self.loss_function, self.optimizer)
             memory = measured or memory
@@ -313,29 +334,12 @@ class Trainer:
         return self.strategy.memory.measure(lambda: self.strategy.held(self.optimizer), inputs, self.model)
 
     def _not_finite(self, loss: float, step: int, micro_batches: list[MicroBatch]) -> str:
-        bad = self._bad_row(step, micro_batches)
-        if bad is not None:
-            return f"the loss became {loss} in step {step} because {bad}; correct the data or remove the row"
-        lr = self.optimizer.param_groups[0]["lr"]
-        advice = (
-            "lower the learning rate, warm up longer, or set clip_norm"
-            if self.job.clip_norm is None
-            else "lower the learning rate or warm up longer"
-        )
-        return f"the loss became {loss} with learning rate {lr:.3g}; {advice}"
-
-    def _bad_row(self, step: int, micro_batches: list[MicroBatch]) -> str | None:
-        """Return a description of the first row in the step's data with a NaN or an infinity, or None."""
         assert self.loader is not None
         self.loader.close()  # the loader's thread uses the sampler
-        micro_rows = self.loader.rows(step - 1).chunk(len(micro_batches))
-        for batch, rows in zip(micro_batches, micro_rows, strict=True):
-            for name, tensor in named_tensors_of(batch):
-                finite = tensor.isfinite().flatten(1).all(dim=1) if tensor.dim() > 1 else tensor.isfinite()
-                if not finite.all():
-                    first = int(finite.cpu().logical_not().nonzero()[0])
-                    return f"row {int(rows[first])} of the training split has a NaN or an infinity in {name}"
-        return None
+        lr = self.optimizer.param_groups[0]["lr"]
+        rows = self.loader.rows(step - 1).chunk(len(micro_batches))
+        data = explained(loss, step, micro_batches, rows, counts_targets=self.weights.count is not None)
+        return data or at_learning_rate(loss, lr, self.job)
 
     def _set_learning_rate(self, step: int) -> None:
         factor = self.job.lr_schedule.factor(step, self.job.steps)
@@ -368,7 +372,7 @@ class Trainer:
             loss_scale=self.strategy.precision.loss_scale,
             memory_bytes=memory, peak_memory_bytes=self.strategy.memory.peak,
             traffic=traffic, **self._late_seconds(), **({} if self.loader is None else self.loader.fields(step - 1)),
-            **self._codec_seconds(spans), **result.as_event(), **({"waited": waited} if waited else {}),
+            **codec_seconds(self.strategy, spans), **result.as_event(), **({"waited": waited} if waited else {}),
             **({"spans": spans} if shown else {}),
         )  # fmt: skip
         if self.work is not None:
@@ -383,12 +387,6 @@ class Trainer:
         rows = self.context.meter.drain_messages()
         if rows:
             self.context.events.emit("messages", step=self.context.meter.logged_step, rows=rows)
-
-    def _codec_seconds(self, spans: list[list[Any]]) -> dict[str, float]:
-        """Return the time spent packing and unpacking, in seconds; empty without a compressor."""
-        if self.strategy.compressor is None:
-            return {}
-        return {"codec_s": round(sum(end - start for lane, _, start, end, _ in spans if lane == "codec"), 6)}
 
     def _late_seconds(self) -> dict[str, float]:
         """Return by how much computation took longer than on the emulated processor; empty if none is emulated."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from shardscope.training.data import num_rows
 from shardscope.training.data.batches import reads_tokens
 from shardscope.training.strategies import StepResult
-from shardscope.training.strategies.base import MicroBatch
+from shardscope.training.strategies.base import MicroBatch, RankStrategy
 
 
 class Turn(NamedTuple):
@@ -51,3 +52,10 @@ class Turns(list[Turn]):
         """Number of tokens; None if the model does not read tokens, or there is no gradient."""
         known = [turn.tokens for turn in self if turn.tokens is not None]
         return sum(known) if known else None
+
+
+def codec_seconds(strategy: RankStrategy, spans: Sequence[Sequence[Any]]) -> dict[str, float]:
+    """Return the time that a step spent packing and unpacking, in seconds; empty without a compressor."""
+    if strategy.compressor is None:
+        return {}
+    return {"codec_s": round(sum(end - start for lane, _, start, end, _ in spans if lane == "codec"), 6)}

@@ -11,7 +11,7 @@ from shardscope.errors import SpecError, StudyError, unknown_name
 from shardscope.spec import Job, registry
 from shardscope.spec._base import Spec
 from shardscope.spec.job_parts import label_of
-from shardscope.spec.space import Parameter, PowersOfTwo, Space
+from shardscope.spec.space import Choices, Parameter, PowersOfTwo, Space
 from shardscope.spec.units import plural
 from shardscope.tuning import apply
 from shardscope.tuning.batch_range import BatchRange
@@ -38,6 +38,11 @@ class Definition(Spec):
 
     None if the stored study does not record this; `difference` then ignores it.
     """
+    drawn: tuple[str, ...] | None = None
+    """The optimizers that the sampler draws; `space` also contains those that only baseline trials use.
+
+    None draws every optimizer of `space`, as studies of earlier versions do; `difference` then ignores it.
+    """
     split: Literal["validation", "test"] = "validation"
     """The split on which trials are compared. Studies from earlier versions used the test split."""
     code: dict[str, str] | None = None
@@ -58,6 +63,20 @@ class Definition(Spec):
     def quality(self) -> str | None:
         """First objective that is ``loss`` or ``error``; None if only user-defined functions measure quality."""
         return next((name for name in self.objectives if name in QUALITIES), None)
+
+    @property
+    def searched(self) -> Space:
+        """The space that the sampler draws from: `space` without the optimizers that only baseline trials use."""
+        chosen = self.space.parameters.get("optimizer")
+        if self.drawn is None or not isinstance(chosen, Choices):
+            return self.space
+        added = [f"optimizer[{name}]" for name in chosen.values if name not in self.drawn]
+        kept = {n: p for n, p in self.space.parameters.items() if n.partition(".")[0] not in added}
+        return Space(parameters={**kept, "optimizer": Choices(values=self.drawn)})
+
+    def is_baseline(self, params: Mapping[str, Any]) -> bool:
+        """Return whether a trial has an optimizer that the sampler does not draw."""
+        return self.drawn is not None and params.get("optimizer", self.drawn[0]) not in self.drawn
 
     @property
     def batches(self) -> str | None:
@@ -130,13 +149,15 @@ class Definition(Spec):
             return f"the job differs in {changed}"
         if None not in (self.baselines, other.baselines) and self.baselines != other.baselines:
             return f"baselines was {self.baselines}"
-        if self.space != other.space:
-            names = sorted(
-                name
-                for name in {*self.space.parameters, *other.space.parameters}
-                if self.space.parameters.get(name) != other.space.parameters.get(name)
-            )
-            return f"the space has changed in {', '.join(names)}"
+        names = {
+            name
+            for name in {*self.space.parameters, *other.space.parameters}
+            if self.space.parameters.get(name) != other.space.parameters.get(name)
+        }
+        if None not in (self.drawn, other.drawn) and set(self.drawn or ()) != set(other.drawn or ()):
+            names.add("optimizer")
+        if names:
+            return f"the space has changed in {', '.join(sorted(names))}"
         if self.objectives != other.objectives:
             return f"the objectives were {', '.join(self.objectives)}"
         return None if self.equal == other.equal else f"equal was {self.equal!r}"

@@ -30,7 +30,6 @@ from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.status import Cause
 from shardscope.spec import Job
 from shardscope.spec.space import Value
-from shardscope.spec.units import plural
 from shardscope.tuning import recovery
 from shardscope.tuning.apply import MemoryLimit, apply
 from shardscope.tuning.definition import Definition
@@ -47,7 +46,7 @@ from shardscope.tuning.records import (
 )
 from shardscope.tuning.samplers import constrain, suggest
 from shardscope.tuning.storage import StorageRetry, within
-from shardscope.tuning.untried import all_settings, tried_before, untried
+from shardscope.tuning.untried import all_settings, tried_all, tried_before, used_up_text, waiting_settings
 
 if TYPE_CHECKING:
     from shardscope.tuning.priors import EqualBudgets
@@ -152,8 +151,7 @@ class TrialDriver:
         self._stopping = False
         self._settings = all_settings(self.definition)  # of the space; None if it is endless
         self._has_repeated = False  # whether the sampler's last choice had been tried
-        self.used_up = ""
-        """Sentence that says that the study has ended early, because it has tried all settings of its space."""
+        self.used_up = ""  # a sentence, once the study has ended early because it has tried its whole space
 
     # The loop.
 
@@ -227,12 +225,9 @@ class TrialDriver:
         """Start a trial, or recheck the one whose start is undecided; return False if none can be started now."""
         trials = self.retry(self._read_trials)
         ended = recovery.ended(trials)
-        self._is_over = ended >= self.trials or self._tried_all(trials)
+        self._is_over = ended >= self.trials or tried_all(self._settings, trials)
         if self._is_over and ended < self.trials:
-            tried = plural(len(self._settings or ()), "setting")
-            self.used_up = (
-                f"All {tried} of the space have been tried, so the study ends after {plural(ended, 'trial')}."
-            )
+            self.used_up = used_up_text(self._settings, ended)
         try:
             if self._unsettled is None:
                 if recovery.begun(trials) >= self.trials or (trial := self._next(trials)) is None:
@@ -262,22 +257,16 @@ class TrialDriver:
                 return self.retry(optuna.Trial, self.study, held)
         if is_full:
             return None
-        if self._settings is None or any(trial.state == TrialState.WAITING for trial in trials):
-            left = None
-        elif not (left := untried(self._settings, trials)):
-            return None
         open_slots = self.trials - len(recovery.slots(trials))
-        if left is not None and (self._has_repeated or len(left) <= open_slots):
+        left = waiting_settings(self._settings, trials)
+        if left == []:
+            return None
+        if left and (self._has_repeated or len(left) <= open_slots):
             self._has_repeated = False
             self.retry(self.study.enqueue_trial, random.Random(len(trials)).choice(left))
         elif self.choose is not None:
             self.retry(self.choose.before_asking, self.study, trials)
         return self.retry(self.study.ask)
-
-    def _tried_all(self, trials: list[FrozenTrial]) -> bool:
-        """Return whether no settings of the space are left, and all trials have ended."""
-        is_finished = all(trial.state.is_finished() for trial in trials)
-        return self._settings is not None and is_finished and not untried(self._settings, trials)
 
     def _settle(self, trial: optuna.Trial, deadline: float) -> bool:
         """Launch a trial, or cancel it if several drivers started too many; return False while this is undecided.
@@ -359,7 +348,7 @@ class TrialDriver:
             self.retry(self._mark_for_retry, trial.number, "its launch server was killed", was_killed=True)
             return
         except LaunchError as error:
-            raise not_launched(trial.number, error) from error
+            raise recovery.not_launched(trial.number, error) from error
         self.live[trial.number] = Live(trial, params, job, run, TrialReader(run))
         self._write(self.live[trial.number], RUN, str(run.path))
 
@@ -500,13 +489,6 @@ class TrialDriver:
             return Run.attach(run) if recovery.is_among(run, self.folder) else None
         except RunNotFound:
             return None
-
-
-def not_launched(number: int, error: LaunchError) -> StudyError:
-    """Return the error that ends a driver because this machine cannot launch runs, often due to a full disk."""
-    return StudyError(
-        f"trial {number} could not be launched: {error}; it will run first when the study is resumed"
-    )
 
 
 def was_killed(run: Run) -> bool:

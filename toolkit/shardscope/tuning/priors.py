@@ -3,7 +3,7 @@
 Seeds are settings that run before any others are sampled:
 
 1. the unchanged job,
-2. the baseline optimizers at their usual learning rates,
+2. the baseline optimizers at their usual learning rates, even if the sampler does not draw these optimizers,
 3. compressors that may pay off, from the mildest to the strongest, so that the Pareto front is explored from both
    ends,
 4. LAMB with learning rate and warm-up scaled with the batch size (You et al. 2020, section 4: the rate grows with the
@@ -34,8 +34,8 @@ from shardscope.tuning.records import IMPOSSIBLE, not_counted, study_name
 
 _MOMENTUM = "nesterov"
 BASELINES = ("adamw", _MOMENTUM)
-"""Optimizers included in every study that searches optimizers, because layer-wise methods must be compared with them at
-equal budget (Nado et al. 2021, "A large batch optimizer reality check")."""
+"""Optimizers with which studies that search optimizers also run a trial each, because layer-wise methods must be
+compared with them (Nado et al. 2021, "A large batch optimizer reality check")."""
 COMPRESSORS = ("none", "bf16", "int8", "int4", "topk", "powersgd")
 _STRENGTHS: Mapping[str, Any] = {
     "compression[topk].ratio": (0.003, 0.1, "log"), "compression[powersgd].rank": (1, 16, "log"),
@@ -81,7 +81,10 @@ def default_space(job: Job) -> Space:
 
 
 def with_baselines(space: Space) -> Space:
-    """Return the space with the baselines added to its optimizers; unchanged if it has no choice of optimizers."""
+    """Return the space with the baselines added to its optimizers; unchanged if it has no choice of optimizers.
+
+    The sampler draws only the optimizers of `space`, see `Definition.drawn`.
+    """
     chosen = space.parameters.get("optimizer")
     if not isinstance(chosen, Choices):
         return space
@@ -92,6 +95,12 @@ def with_baselines(space: Space) -> Space:
     return Space(
         parameters={**space.parameters, "optimizer": Choices(values=(*chosen.values, *missing)), **rates}
     )
+
+
+def optimizers_of(space: Space) -> tuple[str, ...] | None:
+    """Return the optimizers that a space chooses from; None if it has no choice of optimizers."""
+    chosen = space.parameters.get("optimizer")
+    return tuple(map(str, chosen.values)) if isinstance(chosen, Choices) else None
 
 
 def _range(optimizer: str) -> tuple[float, float]:
@@ -117,7 +126,9 @@ def _is_usable(job: Job, method: str) -> bool:
     return True
 
 
-def seeds(job: Job, space: Space, objectives: Sequence[str] = ()) -> list[Seed]:
+def seeds(
+    job: Job, space: Space, objectives: Sequence[str] = (), *, drawn: Sequence[str] | None = None
+) -> list[Seed]:
     """Return the seeds of a study, without duplicates; a trial samples the settings that its seed does not fix.
 
     Args:
@@ -125,22 +136,27 @@ def seeds(job: Job, space: Space, objectives: Sequence[str] = ()) -> list[Seed]:
         space: The study's search space.
         objectives: Objectives of the study. If they include ``bytes``, compressors can pay off even if the job does
             not describe its link.
+        drawn: The optimizers that the sampler draws. Trials with others have the origin ``baseline``, and are only the
+            unchanged job and the baselines at their usual rates. None stands for all optimizers of the space.
     """
     paying = _paying(job, space, objectives)
+    drawn = (drawn if drawn is not None else optimizers_of(space)) or ()
     found: list[Seed] = []
     for seed in (
         *_own(job, space),
         *_baselines(job, space),
-        *_compressors(job, space, paying),
+        *_compressors(job, space, paying, drawn),
         *_lamb_line(job, space, paying),
     ):
         inside = {name: value for name, value in seed.params.items() if _contains(space, name, value)}
+        if drawn and "optimizer" not in inside:  # else any optimizer of the space could be drawn for it
+            inside["optimizer"] = drawn[0]
         known = any(dict(other.params) == inside for other in found)
         lost = {name for name in seed.params if name in space.parameters} - set(inside)
         if inside and not known and fault_of(job, inside) is None:
-            found.append(
-                Seed(inside, "prior" if lost else seed.origin)
-            )  # a seed that lost settings outside the space is not the job itself
+            is_other = bool(drawn) and inside["optimizer"] not in drawn
+            # a seed that lost settings outside the space is not the job itself
+            found.append(Seed(inside, "baseline" if is_other else "prior" if lost else seed.origin))
     return found
 
 
@@ -198,7 +214,7 @@ def _lamb_line(job: Job, space: Space, paying: Sequence[Mapping[str, Value]]) ->
     bytes.
     """
     batches = space.parameters.get("batch")
-    if not isinstance(batches, PowersOfTwo) or not isinstance(space.parameters.get("optimizer"), Choices):
+    if not isinstance(batches, PowersOfTwo) or optimizers_of(space) is None:
         return
     low, high = batches.exponents
     base = job.batch.global_batch
@@ -216,18 +232,19 @@ def _lamb_line(job: Job, space: Space, paying: Sequence[Mapping[str, Value]]) ->
         )  # fmt: skip
 
 
-def _compressors(job: Job, space: Space, paying: Sequence[Mapping[str, Value]]) -> Iterator[Seed]:
+def _compressors(
+    job: Job, space: Space, paying: Sequence[Mapping[str, Value]], drawn: Sequence[str]
+) -> Iterator[Seed]:
     """Yield seeds for the mildest, a medium and the strongest one of the compressors that pay off.
 
     Their other settings are fixed at usual values, because a trial whose sampled learning rate fails shows nothing
     about the compressor. The optimizer alternates between Nesterov momentum, for which error feedback is proven to
-    converge (Zheng, Huang and Kwok, NeurIPS 2019), and the job's own.
+    converge (Zheng, Huang and Kwok, NeurIPS 2019), and the job's own, if the sampler draws them.
     """
-    optimizers = space.parameters.get("optimizer")
-    has_momentum = isinstance(optimizers, Choices) and _MOMENTUM in optimizers.values
-    names = (_MOMENTUM if has_momentum else job.optimizer.name, job.optimizer.name)
+    own = job.optimizer.name
+    names = [name for name in (_MOMENTUM, own) if name in drawn] or [drawn[0] if drawn else own]
     for index, method in enumerate(_spread(paying, _LEVELS)):
-        name = names[index % 2]
+        name = names[index % len(names)]
         usual: dict[str, Value] = {
             "optimizer": name, _rate_name(space, name): _usual(name), "batch": job.batch.global_batch, "warmup": 0.1,
         }  # fmt: skip
@@ -297,16 +314,22 @@ def _strengths(space: Space, method: str) -> list[dict[str, Value]]:
 
 
 class EqualBudgets:
-    """Hook of the driver that gives every optimizer of a space the same number of trials."""
+    """Hook of the driver that gives every optimizer that is drawn the same number of trials, and no other one any.
 
-    def __init__(self, space: Space) -> None:
-        chosen = space.parameters.get("optimizer")
-        self._names = [str(v) for v in chosen.values] if isinstance(chosen, Choices) else []
-        self._held = study_name("optimizer", space) if self._names else ""
+    Args:
+        space: Search space of the study.
+        drawn: The optimizers that are drawn; None for all of the space.
+    """
+
+    def __init__(self, space: Space, drawn: Sequence[str] | None = None) -> None:
+        known = optimizers_of(space) or ()
+        self._names = known if drawn is None else tuple(drawn)
+        self._is_needed = len(self._names) > 1 or len(known) > len(self._names)
+        self._held = study_name("optimizer", space) if known else ""
 
     def before_asking(self, study: optuna.Study, trials: list[FrozenTrial]) -> None:
         """Fix the next trial's optimizer to the one with the fewest trials, unless a trial is waiting in the queue."""
-        if len(self._names) < 2 or any(trial.state == TrialState.WAITING for trial in trials):
+        if not self._is_needed or any(trial.state == TrialState.WAITING for trial in trials):
             return
         counted = [trial for trial in trials if not_counted(trial) in (None, IMPOSSIBLE)]
         had = {name: sum(t.params.get(self._held) == name for t in counted) for name in self._names}

@@ -197,7 +197,8 @@ def trial_line(record: TrialRecord) -> str:
         reason = reason.split(", ")[0]
     why = [reason] if reason and not values else []
     state = record.state if record.counted or record.state == "impossible" else "to be run again"
-    return "  ".join([f"trial {record.number}", state, *values, settings_text(record.params), *why])
+    mark = ["baseline"] if record.origin == "baseline" else []
+    return "  ".join([f"trial {record.number}", state, *mark, *values, settings_text(record.params), *why])
 
 
 def settings_text(params: Mapping[str, Any]) -> str:

@@ -260,7 +260,8 @@ def suggest(trial: optuna.Trial, definition: Definition) -> dict[str, Value]:
     """Return the settings of a trial; settings that are already in the storage are not sampled again.
 
     Raises:
-        SpecError: The trial was queued with a value outside the space.
+        SpecError: The trial was queued with a value outside the space, or an optimizer was drawn that only baselines
+            have, which happens when another driver takes the trial for which the optimizer was fixed.
         StudyError: The study contains a trial from another program whose parameters have a different type.
     """
     space = definition.space
@@ -276,6 +277,8 @@ def suggest(trial: optuna.Trial, definition: Definition) -> dict[str, Value]:
                 f"study {trial.study.study_name!r} contains a trial from another program, whose {held!r} has a "
                 f"different type ({error}); give your study another name"
             ) from error
+    if "optimizer" not in queued and definition.is_baseline(chosen):
+        raise SpecError(f"only baselines of this study have the optimizer {chosen['optimizer']!r}")
     if SAMPLER not in trial.user_attrs and not set(trial.params) <= set(queued):
         trial.set_user_attr(SAMPLER, drawn_by(trial.study.sampler, trial.number))
     return chosen

@@ -37,7 +37,7 @@ from shardscope.tuning.foreign import check_trials
 from shardscope.tuning.measured import Objective
 from shardscope.tuning.noise_probe import BatchesAround, resolve_batch_range
 from shardscope.tuning.objectives import DEFAULT_OBJECTIVES
-from shardscope.tuning.priors import EqualBudgets, default_space, seeds, with_baselines
+from shardscope.tuning.priors import EqualBudgets, default_space, optimizers_of, seeds, with_baselines
 from shardscope.tuning.pruning.halving import Rungs, agreed, rungs_of
 from shardscope.tuning.pruning.pruners import ByOptuna, pruner_of
 from shardscope.tuning.pruning.rungs import HalvingDriver
@@ -130,7 +130,7 @@ class StudySession:
                 held.job, held.space if space is None else space, held.objectives if objectives is None else objectives,
                 held.own if objectives is None else own, held.equal if equal == "samples" else equal,
                 baselines=held.baselines, code=held.code,
-            ).replace(split=held.split)  # fmt: skip
+            ).replace(split=held.split, **({"drawn": held.drawn} if space is None else {}))  # fmt: skip
         else:
             if isinstance(job, Job):
                 job.require_code()
@@ -155,7 +155,7 @@ class StudySession:
                 begun = definition_of(opened, name)
                 check_trials(study.get_trials(deepcopy=False), begun.space, study=name)
                 definition = definition.with_batches_of(begun).replace(
-                    batch_range=begun.batch_range, split=begun.split
+                    batch_range=begun.batch_range, split=begun.split, drawn=begun.drawn
                 )
             if not is_new and isinstance(sampler, str):
                 study.sampler.reseed_rng()  # else it would repeat the samples of the previous driver
@@ -179,7 +179,7 @@ class StudySession:
         driver = kind(
             study, writer, definition, trials, folder / "trials", own, parallel, pruner=judge,
             feasibility=limit,
-            choose=EqualBudgets(definition.space) if has_baselines else None,
+            choose=EqualBudgets(definition.space, definition.drawn) if has_baselines else None,
             seed=None if is_new else partial(_prepare_resumed, definition, seed_it, study=study, trials=trials),
         )  # fmt: skip
         return cls(study, definition, driver, folder, storage)
@@ -299,7 +299,7 @@ def _prepare_resumed(
 def _seed(study: optuna.Study, writer: TrialWriter, definition: Definition, *, is_creator: bool) -> None:
     """Queue the settings that the study is to run first, if it includes baselines."""
     if definition.baselines:
-        found = seeds(definition.job, definition.space, definition.objectives)
+        found = seeds(definition.job, definition.space, definition.objectives, drawn=definition.drawn)
         queue_seeds(study, writer, found, definition.space, is_creator=is_creator)
 
 
@@ -345,11 +345,12 @@ def _define(
         space = default_space(job)
     elif not isinstance(space, Space):
         space = Space(parameters=dict(space))
+    drawn = optimizers_of(space) if baselines else None
     if baselines:
         space = with_baselines(space)
     names = tuple(DEFAULT_OBJECTIVES if objectives is None else objectives)
     return Definition(
-        job=job, space=space, objectives=names, own=tuple(own), equal=equal, baselines=baselines,
+        job=job, space=space, objectives=names, own=tuple(own), equal=equal, baselines=baselines, drawn=drawn,
         code=code_of(job, space) if code is None else dict(code),
     )  # fmt: skip
 

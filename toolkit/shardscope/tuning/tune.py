@@ -74,8 +74,10 @@ def tune(
         parallel: Number of trials that this process runs at the same time.
         equal: Whether a trial with a different batch size trains on as many ``samples`` as the job (and so for as many
             epochs), or for as many ``steps``.
-        baselines: If the space contains optimizers, add AdamW and SGD with Nesterov momentum and give every optimizer
-            the same number of trials. The unchanged job and settings from the literature are run first.
+        baselines: Run the unchanged job, baselines and settings from the literature first; and if the space contains
+            optimizers, give each the same number of trials. Baselines are AdamW and SGD with Nesterov momentum, each
+            at its usual learning rate. One that the space does not contain gets that trial only. False leaves every
+            trial to the sampler.
         memory_limit: Memory that each rank may use, in bytes; trials that are predicted to need more are not run. None
             divides the machine's free memory equally among the ranks.
         timeout_s: Stop after this many seconds; the study can be resumed later. None sets no limit.

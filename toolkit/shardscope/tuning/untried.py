@@ -9,6 +9,7 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState
 
 from shardscope.spec.space import Between, Choices, PowersOfTwo, Value
+from shardscope.spec.units import plural
 from shardscope.tuning.apply import branches_of
 from shardscope.tuning.definition import Definition
 from shardscope.tuning.records import ORIGIN, RETRY_OF, not_counted, to_study
@@ -42,6 +43,27 @@ def untried(settings: Sequence[Settings], trials: Sequence[FrozenTrial]) -> list
     """Return the settings that no trial has, among those that have started."""
     tried = {_key(trial.params) for trial in trials if _is_tried(trial)}
     return [each for each in settings if _key(each) not in tried]
+
+
+def waiting_settings(
+    settings: Sequence[Settings] | None, trials: Sequence[FrozenTrial]
+) -> list[Settings] | None:
+    """Return the untried settings of a finite space; None of an endless one, or if a queued trial comes first."""
+    if settings is None or any(trial.state == TrialState.WAITING for trial in trials):
+        return None
+    return untried(settings, trials)
+
+
+def tried_all(settings: Sequence[Settings] | None, trials: Sequence[FrozenTrial]) -> bool:
+    """Return whether no settings of a finite space are left, and all trials have ended."""
+    is_finished = all(trial.state.is_finished() for trial in trials)
+    return settings is not None and is_finished and not untried(settings, trials)
+
+
+def used_up_text(settings: Sequence[Settings] | None, ended: int) -> str:
+    """Return a sentence that says that a study has ended because all settings have been tried, after `ended` trials."""
+    tried, after = plural(len(settings or ()), "setting"), plural(ended, "trial")
+    return f"All {tried} of the space have been tried, so the study ends after {after}."
 
 
 def tried_before(number: int, trials: Sequence[FrozenTrial]) -> int | None:

@@ -17,6 +17,7 @@ from shardscope.prediction.planner import REASONS, Plans, short
 from shardscope.prediction.planner.explain import seconds
 from shardscope.prediction.planner.setting import capacity
 from shardscope.prediction.planner.table import budget_of, days_text, dollars_text
+from shardscope.spec.units import work_text
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures.theme import RunStyle
 from shardscope_widgets.words import count_text, safe, three_digits
@@ -159,8 +160,10 @@ def plans_text(plans: Plans, *, tokens: float | None = None) -> str:
         plans: Result of the search.
         tokens: Number of tokens to train on; adds a sentence on the time and the cost of the whole training.
     """
+    work = work_text(plans.global_batch, plans.setting.model.seq)
+    title = f"{work[0].upper()}{work[1:]}"
     if not len(plans):
-        return plans.problem
+        return f"{title}: {plans.problem}"
     model, cluster, calibration = plans.setting
     best, fits = plans[0], plans.valid - plans.rejected.get("does not fit", 0)
     low, high = map(seconds, uncertainty_of(model, cluster, best.layout, calibration).interval)
@@ -168,7 +171,7 @@ def plans_text(plans: Plans, *, tokens: float | None = None) -> str:
     devices = plans.setting.cluster.num_devices
     dollars = "" if best.dollars is None else f", {dollars_text(best.dollars)} a step"
     return (
-        f"{fits:,} of {plans.valid:,} valid layouts fit on {devices:,} devices. The best needs {held:.1f} of "
+        f"{title}: {fits:,} of {plans.valid:,} valid layouts fit on {devices:,} devices. The best needs {held:.1f} of "
         f"{capacity:.1f} GiB for tensors and takes {seconds(best.step_time_s)} per step ({low} to {high}), "
         f"MFU {best.mfu:.0%}{dollars}: {short(best.layout)}. {_roomier(plans)}"
         f"{_step_size(plans)}{_whole(plans, tokens)}{_failures(plans)}"

@@ -46,6 +46,7 @@ class TrialInfo:
         steps: Number of planned steps; `done` is the number of steps taken so far.
         is_front: Whether it is Pareto-optimal among the complete trials, by more than the noise of measured times.
         is_by_noise: Whether it is Pareto-optimal only because of a time difference within the measurement noise.
+        is_baseline: Whether it is a baseline, to compare the searched settings with.
         note: Reason why the trial is missing from the plot, such as a strategy whose time on another link cannot be
             predicted.
     """
@@ -64,6 +65,7 @@ class TrialInfo:
     is_by_noise: bool = False
     is_pinned: bool = False
     is_counted: bool = True
+    is_baseline: bool = False
     note: str = ""
 
     @property
@@ -113,6 +115,7 @@ def trials_info(
     *,
     steps_of: Callable[[TrialRecord], int],
     live: Mapping[int, TrialMetrics] | None = None,
+    is_baseline: Callable[[Mapping[str, Value]], bool] = lambda _: False,
 ) -> list[TrialInfo]:
     """Return the trials of a study, including running ones with their progress so far.
 
@@ -121,9 +124,16 @@ def trials_info(
         objectives: Objectives of the study; its quality is the first of ``loss`` and ``error`` among them.
         steps_of: Function that returns the planned number of steps of a trial.
         live: Current measurements of the trials running in this process, by trial number.
+        is_baseline: Function that returns whether only a baseline has these settings.
     """
     quality = next((name for name in objectives if name in QUALITIES), QUALITIES[0])
-    found = [_trial(record, (live or {}).get(record.number), steps_of) for record in records]
+    found = [
+        replace(
+            _trial(record, (live or {}).get(record.number), steps_of),
+            is_baseline=record.origin == "baseline" or is_baseline(record.params),
+        )
+        for record in records
+    ]
     done = [trial for trial in found if trial.state == "complete"]
     return with_front(
         [replace(t, best=optimistic(t, done, quality)) if t.state == "running" else t for t in found],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.resources import files
 
 import anywidget
 import ipywidgets as widgets
@@ -15,6 +14,7 @@ from shardscope_widgets.job_form.topics import OPTIONS, all_names, topic_text, t
 from shardscope_widgets.kit.controls import controls_for, field
 from shardscope_widgets.kit.form import setting_in
 from shardscope_widgets.kit.markup import classed
+from shardscope_widgets.kit.script import script
 
 _FAMILIES = {"strategy": strategy_families, "compression": compressor_families}
 
@@ -22,7 +22,7 @@ _FAMILIES = {"strategy": strategy_families, "compression": compressor_families}
 class Picker(anywidget.AnyWidget):
     """A select box with grouped entries, which ipywidgets lacks; `value` is the selected entry."""
 
-    _esm = files(__package__).joinpath("picker.js").read_text(encoding="utf-8")
+    _esm = script(__package__, "picker.js")
     description = t.Unicode("").tag(sync=True)
     tooltip = t.Unicode("").tag(sync=True)
     value = t.Unicode("").tag(sync=True)

@@ -1,4 +1,4 @@
-/* A select box with grouped options. */
+/* A select box with grouped options. `onChange` stands in changes.js. */
 
 function render({ model, el }) {
   const id = `ss-picker-${Math.random().toString(36).slice(2)}`;  // not a counter: each widget loads its own copy of this module
@@ -26,12 +26,8 @@ function render({ model, el }) {
     model.set("value", select.value);
     model.save_changes();
   });
-  model.on("change:value", show);
-  model.on("change:groups change:description change:tooltip", fill);
-  return () => {
-    model.off("change:value", show);
-    model.off("change:groups change:description change:tooltip", fill);
-  };
+  const ends = [onChange(model, ["value"], show), onChange(model, ["groups", "description", "tooltip"], fill)];
+  return () => ends.forEach((end) => end());
 }
 
 export default { render };

@@ -66,9 +66,9 @@ const MARKS = ["shapes", "annotations"];
 const AT_ONCE = { mode: "immediate", transition: { duration: 0 }, frame: { duration: 0, redraw: false } };
 const text = (object, isMeant = () => true) => JSON.stringify(Object.entries(object).filter(([name]) => isMeant(name)));
 
-/** Whether one figure is another with other values and other marks over its plots: it can then be moved, in half the
- * time that Plotly takes to draw it. */
+/** Whether only values and marks differ, on fixed axes: moving takes half the time of drawing. */
 function isMoved(was, now) {
+  if (Object.values(now.layout).some((axis) => axis?.autorange)) return false;
   const isLook = (name) => !VALUES.has(name);
   const isPlot = (name) => !MARKS.includes(name);
   return was?.data.length === now.data.length && text(was.layout, isPlot) === text(now.layout, isPlot)
@@ -106,11 +106,16 @@ function render({ model, el }) {
       while (isStale) {
         isStale = false;
         const { data, layout } = structuredClone(model.get("figure"));
+        for (const [name, axis] of Object.entries(layout)) {
+          if (/^[xy]axis/.test(name) && !axis.range) axis.autorange ??= true; // else the last one stays
+        }
         const width = el.clientWidth;
         const next = { data, layout: { ...stacked(layout, width), autosize: false, width } };
         const was = structuredClone(next); // Plotly writes into what it is given
-        const config = drawn ? [] : [CONFIG]; // given again, it would be compared at each drawing, for 5 ms
-        if (isMoved(drawn, next)) await move(Plotly, place, drawn, next);
+        const config = drawn ? [] : [CONFIG]; // 5 ms if given again
+        const before = drawn;
+        drawn = null;
+        if (isMoved(before, next)) await move(Plotly, place, before, next);
         else await Plotly.react(place, next.data, next.layout, ...config);
         drawn = was;
       }

@@ -20,6 +20,7 @@ from shardscope_widgets.kit.click_figure import ClickFigure
 from shardscope_widgets.kit.frame import Frame
 from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.kit.markup import classed, columns, heading, note_html, status_html, words_html
+from shardscope_widgets.kit.script import script
 from shardscope_widgets.planner._hold_fixed import FILTERS, LABELS
 from shardscope_widgets.planner._measured import MeasuredBox
 from shardscope_widgets.words import safe
@@ -31,7 +32,7 @@ ABOUT = "every layout of a model on a cluster, ranked by predicted cost; no trai
 class PlanTable(anywidget.AnyWidget):
     """A table of text in which one row is selected."""
 
-    _esm = files(__package__).joinpath("table.js").read_text(encoding="utf-8")
+    _esm = script(__package__, "table.js")
     _css = files(__package__).joinpath("planner.css").read_text(encoding="utf-8")
     header = t.List(t.Unicode()).tag(sync=True)
     rows = t.List(t.List(t.Unicode())).tag(sync=True)

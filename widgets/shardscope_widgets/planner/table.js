@@ -1,4 +1,5 @@
-/* A table whose rows can be chosen by a click, or with the arrow keys once a row has the focus. */
+/* A table whose rows can be chosen by a click, or with the arrow keys once a row has the focus. `onChange` stands
+ * in changes.js. */
 
 function render({ model, el }) {
   const draw = () => {
@@ -42,9 +43,8 @@ function render({ model, el }) {
     model.set("chosen", rank);
     model.save_changes();
   };
-  model.on("change:rows change:chosen", draw);
   draw();
-  return () => model.off("change:rows change:chosen", draw);
+  return onChange(model, ["header", "rows", "chosen"], draw);
 }
 
 export default { render };

@@ -52,14 +52,13 @@ class Player {
     this.model = model;
     this.still = window.matchMedia("(prefers-reduced-motion: reduce)");
     this.root = make("div", { class: "ss-step", role: "group", tabindex: "0" }, el);
-    this.hits = [];
     this.frames = [];
     this.synced = 0;
     this.onKey = this.onKey.bind(this);
     this.tick = this.tick.bind(this);
     this.load();
     this.root.addEventListener("keydown", this.onKey);
-    this.changes = { events: () => this.load(), position: () => this.moved(), playing: () => this.switched(), selected: () => this.moved(), speed: () => this.showSpeed() };
+    this.changes = { events: () => { this.load(); this.switched(); }, position: () => this.moved(), playing: () => this.switched(), selected: () => this.moved(), speed: () => this.showSpeed() };
     for (const [name, act] of Object.entries(this.changes)) model.on(`change:${name}`, act);
     this.resize = new ResizeObserver(() => this.fit());
     this.resize.observe(this.root);
@@ -84,6 +83,8 @@ class Player {
   load() {
     const raw = this.model.get("events");
     this.root.replaceChildren();
+    this.hits = [];
+    this.hovered = this.pointed = this.spoken = null; // they belong to the step before
     this.step = raw.events?.length ? readStep(raw) : null;
     if (!this.step) {
       make("p", { class: "empty" }, this.root, this.model.get("empty"));

@@ -109,8 +109,10 @@ class CheckPanel:
             raise _Cancelled
         job = run.job
         who = "one process" if job.world_size == 1 else f"{job.strategy.label} on {job.world_size} ranks"
-        part = 2 if job.world_size == 1 else 1
-        self._say(f"Checking, run {part} of 2: {who}, step {step} of {job.steps}.")
+        whole = job.world_size == 1 and job.batch.micro_batch is None
+        part = 1 if job.world_size > 1 else 3 if whole else 2
+        what = ", the whole batch at once" if whole else ""
+        self._say(f"Checking, run {part} of 3: {who}{what}, step {step} of {job.steps}.")
 
     def _say(self, text: str) -> None:
         self.box.value = status_html(text, "running")

@@ -120,7 +120,7 @@ class Forecast(Background):
         self.found = found
         self.call.layout.display = "none" if self._may_call(job) else None
         refused = found.refusal is not None
-        text = f"It does not fit: {found.refusal}" if refused else forecast_text(found)
+        text = f"{found.refusal[0].upper()}{found.refusal[1:]}" if found.refusal else forecast_text(found)
         inside = "" if found.prediction is None else found.prediction._repr_html_()
         all_terms = (
             f"<details><summary>All terms of the prediction</summary>{inside}</details>" if inside else ""

@@ -17,6 +17,7 @@ JOB = ("model", "data", "strategy", "world_size", "global_batch", "steps", "band
 """Controls of the Training Lab that also set the job here."""
 DEFAULT_ACROSS = "seconds"
 STUDY = ("name", "trials", "parallel", "sampler")
+SEARCH = ("baselines",)
 LINK = ("is_relinked", "on_bandwidth", "on_latency")
 """Controls of the other network link, for which the times of finished trials are predicted."""
 AXES = ("y", "x", "colour")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from shardscope.spec.job_parts import label_of
 from shardscope.spec.space import Space
 from shardscope.tuning.definition import Definition
 from shardscope.tuning.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
-from shardscope.tuning.priors import default_space, with_baselines
+from shardscope.tuning.priors import default_space, optimizers_of, with_baselines
 from shardscope.tuning.progress import measuring_text
 from shardscope.tuning.records import NOT_BEGUN
 from shardscope.tuning.samplers import sampler_of
@@ -100,7 +100,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
             [objectives] if isinstance(objectives, str) else list(objectives or DEFAULT_OBJECTIVES),
         )
         self._options = self.choose(choices)
-        self._begin(name, asks_trials="trials" in choices)
+        self._begin(name, asked=choices)
         self._build()
         self._is_setting_up = False
         self._clock = Clock(self._beat, interval_s=BEAT_S)
@@ -109,7 +109,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
 
     # Setting up.
 
-    def _begin(self, name: str | None, *, asks_trials: bool) -> None:
+    def _begin(self, name: str | None, *, asked: Collection[str]) -> None:
         """Set up from the given job, else the existing study with this name, else a small job."""
         if self._given is not None:
             self._jobs.take(self._given)
@@ -118,7 +118,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
             self._jobs.take_defaults()
             self.set_trait("name", self._usual_name())
         with self._guard.run():
-            self._find(is_shown_as_begun=self._given is None, takes_trials=not asks_trials)
+            self._find(is_shown_as_begun=self._given is None, asked=asked)
         if self._given is None and self.session is None:
             self._jobs.take_defaults()
         if not self.search:
@@ -128,14 +128,15 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         job = self._jobs.base or self.job()
         return f"{label_of(job.model)}-{job.strategy.name}"
 
-    def _find(self, *, is_shown_as_begun: bool, takes_trials: bool) -> None:
+    def _find(self, *, is_shown_as_begun: bool, asked: Collection[str] = ()) -> None:
         """Show the study with this name if it exists.
 
         Args:
             is_shown_as_begun: Whether to set the controls to the definition of the study.
-            takes_trials: Whether to set the number of trials to that of the study.
+            asked: Names of the choices that stay as they are, although the study was created with others.
         """
         self._shown, self._trials = None, []
+        self._summary.forget()
         self._engine: Engine = engine_of(self._root, self._storage, self.name)
         if hasattr(self, "pictures"):
             self.pictures.forget()
@@ -144,18 +145,20 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
             return
         self._shown = Shown(session)
         known = sum(record.counted and record.state not in NOT_BEGUN for record in session.records())
-        self.set_trait("trials", max(session.driver.trials if takes_trials else self.trials, known))
+        self.set_trait("trials", max(self.trials if "trials" in asked else session.driver.trials, known))
+        if "baselines" not in asked and session.definition.baselines is not None:
+            self.set_trait("baselines", session.definition.baselines)
         if is_shown_as_begun:
             self._show_definition(session.definition)
         elif self._space is None and session.definition.batch_range is not None:
-            self._offer(session.definition.space)  # its batch sizes were chosen when the study was created
+            self._offer(session.definition.searched)  # its batch sizes were chosen when the study was created
 
     def _show_definition(self, definition: Definition) -> None:
         self._given = None
         self._options.pop("equal", None)
         self._jobs.take(definition.job)
         self.set_trait("objectives", list(definition.objectives))
-        self._offer(definition.space)
+        self._offer(definition.searched)
 
     def _offer(self, space: Space | None) -> None:
         """Create rows for the settings that can be searched; those that `space` searches are switched on."""
@@ -166,11 +169,12 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         self.controls = {
             "job": _controls.job_controls(self), "study": controls_for(self, _controls.STUDY),
             "link": controls_for(self, _controls.LINK), "axes": controls_for(self, _controls.AXES),
+            "search": controls_for(self, _controls.SEARCH),
         }  # fmt: skip
         self.minimise = _controls.objectives_picker(self._own_names())
         self.screen = TuningScreen(
             self.controls["job"], Options(self, "strategy"), self.controls["study"], self.controls["link"],
-            self.controls["axes"], self.minimise,
+            self.controls["axes"], self.minimise, self.controls["search"]["baselines"],
         )  # fmt: skip
         self.pictures = Pictures(self.screen, self._guard)
         self._offer_axes()
@@ -194,7 +198,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
             screen.chosen.buttons[key].on_click(callback(act))
         self.observe(
             callback(self._replan),
-            [*JobChoices.class_own_traits(), "trials", "objectives", "search", "sampler"],
+            [*JobChoices.class_own_traits(), "trials", "objectives", "search", "sampler", "baselines"],
         )
         self.observe(callback(self._take_name), "name")
         self.observe(callback(self._take_budget), ["trials", "parallel"])
@@ -242,12 +246,12 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         """
         checked_name(self.name)
         job, begun = self.job(), self.session.definition if self.session else None
-        space = _search.space_of(self._rows, self.search, job)
-        baselines = self._options.get("baselines", begun.baselines if begun else True)
-        if baselines and (begun is None or space != begun.space):
-            space = with_baselines(space)
+        searched = _search.space_of(self._rows, self.search, job)
+        is_unsaid = begun is not None and begun.baselines is None
+        baselines = None if is_unsaid else self.baselines
         found = Definition(
-            job=job, space=space, objectives=tuple(self.objectives), own=self._own_names(), baselines=baselines,
+            job=job, space=with_baselines(searched) if baselines else searched, objectives=tuple(self.objectives),
+            own=self._own_names(), baselines=baselines, drawn=optimizers_of(searched) if baselines else None,
             equal=self._options.get("equal", begun.equal if begun else "samples"),
         )  # fmt: skip
         sampler_of(self.sampler, seed=0, num_objectives=len(found.objectives))
@@ -278,7 +282,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         is_known = (
             self.session is not None and self._given is None
         )  # the definition is then read from the storage
-        space = None if definition.space == default_space(definition.job) else definition.space
+        space = None if definition.searched == default_space(definition.job) else definition.searched
         about = (None, None) if is_known else (definition.job, space)
         functions = {name: self._own.get(name) for name in definition.objectives}
         asked: dict[str, Any] = {
@@ -327,6 +331,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         """Show what the Start button would do, or why it is disabled."""
         if self._is_setting_up and not hasattr(self, "screen"):
             return
+        box = self.screen.baselines
         try:
             self.screen.space.hidden = _search.hidden(self._rows, self.search, self.job())
             definition = self.definition()
@@ -336,12 +341,14 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         else:
             self._is_possible = True
             self._planned = definition
+            box.layout.display = None if optimizers_of(definition.space) else "none"
+            box.description = _words.baselines_text(definition)
         self._say_state()
 
     def _take_name(self) -> None:
         self.chosen, self.problem = -1, ""
         with self._guard.run():
-            self._find(is_shown_as_begun=True, takes_trials=True)
+            self._find(is_shown_as_begun=True)
         self.minimise.rows = _controls.objective_rows(self._own_names())
         self._show_rows()
         self._replan()
@@ -407,7 +414,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         if session is not None and (self._shown is None or self._shown.session is not session):
             self._shown = Shown(session)
             if session.definition.batch_range is not None:
-                self._offer(session.definition.space)
+                self._offer(session.definition.searched)
                 self._show_rows()
         error, self._engine.error = self._engine.error, None
         if error is not None:
@@ -451,6 +458,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         self.screen.start.description = "Continue" if self._trials and not running else "Start"
         self.screen.stop.disabled = not running or self._engine.is_stopping
         self.screen.space.locked = self.minimise.locked = running
+        self.screen.baselines.disabled = running
 
     def _draw(self) -> None:
         """Draw the visible parts that show all trials."""

@@ -9,13 +9,15 @@ from typing import Any
 import anywidget
 import traitlets as t
 
+from shardscope_widgets.kit.script import script
+
 _HERE = files(__package__)
 
 
 class SpacePicker(anywidget.AnyWidget):
     """Rows of settings; `state` says which are switched on and which options of each are picked."""
 
-    _esm = _HERE.joinpath("space.js").read_text(encoding="utf-8")
+    _esm = script(__package__, "space.js")
     _css = _HERE.joinpath("tuning.css").read_text(encoding="utf-8")
     rows: t.List[Mapping[str, Any]] = t.List(help="Settings that can be searched, in order.").tag(sync=True)
     state = t.Dict(help="By name: whether it is switched on, and indices of the picked options.").tag(
@@ -29,7 +31,7 @@ class SpacePicker(anywidget.AnyWidget):
 class TrialTable(anywidget.AnyWidget):
     """A table of trials, sorted and filtered in the browser, in which one row can be chosen; updated cell by cell."""
 
-    _esm = _HERE.joinpath("trials.js").read_text(encoding="utf-8")
+    _esm = script(__package__, "trials.js")
     header = t.List(t.Unicode()).tag(sync=True)
     texts = t.List(t.Int(), help="Indices of the columns that hold text.").tag(sync=True)
     query = t.Unicode("", help="Filter for the rows: words, or columns with bounds such as lr<0.01.").tag(

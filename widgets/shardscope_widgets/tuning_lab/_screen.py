@@ -35,8 +35,9 @@ class TuningScreen:
         link: Mapping[str, widgets.Widget],
         axes: Mapping[str, widgets.Widget],
         objectives: SpacePicker,
+        baselines: widgets.Widget,
     ) -> None:
-        self.space = SpacePicker()
+        self.space, self.baselines = SpacePicker(), baselines
         self.start = widgets.Button(description="Start", icon="play", button_style="primary")
         self.stop = widgets.Button(description="Stop", icon="stop", disabled=True)
         self.start.tooltip = "Run trials until the study is complete"
@@ -48,11 +49,10 @@ class TuningScreen:
         self.curves, self.importances = ClickFigure(theme.blank()), LiveFigure(theme.blank())
         self.table, self.chosen = TrialTable(), ChosenPanel()
         self.run_box = widgets.VBox()
-        self.slice_words.value = self.fit_words.value = self.parallel_words.value = words_html(
-            "No trial is complete yet."
-        )
         self.tabs = self._tabs()
         self._drawn: dict[str, Any] = {}
+        self._study = 0
+        self.forget()
         self.settings, drawer_ = drawer("Settings", self._groups(job, options, study, objectives))
         self.children = (
             Frame(title="Tuning Lab", about=ABOUT), self._actions(), self.problem, self.plan, drawer_,
@@ -68,7 +68,7 @@ class TuningScreen:
     ) -> widgets.GridBox:
         """Return the inputs of the drawer, a column a topic."""
         groups = (
-            [heading("Job"), _grid(job), options], [heading("Search", "with real runs"), self.space],
+            [heading("Job"), _grid(job), options], [heading("Search", "with real runs"), self.space, self.baselines],
             [heading("Study"), _grid(study), objectives],
         )  # fmt: skip
         return classed(widgets.GridBox([widgets.VBox(group) for group in groups]), "ss-groups")
@@ -108,13 +108,13 @@ class TuningScreen:
         """Draw the front, and the text about the effect of the link sliders."""
         self.link_words.value = words_html(_words.link_text(link, notes))
         if self._is_new("front", info):
-            self.front.figure = _front.front_spec(info)
+            self._show(self.front, _front.front_spec(info))
             self.front_words.value = words_html(_front.front_text(info))
 
     def draw_curves(self, info: _trial_curves.TrialCurvesInfo) -> None:
         """Draw the learning curves of the trials."""
         if self._is_new("curves", info):
-            self.curves.figure = _trial_curves.trial_curves_spec(info)
+            self._show(self.curves, _trial_curves.trial_curves_spec(info))
 
     def draw_table(self, trials: Sequence[TrialInfo], objectives: Sequence[str], chosen: int) -> None:
         """Draw the table of trials, and the text about impossible trials."""
@@ -129,14 +129,14 @@ class TuningScreen:
         """Draw the objective against each setting."""
         info = _slices.slices_info(trials, space, objective=objective, chosen=chosen)
         if self._is_new("slices", info):
-            self.slices.figure = _slices.slices_spec(info)
+            self._show(self.slices, _slices.slices_spec(info))
             self.slice_words.value = words_html(_slices.slices_text(info))
 
     def draw_parallel(self, trials: Sequence[TrialInfo], space: Space, objective: str, chosen: int) -> None:
         """Draw all settings as parallel coordinates."""
         info = _parallel.parallel_info(trials, space, objective=objective, chosen=chosen)
         if self._is_new("parallel", info):
-            self.parallel.figure = _parallel.parallel_spec(info)
+            self._show(self.parallel, _parallel.parallel_spec(info))
             self.parallel_words.value = words_html(_parallel.parallel_text(info))
 
     def draw_importances(self, info: _importances.ImportancesInfo | None) -> None:
@@ -144,13 +144,22 @@ class TuningScreen:
         if info is None:
             self.fit_words.value = words_html("Fitting the importances …")
         elif self._is_new("importances", info):
-            self.importances.figure = _importances.importances_spec(info)
+            self._show(self.importances, _importances.importances_spec(info))
             self.fit_words.value = words_html(_importances.importances_text(info))
             self.importances.layout.display = None if info.names else "none"
 
     def forget(self) -> None:
-        """Make the next calls redraw everything."""
+        """Clear what only shows finished trials, and make the next calls redraw everything, for another study."""
         self._drawn = {}
+        self._study += 1
+        for words in (self.slice_words, self.fit_words, self.parallel_words):
+            words.value = words_html("No trial is complete yet.")
+        for figure in (self.slices, self.parallel, self.importances):
+            figure.show(theme.blank())
+
+    def _show(self, figure: LiveFigure, spec: dict[str, Any]) -> None:
+        """Show a figure of this study; what the user zoomed into in another study no longer holds."""
+        figure.figure = spec | {"layout": spec["layout"] | {"uirevision": self._study}}
 
     def _is_new(self, name: str, info: Any) -> bool:
         if self._drawn.get(name) == info:

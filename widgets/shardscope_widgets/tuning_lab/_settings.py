@@ -43,6 +43,12 @@ class StudyChoices(JobChoices):
         kind="other",
         values=named(SAMPLERS),
     )
+    baselines = own_trait(
+        True,
+        "Baselines",
+        "First run the unchanged job, AdamW and SGD with Nesterov momentum at their usual learning rates, and settings "
+        "from the literature. The sampler draws only the optimizers that are picked above, and each as often.",
+    )
     search = t.Dict(
         help="By name of a setting: whether it is searched, and the indices of its picked options."
     )

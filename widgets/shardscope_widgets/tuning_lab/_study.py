@@ -70,7 +70,8 @@ class Shown:
         found = self.session.records()
         self.records = {record.number: record for record in found}
         objectives = self.session.definition.objectives
-        return trials_info(found, objectives, steps_of=self._steps_of, live=live)
+        is_baseline = self.session.definition.is_baseline
+        return trials_info(found, objectives, steps_of=self._steps_of, live=live, is_baseline=is_baseline)
 
     def _steps_of(self, record: TrialRecord) -> int:
         if record.number not in self._steps or record.state in NOT_BEGUN:

@@ -35,6 +35,11 @@ class StudySummary:
         self._display_id = self._display_id or uuid4().hex
         display(HTML(self.html), display_id=self._display_id)
 
+    def forget(self) -> None:
+        """Remove the summary of a study that is no longer shown."""
+        self._told, self._told_at = None, 0.0
+        self._publish("")
+
     def tell(self, shown: Shown, trials: Sequence[TrialInfo], wanted: int, *, is_running: bool) -> None:
         """Update the summary if a trial has ended or the state has changed, at most every few seconds during a run.
 

@@ -17,7 +17,10 @@ class TableInfo(NamedTuple):
     texts: tuple[int, ...]
     """Indices of the columns that hold text, not numbers."""
     rows: tuple[Mapping[str, Any], ...]
-    """Number, state, cells and sort keys of each trial; keys are in seconds and bytes, regardless of the unit shown."""
+    """Number, state, mark after the state, cells and sort keys of each trial.
+
+    Keys are in seconds and bytes, regardless of the unit shown.
+    """
 
 
 def table_info(trials: Sequence[TrialInfo], objectives: Sequence[str]) -> TableInfo:
@@ -42,7 +45,7 @@ def _row(
     state = "front" if trial.is_front else trial.state
     mark = " ★" if trial.is_pinned else ""
     return {
-        "number": trial.number, "state": state,
+        "number": trial.number, "state": state, "mark": "baseline" if trial.is_baseline else "",
         "cells": [f"{trial.number}{mark}", state_of(trial), *told, *(settings.get(n, "") for n in names), why],
         "keys": [trial.number, state, *values, *sorting, why],
     }  # fmt: skip

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from shardscope.runlog.figures import FIGURES
-from shardscope.spec import Job
+from shardscope.spec import Job, Optimizer, registry
 from shardscope.spec.job_parts import label_of
 from shardscope.tuning.definition import Definition
 from shardscope.tuning.measured import TrialMetrics
+from shardscope.tuning.priors import BASELINES, optimizers_of, seeds, with_baselines
 from shardscope_widgets.figures._trials import TrialInfo, objective_text, short_name, title_of, value_text
 from shardscope_widgets.kit.markup import heading_html, words_html
 from shardscope_widgets.words import bytes_text, duration_text, listed, plural, safe, three_digits
@@ -40,6 +41,15 @@ def plan_text(definition: Definition, trials: int, known: int, *, is_running: bo
         else plural(trials, "trial")
     )
     return f"Searches {what}. {goes}. {each}"
+
+
+def baselines_text(definition: Definition) -> str:
+    """Return the label of the switch for the baselines: which there are, and how many trials they would take."""
+    searched = definition.searched
+    names = [registry.require_known(Optimizer, name).__name__ for name in BASELINES]
+    drawn = optimizers_of(searched)
+    found = seeds(definition.job, with_baselines(searched), definition.objectives, drawn=drawn)
+    return f"Baselines: {', '.join(names)} ({plural(sum(s.origin == 'baseline' for s in found), 'trial')})"
 
 
 def _scales_steps(definition: Definition) -> bool:
@@ -106,7 +116,7 @@ def chosen_html(trial: TrialInfo, objectives: Sequence[str]) -> str:
     ]
     why = trial.reason or trial.note
     note = words_html(f"{why[0].upper()}{why[1:]}.").replace("..", ".") if why else ""
-    state = f"{state_of(trial)}{', pinned' * trial.is_pinned}"
+    state = f"{state_of(trial)}{', baseline' * trial.is_baseline}{', pinned' * trial.is_pinned}"
     head = heading_html(f"Trial {trial.number}", state)
     return f'{head}<div class="ss-chips">{"".join(chips)}</div>{note}'
 

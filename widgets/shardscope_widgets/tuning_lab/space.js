@@ -1,4 +1,5 @@
-/* Rows of settings. A checkbox switches a setting on; two drop-down lists (a range) or buttons (choices) narrow it. */
+/* Rows of settings. A checkbox switches a setting on; two drop-down lists (a range) or buttons (choices) narrow it.
+ * `onChange` stands in changes.js. */
 
 function render({ model, el }) {
   el.classList.add("ss-space");
@@ -83,12 +84,8 @@ function render({ model, el }) {
   };
 
   build();
-  model.on("change:rows", build);
-  model.on("change:state change:hidden change:locked", show);
-  return () => {
-    model.off("change:rows", build);
-    model.off("change:state change:hidden change:locked", show);
-  };
+  const stops = [onChange(model, ["rows"], build), onChange(model, ["state", "hidden", "locked"], show)];
+  return () => stops.forEach((stop) => stop());
 }
 
 export default { render };

@@ -1,10 +1,16 @@
 /* A table of trials, patched cell by cell: chosen by click or arrow keys, sorted by a click on a heading, filtered by
- * words and bounds such as `topk lr<0.01 bytes<2M front`, all of which must hold. */
+ * words and bounds such as `topk lr<0.01 bytes<2M front`, all of which must hold. `onChange` stands in changes.js. */
 
 const FACTORS = { "": 1, k: 1e3, m: 1e6, g: 1e9, ms: 1e-3, s: 1, b: 1, kb: 1e3, mb: 1e6, gb: 1e9, "%": 0.01 };
 const COMPARE = {
   "<": (a, b) => a < b, ">": (a, b) => a > b, "<=": (a, b) => a <= b, ">=": (a, b) => a >= b, "=": (a, b) => a === b,
 };
+
+const MARKED = 1; // the column of states
+
+function markOf(text) {
+  return Object.assign(document.createElement("span"), { className: "ss-mark", textContent: text });
+}
 
 function number(text) {
   const found = /^([-+.\d]+(?:e[-+]?\d+)?)([a-z%]*)$/i.exec(text);
@@ -16,7 +22,7 @@ function meets(row, term, header) {
   const bound = /^(.+?)(<=|>=|<|>|=)(.+)$/.exec(term);
   const plain = (text) => text.toLowerCase().replace(/[ _]/g, "");
   const column = bound ? header.findIndex((name) => plain(name) === plain(bound[1])) : -1;
-  if (column < 0) return row.cells.some((cell) => cell.toLowerCase().includes(term.toLowerCase()));
+  if (column < 0) return [...row.cells, row.mark ?? ""].some((cell) => cell.toLowerCase().includes(term.toLowerCase()));
   const key = row.keys[column];
   if (key === null || key === undefined) return false;
   if (typeof key === "number") return COMPARE[bound[2]](key, number(bound[3]));
@@ -44,35 +50,56 @@ function render({ model, el }) {
   const head = table.createTHead().insertRow();
   const body = table.createTBody();
   const known = new Map();
-  let sorted = { column: 0, way: -1 };
+  const start = { column: "trial 0", way: -1 };
+  let sorted = start;
   el.append(bar, scroll);
 
   const look = (column) => (model.get("texts").includes(column) ? "text" : "");
 
-  const heads = () => {
-    if (sorted.column >= model.get("header").length) sorted = { column: 0, way: -1 };
-    head.replaceChildren(...model.get("header").map((name, column) => {
-      const cell = document.createElement("th");
-      const button = document.createElement("button");
-      cell.scope = "col";
-      cell.className = look(column);
-      button.type = "button";
-      button.textContent = name;
-      button.title = `Sort by ${name}`;
-      button.addEventListener("click", () => {
-        sorted = { column, way: sorted.column === column ? -sorted.way : 1 };
-        draw();
-      });
-      cell.append(button);
-      return cell;
-    }));
-    known.clear();
-    body.replaceChildren();
-    draw();
+  /** Names of the columns; columns come and go in mid-study, so none is known by its place. */
+  const columns = () => {
+    const header = model.get("header");
+    return header.map((name, place) => `${name} ${header.slice(0, place).filter((other) => other === name).length}`);
   };
 
-  const compare = (a, b) => {
-    const [x, y] = [a.keys[sorted.column], b.keys[sorted.column]];
+  const makeHead = (place) => {
+    const cell = document.createElement("th");
+    const button = document.createElement("button");
+    cell.scope = "col";
+    button.type = "button";
+    button.addEventListener("click", () => {
+      const column = columns()[place];
+      sorted = { column, way: sorted.column === column ? -sorted.way : 1 };
+      draw();
+    });
+    cell.append(button);
+    return cell;
+  };
+
+  /** Give a row as many cells as there are columns; those that it has stay, and with them the keyboard's focus. */
+  const fit = (row, make) => {
+    const count = model.get("header").length;
+    while (row.children.length < count) row.append(make(row.children.length));
+    while (row.children.length > count) row.lastElementChild.remove();
+    [...row.children].forEach((cell, place) => { if (cell.className !== look(place)) cell.className = look(place); });
+  };
+
+  const heads = () => {
+    const names = columns();
+    if (!names.includes(sorted.column)) sorted = start;
+    fit(head, makeHead);
+    model.get("header").forEach((name, place) => {
+      const cell = head.children[place];
+      const button = cell.firstElementChild;
+      if (button.textContent !== name) { button.textContent = name; button.title = `Sort by ${name}`; }
+      const way = names[place] !== sorted.column ? "none" : sorted.way > 0 ? "ascending" : "descending";
+      if (cell.getAttribute("aria-sort") !== way) cell.setAttribute("aria-sort", way);
+    });
+    return names.indexOf(sorted.column);
+  };
+
+  const compare = (column) => (a, b) => {
+    const [x, y] = [a.keys[column], b.keys[column]];
     if (x === y) return b.number - a.number;
     if (x === null || y === null) return x === null ? 1 : -1;
     return (x < y ? -1 : 1) * sorted.way;
@@ -92,10 +119,9 @@ function render({ model, el }) {
     model.save_changes();
   };
 
-  const make = ({ number, cells }) => {
+  const make = ({ number }) => {
     const row = document.createElement("tr");
     row.dataset.number = number;
-    cells.forEach((_, column) => { row.insertCell().className = look(column); });
     row.addEventListener("click", () => choose(number));
     row.addEventListener("keydown", (event) => {
       const next = { ArrowDown: row.nextElementSibling, ArrowUp: row.previousElementSibling }[event.key];
@@ -110,17 +136,16 @@ function render({ model, el }) {
   };
 
   const draw = () => {
-    const rows = filtered().sort(compare);
+    const rows = filtered().sort(compare(heads()));
     const chosen = model.get("chosen");
-    [...head.children].forEach((cell, column) => {
-      const way = column === sorted.column ? (sorted.way > 0 ? "ascending" : "descending") : "none";
-      if (cell.getAttribute("aria-sort") !== way) cell.setAttribute("aria-sort", way);
-    });
     rows.forEach((told, place) => {
       const row = known.get(told.number) ?? make(told);
-      told.cells.forEach((text, column) => {
-        const cell = row.cells[column];
-        if (cell.textContent !== text) { cell.textContent = text; cell.title = text; }
+      fit(row, () => document.createElement("td"));
+      [...row.children].forEach((cell, place) => {
+        const mark = place === MARKED && told.mark ? [" ", markOf(told.mark)] : [];
+        const text = told.cells[place] ?? "";
+        const whole = mark.length ? `${text} ${told.mark}` : text;
+        if (cell.textContent !== whole) { cell.replaceChildren(text, ...mark); cell.title = whole; }
       });
       if (row.className !== told.state) row.className = told.state;
       row.setAttribute("aria-selected", String(told.number === chosen));
@@ -145,15 +170,9 @@ function render({ model, el }) {
   };
 
   query.addEventListener("input", search);
-  heads();
-  model.on("change:header change:texts", heads);
-  model.on("change:rows change:chosen", draw);
-  model.on("change:query", asked);
-  return () => {
-    model.off("change:header change:texts", heads);
-    model.off("change:rows change:chosen", draw);
-    model.off("change:query", asked);
-  };
+  draw();
+  const ends = [onChange(model, ["header", "texts", "rows", "chosen"], draw), onChange(model, ["query"], asked)];
+  return () => ends.forEach((end) => end());
 }
 
 export default { render };

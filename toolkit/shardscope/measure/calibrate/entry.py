@@ -68,8 +68,8 @@ def calibrate(
         rows: The path of a CSV or JSON file or of a log of Megatron-LM or torchtitan, a data frame, or dictionaries.
             Columns are the fields of `ss.Layout`, and one of ``step_time_s``, ``step_time_ms``, ``tokens_per_s`` and
             ``tokens_per_s_per_device``; optionally ``model``, ``seq``, ``device``, ``per_node``, ``software`` and
-            ``label``. Rows may use fewer devices than the cluster has. A log counts from its third logged step, and one
-            of torchtitan needs `model` and `layout`.
+            ``label``. Rows may use fewer devices than the cluster has. A log counts from the third logged step after
+            each start, with the batch of its arguments; one of torchtitan needs `model` and `layout`.
         runs: Finished runs of your own on this machine, to refine `prior` without further measurements.
         prior: Calibration to refine; None takes the saved one, or the one that ships with Shardscope; for `rows`, the
             one of device and software. Rows that it was fitted to are kept, and cannot be given again.

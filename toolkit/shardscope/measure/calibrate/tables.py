@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardscope.errors import DataError, SpecError, quoted, unknown_name
-from shardscope.measure.calibrate.logs import row_of_log
+from shardscope.measure.calibrate.logs import decoded, row_of_log
 from shardscope.measure.scoreboard.rows import Row, set_fields
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
@@ -87,11 +87,15 @@ def _listed(rows: Rows, given: Given) -> list[Mapping[str, Any]]:
 
 
 def _of_file(path: Path, given: Given) -> list[Mapping[str, Any]]:
+    kind = path.suffix.lower()
     try:
-        text = path.read_text("utf-8-sig")  # Excel starts its CSV files with a byte-order mark
+        data = path.read_bytes()
+        is_log = kind not in {*_TABLES, ".json"}
+        text = (
+            decoded(data) if is_log else data.decode("utf-8-sig")
+        )  # Excel marks the byte order of its CSV files
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"rows={str(path)!r} cannot be read: {error}; give a CSV file or a log") from None
-    kind = path.suffix.lower()
     if kind in _TABLES:
         try:
             return _of_csv(text, path.name)

@@ -94,15 +94,18 @@ def plan(
         require(fix, Mapping, by="fix", write="fix={'tensor': 8}")
     every = (space or SearchAxes()).fixed(fix or {})
     given = {*(fix or {}), *(space.model_fields_set if space is not None else ())}
-    tried = shipped_space(every, software, given=given)
-    _check_numbers(tried, cluster)
     asked = Asked(known_model(model), cluster, calibration, software)
+    recipes = _recipes(precision, optimizer, flash_attention)
+    tried = shipped_space(
+        every, software, model=asked.model, optimizers=[each.optimizer.name for each in recipes],
+        devices=cluster.num_devices, given=given,
+    )  # fmt: skip
+    _check_numbers(tried, cluster)
     asked.setting(Layout())  # raises before the search, as does the next line
     objective_weights(objective, has_price=cluster.price_per_device_hour is not None)
     if top is not None and not _is_count(top):
         raise SpecError(f"top={quoted(top)} is not a number of rows; give 1 or more, or None for all")
     batch = _known_batch(asked.model, global_batch)
-    recipes = _recipes(precision, optimizer, flash_attention)
     spared = tried if space is not None or "offload" in (fix or {}) else _without_offload(tried, every)
     pools, found = searched(asked, batch, spared, recipes, top)
     if spared != tried and not any(len(each.rows.body) for each in found):

@@ -36,6 +36,7 @@ from shardscope.spec.layout import Layout
 from shardscope.spec.partition import even_split
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope.spec.software import software_of
+from shardscope.spec.units import work_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -342,7 +343,7 @@ class Plans:
         problem = problem_with(setting, layout)
         if not problem and self.limits is not None and self.limits.leave_out(layout):
             software = setting.calibration.software
-            label, missing = software_of(software).label, lacking(software, layout)
+            label, missing = software_of(software).label, lacking(software, layout, self.asked.model)
             problem = f"{label} does not ship {missing}; name the axis in fix to search it anyway"
         if problem or not len(self):
             return problem or self.problem
@@ -393,17 +394,21 @@ class Plans:
         best = self[0] if len(self) else None
         if best is None or not best.software:
             return []
-        missing = lacking(best.software, best.layout)
+        missing = lacking(best.software, best.layout, self.asked.model)
         if self.limits is None or missing:
             return unshipped_texts(best.software, missing, is_named=self.asked.software is not None)
         return limited_texts(best.software, self.beyond, float(self.step_time_s.min()))
 
+    @property
+    def _work(self) -> str:
+        return work_text(self.global_batch, self.setting.model.seq)
+
     def __repr__(self) -> str:
         if not len(self):
-            return f"<Plans: {self.problem}>"
+            return f"<Plans for {self._work}: {self.problem}>"
         best = self[0]
         return (
-            f"<Plans: {self.valid:,} layouts on {self.asked.cluster.num_devices:,} devices; best "
+            f"<Plans for {self._work}: {self.valid:,} layouts on {self.asked.cluster.num_devices:,} devices; best "
             f"{explaining.seconds(best.step_time_s)} a step, {best.memory_bytes / GIB:.1f} GiB: {short(best.layout)}; "
             f"{self.caveat}>"
         )
@@ -412,7 +417,7 @@ class Plans:
         from html import escape
 
         if not len(self):
-            return f"<p>{escape(self.problem)}</p>"
+            return f"<p>{escape(repr(self)[1:-1])}</p>"
         return f"<p>{escape(repr(self)[1:-1])}</p>{table_html(self)}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -421,6 +426,7 @@ class Plans:
         known, beyond = self.setting.calibration, self.beyond
         return {
             "software": known.software, "calibration": known.name, "note": known.note,
+            "global_batch": self.global_batch, "seq": self.setting.model.seq,
             "considered": self.considered, "valid": self.valid, "kept": len(self.order),
             "rejected": dict(self.rejected),
             "problem": self.problem, "plans": rows,

@@ -5,7 +5,7 @@ Only what the caller leaves open is limited: an axis that `fix` or `space` names
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +14,10 @@ from shardscope.prediction.planner.asked import Asked
 from shardscope.prediction.planner.candidates import SharedSettings
 from shardscope.prediction.planner.pools import layout_at, searched
 from shardscope.prediction.planner.space import SearchAxes
+from shardscope.spec.divisors import divisors
 from shardscope.spec.layout import Layout
 from shardscope.spec.layout_rules import recomputes_all
+from shardscope.spec.model import Transformer
 from shardscope.spec.software import software_of
 
 LEAST_SAVED = 0.01
@@ -46,6 +48,7 @@ class SoftwareLimits(NamedTuple):
             "context": layout.context,
             "shard": "node" if layout.shard else "all",
             "pipeline": layout.pipeline,
+            "tensor": layout.tensor,
         }
         if is_piped:
             found |= {"schedule": layout.schedule, "zero_in_pipelines": layout.zero}
@@ -54,21 +57,38 @@ class SoftwareLimits(NamedTuple):
         if layout.offload in self.space.full_for_offload and not recomputes_all(layout):
             return True
         tried = {name: (getattr(self.space, name), getattr(self.wider, name)) for name in found}
-        return any(here != all_ and found[name] not in here for name, (here, all_) in tried.items())
+        return any(
+            here != all_ and here is not None and found[name] not in here
+            for name, (here, all_) in tried.items()
+        )
 
 
-def shipped_space(space: SearchAxes, software: str | None, *, given: Collection[str]) -> SearchAxes:
+def shipped_space(
+    space: SearchAxes,
+    software: str | None,
+    *,
+    model: Transformer,
+    optimizers: Iterable[str],
+    devices: int,
+    given: Collection[str],
+) -> SearchAxes:
     """Return the space without what the software does not ship; without a name of software, it is not limited.
 
     Args:
         space: The values to try.
         software: Name of the framework.
+        model: The model, some layouts of which the software refuses.
+        optimizers: Names of the optimizers that are tried.
+        devices: Number of devices, which all degrees divide.
         given: Axes that the caller has set, which stay as they are.
     """
     if software is None:
         return space
     shipped = software_of(software).shipped
-    axes: dict[str, Any] = {name: values for name, values in shipped.axes().items() if name not in given}
+    every = {**shipped.axes(), **shipped.axes_for(model, optimizers)}
+    for name in {"tensor", "context"} & every.keys():
+        every[name] = tuple(each for each in divisors(devices) if each in every[name])
+    axes: dict[str, Any] = {name: values for name, values in every.items() if name not in given}
     if (
         shipped.zero_in_pipelines
         and not {"zero", "pipeline"} <= {*given}
@@ -86,9 +106,9 @@ def shipped_space(space: SearchAxes, software: str | None, *, given: Collection[
     return space.fixed(axes)
 
 
-def lacking(software: str, layout: Layout) -> str:
+def lacking(software: str, layout: Layout, model: Transformer) -> str:
     """Return in words what a layout has that the software does not ship; empty for nothing and for unknown software."""
-    return " and ".join(software_of(software).shipped.lacks(layout)) if software else ""
+    return " and ".join(software_of(software).shipped.lacks(layout, model)) if software else ""
 
 
 def fastest_beyond(
@@ -103,7 +123,9 @@ def fastest_beyond(
     layout = layout_at(pool.found.layouts(*row[:4]), 0, batch)
     if not limits.leave_out(layout):
         return None
-    return Beyond(layout, float(row.time_s[0]), lacking(pool.setting.calibration.software, layout))
+    return Beyond(
+        layout, float(row.time_s[0]), lacking(pool.setting.calibration.software, layout, asked.model)
+    )
 
 
 def limited_texts(software: str, beyond: Beyond | None, fastest_s: float) -> list[str]:

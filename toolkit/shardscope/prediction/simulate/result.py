@@ -45,6 +45,7 @@ class Simulation:
         arrangement: How drawings place the ranks.
         roles: Role of each rank.
         lost_s: Seconds lost to failures, which `time` includes.
+        work: The global batch and the sequence length; empty for the step of a trace.
     """
 
     label: str
@@ -56,6 +57,7 @@ class Simulation:
     arrangement: Arrangement
     roles: tuple[str | None, ...] = ()
     lost_s: float = 0.0
+    work: str = ""
 
     @property
     def step_time_s(self) -> float:
@@ -219,7 +221,7 @@ class Simulation:
                 f"busiest link: {row['link']}, {bytes_text(int(row['bytes']))}, {row['busy']:.0%} of the step"
             )
         return [
-            f"{self.label}, simulated on {self.num_devices:,} devices",
+            ", ".join(filter(None, [self.label, self.work, f"simulated on {self.num_devices:,} devices"])),
             f"step {duration_text(self.step_time_s)}, {self.idle_fraction:.1%} of it not computing; {sent}",
             *self.merged,
         ]

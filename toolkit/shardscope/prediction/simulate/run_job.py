@@ -9,6 +9,7 @@ from shardscope.prediction.simulate.breakdown import busy_seconds, lane_seconds,
 from shardscope.prediction.simulate.of_job import JobStepGraph
 from shardscope.prediction.simulate.replicas import Variation, replicate
 from shardscope.prediction.simulate.result import Simulation
+from shardscope.spec.units import work_text
 
 _ORDER = ("data", "forward", "backward", "optimizer", "codec", "communication", "idle")
 _IDLE = {"pipeline bubble": "idle", "fixed cost": "idle", "waiting for other ranks": "idle"}
@@ -52,4 +53,5 @@ def simulate_job(prediction: JobPrediction, variation: Variation, *, overlap: bo
         done=done,
         arrangement=job.strategy.arrangement(job.world_size),
         roles=tuple(job.strategy.role(rank, job.world_size) for rank in range(job.world_size)),
+        work=work_text(job.batch.global_batch, prediction.seq),
     )

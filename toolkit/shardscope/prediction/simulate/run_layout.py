@@ -16,6 +16,7 @@ from shardscope.spec.host_calibration import AnyCalibration
 from shardscope.spec.layout import Layout
 from shardscope.spec.look import Arrangement
 from shardscope.spec.model import Transformer
+from shardscope.spec.units import work_text
 
 MOST_LAYERED = 400_000
 """Largest number of operations of a replica that is simulated layer by layer."""
@@ -65,6 +66,7 @@ def simulate_layout(
         lane_ranks=tuple(map(tuple, every)),
         done=done,
         arrangement=Arrangement("row" if layout.pipeline > 1 else "ring"),
+        work=work_text(layout.global_batch, model.seq),
     )
 
 

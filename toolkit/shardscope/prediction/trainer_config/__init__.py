@@ -19,6 +19,7 @@ from shardscope.prediction.trainer_config.torchtitan import torchtitan_config
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 from shardscope.spec.software import assumed_software, software_of
+from shardscope.spec.units import work_text
 
 __all__ = ["TrainerConfig", "trainer_config"]
 
@@ -58,9 +59,11 @@ def trainer_config(model: Transformer, layout: Layout, software: str | None = No
         raise SpecError(
             f"compression={layout.compression.name!r} is not a setting of {known.label}; use a layout without it"
         )
-    if lacking := known.shipped.lacks(layout):
+    if lacking := known.shipped.lacks(layout, model):
         raise SpecError(
             f"{known.label} does not ship {' or '.join(lacking)}; to search only what it ships, plan with "
             f"software={known.name!r} and without that in fix"
         )
-    return _WRITERS[known.name](model, layout)
+    config = _WRITERS[known.name](model, layout)
+    work = f"The plan is for {work_text(layout.global_batch, model.seq)}."
+    return config._replace(remarks=(work, *config.remarks))

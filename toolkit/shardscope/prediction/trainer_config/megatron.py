@@ -28,6 +28,10 @@ def megatron_config(model: Transformer, layout: Layout) -> TrainerConfig:
     Raises:
         SpecError: Megatron-LM has no flags for the layout or the model.
     """
+    if layout.optimizer.name == "muon" and layout.precision == "fp16-mixed":
+        raise SpecError(
+            "optimizer='muon' with fp16-mixed is refused by Megatron-LM; use precision='bf16-mixed'"
+        )
     settings = {
         **_degrees(model, layout),
         **_sharding(layout),
@@ -43,6 +47,7 @@ def megatron_config(model: Transformer, layout: Layout) -> TrainerConfig:
         "attention-backend": "auto" if layout.flash_attention else "unfused",
         **_assumed(layout),
         **_model(model),
+        **_window(model, layout),
         **_exchange(model, layout),
     }
     return TrainerConfig("Megatron-LM, flags of pretrain_gpt.py", flags(settings), _remarks(model, layout))
@@ -172,7 +177,6 @@ def _model(model: Transformer) -> dict[str, Any]:
         "disable-bias-linear": not model.bias,
         "add-qkv-bias": bool(model.qkv_bias) and not model.bias,
         "qk-layernorm": bool(model.qk_norm),
-        **_window(model),
         **_experts(model),
     }
 
@@ -206,10 +210,15 @@ def _has_odd_biases(model: Transformer) -> bool:
     return out != model.bias or qkv < model.bias
 
 
-def _window(model: Transformer) -> dict[str, Any]:
+def _window(model: Transformer, layout: Layout) -> dict[str, Any]:
     """Return the flags of sliding windows, whose sizes count the tokens before and after a token."""
     if not model.num_windowed_layers:
         return {}
+    if layout.context > 1:
+        raise SpecError(
+            f"context={layout.context} with a window of {model.window} tokens is refused by TransformerEngine, whose "
+            "ranks exchange keys and values point to point; use context=1"
+        )
     every = model.full_attention_every
     return {
         "window-size": f"{model.window - 1},0",
@@ -236,9 +245,9 @@ def _exchange(model: Transformer, layout: Layout) -> dict[str, Any]:
     """Return how tokens reach their experts; Megatron-LM's default gathers all tokens on every rank."""
     if model.mixture is None:
         return {}
-    if layout.expert > 1 and layout.tensor > 1 and not layout.sequence_parallel:
+    if layout.tensor > 1 and not layout.sequence_parallel:
         raise SpecError(
-            f"expert={layout.expert} with tensor={layout.tensor} needs sequence parallelism in Megatron-LM; use "
+            f"a model with experts needs sequence parallelism with tensor={layout.tensor} in Megatron-LM; use "
             "sequence_parallel=True"
         )
     return {"moe-token-dispatcher-type": "alltoall", "moe-grouped-gemm": True}

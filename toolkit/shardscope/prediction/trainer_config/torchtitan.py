@@ -8,6 +8,7 @@ from shardscope.errors import SpecError
 from shardscope.prediction.trainer_config.config import TrainerConfig, flags, partial_recomputation
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
+from shardscope.spec.software import SOFTWARE
 from shardscope.spec.units import plural
 
 _SCHEDULES = {
@@ -19,6 +20,7 @@ _SCHEDULES = {
     "dualpipev": "DualPipeV",
 }
 """Names of classes in `torch.distributed.pipelining.schedules`, without ``Schedule``."""
+_OPTIMIZERS = ("adamw", "muon")
 _CASTS = {"fp32": "float32", "bf16-mixed": "bfloat16", "bf16-autocast": "bfloat16"}
 
 
@@ -33,6 +35,7 @@ def torchtitan_config(model: Transformer, layout: Layout, *, is_compiled: bool =
     Raises:
         SpecError: torchtitan cannot run the layout.
     """
+    _check(model, layout)
     settings: dict[str, Any] = {
         f"parallelism.{name}": value for name, value in _degrees(model, layout).items()
     }
@@ -40,7 +43,36 @@ def torchtitan_config(model: Transformer, layout: Layout, *, is_compiled: bool =
         settings |= _switch("parallelism", "enable_sequence_parallel", is_on=layout.sequence_parallel)
     settings |= _training(model, layout)
     settings |= _switch("compile", "enable", is_on=is_compiled)
+    if (
+        layout.pipeline > 1 or layout.expert > 1
+    ):  # torchtitan refuses to capture them in CUDA graphs, its default
+        settings["training.disable_cuda_graphs"] = True
     return TrainerConfig("torchtitan, flags of run_train.sh", flags(settings), _remarks(layout))
+
+
+def _check(model: Transformer, layout: Layout) -> None:
+    """Refuse what torchtitan's own checks refuse, also of a plan for FSDP2, which could run it.
+
+    Raises:
+        SpecError: torchtitan refuses the layout, its sequences or its optimizer.
+    """
+    if refused := SOFTWARE["torchtitan"].shipped.refuses(layout, model):
+        raise SpecError(
+            f"torchtitan refuses {' and '.join(refused)}; to search only what it runs, plan with "
+            "software='torchtitan' and without that in fix"
+        )
+    parts = (layout.tensor if layout.sequence_parallel else 1) * (
+        2 * layout.context if layout.context > 1 else 1
+    )
+    if layout.micro_batch * model.seq % parts:
+        raise SpecError(
+            f"the {layout.micro_batch * model.seq:,} tokens of a micro-batch are not a multiple of {parts}, as "
+            f"tensor={layout.tensor} and context={layout.context} need in torchtitan; use other degrees or sequences"
+        )
+    if layout.optimizer.name not in _OPTIMIZERS:
+        raise SpecError(
+            f"optimizer={layout.optimizer.name!r} is not one of torchtitan's; use one of {', '.join(_OPTIMIZERS)}"
+        )
 
 
 def _switch(section: str, name: str, *, is_on: bool) -> dict[str, Any]:
@@ -149,6 +181,8 @@ def _remarks(layout: Layout) -> tuple[str, ...]:
     return (
         "Releases before August 2026 have other names for the tokens of a micro-batch and of a step.",
         f"Choose {kept} activation checkpointing and {layout.optimizer.label} in the configuration of the model.",
+        *["Choose a model with FlexAttention, the only attention that context ranks share in torchtitan."]
+        * (layout.context > 1),
         *partial_recomputation(
             layout, "torchtitan has no setting for it, and its full activation checkpointing"
         ),

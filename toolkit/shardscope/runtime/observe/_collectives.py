@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardscope.training.collectives.process_group import num_bytes, sent_by_backend
+from shardscope.training.collectives.process_group import backend_traffic, not_sized, num_bytes
 from shardscope.training.meter import Meter, Traffic
 
 Finished = Callable[[], None]
@@ -39,6 +39,7 @@ _PAYLOAD_OF = {
     "gather_": ("gather", 1),
     "scatter_": ("scatter", 0),
     "barrier": ("barrier", None),
+    "monitored_barrier_": ("barrier", None),
     "send": ("send", 0),
     "recv_": ("recv", 0),
     "recv_any_source_": ("recv", 0),
@@ -99,25 +100,34 @@ class CollectiveMeter:
         return kernel
 
     def _book(self, name: str, payload_of: int | None, arguments: tuple[Any, ...]) -> Finished:
-        group = next(each for each in arguments if isinstance(each, torch.ScriptObject))
-        payload = 0 if payload_of is None else num_bytes(arguments[payload_of])
-        traffic = self._traffic(name, payload, dist.ProcessGroup.unbox(group), arguments)
-        self._meter.count(name, traffic)
-        return self._started(name, payload)
+        counted_as, traffic = name, Traffic(calls=1)
+        if payload_of is not None:
+            try:
+                traffic = self._traffic(name, payload_of, arguments)
+            except Exception:  # noqa: BLE001 - whatever it is, the recording goes on
+                counted_as = not_sized(name)
+        self._meter.count(counted_as, traffic)
+        return self._started(name, traffic.payload_bytes)
 
-    def _traffic(
-        self, name: str, payload: int, group: dist.ProcessGroup, arguments: tuple[Any, ...]
-    ) -> Traffic:
-        if name == "send":
-            peer = dist.get_global_rank(group, arguments[2])
-            return Traffic(payload, sent_bytes=payload, messages=1, calls=1, sent_to={peer: payload})
+    def _traffic(self, name: str, payload_of: int, arguments: tuple[Any, ...]) -> Traffic:
+        boxed = next(each for each in arguments if isinstance(each, torch.ScriptObject))
+        group = dist.ProcessGroup.unbox(boxed)
+        own = [each for each in arguments if each is not boxed]
+        if name in ("send", "recv"):
+            return self._message(name, num_bytes(own[0]), group, own[1])
+        return backend_traffic(
+            name, payload_of, own, group, self._backend(group, _device_of(own[payload_of]))
+        )
+
+    def _message(self, name: str, size: int, group: dist.ProcessGroup, peer: int) -> Traffic:
         if name == "recv":
-            return Traffic(payload, received_bytes=payload, calls=1)
-        backend = self._backend(group, _device_of(arguments[0])) if payload else ""
-        moved = sent_by_backend(name, payload, group.rank(), group.size(), backend)
-        return Traffic(payload, moved, moved, calls=1)
+            return Traffic(size, received_bytes=size, calls=1)
+        target = dist.get_global_rank(group, peer)
+        return Traffic(size, sent_bytes=size, messages=1, calls=1, sent_to={target: size})
 
-    def _backend(self, group: dist.ProcessGroup, device: torch.device) -> str:
+    def _backend(self, group: dist.ProcessGroup, device: torch.device | None) -> str:
+        if device is None:
+            return ""
         key = group.group_name, device.type
         if key not in self._backends:
             self._backends[key] = group._get_backend(device).name()  # noqa: SLF001
@@ -184,8 +194,10 @@ class _Waits:
         self._older.clear()
 
 
-def _device_of(tensors: Any) -> torch.device:
-    """Return the device of the first tensor in nested sequences."""
+def _device_of(tensors: Any) -> torch.device | None:
+    """Return the device of the first tensor in nested sequences; None if there is none."""
     while not isinstance(tensors, torch.Tensor):
+        if not tensors:
+            return None
         tensors = tensors[0]
     return tensors.device

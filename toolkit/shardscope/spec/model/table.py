@@ -36,6 +36,8 @@ class LayerTable(Model):
     layers: tuple[LayerRow, ...]
     step: StepTrace | None = None
     """Trace of the memory of a training step; None if it was not traced."""
+    notes: tuple[str, ...] = ()
+    """Sentences on what the trace leaves out, such as operations without a FLOP formula."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

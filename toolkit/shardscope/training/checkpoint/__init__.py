@@ -7,6 +7,7 @@
     replicas          copies of the state in host memory, in the same format; `memory` has their paths
     loading           loads the newest complete checkpoint, the same on all ranks
     contents          the contents of a checkpoint: model, optimizer, position in the data, random state
+    optimizer_state   the state of optimizers; `optimizer_trees` takes entries apart that are not tensors
     compressor_state  the state of compressors
     index             the JSON index of tensors and files, and its validation
     pieces            tensors stored in rectangular pieces, so that a job can resume with any number of ranks
@@ -19,12 +20,6 @@ strategy.
 
 from __future__ import annotations
 
-from shardscope.training.checkpoint.contents import (
-    load_optimizer_state_of,
-    load_state_of,
-    optimizer_state_of,
-    state_of,
-)
 from shardscope.training.checkpoint.folders import complete_checkpoints
 from shardscope.training.checkpoint.loading import Loaded, load
 from shardscope.training.checkpoint.saving import Saver
@@ -34,8 +29,4 @@ __all__ = [
     "Saver",
     "complete_checkpoints",
     "load",
-    "load_optimizer_state_of",
-    "load_state_of",
-    "optimizer_state_of",
-    "state_of",
 ]

@@ -17,7 +17,6 @@ from shardscope.training.checkpoint.compressor_state import RestoredState, resto
 from shardscope.training.checkpoint.contents import (
     RANK,
     extra_of,
-    loadable_part,
     optimizer_state_fits,
     random_key,
 )
@@ -26,6 +25,7 @@ from shardscope.training.checkpoint.index import FILE, Damaged, read_index, veri
 from shardscope.training.checkpoint.pickled import PICKLE, PickledReader, is_pickled
 from shardscope.training.checkpoint.pieces import CheckpointReader
 from shardscope.training.context import RankContext
+from shardscope.training.optim.state import complete
 from shardscope.training.random_state import random_state, set_random_state
 from shardscope.training.strategies.base import RankStrategy
 
@@ -93,14 +93,18 @@ def _load(
 ) -> Loaded:
     context, known = strategy.context, reader.keys
     saved = {name: 0 for name in (*_NO_DATA, "order") if f"extra.data.{name}" in known}
-    extra = _fill_known(reader, {"extra": extra_of(strategy, optimizer, 0, saved)})["extra"]
+    now = extra_of(strategy, optimizer, 0, saved)
+    extra = _fill_known(reader, {"extra": now})["extra"]
     fits, changes = optimizer_state_fits(strategy.job, extra)
-    asked = loadable_part(strategy.state_to_fill(optimizer, known), known, with_state=fits)
+    asked = strategy.state_to_fill(optimizer, reader, with_state=fits)
     changes += _averaging_notes(known, asked)
     state = reader.fill(asked)
     strategy.precision.load_state_dict(extra.get("precision", {}))
     # loaded after the precision's state, which it may overwrite, as a rank can have its own loss scale
     strategy.load_checkpoint_state(state, optimizer)
+    named = strategy.named_optimizer(optimizer)
+    if named is not None and extra.get("settings") != now["settings"]:
+        complete(named)
     restored = restore_compressor_state(strategy, reader, extra.get("layout"), extra.get("method"))
     strategy.follow_order(extra.get("gradient_order", []))
     _restore_random_state(reader, context)

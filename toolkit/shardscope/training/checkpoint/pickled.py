@@ -81,9 +81,15 @@ class PickledReader:
 
     def zeros(self, key: str) -> Tensor | None:
         """Return a tensor of zeros with the shape and dtype of the saved tensor `key`; None if it is not a tensor."""
-        stored = self.stored[key]
-        is_tensor = isinstance(stored, dcp.metadata.TensorStorageMetadata)
-        return torch.zeros(stored.size, dtype=stored.properties.dtype) if is_tensor else None
+        stored = self.described(key)
+        return None if stored is None else torch.zeros(stored[0], dtype=stored[1])
+
+    def described(self, key: str) -> tuple[tuple[int, ...], torch.dtype] | None:
+        """Return shape and dtype of the saved tensor `key`; None if it is not a tensor."""
+        stored = self.stored.get(key)
+        if not isinstance(stored, dcp.metadata.TensorStorageMetadata):
+            return None
+        return tuple(stored.size), stored.properties.dtype
 
 
 def _check_sizes(path: Path, metadata: dcp.metadata.Metadata) -> None:

@@ -105,8 +105,13 @@ class CheckpointReader:
 
     def zeros(self, key: str) -> Tensor | None:
         """Return a tensor of zeros with the shape and dtype of the saved tensor `key`; None if it is not a tensor."""
+        stored = self.described(key)
+        return None if stored is None else torch.zeros(stored[0], dtype=stored[1])
+
+    def described(self, key: str) -> tuple[tuple[int, ...], torch.dtype] | None:
+        """Return shape and dtype of the saved tensor `key`; None if it is not a tensor."""
         stored = self.index.tensors.get(key)
-        return None if stored is None else torch.zeros(stored.shape, dtype=stored.format)
+        return None if stored is None else (stored.shape, stored.format)
 
     def _fill(self, stored: TensorEntry, held: HeldPiece, key: str) -> None:
         if stored.shape != held.whole:

@@ -17,7 +17,7 @@ _TAG = "="
 of the type's name and the content."""
 
 
-def encode(key: str, value: object) -> Any:  # noqa: PLR0911 - one per type
+def encode(key: str, value: object) -> Any:  # noqa: C901, PLR0911 - one per type
     """Convert `value` to JSON types.
 
     Raises:
@@ -35,6 +35,8 @@ def encode(key: str, value: object) -> Any:  # noqa: PLR0911 - one per type
             row = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             dtype = str(value.dtype).removeprefix("torch.")
             return {_TAG: ["tensor", [dtype, tuple(value.shape), _text(row.tobytes())]]}
+        case complex():
+            return {_TAG: ["complex", [encode(key, value.real), encode(key, value.imag)]]}
         case float():
             return value if math.isfinite(value) else {_TAG: ["float", str(value)]}
         case bytes():
@@ -67,6 +69,8 @@ def decode(value: Any) -> Any:  # noqa: PLR0911 - one per type
             return int(content, 16)
         case "float":
             return float(content)
+        case "complex":
+            return complex(*map(decode, content))
         case "bytes":
             return base64.b64decode(content)
         case "numpy":
@@ -75,7 +79,7 @@ def decode(value: Any) -> Any:  # noqa: PLR0911 - one per type
             return array if shape else array[()]
         case "tensor":
             dtype, shape, data = content
-            row = torch.tensor(list(base64.b64decode(data)), dtype=torch.uint8)
+            row = torch.from_numpy(np.frombuffer(base64.b64decode(data), np.uint8).copy())
             return row.view(getattr(torch, dtype)).reshape(shape)
         case "tuple":
             return tuple(decode(item) for item in content)

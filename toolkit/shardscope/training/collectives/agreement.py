@@ -168,7 +168,7 @@ class Agreement:
         silent = [rank for rank in range(self._world_size) if not self._read(f"{rank}")]
         missing = f"rank {silent[0]} to report its own" if silent else "a report of the first difference"
         raise dist.DistBackendError(
-            f"Timed out waiting for {missing}: the ranks have called different collectives"
+            f"the ranks have called different collectives: Timed out waiting for {missing}"
         )
 
     def wait(self, future: Future[T]) -> T:

@@ -31,6 +31,7 @@ import torch.distributed as dist
 
 from shardscope.spec import Link
 from shardscope.training.collectives.pacing import PacedTransport, Pacer
+from shardscope.training.collectives.plain_tensors import plain
 from shardscope.training.collectives.process_group import MeteredProcessGroup, num_bytes
 from shardscope.training.collectives.switch import CollectiveArrivals, Switch
 from shardscope.training.meter import Meter
@@ -166,6 +167,7 @@ class PacedProcessGroup(MeteredProcessGroup):
         return PacedTransport(super().transport(device), self.pacer, self._rank_of)
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> dist.Work:
+        tensors = plain(tensors)
         size = num_bytes(tensors)
         self._count_send(dst, size)
         carrier = PacedTransport(self.inner, self.pacer, self._rank_of)

@@ -34,6 +34,7 @@ import torch.distributed as dist
 from shardscope.spec import Link
 from shardscope.training.collectives.outlet import Outlet
 from shardscope.training.collectives.switch import Switch
+from shardscope.training.transports.protocol import timed_out
 
 _UNLIMITED = 1e15  # bytes per second
 _POLL_S = 0.05  # interval in seconds at which a waiting rank checks whether another rank has exited
@@ -199,7 +200,10 @@ class PacedSend(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         started = time.monotonic()
         if not self._released.wait(None if timeout is None else timeout.total_seconds()):
-            raise RuntimeError(f"Timed out waiting {timeout} for a message to arrive over the emulated link")
+            assert timeout is not None
+            raise RuntimeError(
+                f"{timed_out(timeout.total_seconds())} for a message to arrive over the emulated link"
+            )
         if self._error is not None:
             raise self._error
         assert self._inner is not None

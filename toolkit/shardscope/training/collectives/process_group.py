@@ -12,7 +12,7 @@ link do not depend on the transport.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from shardscope.spec import Link
 from shardscope.training import clock
+from shardscope.training.collectives.plain_tensors import plain
 from shardscope.training.collectives.start import store_of_this_start
 from shardscope.training.meter import Meter, Span, Traffic
 from shardscope.training.transports import Name, Route, open_route
@@ -38,10 +39,16 @@ def share(total: int, rank: int, world_size: int) -> int:
 
 
 def num_bytes(tensors: Any) -> int:
-    """Return the size in bytes of a tensor, or the total size of nested sequences of tensors."""
-    if isinstance(tensors, torch.Tensor):
+    """Return the size in bytes of a tensor, or the total size of nested sequences of tensors.
+
+    A sparse tensor has the size of its indices and values, without duplicates, which is what gloo sends of it.
+    """
+    if not isinstance(tensors, torch.Tensor):
+        return sum(num_bytes(tensor) for tensor in tensors)
+    if tensors.layout != torch.sparse_coo:
         return tensors.nbytes
-    return sum(num_bytes(tensor) for tensor in tensors)
+    once = tensors.detach().coalesce()
+    return once.indices().nbytes + once.values().nbytes
 
 
 # Total bytes sent by all ranks, in multiples of (world_size - 1) * payload. The payload is the size of the reduced
@@ -62,6 +69,54 @@ def sent_by_backend(name: str, payload: int, rank: int, world_size: int, backend
     """
     per_payload = _TOTAL_SENT_GLOO if backend == "gloo" else _TOTAL_SENT
     return share(per_payload.get(name, 1) * (world_size - 1) * payload, rank, world_size)
+
+
+def not_sized(name: str) -> str:
+    """Return the name under which calls of a collective are counted, without bytes, if their size is not known."""
+    return f"{name} (not sized)"
+
+
+def backend_traffic(
+    name: str, payload_of: int, arguments: Sequence[Any], group: dist.ProcessGroup, backend: str
+) -> Traffic:
+    """Return this rank's traffic in one call of a backend collective.
+
+    Args:
+        name: The collective, such as ``"all_reduce"``.
+        payload_of: Index of the argument that contains the payload: the reduced tensor, the gathered output or the
+            scattered input.
+        arguments: Arguments of the collective, without the group.
+        group: The group.
+        backend: ``"gloo"`` or ``"nccl"``.
+    """
+    payload = num_bytes(arguments[payload_of])
+    if name == "all_to_all":
+        sent, received = (_to_others(arguments, side, group.rank(), group.size()) for side in (1, 0))
+    elif _is_sparse(arguments[payload_of]):  # gloo gathers the indices and values of all ranks
+        sent = received = (group.size() - 1) * payload
+    else:
+        sent = received = sent_by_backend(name, payload, group.rank(), group.size(), backend)
+    return Traffic(payload, sent, received, calls=1)
+
+
+def _to_others(arguments: Sequence[Any], side: int, rank: int, world_size: int) -> int:
+    """Return the bytes of all parts but the rank's own of an all-to-all's input (`side` 1) or output (`side` 0)."""
+    tensors = arguments[side]
+    if not isinstance(tensors, torch.Tensor):
+        return num_bytes(tensors) - num_bytes(tensors[rank])
+    splits = arguments[2 + side]
+    if not splits:
+        return num_bytes(tensors) // world_size * (world_size - 1)
+    rows: int = sum(splits)
+    return (rows - int(splits[rank])) * num_bytes(tensors) // max(1, rows)
+
+
+def _is_sparse(tensors: Any) -> bool:
+    while not isinstance(tensors, torch.Tensor):
+        if not tensors:
+            return False
+        tensors = tensors[0]
+    return tensors.layout == torch.sparse_coo
 
 
 class _WatchedWork(dist.Work):
@@ -98,12 +153,25 @@ class MeteredProcessGroup(dist.ProcessGroup):
         self.backend = backend
         self._name = "shardscope"
 
-    def _metered(self, name: str, payload: int, call: Callable[[], dist.Work]) -> dist.Work:
-        moved = sent_by_backend(name, payload, self.rank(), self.size(), self.backend)
-        self.meter.count(name, Traffic(payload, moved, moved, calls=1))
+    def _metered(
+        self, name: str, payload_of: int, arguments: Sequence[Any], call: Callable[..., dist.Work]
+    ) -> dist.Work:
+        """Record the traffic of a backend collective, and start it with `call(*arguments)`."""
+        arguments = plain(arguments, may_be_sparse=name == "all_reduce")
+        counted_as = name
+        try:
+            traffic = backend_traffic(name, payload_of, arguments, self, self.backend)
+        except Exception:  # noqa: BLE001 - the transport says what is wrong with the arguments
+            counted_as, traffic = not_sized(name), Traffic(calls=1)
+        self.meter.count(counted_as, traffic)
+        payload = traffic.payload_bytes
+        if (
+            name == "all_to_all" and self.size() > 1
+        ):  # the payload of an even one that takes as long on a link
+            payload = max(traffic.sent_bytes, traffic.received_bytes) * self.size() // (self.size() - 1)
         if name == "all_reduce":  # in a backward pass, DistributedDataParallel's
             self.meter.hold_gradients()
-        return self._timed("communication", name, payload, call)
+        return self._timed("communication", name, payload, lambda: call(*arguments))
 
     def _timed(
         self,
@@ -131,11 +199,13 @@ class MeteredProcessGroup(dist.ProcessGroup):
     # Point-to-point messages are counted by both the sender and the receiver.
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> dist.Work:
+        tensors = plain(tensors)
         size = num_bytes(tensors)
         self._count_send(dst, size)
         return self._timed("communication", "send", size, lambda: self.inner.send(tensors, dst, tag))
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int) -> dist.Work:
+        tensors = plain(tensors)
         size = num_bytes(tensors)
         self.meter.count("recv", Traffic(size, received_bytes=size, calls=1))
         arrived = partial(self.meter.arrived, "send", src, size)
@@ -161,6 +231,7 @@ class MeteredProcessGroup(dist.ProcessGroup):
         return self.inner._get_backend(device)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> dist.Work:
+        tensors = plain(tensors)
         size = num_bytes(tensors)
         self.meter.count("recv", Traffic(size, received_bytes=size, calls=1))
         work: dist.Work = self.inner.recv_anysource(tensors, tag)
@@ -172,6 +243,10 @@ class MeteredProcessGroup(dist.ProcessGroup):
     def barrier(self, *args: Any, **options: Any) -> dist.Work:
         self.meter.count("barrier", Traffic(calls=1))
         return self._timed("communication", "barrier", 0, lambda: self.inner.barrier(*args, **options))
+
+    def monitored_barrier(self, *args: Any, **options: Any) -> None:
+        self.meter.count("barrier", Traffic(calls=1))
+        self.inner.monitored_barrier(*args, **options)
 
     # Methods that PyTorch requires from a process group written in Python.
 
@@ -219,8 +294,7 @@ def _pass_on(method: str, name: str, payload_of: int) -> Callable[..., dist.Work
     """
 
     def call(self: MeteredProcessGroup, *args: Any, **options: Any) -> dist.Work:
-        payload = num_bytes(args[payload_of])
-        return self._metered(name, payload, lambda: getattr(self.inner, method)(*args, **options))
+        return self._metered(name, payload_of, args, partial(getattr(self.inner, method), **options))
 
     call.__name__ = method
     return call
@@ -241,24 +315,14 @@ _COLLECTIVES = {
          "reduce_scatter_single_coalesced"),
     ),
     "all_to_all": (1, ("alltoall", "alltoall_base", "all_to_all_single")),
+    "gather": (1, ("gather",)),
+    "scatter": (0, ("scatter",)),
 }  # fmt: skip
 
 for _name, (_payload_of, _methods) in _COLLECTIVES.items():
     for _method in _methods:
         if hasattr(dist.ProcessGroup, _method):
             setattr(MeteredProcessGroup, _method, _pass_on(_method, _name, _payload_of))
-
-
-def _gather(self: MeteredProcessGroup, outputs: Any, inputs: Any, *options: Any) -> dist.Work:
-    return self._metered("gather", num_bytes(inputs), lambda: self.inner.gather(outputs, inputs, *options))
-
-
-def _scatter(self: MeteredProcessGroup, outputs: Any, inputs: Any, *options: Any) -> dist.Work:
-    return self._metered("scatter", num_bytes(outputs), lambda: self.inner.scatter(outputs, inputs, *options))
-
-
-setattr(MeteredProcessGroup, "gather", _gather)  # noqa: B010 - torch's stubs overload it
-setattr(MeteredProcessGroup, "scatter", _scatter)  # noqa: B010
 
 
 def _paced_groups(link: Link, *, limits_rate: bool) -> PacedGroups:

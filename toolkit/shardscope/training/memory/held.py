@@ -19,7 +19,10 @@ def held_by_default(model: nn.Module, optimizer: Optimizer) -> Held:
     grads = [param.grad for param in [*own, *whole]]
     grads += [param.unsharded_accumulated_grad for param in sharded]
     state = [
-        value for row in list(optimizer.state.values()) for value in list(row.values())
+        value
+        for row in list(optimizer.state.values())
+        if isinstance(row, dict)  # an entry of no parameter may be a number
+        for value in list(row.values())
     ]  # copied to lists, as the threads of a parameter server may add entries meanwhile
     return {
         "parameters": [*own, *model.buffers()],

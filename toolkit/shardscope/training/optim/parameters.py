@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from shardscope.errors import SpecError, quoted
 from shardscope.spec.optimizer import Optimizer
+from shardscope.training.optim.state import note_as_built
 from shardscope.training.sharding import ReduceSquares
 
 
@@ -24,6 +25,7 @@ def built_by(spec: Optimizer, parameters: TrainedParameters) -> torch.optim.Opti
         raise SpecError(
             f"optimizer={spec.name!r}: its build method returned {quoted(built)}; return a torch.optim.Optimizer"
         )
+    note_as_built(built, lambda copies: spec.build(parameters.of_copies(copies)))
     return built
 
 
@@ -56,6 +58,14 @@ class TrainedParameters:
         self.reduce_squares, self.reduce_grad_square = reduce_squares, reduce_grad_square
         self.duplicate_grad_params, self.is_freezable = duplicate_grad_params, is_freezable
         self._dimensions = dimensions or {}
+
+    def of_copies(self, copies: Mapping[Tensor, Tensor]) -> TrainedParameters:
+        """Return the same description of copies of the parameters."""
+        same = TrainedParameters([(name, copies[parameter]) for name, parameter in self.named])  # type: ignore[misc]
+        same.reduce_squares, same.reduce_grad_square = self.reduce_squares, self.reduce_grad_square
+        same.duplicate_grad_params = [copies[p] for p in self.duplicate_grad_params]  # type: ignore[misc]
+        same.is_freezable, same._dimensions = self.is_freezable, self._dimensions
+        return same
 
     def groups(self, exclude: str = "none", **instead: Any) -> list[dict[str, Any]]:
         """Return the parameter groups for the optimizer, none of them empty.

@@ -1,32 +1,245 @@
-"""Creates the optimizer state of all parameters, before it is saved or loaded."""
+"""The state of an optimizer by name, as checkpoints store it; reading it never takes a step.
+
+    state.NAME     entries of the parameter NAME: tensors of its shape, and anything else that the optimizer keeps
+    group.NAME     values of the parameter's group that have changed since the optimizer was built, such as counters
+    shared         entries of `optimizer.state` that belong to no parameter
+    attributes     numbers, strings and collections of them among the optimizer's attributes that have changed
+
+Settings and the learning rate are not state: they come from the job. If an attribute is itself an optimizer, its
+sections are ``ATTRIBUTE:state.NAME`` and so on.
+"""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
 import torch
+from torch import Tensor
+
+from shardscope.errors import CheckpointError
 
 STEP = "step"
-"""Key of the step count: the only entry of a parameter's optimizer state that is a single number."""
+"""Key of PyTorch's step count, a single number that may be on the host although its parameter is not."""
+SHARED, ATTRIBUTES = "shared", "attributes"
+Sections = dict[str, dict[Any, Any]]
+_NOT_STATE = {"params", "param_names", "lr"}
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_ABSENT = object()
 
 
-def fill_in_state(optimizer: torch.optim.Optimizer) -> None:
-    """Create the initial state of parameters that have none, by an optimizer step with a learning rate of 0.
+@dataclass(frozen=True)
+class _Built:
+    """What an optimizer was before its first step."""
 
-    In a new optimizer, into which a checkpoint will be loaded, no parameter has any state; in a used one, parameters
-    that the loss does not use have none. All ranks must call this, because the step may sum norms over ranks. Gradients
-    are cleared afterwards.
+    groups: list[dict[str, Any]]
+    attributes: dict[str, Any]
+    again: Callable[[Mapping[Tensor, Tensor]], torch.optim.Optimizer] | None = None
+    """Function that builds the same optimizer for copies of the parameters."""
+
+
+@dataclass(frozen=True)
+class NamedOptimizer:
+    """An optimizer, and the names of its parameters in checkpoints.
+
+    Attributes:
+        optimizer: The optimizer.
+        names: Name of each parameter.
+        within: Prefix of the sections, of an optimizer inside another one.
     """
-    groups = optimizer.param_groups
-    fresh = [p for group in groups for p in group["params"] if not optimizer.state.get(p)]
-    rates = [group["lr"] for group in groups]
-    optimizer.zero_grad(set_to_none=True)
-    for group in groups:
-        group["lr"] = 0.0
-    for parameter in fresh:
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    for group, rate in zip(groups, rates, strict=True):
-        group["lr"] = rate
-    for parameter in fresh:
-        if STEP in optimizer.state.get(parameter, {}):
-            optimizer.state[parameter][STEP].zero_()
-    optimizer.zero_grad(set_to_none=True)
+
+    optimizer: torch.optim.Optimizer
+    names: Mapping[Tensor, str]
+    within: str = field(default="")
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The optimizer's parameters by name."""
+        return {
+            self._name(p): p for group in self.optimizer.param_groups for p in group["params"]
+        }  # fmt: skip
+
+    def inner(self) -> Iterator[NamedOptimizer]:
+        """Yield this optimizer, and those that are attributes of it."""
+        yield self
+        for name, value in vars(self.optimizer).items():
+            if isinstance(value, torch.optim.Optimizer) and value is not self.optimizer:
+                yield from NamedOptimizer(value, self.names, f"{self.within}{name}:").inner()
+
+    def sections(self) -> Sections:
+        """Return everything that the optimizer must find again when it resumes."""
+        return {
+            f"{one.within}{name}": entries
+            for one in self.inner()
+            for name, entries in one.own_sections()
+            if entries
+        }
+
+    def own_sections(self) -> Iterator[tuple[str, dict[Any, Any]]]:
+        """Yield the sections of this optimizer without those inside it."""
+        shared: dict[Any, Any] = {}
+        for key, entries in self.optimizer.state.items():
+            if isinstance(key, Tensor):
+                yield f"state.{self._name(key)}", dict(entries)
+            else:
+                shared[key] = entries
+        yield SHARED, shared
+        built = _BUILT.get(self.optimizer, _Built([], {}))
+        for number, group in enumerate(self.optimizer.param_groups):
+            before = built.groups[number] if number < len(built.groups) else {}
+            changed = _changed(before, {k: v for k, v in group.items() if k not in _NOT_STATE})
+            for parameter in group["params"]:
+                yield f"group.{self._name(parameter)}", changed
+        yield ATTRIBUTES, _changed(built.attributes, _attributes(self.optimizer))
+
+    def load(self, sections: Mapping[str, Mapping[Any, Any]]) -> None:
+        """Restore the result of `sections`; what it lacks stays as it is.
+
+        Raises:
+            CheckpointError: Parameters of one group had different values of it.
+        """
+        for one in self.inner():
+            own = {
+                name.removeprefix(one.within): entries
+                for name, entries in sections.items()
+                if name.startswith(one.within)
+            }
+            one.load_own(own)
+
+    def load_own(self, sections: Mapping[str, Mapping[Any, Any]]) -> None:
+        """Restore the sections of this optimizer without those inside it."""
+        for name, parameter in self.parameters.items():
+            if f"state.{name}" in sections:
+                _update(self.optimizer.state[parameter], sections[f"state.{name}"])
+        _update(self.optimizer.state, sections.get(SHARED, {}))
+        for group in self.optimizer.param_groups:
+            found = [sections.get(f"group.{self._name(p)}", {}) for p in group["params"]]
+            for values in found[1:]:
+                for key in values.keys() | found[0].keys():
+                    if not alike(values.get(key, _ABSENT), found[0].get(key, _ABSENT)):
+                        raise CheckpointError(differing(str(key)))
+            _update(group, found[0] if found else {})
+        for name, value in sections.get(ATTRIBUTES, {}).items():
+            setattr(self.optimizer, name, value)
+
+    def _name(self, parameter: Tensor) -> str:
+        if parameter not in self.names:
+            raise CheckpointError(
+                f"{type(self.optimizer).__name__} updates a tensor of shape {tuple(parameter.shape)} that is not a "
+                "parameter of the model, so a checkpoint cannot name its state; let it update the given parameters"
+            )
+        return self.names[parameter]
+
+
+def differing(entry: str) -> str:
+    """Return the message about an entry whose values on several ranks cannot be combined."""
+    return (
+        f"the optimizer's entry {entry!r} differs between the ranks that saved it, and cannot be divided among other "
+        "ranks; resume with the strategy and the world size that saved it"
+    )
+
+
+def note_as_built(
+    optimizer: torch.optim.Optimizer,
+    again: Callable[[Mapping[Tensor, Tensor]], torch.optim.Optimizer] | None = None,
+) -> None:
+    """Remember an optimizer that has not stepped yet, to recognise later what its steps have changed."""
+    for one in NamedOptimizer(optimizer, {}).inner():
+        groups = [
+            {key: copy.deepcopy(value) for key, value in group.items() if key not in _NOT_STATE}
+            for group in one.optimizer.param_groups
+        ]
+        _BUILT[one.optimizer] = _Built(groups, copy.deepcopy(_attributes(one.optimizer)), again)
+
+
+def complete(named: NamedOptimizer) -> None:
+    """Add the entries that the job's settings need and the loaded state lacks, as they are before the first step.
+
+    A throwaway optimizer for copies of the parameters creates them. All ranks must call this, because a step may sum
+    norms over ranks.
+    """
+    optimizer = named.optimizer
+    built = _BUILT.get(optimizer)
+    if built is None or built.again is None or not optimizer.state:
+        return
+    copies = {p: torch.nn.Parameter(p.detach().clone()) for p in named.parameters.values()}
+    for each in copies.values():
+        each.grad = torch.zeros_like(each)
+    other = built.again(copies)
+    other.step()
+    for parameter, each in copies.items():
+        held, fresh = optimizer.state.get(parameter), other.state.get(each, {})
+        for key in fresh.keys() - (held or fresh).keys():
+            assert held is not None
+            held[key] = fresh[key].zero_() if key == STEP else fresh[key]
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested lists, tuples and dictionaries."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from tensors_in(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors_in(part)
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Return whether two values are the same to the bit, with tensors in nested lists, tuples and dictionaries."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        is_same = one.shape == other.shape and one.dtype == other.dtype and one.layout == other.layout
+        return is_same and torch.equal(_bits(one), _bits(other))
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(alike, one, other))
+    same = one == other
+    return bool(same) if isinstance(same, bool) else bool(getattr(same, "all", bool)()) or one is other
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    whole = tensor.detach().cpu()
+    return whole if whole.layout != torch.strided else whole.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in now.items() if not alike(before.get(key, _ABSENT), value)}
+
+
+def _attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the attributes that can be restored: numbers, strings, and collections of them."""
+    ignored = {"state", "param_groups", "defaults", "_optimizer_step_pre_hooks", "_opt_called", "_step_count"}
+    return {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name not in ignored and not name.startswith("_optimizer_") and _is_plain(value)
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    if type(value) is dict:
+        return all(_is_plain(key) and _is_plain(part) for key, part in value.items())
+    return type(value) in _PLAIN or (type(value) is Tensor and value.dim() == 0)
+
+
+def _update(held: Any, loaded: Mapping[Any, Any]) -> None:
+    """Overwrite entries; a tensor that fits is overwritten in place, as the optimizer may have views of it."""
+    for key, value in loaded.items():
+        mine = held.get(key)
+        fits = isinstance(mine, Tensor) and isinstance(value, Tensor)
+        if fits and (mine.shape, mine.dtype, mine.device) == (value.shape, value.dtype, value.device):
+            mine.detach().copy_(value)
+        else:
+            held[key] = value
+
+
+_BUILT: WeakKeyDictionary[torch.optim.Optimizer, _Built] = WeakKeyDictionary()

@@ -36,9 +36,12 @@ from shardscope.training.compression import Carrier, build_compressor
 from shardscope.training.context import RankContext
 from shardscope.training.data import Batch, call
 from shardscope.training.gradient_noise import GradientNoise, NoiseSample
+from shardscope.training.loss import zero_of
 from shardscope.training.memory import Held, MemoryWatch, held_by_default
 from shardscope.training.observe import StandIns, unchanged
 from shardscope.training.optim import LayerSignal, LayerwiseOptimizer, TrainedParameters, built_by
+from shardscope.training.optim.holding import Holding, SavedCheckpoint, digest_of
+from shardscope.training.optim.state import NamedOptimizer
 from shardscope.training.precision import Precision
 from shardscope.training.sharding import ReduceSquares
 from shardscope.training.strategies._relayout import (
@@ -61,7 +64,8 @@ class StepResult:
     """Result of one step on this rank.
 
     Attributes:
-        loss: Mean loss over this rank's samples; None on a rank that computes no loss, such as a parameter server or a
+        loss: Mean loss over this rank's samples, weighted by how many targets count in them, so that the mean over
+            ranks is the mean over all targets; None on a rank that computes no loss, such as a parameter server or a
             pipeline stage other than the last.
         grad_norm: Norm of the gradient before clipping; None if it was not computed.
         skipped: Whether the update was skipped because fp16 gradients overflowed.
@@ -120,6 +124,9 @@ class RankStrategy(ABC):
     """Communication functions for the compressor; set by `wrap` if the strategy supports compression."""
     sample_weight: float = 1.0
     """Number of this rank's samples in a step, relative to the mean over the ranks that share the batch."""
+    loss_weights: Sequence[float] | None = None
+    """Factor of the loss of each micro-batch in this step, so that the mean over ranks is the mean over the batch (see
+    `BatchWeights`); None if micro-batches have equal weights, and ranks `sample_weight`."""
     example: Callable[[], MicroBatch]
     """Function that returns a micro-batch, the same on every rank, for strategies that test the model before training;
     set before `setup` is called."""
@@ -236,7 +243,7 @@ class RankStrategy(ABC):
         loss_function: LossFunction,
         optimizer: torch.optim.Optimizer,
     ) -> StepResult:
-        """Take one optimizer step on this rank's micro-batches, which have equal sizes; see `sample_weight`."""
+        """Take one optimizer step on this rank's micro-batches, which have equal sizes; see `loss_weights`."""
         optimizer.zero_grad(set_to_none=True)
         if self.compressor is not None:
             self.compressor.begin_step(self.context.meter.step)
@@ -264,22 +271,37 @@ class RankStrategy(ABC):
         last = len(micro_batches) - 1
         for i, (inputs, targets) in enumerate(micro_batches):
             with nullcontext() if i == last else self.no_exchange():
-                loss = self._forward_backward(inputs, targets, loss_function, len(micro_batches))
+                loss = self._forward_backward(inputs, targets, loss_function, i, len(micro_batches))
             total = loss if total is None else total + loss
         assert total is not None
         return float(total)
 
-    def _forward_backward(self, inputs: Any, targets: Any, loss_function: LossFunction, parts: int) -> Tensor:
+    def _forward_backward(
+        self, inputs: Any, targets: Any, loss_function: LossFunction, index: int, parts: int
+    ) -> Tensor:
         meter = self.context.meter
         with meter.forward_span(), self.precision.autocast():
-            loss = loss_function(call(self.module, inputs), targets) / parts
+            loss = self.part_loss(loss_function, call(self.module, inputs), targets, index)
         self.memory.sample()  # all activations are in memory now
-        # the mean over ranks of weighted gradients is the mean over all samples
-        weighted = loss if self.sample_weight == 1 else loss * self.sample_weight
+        # the mean over ranks of weighted gradients is the mean over all targets
+        if self.loss_weights is None:
+            loss = loss / parts
+            weighted = loss if self.sample_weight == 1 else loss * self.sample_weight
+        else:
+            weighted = loss * self.loss_weights[index]
+            loss = weighted / self.sample_weight
+        if self.noise is not None:
+            self.noise.part_weight = 1.0 if self.loss_weights is None else self.loss_weights[index] * parts
         with meter.backward_span():
             self.precision.scale(weighted).backward()
         self.memory.sample()  # all gradients are in memory now
         return loss.detach()
+
+    def part_loss(self, loss_function: LossFunction, output: Any, targets: Any, index: int) -> Tensor:
+        """Return the loss of one micro-batch, not yet weighted; zero if none of its targets counts."""
+        if self.loss_weights is not None and self.loss_weights[index] == 0:
+            return zero_of(output)
+        return loss_function(output, targets)
 
     def averaged(self) -> StandIns:
         """Return the mean over all ranks of each parameter that the ranks train separately; called by all ranks.
@@ -341,11 +363,21 @@ class RankStrategy(ABC):
 
     def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the states of model and optimizer for a checkpoint: whole tensors or DTensors by name."""
-        from shardscope.training.checkpoint import (
-            optimizer_state_of,  # a slow import, needed only by runs that save checkpoints
-        )
+        from shardscope.training.checkpoint.optimizer_state import state_to_save  # only for runs that save
 
-        return {"model": self.model_state(), "optimizer": optimizer_state_of(self.model, optimizer)}
+        named = self.named_optimizer(optimizer)
+        return {"model": self.model_state(), "optimizer": state_to_save(named, self.context, self.holding)}
+
+    def named_optimizer(self, optimizer: torch.optim.Optimizer) -> NamedOptimizer | None:
+        """Return the optimizer that updates this rank's parameters, with their names; None if the rank has none."""
+        return NamedOptimizer(optimizer, {p: name for name, p in self.model.named_parameters()})
+
+    @property
+    def holding(self) -> Holding:
+        """How this rank holds the parameters that its optimizer updates."""
+        return Holding(
+            f"{self.layout} {digest_of([(name, p.is_meta) for name, p in self.model.named_parameters()])}"
+        )
 
     def model_state(self) -> dict[str, Any]:
         """Return the `state_dict` with the tensors of `consensus`, the same on all ranks; called by all ranks."""
@@ -353,9 +385,23 @@ class RankStrategy(ABC):
         own = self.model.state_dict(keep_vars=True)
         return {name: shared.get(v, v).detach() if isinstance(v, Tensor) else v for name, v in own.items()}
 
-    def state_to_fill(self, optimizer: torch.optim.Optimizer, known: set[str]) -> dict[str, Any]:  # noqa: ARG002
-        """Return a `checkpoint_state` to fill from a checkpoint with the keys `known`; called by all ranks."""
-        return self.checkpoint_state(optimizer)
+    def state_to_fill(
+        self, optimizer: torch.optim.Optimizer, saved: SavedCheckpoint, *, with_state: bool, within: str = ""
+    ) -> dict[str, Any]:
+        """Return the part of `saved` that this rank loads, as empty tensors and values; called by all ranks.
+
+        Args:
+            optimizer: The strategy's optimizer.
+            saved: The checkpoint.
+            with_state: Whether to load the optimizer state.
+            within: Prefix of the keys in the checkpoint.
+        """
+        from shardscope.training.checkpoint.optimizer_state import state_to_fill
+
+        named = self.named_optimizer(optimizer) if with_state else None
+        at = f"{within}optimizer."
+        state = state_to_fill(named, saved, self.holding, within=at, rank=self.context.rank)
+        return {"model": self.model_state(), "optimizer": state}
 
     # Methods for the compressor's state, which checkpoints save separately.
 
@@ -400,9 +446,16 @@ class RankStrategy(ABC):
 
     def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
         """Load model and optimizer from `state`: the structure of `checkpoint_state`, with values from a checkpoint."""
-        from shardscope.training.checkpoint import load_state_of
+        self.model.load_state_dict(state["model"])
+        self.load_optimizer_state(state["optimizer"], optimizer)
 
-        load_state_of(state, self.model, optimizer)
+    def load_optimizer_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+        """Load the optimizer's part of a checkpoint."""
+        from shardscope.training.checkpoint.optimizer_state import load_state
+
+        named = self.named_optimizer(optimizer)
+        if named is not None and state:
+            load_state(named, state, self.holding, rank=self.context.rank)
 
 
 def no_gradient_error(parameter: str, strategy: str, *, where: str = "") -> SpecError:

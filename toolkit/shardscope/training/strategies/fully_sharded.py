@@ -376,7 +376,11 @@ class FullySharded(Partitioned):
 
     def join(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return DTensors that are sharded as the parameters are; nothing is gathered."""
-        return {piece.name: _like(piece.whole, parts[piece.name]) for piece in self.pieces}
+        wholes = {piece.name: piece.whole for piece in self.pieces}
+        return {name: _like(wholes[name], part) for name, part in parts.items()}
+
+    def empty(self, piece: ParameterShare, dtype: torch.dtype) -> Tensor:
+        return _like(piece.whole, torch.empty_like(piece.parameter, dtype=dtype))
 
     def part(self, piece: ParameterShare, whole: Tensor) -> Tensor:  # noqa: ARG002 - the DTensor holds its own shard
         return local(whole)

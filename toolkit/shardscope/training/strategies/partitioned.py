@@ -10,13 +10,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from shardscope.training.optim import TrainedParameters, built_by
-from shardscope.training.optim.state import STEP, fill_in_state
+from shardscope.training.optim.holding import Holding, digest_of
+from shardscope.training.optim.state import NamedOptimizer
 from shardscope.training.sharding import largest_over_ranks, start_alike
 from shardscope.training.strategies.base import RankStrategy
 
@@ -53,41 +54,46 @@ class Partitioned(RankStrategy):
         )  # fmt: skip
         return built_by(self.job.optimizer, parameters)
 
+    def named_optimizer(self, optimizer: torch.optim.Optimizer) -> NamedOptimizer | None:
+        return NamedOptimizer(optimizer, {piece.parameter: piece.name for piece in self.pieces})
+
+    @property
+    def holding(self) -> Holding:
+        held = [(piece.name, tuple(piece.parameter.shape)) for piece in self.pieces]
+        return _Pieces(f"{self.layout} {digest_of(held)}", self, {piece.name: piece for piece in self.pieces})
+
     @abstractmethod
     def join(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Combine the ranks' pieces of a state tensor into tensors (or DTensors) with the shapes of whole parameters.
 
         Args:
-            parts: This rank's pieces, by parameter name.
+            parts: This rank's pieces, by parameter name; of the same parameters and dtypes on all ranks.
         """
 
     @abstractmethod
+    def empty(self, piece: ParameterShare, dtype: torch.dtype) -> Tensor:
+        """Return an empty tensor (or DTensor) with the shape of the whole parameter."""
+
+    @abstractmethod
     def part(self, piece: ParameterShare, whole: Tensor) -> Tensor:
-        """Return this rank's piece of `whole`, a tensor that `join` returned."""
+        """Return this rank's piece of `whole`, a tensor that `join` or `empty` returned."""
 
-    def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        fill_in_state(optimizer)
-        state = {
-            f"state.{name}.{key}": value
-            for key in self._state_keys(optimizer)
-            for name, value in self._whole_state(optimizer, key).items()
-        }
-        return {"model": self.model_state(), "optimizer": state}
 
-    def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        self.model.load_state_dict(state["model"])
-        saved = state["optimizer"]
-        for key in self._state_keys(optimizer):
-            for piece in self.pieces:
-                mine, value = optimizer.state[piece.parameter][key], saved.get(f"state.{piece.name}.{key}")
-                if value is not None:
-                    mine.copy_(value if key == STEP else self.part(piece, value))
+@dataclass(frozen=True)
+class _Pieces(Holding):
+    strategy: Partitioned
+    pieces: Mapping[str, ParameterShare]
 
-    def _state_keys(self, optimizer: torch.optim.Optimizer) -> list[str]:
-        """Return the keys of the optimizer state of a parameter; empty for SGD without momentum."""
-        state = optimizer.state.get(self.pieces[0].parameter, {})
-        return [key for key, value in state.items() if isinstance(value, Tensor)]
+    is_split: ClassVar[bool] = True
 
-    def _whole_state(self, optimizer: torch.optim.Optimizer, key: str) -> dict[str, Tensor]:
-        parts = {piece.name: optimizer.state[piece.parameter][key] for piece in self.pieces}
-        return parts if key == STEP else self.join(parts)
+    def join(self, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return self.strategy.join(parts)
+
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        return self.strategy.part(self.pieces[name], whole).clone()
+
+    def whole(self, name: str, like: Tensor, dtype: torch.dtype) -> Tensor:  # noqa: ARG002
+        return self.strategy.empty(self.pieces[name], dtype)
+
+    def shape(self, name: str, held: Tensor) -> tuple[int, ...]:  # noqa: ARG002
+        return tuple(self.pieces[name].whole.shape)

@@ -9,6 +9,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 
+def timed_out(seconds: float) -> str:
+    """Return why a wait of `seconds` failed, in gloo's words, for which programs and torch's own tests search."""
+    return f"this rank waited too long: Timed out waiting {1000 * seconds:.0f}ms"
+
+
 class Transport(Protocol):
     """A process group that carries messages and collectives.
 

@@ -18,6 +18,7 @@ from shardscope.training.compression import Carrier
 from shardscope.training.flat import copy_tensors_, views_of
 from shardscope.training.memory import Held
 from shardscope.training.observe import StandIns
+from shardscope.training.optim.holding import SavedCheckpoint
 from shardscope.training.sharding import start_alike
 from shardscope.training.strategies.base import LossFunction, MicroBatch, RankStrategy, StepResult
 
@@ -126,25 +127,33 @@ class GossipRank(RankStrategy):
     # Checkpoints contain the mean as their model, and also each rank's own state.
 
     def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        from shardscope.training.checkpoint import state_of
+        from shardscope.training.checkpoint.optimizer_state import state_to_save
 
+        named = self.named_optimizer(optimizer)
         return {
             "model": self.model_state(),
             _NUM_RANKS: torch.tensor(self.context.world_size),
             f"rank-{self.context.rank}": {
-                **state_of(self.model, optimizer),
+                "model": self.model.state_dict(),
+                "optimizer": state_to_save(named, None, self.holding),
                 "precision": self.precision.state_dict(),
             },
         }
 
-    def state_to_fill(self, optimizer: torch.optim.Optimizer, known: set[str]) -> dict[str, Any]:
+    def state_to_fill(
+        self, optimizer: torch.optim.Optimizer, saved: SavedCheckpoint, *, with_state: bool, within: str = ""
+    ) -> dict[str, Any]:
         """Return the state to fill from a checkpoint: the ranks' own models, if as many gossip ranks saved it.
 
         Otherwise, it is one model for all ranks: the mean of the ranks' models, or that of a different strategy.
         """
-        saved = {key.partition(".")[0] for key in known if key.startswith("rank-")}
-        is_own = _NUM_RANKS in known and len(saved) == self.context.world_size
-        return self.checkpoint_state(optimizer) if is_own else super().checkpoint_state(optimizer)
+        ranks = {key.partition(".")[0] for key in saved.keys if key.startswith("rank-")}
+        if _NUM_RANKS not in saved.keys or len(ranks) != self.context.world_size:
+            return super().state_to_fill(optimizer, saved, with_state=with_state, within=within)
+        name = f"rank-{self.context.rank}"
+        own = super().state_to_fill(optimizer, saved, with_state=with_state, within=f"{name}.")
+        own |= {"model": self.model.state_dict(), "precision": self.precision.state_dict()}
+        return {"model": self.model_state(), _NUM_RANKS: torch.tensor(self.context.world_size), name: own}
 
     def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
         """Load this rank's own state, or the common state if ranks have no separate states."""

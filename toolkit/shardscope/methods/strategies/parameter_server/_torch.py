@@ -26,6 +26,7 @@ from shardscope.training.compression import Carrier, Compressor, build_compresso
 from shardscope.training.flat import copy_tensors_
 from shardscope.training.memory import Held
 from shardscope.training.optim import LayerSignal, LayerwiseOptimizer
+from shardscope.training.optim.state import NamedOptimizer
 from shardscope.training.sharding import clip_grad_norm_, start_alike
 from shardscope.training.strategies.base import LossFunction, MicroBatch, RankStrategy, StepResult
 
@@ -210,19 +211,15 @@ class ParameterServerRank(RankStrategy):
     def layout(self) -> str:
         return f"{self.settings.label} {self.context.world_size}"
 
-    def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return the parameters and, on a server, the optimizer state of its own tensors."""
-        from shardscope.training.checkpoint import optimizer_state_of
-
+    def named_optimizer(self, optimizer: torch.optim.Optimizer) -> NamedOptimizer | None:
+        """Return the real optimizer, which a server has for its own tensors."""
         server = self.server
-        held = {} if server is None else optimizer_state_of(server.module, server.optimizer)
-        return {"model": self.model_state(), "optimizer": held}
+        if server is None:
+            return None
+        return NamedOptimizer(server.optimizer, {p: name for name, p in server.module.named_parameters()})
 
     def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        from shardscope.training.checkpoint import load_optimizer_state_of
-
-        self.model.load_state_dict(state["model"])
+        super().load_checkpoint_state(state, optimizer)
         if self.server is not None:
-            load_optimizer_state_of(state["optimizer"], self.server.module, self.server.optimizer)
             self.server.set_parameters(self.server.shard.parameters)
             optimizer.state = self.server.optimizer.state

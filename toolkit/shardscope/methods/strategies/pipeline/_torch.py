@@ -26,6 +26,7 @@ from shardscope.methods.strategies.pipeline._torch_passing import receive_activa
 from shardscope.training.collectives.ring import RingAllReduce
 from shardscope.training.observe import StandIns, unchanged
 from shardscope.training.optim import LayerSignal, TrainedParameters, built_by
+from shardscope.training.optim.holding import SavedCheckpoint
 from shardscope.training.sharding import largest_over_ranks
 from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, RankStrategy, StepResult
 from shardscope.training.tensors_in import tensors_in
@@ -192,8 +193,13 @@ class PipelineRank(RankStrategy):
                 optimizer, self.parameters, self.job.clip_norm,
                 reduce_square=self.reduce_grad_square, duplicate_grad_params=self.duplicate_grad_params,
             )  # fmt: skip
-        loss = float(torch.stack(self.losses).mean()) if self.losses else None
-        return StepResult(loss, grad_norm, skipped)
+        return StepResult(self._mean_loss(), grad_norm, skipped)
+
+    def _mean_loss(self) -> float | None:
+        if not self.losses:
+            return None
+        losses = torch.stack(self.losses)
+        return float(losses.mean() if self.loss_weights is None else losses.sum())
 
     def _pass(self, part: Sequence[MicroBatch]) -> None:
         """Run the micro-batches of `part` forward and backward through the pipeline."""
@@ -211,10 +217,11 @@ class PipelineRank(RankStrategy):
 
     def _loss(self, output: Any, index: Tensor) -> Tensor:
         """Return the loss for the backward pass: the contribution of micro-batch `index` to the mean over the batch."""
+        weights, part = self.loss_weights, self.recorder.first + int(index)
         with self.recorder.loss(), self.precision.autocast():
-            loss = self.loss_function(output, self.targets[int(index)])
-        self.losses.append(loss.detach())
-        return self.precision.scale(loss / self.parts)
+            loss = self.part_loss(self.loss_function, output, self.targets[int(index)], part)
+        self.losses.append(loss.detach() if weights is None else loss.detach() * weights[part])
+        return self.precision.scale(loss / self.parts if weights is None else loss * weights[part])
 
     def _sum_tied(self) -> None:
         if self.placeholder is not None:
@@ -283,9 +290,15 @@ class PipelineRank(RankStrategy):
             part: {key: v for key, v in values.items() if _saved(key, v)} for part, values in state.items()
         }
 
+    def state_to_fill(
+        self, optimizer: torch.optim.Optimizer, saved: SavedCheckpoint, *, with_state: bool, within: str = ""
+    ) -> dict[str, Any]:
+        state = super().state_to_fill(optimizer, saved, with_state=with_state, within=within)
+        return {**state, "model": {key: v for key, v in state["model"].items() if _saved(key, v)}}
+
     def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        ours = super().checkpoint_state(optimizer)
-        super().load_checkpoint_state({part: {**ours[part], **state[part]} for part in ours}, optimizer)
+        own = super().model_state()
+        super().load_checkpoint_state({**state, "model": {**own, **state["model"]}}, optimizer)
 
 
 def _boundary(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

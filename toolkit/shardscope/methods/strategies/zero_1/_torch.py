@@ -168,7 +168,8 @@ class Zero1Rank(Partitioned):
     def _gather(self, flat: Tensor, bucket: FlatBucket) -> None:
         """All-gather a tensor that is laid out like `bucket` from the chunks of all ranks, in place."""
         if not self.is_ring:
-            dist.all_gather_into_tensor(flat, bucket.own(flat).clone())
+            own = bucket.own(flat).clone()  # as bytes, since not every backend can send every dtype
+            dist.all_gather_into_tensor(flat.view(torch.uint8), own.view(torch.uint8))
         elif self.context.is_staged(flat.nbytes, self.context.world_size - 1):
             flat.copy_(self.ring.all_gather_(flat.cpu()))
         else:
@@ -178,12 +179,27 @@ class Zero1Rank(Partitioned):
         """Gather whole tensors on every rank, which therefore stores the whole optimizer state during a checkpoint."""
         joined: dict[str, Tensor] = {}
         for bucket in self.buckets:
-            flat = torch.zeros_like(bucket.weights)
-            own = torch.cat([parts[piece.name] for piece in bucket.pieces])
-            bucket.own(flat)[: len(own)] = own
-            self._gather(flat, bucket)
-            joined.update(bucket.wholes(flat))
+            for dtype in dict.fromkeys(
+                parts[piece.name].dtype for piece in bucket.pieces if piece.name in parts
+            ):
+                named = {p.name: parts[p.name] for p in bucket.pieces if p.name in parts}
+                flat = self._gathered({n: t for n, t in named.items() if t.dtype == dtype}, bucket, dtype)
+                wholes = bucket.wholes(flat)
+                joined |= {name: wholes[name] for name, part in named.items() if part.dtype == dtype}
         return joined
+
+    def _gathered(self, parts: Mapping[str, Tensor], bucket: FlatBucket, dtype: torch.dtype) -> Tensor:
+        """Gather the elements of some parameters of a bucket; those of others are 0."""
+        flat = torch.zeros_like(bucket.weights, dtype=dtype)
+        none = torch.zeros_like(bucket.own(flat))
+        pieces = [parts.get(piece.name, none[: piece.stop - piece.start]) for piece in bucket.pieces]
+        own = torch.cat(pieces)
+        bucket.own(flat)[: len(own)] = own
+        self._gather(flat, bucket)
+        return flat
+
+    def empty(self, piece: ParameterShare, dtype: torch.dtype) -> Tensor:
+        return torch.empty_like(piece.whole, dtype=dtype)
 
     def part(self, piece: ParameterShare, whole: Tensor) -> Tensor:
         assert isinstance(piece, FlatPiece)

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
 
-from shardscope.errors import SpecError, quoted, unknown_name
+from shardscope.errors import SpecError, quoted
 from shardscope.spec.model.huggingface import gpt_like, llama_like
+from shardscope.spec.model.huggingface.composite import text_keys
 from shardscope.spec.model.huggingface.config import Config, Fields
 from shardscope.spec.model.transformer import Transformer
 
@@ -20,12 +23,12 @@ READERS: dict[str, Callable[[Config], Fields]] = {**gpt_like.READERS, **llama_li
 """The reader for each supported ``model_type``."""
 
 BEYOND = {
-    "linear attention": ("qwen3_next", "qwen3_5_text", "minimax", "kimi_linear"),
+    "linear attention": ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "minimax", "kimi_linear"),
     "state-space layers": ("mamba", "mamba2", "falcon_mamba", "jamba", "bamba", "zamba2", "nemotron_h", "falcon_h1"),
     "recurrent layers": ("rwkv", "recurrent_gemma"),
     "an encoder beside the decoder": ("t5", "mt5", "bart", "mbart", "pegasus", "marian", "whisper", "t5gemma"),
     "cross-attention layers": ("mllama_text_model",),
-    "an embedding in every layer": ("gemma3n_text",),
+    "an embedding in every layer": ("gemma3n_text", "gemma4_text"),
     "layers with experts between layers without": ("llama4_text", "ernie4_5_moe"),
 }  # fmt: skip
 """Types by the part that a `Transformer` has no fields for."""
@@ -47,10 +50,8 @@ def from_hf(path: str | Path) -> Transformer:
     file = file / "config.json" if file.is_dir() else file
     keys = _read(file)
     named = str(keys.get("_name_or_path") or keys.get("model_type")).rstrip("/").rpartition("/")[2]
-    text = keys.get("text_config")
-    if isinstance(text, dict):
-        tied = {name: keys[name] for name in ("tie_word_embeddings",) if name in keys}
-        keys, named = {**tied, **text}, f"{named}-text"
+    if (text := text_keys(keys, file)) is not None:
+        keys, named = text, f"{named}-text"
     return Transformer(name=named, **_reader(file, keys)(Config(keys, file)))
 
 
@@ -58,18 +59,35 @@ def _reader(file: Path, keys: Fields) -> Callable[[Config], Fields]:
     kind = keys.get("model_type")
     if isinstance(kind, str) and kind in READERS:
         return READERS[kind]
-    for part, kinds in BEYOND.items():
-        if kind in kinds:
-            raise SpecError(
-                f"{file}: model_type={quoted(kind)} has {part}, which a config cannot be read with; describe an "
-                "approximation with ss.Model.transformer(...), or trace the module with ss.Model.from_module(...)"
-            )
     if kind is None:
         raise SpecError(
             f"{file} has no 'model_type', such as 'llama'; add it, or describe the model with ss.Model.transformer(...)"
         )
-    unknown = unknown_name(f"{file}: model_type", kind, READERS)
-    raise SpecError(f"{unknown}; describe any other model with ss.Model.transformer(...)")
+    parts = (f"has {part}, which cannot be described" for part, kinds in BEYOND.items() if kind in kinds)
+    raise SpecError(
+        f"{file}: model_type={quoted(kind)} {next(parts, 'is not known')}; the nearest type that can be read is "
+        f"{_nearest(str(kind), keys)!r}; describe an approximation with ss.Model.transformer(...), or trace the module "
+        "with ss.Model.from_module(...)"
+    )
+
+
+def _nearest(kind: str, keys: Fields) -> str:
+    """Return the most similar type that has a reader: by its name, or else by its parts."""
+    names = [name for name in READERS if "_vl" not in name and "omni" not in name and name != "glm4v_text"]
+    has_experts = any("expert" in key for key in keys) or "moe" in kind
+    family = [name for name in names if _family(name) == _family(kind)]
+    alike = [name for name in family if not has_experts or name.endswith(("moe", "oss"))] or family
+    if close := get_close_matches(kind, alike, n=1, cutoff=0) or get_close_matches(kind, names, n=1):
+        return close[0]
+    if "kv_lora_rank" in keys:
+        return "deepseek_v3"
+    if has_experts:
+        return "mixtral"
+    return "gpt2" if "layer_norm_epsilon" in keys or "n_embd" in keys else "llama"
+
+
+def _family(kind: str) -> str:
+    return "".join(takewhile(str.isalpha, kind))
 
 
 def _read(file: Path) -> Fields:

@@ -159,7 +159,7 @@ def _bert(config: Config) -> Fields:
     if built not in heads:
         raise config.refuse("architectures", architectures, " or ".join(heads))
     return {
-        **sizes(config),
+        **sizes(config, seq=512),
         **heads[built],
         **_tied(config, default=True),
         "ffn": config.size("intermediate_size"),

@@ -114,6 +114,10 @@ def _glm(config: Config, *, norms: int) -> Fields:
     }
 
 
+def _glm4v_text(config: Config) -> Fields:
+    return {**_grouped(config, seq=32768), "qkv_bias": True, "norms_per_layer": 4}
+
+
 def _seed_oss(config: Config) -> Fields:
     return {
         **_llama(config, seq=524288),
@@ -140,10 +144,10 @@ def _qwen2(config: Config) -> Fields:
     return {**_grouped(config, seq=32768), "qkv_bias": True}
 
 
-def _qwen3(config: Config) -> Fields:
+def _qwen3(config: Config, *, seq: int = 32768) -> Fields:
     _no_window(config)
     return {
-        **_grouped(config, seq=32768),
+        **_grouped(config, seq=seq),
         **attention_bias(config),
         "head_size": config.size("head_dim", 128),
         "qk_norm": True,
@@ -177,7 +181,8 @@ def _phimoe(config: Config) -> Fields:
 
 
 def _olmoe(config: Config) -> Fields:
-    return {**_olmo2(config), "mixture": _experts(config, "num_experts", active=8)}
+    sizes = {**_olmo2(config), "seq": config.size("max_position_embeddings", 4096)}
+    return {**sizes, "mixture": _experts(config, "num_experts", active=8)}
 
 
 def _gpt_oss(config: Config) -> Fields:
@@ -206,16 +211,16 @@ def _qwen2_moe(config: Config) -> Fields:
     return {**_qwen2(config), "qkv_bias": config.flag("qkv_bias", default=True), "mixture": mixture}
 
 
-def _qwen3_moe(config: Config) -> Fields:
+def _qwen3_moe(config: Config, *, seq: int = 32768) -> Fields:
     _every_layer_sparse(config)
     _no_window(config)
     published = "num_experts" in config.keys  # transformers 5 writes num_local_experts
     key = "num_experts" if published else "num_local_experts"
     mixture = _experts(config, key, active=8, width="moe_intermediate_size")
-    return {**_grouped(config, seq=32768), **attention_bias(config), "qk_norm": True, "mixture": mixture}
+    return {**_grouped(config, seq=seq), **attention_bias(config), "qk_norm": True, "mixture": mixture}
 
 
-def _deepseek(config: Config, *, shared_experts: int, dense_layers: int) -> Fields:
+def _deepseek(config: Config, *, seq: int, shared_experts: int, dense_layers: int) -> Fields:
     config.nothing_but("attention_bias", allowed=False)
     query_rank = 0 if config.keys.get("q_lora_rank", 0) is None else config.size("q_lora_rank", 1536)
     latent = LatentAttention(
@@ -235,17 +240,18 @@ def _deepseek(config: Config, *, shared_experts: int, dense_layers: int) -> Fiel
             config.size("first_k_dense_replace", dense_layers), config.size("num_hidden_layers")
         ),
     )
-    return {**_llama_like(config), "latent": latent, "mixture": mixture}
+    return {**_llama_like(config, seq=seq), "latent": latent, "mixture": mixture}
 
 
 READERS: dict[str, Callable[[Config], Fields]] = {
-    "deepseek_v2": partial(_deepseek, shared_experts=2, dense_layers=0),
-    "deepseek_v3": partial(_deepseek, shared_experts=1, dense_layers=3),
+    "deepseek_v2": partial(_deepseek, seq=2048, shared_experts=2, dense_layers=0),
+    "deepseek_v3": partial(_deepseek, seq=4096, shared_experts=1, dense_layers=3),
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
     "glm": partial(_glm, norms=2),
     "glm4": partial(_glm, norms=4),
+    "glm4v_text": _glm4v_text,
     "gpt_oss": _gpt_oss,
     "granite": _llama,
     "llama": _llama,
@@ -258,9 +264,14 @@ READERS: dict[str, Callable[[Config], Fields]] = {
     "phi3": _phi3,
     "phimoe": _phimoe,
     "qwen2": _qwen2,
+    "qwen2_5_omni_text": _qwen2,
+    "qwen2_5_vl_text": _qwen2,
     "qwen2_moe": _qwen2_moe,
+    "qwen2_vl_text": _qwen2,
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
+    "qwen3_vl_moe_text": partial(_qwen3_moe, seq=128000),
+    "qwen3_vl_text": partial(_qwen3, seq=128000),
     "seed_oss": _seed_oss,
     "smollm3": _smollm3,
 }

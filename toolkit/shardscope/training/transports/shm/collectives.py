@@ -21,6 +21,7 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import ClassVar, Protocol
 
 import torch
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from shardscope.training.transports.shm.barriers import Barrier
 from shardscope.training.transports.shm.layout import SharedMemoryLayout
+from shardscope.training.transports.shm.memory import address_of
 from shardscope.training.transports.shm.peers import Peers
 
 Reduce = Callable[..., Tensor]
@@ -104,9 +106,9 @@ class Slots(ABC):
     def _wait_for_all(self, purpose: str) -> None:
         self._barrier.wait(self.timeout_s, purpose)
 
-    def barrier(self) -> None:
-        """Wait until all ranks have called this."""
-        self._wait_for_all("a barrier")
+    def barrier(self, timeout: timedelta | None = None) -> None:
+        """Wait until all ranks have called this, for at most `timeout`, or else the time of the group."""
+        self._barrier.wait(self.timeout_s if timeout is None else timeout.total_seconds(), "a barrier")
 
     # Sums.
 
@@ -249,4 +251,4 @@ class RamSlots(Slots):
         super().__init__(peers, barrier, timeout_s, sets)
 
     def _move(self, into: Tensor, source: Tensor) -> None:
-        ctypes.memmove(into.data_ptr(), source.data_ptr(), into.nbytes)  # faster than `copy_`
+        ctypes.memmove(address_of(into), address_of(source), into.nbytes)  # faster than `copy_`

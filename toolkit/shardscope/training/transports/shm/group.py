@@ -139,9 +139,17 @@ class SharedMemoryGroup:
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
         opts = opts or dist.AllreduceOptions()
+        return self._summed(tensors, opts) or self._tcp.allreduce(tensors, opts)
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
+        opts = opts or dist.AllreduceCoalescedOptions()
+        return self._summed(tensors, opts) or self._tcp.allreduce_coalesced(tensors, opts)
+
+    def _summed(self, tensors: list[Tensor], opts: Any) -> dist.Work | None:
+        """Sum tensors in one collective; return None if that is for the TCP group."""
         sums = self._sums(opts.reduceOp, tensors)
         if sums is None:
-            return self._tcp.allreduce(tensors, opts)
+            return None
         by, reduce = sums
 
         def run() -> None:
@@ -150,8 +158,6 @@ class SharedMemoryGroup:
                     by.all_reduce_(flat, reduce)
 
         return self._submit(by, run, tensors, opts)
-
-    allreduce_coalesced = allreduce
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
         opts = opts or dist.BroadcastOptions()
@@ -177,7 +183,7 @@ class SharedMemoryGroup:
         by = self._collectives_of([output, own])
         if by is None:
             return self._tcp._allgather_base(output, own, *_given(opts))
-        rows = list(output.detach().view(self._peers.world_size, -1))
+        rows = _rows(output, self._peers.world_size)
         return self._submit(by, lambda: _all_gather(by, rows, own), [output], opts)
 
     all_gather_single = _allgather_base
@@ -197,13 +203,14 @@ class SharedMemoryGroup:
         sums = self._sums(opts.reduceOp, [output, whole])
         if sums is None:
             return self._tcp._reduce_scatter_base(output, whole, opts)
-        chunks = list(whole.detach().contiguous().view(self._peers.world_size, -1))
+        chunks = _rows(whole.contiguous(), self._peers.world_size)
         return self._submit(sums[0], lambda: _reduce_scatter(*sums, output, chunks), [output], opts)
 
     reduce_scatter_single = _reduce_scatter_base
 
     def barrier(self, opts: Any = None) -> dist.Work:
-        return self._submit(self._in_ram, self._in_ram.barrier, [], opts)
+        timeout = opts.timeout if opts is not None and opts.timeout > timedelta(0) else None
+        return self._submit(self._in_ram, lambda: self._in_ram.barrier(timeout), [], opts)
 
     # Ending.
 
@@ -240,6 +247,11 @@ class _Flat:
     def __exit__(self, *error: object) -> None:
         if error[0] is None:
             self.copy_back()
+
+
+def _rows(tensor: Tensor, world_size: int) -> list[Tensor]:
+    """Return one row of equal size per rank; `view(world_size, -1)` refuses tensors without elements."""
+    return list(tensor.detach().view(world_size, tensor.numel() // world_size))
 
 
 def _is_strided_on_cpu(tensor: Tensor) -> bool:

@@ -19,6 +19,7 @@ from contextlib import suppress
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from shardscope.runlog.clock import boot_id
 from shardscope.training.emulation import VARIABLE
@@ -44,6 +45,20 @@ def this_host() -> str:
     with suppress(OSError):
         network = os.readlink("/proc/self/ns/net")
     return f"{socket.gethostname()} {boot_id()} {network}"
+
+
+def address_of(tensor: Tensor) -> int:
+    """Return the address of a contiguous tensor.
+
+    Raises:
+        ValueError: It has elements, but no memory: to copy from its address would end the process with a signal.
+    """
+    address = tensor.data_ptr()
+    if not address and tensor.numel():
+        raise ValueError(
+            f"a {type(tensor).__name__} of shape {tuple(tensor.shape)} has no memory of its own; pass a copy"
+        )
+    return address
 
 
 class SharedMemory:

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardscope.training.transports.shm.memory import address_of
 from shardscope.training.transports.shm.peers import PATIENCE_S, Patience, Peers
 from shardscope.training.transports.shm.pipe import Incoming, Outgoing, Target
 
@@ -50,7 +51,7 @@ class Message(dist.Work):
         """Why it can never finish, in words."""
         self._mailbox, self._tensor = mailbox, tensor.detach() if tensor.requires_grad else tensor
         self._flat = self._tensor.contiguous()  # a copy if the elements are not in one row
-        self.address: int = self._flat.data_ptr()
+        self.address: int = address_of(self._flat)
         self.size: int = self._flat.nbytes
 
     def wait(self, timeout: timedelta | None = None) -> bool:

@@ -9,6 +9,7 @@ from enum import IntEnum
 
 import torch.distributed as dist
 
+from shardscope.training.transports.protocol import timed_out
 from shardscope.training.transports.shm.files import exchange
 from shardscope.training.transports.shm.layout import SharedMemoryLayout
 from shardscope.training.transports.shm.memory import SharedMemory
@@ -143,7 +144,7 @@ class Patience:
         """
         now = time.monotonic()
         if now - self._began >= self._timeout_s:
-            return f"Timed out after {self._timeout_s:g} s"
+            return timed_out(self._timeout_s)
         if now - self._checked < PATIENCE_S and not self._peers.is_closed:
             return ""
         self._checked = now

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from shardscope.training.transports.protocol import timed_out
+
 
 class CollectiveWork(dist.Work):
     """A collective that has finished, is running, or is waiting for its turn.
@@ -56,8 +58,9 @@ class CollectiveWork(dist.Work):
             DistBackendError: A rank is gone, or the time is up.
         """
         if not self._is_over.wait(timeout.total_seconds() if timeout else None):
+            assert timeout is not None
             raise dist.DistBackendError(
-                f"Timed out after {timeout} while this rank was waiting for a collective"
+                f"{timed_out(timeout.total_seconds())}, while this rank was waiting for a collective"
             )
         if self._error is not None:
             raise self._error

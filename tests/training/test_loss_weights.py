@@ -1,0 +1,227 @@
+"""Training and evaluation with targets that do not count: as one process on the whole batch, however it is cut."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+import shardscope as ss
+from conformance import counted
+from conformance.alone import Never, trainer_in
+from conformance.ranks import RankPool
+from shardscope.errors import DataError
+from shardscope.runlog.schema import Moved
+from shardscope.runtime.check import check
+from shardscope.training.loss import resolve_loss
+from shardscope.training.loss_weights import TRAFFIC
+from shardscope.training.trainer import Trainer
+
+STRATEGIES = ["ring", "all-reduce", "tree", "hierarchical", "zero-1", "zero-2", "zero-3", "parameter-server"]
+
+
+def alone(job: ss.Job, folder: Path) -> Trainer:
+    return trainer_in(folder, **{**dict(job), "checkpoint": ss.Checkpoint()})
+
+
+def cut(case: counted.Case, folder: Path, pool: RankPool, strategy: Any, micro_batch: int) -> None:
+    ours = case.job(strategy, pool.world_size, micro_batch)
+    results = pool.run(lambda context: counted.trained(ours, context), folder)
+    apart = counted.apart(results, counted.uncut(case))
+    assert max(apart.values()) < case.bound, apart
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", counted.CASES)
+def test_one_process_may_cut_a_batch_as_it_likes(name: str, tmp_path: Path) -> None:
+    case = counted.CASES[name]
+    expected = counted.uncut(case)
+    for micro_batch in (None, 2):
+        trainer = alone(case.job("single", 1, micro_batch), tmp_path / str(micro_batch))
+        apart = counted.apart([counted.trained_by(trainer)], expected)
+        assert max(apart.values()) < case.bound, (micro_batch, apart)
+
+
+@pytest.mark.parametrize("name", counted.CASES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_ranks_train_and_evaluate_as_one_process_does_on_the_whole_batch(
+    pool: RankPool, tmp_path: Path, strategy: str, name: str
+) -> None:
+    cut(counted.CASES[name], tmp_path, pool, strategy, 2)
+
+
+@pytest.mark.parametrize("name", [name for name, case in counted.CASES.items() if case.can_be_cut])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero-bubble"])
+def test_a_pipeline_weights_its_micro_batches(
+    pool: RankPool, tmp_path: Path, schedule: str, name: str
+) -> None:
+    strategy = ss.Pipeline(schedule=schedule)
+    cut(counted.CASES[name], tmp_path, pool, strategy, counted.BATCH // (2 * pool.world_size))
+
+
+def everyone() -> tuple[Tensor, Tensor]:
+    x, y = counted.classes()
+    return x, y.clamp(min=0)
+
+
+@pytest.mark.parametrize(
+    ("case", "is_exchanged"),
+    [
+        (counted.Case(counted.mlp, everyone), False),
+        (counted.CASES["classes"], True),
+        (counted.CASES["sum"], False),
+    ],
+    ids=["all count", "some do not", "a sum"],
+)
+def test_counts_are_exchanged_only_where_targets_can_be_left_out(
+    pool: RankPool, tmp_path: Path, case: counted.Case, is_exchanged: bool
+) -> None:
+    ours = case.job("ring", pool.world_size, 2)
+    pool.run(lambda context: counted.trained(ours, context), tmp_path)
+    steps = [json.loads(line) for line in (tmp_path / "rank-1.jsonl").read_text().splitlines()]
+    sent = [event["traffic"] for event in steps if event["event"] == "step"]
+    assert len(sent) == counted.STEPS
+    assert all((TRAFFIC in traffic) is is_exchanged for traffic in sent)
+    assert sum(Moved.of(event).sent_bytes for event in steps if event["event"] == "step") == sum(
+        row["sent_bytes"] for traffic in sent for name, row in traffic.items() if name != TRAFFIC
+    )
+
+
+def all_ignored() -> tuple[Tensor, Tensor]:
+    x, y = counted.classes()
+    return x, torch.full_like(y, -100)
+
+
+def test_a_batch_without_any_target_is_refused_by_that_name(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path, model=counted.mlp, data=all_ignored, batch=8)
+    with pytest.raises(
+        DataError, match=r"no target of the global batch of step 1 counts .* every target is -100"
+    ):
+        trainer.train(Never())
+
+
+def ignoring(output: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(output.flatten(0, -2), target.flatten())
+
+
+def summed(output: Tensor, target: Tensor) -> Tensor:
+    return functional.mse_loss(output, target.double()[:, None].expand_as(output), reduction="sum")
+
+
+def contrasted(output: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(output @ output.t(), torch.arange(len(output)))
+
+
+def few_ignored() -> tuple[Tensor, Tensor]:
+    x, y = counted.classes()
+    return x, y.clamp(min=0).masked_fill(torch.arange(len(y)) % 7 == 0, -100)
+
+
+@pytest.mark.parametrize(
+    ("loss", "data"), [(ignoring, few_ignored), (summed, counted.classes), (contrasted, counted.classes)]
+)
+def test_a_loss_of_the_users_that_depends_on_the_cut_is_told(loss: Any, data: Any, tmp_path: Path) -> None:
+    trainer = trainer_in(
+        tmp_path, model=counted.mlp, data=data, loss=loss, batch=ss.Batch(24, micro_batch=12)
+    )
+    assert f"loss={loss.__name__!r} of some rows is not the mean" in str(trainer.weights.note)
+
+
+def test_a_mean_over_rows_needs_no_note(tmp_path: Path) -> None:
+    def plain(output: Tensor, target: Tensor) -> Tensor:
+        return functional.cross_entropy(output, target.clamp(min=0))
+
+    trainer = trainer_in(tmp_path, model=counted.mlp, data=counted.classes, loss=plain, batch=8)
+    assert trainer.weights.note is None
+
+
+class WithAnotherTerm(counted.OwnLoss):
+    """Adds to its loss what has no targets, as models with experts do."""
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        output = super().forward(input_ids, labels)
+        return {**output, "loss": output["loss"] + 1e-3 * output["logits"].square().mean()}
+
+
+class Uniform(counted.OwnLoss):
+    """All classes cost the same at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.head.weight)
+
+
+def test_a_models_own_loss_that_is_more_than_cross_entropy_is_told(tmp_path: Path) -> None:
+    trainer = alone(counted.Case(WithAnotherTerm, counted.two_columns).job("single", 1, 2), tmp_path)
+    assert "the model's own loss is not the mean cross-entropy" in str(trainer.weights.note)
+
+
+def test_the_shift_of_labels_is_found_before_training_although_all_classes_cost_the_same(
+    tmp_path: Path,
+) -> None:
+    trainer = alone(counted.Case(Uniform, counted.two_columns).job("single", 1, 2), tmp_path)
+    assert trainer.weights.count is not None
+    assert trainer.weights.count(torch.tensor([[3, -100, 4]])) == 1
+
+
+@given(counts=st.lists(st.integers(0, 5), min_size=1, max_size=8), seed=st.integers(0, 99))
+@pytest.mark.parametrize("weight", [None, torch.tensor([0.0, 1.0, 2.5])])
+def test_weighted_parts_add_up_to_the_whole(counts: list[int], seed: int, weight: Tensor | None) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(len(counts), 5, 3, generator=generator, dtype=torch.float64)
+    target = torch.randint(3, (len(counts), 5), generator=generator)
+    target[torch.arange(5) >= torch.tensor(counts)[:, None]] = -100
+    weight = None if weight is None else weight.double()
+    loss = resolve_loss(partial(functional.cross_entropy, weight=weight))
+    assert loss.count is not None
+    parts = [(loss.count(y), loss(x, y)) for x, y in zip(scores, target, strict=True)]
+    total = sum(count for count, _ in parts)
+    if total:
+        whole = loss(scores.flatten(0, 1), target.flatten())
+        assert float(sum(value * count for count, value in parts if count)) == pytest.approx(
+            float(whole) * total
+        )
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), "two", torch.ones(2)])
+def test_a_count_that_is_no_number_is_refused(value: Any) -> None:
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return output.mean()
+
+    loss.count = lambda target: value  # type: ignore[attr-defined]
+    resolved = resolve_loss(loss)
+    assert resolved.count is not None
+    with pytest.raises(DataError, match="loss=loss: its count returned"):
+        resolved.count(torch.ones(2))
+
+
+class TestCheck:
+    @pytest.mark.sampled
+    @pytest.mark.parametrize("loss", [ignoring, summed, contrasted])
+    def test_a_loss_whose_weight_depends_on_the_cut_fails_and_is_named(self, loss: Any) -> None:
+        data = few_ignored if loss is ignoring else counted.classes
+        case = counted.Case(counted.mlp, data, loss, scale=0.01)
+        report = check(case.job("ring", 2, 6), 2)
+        assert report.passed is False
+        assert "depends on how the batch is cut" in report.verdict
+        assert f"loss={loss.__name__!r}" in report.verdict
+        assert len(report.runs) == 3
+
+    @pytest.mark.slow
+    @pytest.mark.sampled
+    @pytest.mark.parametrize("name", ["classes", "states its count"])
+    def test_a_loss_that_states_its_count_passes(self, name: str) -> None:
+        report = check(
+            counted.CASES[name].job("ring", 2, 2, batch=ss.Batch(24, micro_batch=2, shares=(16, 8))), 2
+        )
+        assert report.passed, report.verdict
+        assert report.cut_difference is not None
+        assert report.cut_difference < 1e-9

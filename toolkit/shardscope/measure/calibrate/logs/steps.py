@@ -1,0 +1,83 @@
+"""The typical step of a log that several ranks have written, or a job that was started several times."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+from shardscope.errors import DataError
+from shardscope.spec.units import plural
+
+WARM_UP = 2
+"""Logged steps that are left out after each start, in which kernels are compiled and buffers allocated."""
+
+
+class Step(NamedTuple):
+    """What one line says of a step."""
+
+    number: int
+    value: float
+    rank: str = ""
+    start: int = 0
+    """How many starts of the job the log has announced before."""
+    batch: int | None = None
+    """Sequences in the step, if the line says so."""
+
+
+def sessions_of(steps: Sequence[Step]) -> list[list[Step]]:
+    """Return the steps of each uninterrupted stretch of training, in which each rank counts upward."""
+    groups: dict[tuple[str, int], list[Step]] = {}
+    for step in steps:
+        groups.setdefault((step.rank, step.start), []).append(step)
+    return [session for group in groups.values() for session in _stretches(group)]
+
+
+def _stretches(steps: Sequence[Step]) -> list[list[Step]]:
+    """Cut unlabelled lines where counting starts again.
+
+    Lines are dealt to counters that only go up, each to the one that has come nearest. Ranks that write one file give
+    counters that run side by side; those of a restarted job follow each other.
+    """
+    ahead: list[tuple[int, int]] = []  # last number and place of each counter
+    first: dict[int, int] = {}  # the place where a counter began, by its last place
+    for place, step in enumerate(steps):
+        before = bisect_left(ahead, (step.number, -1)) - 1
+        began = first.pop(ahead.pop(before)[1]) if before >= 0 else place
+        insort(ahead, (step.number, place))
+        first[place] = began
+    found: list[list[Step]] = []
+    end = -1
+    for last, began in sorted(first.items(), key=lambda each: each[1]):
+        if began > end and (end < 0 or steps[began].number < steps[end].number):
+            found.append([])
+        found[-1] += steps[end + 1 : last + 1]
+        end = max(end, last)
+    return found
+
+
+def typical(sessions: Sequence[Sequence[Step]], name: str, what: str = "") -> float:
+    """Return the median over the steps of sessions, without the warm-up of each.
+
+    Args:
+        sessions: Steps of each stretch of training.
+        name: Name of the log, for messages.
+        what: Which steps these are, for messages, such as `` with a batch of 512``.
+
+    Raises:
+        DataError: No session has more logged steps than its warm-up.
+    """
+    kept: list[float] = []
+    most = 0
+    for session in sessions:
+        logged = sorted({step.number for step in session})
+        most = max(most, len(logged))
+        warm = set(logged[WARM_UP:])
+        kept += [step.value for step in session if step.number in warm]
+    if not kept:
+        raise DataError(
+            f"rows={name!r} has {plural(most, 'logged step')}{what}, and the first {WARM_UP} are left "
+            f"out as warm-up; give a log of at least {WARM_UP + 1}"
+        )
+    return median(kept)
