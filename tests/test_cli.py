@@ -24,6 +24,7 @@ from shardscope.commands._progress import Progress, table
 from shardscope.commands._table import aligned, human_bytes
 from shardscope.commands.run import stop
 from shardscope.errors import LaunchError, SpecError
+from shardscope.runlog.reducer import RunLog
 from shardscope.runtime import Summary
 from shardscope.spec import Job, Link
 
@@ -180,7 +181,7 @@ class TestMistakes:
 
 class TestProgress:
     def test_a_step_counts_once_every_rank_has_done_it(self) -> None:
-        progress = Progress(10, 2, stream=io.StringIO())
+        progress = Progress(10, RunLog(world_size=2), stream=io.StringIO())
         progress.feed([step_event(1, 0, loss=1.0)])
         assert progress.last_step == 0
         progress.feed([{"event": "end", "rank": 0, "t": 1.0}, step_event(1, 1, loss=3.0)])
@@ -189,7 +190,7 @@ class TestProgress:
 
     def test_where_lines_cannot_be_rewritten_one_is_printed_a_tenth(self) -> None:
         stream = io.StringIO()
-        progress = Progress(100, 1, stream=stream)
+        progress = Progress(100, RunLog(world_size=1), stream=stream)
         for number in range(1, 101):
             progress.feed([step_event(number, 0)])
         lines = stream.getvalue().splitlines()
@@ -199,7 +200,7 @@ class TestProgress:
 
     def test_quiet_prints_nothing(self) -> None:
         stream = io.StringIO()
-        Progress(1, 1, quiet=True, stream=stream).feed([step_event(1, 0)])
+        Progress(1, RunLog(world_size=1), quiet=True, stream=stream).feed([step_event(1, 0)])
         assert stream.getvalue() == ""
 
 

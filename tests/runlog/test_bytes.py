@@ -52,8 +52,9 @@ def readers(run: ss.Run) -> Iterator[list[float]]:
 @pytest.mark.parametrize("dedicated", [False, True], ids=["beside a worker", "dedicated"])
 def test_what_a_server_sends_for_a_step_is_booked_to_it_however_late(mode: str, dedicated: bool) -> None:
     strategy = ss.ParameterServer(
-        mode=mode, servers=2 if mode == "ssp" and not dedicated else 1, dedicated=dedicated
-    )
+        mode=mode, servers=2 if mode == "ssp" and not dedicated else 1, dedicated=dedicated,
+        budget="shared" if mode == "sync" else "per-worker",
+    )  # fmt: skip
     job = server_job(strategy, eval_every=4, checkpoint=ss.Checkpoint(every=3))
     run = ss.launch(job).wait(120)
     assert run.state == "completed", run.error

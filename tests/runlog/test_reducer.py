@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import shardscope as ss
 from conformance.events import step_event, traffic
 from shardscope.measure.compare.measured import slowest_rank_s
 from shardscope.runlog.reducer import Evaluation, RunLog
 from shardscope.runlog.spans import finished_steps
 from shardscope.runlog.steps import Step, StepKinds, per_step
+from shardscope.runlog.summary import summarise
 
 
 def log_of(events: list[dict[str, Any]], world_size: int = 2) -> RunLog:
@@ -117,3 +119,38 @@ def test_a_resumed_run_is_averaged_over_the_kinds_of_steps_that_it_took() -> Non
     assert per_step([4, 5, 6, 7], [8.0, 2.0, 2.0, 2.0], kinds) == pytest.approx((8 + 3 * 2) / 4)
     assert per_step([6, 7], [2.0, 2.0], kinds) == 2.0
     assert per_step([1, 2, 3], [math.nan, math.nan, 5.0]) == 5.0
+
+
+@pytest.mark.parametrize(
+    "seconds", [(1.0, 1.0), (1.0, 4.0), (0.5, 3.0), (1.0, 1.0, 6.0), (0.25, 1.0, 2.0, 8.0)]
+)
+@pytest.mark.parametrize("budget", ["shared", "per-worker"])
+def test_the_rate_of_asynchronous_workers_is_the_sum_of_theirs(
+    seconds: tuple[float, ...], budget: str
+) -> None:
+    """Each takes its own time for a gradient, and starts again without waiting."""
+    job = ss.Job(
+        model="mlp", data="digits", strategy=ss.ParameterServer(mode="async", budget=budget),
+        world_size=len(seconds), batch=4 * len(seconds), steps=400,
+    )  # fmt: skip
+    log, rate = RunLog.of(job), sum(4 / each for each in seconds)
+    turns = shared_turns(seconds, 400) if budget == "shared" else [[1] * 400 for _ in seconds]
+    for rank, (each, counts) in enumerate(zip(seconds, turns, strict=True)):
+        fields = [{"gradients": count} if budget == "shared" else {} for count in counts]
+        log.feed(
+            step_event(step, rank, samples=4 * count, step_time_s=max(count * each, 1e-6), **more)
+            for step, (count, more) in enumerate(zip(counts, fields, strict=True), start=1)
+        )
+    summary = summarise(log, "completed", job)
+    assert summary.steps == 400
+    assert summary.samples_per_s == pytest.approx(rate, rel=0.01)
+
+
+def shared_turns(seconds: tuple[float, ...], steps: int) -> list[list[int]]:
+    """How many gradients of each step each worker takes, if the one that is ready first takes the next."""
+    ready, turns = [0.0] * len(seconds), [[0] * steps for _ in seconds]
+    for number in range(steps * len(seconds)):
+        worker = ready.index(min(ready))
+        ready[worker] += seconds[worker]
+        turns[worker][number // len(seconds)] += 1
+    return turns

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import nn
 
 import shardscope as ss
 from conformance.elastic import STEPS, apart, elastic_job, fixed, resized
@@ -139,3 +142,46 @@ def test_a_job_of_a_fixed_size_is_not_resized() -> None:
         match="start the job with elastic=",
     ):
         run.resize(4)
+
+
+def deep(layers: int, fails_on: int = 0) -> Any:
+    """A model of so many layers, which ranks cannot build if there are as many of them as it fails on."""
+
+    def make() -> nn.Module:
+        if os.environ["WORLD_SIZE"] == str(fails_on):
+            raise RuntimeError("this many ranks cannot build it")
+        hidden = [nn.Linear(64, 64) for _ in range(layers - 2)]
+        return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(64, 10))
+
+    return make
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize(
+    ("strategy", "layers", "refusal"),
+    [
+        ("pipeline:interleaved", 7, "7 layers to split, fewer than the pipeline's 8 stages"),
+        ("pipeline:1f1b", 3, "3 layers to split, fewer than the pipeline's 4 stages"),
+        (ss.Pipeline(schedule="1f1b", virtual_stages=1), 9, None),
+        ("ring", 3, None),
+    ],
+)
+def test_a_size_for_which_a_users_model_is_not_deep_enough_is_refused(
+    strategy: Any, layers: int, refusal: str | None
+) -> None:
+    job = ss.Job(
+        model=deep(layers, fails_on=4 if refusal is None else 0), data="digits", strategy=strategy, world_size=2,
+        batch=ss.Batch(16, micro_batch=2), steps=40, elastic="2:4", checkpoint=10,
+    )  # fmt: skip
+    run = ss.launch(job)
+    wait_for(lambda: len(run.metrics()) >= 2)
+    if refusal is None:  # only the new ranks find out; the former number goes on
+        run.resize(4)
+    else:
+        with pytest.raises(ss.SpecError, match=refusal):
+            run.resize(4)
+    assert run.wait(100).state == "completed", run.error
+    summary = run.summary()
+    assert (summary.last_step, summary.world_size, summary.lost_steps) == (40, 2, 0)
+    told = [event["cause"] for event in run.events("restart")]
+    assert [("cannot build it" in cause) for cause in told] == ([] if refusal else [True])

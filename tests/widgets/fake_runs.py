@@ -50,8 +50,6 @@ class FakeRun:
     is_deleted: bool = False
     cluster: Any = None
     predicted: Any = None
-    cause: Any = None
-    reason: str | None = None
     newest_checkpoint: int | None = None
     injected: list[Any] = field(default_factory=list)
 

@@ -145,6 +145,7 @@ class Trace(RunLog):
             run_id=run.id, label=run.name, strategy=job.strategy.name, world_size=job.world_size, group=group,
             name=run.name, job=job if isinstance(job, Job) else None,
             kinds=ALIKE if compression is None else StepKinds.of(job),
+            is_asynchronous=isinstance(job, Job) and job.strategy.is_asynchronous,
             circumstances=Circumstances.of(job) if isinstance(job, Job) else Circumstances(),
             schedule=schedule.name if schedule is not None else "",
             order=schedule if schedule is not None and schedule.is_here else None,

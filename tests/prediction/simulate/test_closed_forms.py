@@ -148,8 +148,34 @@ def test_the_mean_staleness_is_the_number_of_other_workers(
 
 
 @pytest.mark.parametrize(
-    ("bandwidth", "least", "most"), [("100 GB/s", 0.95, 1.0), ("100 Mbit/s", 0.49, 0.51)]
+    "slowdown", [{3: 2.0}, {3: 8.0}, {0: 4.0}, {1: 3.0, 3: 6.0}, {0: 2.0, 1: 3.0, 2: 4.0}]
 )
+@pytest.mark.parametrize("dedicated", [False, True])
+def test_asynchronous_workers_compute_at_the_speeds_of_their_own_nodes(
+    slowdown: dict[int, float], dedicated: bool
+) -> None:
+    cluster = ss.Cluster.emulated(nodes=4, flops="2 MFLOP/s", slowdown=slowdown)
+    strategy = ss.ParameterServer(mode="async", dedicated=dedicated)
+    job = ss.Job(model="mlp", data="digits", strategy=strategy, world_size=4, batch=48)
+    predicted, found = ss.predict(job, cluster), ss.simulate.asynchronous(job, cluster)
+    gradient = 48 / job.num_data_ranks
+    assert found.updates_per_s == pytest.approx(predicted.samples_per_s / gradient, rel=0.03)
+    assert predicted.step_time_s == pytest.approx(48 / predicted.samples_per_s)
+    assert predicted.run_time_s == pytest.approx(job.steps * predicted.step_time_s)
+
+
+@pytest.mark.parametrize(
+    ("mode", "instead"), [("async", "ss.simulate.asynchronous"), ("ssp", "samples_per_s")]
+)
+def test_a_step_of_asynchronous_workers_is_refused_and_what_answers_instead_named(
+    mode: str, instead: str
+) -> None:
+    job = ss.Job(model="mlp", data="digits", strategy=f"parameter-server:{mode}", world_size=4, batch=48)
+    with pytest.raises(ss.SpecError, match=f"no step that all ranks take together; use .*{instead}"):
+        ss.simulate(job)
+
+
+@pytest.mark.parametrize(("bandwidth", "least", "most"), [("100 GB/s", 0.95, 1.0), ("20 Mbit/s", 0.49, 0.51)])
 def test_the_rate_of_updates_follows_its_bound(bandwidth: str, least: float, most: float) -> None:
     """Workers that keep in step push, then pull: over a slow link they reach half of the bound."""
     job = ss.Job(
@@ -164,7 +190,7 @@ def test_the_rate_of_updates_follows_its_bound(bandwidth: str, least: float, mos
     found = ss.simulate.asynchronous(job, cluster, calibration=calibration, jitter=0.0)
     time = ss.predict(job, cluster, calibration=calibration).time
     bound = most_updates_per_s(
-        sum(time[name].value for name in ("data", "forward", "backward")), workers=8, num_bytes=43402 * 4,
+        sum(time[name].value for name in ("data", "forward", "backward", "idle")), workers=8, num_bytes=43402 * 4,
         update_s=time["optimizer"].value, bandwidth=cluster.intra.bandwidth, dedicated=True,
     )  # fmt: skip
     assert least * bound < found.updates_per_s <= most * bound

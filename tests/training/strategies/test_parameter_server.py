@@ -91,7 +91,7 @@ VARIANTS = {
     "colocated": ss.ParameterServer(),
     "dedicated": ss.ParameterServer(dedicated=True),
     "two servers": ss.ParameterServer(servers=2),
-    "two servers, ssp": ss.ParameterServer(servers=2, mode="ssp", staleness=2),
+    "two servers, ssp": ss.ParameterServer(servers=2, mode="ssp", staleness=2, budget="per-worker"),
 }
 
 
@@ -188,7 +188,7 @@ def test_no_gradient_is_staler_than_the_bound(
         assert max(stale) <= bound
         assert len(stale) == STEPS * pool.world_size  # every gradient is applied
         assert [e["step"] for e in rows] == list(range(1, len(rows) + 1))
-        assert rows[-1]["clocks"] == {str(rank): STEPS for rank in range(pool.world_size)}
+        assert max(rows[-1]["clocks"].values()) == STEPS
         if bound == 0:
             assert all(e["workers"] == list(range(pool.world_size)) for e in rows)
 
@@ -203,6 +203,114 @@ def test_without_a_bound_a_slow_workers_gradients_are_as_stale_as_the_others_are
     ]
     assert max(stale) > pool.world_size - 1  # each other worker was served more than once meanwhile
     assert all(math.isfinite(s) for s in stale)
+
+
+SHARED = {
+    "async": ss.ParameterServer(mode="async"),
+    "ssp": ss.ParameterServer(mode="ssp", staleness=2, servers=2),
+    "dedicated": ss.ParameterServer(mode="async", dedicated=True),
+    "compressed": ss.ParameterServer(mode="async", servers=2),
+}
+
+
+@pytest.mark.parametrize("variant", SHARED)
+def test_workers_that_share_a_run_take_each_part_of_it_once(
+    pool: RankPool, tmp_path: Path, variant: str
+) -> None:
+    """Also those that wait for each other in evaluations; a slow worker takes fewer, and nobody waits for it."""
+    strategy, world = SHARED[variant], pool.world_size
+    compression = "qsgd" if variant == "compressed" else "none"
+    model = Slow
+
+    def train(context: RankContext) -> tuple[list[tuple[int, int | None]], list[dict[str, Any]]]:
+        seconds = 0.03 if context.rank == world - 1 else 0.001
+        fields: dict[str, Any] = {"precision": "fp32"} if variant == "compressed" else {}
+        job = digits(
+            world, strategy, model=lambda: model(seconds), eval_every=5, compression=compression, **fields
+        )
+        trainer = Trainer(job, context, context.events.path.parent)
+        taken, parts = [], trainer.strategy.batch_parts
+
+        def recorded(step: int) -> Any:
+            for part in parts(step):
+                taken.append((step, part))
+                yield part
+
+        trainer.strategy.batch_parts = recorded  # type: ignore[method-assign]
+        trainer.train(Never())
+        lines = context.events.path.read_text().splitlines()
+        return taken, [json.loads(line) for line in lines if line]
+
+    ranks = pool.run(train, tmp_path)
+    workers = strategy.workers(world)
+    taken = [part for rank in workers for part in ranks[rank][0]]
+    assert sorted(taken) == [(step, part) for step in range(1, STEPS + 1) for part in range(len(workers))]
+    if len(workers) > 1 and variant != "ssp":
+        assert len(ranks[-1][0]) < min(len(ranks[rank][0]) for rank in workers[:-1])
+    for _, events in ranks:
+        steps = [event for event in events if event["event"] == "step"]
+        assert [event["step"] for event in steps] == list(range(1, STEPS + 1))  # by every rank, in order
+        assert [event["step"] for event in events if event["event"] == "eval"] == [5, 10, 12]
+    used = [
+        staleness
+        for _, events in ranks
+        for e in events
+        if e["event"] == "update"
+        for staleness in e["staleness"]
+    ]
+    assert len(used) == STEPS * len(workers) * strategy.servers
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize(("mode", "until"), [("async", 5), ("ssp", 7)])
+def test_a_shared_run_goes_on_with_the_parts_that_were_left(
+    pool: RankPool, tmp_path: Path, mode: str, until: int
+) -> None:
+    world, model = pool.world_size, Slow
+    job = digits(
+        world, ss.ParameterServer(mode=mode, staleness=2 if mode == "ssp" else 1), checkpoint=4, until=until
+    )
+
+    def taken(job: ss.Job, source: Path | None, folder: Path) -> list[tuple[int, int | None]]:
+        def train(context: RankContext) -> list[tuple[int, int | None]]:
+            slow = 0.02 if context.rank == 0 else 0.001
+            trainer = Trainer(job.replace(model=lambda: model(slow)), context, folder)
+            if source is not None:
+                trainer.resume(source)
+            found, parts = [], trainer.strategy.batch_parts
+
+            def recorded(step: int) -> Any:
+                for part in parts(step):
+                    found.append((step, part))
+                    yield part
+
+            trainer.strategy.batch_parts = recorded  # type: ignore[method-assign]
+            trainer.train(Never())
+            return found
+
+        folder.mkdir()
+        return sorted(part for rank in pool.run(train, folder) for part in rank)
+
+    def parts(first: int, last: int) -> list[tuple[int, int]]:
+        return [(step, part) for step in range(first, last + 1) for part in range(world)]
+
+    assert taken(job, None, tmp_path / "first") == parts(1, until)
+    checkpoints = tmp_path / "first" / "checkpoints"
+    assert taken(job.replace(until=None), checkpoints / "step-4", tmp_path / "rest") == parts(5, STEPS)
+
+
+def test_a_budget_per_worker_gives_each_as_many_gradients(pool: RankPool, tmp_path: Path) -> None:
+    updates = updates_of(pool, tmp_path, ss.ParameterServer(mode="async", budget="per-worker"))
+    workers = [worker for e in updates for worker in e["workers"]]
+    assert {worker: workers.count(worker) for worker in set(workers)} == dict.fromkeys(
+        range(pool.world_size), STEPS
+    )
+
+
+@pytest.mark.parametrize("settings", [{}, {"mode": "ssp", "staleness": 0}, {"backups": 1}])
+def test_a_budget_where_all_take_every_step_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ss.SpecError, match="budget='per-worker' has no effect with mode="):
+        ss.ParameterServer(budget="per-worker", **settings)
 
 
 @pytest.mark.parametrize(("mode", "schedule"), [("async", "cosine"), ("ssp", "constant")])

@@ -22,11 +22,8 @@ class Progress:
     On a terminal, the line is rewritten in place. Otherwise, a new line is printed after each tenth of the steps.
     """
 
-    def __init__(
-        self, steps: int, world_size: int, *, quiet: bool = False, stream: TextIO | None = None
-    ) -> None:
-        self._log = RunLog(world_size=world_size)
-        self._steps, self._quiet = steps, quiet
+    def __init__(self, steps: int, log: RunLog, *, quiet: bool = False, stream: TextIO | None = None) -> None:
+        self._log, self._steps, self._quiet = log, steps, quiet
         self._stream = stream or sys.stderr
         self._rewrite = is_terminal(self._stream)
         self._printed_tenth = -1

@@ -17,6 +17,7 @@ from shardscope.commands._progress import Progress, table
 from shardscope.commands._runs import ROOT_HELP
 from shardscope.commands._signals import Terminated, sigterm_interrupts
 from shardscope.errors import SpecError
+from shardscope.runlog.reducer import RunLog
 from shardscope.spec.fault_kinds import KINDS
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def follow(run: Run, *, quiet: bool) -> int | None:
     """
     try:
         with sigterm_interrupts():
-            watch(run, Progress(run.job.last_step, run.job.world_size, quiet=quiet))
+            watch(run, Progress(run.job.last_step, RunLog.of(run.job), quiet=quiet))
             run.wait()
     except KeyboardInterrupt as interrupt:
         stop(run)

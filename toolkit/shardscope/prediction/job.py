@@ -24,7 +24,14 @@ from shardscope.prediction.host_interval import host_interval
 from shardscope.prediction.job_memory import kinds_by_rank, rank_memory
 from shardscope.prediction.job_time import job_time_term, loads_of
 from shardscope.prediction.job_view import job_html, job_text
-from shardscope.prediction.loads import memory_on, slowness_on, update_slowness_on, used_samples_per_s
+from shardscope.prediction.loads import (
+    memory_on,
+    run_seconds,
+    slowness_on,
+    step_seconds,
+    update_slowness_on,
+    used_samples_per_s,
+)
 from shardscope.prediction.rates import RankRates
 from shardscope.prediction.saved_calibration import Chosen, chosen
 from shardscope.prediction.spread import Floats, Widened, widened
@@ -227,8 +234,12 @@ class JobPrediction(Budgeted):
 
     @property
     def step_time_s(self) -> float | None:
-        """Time of one step, in seconds, once a cache of training data is full; None if not `has_rates`."""
-        return None if self.time is None else self.time.value
+        """Time of one step, in seconds, once a cache of training data is full; None if not `has_rates`.
+
+        That is the value of `time`, except for asynchronous workers: `time` is that of the slowest worker for its own
+        gradient, and this the time in which all workers together compute as many gradients as a step has.
+        """
+        return None if self.time is None else step_seconds(self.step, self.time)
 
     @property
     def run_time_s(self) -> float | None:
@@ -236,7 +247,7 @@ class JobPrediction(Budgeted):
 
         Steps of the first epoch also wait for a slow source of training data while its cache is filled (`filling_s`).
         """
-        return None if self.step_time_s is None else self.step_time_s * self.job.last_step + self.filling_s
+        return None if self.time is None else run_seconds(self.step, self.time) + self.filling_s
 
     @cached_property
     def filling_s(self) -> float:
@@ -244,9 +255,9 @@ class JobPrediction(Budgeted):
 
         It is 0 with the step time for a layout, which leaves training data out.
         """
-        if self.step_time_s is None or self.as_layout is not None:
+        if self.time is None or self.as_layout is not None:
             return 0.0
-        return filling_s(self.step, self.step_time_s)
+        return filling_s(self.step, self.time.value)
 
     @property
     def peak_bytes(self) -> float | None:

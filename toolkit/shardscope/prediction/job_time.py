@@ -87,7 +87,8 @@ def _pass(
     """Return the term for all forward passes or all backward passes of a step.
 
     ZeRO-3 gathers each unit's parameters during the backward pass of the unit before, for `gathering_s` altogether.
-    What a rank computes meanwhile is part of the stated time of an emulated processor, whose sleep is shorter by it.
+    What a rank computes meanwhile is part of the stated time of an emulated processor, whose sleep is shorter by it; so
+    a pass takes at least what the rank itself computes.
     """
     trace, is_forward = step.trace, name == "forward"
     count = step.samples * step.micro_batches * work.computing
@@ -95,16 +96,18 @@ def _pass(
     units = len(step.trace.units) * step.micro_batches
     busy_s = units * rates.unit_busy_s
     stated_s = 0.0 if rates.emulated_flops is None else flops / rates.emulated_flops
-    overlap_s = min(busy_s, gathering_s) if busy_s < stated_s else 0.0
-    units *= (step.job.strategy.held_stage or 0) >= 2 and rates.unit_s > 0 and not overlap_s
-    gathered = _term("gathered units", units * rates.unit_s / 2, "units × time per unit / 2", rates, "traced",
-                     units=units)  # fmt: skip
+    overlap_s = max(0.0, min(busy_s, gathering_s, stated_s - busy_s))
+    units *= (step.job.strategy.held_stage or 0) >= 2 and rates.unit_s > 0
+    formula, unit_s = "units × time per unit / 2", units * rates.unit_s / 2
+    if overlap_s:  # the rest is hidden in sleep
+        formula, unit_s = f"{formula} - sleep", max(0.0, busy_s + unit_s - stated_s + overlap_s)
+    gathered = _term("gathered units", unit_s, formula, rates, "traced", units=units)
     if rates.emulated_flops is not None:
         formula, inputs = "FLOP / rate", {"FLOP": flops, "rate": rates.emulated_flops}
         if overlap_s:
             formula, inputs = "FLOP / rate - overlap with gathers", inputs | {"overlap": overlap_s}
         part = Term("emulated processor", stated_s - overlap_s, "s", formula, inputs, "stated; by sleeping")
-        return Term.total(name, (part, gathered) if units else (part,))
+        return Term.total(name, (part, gathered) if unit_s else (part,))
     moved = (trace.forward_bytes if is_forward else trace.moved_bytes - trace.forward_bytes) * count
     num_operations = (
         trace.forward_operations if is_forward else trace.num_operations - trace.forward_operations

@@ -140,6 +140,20 @@ def awaited(step: JobStep, loads: Sequence[Work]) -> Work:
     return order[step.job.strategy.num_dropped]
 
 
+def step_seconds(step: JobStep, time: Term) -> float:
+    """Return the duration of a step: of asynchronous workers, the time in which they use as many gradients together."""
+    if not step.job.strategy.is_asynchronous:
+        return time.value
+    return step.job.batch.global_batch / used_samples_per_s(step, time)
+
+
+def run_seconds(step: JobStep, time: Term) -> float:
+    """Return the time of all steps of a run. Workers that do not share its gradients end with the slowest."""
+    strategy = step.job.strategy
+    is_shared = isinstance(strategy, ParameterServer) and strategy.shares_gradients
+    return step.job.last_step * (step_seconds(step, time) if is_shared else time.value)
+
+
 def used_samples_per_s(step: JobStep, time: Term) -> float:
     """Return the samples of all ranks per second whose gradients are used.
 
@@ -152,7 +166,7 @@ def used_samples_per_s(step: JobStep, time: Term) -> float:
     """
     job, strategy = step.job, step.job.strategy
     used = 1 - strategy.num_dropped / job.num_data_ranks
-    if not isinstance(strategy, ParameterServer) or strategy.bound == 0:
+    if not isinstance(strategy, ParameterServer) or not strategy.is_asynchronous:
         return used * job.batch.global_batch / time.value
     loads = rank_loads(step)
     passes_s = sum(part.value for part in time.parts if part.name in _PASSES)

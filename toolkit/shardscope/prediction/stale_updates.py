@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 
 from shardscope.methods.strategies.parameter_server._admission import Admission
@@ -18,6 +19,11 @@ def gradients_per_s(bound: float, cycle_s: Sequence[float]) -> float:
     Workers take turns as in a run: each computes, pushes its gradient, and starts again when the server has applied it.
     The server follows the same rule as in a run (Ho et al. 2013, as in `ParameterServer`).
 
+    With a bound between 0 and infinity, a faster worker may lower the rate, in random draws by up to a sixth, as list
+    scheduling may (Graham, Bounds on multiprocessing timing anomalies, 1969). A gradient that arrives before another
+    instead of with it is an update of its own, so the gradients that are still being computed are staler, and the next
+    ones wait for them longer. Without a bound, and with 0, faster workers never lower it.
+
     Args:
         bound: Maximum staleness of a gradient, in updates; infinite for none.
         cycle_s: Seconds of each worker from the pull of parameters until its gradient arrives at the server.
@@ -25,7 +31,11 @@ def gradients_per_s(bound: float, cycle_s: Sequence[float]) -> float:
     Example:
         >>> gradients_per_s(0, [1.0, 1.0, 1.0, 2.0])
         2.0
+        >>> gradients_per_s(1, [1.0, 2.0]), round(gradients_per_s(1, [1.0, 1.8]), 2)
+        (1.5, 1.39)
     """
+    if math.isinf(bound):
+        return sum(1 / each for each in cycle_s)
     rule = Admission(bound)
     workers = range(len(cycle_s))
     rule.pull(workers)

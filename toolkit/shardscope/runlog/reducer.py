@@ -30,6 +30,7 @@ from shardscope.runlog.steps import (
     Steps,
     per_step,
     step_end,
+    together_s,
     waited_once_s,
 )
 from shardscope.runlog.stragglers import Circumstances, Phases, Straggler
@@ -53,6 +54,7 @@ class RunLog:
 
     Attributes:
         world_size: Number of ranks, which a resize changes; a step has finished when all its ranks have reported it.
+        is_asynchronous: Whether workers take steps without waiting for each other (see `steps.together_s`).
         kinds: The kinds of steps in the job, such as communicating and local steps; averages per step weight them by
             frequency.
         steps: The finished steps, in columns.
@@ -90,6 +92,7 @@ class RunLog:
     """
 
     world_size: int
+    is_asynchronous: bool = False
     kinds: StepKinds = ALIKE
     steps: Steps = field(default_factory=Steps)
     starts: dict[int, Event] = field(default_factory=dict)
@@ -137,8 +140,8 @@ class RunLog:
         )
 
         return cls(
-            world_size=job.world_size, kinds=StepKinds.of(job), circumstances=Circumstances.of(job),
-            _may_end_apart=isinstance(job, ObservedJob),
+            world_size=job.world_size, is_asynchronous=job.strategy.is_asynchronous, kinds=StepKinds.of(job),
+            circumstances=Circumstances.of(job), _may_end_apart=isinstance(job, ObservedJob),
         )  # fmt: skip
 
     def feed(self, events: Iterable[Event]) -> bool:
@@ -246,7 +249,8 @@ class RunLog:
         for place in [place for place in self._open if place[0] <= number]:
             del self._open[place]
         step = _step(number, row, self._sent([*row, *self._late.pop(number, ())]))
-        self.steps.append(self._timed(step._replace(world_size=self.world_size) if self._ends else step))
+        whole = step._replace(world_size=self.world_size) if self._ends else step
+        self.steps.append(self._timed(whole, row))
         self.phases.take(number, row)
         self._note_warm_up()
         if self.steps.is_resized and number not in self._pauses:  # a restart may repeat the step
@@ -272,8 +276,10 @@ class RunLog:
             if self.restarts and len(self.restarts[-1].first_steps_s) < WARM_UP_STEPS:
                 self.restarts[-1].first_steps_s.append(self.steps[-1].step_time_s)
 
-    def _timed(self, step: Step) -> Step:
-        """Return a step with its duration if ranks meet only in some steps; others keep that of the slowest rank."""
+    def _timed(self, step: Step, row: list[Event]) -> Step:
+        """Return a step with its duration if ranks do not meet in each; others keep that of the slowest rank."""
+        if self.is_asynchronous:
+            return step._replace(step_time_s=together_s(row))
         if self.kinds.period == 1 or self.last_step != step.number - 1 or not self.steps:
             return step
         return step._replace(step_time_s=waited_once_s(step.step_time_s, step.t, self.steps[-1].t))
@@ -334,6 +340,8 @@ class RunLog:
             until: Last step to count when weighting the kinds of steps; None means the last finished step.
             kinds: The kinds of steps; None means those of the job.
         """
+        if figure == "step_time_s" and self.is_asynchronous:
+            average = "mean"  # what workers share is divided among steps unevenly
         first = self.steps.since_resize()
         numbers, values = self.steps.column("number")[first:], self.steps.column(figure)[first:]
         return per_step(numbers, values, self.kinds if kinds is None else kinds, average=average, until=until)
@@ -350,7 +358,7 @@ class RunLog:
 
     @property
     def step_time_s(self) -> float | None:
-        """Median duration of a step on its slowest rank, in seconds, without warm-up."""
+        """Median duration of a step on its slowest rank, in seconds, without warm-up; see `Summary`."""
         return self.per_step("step_time_s", average="median")
 
     @property
@@ -405,6 +413,10 @@ class RunLog:
         usual_s = self.step_time_s or math.inf
         late_s = sum(max(0.0, each - usual_s) for each in self.warm_up.values())
         ends, seconds = self.steps.column("t"), self.steps.column("step_time_s")
+        if (
+            self.is_asynchronous
+        ):  # workers are in several steps at once, and a step's time is already what it adds
+            return float(sum(seconds)) - late_s
         before = (-math.inf, *ends[:-1])
         lasted = (
             min(own, max(0.0, end - last)) for last, end, own in zip(before, ends, seconds, strict=True)

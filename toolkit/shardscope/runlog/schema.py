@@ -147,7 +147,7 @@ _KINDS: Mapping[str, Check] = {
             "skipped": lambda value: isinstance(value, bool | int), "dropped": lambda value: isinstance(value, bool),
             "waited": _dict_of(is_real), "epoch": is_whole,
             "shards": _list_of(_row(is_whole, is_whole, is_whole, is_whole)),
-            "noise": _fields({"small_square": _is_number, "large_square": _is_number}),
+            "gradients": is_whole, "noise": _fields({"small_square": _is_number, "large_square": _is_number}),
         },
     ),
     "eval": _fields({**_STEP, "loss": _number_or_none}, {"accuracy": _number_or_none, "split": _is_name}),
@@ -165,6 +165,7 @@ _KINDS: Mapping[str, Check] = {
     "checkpoint": _fields(
         {**_STEP, "path": _is_name, "seconds": is_real}, {"blocked_s": is_real, "bytes": is_whole}
     ),
+    "pipeline_layers": _fields({"count": is_whole}),
     "replica": _fields({**_STEP, "path": _is_name, "seconds": is_real}, {"bytes": is_whole}),
     "not_handed_over": _fields({**_STEP, "reason": _is_text}),
     "checkpoint_interval": _fields({**_STEP, "every": is_whole, "save_s": is_real, "step_s": is_real}),

@@ -30,7 +30,7 @@ class Step(NamedTuple):
         t: Time at which the last rank whose gradient was used finished the step, in Unix seconds.
         loss: Mean loss over the ranks that computed a loss; NaN if none did.
         step_time_s: Duration of the step on the slowest rank, in seconds, apart from ranks whose gradient was dropped;
-            see `waited_once_s` for ranks that meet only in some steps.
+            see `waited_once_s` for ranks that meet only in some steps, and `together_s` for asynchronous workers.
         samples: Number of samples processed by all ranks together.
         tokens: Number of tokens processed by all ranks together; 0 if the model does not read tokens.
         lr: Learning rate on the ranks that computed a loss.
@@ -171,6 +171,24 @@ def step_end(row: Sequence[Event]) -> StepEnd:
     """Return when a step ended, from the events of its ranks; it does not wait for ranks whose gradient was dropped."""
     awaited = [event for event in row if not event.get("dropped")] or row
     return StepEnd(max(event["t"] for event in awaited), max(event["step_time_s"] for event in awaited))
+
+
+def together_s(row: Sequence[Event]) -> float:
+    """Return how long asynchronous workers, all at work, take for as many gradients as a step has, in seconds.
+
+    Workers that share gradients are at work all the time, so it is their time for the step's gradients divided by their
+    number. Where each takes one gradient in a step, however long that takes, it follows from the sum of their rates.
+
+    Args:
+        row: Events of the step, of all ranks.
+    """
+    workers = [event for event in row if "gradients" in event] or [event for event in row if event["samples"]]
+    seconds = [float(event["step_time_s"]) for event in workers]
+    if not workers or min(seconds) <= 0:
+        return step_end(row).step_time_s
+    if "gradients" in workers[0]:
+        return sum(seconds) / len(seconds)
+    return len(seconds) / sum(1 / each for each in seconds)
 
 
 def waited_once_s(step_time_s: float, ended: float, before_ended: float | None) -> float:

@@ -97,16 +97,35 @@ class Phases:
         default_factory=lambda: deque(maxlen=MOST_STEPS)
     )
     _num_seen: int = 0
+    _newest: dict[int, Event] = field(default_factory=dict)
+    """By rank, its newest event with a gradient since the last comparison, where ranks share the gradients of steps."""
 
     def take(self, number: int, row: Sequence[Event]) -> None:
-        """Add a finished step: the events of all ranks, in rank order; ignored unless all have recorded spans."""
+        """Add a finished step: the events of all ranks, in rank order; ignored unless all have recorded spans.
+
+        Ranks that share the gradients of steps are compared by gradient, once each of them has computed one.
+        """
         if not all("spans" in event for event in row):
             return
+        if any("gradients" in event for event in row):
+            self._newest |= {event["rank"]: event for event in row if event.get("gradients", 1)}
+            if len(self._newest) < len(row):
+                return
+            row = [self._newest[event["rank"]] for event in row]
+            self._newest = {}
         while self._steps and self._steps[-1][0] >= number:  # a restarted run repeats steps
             self._steps.pop()
         self._num_seen += 1
-        phases = [phase_seconds(event["spans"], event.get("waited")) for event in row]
-        self._steps.append((number, phases, [event["samples"] for event in row]))
+        shares = [event.get("gradients", 1) for event in row]
+        phases = [
+            {
+                name: seconds / count
+                for name, seconds in phase_seconds(event["spans"], event.get("waited")).items()
+            }
+            for event, count in zip(row, shares, strict=True)
+        ]
+        samples = [event["samples"] // count for event, count in zip(row, shares, strict=True)]
+        self._steps.append((number, phases, samples))
 
     def straggler(
         self, roles: Mapping[int, str | None], circumstances: Circumstances | None = None

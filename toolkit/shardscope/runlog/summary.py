@@ -54,7 +54,8 @@ class Summary:
         validation_accuracy: Fraction of correct predictions on the validation split; None for regression.
         step_time_s: Median duration of a step on the slowest rank, in seconds, without warm-up. If there are several
             kinds of steps (local SGD, an uncompressed start), their medians are weighted by frequency; None until each
-            kind has occurred.
+            kind has occurred. With asynchronous workers, the mean time in which all together compute as many gradients
+            as a step has.
         bytes_per_step: Mean number of bytes sent by all ranks together per step, without warm-up, weighted like
             `step_time_s`. Only training traffic is counted; see `observing_bytes` for the rest.
         held_bytes: Bytes held by tensors on the fullest rank, each type of memory at its own peak in the newest step
@@ -91,6 +92,7 @@ class Summary:
         lost_steps: Number of steps that all ranks had finished, and that restarts had to repeat.
         goodput: Fraction of `wall_s` spent in steps that count. The rest is setup, evaluations, checkpoints, restarts
             and steps that had to be repeated. What the first steps after a start take longer is a cost of the start.
+            Asynchronous workers with a budget each also lose the time in which some have finished and others have not.
     """
 
     state: str

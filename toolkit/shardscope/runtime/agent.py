@@ -58,7 +58,7 @@ from shardscope.runtime.processes import (
     remove_gpu_files,
 )
 from shardscope.runtime.replicas import ReplicaMemory, keep_newest, memory_for
-from shardscope.runtime.resizing import next_size
+from shardscope.runtime.resizing import cannot_start, next_size
 from shardscope.runtime.restarts import Restarts, ResumePoint
 from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.status import Cause
@@ -185,20 +185,25 @@ class Agent:
         launched = job = self.run.read_job()
         restarts = Restarts(self.run, job.recovery, self.request["resume"], memory=self.memory)
         source = ResumePoint(self.request["resume"])
+        former: Job | None = None  # before a resize whose ranks have not ended yet
         try:
             while not self.not_started:
                 ending = self._attempt(job, source)
                 failed_t, size = clock.now(), next_size(self.run, launched, job.world_size, ending)
                 if size is not None:
-                    job, source = launched.at_size(size), restarts.source()
+                    former, job, source = job, launched.at_size(size), restarts.source()
                     continue
-                following = None if self._cut else restarts.after(ending)
-                if following is None:
-                    return self._cut or restarts.ended(ending)
-                source, job = (
-                    following,
-                    launched.at_size(restarts.size_after(launched, job.world_size, ending)),
-                )
+                if former is not None and not self._cut and cannot_start(self.run, ending):
+                    job, source = former, restarts.source()
+                else:
+                    following = None if self._cut else restarts.after(ending)
+                    if following is None:
+                        return self._cut or restarts.ended(ending)
+                    source, job = (
+                        following,
+                        launched.at_size(restarts.size_after(launched, job.world_size, ending)),
+                    )
+                former = None
                 self._clear_away()
                 restarts.note(ending, source, failed_t, job.world_size)
                 self._me["restarts"] = restarts.count

@@ -6,6 +6,7 @@ from operator import index
 from typing import TYPE_CHECKING, Protocol, Self
 
 from shardscope.errors import RunUnreadable, SpecError
+from shardscope.methods.strategies.pipeline import Pipeline
 from shardscope.runtime.run_part import RunPart
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ class Resizable(RunPart):
         The ranks save a checkpoint (with `Recovery.replica_every`, a copy in memory) and end; `world_size` new ranks
         load it, with model, optimizer and data divided anew, and take the next step, so no step is lost. Only if the
         copy turns out to be damaged, the steps since the newest checkpoint are repeated, and the event `resume` says
-        why. A later call replaces an earlier one that no rank has seen. A run that reaches its last step first ends as
+        why. If the new ranks cannot start, the former number goes on, and the event `restart` says why. A later call
+        replaces an earlier one that no rank has seen. A run that reaches its last step first ends as
         it would without this call.
 
         Raises:
@@ -56,7 +58,12 @@ class Resizable(RunPart):
             >>> run.resize(4).wait().summary().world_sizes  # doctest: +SKIP
             '2 → 4'
         """
-        self.job.at_size(index(world_size))  # raises SpecError if the job does not suit the number of ranks
+        job = self.job.at_size(
+            index(world_size)
+        )  # raises SpecError if the job does not suit the number of ranks
+        if isinstance(job.strategy, Pipeline):
+            for event in self.events("pipeline_layers")[-1:]:  # which only ranks know of a user's model
+                job.strategy.check_depth(event["count"], job.world_size, of="the model")
         if not self.is_alive:
             raise SpecError(
                 f"run {self.id} has ended; resume it with another number of ranks: "

@@ -11,11 +11,25 @@ import contextlib
 import sys
 
 from shardscope.runlog.files import OutOfReach, read_text
+from shardscope.runlog.tail import read_events
 from shardscope.runtime.failure import Ending
 from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.status import Cause
 from shardscope.spec import Job
 from shardscope.spec.units import plural
+
+
+def cannot_start(run: RunDir, ending: Ending) -> bool:
+    """Return whether the ranks of a resized run have failed before their first step, so that the former ones go on."""
+    is_over = (
+        ending.cause in (Cause.REQUESTED, Cause.DIRECTORY_GONE, Cause.DRIVER_ENDED)
+        or run.stop_request.exists()
+    )
+    if ending.state != "failed" or is_over:
+        return False
+    kinds = [event["event"] for event in read_events(run.path)]
+    newest = max((place for place, kind in enumerate(kinds) if kind == "process"), default=0)
+    return "step" not in kinds[newest:]
 
 
 def next_size(run: RunDir, job: Job, world_size: int, ending: Ending) -> int | None:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
     from shardscope.errors import RunFailed
     from shardscope.runlog.reducer import RunLog
+    from shardscope.runlog.tail import Event
     from shardscope.runtime.rundir import RunDir
     from shardscope.spec import Job
 
@@ -35,3 +36,4 @@ class RunPart:
         @property
         def error(self) -> RunFailed | None: ...
         def reduced(self) -> RunLog: ...
+        def events(self, kind: str | None = None, rank: int | None = None) -> list[Event]: ...

@@ -175,6 +175,11 @@ class Strategy(Method):
         """Clause that says why the other ranks do not wait for a slow one; None if, sooner or later, they do."""
         return None
 
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether ranks take steps at their own speeds, without waiting for the gradients of all."""
+        return False
+
     def drift(self, world_size: int) -> int | None:  # noqa: ARG002
         """Return how many steps a rank can be ahead of rank 0: 0 if ranks stay synchronised; None if unbounded."""
         return 0

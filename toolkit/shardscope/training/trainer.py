@@ -34,12 +34,10 @@ from shardscope.training.data import (
     Loader,
     load_data,
     map_tensors,
-    num_rows,
     read_batch,
     split,
     tensors_of,
 )
-from shardscope.training.data.batches import reads_tokens
 from shardscope.training.evaluate import FailedTogether, evaluate
 from shardscope.training.layer_watch import LayerWatch
 from shardscope.training.lazy import is_unfinished, materialise
@@ -57,8 +55,9 @@ from shardscope.training.recompute import apply_recompute
 from shardscope.training.run_checkpoints import RunCheckpoints
 from shardscope.training.run_replicas import RunReplicas
 from shardscope.training.saved_state import require_saveable
-from shardscope.training.strategies import StepResult, build_strategy
+from shardscope.training.strategies import build_strategy
 from shardscope.training.strategies.base import MicroBatch
+from shardscope.training.turns import Turn, Turns, codec_seconds
 from shardscope.training.work_shares import WorkShares
 
 if TYPE_CHECKING:
@@ -144,6 +143,7 @@ class Trainer:
             self.job, strategy=self.strategy, optimizer=self.optimizer, sampler=self.sampler
         )
         self.plan: dict[str, int] = {}
+        self._memory_due: int | None = None  # the step for which memory is to be measured by type
         self.first_step = 1
         self.parameters_file: Path | None = None  # once it has been written
         self.checkpoints = RunCheckpoints(
@@ -169,7 +169,8 @@ class Trainer:
         rank, world_size = self.strategy.data_rank, self.job.num_data_ranks
         if rank is None:
             return None
-        return Loader(self.data.train, self.sampler, rank=rank, world_size=world_size)
+        ahead = 0 if self.strategy.shares_parts else None
+        return Loader(self.data.train, self.sampler, rank=rank, world_size=world_size, prefetch=ahead)
 
     def _work_shares(self, loader: Loader | None) -> WorkShares | None:
         return None if loader is None else WorkShares(self.job, self.context, self.strategy, loader)
@@ -289,33 +290,38 @@ class Trainer:
         started = time.perf_counter()
         self.context.meter.step = step
         self._set_learning_rate(step)
-        with self.context.meter.span("compute", "data"):
-            micro_batches = self._micro_batches(step)
-        self.strategy.loss_weights = self.weights.of(step, micro_batches, self.strategy.sample_weight)
         is_due = self.job.record.watches_layers(step, self.first_step)
         self.layers.begin(self.optimizer, is_due=is_due)
-        with self._measured(step, micro_batches) as memory:
-            result = self.strategy.step(micro_batches, self.loss_function, self.optimizer)
+        if self.job.record.measures_memory(step, self.first_step, self.job.last_step):
+            self._memory_due = step
+        turns, micro_batches, memory = Turns(), list[MicroBatch](), None
+        for part in self.strategy.batch_parts(step):
+            with self.context.meter.span("compute", "data"):
+                micro_batches = self._micro_batches(step, part)
+            self.strategy.loss_weights = self.weights.of(step, micro_batches, self.strategy.sample_weight)
+            with self._measured(micro_batches) as measured:
+                result = self.strategy.step(micro_batches, self.loss_function, self.optimizer)
+            memory = measured or memory
+            turns.append(Turn.of(result, micro_batches))
+            if turns.failed:
+                break
         if self.context.device.type == "cuda":
             torch.cuda.synchronize(self.context.device)
-        self._record(step, result, micro_batches, time.perf_counter() - started)
+        self._record(step, turns, time.perf_counter() - started)
         self._watch_plan(step)
-        failed = result.loss is not None and not math.isfinite(result.loss)
-        if is_due or (failed and self.job.record.layers_every):  # the norms help to find the cause
+        if is_due or (turns.failed and self.job.record.layers_every):  # the norms help to find the cause
             lr = self.optimizer.param_groups[0]["lr"]
-            self.layers.write(step, self.optimizer, lr=lr, skipped=result.skipped)
+            self.layers.write(step, self.optimizer, lr=lr, skipped=turns.result.skipped)
         if memory is not None:
-            self.context.events.emit("memory", step=step, **memory.fields())
-        if failed:
-            assert result.loss is not None
-            raise TrainingError(self._not_finite(result.loss, step, micro_batches))
-        return result.loss
+            self.context.events.emit("memory", step=self._memory_due, **memory.fields())
+            self._memory_due = None
+        if turns.failed:
+            raise TrainingError(self._not_finite(turns.failed, step, micro_batches))
+        return turns.result.loss
 
-    def _measured(
-        self, step: int, micro_batches: list[MicroBatch]
-    ) -> AbstractContextManager[StepMemory | None]:
-        """Return a context manager that measures memory by type if a measurement is scheduled for this step."""
-        if not self.job.record.measures_memory(step, self.first_step, self.job.last_step):
+    def _measured(self, micro_batches: list[MicroBatch]) -> AbstractContextManager[StepMemory | None]:
+        """Return a context manager that measures memory by type if a measurement is due."""
+        if self._memory_due is None:
             return nullcontext()
         inputs = [tensor for batch in micro_batches for tensor in tensors_of(batch)]
         return self.strategy.memory.measure(lambda: self.strategy.held(self.optimizer), inputs, self.model)
@@ -333,10 +339,10 @@ class Trainer:
         for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = base * factor
 
-    def _micro_batches(self, step: int) -> list[MicroBatch]:
+    def _micro_batches(self, step: int, part: int | None = None) -> list[MicroBatch]:
         if self.loader is None or self.work is None:
             return []
-        return split(self._place(self.loader.batch(step - 1)), self.work.num_micro_batches)
+        return split(self._place(self.loader.batch(step - 1, part)), self.work.num_micro_batches)
 
     def _place(self, batch: Any) -> Any:
         """Move a batch to this rank's device, with floating-point tensors cast to the dtype of the weights."""
@@ -346,21 +352,20 @@ class Trainer:
         dtype = self.strategy.precision.weight_dtype if tensor.is_floating_point() else None
         return tensor.to(self.context.device, dtype)
 
-    def _record(self, step: int, result: StepResult, micro_batches: list[MicroBatch], seconds: float) -> None:
+    def _record(self, step: int, turns: Turns, seconds: float) -> None:
         traffic, spans = self.context.meter.drain()
         waited = self.context.meter.drain_waits()
-        shown = self.job.record.shows(step)
-        counted = micro_batches if result.loss is not None else []
-        samples = sum(num_rows(inputs) for inputs, _ in counted)
-        tokens = sum(targets.numel() for _, targets in counted) if reads_tokens(counted) else None
+        shown, result = self.job.record.shows(step), turns.result
+        shared = {"gradients": len(turns)} if self.strategy.shares_parts and self.loader is not None else {}
         memory = self.strategy.memory.sample()
         self.context.events.emit(
-            "step", step=step, loss=result.loss, samples=samples, tokens=tokens, step_time_s=round(seconds, 6),
+            "step", step=step, loss=result.loss, samples=turns.samples, tokens=turns.tokens, **shared,
+            step_time_s=round(seconds, 6),
             lr=self.optimizer.param_groups[0]["lr"],
             loss_scale=self.strategy.precision.loss_scale,
             memory_bytes=memory, peak_memory_bytes=self.strategy.memory.peak,
             traffic=traffic, **self._late_seconds(), **({} if self.loader is None else self.loader.fields(step - 1)),
-            **self._codec_seconds(spans), **result.as_event(), **({"waited": waited} if waited else {}),
+            **codec_seconds(self.strategy, spans), **result.as_event(), **({"waited": waited} if waited else {}),
             **({"spans": spans} if shown else {}),
         )  # fmt: skip
         if self.work is not None:
@@ -375,12 +380,6 @@ class Trainer:
         rows = self.context.meter.drain_messages()
         if rows:
             self.context.events.emit("messages", step=self.context.meter.logged_step, rows=rows)
-
-    def _codec_seconds(self, spans: list[list[Any]]) -> dict[str, float]:
-        """Return the time spent packing and unpacking, in seconds; empty without a compressor."""
-        if self.strategy.compressor is None:
-            return {}
-        return {"codec_s": round(sum(end - start for lane, _, start, end, _ in spans if lane == "codec"), 6)}
 
     def _late_seconds(self) -> dict[str, float]:
         """Return by how much computation took longer than on the emulated processor; empty if none is emulated."""

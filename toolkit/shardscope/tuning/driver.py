@@ -11,6 +11,7 @@ its trials (see `recovery`). Any number of drivers may work on one study.
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -45,6 +46,7 @@ from shardscope.tuning.records import (
 )
 from shardscope.tuning.samplers import constrain, suggest
 from shardscope.tuning.storage import StorageRetry, within
+from shardscope.tuning.untried import all_settings, tried_all, tried_before, used_up_text, waiting_settings
 
 if TYPE_CHECKING:
     from shardscope.tuning.priors import EqualBudgets
@@ -147,6 +149,9 @@ class TrialDriver:
         self._is_over = False
         self._impossible = 0
         self._stopping = False
+        self._settings = all_settings(self.definition)  # of the space; None if it is endless
+        self._has_repeated = False  # whether the sampler's last choice had been tried
+        self.used_up = ""  # a sentence, once the study has ended early because it has tried its whole space
 
     # The loop.
 
@@ -219,7 +224,10 @@ class TrialDriver:
     def _start(self) -> bool:
         """Start a trial, or recheck the one whose start is undecided; return False if none can be started now."""
         trials = self.retry(self._read_trials)
-        self._is_over = recovery.ended(trials) >= self.trials
+        ended = recovery.ended(trials)
+        self._is_over = ended >= self.trials or tried_all(self._settings, trials)
+        if self._is_over and ended < self.trials:
+            self.used_up = used_up_text(self._settings, ended)
         try:
             if self._unsettled is None:
                 if recovery.begun(trials) >= self.trials or (trial := self._next(trials)) is None:
@@ -249,7 +257,14 @@ class TrialDriver:
                 return self.retry(optuna.Trial, self.study, held)
         if is_full:
             return None
-        if self.choose is not None:
+        open_slots = self.trials - len(recovery.slots(trials))
+        left = waiting_settings(self._settings, trials)
+        if left == []:
+            return None
+        if left and (self._has_repeated or len(left) <= open_slots):
+            self._has_repeated = False
+            self.retry(self.study.enqueue_trial, random.Random(len(trials)).choice(left))
+        elif self.choose is not None:
             self.retry(self.choose.before_asking, self.study, trials)
         return self.retry(self.study.ask)
 
@@ -273,6 +288,12 @@ class TrialDriver:
         """Sample the settings of a trial and start its run."""
         try:
             params = self._draw(trial)
+            earlier = tried_before(trial.number, self.retry(self.study.get_trials, deepcopy=False))
+            if earlier is not None:
+                self._has_repeated = True
+                reason = f"trial {earlier} has the same settings"
+                self._tell(trial, None, TrialState.FAIL, {REASON: reason, NOT_COUNTED: recovery.OVER_BUDGET})
+                return
             job = self._job(trial, params)
         except SpecError as error:
             self._tell_impossible(trial, str(error))
@@ -327,7 +348,7 @@ class TrialDriver:
             self.retry(self._mark_for_retry, trial.number, "its launch server was killed", was_killed=True)
             return
         except LaunchError as error:
-            raise not_launched(trial.number, error) from error
+            raise recovery.not_launched(trial.number, error) from error
         self.live[trial.number] = Live(trial, params, job, run, TrialReader(run))
         self._write(self.live[trial.number], RUN, str(run.path))
 
@@ -468,13 +489,6 @@ class TrialDriver:
             return Run.attach(run) if recovery.is_among(run, self.folder) else None
         except RunNotFound:
             return None
-
-
-def not_launched(number: int, error: LaunchError) -> StudyError:
-    """Return the error that ends a driver because this machine cannot launch runs, often due to a full disk."""
-    return StudyError(
-        f"trial {number} could not be launched: {error}; it will run first when the study is resumed"
-    )
 
 
 def was_killed(run: Run) -> bool:

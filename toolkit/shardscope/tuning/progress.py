@@ -86,6 +86,8 @@ class StudyProgress:
         self._print_ended(self._records_soon() if quickly else self._records())
         if self._rewrite:
             self._stream.write(f"\r\x1b[K{self.line()}\n")
+        if self._session.driver.used_up:
+            self._stream.write(f"{self._session.driver.used_up}\n")
         self._stream.flush()
 
     def _records(self) -> list[TrialRecord] | None:

@@ -26,6 +26,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from shardscope.errors import LaunchError, StudyError
 from shardscope.runtime.processes import is_alive, process_started
 from shardscope.runtime.rundir import this_host
 from shardscope.tuning.records import (
@@ -283,3 +284,10 @@ def replace_lost(study: optuna.Study, trials: list[FrozenTrial]) -> int:
             attrs |= {name: trial.user_attrs[name] for name in CARRIED if name in trial.user_attrs}
         study.enqueue_trial(params, user_attrs=attrs)
     return len(missing)
+
+
+def not_launched(number: int, error: LaunchError) -> StudyError:
+    """Return the error that ends a driver because this machine cannot launch runs, often due to a full disk."""
+    return StudyError(
+        f"trial {number} could not be launched: {error}; it will run first when the study is resumed"
+    )

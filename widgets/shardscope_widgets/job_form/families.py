@@ -26,13 +26,14 @@ _LABELS = {
     "directions": "Ring directions",
     "microbatches": "Micro-batches",
     "staleness": "Staleness bound",
+    "budget": "Gradients",
 }
 _OTHERWISE = {"mode": {"values": (("sync", "sync"), ("async", "async"), ("bounded (ssp)", "ssp"))}}
 _LEFT_TO_CODE = {"block", "clip", "bucket_mb", "slice_mb", "gamma", "microbatches"}
 """Settings without a control, which can only be set in code. `microbatches` has none because the micro-batch size,
 which has a control, determines it."""
-_ONLY_WITH = {"staleness": ("mode", "ssp")}
-"""Settings that apply only if another setting has a certain value, as (other setting, value)."""
+_ONLY_WITH = {"staleness": ("mode", ("ssp",)), "budget": ("mode", ("async", "ssp"))}
+"""Settings that apply only if another setting has certain values, as (other setting, values)."""
 
 
 def strategy_families() -> list[tuple[str, list[str]]]:
@@ -64,8 +65,8 @@ def settings_of_method(kind: type[Method], name: str) -> list[Setting]:
 
 def applies(setting: str, chosen: Mapping[str, Any]) -> bool:
     """Return whether `setting` applies, given the values of the other settings in `chosen`."""
-    other, value = _ONLY_WITH.get(setting, (None, None))
-    return other is None or chosen.get(other) == value
+    other, values = _ONLY_WITH.get(setting, (None, ()))
+    return other is None or chosen.get(other) in values
 
 
 def options_of(method: Method) -> dict[str, Any]:

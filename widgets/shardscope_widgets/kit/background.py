@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from shardscope_widgets.kit.threads import started
+
 
 class Background:
     """Base class of what works in a daemon thread; `_start` returns at once, and `wait` waits for the newest work."""
@@ -16,8 +18,7 @@ class Background:
         return self._thread is not None and self._thread.is_alive()
 
     def _start(self, work: Callable[..., None], *arguments: object, name: str) -> None:
-        self._thread = threading.Thread(target=work, args=arguments, name=f"shardscope-{name}", daemon=True)
-        self._thread.start()
+        self._thread = started(work, *arguments, name=name)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait up to `timeout` seconds for the newest work to end; None waits without limit."""

@@ -6,6 +6,8 @@ import threading
 import weakref
 from collections.abc import Callable
 
+from shardscope_widgets.kit.threads import started
+
 INTERVAL_S = 0.2
 """Seconds between polls; five polls a second stay far below Jupyter's limit of 1,000 messages a second."""
 
@@ -31,8 +33,7 @@ class Clock:
         """Start the thread, unless it is already running."""
         if not self.is_running:
             self._stopping.clear()
-            self._thread = threading.Thread(target=self._loop, name="shardscope-lab", daemon=True)
-            self._thread.start()
+            self._thread = started(self._loop, name="lab")
 
     def stop(self) -> None:
         """Stop the thread and wait up to 2 seconds for it to end, unless called from the thread itself."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -26,6 +25,7 @@ from shardscope_widgets.kit.clock import Clock
 from shardscope_widgets.kit.form import check_options
 from shardscope_widgets.kit.frame import fallback_html
 from shardscope_widgets.kit.guard import Guard
+from shardscope_widgets.kit.threads import started
 from shardscope_widgets.training_lab import _words
 from shardscope_widgets.training_lab._advice import AdvicePanel, Subject
 from shardscope_widgets.training_lab._check import CheckPanel
@@ -210,7 +210,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         run = self.run
         if run is not None:
             act = self._guard.callback(run.stop, lock=False)
-            threading.Thread(target=act, name="shardscope-stop", daemon=True).start()
+            started(act, name="stop")
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the run in focus to end; return False if it is still running after `timeout` seconds."""

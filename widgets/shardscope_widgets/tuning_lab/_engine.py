@@ -11,6 +11,7 @@ from weakref import WeakSet
 from shardscope.tuning.measured import TrialMetrics
 from shardscope.tuning.noise_probe import NotMeasured
 from shardscope.tuning.session import StudySession
+from shardscope_widgets.kit.threads import started
 
 TICK_S = 0.05
 _PATIENCE_S = 3.0
@@ -71,11 +72,8 @@ class Engine:
         self._stopping.clear()
         self.error, self.before = None, ""
         self._asked = SimpleQueue()
-        self._thread = threading.Thread(
-            target=self._work, args=(opened,), name="shardscope-tune", daemon=True
-        )
         _STARTED.add(self)
-        self._thread.start()
+        self._thread = started(self._work, opened, name="tune")
 
     def stop(self) -> None:
         """Ask the runs to stop, and return at once (see `wait`). The next `start` first reruns interrupted trials."""

@@ -449,8 +449,9 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         running = self.is_running
         doing = "stopping" if self._engine.is_stopping else "running" if running else "idle"
         self.status = _words.status_text(
-            self.name, self._trials, self.trials, doing, before=self._engine.before
-        )
+            self.name, self._trials, self.trials, doing, before=self._engine.before,
+            ended=self.session.driver.used_up if self.session and not running else "",
+        )  # fmt: skip
         finished = "has finished" in self.status
         state = "running" if running else "completed" if finished else "stopped" if self._trials else "idle"
         self.screen.say_status(self.status, state)

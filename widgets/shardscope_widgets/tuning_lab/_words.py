@@ -66,7 +66,9 @@ def counts(trials: Sequence[TrialInfo]) -> dict[str, int]:
     return found
 
 
-def status_text(name: str, trials: Sequence[TrialInfo], wanted: int, doing: str, *, before: str = "") -> str:
+def status_text(
+    name: str, trials: Sequence[TrialInfo], wanted: int, doing: str, *, before: str = "", ended: str = ""
+) -> str:
     """Return the status line.
 
     Args:
@@ -75,6 +77,7 @@ def status_text(name: str, trials: Sequence[TrialInfo], wanted: int, doing: str,
         wanted: Total number of trials requested.
         doing: ``running``, ``stopping`` or ``idle``.
         before: What is done before the first trial, as a sentence.
+        ended: Why the study has ended with fewer trials, as a sentence.
     """
     found = counts(trials)
     done = sum(found.get(state, 0) for state in ("complete", "pruned", "failed"))
@@ -88,9 +91,10 @@ def status_text(name: str, trials: Sequence[TrialInfo], wanted: int, doing: str,
     states = ("complete", "running", "paused", "pruned", "failed", "impossible")
     parts = [f"{found[state]} {state}" for state in states if found.get(state)]
     verb = {"running": "is running", "stopping": "is stopping"}.get(doing) or (
-        "has finished" if done >= wanted else "is stopped"
+        "has finished" if done >= wanted or ended else "is stopped"
     )
-    return f"Study {name} {verb}: {done} of {wanted} trials; {listed(parts) or 'none started'}."
+    text = f"Study {name} {verb}: {done} of {wanted} trials; {listed(parts) or 'none started'}."
+    return f"{text} {ended}" if ended else text
 
 
 def state_of(trial: TrialInfo) -> str:

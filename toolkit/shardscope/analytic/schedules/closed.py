@@ -34,6 +34,8 @@ class ScheduleColumns(NamedTuple):
     """Properties of all schedules, as arrays by index into `schedules`; the last five fields are from `HeldTerms`."""
 
     v_shaped: Flags
+    splits: Flags
+    """Whether the backward pass is split into input and weight gradients."""
     leaves_stages: Flags
     """Whether the user can choose the number of stages per rank."""
     of_left: Floats
@@ -55,6 +57,7 @@ def _columns_of(_known: tuple[type[PipelineSchedule], ...]) -> ScheduleColumns:
     terms = zip(*(each.held_terms or HeldTerms(0.0, 0.0) for each in known), strict=True)
     return ScheduleColumns(
         np.array([each.v_shaped for each in known]),
+        np.array([each.splits_backward for each in known]),
         np.array([each.most_stages is None for each in known]),
         *map(np.array, terms),
     )

@@ -23,12 +23,15 @@ def in_flight(schedule: PipelineSchedule, rank: Any, ranks: Any, microbatches: A
 def bubble(schedule: PipelineSchedule, case: Case, held: Any, *, ranks_meet: bool) -> Floats:
     """Return the value of `PipelineSchedule.bubble`, computed from a table for each element of the arguments.
 
-    If ranks synchronise between steps (`ranks_meet`), the bubble is the time of the whole step minus a rank's work.
+    If ranks synchronise between steps (`ranks_meet`), the bubble is the time of the whole step minus a rank's work;
+    else that of the longest path from a rank's first to its last operation. With shorter operations, neither time is
+    longer.
     """
 
     def count(*asked: float) -> float:
         p, m, f, i, w, v = asked
         timeline = build(schedule, int(p), int(m), int(v)).timeline({"F": f, "I": i, "W": w})
-        return timeline.end - m * v * (f + i + w) if ranks_meet else max(timeline.idle)
+        whole = timeline.end if ranks_meet else timeline.longest_own_path
+        return max(0.0, whole - m * v * (f + i + w))
 
     return np.asarray(np.vectorize(count, otypes=[float])(*case, held))

@@ -189,21 +189,19 @@ def _v_min_of_more(p: Floats, m: Floats, f: Floats, i: Floats, w: Floats) -> tup
     """Return the bubble of V-Min for more than two ranks: if 3 divides p, and if it does not."""
     k, rest = p // 3, p % 3
     small, large, late = 2 * p - 2 * m, 2 * p - 6 + 4 * m, (2 * m - 1) * w
+    # No more weight gradients fill the waits than a rank has: else a step would last longer, the shorter they are.
+    few, many = np.minimum(k + 1, 2 * m) * w, np.minimum(2 * k, 2 * m) * w
     paused = longest(
-        (8 * k - 1) * f + (5 * k - 1) * i - (k + 1) * w,
-        (5 * k + 2) * f + (8 * k - 4) * i - (k + 1) * w,
+        (8 * k - 1) * f + (5 * k - 1) * i - few,
+        (5 * k + 2) * f + (8 * k - 4) * i - few,
         (small + 1) * f + large * i - late,
         (small + 4) * f + (large - 2) * i - late,
         (large - 2) * f + (small + 4) * i - late,
     )
     one = rest == 1
     straight = longest(
-        np.where(one, 8 * k, 10 * k + 1) * f
-        + np.where(one, 5 * k, 4 * k + 2) * i
-        - np.where(one, k + 1, 2 * k) * w,
-        np.where(one, 5 * k, 4 * k + 3) * f
-        + np.where(one, 8 * k, 10 * k) * i
-        - np.where(one, k + 1, 2 * k) * w,
+        np.where(one, 8 * k, 10 * k + 1) * f + np.where(one, 5 * k, 4 * k + 2) * i - np.where(one, few, many),
+        np.where(one, 5 * k, 4 * k + 3) * f + np.where(one, 8 * k, 10 * k) * i - np.where(one, few, many),
         small * f + large * i - late,
         large * f + small * i - late,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -101,6 +102,33 @@ class Timeline:
         """Idle time of each rank between its first and its last operation."""
         spans = [self.ends[b - 1] - self.starts[a] for a, b in self.bounds]
         return tuple(max(0.0, span - busy) for span, busy in zip(spans, self.busy, strict=True))
+
+    def own_path(self, rank: int) -> float:
+        """Return the longest path from a rank's first to its last operation: the time between them if none starts late.
+
+        It is at most the time between them, since the last may wait for operations that the first does not lead to.
+        Unlike that time, it never gets longer if operations get shorter.
+        """
+        first, end = self.bounds[rank]
+        order, ranks = self.table.order, [self.table.stage_ranks[op.stage] for op in self.table.ops]
+        reached = [-math.inf] * (len(self.ends) + 1)  # index -1 stands for no earlier operation
+        for i in order.sequence:
+            need = order.needs[i]
+            there = reached[need] + (self.send if need >= 0 and ranks[need] != ranks[i] else 0.0)
+            start = 0.0 if i == first else max(reached[order.before[i]], there)
+            reached[i] = start + self.ends[i] - self.starts[i]
+        return reached[end - 1]
+
+    @property
+    def longest_own_path(self) -> float:
+        """The longest `own_path` of any rank."""
+        spans = [self.ends[b - 1] - self.starts[a] for a, b in self.bounds]
+        longest = 0.0
+        for rank in sorted(range(len(spans)), key=lambda rank: -spans[rank]):
+            if spans[rank] <= longest:
+                break  # no later rank has a longer path
+            longest = max(longest, self.own_path(rank))
+        return longest
 
     @property
     def bubble_fraction(self) -> float:

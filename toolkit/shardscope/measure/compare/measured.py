@@ -118,13 +118,24 @@ def parts_by_rank(steps: Steps, shown: Sequence[int], period: int = 1) -> list[d
     The keys are pairs of a lane and a part; ``(IDLE, IDLE)`` is the time for which the rank recorded nothing.
     """
     return [
-        _medians({number: seconds_by_part(steps[number][rank]) for number in shown}, period)
-        for rank in range(len(steps[shown[0]]))
+        _medians({number: seconds_by_part(event) for number, event in by_number.items()}, period)
+        for by_number in _with_gradients({number: steps[number] for number in shown})
+    ]
+
+
+def _with_gradients(steps: Steps) -> list[dict[int, Event]]:
+    """Return the events of each rank by step, without those of steps of which other ranks took all gradients."""
+    ranks = range(len(next(iter(steps.values()), ())))
+    return [
+        {number: row[rank] for number, row in steps.items() if row[rank].get("gradients", 1)}
+        for rank in ranks
     ]
 
 
 def slowest_rank_s(steps: Steps, period: int = 1) -> float | None:
     """Return the step time of the slowest rank in seconds; None until a period has ended.
+
+    Of ranks that share the gradients of steps, it is the time of one gradient.
 
     It is the median over the steps after the warm-up, as in `Summary`. If the first steps of a run are uncompressed,
     `Summary` is the weighted mean of two such medians: that of the uncompressed steps and that of the compressed steps.
@@ -133,6 +144,16 @@ def slowest_rank_s(steps: Steps, period: int = 1) -> float | None:
         steps: The finished steps, which are all compressed or all uncompressed.
         period: Period of the compression's traffic, in steps.
     """
+    if any("gradients" in event for row in steps.values() for event in row):
+        medians = [
+            per_step(
+                list(own),
+                [event["step_time_s"] / event["gradients"] for event in own.values()],
+                average="median",
+            )
+            for own in _with_gradients({n: [e for e in row if "gradients" in e] for n, row in steps.items()})
+        ]
+        return max((each for each in medians if each is not None), default=None)
     ends = {number: step_end(row) for number, row in steps.items()}
     seconds = {number: end.step_time_s for number, end in ends.items()}
     if period > 1:
@@ -161,7 +182,10 @@ def _medians(
 
 
 def seconds_by_part(event: Event) -> dict[tuple[str, str], float]:
-    """Return the time of one rank's step by lane and part, in seconds; each moment is counted once."""
+    """Return the time of one rank's step by lane and part, in seconds; each moment is counted once.
+
+    If ranks share the gradients of steps, it is the time of one gradient, of which the event must have some.
+    """
     spans = [(*_part(lane, name), start, end) for lane, name, start, end, _ in event["spans"]]
     spans = [span for span in spans if span[1] not in _WAITS]
     names = list(dict.fromkeys((lane, name) for lane, name, *_ in spans))
@@ -172,7 +196,8 @@ def seconds_by_part(event: Event) -> dict[tuple[str, str], float]:
         owner[first:last] = names.index((lane, name))
     seconds = np.bincount(owner, weights=np.diff(edges), minlength=len(names) + 1)[: len(names)]
     found = dict(zip(names, seconds.tolist(), strict=True))
-    return {**found, (IDLE, IDLE): max(0.0, event["step_time_s"] - sum(found.values()))}
+    found[IDLE, IDLE] = max(0.0, event["step_time_s"] - sum(found.values()))
+    return {part: each / (event.get("gradients") or 1) for part, each in found.items()}
 
 
 def _part(lane: str, name: str) -> tuple[str, str]:

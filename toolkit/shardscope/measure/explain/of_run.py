@@ -156,7 +156,7 @@ def measured_step(
 
 def _waiting_s(row: Sequence[Event]) -> float:
     """Return how much longer the slowest rank computes in one step than the ranks do on average, in seconds."""
-    seconds = [computing_s(seconds_by_part(event)) for event in row]
+    seconds = [computing_s(seconds_by_part(event)) for event in row if event.get("gradients", 1)]
     return max(seconds) - fmean(seconds)
 
 

@@ -195,7 +195,9 @@ def _timed(found: JobPrediction) -> JobPrediction:
 def _point(kind: Kind, found: JobPrediction, jitter: Jitter | None = None) -> Point:
     job = found.job
     assert found.step_time_s is not None
-    can_simulate = job.world_size <= LARGEST and found.traffic is not None
+    can_simulate = (
+        job.world_size <= LARGEST and found.traffic is not None and not job.strategy.is_asynchronous
+    )
     waits_s = None if jitter is None else jitter_wait_s(found, jitter)
     later_s = waits_s or 0.0
     interval = found.interval if found.calibration is not None or found.is_calibrated else None

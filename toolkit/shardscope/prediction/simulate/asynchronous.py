@@ -15,6 +15,7 @@ from shardscope.prediction.simulate.graph import Floats, Graph, Ints
 from shardscope.prediction.simulate.of_job import JobStepGraph
 from shardscope.prediction.simulate.parts import StepTimes
 from shardscope.prediction.simulate.replicas import Variation, replicate
+from shardscope.spec.job import Job
 
 _WARM_UP = 0.2
 """Fraction of the time that is not counted, because workers start together."""
@@ -71,7 +72,8 @@ def simulate_asynchronous(prediction: JobPrediction, variation: Variation, *, st
     job, strategy = prediction.job, prediction.job.strategy
     if not isinstance(strategy, ParameterServer) or np.isfinite(strategy.bound):
         raise SpecError(
-            f"strategy={strategy.label!r} is not asynchronous; use strategy='parameter-server:async', or ss.simulate"
+            f"strategy={strategy.label!r} is not asynchronous; use strategy='parameter-server:async', or "
+            f"{instead_of_step(job) if strategy.is_asynchronous else 'ss.simulate'}"
         )
     if steps < 10:
         raise SpecError(f"steps={steps} is too few for a distribution; give at least 10")
@@ -83,8 +85,15 @@ def simulate_asynchronous(prediction: JobPrediction, variation: Variation, *, st
     return _measured(built, done.times.end, done.times.num_events)
 
 
+def instead_of_step(job: Job) -> str:
+    """Return the call that says how fast the workers of an asynchronous job are, for errors."""
+    if isinstance(job.strategy, ParameterServer) and np.isinf(job.strategy.bound):
+        return "ss.simulate.asynchronous"
+    return "ss.predict(job).samples_per_s, which counts with the bound on staleness"
+
+
 def _build(prediction: JobPrediction, workers: list[int], servers: int, steps: int) -> _Built:
-    """Build the steps of all workers: compute, push, be applied, pull.
+    """Build the steps of all workers: compute, push, be applied, pull; each at the speed of its own device.
 
     A server is a link of capacity 1, which gradients that are being applied at the same time share.
     """
@@ -97,6 +106,7 @@ def _build(prediction: JobPrediction, workers: list[int], servers: int, steps: i
             sizes[each.collective][move.source, move.target] = move.num_bytes
     assert prediction.time is not None
     times = StepTimes.of(prediction.time)
+    passes, own = times.forward + times.backward, times.data + times.codec + times.rest
     graph = step.emptied()
     serving = [graph.link(f"server {server}", 1.0) for server in range(servers)]
     applied = np.zeros((len(workers), steps, servers), np.int64)
@@ -113,13 +123,11 @@ def _build(prediction: JobPrediction, workers: list[int], servers: int, steps: i
     last = [graph.add(worker) for worker in workers]
     for number in range(steps):
         for place, worker in enumerate(workers):
-            ready = graph.add(
-                worker, "gradient", times.forward + times.backward + times.data, after=[last[place]]
-            )
+            ready = graph.add(worker, "gradient", step.work[worker] * passes + own, after=[last[place]])
             pulled = []
             for server in range(servers):
                 pushed = message(worker, server, "server_push", ready)
-                seconds = times.optimizer / servers
+                seconds = step.updates[server] / servers
                 end = graph.add(server, "optimizer", size=seconds, links=[serving[server]], after=[pushed])
                 applied[place, number, server] = end
                 pulled.append(message(server, worker, "server_pull", end))

@@ -14,6 +14,7 @@ from shardscope.analytic.communication.ring import is_inside_node
 from shardscope.analytic.compute.work import Split
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory.offload import OFFLOADS_OPTIMIZER
+from shardscope.analytic.schedules.closed import columns
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.micro import Pass, SlowestStage, stage
 from shardscope.prediction.step.step import cut, step_work
@@ -142,7 +143,7 @@ class _Found(NamedTuple):
         work = step_work(model, layouts, cluster, calibration, None)
         rows = StepRows(
             layouts.zero, work.reduces, layouts.offload, work.micro.take(one), work.states.take(one),
-            work.drag[one],
+            work.drag[one], columns().splits[layouts.schedule],
         )  # fmt: skip
         pace = float(cut(model, layouts, cluster, calibration).pace[0]) if cluster.groups else 1.0
         return cls(machine, times, rows, pace)

@@ -130,7 +130,7 @@ class Simulator:
     def asynchronous(
         self,
         job: Job,
-        cluster: Cluster | None = None,
+        cluster: Cluster | EmulatedCluster | None = None,
         *,
         steps: int = 200,
         calibration: AnyCalibration | None = None,
@@ -139,6 +139,8 @@ class Simulator:
         seed: int = 0,
     ) -> AsyncSimulation:
         """Simulate many steps of a job with an asynchronous parameter server: rate of updates, and staleness.
+
+        Each worker computes at the speed of its own device.
 
         Args:
             job: A job with strategy ``parameter-server:async``.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shardscope.errors import SpecError
 from shardscope.prediction.job import JobPrediction
+from shardscope.prediction.simulate.asynchronous import instead_of_step
 from shardscope.prediction.simulate.breakdown import busy_seconds, lane_seconds, term_tree
 from shardscope.prediction.simulate.of_job import JobStepGraph
 from shardscope.prediction.simulate.replicas import Variation, replicate
@@ -26,6 +27,10 @@ def simulate_job(prediction: JobPrediction, variation: Variation, *, overlap: bo
         raise SpecError(
             f"strategy={job.strategy.label!r} drops the gradients of the slowest workers, but a simulated step waits "
             "for all of them; use ss.predict, or simulate with backups=0"
+        )
+    if job.strategy.is_asynchronous:
+        raise SpecError(
+            f"strategy={job.strategy.label!r} has no step that all ranks take together; use {instead_of_step(job)}"
         )
     variation.check(job.world_size)
     step = JobStepGraph(prediction, overlap=overlap)

@@ -30,6 +30,8 @@ class StepRows(NamedTuple):
     """Columns of `tables.state_table`, in seconds."""
     drag: Floats
     """Time of drive traffic relative to the time of host-link traffic; see `drag_of`."""
+    splits: npt.NDArray[np.bool_]
+    """Whether the schedule defers the weight gradients, so that they are a pass of their own."""
 
 
 class Late(NamedTuple):
@@ -51,6 +53,8 @@ class Windows(NamedTuple):
 
     forward: Late
     backward: Late
+    weight: Floats
+    """The part of `backward` in the pass of the weight gradients, if that is a pass of its own; else 0."""
     free: Floats
     """Time of the backward pass, including waits but not its collectives, in seconds."""
 
@@ -59,19 +63,29 @@ def windows(rows: StepRows, overlap: float) -> Windows:
     """Return the waits in the passes of one micro-batch if computation can hide the fraction `overlap` of collectives.
 
     ZeRO 3 gathers parameters for both passes. ZeRO 2 and 3 reduce gradients in the backward pass of every micro-batch,
-    and pack them each time if they are compressed; FSDP2 in a pipeline only once per step.
+    and pack them each time if they are compressed; FSDP2 in a pipeline only once per step. If weight gradients are a
+    pass of their own, that and the pass of the input gradients each wait for one half. So with faster computation
+    neither takes longer, which a wait of both together that counted towards one of them would cause.
     """
     there, back = rows.micro["forward"], rows.micro["input"] + rows.micro["weight"]
     if rows.zero.max() < 2 and not rows.offload.any():
         nothing = Late(np.zeros(1), np.zeros(1))
-        return Windows(nothing, nothing, back)
+        return Windows(nothing, nothing, np.zeros(1), back)
     gathered = np.where(rows.zero == 3, rows.states["gather_s"], 0.0)
     reduced = np.where(rows.reduces, rows.states["reduce_s"], 0.0)
     packed = np.where(rows.reduces, rows.states["codec_s"], 0.0)
     out, home = host_seconds(rows)
     forward = _late(there, gathered, overlap, 0.0, out)
-    backward = _late(back, gathered + reduced, overlap, packed, home)
-    return Windows(forward, backward, np.maximum(back + backward.total - gathered - reduced, 0.0))
+    backward, weight = _late(back, gathered + reduced, overlap, packed, home), np.zeros(1)
+    if rows.splits.any():
+        first, second = (
+            _late(rows.micro[half], (gathered + reduced) / 2, overlap, packed / 2, home / 2)
+            for half in ("input", "weight")
+        )
+        parts = zip(backward, first, second, strict=True)
+        backward = Late(*(np.where(rows.splits, a + b, whole) for whole, a, b in parts))
+        weight = np.where(rows.splits, second.total, 0.0)
+    return Windows(forward, backward, weight, np.maximum(back + backward.total - gathered - reduced, 0.0))
 
 
 def _late(

@@ -63,8 +63,13 @@ class Loader:
         self._drop_ahead()  # was read for the former division
         self._samples = tuple(samples)
 
-    def batch(self, step: int) -> Batch:
-        """Return the inputs and targets of this rank's rows in `step` (counted from 0)."""
+    def batch(self, step: int, rank: int | None = None) -> Batch:
+        """Return the inputs and targets of this rank's rows in `step` (counted from 0).
+
+        With `rank`, the loader reads as that rank from now on; only one that does not read ahead can.
+        """
+        assert self._thread is None or rank in (None, self.rank)
+        self.rank = self.rank if rank is None else rank
         if self._thread is None:
             return self._read(step)
         batch = self._prefetched(step) or self._read(step)

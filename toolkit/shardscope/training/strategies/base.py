@@ -79,6 +79,18 @@ class StepResult:
     dropped: bool = False
     noise: NoiseSample | None = None
 
+    @classmethod
+    def of(cls, results: Sequence[StepResult]) -> StepResult:
+        """Return the result of a step in which this rank computed these gradients, one unless ranks share them."""
+        if len(results) == 1:
+            return results[0]
+        losses = [each.loss for each in results if each.loss is not None]
+        norms = [each.grad_norm for each in results if each.grad_norm is not None]
+        return cls(
+            sum(losses) / len(losses) if losses else None, max(norms, default=None),
+            skipped=any(each.skipped for each in results),
+        )  # fmt: skip
+
     def as_event(self) -> dict[str, Any]:
         """Return the fields of the step's event, without those that do not apply."""
         fields: dict[str, Any] = {"grad_norm": self.grad_norm, "skipped": self.skipped}
@@ -153,6 +165,11 @@ class RankStrategy(ABC):
         """Return the module to train instead of `model`; it shares the parameters of `model`."""
 
     @property
+    def shares_parts(self) -> bool:
+        """Whether ranks share the parts of each global batch, so that `batch_parts` are not known ahead."""
+        return False
+
+    @property
     def data_rank(self) -> int | None:
         """Index of this rank's part of the global batch, below ``job.num_data_ranks``; None if it reads no data."""
         return self.context.rank
@@ -184,6 +201,13 @@ class RankStrategy(ABC):
     def described_transport(self) -> dict[str, str]:
         """Return what carries messages between the ranks, and why, for the ``start`` event; empty for a single rank."""
         return self.context.described_transport()
+
+    def batch_parts(self, step: int) -> Iterator[int | None]:  # noqa: ARG002
+        """Yield the index of the part of the global batch for each gradient that this rank computes in `step`.
+
+        That is `data_rank`, once, unless ranks share the parts of a step. A rank that reads no data yields None.
+        """
+        yield self.data_rank
 
     def stops_before(self, step: int, *, asked: bool) -> bool:  # noqa: ARG002
         """Return whether this rank stops before `step`; `asked` is whether it has received a request to stop."""

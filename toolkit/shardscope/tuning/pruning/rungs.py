@@ -25,11 +25,12 @@ from shardscope.spec import Job
 from shardscope.spec.space import Value
 from shardscope.tuning import recovery
 from shardscope.tuning.apply import apply
-from shardscope.tuning.driver import TOLD_WITHIN_S, Live, TrialDriver, not_launched
+from shardscope.tuning.driver import TOLD_WITHIN_S, Live, TrialDriver
 from shardscope.tuning.measured import TrialMetrics, TrialReader
 from shardscope.tuning.pruning import halving, leftovers
 from shardscope.tuning.pruning.halving import JobOf, Paused, Rungs
 from shardscope.tuning.records import MEASURED, REASON, RUN, from_study, is_paused, measured_to
+from shardscope.tuning.recovery import not_launched
 from shardscope.tuning.samplers import constrain
 from shardscope.tuning.storage import within
 

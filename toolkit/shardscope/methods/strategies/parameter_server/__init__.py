@@ -22,11 +22,18 @@ if TYPE_CHECKING:
     from shardscope.spec.job import Job
 
 MODES = ("sync", "async", "ssp")
+BUDGETS = ("shared", "per-worker")
 
 
 def _check_mode(value: object) -> object:
     if value not in MODES:
         raise unknown_name("mode", value, MODES)
+    return value
+
+
+def _check_budget(value: object) -> object:
+    if value not in BUDGETS:
+        raise unknown_name("budget", value, BUDGETS)
     return value
 
 
@@ -46,6 +53,13 @@ class ParameterServer(Strategy):
 
     With compression, a worker sends one packet to each server, which unpacks it. Parameters are sent back uncompressed.
     Each worker keeps its own error-feedback residual.
+
+    In modes ``async`` and ``ssp``, workers share the run's gradients by default: a worker that has finished one takes
+    the next part of the data that no worker has taken, so that a fast worker computes more of them, and all end at
+    about the same time. A step is then as many gradients as there are workers, from whichever workers took its parts,
+    and the learning rate follows the number of gradients of all workers. Data are read when a worker takes them, not
+    ahead. With ``budget="per-worker"``, each worker takes its own part of every step, and the run ends with the
+    slowest.
 
     Li et al., Scaling distributed machine learning with the parameter server (OSDI 2014); Ho et al., More effective
     distributed ML via a stale synchronous parallel parameter server (NIPS 2013).
@@ -70,6 +84,19 @@ class ParameterServer(Strategy):
     dedicated: bool = False
     """Whether server ranks only serve; otherwise they are also workers, and serve in background threads."""
 
+    budget: Annotated[Literal["shared", "per-worker"], BeforeValidator(_check_budget)] = "shared"
+    """Whether workers share the gradients of a run, so that a fast worker computes more of them, or each computes as
+    many as the run has steps; only where updates do not wait for all workers (modes ``async`` and ``ssp``)."""
+
+    @model_validator(mode="after")
+    def _check_waiting(self) -> Self:
+        if self.budget != "shared" and self.bound == 0:
+            raise SpecError(
+                f"budget={self.budget!r} has no effect with mode={self.mode!r}{', staleness=0' * (self.mode == 'ssp')}"
+                ", where each update waits for the workers; leave it out, or use mode='async'"
+            )
+        return self
+
     @model_validator(mode="after")
     def _check_staleness(self) -> Self:
         default = type(self).model_fields["staleness"].default
@@ -90,12 +117,23 @@ class ParameterServer(Strategy):
         mode = "" if self.mode == "sync" else f":{self.mode}"
         mode += f", {self.backups} backup{'s' * (self.backups > 1)}" if self.backups else ""
         servers = f", {self.servers} servers" if self.servers > 1 else ""
-        return f"{self.name}{mode}{servers}{', dedicated' if self.dedicated else ''}"
+        budget = "" if self.budget == "shared" else f", {self.budget} budget"
+        return f"{self.name}{mode}{servers}{', dedicated' if self.dedicated else ''}{budget}"
 
     @property
     def bound(self) -> float:
         """Maximum staleness of a gradient, in updates; infinite in mode ``async``."""
         return {"sync": 0.0, "async": math.inf, "ssp": float(self.staleness)}[self.mode]
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether workers go on without waiting for the update of all: with any bound on staleness but 0."""
+        return self.bound > 0
+
+    @property
+    def shares_gradients(self) -> bool:
+        """Whether workers share the gradients of a run, instead of computing one in each step."""
+        return self.is_asynchronous and self.budget == "shared"
 
     @property
     def clips_at_servers(self) -> bool:
@@ -235,15 +273,19 @@ class ParameterServer(Strategy):
     def traffic(self, step: JobStep) -> Traffic:
         """Return the traffic of one push and one pull per worker, including headers and the norms that servers sum.
 
-        With `backups`, that is the maximum, as workers skip steps that have ended without them.
+        With `backups`, that is the maximum, as workers skip steps that have ended without them. Workers that share
+        gradients may compute any number of those of a step, and send as often; stated is one each.
         """
         from shardscope.analytic.communication.parameter_server import parameter_server_traffic
 
         pushed, pulled, sums = self._sizes(step)
         found = parameter_server_traffic(pushed, pulled, step.world_size, dedicated=self.dedicated, sums=sums)
-        if not self.backups:
+        most = step.job.num_data_ranks if self.shares_gradients else int(self.backups > 0)
+        if not most:
             return found
-        return {name: sent._replace(bounds=(0 * sent.bytes, sent.bytes)) for name, sent in found.items()}
+        return {
+            name: sent._replace(bounds=(0 * sent.bytes, most * sent.bytes)) for name, sent in found.items()
+        }
 
     def _sizes(self, step: JobStep) -> tuple[list[int], list[int], int]:
         """Return the bytes that a worker pushes to each server and pulls from it, and the number of norms to sum."""

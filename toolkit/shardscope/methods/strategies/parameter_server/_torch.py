@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar
@@ -18,6 +18,7 @@ from shardscope.methods.strategies.parameter_server._torch_messages import (
     MessageLink,
     cut_into_shards,
 )
+from shardscope.methods.strategies.parameter_server._torch_parts import SharedParts
 from shardscope.methods.strategies.parameter_server._torch_pushes import PackedPushes, Pushes
 from shardscope.methods.strategies.parameter_server._torch_server import ParameterShardServer
 from shardscope.training.collectives.packets import Packets
@@ -63,6 +64,9 @@ class ParameterServerRank(RankStrategy):
         if context.rank in workers:
             pushes = self._pushes(self.compressor)
             self.client = Client(self.job, context, self.shards, self.link, self.server, pushes=pushes)
+        self.shared: SharedParts | None = None
+        if self.settings.shares_gradients:
+            self.shared = SharedParts.of(context, context.group, workers)
         self._is_settled = True
         self._ended_at: int | None = None
         self._reached = 0  # the last step that all servers have finished, as far as this worker knows
@@ -82,6 +86,10 @@ class ParameterServerRank(RankStrategy):
         workers = self.settings.workers(self.context.world_size)
         return workers.index(self.context.rank) if self.context.rank in workers else None
 
+    @property
+    def shares_parts(self) -> bool:
+        return self.settings.shares_gradients
+
     def build_optimizer(self) -> torch.optim.Optimizer:
         """Build a placeholder for the trainer's learning rates; on a server, it shares the real optimizer's state."""
         front = torch.optim.SGD(self.parameters, lr=self.job.optimizer.lr)
@@ -96,6 +104,11 @@ class ParameterServerRank(RankStrategy):
             return []
         with server.state:
             return server.optimizer.layer_signals()
+
+    def batch_parts(self, step: int) -> Iterator[int | None]:
+        if self.shared is None or self.client is None:
+            return super().batch_parts(step)
+        return self.shared.of_step(step)
 
     def stops_before(self, step: int, *, asked: bool) -> bool:
         if self.server is None or self.client is not None or self.settings.is_lockstep:
@@ -116,7 +129,7 @@ class ParameterServerRank(RankStrategy):
             return StepResult(None, None)
         if self.server is not None:
             self.server.resume(number)
-        if number <= self._reached:
+        if self.settings.backups and number <= self._reached:
             return StepResult(None, None, dropped=True)
         optimizer.zero_grad(set_to_none=True)
         if self.compressor is not None:

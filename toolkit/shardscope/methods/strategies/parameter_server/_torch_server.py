@@ -93,6 +93,8 @@ class ParameterShardServer:
             0  # how many synchronisations this rank has announced, joined and left; and the step of the last one
         )
         self._limit: int | None = None  # the last step that may be served; None for no limit
+        self._before: int | None = None  # the last step before those that are served
+        self._num_taken = 0  # how many gradients have been applied or skipped since
 
     def set_parameters(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite the server's parameters with `tensors`, one for each tensor of the shard."""
@@ -139,13 +141,17 @@ class ParameterShardServer:
 
     def serve(self, step: int) -> bool:
         """Serve until `step` is finished. Return False if all workers ended before that."""
+        self._before = step - 1 if self._before is None else self._before
         self.resume(step)
         self._wait(lambda: self.ended or self._finished_step >= step)
         return self._finished_step >= step
 
     @property
     def _finished_step(self) -> int:
-        """The last step of the slowest worker or, with backup workers, of the fastest."""
+        """The last step of the slowest worker, with backup workers of the fastest, or of all gradients so far."""
+        if self.spec.shares_gradients:
+            assert self._before is not None
+            return self._before + self._num_taken // len(self.workers)
         return (max if self.spec.backups else min)(self.clocks.values())
 
     def synchronize(self) -> int:
@@ -255,6 +261,7 @@ class ParameterShardServer:
         norm = 0.0 if skipped else self._update(workers)
         step = max(self._pushed[worker][0] for worker in workers)
         update = self.admission.take(applied=not skipped, step=step)
+        self._num_taken += len(workers)
         self.clocks |= {worker: self._pushed[worker][0] for worker in workers}
         if not skipped:
             self.context.events.emit(

@@ -185,9 +185,17 @@ class Pipeline(Strategy):
                 f"virtual_stages={self.stages_per_rank} makes {stages} stages; give {stages} numbers of at least 1"
             )
         if isinstance(job.model, str):
-            check_split(
-                self.split, model_config(job.model).num_layers_in_order, stages, of=f"model={job.model!r}"
+            self.check_depth(
+                model_config(job.model).num_layers_in_order, job.world_size, of=f"model={job.model!r}"
             )
+
+    def check_depth(self, num_layers: int, world_size: int, *, of: str) -> None:
+        """Reject a model that cannot be split among this number of ranks; `of` describes it for the message.
+
+        Raises:
+            SpecError: There are fewer layers than stages, or an explicit split does not add up to them.
+        """
+        check_split(self.split, num_layers, world_size * self.stages_per_rank, of=of)
 
     @property
     def ranks_meet(self) -> bool:

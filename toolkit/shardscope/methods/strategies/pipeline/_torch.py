@@ -54,6 +54,8 @@ class PipelineRank(RankStrategy):
         assert context.group is not None
         self.group = context.group
         self.cut = cut(model, self.example()[0], self.precision.autocast, self.job, context)
+        if context.rank == 0:  # on how many ranks the run can go on
+            context.events.emit("pipeline_layers", count=sum(map(len, self.cut.stages)))
         self.stage_ranks = settings.stage_ranks(context.world_size)
         self.order = [name for name, _ in model.named_parameters()]
         self._start_alike(model)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardscope.methods.strategies.pipeline import Pipeline, check_split
+from shardscope.methods.strategies.pipeline import Pipeline
 from shardscope.methods.strategies.pipeline._torch_probe import Autocast, LayerProbe, probe
 from shardscope.spec import Job
 from shardscope.spec.partition import even_split, optimal_split
@@ -63,7 +63,7 @@ def cut(model: nn.Module, inputs: Any, autocast: Autocast, job: Job, context: Ra
     assert isinstance(settings, Pipeline)
     layers = layers_in_order(model)
     ranks = settings.stage_ranks(context.world_size)
-    check_split(settings.split, len(layers), len(ranks), of=f"a model of type {type(model).__name__}")
+    settings.check_depth(len(layers), context.world_size, of=f"a model of type {type(model).__name__}")
     is_timed = settings.split == "speed" or (settings.split == "time" and context.rank == 0)
     probes = probe(model, layers, inputs, autocast, measure=is_timed, count=settings.split == "speed")
     split = _split(job, layers, probes, len(ranks), context)

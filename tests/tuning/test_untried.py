@@ -1,0 +1,74 @@
+"""Settings that have been tried are not tried again, and a study of a finite space ends when all have been."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+import shardscope as ss
+from shardscope.spec.space import Space
+from shardscope.tuning.definition import Definition
+from shardscope.tuning.progress import StudyProgress
+from shardscope.tuning.session import StudySession
+from shardscope.tuning.untried import all_settings
+
+SPACE: dict[str, Any] = {"optimizer": ["sgd", "adamw"], "batch": (32, 64, "log2")}
+
+
+def job() -> ss.Job:
+    return ss.Job(model="mlp", data="digits", strategy="single", steps=2, eval_every=1, batch=32)
+
+
+def params_of(session: StudySession) -> list[frozenset[tuple[str, Any]]]:
+    """Of the trials that have run."""
+    return [frozenset(record.params.items()) for record in session.records() if record.state == "complete"]
+
+
+@pytest.mark.parametrize(
+    ("space", "count"),
+    [
+        (SPACE, 4),
+        ({"optimizer": ["sgd", "adamw"], "optimizer[sgd].momentum": [0.0, 0.5, 0.9]}, 4),
+        ({"warmup": (0.0, 0.3)}, None),
+        ({"optimizer": ["sgd", "adamw"]}, 2),
+        ({"batch": (32, 256, "log2"), "optimizer.lr": (1e-4, 1e-2, "log")}, None),
+    ],
+)
+def test_the_settings_of_a_space_are_counted_by_branch(space: dict[str, Any], count: int | None) -> None:
+    definition = Definition(job=job(), space=Space(space), objectives=("loss",))
+    found = all_settings(definition)
+    assert (None if found is None else len(found)) == count
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("sampler", ["random", "tpe", "gp"])
+def test_a_study_of_four_settings_tries_each_once_and_says_that_it_ends(tmp_path: Path, sampler: str) -> None:
+    session = StudySession.open(job(), SPACE, trials=9, sampler=sampler, root=tmp_path, baselines=False)
+    said = io.StringIO()
+    with StudyProgress(session, stream=said):
+        session.run(timeout_s=100)
+    tried = params_of(session)
+    assert len(tried) == len(set(tried)) == 4
+    assert "All 4 settings of the space have been tried, so the study ends after 4 trials." in said.getvalue()
+
+
+@pytest.mark.sampled
+@pytest.mark.slow
+def test_two_drivers_share_the_settings_of_a_space(tmp_path: Path) -> None:
+    sessions = [
+        StudySession.open(
+            job(), SPACE, trials=9, sampler="random", name="both", root=tmp_path, baselines=False
+        )
+        for _ in range(2)
+    ]
+    threads = [Thread(target=session.run, kwargs={"timeout_s": 100}) for session in sessions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(110)
+    tried = params_of(sessions[0])
+    assert len(tried) == len(set(tried)) == 4

@@ -1,0 +1,99 @@
+"""The settings of a space that no trial has tried: a study of a finite space ends when there are none left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState
+
+from shardscope.spec.space import Between, Choices, PowersOfTwo, Value
+from shardscope.spec.units import plural
+from shardscope.tuning.apply import branches_of
+from shardscope.tuning.definition import Definition
+from shardscope.tuning.records import ORIGIN, RETRY_OF, not_counted, to_study
+from shardscope.tuning.recovery import OVER_BUDGET
+
+_MOST = 10_000
+"""Number of settings above which a space counts as endless, since studies do not try so many."""
+Settings = Mapping[str, Any]
+"""Settings under the names, and with the values, that the study stores."""
+
+
+def all_settings(definition: Definition) -> list[Settings] | None:
+    """Return all settings of a study's space; None if there are too many, or infinitely many."""
+    space, defaults = definition.space, branches_of(definition.job)
+    if any(_values(parameter) is None for parameter in space.parameters.values()):
+        return None
+
+    def settings(chosen: dict[str, Value]) -> Iterator[Settings]:
+        for name in space.active(chosen, defaults):
+            if name not in chosen:
+                for value in _values(space.parameters[name]) or ():
+                    yield from settings({**chosen, name: value})
+                return
+        yield to_study(chosen, space)
+
+    found = list(islice(settings({}), _MOST + 1))
+    return None if len(found) > _MOST else found
+
+
+def untried(settings: Sequence[Settings], trials: Sequence[FrozenTrial]) -> list[Settings]:
+    """Return the settings that no trial has, among those that have started."""
+    tried = {_key(trial.params) for trial in trials if _is_tried(trial)}
+    return [each for each in settings if _key(each) not in tried]
+
+
+def waiting_settings(
+    settings: Sequence[Settings] | None, trials: Sequence[FrozenTrial]
+) -> list[Settings] | None:
+    """Return the untried settings of a finite space; None of an endless one, or if a queued trial comes first."""
+    if settings is None or any(trial.state == TrialState.WAITING for trial in trials):
+        return None
+    return untried(settings, trials)
+
+
+def tried_all(settings: Sequence[Settings] | None, trials: Sequence[FrozenTrial]) -> bool:
+    """Return whether no settings of a finite space are left, and all trials have ended."""
+    is_finished = all(trial.state.is_finished() for trial in trials)
+    return settings is not None and is_finished and not untried(settings, trials)
+
+
+def used_up_text(settings: Sequence[Settings] | None, ended: int) -> str:
+    """Return a sentence that says that a study has ended because all settings have been tried, after `ended` trials."""
+    tried, after = plural(len(settings or ()), "setting"), plural(ended, "trial")
+    return f"All {tried} of the space have been tried, so the study ends after {after}."
+
+
+def tried_before(number: int, trials: Sequence[FrozenTrial]) -> int | None:
+    """Return the number of an earlier trial with the settings of trial `number`; None if there is none.
+
+    Trials that repeat an earlier one on purpose, since it was lost or the user asked for it, do not count.
+    """
+    own = trials[number]
+    if ORIGIN in own.user_attrs or RETRY_OF in own.user_attrs:
+        return None
+    same = (trial for trial in trials[:number] if _is_tried(trial) and _key(trial.params) == _key(own.params))
+    return next((trial.number for trial in same), None)
+
+
+def _is_tried(trial: FrozenTrial) -> bool:
+    return trial.state != TrialState.WAITING and not_counted(trial) != OVER_BUDGET
+
+
+def _values(parameter: Choices | Between | PowersOfTwo) -> Sequence[Value] | None:
+    """Return all values of a parameter; None if there are too many."""
+    if isinstance(parameter, Choices):
+        return parameter.values
+    if isinstance(parameter, PowersOfTwo):
+        low, high = parameter.exponents
+        return [2**exponent for exponent in range(low, high + 1)]
+    if parameter.low == parameter.high:
+        return [parameter.low]
+    is_listed = parameter.is_whole and parameter.high - parameter.low < _MOST
+    return range(int(parameter.low), int(parameter.high) + 1) if is_listed else None
+
+
+def _key(settings: Settings) -> frozenset[tuple[str, Any]]:
+    return frozenset(settings.items())
