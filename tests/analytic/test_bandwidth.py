@@ -74,11 +74,12 @@ clusters = st.builds(
     rates(1e9, 1e12), rates(1e8, 1e11), rates(1e9, 1e12), rates(1e9, 1e12), rates(1e11, 1e13), rates(1e9, 1e13),
     st.sampled_from([1, 3, 4, 8]), st.sampled_from([1, 4096]),
 )  # fmt: skip
+shares = st.just(0.0) | st.floats(1e-9, 1)
 calibrations = st.builds(
     lambda gradient, shard, launch: Calibration(
         name="made up", gradient_overlap=gradient, shard_overlap=shard, launch_s=launch
     ),
-    st.floats(0, 1), st.floats(0, 1), st.sampled_from([0.0, 5e-6, 1e-4]),
+    shares, shares, st.sampled_from([0.0, 5e-6, 1e-4]),
 )  # fmt: skip
 
 
