@@ -31,7 +31,7 @@ from shardscope.runtime.status import Cause
 from shardscope.spec import Job
 from shardscope.spec.space import Value
 from shardscope.tuning import recovery
-from shardscope.tuning.apply import MemoryLimit, apply
+from shardscope.tuning.apply import MemoryLimit, apply, checked_rows
 from shardscope.tuning.definition import Definition
 from shardscope.tuning.measured import Objective, TrialMetrics, TrialReader, evaluated, values_of
 from shardscope.tuning.records import (
@@ -327,7 +327,7 @@ class TrialDriver:
         fault = self.feasibility.fault(job) if self.feasibility is not None else None
         if fault is not None:
             raise SpecError(fault)
-        return job
+        return checked_rows(job)
 
     def _tell_impossible(self, trial: optuna.Trial, reason: str) -> None:
         self.retry(constrain, trial, 1.0)
