@@ -52,6 +52,7 @@ def test_shorter_passes_never_make_a_step_longer(schedule: PipelineSchedule, ran
     assert (steps(shorter) <= steps(longer) * (1 + 1e-9)).all()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ranks_meet", [False, True])
 @pytest.mark.parametrize("schedule", schedules(), ids=lambda schedule: schedule.name)
 def test_nor_do_they_by_a_table(schedule: PipelineSchedule, ranks_meet: bool) -> None:
@@ -148,6 +149,7 @@ def test_faster_nodes_do_not_make_messages_longer_that_racks_carry(strategy: str
     assert all(after <= before * (1 + 1e-9) for before, after in pairwise(times))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(12))
 def test_laws_of_layouts(seed: int) -> None:
     assert broken_by_layout(random.Random(seed)) == []
