@@ -370,3 +370,23 @@ def test_steps_before_compression_begins_are_left_out_and_noted(pool: RankPool, 
     assert {row.term for row in found.rows if row.group == "bytes"} == {
         "packet_all_to_all", "packet_all_gather", "all collectives",
     }  # fmt: skip
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("mode", ["async", "ssp"])
+@pytest.mark.parametrize("budget", ["shared", "per-worker"])
+def test_a_step_of_asynchronous_workers_is_the_one_of_the_summary(mode: str, budget: str) -> None:
+    """All workers compute its gradients together: not the time of one gradient on the slowest of them."""
+    job = small_job(
+        strategy={"kind": "parameter-server", "mode": mode, "budget": budget}, world_size=2, steps=12, record=EVERY_STEP
+    )  # fmt: skip
+    run = ss.launch(
+        job, ss.Cluster.emulated(2, flops="100 MFLOP/s", slowdown={1: 3.0}), preflight=False
+    ).wait()
+    found = ss.compare(run)
+    row = next(each for each in found.rows if each.group == "time" and each.term == found.per)
+    assert row.measured == pytest.approx(run.summary().step_time_s)
+    assert row.predicted == pytest.approx(ss.predict(job, run.cluster).step_time_s, rel=0.05)
+    assert row.ranks == "all workers"
+    assert "compute as many gradients" in " ".join(found.notes)
+    assert found.residual() is None

@@ -154,8 +154,8 @@ def test_sleep_absorbs_waits_for_a_core_and_shortens_by_what_computes_during_gat
     slow, fast, unslept = (
         ss.Cluster.emulated(nodes=8, bandwidth=bandwidth, flops=flops)
         for bandwidth, flops in (
-            ("10 Mbit/s", "100 MFLOP/s"),
-            ("10 Gbit/s", "100 MFLOP/s"),
+            ("10 Mbit/s", "20 MFLOP/s"),
+            ("10 Gbit/s", "20 MFLOP/s"),
             ("10 Mbit/s", "1 TFLOP/s"),
         )
     )
@@ -175,6 +175,12 @@ def test_sleep_absorbs_waits_for_a_core_and_shortens_by_what_computes_during_gat
     assert time["backward"].value == pytest.approx(2 * stated_s - overlap_s)
     time = ss.predict(job, unslept, calibration=host).time
     assert time["backward"].value > work_s / 2, "no sleep that could be shorter"
+    busy_s = work_s * 8 / cores
+    little_sleep = ss.Cluster.emulated(
+        nodes=8, bandwidth="10 Mbit/s", flops=20e6 * 2 * stated_s / (1.1 * busy_s)
+    )
+    time = ss.predict(job, little_sleep, calibration=host).time
+    assert time["backward"].value == pytest.approx(busy_s + work_s / 2), "what the rank itself computes"
 
 
 def test_a_calibration_without_times_of_sleeping_ranks_says_that_it_borrows_them() -> None:

@@ -91,16 +91,6 @@ def seconds_of(row: list[dict[str, Any]]) -> float:
     return fmean(seconds) if "gradients" in row[0] else max(seconds)
 
 
-def slowest_gradient_s(run: ss.Run) -> float:
-    """Median time of a gradient on the rank where that is longest, without the first two steps."""
-    medians = []
-    for path in run.path.glob("rank-*.jsonl"):
-        events = [json.loads(line) for line in path.read_text().splitlines()]
-        mine = [event for event in events if event["event"] == "step" and event["gradients"]]
-        medians.append(median([event["step_time_s"] / event["gradients"] for event in mine[2:] or mine]))
-    return max(medians)
-
-
 NOISE = small_job(steps=8, compression="int8", eval_every=4, record=ss.Record(noise_scale=True))
 WARM = small_job(steps=9, compression=ss.Compression("powersgd", warmup_steps=4))
 SAVED = small_job(steps=9, until=4, strategy="zero-1")
@@ -166,8 +156,7 @@ def test_all_doors_give_the_same_figures(name: str, tmp_path: Path) -> None:
     took = compared["time", compared.per].measured
     if len(kinds) == 1:
         assert compared.per == "step"
-        expected = slowest_gradient_s(run) if job is SERVER else summary.step_time_s
-        assert (sent, took) == (pytest.approx(summary.bytes_per_step), pytest.approx(expected))
+        assert (sent, took) == (pytest.approx(summary.bytes_per_step), pytest.approx(summary.step_time_s))
     else:
         assert compared.per == "compressed step"
         assert "Bytes sent per compressed step, all ranks" in repr(compared)

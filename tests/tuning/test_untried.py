@@ -7,12 +7,16 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import optuna
 import pytest
+from optuna.trial import TrialState
 
 import shardscope as ss
-from shardscope.spec.space import Space
+from shardscope.spec.space import Choices, Space
 from shardscope.tuning.definition import Definition
-from shardscope.tuning.progress import StudyProgress
+from shardscope.tuning.progress import StudyProgress, trial_line
+from shardscope.tuning.records import NOT_COUNTED, OVER_BUDGET, REASON, record_of
+from shardscope.tuning.recovery import LOST
 from shardscope.tuning.session import StudySession
 from shardscope.tuning.untried import all_settings
 
@@ -72,3 +76,15 @@ def test_two_drivers_share_the_settings_of_a_space(tmp_path: Path) -> None:
         thread.join(110)
     tried = params_of(sessions[0])
     assert len(tried) == len(set(tried)) == 4
+
+
+@pytest.mark.parametrize(
+    ("mark", "word"), [(OVER_BUDGET, "skipped"), (LOST, "to be run again"), (None, "failed")]
+)
+def test_a_trial_that_is_skipped_is_not_said_to_be_run_again(mark: str | None, word: str) -> None:
+    attrs = {REASON: "trial 3 has the same settings", **({} if mark is None else {NOT_COUNTED: mark})}
+    trial = optuna.trial.create_trial(state=TrialState.FAIL, user_attrs=attrs)
+    record = record_of(trial, Space(parameters={"batch": Choices(values=(8, 16))}), ("loss",))
+    assert record.counted == (mark is None)
+    assert word in trial_line(record)
+    assert ("to be run again" in trial_line(record)) == (mark == LOST)

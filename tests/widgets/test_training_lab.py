@@ -98,10 +98,14 @@ class TestChoosing:
     def test_what_does_not_fit_is_started_only_where_one_says_so(self, lab, monkeypatch):
         forecast = lab.screen.forecast
         forecast.begin()
-        lab.global_batch = 2**30
+        monkeypatch.setattr("shardscope.runtime.preflight.usable_memory_bytes", lambda: 1e6)
+        lab.global_batch = 512
         forecast.wait(60)
         assert "It does not fit" in forecast.line.value
         assert forecast.anyway.layout.display is None
+        lab.global_batch = 2**30
+        forecast.wait(60)
+        assert ">global_batch=1073741824 is out of range for data with" in forecast.line.value
         lab.global_batch = 31
         assert (forecast.line.value, forecast.anyway.layout.display) == ("", "none")
 

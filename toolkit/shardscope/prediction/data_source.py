@@ -16,12 +16,11 @@ from shardscope.spec.job_parts import UserCode
 from shardscope.spec.models import GPTConfig, model_config
 from shardscope.spec.shards import Shards
 from shardscope.storage.formats import open_shards
-from shardscope.storage.parts import hold_out, whole_parts
+from shardscope.storage.parts import whole_parts
 from shardscope.storage.reader import cache_limit
+from shardscope.storage.rows import SEQ, training_parts
 
 WAITING = "waiting for the source"
-_SEQ = 64
-"""Tokens per row of a model without a sequence length, as in `load_data`."""
 
 
 class StoredRows(NamedTuple):
@@ -122,7 +121,7 @@ def _stored_slowly(step: JobStep) -> StoredRows | None:
 def _seq(step: JobStep) -> int:
     model = step.job.model
     config = None if isinstance(model, UserCode) else model_config(model)
-    return config.seq if isinstance(config, GPTConfig) else _SEQ
+    return config.seq if isinstance(config, GPTConfig) else SEQ
 
 
 def _written_at(data: Shards) -> int:
@@ -133,10 +132,9 @@ def _written_at(data: Shards) -> int:
 def _stored(data: Shards, seq: int, _written: int) -> StoredRows:
     shards = open_shards(data)
     whole = whole_parts(shards, seq)
-    train = whole if data.test is not None else hold_out(whole)[0]
     rows, num_bytes = sum(part.num_rows for part in whole), sum(each.num_bytes for each in shards.shards)
     limit, needed = cache_limit(shards, data), sum(each.unpacked_bytes for each in shards.shards)
     return StoredRows(
-        sum(part.num_rows for part in train), num_bytes / max(1, rows), rows / len(shards.shards), limit,
+        training_parts(data, seq), num_bytes / max(1, rows), rows / len(shards.shards), limit,
         limit is not None and limit >= needed,
     )  # fmt: skip

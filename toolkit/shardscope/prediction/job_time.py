@@ -17,6 +17,7 @@ from shardscope.analytic.communication.network import Network
 from shardscope.analytic.communication.traffic import Sent
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.terms import Term
+from shardscope.methods.strategies.pipeline import Pipeline
 from shardscope.prediction.data_source import with_waiting
 from shardscope.prediction.loads import awaited, rank_loads, rank_updates
 from shardscope.prediction.network_time import SEND, Load, StepLoads, step_plan
@@ -235,7 +236,7 @@ def _on_network(name: str, sent: Sent, rates: RankRates, found: StepLoads) -> Te
     network, load = found.network, found.loads.get(name)
     messages = float(np.max(sent.counted))
     hops, fixed = _hops(messages, load), _FIXED[rates.latency_s > 0]
-    fixed_s = messages * rates.per_message_s(sent, found.rate(name)) + hops * rates.latency_s
+    fixed_s = messages * rates.per_message_s(sent, found.carried_s(name, sent)) + hops * rates.latency_s
     if load is None:
         return _term(name, fixed_s, fixed, rates, "no bytes", messages=messages, **_latency(hops, rates))
     link = load.busiest(network)
@@ -250,7 +251,10 @@ def _on_network(name: str, sent: Sent, rates: RankRates, found: StepLoads) -> Te
 def _idle(step: JobStep, computing_s: float, work: Work, rates: RankRates) -> Term:
     """Return the term for time without spans: the pipeline bubble, and the fixed costs of a schedule and of a step."""
     waits = computing_s * work.waiting / work.computing
-    scheduled = step.micro_batches if work.waiting > 0 else 0
+    is_scheduled = (
+        isinstance(step.job.strategy, Pipeline) and step.world_size > 1
+    )  # also where no rank ever waits
+    scheduled = step.micro_batches * is_scheduled
     parts = (
         _term("pipeline bubble", waits, "bubble / (1 - bubble) × computing", rates, "closed form of the schedule"),
         _term("schedule", scheduled * rates.stage_s, "micro-batches × time per micro-batch", rates, "schedule",

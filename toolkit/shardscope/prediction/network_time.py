@@ -18,6 +18,7 @@ from shardscope.analytic.communication.plan import (
     message_slices,
 )
 from shardscope.analytic.communication.ring import Floats, Ints
+from shardscope.analytic.communication.traffic import Sent
 from shardscope.analytic.job_step import JobStep
 
 MOST_LISTED = 64
@@ -109,10 +110,10 @@ class StepLoads:
             )
         return tuple(told)
 
-    def rate(self, collective: str) -> float | None:
-        """Return the bytes per second of the link that limits a collective; None if it sends no bytes."""
+    def carried_s(self, collective: str, sent: Sent) -> float | None:
+        """Return for how long the links carry one message of each rank, in seconds; None if no bytes are sent."""
         load = self.loads.get(collective)
-        return None if load is None else float(self.network.capacity[load.busiest(self.network)])
+        return None if load is None else load.seconds / max(1.0, float(np.max(sent.counted)))
 
     def _add(self, each: Exchange, slices: int) -> None:
         if each.whole is not None:

@@ -80,7 +80,7 @@ class RankRates(NamedTuple):
     overlaps: bool = False
     """Whether messages between stages travel over links while ranks compute; if not, through memory, by the cores."""
 
-    def per_message_s(self, sent: Sent, link: float | None = None) -> float:
+    def per_message_s(self, sent: Sent, carried_s: float | None = None) -> float:
         """Return the seconds per message of a collective, besides its latency and the time for its bytes.
 
         Sleeping ranks all send at the same time, and their messages queue for the cores. If the queue takes longer than
@@ -89,13 +89,15 @@ class RankRates(NamedTuple):
 
         Args:
             sent: Traffic of the collective.
-            link: Bytes per second of the link that limits it; None for that of the rank.
+            carried_s: Seconds for which the links that limit it carry one message of each rank; None for the rank's own
+                link.
         """
         messages = np.maximum(sent.counted, 1)
         senders = float(np.sum(sent.messages)) / max(1, int(np.max(sent.messages)))
         if self.idle is None or senders <= 1.0:
             return self.message_s
-        carried_s = float(np.max(sent.busiest / messages)) / (link or self.link)
+        if carried_s is None:
+            carried_s = float(np.max(sent.busiest / messages)) / self.link
         arriving = float(np.sum(sent.busiest)) / max(1, int(np.max(sent.busiest)))
         waits_s = (self.idle.at(arriving) - self.idle.seconds[0]) / 2
         return max(self.message_s + waits_s, self.idle.at(senders) - carried_s)

@@ -23,6 +23,7 @@ from shardscope.spec.faults import Faults
 from shardscope.spec.method import Method
 from shardscope.spec.shards import Shards
 from shardscope.storage.caches import limit_here
+from shardscope.storage.rows import require_batch
 
 _SERVERS = 2
 """Maximum number of launch servers that a launch tries before it fails."""
@@ -116,6 +117,7 @@ def launch(
     plan = Faults.of(faults)
     plan.check(job, on)
     _require_cache_limit(job)
+    require_batch(job)
     predicted = None
     if preflight and not job.user_functions:  # only ranks may call user functions
         from shardscope.runtime.preflight import predicted_at_launch

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from shardscope.analytic.show import figure
-from shardscope.errors import LaunchError, ShardscopeError, SpecError
+from shardscope.errors import DataError, LaunchError, ShardscopeError, SpecError
 from shardscope.machine import num_gpus, usable_memory_bytes
 from shardscope.prediction.job import JobPrediction, predict_job
 from shardscope.prediction.saved_calibration import chosen
@@ -19,6 +19,7 @@ from shardscope.spec import Job
 from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.data import DATA
 from shardscope.spec.units import work_text
+from shardscope.storage.rows import require_batch
 
 if TYPE_CHECKING:
     from shardscope.runtime.run import Run
@@ -77,8 +78,9 @@ class Preflight:
     """Time of all steps in seconds, without startup, evaluations and checkpoints; None if not predicted, as on GPUs."""
     problem: str = ""
     """Why the job could not be predicted, if known."""
-    uncomputable: str = ""
-    """What torch cannot compute on this machine's processor in the job's precision; empty if nothing, or unknown."""
+    impossible: str = ""
+    """Why the job cannot run: its batch is larger than its data, or torch cannot compute it in its precision on this
+    machine's processor. Empty if it can, or if that is unknown."""
 
     @property
     def memory(self) -> MemoryNeed | None:
@@ -88,15 +90,15 @@ class Preflight:
     @property
     def refusal(self) -> str | None:
         """Clause on why the job cannot run on this machine now; None if it can, or if that is unknown."""
-        if self.uncomputable:
-            return self.uncomputable
+        if self.impossible:
+            return self.impossible
         does_not_fit = None if self.memory is None else self.memory.refusal
         return None if does_not_fit is None else f"it does not fit: {does_not_fit}"
 
     def __str__(self) -> str:
         """Return one line, such as ``Predicted for global batch 64: about 12 s of training once started``."""
-        if self.uncomputable:
-            return f"Cannot run here: {self.uncomputable}."
+        if self.impossible:
+            return f"Cannot run here: {self.impossible}."
         if self.prediction is None:
             return "Nothing could be predicted."
         job = self.prediction.job
@@ -127,6 +129,10 @@ def preflight(
             on ranks only unless the user asks for it.
         launched: A prediction whose constants are taken; None, or one without constants, takes those of today.
     """
+    try:
+        require_batch(job)
+    except DataError as error:
+        return Preflight(None, impossible=str(error))
     if job.user_functions and not calls_functions:
         return Preflight(None)
     traces: list[Traced] = []
@@ -142,7 +148,7 @@ def preflight(
             found = replace(found, is_calibrated=launched.is_calibrated)
         _ = found.by_rank  # computed inside the try block, since a user's method may fail
         why_not = traces[0].uncomputable if traces and _runs_on_cpus(job) else ""
-        return Preflight(found, found.run_time_s, uncomputable=why_not)
+        return Preflight(found, found.run_time_s, impossible=why_not)
     except ShardscopeError as error:
         return Preflight(None, problem=str(error))
     except Exception as error:  # noqa: BLE001 - any error in the user's code; its ranks will report it

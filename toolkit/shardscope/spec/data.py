@@ -19,6 +19,8 @@ class DataInfo(Spec):
     """Number of distinct targets: the image classes, or the vocabulary size of a corpus."""
     num_rows: Count | None = None
     """Total number of rows; None if it differs between machines."""
+    num_training_rows: Count | None = None
+    """Number of rows to train on; None if it differs between machines."""
 
 
 DATA: dict[str, DataInfo] = {
@@ -27,6 +29,7 @@ DATA: dict[str, DataInfo] = {
         summary="handwritten digits of 8x8 pixels, bundled with scikit-learn",
         num_classes=10,
         num_rows=1797,
+        num_training_rows=1442,
     ),
     "python-source": DataInfo(
         gives="tokens",

@@ -24,9 +24,14 @@ class ShardRows(NamedTuple):
         return self.stop - self.start
 
 
+def num_windows(num_tokens: int, seq: int) -> int:
+    """Return the number of adjacent windows of `seq` tokens, each with the token after it."""
+    return max(0, num_tokens - 1) // seq
+
+
 def whole_parts(shards: ShardFormat, seq: int) -> list[ShardRows]:
     """Return all rows of each shard that has rows; of tokens, a row is a window of `seq` tokens and the one after."""
-    rows = [max(0, each.rows - 1) // seq if shards.holds_tokens else each.rows for each in shards.shards]
+    rows = [num_windows(each.rows, seq) if shards.holds_tokens else each.rows for each in shards.shards]
     return [ShardRows(shard, 0, count) for shard, count in enumerate(rows) if count > 0]
 
 

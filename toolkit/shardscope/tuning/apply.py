@@ -11,12 +11,13 @@ from typing import Any
 import psutil
 
 from shardscope.analytic.large_batch import scaled_lr
-from shardscope.errors import SpecError
+from shardscope.errors import DataError, SpecError
 from shardscope.machine import usable_memory_bytes
 from shardscope.runtime.preflight import memory_needed
 from shardscope.spec import Batch, Compression, Job, LRSchedule, Optimizer
 from shardscope.spec.space import BRANCHES, FORMER_NAMES, Choices, Space, Value, parse_name
 from shardscope.spec.units import gib_text, positive, quantity
+from shardscope.storage.rows import require_batch, require_rows, training_rows
 
 _COPIED_FIELDS = ("strategy", "precision", "recompute", "clip_norm", "world_size", "seed")
 
@@ -124,6 +125,35 @@ def check(job: Job, space: Space, *, equal: str = "samples") -> None:
                 f"space[{name!r}] has no effect: {parts.owner} is {branches_of(job)[parts.owner]!r}; "
                 f"add {parts.owner!r} to the space, or leave this parameter out"
             )
+
+
+def checked_rows(job: Job) -> Job:
+    """Return the job if its data have the rows of its batch, as far as that is known before it starts.
+
+    Raises:
+        SpecError: They have fewer.
+    """
+    try:
+        require_batch(job)
+    except DataError as error:
+        raise SpecError(str(error)) from None
+    return job
+
+
+def check_rows(job: Job, space: Space) -> None:
+    """Reject a space with a batch size that is larger than the job's data.
+
+    Raises:
+        SpecError: There is one; the message names it.
+    """
+    batches, rows = space.parameters.get("batch"), training_rows(job)
+    if batches is None or rows is None:
+        return
+    for value in batches.ends():
+        try:
+            require_rows(int(str(value)), rows)
+        except DataError as error:
+            raise SpecError(f"space['batch']: {value!r} is not possible: {error}") from None
 
 
 def _branches(job: Job, space: Space, name: str) -> list[dict[str, Value]]:

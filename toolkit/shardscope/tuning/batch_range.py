@@ -9,7 +9,7 @@ from shardscope.errors import SpecError
 from shardscope.spec import Job
 from shardscope.spec._base import Spec
 from shardscope.spec.space import PowersOfTwo
-from shardscope.tuning.apply import apply
+from shardscope.tuning.apply import apply, checked_rows
 
 _FACTOR = 4
 _FEWEST_STEPS = 8
@@ -78,7 +78,7 @@ def _is_possible(job: Job, batch: int, fits: Callable[[Job], bool] | None) -> bo
     if batch * _MOST_TIMES < own or (batch > own and job.steps * own / batch < _FEWEST_STEPS):
         return False
     try:
-        other = apply(job, {"batch": batch})
+        other = checked_rows(apply(job, {"batch": batch}))
     except SpecError:
         return False
     return batch <= own or fits is None or fits(other)

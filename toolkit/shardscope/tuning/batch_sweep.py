@@ -32,7 +32,7 @@ from shardscope.errors import RunFailed, SpecError, StudyError
 from shardscope.runtime import Run, launch
 from shardscope.spec import Job, LRSchedule, Optimizer, Record
 from shardscope.spec.space import PowersOfTwo
-from shardscope.tuning.apply import apply
+from shardscope.tuning.apply import apply, checked_rows
 from shardscope.tuning.driver import MOST_ATTEMPTS, was_killed
 from shardscope.tuning.measured import TrialReader
 from shardscope.tuning.objectives import QUALITIES
@@ -321,7 +321,7 @@ def _check(
         )
     for batch in batches.ends():
         for optimizer in optimizers:
-            resized = _job(job, optimizer, int(str(batch)), 1.0, 0)
+            resized = checked_rows(_job(job, optimizer, int(str(batch)), 1.0, 0))
     if resized.steps < 2:
         raise SpecError(
             f"batches.high={batches.high} leaves only {resized.steps} step, because every run trains on the samples of "

@@ -31,7 +31,7 @@ from shardscope.runtime.status import Cause
 from shardscope.spec import Job
 from shardscope.spec.space import Value
 from shardscope.tuning import recovery
-from shardscope.tuning.apply import MemoryLimit, apply
+from shardscope.tuning.apply import MemoryLimit, apply, checked_rows
 from shardscope.tuning.definition import Definition
 from shardscope.tuning.measured import Objective, TrialMetrics, TrialReader, evaluated, values_of
 from shardscope.tuning.records import (
@@ -39,6 +39,7 @@ from shardscope.tuning.records import (
     IMPOSSIBLE,
     MEASURED,
     NOT_COUNTED,
+    OVER_BUDGET,
     REASON,
     RUN,
     TrialWriter,
@@ -281,7 +282,7 @@ class TrialDriver:
         if reason is None:
             self._begin(trial)
         else:
-            self._tell(trial, None, TrialState.FAIL, {REASON: reason, NOT_COUNTED: recovery.OVER_BUDGET})
+            self._tell(trial, None, TrialState.FAIL, {REASON: reason, NOT_COUNTED: OVER_BUDGET})
         return True
 
     def _begin(self, trial: optuna.Trial) -> None:
@@ -292,7 +293,7 @@ class TrialDriver:
             if earlier is not None:
                 self._has_repeated = True
                 reason = f"trial {earlier} has the same settings"
-                self._tell(trial, None, TrialState.FAIL, {REASON: reason, NOT_COUNTED: recovery.OVER_BUDGET})
+                self._tell(trial, None, TrialState.FAIL, {REASON: reason, NOT_COUNTED: OVER_BUDGET})
                 return
             job = self._job(trial, params)
         except SpecError as error:
@@ -327,7 +328,7 @@ class TrialDriver:
         fault = self.feasibility.fault(job) if self.feasibility is not None else None
         if fault is not None:
             raise SpecError(fault)
-        return job
+        return checked_rows(job)
 
     def _tell_impossible(self, trial: optuna.Trial, reason: str) -> None:
         self.retry(constrain, trial, 1.0)
@@ -459,9 +460,7 @@ class TrialDriver:
         run = self._run_of(trial)
         excess = None if trial.params else recovery.over_budget(trial.number, trials, self.trials)[0]
         if excess is not None:  # the driver died before it could cancel this excess trial
-            self.writer.end(
-                trial.number, TrialState.FAIL, None, {REASON: excess, NOT_COUNTED: recovery.OVER_BUDGET}
-            )
+            self.writer.end(trial.number, TrialState.FAIL, None, {REASON: excess, NOT_COUNTED: OVER_BUDGET})
         elif run is not None and run.state == "completed":
             measured = self._measured_of(trial, run)
             values, fault = values_of(self.definition, run, measured, self.own)

@@ -21,7 +21,7 @@ _LAST_LOOK_S = 2.0
 """Maximum time, in seconds, that an interrupted study waits for its storage, which may be unreachable."""
 _LINE_WIDTH = 72
 """Width that a rewritten line is padded to; notebooks, unlike terminals, cannot clear a line."""
-_ENDED = ("complete", "pruned", "impossible", "failed")
+_ENDED = ("complete", "pruned", "impossible", "failed", "skipped")
 
 
 def is_watched() -> bool:
@@ -196,7 +196,7 @@ def trial_line(record: TrialRecord) -> str:
     if record.state == "pruned":  # without the figures, which `session.records()` and the Tuning Lab have
         reason = reason.split(", ")[0]
     why = [reason] if reason and not values else []
-    state = record.state if record.counted or record.state == "impossible" else "to be run again"
+    state = "to be run again" if record.state == "failed" and not record.counted else record.state
     mark = ["baseline"] if record.origin == "baseline" else []
     return "  ".join([f"trial {record.number}", state, *mark, *values, settings_text(record.params), *why])
 

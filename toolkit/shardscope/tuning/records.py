@@ -55,11 +55,12 @@ class TrialRecord:
 
     Attributes:
         state: ``waiting``, ``running``, ``paused`` (at a rung, with its checkpoint), ``complete``, ``pruned``,
-            ``impossible`` (rejected before launch), ``failed``, or ``unused`` (the study reached its number of trials
-            first; if more trials are requested, it runs first).
+            ``impossible`` (rejected before launch), ``failed``, ``skipped`` (another trial has its settings or its
+            place), or ``unused`` (the study reached its number of trials first; if more trials are requested, it runs
+            first).
         params: Settings, keyed by the names of the space.
         values: Values of the objectives by name; None unless complete.
-        reason: Why it was pruned, impossible or failed, in one sentence.
+        reason: Why it was pruned, impossible, failed or skipped, in one sentence.
         origin: Source of the settings: ``drawn`` (sampled), ``default`` (the job's own), ``baseline`` or ``prior``
             (seeds, see `priors`), or ``again`` (a rerun requested by the user).
         run: Path of its run directory on the machine that ran it; the newest one if it was trained in pieces.
@@ -100,7 +101,9 @@ _STATES = {
     TrialState.PRUNED: "pruned",
     TrialState.FAIL: "failed",
 }
-IMPOSSIBLE, UNUSED = "impossible", "unused"
+IMPOSSIBLE, UNUSED, SKIPPED = "impossible", "unused", "skipped"
+OVER_BUDGET = "surplus"
+"""Mark of trials that were not run, or whose run was stopped, as another one has their settings or their place."""
 NOT_BEGUN = ("waiting", UNUSED)
 _ENDED = ("complete", "pruned", "failed")
 
@@ -125,7 +128,7 @@ def record_of(
     mark = not_counted(trial)
     values = dict(zip(objectives, trial.values, strict=True)) if trial.values else None
     return TrialRecord(
-        number=trial.number, state=IMPOSSIBLE if mark == IMPOSSIBLE else state,
+        number=trial.number, state={IMPOSSIBLE: IMPOSSIBLE, OVER_BUDGET: SKIPPED}.get(mark or "", state),
         params=from_study(trial.params or trial.system_attrs.get("fixed_params", {}), space),
         values=values, reason=attrs.get(REASON), origin=attrs.get(ORIGIN, "drawn"), run=attrs.get(RUN),
         host=(attrs.get(DRIVER) or {}).get("host"), measured=measured_from(attrs.get(MEASURED)),

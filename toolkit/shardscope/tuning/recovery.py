@@ -55,7 +55,6 @@ _ALIVE_FACTOR = 10
 _LEFT = "left"
 """Key in a trial's driver entry. If set, the driver has left the study, and others may resume its paused trials."""
 LOST = "lost"
-OVER_BUDGET = "surplus"
 TAKEN = "another trial with the same settings was queued first"
 KILLED = "killed"
 """Attribute that marks a trial whose run was killed. Only such trials count as attempts; stopped ones do not."""

@@ -21,8 +21,8 @@ from optuna.trial import FrozenTrial, TrialState
 from shardscope.spec.space import Space
 from shardscope.tuning import storage
 from shardscope.tuning.priors import ORIGINS, Seed
-from shardscope.tuning.records import NOT_COUNTED, ORIGIN, REASON, SEED, TrialWriter, to_study
-from shardscope.tuning.recovery import OVER_BUDGET, TAKEN
+from shardscope.tuning.records import NOT_COUNTED, ORIGIN, OVER_BUDGET, REASON, SEED, TrialWriter, to_study
+from shardscope.tuning.recovery import TAKEN
 
 _SEEDED = "seeded"
 """Attribute of the study that marks that all its seeds are queued."""

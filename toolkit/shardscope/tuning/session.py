@@ -30,7 +30,7 @@ from shardscope.spec import Job
 from shardscope.spec.job_parts import label_of
 from shardscope.spec.space import Space
 from shardscope.tuning import records as rows
-from shardscope.tuning.apply import MemoryLimit, apply
+from shardscope.tuning.apply import MemoryLimit, apply, check_rows, checked_rows
 from shardscope.tuning.definition import Definition, code_of
 from shardscope.tuning.driver import Pruner, TrialDriver
 from shardscope.tuning.foreign import check_trials
@@ -135,6 +135,8 @@ class StudySession:
             if isinstance(job, Job):
                 job.require_code()
             definition = _define(job, space, objectives, own, equal, baselines=baselines)
+            checked_rows(definition.job)
+            check_rows(definition.job, definition.space)
             name = name or f"{label_of(job.model)}-{job.strategy.name}"
         place_of(name, root)  # rejects an invalid name before anything is created
         chosen = sampler_of(sampler, seed=seed, num_objectives=len(definition.objectives))

@@ -12,8 +12,7 @@ from shardscope.spec.space import Between, Choices, PowersOfTwo, Value
 from shardscope.spec.units import plural
 from shardscope.tuning.apply import branches_of
 from shardscope.tuning.definition import Definition
-from shardscope.tuning.records import ORIGIN, RETRY_OF, not_counted, to_study
-from shardscope.tuning.recovery import OVER_BUDGET
+from shardscope.tuning.records import ORIGIN, OVER_BUDGET, RETRY_OF, not_counted, to_study
 
 _MOST = 10_000
 """Number of settings above which a space counts as endless, since studies do not try so many."""

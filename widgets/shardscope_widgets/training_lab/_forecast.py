@@ -120,7 +120,9 @@ class Forecast(Background):
         self.found = found
         self.call.layout.display = "none" if self._may_call(job) else None
         refused = found.refusal is not None
-        text = f"{found.refusal[0].upper()}{found.refusal[1:]}" if found.refusal else forecast_text(found)
+        text = found.refusal or forecast_text(found)
+        if "=" not in text.split()[0]:  # the name of a field stays as it is
+            text = f"{text[0].upper()}{text[1:]}"
         inside = "" if found.prediction is None else found.prediction._repr_html_()
         all_terms = (
             f"<details><summary>All terms of the prediction</summary>{inside}</details>" if inside else ""

@@ -27,8 +27,8 @@ class ComparedTerm:
             a step). `Comparison.per` says which kind of step.
         term: Name of the term, the same in the run and in its prediction. The whole step's is `Comparison.per`.
         unit: ``bytes``, ``messages`` or ``s``.
-        ranks: Ranks to which the values apply: ``all ranks`` (their sum), ``fullest rank``, ``slowest rank`` or one
-            rank.
+        ranks: Ranks to which the values apply: ``all ranks`` (their sum), ``fullest rank``, ``slowest rank``, ``all
+            workers`` (asynchronous ones together) or one rank.
         predicted: Value from the formulas, in `unit`; of a run's own prediction, with the constants of its launch.
         now: Value with the constants of today, in `unit`; None unless they are newer than those of `predicted`.
         measured: Value from the run, in `unit`.

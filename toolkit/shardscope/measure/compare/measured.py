@@ -14,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.runlog.schema import MEMORY_KINDS, Event
-from shardscope.runlog.steps import WARM_UP_STEPS, StepKinds, per_step, step_end, waited_once_s
+from shardscope.runlog.steps import WARM_UP_STEPS, StepKinds, per_step, step_end, together_s, waited_once_s
 
 Steps = Mapping[int, Sequence[Event]]
 """The events of each finished step, one per rank, by step number."""
 Ints = npt.NDArray[np.int64]
 COMMUNICATION, IDLE = "communication", "idle"
+ALL_WORKERS = "all workers"
 PARTS = ("data", "forward", "backward", "optimizer", "codec", COMMUNICATION, IDLE)
 """Parts of a step, in the order of tables."""
 _OTHER_NAMES = {"server_update": "optimizer"}
@@ -130,6 +131,18 @@ def _with_gradients(steps: Steps) -> list[dict[int, Event]]:
         {number: row[rank] for number, row in steps.items() if row[rank].get("gradients", 1)}
         for rank in ranks
     ]
+
+
+def all_workers_s(steps: Steps, period: int = 1) -> float | None:
+    """Return in what time asynchronous workers together compute as many gradients as a step has, in seconds.
+
+    It is the mean over the steps after the warm-up, as in `Summary`; None until a period has ended.
+
+    Args:
+        steps: The finished steps.
+        period: Period of the compression's traffic, in steps.
+    """
+    return per_step(list(steps), [*map(together_s, steps.values())], StepKinds(period), average="mean")
 
 
 def slowest_rank_s(steps: Steps, period: int = 1) -> float | None:

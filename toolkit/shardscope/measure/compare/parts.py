@@ -8,15 +8,18 @@ from shardscope.analytic.show import figure
 from shardscope.analytic.terms import Term
 from shardscope.measure.compare.comparison import ComparedTerm
 from shardscope.measure.compare.measured import (
+    ALL_WORKERS,
     COMMUNICATION,
     PARTS,
     Steps,
     StepTime,
+    all_workers_s,
     slowest_rank_s,
     step_time,
 )
 from shardscope.measure.compare.traffic import COMPRESSED_STEP, after_warm_up, compared_steps, kind_of_step
 from shardscope.prediction.job import JobPrediction
+from shardscope.prediction.loads import step_seconds
 
 
 def time_rows(prediction: JobPrediction, steps: Steps, notes: list[str]) -> Iterator[ComparedTerm]:
@@ -30,23 +33,25 @@ def time_rows(prediction: JobPrediction, steps: Steps, notes: list[str]) -> Iter
     compressed, per = after_warm_up(prediction, steps), kind_of_step(prediction, steps)
     if per == COMPRESSED_STEP:
         notes.append(f"Times are from step {min(compressed)} onwards, the first compressed step.")
-    found, measured_s = step_time(compressed, period), slowest_rank_s(compressed, period)
+    is_shared = prediction.job.strategy.is_asynchronous
+    found = step_time(compressed, period)
+    measured_s = (all_workers_s if is_shared else slowest_rank_s)(compressed, period)
     if found is None:
         notes.append(
             "Parts of the step are left out: no spans were recorded (see Record.spans_first), or the spans do not "
             "cover a period of the compression."
         )
     else:
-        notes.append(_scope(found))
+        notes.append(_scope(found, is_shared=is_shared))
         yield from _part_rows(prediction, trees, found, notes)
     if measured_s is None:
         notes.append(
             f"The whole step is left out: the run is shorter than the compression's period of {period} steps."
         )
     else:
-        predicted_s = _mean([tree.value for tree in trees])
+        predicted_s = _mean([step_seconds(prediction.step, tree) for tree in trees])
         yield ComparedTerm(
-            "time", per, "s", "slowest rank", predicted_s, measured_s,
+            "time", per, "s", ALL_WORKERS if is_shared else "slowest rank", predicted_s, measured_s,
             interval=_interval(prediction.at_step(max(compressed)), predicted_s),
         )  # fmt: skip
 
@@ -59,9 +64,14 @@ def _interval(prediction: JobPrediction, seconds: float) -> tuple[float, float] 
     return low, high
 
 
-def _scope(found: StepTime) -> str:
+def _scope(found: StepTime, *, is_shared: bool) -> str:
     many = "one step" if found.num_steps == 1 else f"{found.num_steps} steps"
     where = f"rank {found.rank}, which computes longest"
+    if is_shared:
+        return (
+            f"Parts are medians over {many} of the time of one gradient on {where}; a step is the time in which "
+            "all workers together compute as many gradients as it has."
+        )
     return f"Parts of the step are medians over {many} on {where}. Medians need not add up."
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from shardscope.analytic.show import figure
 from shardscope.errors import SpecError
-from shardscope.measure.compare.measured import COMMUNICATION
+from shardscope.measure.compare.measured import ALL_WORKERS, COMMUNICATION
 
 if TYPE_CHECKING:
     from shardscope.measure.compare.comparison import ComparedTerm, Comparison
@@ -75,6 +75,8 @@ class Residual(NamedTuple):
 def residual_of(comparison: Comparison, expected: Expected = "predicted") -> Residual | None:
     """Return what explains the difference in step time; None if the step or its parts have no such value.
 
+    None also for asynchronous workers, whose step is not a sum of parts.
+
     Communication is divided into its collectives if they were timed one by one.
 
     Raises:
@@ -84,6 +86,8 @@ def residual_of(comparison: Comparison, expected: Expected = "predicted") -> Res
         raise SpecError(f"expected={expected!r} is not a column to explain; use 'predicted' or 'simulated'")
     rows = {row.term: row for row in comparison.rows if row.group == "time"}
     step = rows.pop(comparison.per, None)
+    if step is not None and step.ranks == ALL_WORKERS:  # its parts are those of one worker's gradient
+        return None
     start = None if step is None else getattr(step, expected)
     if step is None or start is None or not rows:
         return None

@@ -122,10 +122,9 @@ class JobStepGraph:
     def message_s(self, collective: str) -> float:
         """Return the seconds of a message of a collective, besides its latency and those for its bytes."""
         if collective not in self._times:
-            link = None if self._loads is None else self._loads.rate(collective)
-            self._times[collective] = self.rates.per_message_s(
-                (self.prediction.traffic or {})[collective], link
-            )
+            sent = (self.prediction.traffic or {})[collective]
+            carried_s = None if self._loads is None else self._loads.carried_s(collective, sent)
+            self._times[collective] = self.rates.per_message_s(sent, carried_s)
         return self._times[collective]
 
     def _way_out(self, collective: str, rank: int) -> tuple[int, ...]:

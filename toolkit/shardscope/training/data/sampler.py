@@ -7,7 +7,7 @@ from typing import NamedTuple, Self
 
 from torch import Tensor
 
-from shardscope.errors import DataError
+from shardscope.storage.rows import require_rows
 from shardscope.training.data.order import FullShuffle, RowOrder
 from shardscope.training.data.shard_source import ShardSource
 from shardscope.training.data.sources import DataSource
@@ -61,11 +61,7 @@ class GlobalSampler:
     def __init__(
         self, num_samples: int, global_batch: int, seed: int, *, order: RowOrder | None = None
     ) -> None:
-        if not 1 <= global_batch <= num_samples:
-            raise DataError(
-                f"global_batch={global_batch} is out of range for data with {num_samples} rows; "
-                f"use a size from 1 to {num_samples}"
-            )
+        require_rows(global_batch, num_samples)
         self.num_samples = num_samples
         self.global_batch = global_batch
         self.seed = seed

@@ -16,6 +16,8 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import default_collate
 
 from shardscope.errors import DataError
+from shardscope.storage.parts import num_windows
+from shardscope.storage.rows import held_out_every
 from shardscope.training.data.batches import Batch, as_pair, map_tensors, named_tensors
 
 Array = npt.NDArray[Any]
@@ -161,7 +163,7 @@ class WindowSource:
             )
 
     def __len__(self) -> int:
-        return max(0, (len(self.tokens) - 1) // self.seq)
+        return num_windows(len(self.tokens), self.seq)
 
     def batch(self, indices: Tensor) -> Batch:
         """Return the tokens of the windows at `indices`, and the token that follows each; both are `(N, seq)` int64.
@@ -246,8 +248,8 @@ class RowSource:
         return self.source.batch(self.rows[indices])
 
 
-def hold_out(source: DataSource, *, every: int = 10) -> Dataset:
-    """Split `source` into training and test rows; every n-th row, with n = `every`, is a test row.
+def hold_out(source: DataSource) -> Dataset:
+    """Split `source` into training and test rows; every tenth row, and of fewer rows the last one, is a test row.
 
     This needs no seed, and keeps classes balanced if the rows are sorted by class.
 
@@ -257,7 +259,7 @@ def hold_out(source: DataSource, *, every: int = 10) -> Dataset:
     if len(source) < 2:
         raise DataError(f"data has {len(source)} rows; give at least 2, one to train on and one to test on")
     rows = torch.arange(len(source))
-    every = min(every, len(source))
+    every = held_out_every(len(source))
     is_test = rows % every == every - 1
     return Dataset(train=RowSource(source, rows[~is_test]), test=RowSource(source, rows[is_test]))
 

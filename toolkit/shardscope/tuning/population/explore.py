@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from shardscope.errors import SpecError
 from shardscope.spec import Job
+from shardscope.tuning.apply import checked_rows
 from shardscope.tuning.population.settings import Settings, as_json, check_path, with_settings
 
 STEP = 0.2
@@ -170,7 +171,7 @@ class Ranges:
         for attempt in range(ATTEMPTS):
             settings = self._choose(job, lambda path: self.axes[path].draw(random))
             try:
-                self.apply(job, settings)
+                checked_rows(self.apply(job, settings))
             except SpecError as error:
                 if attempt == ATTEMPTS - 1:
                     raise SpecError(
@@ -190,7 +191,7 @@ class Ranges:
         for _ in range(ATTEMPTS):
             moved = self._choose(job, move)
             try:
-                before, after = self.apply(job, settings), self.apply(job, moved)
+                before, after = self.apply(job, settings), checked_rows(self.apply(job, moved))
                 after.compression.check_follows(before.compression.name)
             except SpecError:
                 continue
