@@ -97,6 +97,7 @@ def test_on_one_process_a_resumed_optimizer_ends_at_the_same_bits_or_is_refused_
     assert bool(refused) == (kind in REFUSED)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_on_several_ranks_a_resumed_optimizer_ends_at_the_same_bits(
