@@ -197,19 +197,26 @@ def test_random_numbers_outside_the_steps_are_drawn_as_without_them() -> None:
 def test_an_optimizer_that_fails_on_empty_pieces_trains_without_them(
     pool: RankPool, tmp_path: Path, strategy: str
 ) -> None:
-    def body(context: RankContext) -> tuple[bool, list[float]]:
-        whole = trained(alone(tmp_path), tmp_path / "alone", "Largest", "single").model.state_dict()
-        trainer = trained(context, tmp_path / "plain", "Largest", strategy)
-        has_empty = any(p.numel() == 0 for p in trainer.optimizer.param_groups[0]["params"])
-        full = trainer.strategy.full_parameters()
-        return has_empty, [float((whole[n] - p).abs().max()) for n, p in full.items()]
+    record = ss.Record(parameters=True)
+    trained(alone(tmp_path), tmp_path / "alone", "Largest", "single", record=record)
 
-    told = pool.run(body, tmp_path)
-    assert any(has_empty for has_empty, _ in told)
-    assert all(max(apart) < 1e-12 for _, apart in told)
+    def body(context: RankContext) -> bool:
+        trainer = trained(context, tmp_path / "plain", "Largest", strategy, record=record)
+        return any(p.numel() == 0 for p in trainer.optimizer.param_groups[0]["params"])
+
+    has_empty = pool.run(body, tmp_path)
+    assert any(has_empty) or strategy != "zero-1"
+    with (
+        np.load(tmp_path / "alone/parameters.npz") as one,
+        np.load(tmp_path / "plain/parameters.npz") as other,
+    ):
+        for name in one.files:
+            if one[name].dtype == np.float64:
+                # a largest element of a piece is not that of the tensor, but the optimizer multiplies it by 0
+                assert np.abs(one[name] - other[name]).max(initial=0) < 1e-12
 
 
-@pytest.mark.parametrize("changes", [{}, {"checkpoint": 2}, {"precision": "fp32"}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"checkpoint": 2}, {"elastic": "2:4"}], ids=str)
 def test_an_optimizer_that_cannot_update_pieces_is_refused_by_all_ranks_before_the_first_step(
     pool: RankPool, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
