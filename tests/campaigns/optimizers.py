@@ -40,6 +40,18 @@ from shardscope.training.trainer import Trainer
 
 STRATEGIES = ("single", "ring", "zero-1", "zero-2", "zero-3", "pipeline")
 STEPS, AT = 6, 3
+NOT_TRAINABLE = {
+    "a2grad": "its groups have no learning rate",
+    "adahessian": "wants the graph of the gradients",
+    "adalomo": "steps in the backward pass of a module that it is given",
+    "alig": "its groups have no learning rate",
+    "bsam": "wants a closure",
+    "lbfgs": "wants a closure",
+    "lomo": "steps in the backward pass of a module that it is given",
+    "sophiah": "wants the graph of the gradients",
+    "spectralsphere": "takes matrices only",
+}
+"""What no job trains on one process, by the reason."""
 FAULTS = ("changed by saving", "resumed otherwise", "cannot be resumed", "fails while it saves")
 
 
@@ -54,11 +66,25 @@ class Brought(ss.Optimizer):
 
     def build(self, parameters: Any) -> torch.optim.Optimizer:
         """Build it, with hidden matrices in a group of their own for those that want it."""
+        if self.optimizer == "adammini":
+            return pytorch_optimizer(self.optimizer, _Named(parameters.named), self.lr)
         make = pytorch_optimizer if self.library == "pytorch_optimizer" else timm_optimizer
         return make(self.optimizer, [p for _, p in parameters.named], self.lr)
 
 
-def pytorch_optimizer(name: str, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+class _Named(nn.Module):
+    """Parameters that an optimizer wants as those of a module."""
+
+    def __init__(self, named: list[tuple[str, nn.Parameter]]) -> None:
+        super().__init__()
+        self.pairs = named
+
+    def named_parameters(self, *_: Any, **__: Any) -> Any:
+        """Names and parameters."""
+        return iter(self.pairs)
+
+
+def pytorch_optimizer(name: str, parameters: Any, lr: float) -> torch.optim.Optimizer:
     """An optimizer of pytorch_optimizer."""
     import pytorch_optimizer as library
 
@@ -153,6 +179,8 @@ def verdict(context: RankContext, folder: str, spec: Any, strategy: str) -> tupl
     """What becomes of an optimizer under a strategy on this rank, and the sentence or error that says so."""
     try:
         plain = trained(context, f"{folder}/plain", spec, strategy)
+    except SpecError as error:
+        return "refused", str(error)
     except Exception as error:
         return "does not train", f"{type(error).__name__}: {error}"
     try:

@@ -180,10 +180,64 @@ class Matrices(Bringing):
         return 1 / (1 + state["held"]["Q"][0].abs().sum() + state["held"]["count"][0])
 
 
+class Largest(Bringing):
+    """Divides by the largest element of a gradient, which an empty one does not have."""
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        if not state:
+            state.update(step=0, m=torch.zeros_like(grad), largest=torch.zeros(()))
+        state["step"] += 1
+        state["largest"] = 0 * grad.abs().max().cpu() + state["step"]
+        state["m"].lerp_(grad, 0.1)
+        return (1 + state["m"].abs()) / state["largest"]
+
+
+class Whole(Bringing):
+    """Fails with the long vectors that pieces of matrices are."""
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        if grad.dim() == 1 and grad.numel() > 10:
+            raise RuntimeError(f"a vector of {grad.numel()} elements is not a bias")
+        return 1.0
+
+
+class NoRate(Bringing):
+    """Finds its learning rate itself."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        for group in self.param_groups:
+            del group["lr"]
+
+
+class EveryForm(Bringing):
+    """Keeps a counter of a group, an int, a number as a tensor, a list, a text, and moments in bf16 and 8 bits."""
+
+    fields: ClassVar[dict[str, Any]] = {"k": 0}
+
+    def before(self, group: dict[str, Any]) -> None:
+        group["k"] += 1
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        if not state:
+            state.update(t=0, product=torch.ones(()), seen=[], phase="first")
+            state.update(m=torch.zeros_like(grad, dtype=torch.bfloat16))
+            state.update(codes=torch.zeros_like(grad, dtype=torch.uint8))
+        state["t"] += 1
+        state["product"] *= 0.9
+        state["seen"].append(state["t"])
+        state["phase"] = "second" if state["t"] > 3 else "first"
+        state["m"].mul_(0.9).add_(grad)
+        state["codes"] += 37
+        rate = (2 - state["product"].item()) * (2 if state["phase"] == "first" else 1)
+        shares = state["codes"].to(grad.dtype) / 255 + 10 / (state["t"] + len(state["seen"]) + group["k"])
+        return rate * (1 + state["m"].to(grad.dtype).abs()) * shares
+
+
 KINDS: dict[str, type[Bringing]] = {
     kind.__name__: kind for kind in (
         GroupCounter, PythonStep, Product, Narrow, Shared, Attribute, HiddenObject, ObjectEntry, Columns, Matrices,
-        Drawing,
+        Drawing, Largest, Whole, EveryForm, NoRate,
     )
 }  # fmt: skip
 

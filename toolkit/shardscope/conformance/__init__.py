@@ -14,6 +14,7 @@ from shardscope.conformance.method import MethodConformance
 from shardscope.conformance.optimizer import OptimizerConformance
 from shardscope.conformance.pipeline_schedule import PipelineScheduleConformance
 from shardscope.conformance.strategy import StrategyConformance
+from shardscope.errors import RunFailed
 from shardscope.spec.method import Method
 
 _CLASSES: tuple[type[MethodConformance], ...] = (
@@ -46,7 +47,7 @@ def check_method(method: type[Method]) -> None:
     for name in sorted(name for name in dir(tests) if name.startswith("test_")):
         try:
             getattr(tests, name)()
-        except AssertionError as error:
+        except (AssertionError, RunFailed) as error:
             raise AssertionError(f"{method.__name__} fails {name}: {error}") from error
 
 

@@ -42,9 +42,11 @@ class Precision:
     Attributes:
         share_overflow: Function that replaces an overflow flag with its maximum over all ranks, in place. Set if the
             ranks have different pieces of the gradients, so that after an overflow on one rank all ranks skip the step.
+        around_step: Function that returns a context manager for a step of the optimizer.
     """
 
     share_overflow: Callable[[Tensor], object] | None = None
+    around_step: Callable[[torch.optim.Optimizer], AbstractContextManager[object]] = nullcontext
 
     def __init__(self, name: str, device: torch.device) -> None:
         self.name = name
@@ -107,12 +109,14 @@ class Precision:
                 duplicate_grad_params=duplicate_grad_params,
             )
         if self.scaler is None:
-            optimizer.step()
+            with self.around_step(optimizer):
+                optimizer.step()
             return None if norm is None else float(norm), False
         # no scaler.step() if the step is skipped, as PyTorch's fused SGD would then leave the momentum uninitialised
         skipped = any(bool(flag) for flag in _compat.overflow_flags(self.scaler, optimizer))
         if not skipped:
-            self.scaler.step(optimizer)
+            with self.around_step(optimizer):
+                self.scaler.step(optimizer)
         self.scaler.update()
         return None if norm is None else float(norm), skipped
 

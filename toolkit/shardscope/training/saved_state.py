@@ -6,10 +6,8 @@ import torch
 from torch import nn
 
 from shardscope.spec import Job
+from shardscope.training.optim.brought import is_brought
 from shardscope.training.strategies.base import RankStrategy
-
-_BUILT_IN = "shardscope.methods."
-"""Package of the optimizers that need no rehearsal."""
 
 
 def require_saveable(job: Job, strategy: RankStrategy, optimizer: torch.optim.Optimizer) -> None:
@@ -22,7 +20,7 @@ def require_saveable(job: Job, strategy: RankStrategy, optimizer: torch.optim.Op
     has_replicas = job.recovery is not None and job.recovery.replica_every is not None
     if not job.saves_checkpoints and not has_replicas:
         return
-    if not type(job.optimizer).__module__.startswith(_BUILT_IN):
+    if is_brought(job.optimizer):
         _require_resumable(job, strategy, optimizer)
     for name, module in strategy.model.named_modules():
         if type(module).get_extra_state is not nn.Module.get_extra_state:
@@ -41,6 +39,5 @@ def _require_resumable(job: Job, strategy: RankStrategy, optimizer: torch.optim.
     is_divided = is_split or len(named.parameters) < sum(p.requires_grad for p in strategy.model.parameters())
     require_resumable(
         named, job.optimizer.name, is_split=is_split,
-        has_copies=strategy.context.world_size > 1 and strategy.shares_state and not is_divided,
         is_resized=is_divided and job.elastic is not None,
     )  # fmt: skip

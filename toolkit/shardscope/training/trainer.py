@@ -25,6 +25,7 @@ from shardscope.errors import CheckpointError, ShardscopeError
 from shardscope.spec import Job, UserCode
 from shardscope.spec.job_parts import Data, label_of
 from shardscope.spec.models import GPTConfig
+from shardscope.training.brought_steps import prepare_steps
 from shardscope.training.computable import require_computable
 from shardscope.training.context import RankContext
 from shardscope.training.data import (
@@ -48,6 +49,7 @@ from shardscope.training.models import build_model
 from shardscope.training.models.mixing import layers_that_mix
 from shardscope.training.models.trainable import require_trainable
 from shardscope.training.not_finite import at_learning_rate, explained
+from shardscope.training.optim.brought import is_brought
 from shardscope.training.optim.sparse import prepare_sparse_embeddings
 from shardscope.training.parameters import save_parameters
 from shardscope.training.random_state import seed_everything
@@ -261,6 +263,8 @@ class Trainer:
 
         `is_resizing` is called after a stop, and returns whether another number of ranks is to go on.
         """
+        if is_brought(self.job.optimizer):
+            prepare_steps(self.job, self.strategy, self.optimizer)
         require_saveable(self.job, self.strategy, self.optimizer)
         self.context.meter.drain()
         step = self.first_step - 1

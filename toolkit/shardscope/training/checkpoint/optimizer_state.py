@@ -46,6 +46,9 @@ def state_to_save(
     """
     sections = {} if named is None else named.sections()
     held = {} if named is None else _parameters(named)
+    if holding.is_split:
+        assert context is not None
+        sections = _with_those_of_empty_pieces(sections, held, context)
     whole = _of_whole_shape(sections, held)
     if holding.is_split:
         assert context is not None
@@ -106,6 +109,38 @@ def _of_whole_shape(sections: Sections, held: Mapping[str, Tensor]) -> set[Place
         for section, key, value, piece in pairs
         if value.shape == piece.shape
         and (piece.numel() != 1 or all(same.get((section.partition("state.")[0], key), [key != STEP])))
+    }
+
+
+def _with_those_of_empty_pieces(
+    sections: Sections, held: Mapping[str, Tensor], context: RankContext
+) -> Sections:
+    """Add the entries of empty pieces that the optimizer has skipped, as the first rank has them that has updated some.
+
+    Otherwise they would differ between ranks, and no other number of ranks could resume from them.
+    """
+    lacking = {section for section, piece in held.items() if not piece.numel() and section not in sections}
+    asked = set[str]().union(*gather_items(context, lacking))
+    if not asked:
+        return sections
+    whole = _of_whole_shape(sections, held)
+    mine = {
+        section: {
+            key: value.dtype if (section, key) in whole else value
+            for key, value in sections[section].items()
+            if (section, key) in whole or all(tensor.numel() < 2 for tensor in tensors_in(value))
+        }
+        for section in asked & sections.keys()
+    }
+    offered: Sections = {}
+    for each in gather_items(context, mine):
+        offered = each | offered
+    return sections | {
+        section: {
+            key: torch.empty_like(held[section], dtype=value) if isinstance(value, torch.dtype) else value
+            for key, value in offered[section].items()
+        }
+        for section in lacking & offered.keys()
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,9 +30,7 @@ _MOST, _LARGEST = 8, 5
 _ALONE = Holding("rehearsal")
 
 
-def require_resumable(
-    named: NamedOptimizer, label: str, *, is_split: bool, has_copies: bool, is_resized: bool
-) -> None:
+def require_resumable(named: NamedOptimizer, label: str, *, is_split: bool, is_resized: bool) -> None:
     """Raise an error if an optimizer cannot be saved and resumed without a change.
 
     Does nothing if the optimizer cannot step on tiny parameters; a job may have others.
@@ -41,7 +39,6 @@ def require_resumable(
         named: The job's optimizer; it does not step.
         label: Its name for messages.
         is_split: Whether ranks hold pieces of parameters.
-        has_copies: Whether several ranks take the same steps, each with a copy of the state, of which one is saved.
         is_resized: Whether other numbers of ranks may resume from what is saved, and hold other parameters or pieces.
 
     Raises:
@@ -53,12 +50,8 @@ def require_resumable(
         if tried is None:
             return
         problem = _problem(tried)
-        if problem is None and has_copies and tried.drawing:
-            problem = (
-                "its steps draw random numbers, which differ between ranks, so that their weights drift apart"
-            )
         if problem is None and is_resized:
-            problem = _indivisible(tried, _Tried.of(named, seed=2), is_split=is_split)
+            problem = _indivisible(_Tried.of(named, seed=1), _Tried.of(named, seed=2), is_split=is_split)
     if problem is not None:
         raise SpecError(
             f"optimizer={label!r} cannot be resumed: {problem}; keep its state in optimizer.state or in param_groups, "
@@ -92,9 +85,9 @@ def _problem(tried: _Tried) -> str | None:
     return f"its attribute {forgotten}, on which its steps depend, is not in its state_dict()"
 
 
-def _indivisible(one: _Tried, other: _Tried | None, *, is_split: bool) -> str | None:
+def _indivisible(one: _Tried | None, other: _Tried | None, *, is_split: bool) -> str | None:
     """Return which entry other ranks could not take over, because it depends on the parameters of a rank."""
-    if other is None:
+    if one is None or other is None:
         return None
     found, theirs = one.named.sections(), other.named.sections()
     for section, entries in found.items():
@@ -118,8 +111,6 @@ class _Tried:
 
     job: NamedOptimizer
     named: NamedOptimizer
-    drawing: list[int] = field(default_factory=list)
-    """Numbers of the steps that drew random numbers."""
 
     @classmethod
     def of(cls, job: NamedOptimizer, *, seed: int) -> _Tried | None:
@@ -162,10 +153,7 @@ class _Tried:
         optimizer = self.named.optimizer
         for group, built in zip(optimizer.param_groups, self.job.optimizer.param_groups, strict=True):
             group["lr"] = built["lr"]  # as the job's schedule sets it
-        before = random_state(self.weights[0].device)
         optimizer.step()
-        if not alike(before, random_state(self.weights[0].device)):
-            self.drawing.append(number)
 
 
 def _of_each_kind(named: NamedOptimizer) -> list[Tensor]:

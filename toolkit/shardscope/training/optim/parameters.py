@@ -18,12 +18,18 @@ def built_by(spec: Optimizer, parameters: TrainedParameters) -> torch.optim.Opti
     """Build the optimizer that `spec` describes, for the given parameters.
 
     Raises:
-        SpecError: The `build` method of a user-defined spec did not return a `torch.optim.Optimizer`.
+        SpecError: The `build` method of a user-defined spec did not return a `torch.optim.Optimizer`,
+            or one with groups that have no learning rate.
     """
     built = spec.build(parameters)
     if not isinstance(built, torch.optim.Optimizer):
         raise SpecError(
             f"optimizer={spec.name!r}: its build method returned {quoted(built)}; return a torch.optim.Optimizer"
+        )
+    if not all("lr" in group for group in built.param_groups):
+        raise SpecError(
+            f"optimizer={spec.name!r}: a parameter group of its {type(built).__name__} has no 'lr', which the job's "
+            "learning rate schedule sets in every step; give each group an 'lr'"
         )
     note_as_built(built, lambda copies, alone: spec.build(parameters.of_copies(copies, alone=alone)))
     return built

@@ -174,6 +174,11 @@ class RankStrategy(ABC):
         """Index of this rank's part of the global batch, below ``job.num_data_ranks``; None if it reads no data."""
         return self.context.rank
 
+    @property
+    def part_number(self) -> int:
+        """Number of the part of the parameters that this rank updates; ranks with the same part take the same steps."""
+        return 0
+
     def build_optimizer(self) -> torch.optim.Optimizer:
         """Build the job's optimizer for the parameters that this rank updates."""
         compressor = self.compressor

@@ -268,6 +268,10 @@ class FullySharded(Partitioned):
         dist.all_reduce(squares, group=self.shard_group)
         return squares
 
+    @property
+    def part_number(self) -> int:
+        return dist.get_rank(self.shard_group)
+
     def held(self, optimizer: torch.optim.Optimizer) -> Held:
         held = super().held(optimizer)
         rings = [] if self.ring is None else self.ring.ring.work_space

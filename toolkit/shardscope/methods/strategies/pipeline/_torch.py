@@ -152,6 +152,10 @@ class PipelineRank(RankStrategy):
     def _has_last(self) -> bool:
         return len(self.stage_ranks) - 1 in self.stages
 
+    @property
+    def part_number(self) -> int:
+        return self.context.rank
+
     def build_optimizer(self) -> torch.optim.Optimizer:
         named = dict.fromkeys(self.names.values())
         own = [(name, p) for name, p in self.model.named_parameters() if p in named or name == _PLACEHOLDER]

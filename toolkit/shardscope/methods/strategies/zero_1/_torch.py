@@ -70,6 +70,10 @@ class Zero1Rank(Partitioned):
         self.copies_of_gradients = 1
         return model
 
+    @property
+    def part_number(self) -> int:
+        return self.context.rank
+
     def held(self, optimizer: torch.optim.Optimizer) -> Held:
         held = super().held(optimizer)
         return {**held, "buffers": [*held["buffers"], *self.ring.work_space]}

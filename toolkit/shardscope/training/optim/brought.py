@@ -1,0 +1,64 @@
+"""The steps of an optimizer that a user brings, on several ranks: random numbers that agree, and no empty gradients.
+
+Many optimizers compute a mean or a largest element of each gradient, which an empty piece of a parameter does not have.
+They skip a parameter without a gradient.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shardscope.spec.optimizer import Optimizer
+from shardscope.training.optim.holding import digest_of
+
+StepSeed = Callable[[], list[int | str]]
+"""Function that returns what the random numbers of the next step depend on."""
+
+_BUILT_IN = "shardscope.methods."
+
+
+def is_brought(spec: Optimizer) -> bool:
+    """Return whether a user defined the optimizer."""
+    return not type(spec).__module__.startswith(_BUILT_IN)
+
+
+def empty_pieces(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the parameters without elements."""
+    return [p for group in optimizer.param_groups for p in group["params"] if not p.numel()]
+
+
+@contextmanager
+def without_empty_gradients(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Return a context manager within which parameters without elements have no gradient."""
+    empty = [(p, p.grad) for p in empty_pieces(optimizer)]
+    for p, _ in empty:
+        p.grad = None
+    yield
+    for p, grad in empty:
+        p.grad = grad
+
+
+@contextmanager
+def random_numbers_of(seed: StepSeed, device: torch.device) -> Iterator[None]:
+    """Return a context manager within which random numbers depend only on `seed`; others are drawn as if without it."""
+    number = int(digest_of(seed())[:15], 16)
+    on_cpu, of_python, of_numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+    on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    torch.default_generator.manual_seed(number)  # torch.manual_seed also keeps a list for devices not in use
+    random.seed(number)
+    np.random.seed(number % 2**32)  # noqa: NPY002 - the user's code may draw from the global generator
+    if on_gpu is not None:
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(number)
+    yield
+    torch.set_rng_state(on_cpu)
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)  # noqa: NPY002
+    if on_gpu is not None:
+        torch.cuda.set_rng_state(on_gpu, device)
