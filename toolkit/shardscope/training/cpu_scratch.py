@@ -172,7 +172,8 @@ class _Convolution:
             is_gradient = kind != "forward" and (self.is_dilated or self.inputs.ndim == _SOLID)
             is_wide = kind == "weight" and self.weight.shape[-1] > _WIDE
             return 0 if is_gradient or is_wide else block
-        sizes = (16, 8, 4) if block == 16 and kind != "weight" else (block,)
+        smallest = 4 if block == 16 and kind != "weight" else 8
+        sizes = [each for each in (16, 8, 4) if smallest <= each <= block]
         return next((size for size in sizes if inner % size == outer % size == 0), 0)
 
     @property
