@@ -9,10 +9,9 @@
 - Kernels that need contiguous tensors copy others, such as a gradient that was expanded or permuted.
 - A fused LSTM layer: see `shardscope.training.onednn`.
 
-On one thread, with and without AVX-512, peaks of steps in float32 and float64 are within 2 % of what torch's allocator
-records (torch 2.13, oneDNN 3.11; tests/training/test_cpu_scratch.py). In 16 bits they are up to 6 % off, and up to 30 %
-without AVX-512, where oneDNN also computes gradients of images of few pixels with up to four copies of the weight.
-tests/campaigns/modules.py lists all layers. Products of matrices in 16 bits take up to 150 KB, which is left out.
+On one thread of a processor with AVX-512, the cases of tests/training/test_cpu_scratch.py are within 2 % of what torch
+allocates (torch 2.13, oneDNN 3.11). Some layers are not, most of them in 16 bits (tests/campaigns/modules.py).
+Without AVX-512, oneDNN has other kernels for some sizes: it takes up to four copies of a weight for images of 2 x 2.
 """
 
 from __future__ import annotations
