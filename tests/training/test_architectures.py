@@ -87,6 +87,11 @@ ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], dict[str, Tensor] | tupl
     "Llama": (
         of("LlamaModel", vocab_size=100, num_key_value_heads=2, **SMALL), {"input_ids": TOKENS}, pairs(LAYERS, SEQ, SEQ)
     ),
+    "Mixtral": (  # its other implementations of experts do not run on shapes in float32
+        of("MixtralModel", vocab_size=100, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2,
+           experts_implementation="batched_mm", **SMALL),
+        {"input_ids": TOKENS}, pairs(LAYERS, SEQ, SEQ) + SAMPLES * SEQ * LAYERS * (4 * WIDTH + 2 * 3 * WIDTH * 128),
+    ),
     "T5": (
         of("T5Model", vocab_size=100, d_model=WIDTH, d_kv=16, d_ff=128, num_layers=LAYERS, num_heads=HEADS, dropout_rate=0),
         {"input_ids": TOKENS, "decoder_input_ids": TOKENS}, 3 * pairs(LAYERS, SEQ, SEQ),
@@ -138,6 +143,5 @@ def test_flops_and_peak_of_an_architecture_are_those_of_a_real_step(name: str) -
     products = counted_by_layer(module, inputs) + others
     found = peaks(module, inputs)
     assert found.table.flops * SAMPLES == pytest.approx(2 * products, rel=0.01)
-    if name != "ConvNeXt":  # its convolutions of channels-last tensors take memory that is not predicted
-        assert found.ratio == pytest.approx(1, abs=0.02)
+    assert found.ratio == pytest.approx(1, abs=0.02)
     assert found.table.notes == ()

@@ -1,23 +1,25 @@
 """Memory that torch's CPU kernels take beside their results while they run, which a trace on shapes does not see.
 
-Compared with what torch's allocator recorded on one thread of a processor with AVX-512 (torch 2.13, oneDNN 3.11);
-tests/campaigns/modules.py compares them again.
-
 - A convolution in float32 or bfloat16 copies its input and its output between torch's format and oneDNN's, in blocks of
-  16 channels. oneDNN chooses among many kernels, some of which take a few percent more. In other dtypes, and for small
-  products in float32, torch lists the patches under the kernel as the columns of a matrix instead.
+  channels: 16 with AVX-512, else 8. Tensors in channels-last order are not copied, only weights. Where oneDNN has no
+  kernel in blocks for groups of channels, and in other dtypes and for small products in float32, the patches under the
+  kernel are listed as the columns of a matrix instead.
 - Attention computes the scores of a block of queries and of up to 512 keys at a time.
 - `nn.Bilinear` computes its outputs one at a time.
+- Kernels that need contiguous tensors copy others, such as a gradient that was expanded or permuted.
 - A fused LSTM layer: see `shardscope.training.onednn`.
 
-Products of matrices in 16 bits take up to 150 KB, whatever their size, which is left out.
+On one thread of a processor with AVX-512, the cases of tests/training/test_cpu_scratch.py are within 2 % of what torch
+allocates (torch 2.13, oneDNN 3.11). Some layers are not, most of them in 16 bits (tests/campaigns/modules.py).
+Without AVX-512, oneDNN has other kernels for some sizes: it takes up to four copies of a weight for images of 2 x 2.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -28,13 +30,11 @@ from shardscope.training.memory.ledger import Scratch
 
 _ATEN = torch.ops.aten
 _CONVOLUTION, _CONVOLUTION_BACKWARD = _ATEN.convolution.default, _ATEN.convolution_backward.default
-_ATTENTION = _ATEN._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001 - its name
-_ATTENTION_BACKWARD = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default  # noqa: SLF001
 _TRILINEAR = _ATEN._trilinear.default  # noqa: SLF001 - its name
-_BLOCK = 16
-"""Channels in a block of oneDNN's format."""
-_SOLID = 5
-"""Dimensions of the input of a convolution of volumes."""
+_SMALL_IMAGE, _COLOURS = 128, 3
+"""Height plus width up to which images of more channels than colours are enlarged in channels-last order."""
+_LINE, _SOLID = 3, 5
+"""Dimensions of the inputs of convolutions of lines and of volumes."""
 _QUERIES = ((768, 256), (192, 64), (0, 32))
 """Sequence lengths from which attention computes so many queries at a time."""
 _KEYS = 512
@@ -50,13 +50,44 @@ def scratch(func: Any, args: Any, results: Any) -> tuple[Scratch, ...]:
         return _Convolution.of(args[0], args[1], results, *args[3:]).forward
     if func is _CONVOLUTION_BACKWARD:
         return _Convolution.of(args[1], args[2], args[0], *args[4:10]).backward(args[10])
-    if func is _ATTENTION:
-        return (_attention(args[0], args[1]),)
-    if func is _ATTENTION_BACKWARD:
-        return (_attention_backward(args[0], args[1], args[2]),)
     if func is _TRILINEAR:
         return (_trilinear(*args),)
+    if func in _ONE_MOMENT:
+        return (_ONE_MOMENT[func](args, results),)
     return onednn.scratch(func, args)
+
+
+def _copied(args: Any, *, with_last: bool) -> Scratch:
+    """Return the memory of copies of tensors that are not contiguous, nor in channels-last order if that is enough."""
+    tensors = [each for each in args if isinstance(each, Tensor) and not each.is_contiguous()]
+    return Scratch(sum(each.nbytes for each in tensors if not (with_last and _is_last(each))))
+
+
+def _enlarged(image: Tensor, result: Tensor) -> Scratch:
+    """Return the memory of copies in channels-last order, of small images (``_use_vectorized_kernel_cond_2d``)."""
+    is_small = sum(result.shape[-2:]) <= _SMALL_IMAGE and image.shape[1] > _COLOURS
+    return Scratch((image.nbytes + result.nbytes) * (is_small and not _is_last(image)))
+
+
+def _batch_norm_backward(gradient: Tensor, image: Tensor) -> Scratch:
+    """Return the memory of one more gradient, which the kernel for tensors of one order computes in."""
+    return Scratch(image.nbytes * (gradient.stride() == image.stride()))
+
+
+def _is_last(tensor: Tensor) -> bool:
+    """Return whether the tensor is an image or a volume in channels-last order, and not contiguous as well."""
+    formats = {4: torch.channels_last, _SOLID: torch.channels_last_3d}
+    order = formats.get(tensor.ndim)
+    return order is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=order)
+
+
+def _has_avx512() -> bool:
+    return "AVX512" in torch.backends.cpu.get_cpu_capability()
+
+
+def _full_block() -> int:
+    """Return the channels in a block of oneDNN's format."""
+    return 16 if _has_avx512() else 8
 
 
 @dataclass(frozen=True)
@@ -86,7 +117,7 @@ class _Convolution:
         """Whether oneDNN computes the convolution (``use_mkldnn`` in ``aten/src/ATen/native/Convolution.cpp``)."""
         inputs, places = self.inputs, self.weight.shape[2:]
         if inputs.dtype is not torch.float32:
-            return inputs.dtype is torch.bfloat16
+            return inputs.dtype is torch.bfloat16 and _has_avx512()
         is_product = set(places[-2:]) == {1} and not self.is_strided and not self.is_dilated
         is_single = self.groups == 1 and len(inputs) == 1 and min(places[-2:]) <= _WIDE
         return not (is_product and len(inputs) < _MANY_SAMPLES) and not (
@@ -97,41 +128,117 @@ class _Convolution:
     def forward(self) -> tuple[Scratch, ...]:
         """Memory of the forward pass: while it computes, and while its output is copied."""
         if not self.is_blocked:
-            return self._columns(is_forward=True)
-        if not self.inputs.is_contiguous():  # channels last, as oneDNN wants them
+            return self._copied_line(self._columns(is_forward=True))
+        if _is_last(self.inputs):
             return (Scratch(0, 2 * self.weight.nbytes),)
-        copied = _blocks(self.inputs) if self.inputs.shape[1] >= _BLOCK else 0
+        copied = 0 if self.inputs.is_contiguous() else self.inputs.nbytes
         wide = 4 * self.output.numel() if self.is_transposed else 0
-        result = _blocks(self.output)
-        computing = Scratch(wide + copied + result - self.output.nbytes, _blocks(self.weight))
-        return computing, Scratch(result)
+        block = self._block("forward")
+        if not block:
+            return Scratch(copied + wide, self._one_sample), Scratch(copied + self.output.nbytes)
+        of_input = _blocks(self.inputs, block) if self.inputs.shape[1] >= block or self.groups > 1 else 0
+        result = _blocks(self.output, block)
+        computing = copied + wide + of_input + result - self.output.nbytes
+        return Scratch(computing, self._weight_blocks(block)), Scratch(copied + result)
 
     def backward(self, wanted: Any) -> tuple[Scratch, ...]:
         """Return the memory of the backward pass; `wanted` says whether the input's gradient is computed."""
         if not self.is_blocked:
-            return self._columns(is_forward=False)
-        if not self.inputs.is_contiguous():
-            return (Scratch(0, 3 * self.weight.nbytes),)
-        return *(self._of_input if wanted[0] else ()), *self._of_weight
+            return self._copied_line(self._columns(is_forward=False))
+        is_last = _is_last(self.inputs)
+        copied = 0 if is_last or self.inputs.is_contiguous() else self.inputs.nbytes
+        if not (_is_last(self.output) if is_last else self.output.is_contiguous()):
+            copied += self.output.nbytes
+        if is_last:
+            return (Scratch(copied, 2 * self.weight.nbytes + self._last_weight),)
+        moments = *(self._of_input if wanted[0] else ()), *self._of_weight
+        return tuple(each._replace(grows=each.grows + copied) for each in moments)
+
+    @property
+    def _is_depthwise(self) -> bool:
+        return self.groups > 1 and self.inputs.shape[1] == self.output.shape[1] == self.groups
+
+    def _block(self, kind: Literal["forward", "input", "weight"]) -> int:
+        """Return the channels in a block of the kernel of this pass; 0 if it lists columns of a matrix."""
+        block = _full_block()
+        inner, outer = (each.shape[1] // self.groups for each in (self.inputs, self.output))
+        if self.groups == 1 and kind == "input" and self.is_strided:
+            return 1  # in channels-last order
+        if self.groups == 1:
+            is_listed = kind == "weight" and self.is_dilated and (block == 8 or self.inputs.ndim == _SOLID)
+            return 0 if is_listed else block
+        if self._is_depthwise:
+            is_gradient = kind != "forward" and (self.is_dilated or self.inputs.ndim == _SOLID)
+            is_wide = kind == "weight" and self.weight.shape[-1] > _WIDE
+            return 0 if is_gradient or is_wide else block
+        smallest = 4 if block == 16 and kind != "weight" else 8
+        sizes = [each for each in (16, 8, 4) if smallest <= each <= block]
+        return next((size for size in sizes if inner % size == outer % size == 0), 0)
 
     @property
     def _of_input(self) -> tuple[Scratch, ...]:
         """Memory while the input's gradient is computed, before that of the weight is allocated."""
-        gradient = _blocks(self.inputs)
-        computing = max(_blocks(self.output) + gradient - self.inputs.nbytes, 0)
-        return Scratch(computing, _blocks(self.weight) - self.weight.nbytes), Scratch(gradient)
+        later = self.weight.nbytes  # of its gradient, which is allocated afterwards
+        block = self._block("input")
+        if not block:
+            return Scratch(0, max(self._one_sample - later, 0)), Scratch(max(self.inputs.nbytes - later, 0))
+        gradient = _blocks(self.inputs, block)
+        computing = max(_blocks(self.output, block) + gradient - self.inputs.nbytes, 0)
+        twice = 2 if self.is_strided and self.groups == 1 else 1
+        return Scratch(computing, max(self._weight_blocks(block) - later, 0)), Scratch(
+            max(twice * gradient - later, 0)
+        )
 
     @property
     def _of_weight(self) -> tuple[Scratch, ...]:
-        """Memory while the weight's gradient is computed; nothing is copied for groups of channels.
+        """Memory while the weight's gradient is computed.
+
+        In 16 bits, it is summed in float32, from one transposed sample after the other if the kernel has a size.
+        """
+        block = self._block("weight")
+        if not block:
+            return (Scratch(0, self._one_sample),)
+        few = self.groups == 1 and self.inputs.shape[1] <= _FEW
+        given = _blocks(self.output, block) + (0 if few else _blocks(self.inputs, block))
+        weight = self._weight_blocks(block)
+        is_plain = self._is_depthwise or prod(self.weight.shape[2:]) == 1
+        turned = 0 if is_plain else given // len(self.inputs)
+        summed = (turned + 4 * self.weight.numel()) * (self.inputs.element_size() == 2)
+        return Scratch(given, summed + max(weight - self.weight.nbytes, 0)), Scratch(0, weight)
+
+    @property
+    def _last_weight(self) -> int:
+        """Bytes of the weight's gradient of tensors in channels-last order: blocks of both channels of each group.
 
         In 16 bits, it is summed in float32, from one transposed sample after the other.
         """
-        given = _blocks(self.output) + (_blocks(self.inputs) if self.inputs.shape[1] > _FEW else 0)
-        short = self.inputs.element_size() == 2
-        is_grouped = 1 < self.groups < self.inputs.shape[1]
-        summed = (given // len(self.inputs) + 4 * self.weight.numel()) * short
-        return Scratch(0 if is_grouped else given, summed), Scratch(0, _blocks(self.weight))
+        if self._is_depthwise and self._block("weight"):
+            return self.weight.nbytes
+        block, size = _full_block(), self.weight.element_size()
+        sides = (self.inputs, self.output)
+        inner, outer = (-(-each.shape[1] // self.groups // block) * block for each in sides)
+        padded = self.groups * inner * outer * prod(self.weight.shape[2:])
+        turned = self.groups * (inner * prod(self.inputs.shape[2:]) + outer * prod(self.output.shape[2:]))
+        return padded * size + (4 * padded + turned * size) * (size == 2)
+
+    def _weight_blocks(self, block: int) -> int:
+        """Return the bytes of the weight in blocks of both channels; groups of channels have blocks that fit."""
+        outer, inner, *places = self.weight.shape
+        if self.groups > 1:
+            return self.weight.nbytes
+        rounded = (-(-each // block) * block for each in (outer, inner))
+        return prod((*rounded, *places)) * self.weight.element_size()
+
+    @property
+    def _one_sample(self) -> int:
+        """Bytes of the patches of one group of one sample."""
+        inner = self.inputs.shape[1] // self.groups
+        return inner * prod(self.weight.shape[2:]) * prod(self.output.shape[2:]) * self.weight.element_size()
+
+    def _copied_line(self, moments: tuple[Scratch, ...]) -> tuple[Scratch, ...]:
+        """Add the copy of an input that is not contiguous, which torch makes for convolutions of lines."""
+        copied = self.inputs.nbytes if self.inputs.ndim == _LINE and not self.inputs.is_contiguous() else 0
+        return tuple(each._replace(grows=each.grows + copied) for each in moments)
 
     def _columns(self, *, is_forward: bool) -> tuple[Scratch, ...]:
         """Return the memory of the patches under the kernel, of all samples or of one, and of copies of a group."""
@@ -149,10 +256,10 @@ class _Convolution:
         return whole, patches._replace(grows=patches.grows + copied // self.groups)
 
 
-def _blocks(tensor: Tensor) -> int:
-    """Return the bytes of an input, an output or a weight in oneDNN's format; weights have blocks of both channels."""
+def _blocks(tensor: Tensor, block: int) -> int:
+    """Return the bytes of an input or an output in oneDNN's format."""
     samples, channels, *places = tensor.shape
-    return samples * -(-channels // _BLOCK) * _BLOCK * prod(places) * tensor.element_size()
+    return samples * -(-channels // block) * block * prod(places) * tensor.element_size()
 
 
 def _attention(query: Tensor, key: Tensor) -> Scratch:
@@ -203,3 +310,37 @@ def _trilinear(  # noqa: PLR0917 - as its operation
     ]
     grows, fixed = ((prod(each), 0) if each[0] > 1 else (0, prod(each)) for each in (between, last))
     return Scratch(*(sum(pair) * one.element_size() for pair in zip(grows, fixed, strict=True)))
+
+
+_NEED_ROWS = (
+    _ATEN.native_layer_norm.default,
+    _ATEN.native_layer_norm_backward.default,
+    _ATEN._softmax.default,  # noqa: SLF001 - its name
+    _ATEN._softmax_backward_data.default,  # noqa: SLF001
+    _ATEN._log_softmax.default,  # noqa: SLF001
+    _ATEN._log_softmax_backward_data.default,  # noqa: SLF001
+)
+"""Operations that copy arguments that are not contiguous."""
+_NEED_IMAGES = (
+    _ATEN.max_pool2d_with_indices.default,
+    _ATEN.max_pool2d_with_indices_backward.default,
+    _ATEN.avg_pool2d.default,
+    _ATEN.avg_pool2d_backward.default,
+    _ATEN.upsample_nearest2d_backward.default,
+    _ATEN.upsample_bilinear2d_backward.default,
+)
+"""Operations that copy arguments that are neither contiguous nor in channels-last order."""
+_ONE_MOMENT: dict[Any, Callable[[Any, Any], Scratch]] = {
+    **dict.fromkeys(_NEED_ROWS, lambda args, _: _copied(args, with_last=False)),
+    **dict.fromkeys(_NEED_IMAGES, lambda args, _: _copied(args, with_last=True)),
+    _ATEN._scaled_dot_product_flash_attention_for_cpu.default: lambda args, _: _attention(*args[:2]),  # noqa: SLF001
+    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default: (  # noqa: SLF001
+        lambda args, _: _attention_backward(*args[:3])
+    ),
+    _ATEN.native_batch_norm_backward.default: lambda args, _: _batch_norm_backward(*args[:2]),
+    _ATEN.upsample_nearest2d.default: lambda args, result: _enlarged(args[0], result),
+    _ATEN.upsample_bilinear2d.default: lambda args, result: _enlarged(args[0], result),
+    _ATEN.im2col.default: lambda args, _: Scratch(args[0].nbytes),
+    _ATEN.col2im.default: lambda args, result: Scratch(max(args[0].nbytes - result.nbytes, 0)),
+}
+"""What other operations take. The last two first allocate a result of their input's size."""
