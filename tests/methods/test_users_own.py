@@ -305,7 +305,7 @@ class TestStudiesOfOtherCode:
     @pytest.mark.parametrize(
         ("changes", "space"),
         [
-            ({}, {"lr_schedule": ["constant", "sawtooth"]}),
+            ({}, {"lr_schedule": ["constant", "sawtooth", "cosine"]}),
             ({"lr_schedule": "sawtooth"}, {"optimizer.lr": (1e-3, 1e-2, "log")}),
         ],
         ids=["in the space", "in the job"],

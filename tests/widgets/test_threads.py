@@ -18,7 +18,7 @@ STARTS = {
         f"{KIT}.clock import Clock\nclass Lab:\n    def beat(self):\n        work()\n        return False\n"
         "lab = Lab()\nClock(lab.beat, interval_s=0.001).start()"
     ),
-    "anything else": f"{KIT}.threads import started\nstarted(work, name='t')",
+    "anything else": f"{KIT}.threads import panel_thread\npanel_thread(work, name='t').start()",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from shardscope_widgets.kit.threads import started
+from shardscope_widgets.kit.threads import panel_thread
 
 
 class Background:
@@ -18,7 +18,8 @@ class Background:
         return self._thread is not None and self._thread.is_alive()
 
     def _start(self, work: Callable[..., None], *arguments: object, name: str) -> None:
-        self._thread = started(work, *arguments, name=name)
+        self._thread = panel_thread(work, *arguments, name=name)
+        self._thread.start()
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait up to `timeout` seconds for the newest work to end; None waits without limit."""

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable
 
-from shardscope_widgets.kit.threads import started
+from shardscope_widgets.kit.threads import panel_thread
 
 INTERVAL_S = 0.2
 """Seconds between polls; five polls a second stay far below Jupyter's limit of 1,000 messages a second."""
@@ -33,7 +33,8 @@ class Clock:
         """Start the thread, unless it is already running."""
         if not self.is_running:
             self._stopping.clear()
-            self._thread = started(self._loop, name="lab")
+            self._thread = panel_thread(self._loop, name="lab")
+            self._thread.start()
 
     def stop(self) -> None:
         """Stop the thread and wait up to 2 seconds for it to end, unless called from the thread itself."""

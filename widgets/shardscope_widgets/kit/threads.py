@@ -16,11 +16,12 @@ LOOKED_FOR = ("numpy", "pandas")
 """Modules that Plotly looks for, and that this package's own code imports when it is called."""
 
 
-def started(work: Callable[..., object], *arguments: object, name: str) -> threading.Thread:
-    """Start a daemon thread, after importing what figures look for in this thread; return the thread."""
+def panel_thread(work: Callable[..., object], *arguments: object, name: str) -> threading.Thread:
+    """Return a daemon thread, after importing what figures look for in this thread.
+
+    The caller starts it, once it has stored it: a short piece of work may end, and say so, before this returns.
+    """
     for module in LOOKED_FOR:
         with contextlib.suppress(ImportError):  # pages in a browser do not have all of them
             importlib.import_module(module)
-    thread = threading.Thread(target=work, args=arguments, name=f"shardscope-{name}", daemon=True)
-    thread.start()
-    return thread
+    return threading.Thread(target=work, args=arguments, name=f"shardscope-{name}", daemon=True)

@@ -11,7 +11,7 @@ import ipywidgets as widgets
 from shardscope.errors import ShardscopeError
 from shardscope_widgets.kit.guard import problem_html
 from shardscope_widgets.kit.markup import classed, status_html
-from shardscope_widgets.kit.threads import started
+from shardscope_widgets.kit.threads import panel_thread
 from shardscope_widgets.training_lab._words import error_html
 from shardscope_widgets.words import plural, safe
 
@@ -56,7 +56,8 @@ class CheckPanel:
         self._cancelled.clear()
         self.report = None
         self._say(f"Checking {job.strategy.label}: starting {plural(job.world_size, 'rank')}.")
-        self._thread = started(self._work, job, root, name="check")
+        self._thread = panel_thread(self._work, job, root, name="check")
+        self._thread.start()
         self._on_change()
 
     def cancel(self) -> None:

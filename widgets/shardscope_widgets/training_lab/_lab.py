@@ -25,7 +25,7 @@ from shardscope_widgets.kit.clock import Clock
 from shardscope_widgets.kit.form import check_options
 from shardscope_widgets.kit.frame import fallback_html
 from shardscope_widgets.kit.guard import Guard
-from shardscope_widgets.kit.threads import started
+from shardscope_widgets.kit.threads import panel_thread
 from shardscope_widgets.training_lab import _words
 from shardscope_widgets.training_lab._advice import AdvicePanel, Subject
 from shardscope_widgets.training_lab._check import CheckPanel
@@ -210,7 +210,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         run = self.run
         if run is not None:
             act = self._guard.callback(run.stop, lock=False)
-            started(act, name="stop")
+            panel_thread(act, name="stop").start()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the run in focus to end; return False if it is still running after `timeout` seconds."""

@@ -11,7 +11,7 @@ from weakref import WeakSet
 from shardscope.tuning.measured import TrialMetrics
 from shardscope.tuning.noise_probe import NotMeasured
 from shardscope.tuning.session import StudySession
-from shardscope_widgets.kit.threads import started
+from shardscope_widgets.kit.threads import panel_thread
 
 TICK_S = 0.05
 _PATIENCE_S = 3.0
@@ -73,7 +73,8 @@ class Engine:
         self.error, self.before = None, ""
         self._asked = SimpleQueue()
         _STARTED.add(self)
-        self._thread = started(self._work, opened, name="tune")
+        self._thread = panel_thread(self._work, opened, name="tune")
+        self._thread.start()
 
     def stop(self) -> None:
         """Ask the runs to stop, and return at once (see `wait`). The next `start` first reruns interrupted trials."""
