@@ -289,6 +289,11 @@ def test_it_is_an_axis_of_a_study_with_its_settings(tmp_path: Path) -> None:
         ss.Space({"lr_schedule[sawtooth].perod": (2, 5)})
 
 
+def complete(study: Any) -> int:
+    """How many trials have run; one that repeats another's settings does not."""
+    return len([trial for trial in study.trials if trial.state.name == "COMPLETE"])
+
+
 class TestStudiesOfOtherCode:
     @pytest.fixture
     def tuned(self, tmp_path: Path) -> Any:
@@ -313,7 +318,7 @@ class TestStudiesOfOtherCode:
     def test_it_is_said_that_the_code_is_another(
         self, tuned: Any, changes: dict[str, Any], space: Any
     ) -> None:
-        assert len(tuned(1, job=job_of(**changes), space=space).trials) == 1
+        assert complete(tuned(1, job=job_of(**changes), space=space)) == 1
         ss.register(run_cell(0.8))
         with pytest.raises(
             ss.StudyError,
@@ -326,8 +331,8 @@ class TestStudiesOfOtherCode:
         ):
             tuned(2)
         ss.register(run_cell(0.5))
-        assert len(tuned(2).trials) == 2
-        assert len(tuned(3, job=job_of(**changes), space=space).trials) == 3
+        assert complete(tuned(2)) == 2
+        assert complete(tuned(3, job=job_of(**changes), space=space)) == 3
 
     def test_one_that_does_not_say_is_gone_on_with(self, tuned: Any) -> None:
         space = ss.Space({"lr_schedule": ["constant", "sawtooth"]})
