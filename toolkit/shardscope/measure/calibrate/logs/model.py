@@ -162,9 +162,12 @@ def _has_experts(stated: str, layers: int) -> list[bool] | None:
     found: list[bool] = []
     for part in stated.strip("() ").split("+"):
         match = _PATTERN.fullmatch(part.strip("() "))
-        if match is None or len(found) > layers:
+        if match is None:
             return None
-        found += [each == "1" for each in match[1] if each in "01"] * int(match[2] or 1)
+        flags, times = [each == "1" for each in match[1] if each in "01"], int(match[2] or 1)
+        if len(found) + len(flags) * times > layers:
+            return None
+        found += flags * times
     return found
 
 
