@@ -15,7 +15,7 @@ from shardscope.errors import DataError, SpecError
 from shardscope.measure.calibrate.tables import Given, read_rows
 from shardscope.measure.scoreboard.rows import Row
 from shardscope.prediction.spread import FACTORS, moved
-from shardscope.spec.model import Transformer
+from shardscope.spec.model import Mixture, Transformer
 
 CLUSTER = ss.Cluster.of("a100-80gb", nodes=4)
 MODEL = ss.Model.of("llama-2-13b")
@@ -409,7 +409,10 @@ def test_numbers_of_recomputed_layers_are_those_of_the_stages_between_shorter_en
 def test_a_log_of_a_mixture_of_experts_states_the_sequence_length(log: Path) -> None:
     log.write_text((ARGUMENTS + STEPS).replace("num_experts ..................................... None",
                                                "num_experts ..................................... 8"))  # fmt: skip
-    assert read(log, model=MODEL).model == MODEL.replace(seq=8192)
+    mixture = MODEL.replace(vocab=51200, mixture=Mixture(experts=8, active=2, ffn=MODEL.ffn))
+    assert read(log, model=mixture).model == mixture.replace(seq=8192)
+    with pytest.raises(SpecError, match="num_experts=8, but model='llama-2-13b' has no experts"):
+        read(log, model=MODEL)
     with pytest.raises(SpecError, match="the model is missing"):
         read(log)
 
@@ -422,7 +425,7 @@ def test_a_log_of_a_mixture_of_experts_states_the_sequence_length(log: Path) -> 
         (ARGUMENTS.replace(". 40", ". None") + STEPS, "without num_layers, num_attention_heads"),
         (ARGUMENTS + steps_of([90000.0, 40000.0]), "has 2 logged steps, and the first 2 are left out as warm-up"),
         (ARGUMENTS + STEPS + "\n" + ARGUMENTS.replace(". 256", ". 512") + STEPS,
-         "is of several runs, with global_batch_size=256 and global_batch_size=512; give one file per run"),
+         "differs between starts, with global_batch_size=256 and global_batch_size=512; give one file per run"),
         (ARGUMENTS + STEPS + "\n" + STEPS, "goes back from step 5 to 1, so it has several runs"),
         ((ARGUMENTS + STEPS).replace("(ms): ", "(ms): ."), "has no step of Megatron"),
         (ARGUMENTS.replace("size .............................. 4", "size .............................. None") + STEPS,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.measure.trainer_logs import OLD, STEPS, arguments, ms, row
+from tests.measure.trainer_logs import arguments as logged
 
 import shardscope as ss
 from shardscope.errors import SpecError
@@ -41,7 +42,7 @@ REFUSED: dict[str, Any] = {
     "fp4": "e2m1", "pipeline_model_parallel_split_rank": 1, "pipeline_model_parallel_layout": "Et*4|t*4L",
     "standalone_embedding_stage": True, "heterogeneous_layers_config_path": "/x.json", "spec": "['a', 'b']",
     "cpu_offloading_num_layers": 4, "fine_grained_activation_offloading": True, "offload_optimizer_states": True,
-    "distribute_saved_activations": True, "distribute_checkpointed_activations": True, "grad_reduce_in_bf16": True,
+    "distribute_saved_activations": True, "distribute_checkpointed_activations": True,
     "fp32_residual_connection": True, "linear_attention_type": "gated_delta_net", "enable_hyper_connections": True,
     "experimental_attention_variant": "dsa", "partition_activations": True,
     "use_layer_wise_distributed_optimizer": True, "ds_sequence_parallel_size": 4, "mlp_chunks_for_training": 2,
@@ -72,12 +73,12 @@ def test_arguments_that_rows_cannot_express_are_refused_by_name(name: str) -> No
             "[2, 4]",
             {"context_parallel_size": 2, "data_parallel_size": 2},
         ),
-        ("fp8_param_gather", True, {"fp8": "hybrid"}),
         ("fp8_wgrad", False, {"fp8": "hybrid"}),
         ("first_last_layers_bf16", True, {"fp8": "e4m3"}),
         ("exp_avg_dtype", "torch.uint8", {"use_precision_aware_optimizer": True}),
         ("optimizer_offload_fraction", "0.5", {"optimizer_cpu_offload": True}),
         ("moe_expert_capacity_factor", "1.0", {"num_experts": 8}),
+        ("moe_train_capacity_factor", "1.0", {"num_experts": 8}),
     ],
 )
 def test_arguments_that_need_another_are_refused_only_with_it(
@@ -137,6 +138,12 @@ def test_values_that_rows_cannot_express_are_refused_by_the_argument(
             {"recompute_granularity": "selective", "recompute_modules": "['core_attn']"},
             {"recompute": "selective"},
         ),
+        (
+            {"recompute_granularity": "selective", "recompute_modules": '["core_attn"]'},
+            {"recompute": "selective"},
+        ),
+        ({"grad_reduce_in_bf16": True, "main_grads_dtype": "torch.bfloat16"}, {"precision": "bf16-mixed"}),
+        ({"fp8": "hybrid", "fp8_param_gather": True, "fp32_allreduce": True}, {"precision": "fp8-mixed"}),
         ({"recompute_activations": True}, {"recompute": "selective"}),
         ({"recompute_modules": "['mlp']"}, {"recompute": "none"}),
         ({"fp8_hybrid": True}, {"precision": "fp8-mixed"}),
@@ -212,8 +219,12 @@ def test_a_model_with_latent_attention_or_experts_has_to_be_the_one_that_is_give
     same = {
         "num_layers": given_model.layers, "hidden_size": given_model.hidden, "num_attention_heads": given_model.heads,
         "num_experts": given_model.mixture.experts, "moe_router_topk": given_model.mixture.active,
-        "multi_latent_attention": True, "kv_lora_rank": given_model.latent.kv_rank,
+        "multi_latent_attention": True, "kv_lora_rank": given_model.latent.kv_rank, "tensor_model_parallel_size": 8,
     }  # fmt: skip
+
+    def arguments(**changed: Any) -> str:
+        return logged(**changed).replace("new size: 51200", "new size: 129280")
+
     assert "model" not in row(arguments(**same) + STEPS, given_model)
     for name, value in [("moe_router_topk", 2), ("num_experts", 64)]:
         with pytest.raises(SpecError, match=rf"states {name}={value}, but model='deepseek-v3' has"):
@@ -358,3 +369,94 @@ def test_stages_with_a_layer_less_at_both_ends_are_read_by_each_of_their_names()
     )
     for more in (both, {"pp_partition_method": "type:transformer|embedding"}):
         assert row(arguments(**few, **more) + STEPS)["pipeline"] == 14
+
+
+def _log_of(given_model: Transformer, vocab: int, **changed: Any) -> str:
+    same: dict[str, Any] = {
+        "num_layers": given_model.layers, "hidden_size": given_model.hidden, "num_attention_heads": given_model.heads,
+        "group_query_attention": True, "num_query_groups": given_model.kv_heads, "kv_channels": None,
+        "ffn_hidden_size": given_model.ffn, "make_vocab_size_divisible_by": 128,
+    }  # fmt: skip
+    if (mixture := given_model.mixture) is not None:
+        same |= {
+            "num_experts": mixture.experts, "moe_router_topk": mixture.active, "moe_ffn_hidden_size": mixture.ffn,
+            "moe_layer_freq": 1, "moe_shared_expert_intermediate_size": mixture.shared_ffn or None,
+        }  # fmt: skip
+    text = logged(**{**same, **changed}).replace("new size: 51200", f"new size: {vocab}")
+    return text + STEPS
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "qwen3-30b-a3b"])
+def test_a_log_of_the_given_model_is_read(name: str) -> None:
+    given_model = ss.Model.of(name)
+    assert isinstance(given_model, Transformer)
+    for padding in (0, 768):
+        found = row(_log_of(given_model, given_model.vocab + padding), given_model)
+        assert found["step_time_ms"] == 20000.0
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "message"),
+    [
+        ("llama-3-8b", {"ffn_hidden_size": 11008}, "ffn_hidden_size=11008, but model='llama-3-8b' has 14336"),
+        ("llama-3-8b", {"num_query_groups": 4}, "num_query_groups=4, but model='llama-3-8b' has 8"),
+        ("llama-3-8b", {"group_query_attention": False}, "with num_attention_heads=32, but model='llama-3-8b' has 8"),
+        ("llama-3-8b", {"num_experts": 8}, "num_experts=8, but model='llama-3-8b' has no experts"),
+        ("llama-3-8b", {"kv_channels": 64}, "kv_channels=64, but"),
+        ("mixtral-8x7b", {"num_experts": None}, "num_experts=None, but model='mixtral-8x7b' has experts"),
+        ("mixtral-8x7b", {"moe_ffn_hidden_size": 512}, "moe_ffn_hidden_size=512, but"),
+        ("mixtral-8x7b", {"moe_ffn_hidden_size": None, "ffn_hidden_size": 512}, "as experts ffn_hidden_size=512, but"),
+        ("mixtral-8x7b", {"moe_router_topk": 1}, "moe_router_topk=1, but"),
+        ("mixtral-8x7b", {"topk": 1}, "topk=1, but"),
+        ("mixtral-8x7b", {"moe_shared_expert_intermediate_size": 4096}, "intermediate_size=4096, but .* has 0"),
+        ("mixtral-8x7b", {"moe_layer_freq": 2}, "moe_layer_freq='2', but .* has experts in all of 32 layers"),
+        ("mixtral-8x7b", {"moe_layer_freq": "([0]*30+[1]*2)"}, "moe_layer_freq=.*, but"),
+        ("mixtral-8x7b", {"moe_layer_freq": [0, *[1] * 31]}, "moe_layer_freq=.*, but"),
+        ("mixtral-8x7b", {"moe_layer_freq": "eval(1)"}, "moe_layer_freq=.*, but"),
+        ("mixtral-8x7b", {"multi_latent_attention": True}, "states multi_latent_attention=True"),
+    ],
+)  # fmt: skip
+def test_a_log_that_contradicts_the_given_model_is_refused_by_the_argument(
+    name: str, changed: dict[str, Any], message: str
+) -> None:
+    given_model = ss.Model.of(name)
+    assert isinstance(given_model, Transformer)
+    with pytest.raises(SpecError, match=message):
+        row(_log_of(given_model, given_model.vocab, **changed), given_model)
+
+
+def test_another_vocabulary_than_the_given_model_s_is_refused() -> None:
+    given_model = ss.Model.of("llama-3-8b")
+    assert isinstance(given_model, Transformer)
+    with pytest.raises(
+        SpecError, match=r"padded_vocab_size=51200, but .* of 128256; give .*replace\(vocab=51200\)"
+    ):
+        row(_log_of(given_model, 51200), given_model)
+    assert row(_log_of(given_model, 51200), given_model.replace(vocab=51200))["step_time_ms"] == 20000.0
+
+
+def test_the_order_of_dense_layers_and_experts_is_read_in_each_of_its_forms() -> None:
+    given_model = ss.Model.of("mixtral-8x7b")
+    assert isinstance(given_model, Transformer)
+    assert given_model.mixture is not None
+    late = given_model.replace(mixture=given_model.mixture.replace(dense_layers=2))
+    ffn = {"ffn_hidden_size": late.ffn}
+    for same in ("([0]*2+[1]*30)", "[0]*2 + [1]*30", [0, 0, *[1] * 30], "[0, 0]+[1]*30"):
+        assert row(_log_of(late, late.vocab, moe_layer_freq=same, **ffn), late)["step_time_ms"] == 20000.0
+    with pytest.raises(SpecError, match="except the first 2"):
+        row(_log_of(late, late.vocab, moe_layer_freq=1, **ffn), late)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"num_layers_per_virtual_pipeline_stage": 50}, "stage=50 with 2 pipeline stages does not divide 40 layers"),
+        ({"num_layers_per_virtual_pipeline_stage": 3}, "stage=3 with 2 pipeline stages does not divide 40 layers"),
+        ({"num_virtual_stages_per_pipeline_rank": 7}, "rank=7 with 2 pipeline stages does not divide 40 layers"),
+        ({"num_layers_per_virtual_pipeline_stage": 4, "virtual_pipeline_model_parallel_size": 4}, "contradict each"),
+        ({"num_virtual_stages_per_pipeline_rank": 2, "virtual_pipeline_model_parallel_size": 4}, "contradict each"),
+    ],
+)  # fmt: skip
+def test_pipelines_that_cannot_exist_are_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        row(arguments(pipeline_model_parallel_size=2, data_parallel_size=2, **changed) + STEPS)

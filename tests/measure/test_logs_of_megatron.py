@@ -188,6 +188,61 @@ def test_a_restarted_job_is_one_run_and_each_start_warms_up() -> None:
 )
 def test_several_runs_in_a_file_are_refused_by_the_argument_that_differs(name: str, value: Any) -> None:
     with pytest.raises(
-        DataError, match=rf"is of several runs, with {name}=.* and {name}={value}; give one file"
+        DataError, match=rf"differs between starts, with {name}=.* and {name}={value}; give one file"
     ):
         row(arguments() + STEPS + arguments(**{name: value}) + STEPS)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"num_workers": 2}, {"num_workers": 8}),
+        ({"profile": False}, {"profile": True, "profile_step_start": 10}),
+        ({"record_memory_history": False}, {"record_memory_history": True}),
+        ({"timing_log_level": 0, "log_params_norm": False}, {"timing_log_level": 2, "log_params_norm": True}),
+        ({}, {"a_new_layer_of_attention": False}),
+        ({}, {"a_new_degree_of_parallel": 1}),
+        ({}, {"mtp_num_layers": None, "overlap_grad_reduce": False, "ds_sequence_parallel_size": 1}),
+    ],
+)
+def test_starts_that_differ_in_what_changes_nothing_are_one_run(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    again = steps([9.0, 9.0, 20000.0, 20000.0], first=4)
+    assert ms(arguments(**one) + STEPS + arguments(**other) + again) == 20000.0
+    assert ms(arguments(**other) + STEPS + arguments(**one) + again) == 20000.0
+
+
+LONG = "9" * 5000
+
+
+@pytest.mark.parametrize("value", [LONG, "²", "٣", "4.0", "-1"])
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("world_size", {}),
+        ("hidden_size", {}),
+        ("global_batch_size", {}),
+        ("ffn_hidden_size", {}),
+        ("num_query_groups", {"group_query_attention": True}),
+        ("num_distributed_optimizer_instances", {}),
+        ("tensor_model_parallel_size", {}),
+        ("recompute_num_layers", {"recompute_granularity": "full", "recompute_method": "block"}),
+        (
+            "num_layers_per_virtual_pipeline_stage",
+            {"pipeline_model_parallel_size": 2, "data_parallel_size": 2},
+        ),
+    ],
+)
+def test_what_is_no_count_is_refused_by_the_argument(name: str, more: dict[str, Any], value: str) -> None:
+    with pytest.raises(SpecError, match=name) as error:
+        row(arguments(**{**more, name: value}) + STEPS)
+    assert len(str(error.value)) < 400
+
+
+def test_steps_with_numbers_of_thousands_of_digits_do_not_count() -> None:
+    head = arguments() + STEPS
+    assert ms(head + step(6, 20.0).replace("       6/", f" {LONG}/")) == 20000.0
+    assert ms(head + step(6, 20.0).replace("20.0 |", f"{LONG} |")) == 20000.0
+    with pytest.raises(SpecError, match="global batch size='999.* is not a whole number"):
+        ms(head + step(6, 20.0).replace("  256 |", f"{LONG} |"))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.measure.trainer_logs import row
 
 import shardscope as ss
-from shardscope.errors import DataError
+from shardscope.errors import DataError, SpecError
 from shardscope.measure.calibrate.tables import Given, read_rows
 from shardscope.spec.model import Transformer
 
@@ -48,7 +48,11 @@ def test_the_lines_of_each_version_of_torchtitan_are_read(version: str) -> None:
     assert tps(coloured) == tps(coloured.replace("\x1b", "")) == 18000
 
 
-@pytest.mark.parametrize("word", ["validate", "validation", "Validate", "eval", "val"])
+@pytest.mark.parametrize(
+    "word",
+    ["validate", "validation", "Validate", "eval", "val", "Validation on c4:", "eval (c4)", "val/c4", "held-out", "dev",
+     "[VALIDATION] epoch 0", "[VALIDATION]", "dev -", "average over 9 batches,"],
+)  # fmt: skip
 def test_lines_of_validation_are_not_steps(word: str) -> None:
     lines = [titan(1, 900), titan(10, 6000), titan(20, 7000)]
     for n in range(30, 100, 10):
@@ -136,3 +140,33 @@ def test_the_batch_that_torchtitan_states_is_the_row_s(tmp_path: Path) -> None:
     (found,) = read_rows(path, Given(ss.Cluster.of("h100", nodes=4), model, layout))
     assert (found.layout.global_batch, found.model.seq) == (64, 8192)
     assert found.seconds == pytest.approx(64 * 8192 / (7000 * 32))
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    ["", "  ", "2026-01-02 03:04:05,678 ", "INFO: ", "INFO:root:", "[rank0]: ", "[rank0]:[titan] 2026 - root - INFO - ",
+     "INFO     ", "2026 | INFO | train:log:88 - ", "I0102 03:04:05.678 9 train.py:88] ", "worker-1  | ",
+     "2026-01-02T03:04:05Z "],
+)  # fmt: skip
+def test_whatever_a_logger_writes_before_a_step_is_no_label(prefix: str) -> None:
+    text = "".join(prefix + titan(n, 7000).partition("INFO - ")[2] for n in range(10, 60, 10))
+    assert tps(text) == 7000
+
+
+def test_steps_that_are_logged_again_at_another_rate_are_refused() -> None:
+    once = [titan(n, 7000) for n in range(10, 160, 10)]
+    again = [titan(n, 15000).replace("INFO - ", "INFO - [c4] ") for n in range(10, 160, 10)]
+    with pytest.raises(
+        DataError, match="states step 30 at 7,000 and 15,000 tokens/s, so it has lines of another"
+    ):
+        tps("".join(line for pair in zip(once, again, strict=True) for line in pair))
+    assert tps("".join(line for line in once for _ in range(2)) + again[-1]) == 7000  # one rank, once late
+
+
+def test_a_batch_of_thousands_of_digits_is_refused_and_such_steps_do_not_count() -> None:
+    long = "9" * 5000
+    text = start(1) + _titans(10, 90, 7000)
+    assert tps(text + titan(100, 7000).replace("100 ", f"{long} ")) == 7000
+    assert tps(text + titan(100, 7000).replace("7,000", long)) == 7000
+    with pytest.raises(SpecError, match="global batch size='9999.* is not a whole number"):
+        tps(text.replace("global batch size 64", f"global batch size {long}"))

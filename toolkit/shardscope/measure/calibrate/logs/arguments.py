@@ -26,7 +26,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from shardscope.errors import DataError, SpecError
+from shardscope.errors import DataError, SpecError, quoted
 from shardscope.measure.calibrate.logs.text import Line
 from shardscope.spec.units import listed
 
@@ -41,7 +41,8 @@ _ARGUMENT = re.compile(
 """Megatron pads a name with dots to 48 characters, so that a longer one has none; two ranks may share a line."""
 _WIDTH = 48
 _UNSET = {"None", "False", "0", "0.0", "", "[]", "{}", "()"}
-_ONE = {"1", "1.0"}
+_ONE = {"1", "1.0", "[1]"}
+_COUNT = re.compile(r"[0-9]{1,15}")
 _BOOLEANS = {"True": True, "False": False, "None": False}
 _RENAMED = {
     "model_parallel_size": "tensor_model_parallel_size",
@@ -53,6 +54,8 @@ _RENAMED = {
 _KINDS = ("read", "refused_if_set", "refused_unless", "measured", "irrelevant")
 _SAME = ("read", "refused_if_set", "refused_unless", "measured", "unknown")
 """Classes of arguments in which the starts of one job have to agree."""
+_MAY_DIFFER = ("num_workers", "profile*", "record_*", "timing_log_*", "log_*")
+"""What people change when they start a job again, to look at it."""
 
 
 @cache
@@ -98,6 +101,24 @@ def flag(arguments: Arguments, name: str, *, default: bool = False) -> bool:
     return _BOOLEANS[value]
 
 
+def is_count(value: str | None) -> bool:
+    """Return whether a value is a whole number of a size that numbers of anything here have."""
+    return value is not None and _COUNT.fullmatch(value) is not None
+
+
+def count(value: str, key: str) -> int:
+    """Return a value that is a whole number.
+
+    Raises:
+        SpecError: It is not, or has more digits than any number of layers, tokens or ranks.
+    """
+    if not is_count(value):
+        raise SpecError(
+            f"{key}={quoted(value)} is not a whole number of up to 15 digits; give the log as it was written"
+        )
+    return int(value)
+
+
 def arguments_of(lines: Sequence[Line], name: str) -> list[Arguments]:
     """Return the arguments of each start of the job, by today's names; none if the log does not print them.
 
@@ -139,18 +160,29 @@ def _blocks(lines: Iterable[Line], name: str) -> Iterator[Arguments]:
 
 
 def _check_once(block: Arguments, key: str, value: str, name: str) -> None:
-    if block.get(key, value) != value and kind_of(key) in _SAME:
+    if not _is_same(key, block.get(key, value), value):
         raise DataError(_several(name, key, block[key], value))
 
 
 def _check_same(one: Arguments, other: Arguments, name: str) -> None:
     for key in sorted(one.keys() | other.keys()):
-        if kind_of(key) in _SAME and one.get(key) != other.get(key):
+        if not _is_same(key, one.get(key, "None"), other.get(key, "None")):
             raise DataError(_several(name, key, one.get(key), other.get(key)))
 
 
+def _is_same(key: str, one: str, other: str) -> bool:
+    """Return whether two starts agree; an argument that is off is one that a release does not have."""
+    kind = kind_of(key)
+    if one == other or kind not in _SAME or any(fnmatchcase(key, each) for each in _MAY_DIFFER):
+        return True
+    if kind in {"read", "measured"}:
+        return {one, other} <= {"None", "False"}
+    unless: Mapping[str, Sequence[str]] = table()["refused_unless"]
+    return _is_neutral(key, one, unless) and _is_neutral(key, other, unless)
+
+
 def _several(name: str, key: str, one: str | None, other: str | None) -> str:
-    return f"rows={name!r} is of several runs, with {key}={one} and {key}={other}; give one file per run"
+    return f"rows={name!r} differs between starts, with {key}={one} and {key}={other}; give one file per run"
 
 
 def check_understood(arguments: Arguments, name: str) -> None:
@@ -163,8 +195,8 @@ def check_understood(arguments: Arguments, name: str) -> None:
         said = listed(f"{key}={arguments[key]}" for key in found[:4])
         more = f" and {len(found) - 4} more" if len(found) > 4 else ""
         raise SpecError(
-            f"rows={name!r} states {said}{more}, which rows cannot express; give rows of runs without, or remove the "
-            "lines of those that change neither time nor memory"
+            f"rows={name!r} states {said}{more}, which rows cannot express; give rows of runs without, or a CSV "
+            "file of the measured step, with the layout and the model, if they change neither time nor memory"
         )
 
 

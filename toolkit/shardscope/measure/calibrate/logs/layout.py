@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from shardscope.analytic.recomputation import layers_of_stage
 from shardscope.errors import SpecError
-from shardscope.measure.calibrate.logs.arguments import Arguments, flag, is_set
+from shardscope.measure.calibrate.logs.arguments import Arguments, count, flag, is_count, is_set
+from shardscope.spec.units import listed
 
 _SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """ZeRO stages of `data_parallel_sharding_strategy`, which Megatron's own FSDP follows."""
@@ -18,6 +20,7 @@ _DEGREES = {
     "expert": "expert_model_parallel_size",
 }
 _VIRTUAL = ("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank")
+_OF_CHUNK = "num_layers_per_virtual_pipeline_stage"
 _OPTIMIZERS = {"adam": {}, "adamw": {}, "sgd": {"optimizer": "sgd"}, "muon": {"optimizer": "muon"}}
 """Columns by `optimizer`; a layout's default is AdamW."""
 _FLASH = ("use_flash_attn", *(f"use_flash_attn_{kind}" for kind in ("v1", "v2", "triton", "builder")))
@@ -59,9 +62,9 @@ def layout_of(arguments: Arguments, name: str) -> dict[str, Any]:
 def _count(arguments: Arguments, key: str, name: str, *, default: int = 0) -> int:
     """Return an argument that is a positive integer, or `default` if the log does not state it; 0 for none."""
     value = arguments.get(key, str(default))
-    if not value.isdigit() or int(value) < 1:
+    if not is_count(value) or int(value) < 1:
         raise SpecError(
-            f"rows={name!r} states {key}={value}, which is not a number of ranks; give the whole log"
+            f"rows={name!r} states {key}={value[:40]}, which is not a number of ranks; give the whole log"
         )
     return int(value)
 
@@ -70,20 +73,42 @@ def _virtual_stages(arguments: Arguments, stages: int) -> int:
     """Return the number of stages on each pipeline rank.
 
     Raises:
-        SpecError: Micro-batches run in other groups than one for each pipeline rank.
+        SpecError: The layers do not divide by the stages, what states their number contradicts itself, or
+            micro-batches run in other groups than one for each pipeline rank.
     """
     if stages == 1:
         return 1
-    of_chunk = arguments.get("num_layers_per_virtual_pipeline_stage", "None")
-    stated = [arguments.get(key, "None") for key in _VIRTUAL]
-    if of_chunk.isdigit() and int(of_chunk):
-        stated.append(str(int(arguments["num_layers"]) // (stages * int(of_chunk))))
-    found = next((int(value) for value in stated if value.isdigit() and int(value) > 1), 1)
+    found = _stated_stages(arguments, stages)
     group = arguments.get("microbatch_group_size_per_vp_stage", "None")
     if found > 1 and group not in {"None", str(stages)}:
         raise SpecError(
             f"microbatch_group_size_per_vp_stage={group} is not the pipeline's {stages} stages, which a Layout cannot "
             f"express; give rows of runs without it, or with {stages}"
+        )
+    return found
+
+
+def _stated_stages(arguments: Arguments, stages: int) -> int:
+    counted = (f"account_for_{end}_in_pipeline_split" for end in ("embedding", "loss"))
+    layers = int(arguments["num_layers"]) + sum(flag(arguments, key) for key in counted)
+    stated = {key: count(arguments[key], key) for key in _VIRTUAL if is_set(arguments, key)}
+    if is_set(arguments, _OF_CHUNK):
+        of_chunk = count(arguments[_OF_CHUNK], _OF_CHUNK)
+        if of_chunk == 0 or layers % (stages * of_chunk):
+            raise SpecError(
+                f"{_OF_CHUNK}={of_chunk} with {stages} pipeline stages does not divide {layers} layers; give the log "
+                "as it was written"
+            )
+        stated[_OF_CHUNK] = layers // (stages * of_chunk)
+    if len(set(stated.values())) > 1:
+        said = listed(f"{key}={arguments[key]}" for key in stated)
+        raise SpecError(f"{said} contradict each other; give the log as it was written")
+    found = next(iter(stated.values()), 1)
+    is_uneven = any(is_set(arguments, f"decoder_{end}_pipeline_num_layers") for end in ("first", "last"))
+    if found > 1 and layers % (stages * found) and not is_uneven:
+        raise SpecError(
+            f"{next(iter(stated))}={found} with {stages} pipeline stages does not divide {layers} layers; give the log "
+            "as it was written"
         )
     return found
 
@@ -137,10 +162,10 @@ def _sharding(arguments: Arguments, ranks: int) -> dict[str, int]:
     instances = arguments.get("num_distributed_optimizer_instances", "1")
     if zero == 0 or instances in {"1", "None"}:
         return {"zero": zero}
-    if not instances.isdigit() or int(instances) < 1 or ranks % int(instances):
+    if not is_count(instances) or int(instances) < 1 or ranks % int(instances):
         raise SpecError(
-            f"num_distributed_optimizer_instances={instances} does not divide the {ranks} ranks that share a model's "
-            "parameters; give the whole log"
+            f"num_distributed_optimizer_instances={instances[:40]} does not divide the {ranks} ranks that share a "
+            "model's parameters; give the whole log"
         )
     return {"zero": zero, "shard": ranks // int(instances)}
 
@@ -191,7 +216,7 @@ def _recompute(arguments: Arguments, layers: int) -> dict[str, Any]:
     granularity, method = _granularity(arguments), arguments.get("recompute_method", "None")
     if granularity == "selective":
         modules = arguments.get("recompute_modules", "None")
-        if modules not in {"None", "['core_attn']"}:
+        if modules != "None" and re.findall(r"[\w.]+", modules) != ["core_attn"]:
             raise SpecError(
                 f"recompute_modules={modules} recomputes other parts of a layer than its core attention, which a "
                 "Layout cannot express; give rows of runs with ['core_attn'] alone"
@@ -200,15 +225,15 @@ def _recompute(arguments: Arguments, layers: int) -> dict[str, Any]:
         raise SpecError(f"recompute_method={method} is not known; uniform and block are")
     if granularity != "full" or method != "block":
         return {"recompute": granularity}
-    count = arguments.get("recompute_num_layers", "None")
-    if not count.isdigit():
+    stated = arguments.get("recompute_num_layers", "None")
+    if not is_count(stated):
         raise SpecError(
-            f"recompute_num_layers={count} does not say how many layers recompute_method=block recomputes; give the "
-            "whole log"
+            f"recompute_num_layers={stated[:40]} does not say how many layers recompute_method=block "
+            "recomputes; give the whole log"
         )
-    if int(count) == 0:
+    if int(stated) == 0:
         return {"recompute": "none"}
-    return {"recompute": "full", "recompute_layers": int(count) if int(count) < layers else 0}
+    return {"recompute": "full", "recompute_layers": int(stated) if int(stated) < layers else 0}
 
 
 def _granularity(arguments: Arguments) -> str:

@@ -14,6 +14,7 @@ from shardscope.measure.calibrate.logs.arguments import (
     Arguments,
     arguments_of,
     check_understood,
+    count,
     is_set,
 )
 from shardscope.measure.calibrate.logs.layout import layout_of
@@ -23,8 +24,9 @@ from shardscope.measure.calibrate.logs.text import Line
 from shardscope.spec.model import Transformer
 
 _STEP = re.compile(
-    r"\biteration +(\d+) */(?:(?!\biteration +\d+ */).)*?"
-    r"elapsed time per iteration \((ms|s)\): *(\d[\d,]*(?:\.\d*)?) *\|(?:.*?\bglobal batch size: *(\d+) *\|)?"
+    r"\biteration +([0-9]{1,12}) */(?:(?!\biteration +[0-9]+ */).)*?"
+    r"elapsed time per iteration \((ms|s)\): *([0-9][0-9,]{0,15}(?:\.[0-9]*)?) *\|"
+    r"(?:.*?\bglobal batch size: *(\d+) *\|)?"
 )
 """A step's number, its unit and time, which a separator must follow, as a line may be cut, and its batch."""
 _PADDED_VOCAB = re.compile(r"padded vocab .*\(new size: (\d+)\)")
@@ -92,7 +94,11 @@ def _steps(lines: Sequence[Line]) -> list[Step]:
         start += bool(START.search(line.text))
         for number, unit, time, batch in _STEP.findall(line.text):
             value = float(time.replace(",", "")) * (1e3 if unit == "s" else 1)
-            found.append(Step(int(number), value, line.rank, start, int(batch) if batch else None))
+            found.append(
+                Step(
+                    int(number), value, line.rank, start, count(batch, "global batch size") if batch else None
+                )
+            )
     has_batches = any(step.batch for step in found)
     return [step for step in found if step.batch or not has_batches]
 
@@ -117,11 +123,13 @@ def _settings(arguments: Arguments, name: str, given: Transformer | None) -> dic
             f"rows={name!r} states {old}={arguments[old]}, as {_UNREADABLE[old]}, whose arguments are not read; "
             "give rows of a CSV file"
         )
-    lacking = [key for key in _NEEDED if not arguments.get(key, "").isdigit()]
+    lacking = [key for key in _NEEDED if arguments.get(key, "None") in {"None", ""}]
     if lacking:
         raise SpecError(
             f"rows={name!r} states Megatron's arguments without {', '.join(lacking)}; give the whole log"
         )
+    for key in _NEEDED:
+        count(arguments[key], key)
     check_understood(arguments, name)
     check_given(arguments, name, given)
     return {**model_of(arguments), "seq": int(arguments["seq_length"]), **layout_of(arguments, name)}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from shardscope.errors import SpecError
-from shardscope.measure.calibrate.logs.arguments import Arguments, flag, is_set
+from shardscope.errors import SpecError, quoted
+from shardscope.measure.calibrate.logs.arguments import Arguments, count, flag, is_count, is_set
 from shardscope.spec.model import Transformer
 
-_WINDOW = re.compile(r"\(?(\d+), ?0\)?")
+_WINDOW = re.compile(r"\(?([0-9]{1,12}), ?0\)?")
 """Tokens before and after a token that it attends to."""
 _POSITIONS: dict[str, Literal["learned", "rotary", "alibi", "none"]] = {
     "learned_absolute": "learned",
@@ -22,6 +22,11 @@ _POSITIONS: dict[str, Literal["learned", "rotary", "alibi", "none"]] = {
     "none": "none",
 }
 _NORMS: dict[str, Literal["layernorm", "rmsnorm"]] = {"layernorm": "layernorm", "rmsnorm": "rmsnorm"}
+_TOP_K = ("moe_router_topk", "topk")
+"""Active experts, in Megatron-LM and in Megatron-DeepSpeed."""
+_SHARED = "moe_shared_expert_intermediate_size"
+_PATTERN = re.compile(r"\[([01](?:, ?[01]){0,9999})\](?: ?\* ?([0-9]{1,4}))?")
+"""A part of the order of layers without and with experts."""
 _SINKS = {"vanilla": False, "None": False, "learnable": True}
 """Whether each head has a learned score, by `softmax_type`."""
 
@@ -36,23 +41,24 @@ def model_of(arguments: Arguments) -> dict[str, Any]:
     """
     positions, norm, has_sinks = _positions(arguments), _norm(arguments), _sinks(arguments)
     vocab, every = arguments.get("padded_vocab_size", "None"), arguments.get("window_attn_skip_freq", "None")
-    if _is_mixture(arguments) or not vocab.isdigit() or flag(arguments, "multi_latent_attention"):
+    if _is_mixture(arguments) or vocab == "None" or flag(arguments, "multi_latent_attention"):
         return {}
-    if every != "None" and not every.isdigit():
+    if every != "None" and not is_count(every):
         return {}
     hidden, layers = int(arguments["hidden_size"]), int(arguments["num_layers"])
     optional = {
-        "kv_heads": _kv_heads(arguments),
-        "ffn": arguments.get("ffn_hidden_size"),
-        "head_size": arguments.get("kv_channels"),
-        "full_attention_every": every,
-        "num_positions": arguments.get("max_position_embeddings") if positions == "learned" else None,
+        "kv_heads": _key_of_kv_heads(arguments).rpartition(" ")[2],
+        "ffn": "ffn_hidden_size",
+        "head_size": "kv_channels",
+        "full_attention_every": "window_attn_skip_freq",
+        "num_positions": "max_position_embeddings" if positions == "learned" else "",
     }
-    sizes = {name: int(value) for name, value in optional.items() if value is not None and value.isdigit()}
+    sizes = {name: count(arguments[key], key) for name, key in optional.items() if is_set(arguments, key)}
     window = _WINDOW.fullmatch(arguments.get("window_size", ""))
     model = Transformer(
         name=f"gpt-{layers}x{hidden}", layers=layers, hidden=hidden, heads=int(arguments["num_attention_heads"]),
-        seq=int(arguments["seq_length"]), vocab=int(vocab), positions=positions, norm=norm, attention_sinks=has_sinks,
+        seq=int(arguments["seq_length"]), vocab=count(vocab, "padded_vocab_size"),
+        positions=positions, norm=norm, attention_sinks=has_sinks,
         gated=flag(arguments, "swiglu") or flag(arguments, "quick_geglu") or is_set(arguments, "glu_activation"),
         tied=not flag(arguments, "untie_embeddings_and_output_weights"),
         bias=flag(arguments, "add_bias_linear", default=True), qk_norm=flag(arguments, "qk_layernorm"),
@@ -67,7 +73,7 @@ def check_given(arguments: Arguments, name: str, given: Transformer | None) -> N
     """Refuse a given model that contradicts the arguments, or that is needed and missing.
 
     Raises:
-        SpecError: It differs in its sizes, experts or latent attention.
+        SpecError: It differs in a size, in its vocabulary by more than padding, in its experts, or in latent attention.
     """
     _check_latent(arguments, name, given)
     if given is None:
@@ -78,14 +84,107 @@ def check_given(arguments: Arguments, name: str, given: Transformer | None) -> N
             f"rows={name!r} is of {logged[0]} layers of {logged[1]}, but model={given.name!r} has {told[0]} layers of "
             f"{told[1]}; give the model that was trained, or omit it"
         )
-    if not _is_mixture(arguments) or given.mixture is None:
-        return
-    for key, known in (("num_experts", given.mixture.experts), ("moe_router_topk", given.mixture.active)):
-        if arguments.get(key, str(known)) != str(known):
+    _check_parts(arguments, name, given)
+    pairs = {**_sizes(arguments, given), **_sizes_of_experts(arguments, given)}
+    differs = next((said for said, known in pairs.items() if not _agrees(arguments, said, known)), None)
+    if differs is not None:
+        raise SpecError(
+            f"rows={name!r} states {differs}={arguments[differs.rpartition(' ')[2]]}, but model={given.name!r} has "
+            f"{pairs[differs]}; give the model that was trained"
+        )
+    _check_order(arguments, name, given)
+    _check_vocabulary(arguments, name, given)
+
+
+def _check_parts(arguments: Arguments, name: str, given: Transformer) -> None:
+    has_latent, has_experts = flag(arguments, "multi_latent_attention"), _is_mixture(arguments)
+    for said, has, known, part in (
+        ("multi_latent_attention", has_latent, given.latent, "latent attention"),
+        ("num_experts", has_experts, given.mixture, "experts"),
+    ):
+        if has != (known is not None):
             raise SpecError(
-                f"rows={name!r} states {key}={arguments[key]}, but model={given.name!r} has {known}; give the model "
-                "that was trained"
+                f"rows={name!r} states {said}={arguments.get(said)}, but model={given.name!r} has "
+                f"{'no ' if has else ''}{part}; give the model that was trained"
             )
+
+
+def _sizes(arguments: Arguments, given: Transformer) -> dict[str, int]:
+    """Return what the model makes of arguments by what to say of them, which ends with their names."""
+    found = {"num_attention_heads": given.heads}
+    if given.latent is None:
+        found["kv_channels"] = given.head_size
+        found[_key_of_kv_heads(arguments)] = given.kv_heads
+    if given.mixture is None or given.mixture.dense_layers:
+        found["ffn_hidden_size"] = given.ffn
+    return found
+
+
+def _sizes_of_experts(arguments: Arguments, given: Transformer) -> dict[str, int]:
+    """Return what the mixture makes of arguments; experts are as wide as dense layers unless Megatron says else."""
+    mixture = given.mixture
+    if mixture is None:
+        return {}
+    width = (
+        "moe_ffn_hidden_size" if is_set(arguments, "moe_ffn_hidden_size") else "as experts ffn_hidden_size"
+    )
+    return {
+        "num_experts": mixture.experts, **dict.fromkeys(_TOP_K, mixture.active),
+        width: mixture.ffn, _SHARED: mixture.shared_ffn,
+    }  # fmt: skip
+
+
+def _agrees(arguments: Arguments, said: str, known: int) -> bool:
+    """Return whether an argument is what the model makes of it, or left to a default, which the log does not state."""
+    key = said.rpartition(" ")[2]
+    if not is_set(arguments, key):
+        return key != _SHARED or key not in arguments or known == 0
+    return count(arguments[key], key) == known
+
+
+def _check_order(arguments: Arguments, name: str, given: Transformer) -> None:
+    """Refuse experts in other layers than all after the first few."""
+    stated = arguments.get("moe_layer_freq", "None")
+    if given.mixture is None or stated == "None":
+        return
+    dense = given.mixture.dense_layers
+    if _has_experts(stated, given.layers) != [False] * dense + [True] * (given.layers - dense):
+        raise SpecError(
+            f"rows={name!r} states moe_layer_freq={quoted(stated)}, but model={given.name!r} has experts in all of "
+            f"{given.layers} layers except the first {dense}; give the model that was trained"
+        )
+
+
+def _has_experts(stated: str, layers: int) -> list[bool] | None:
+    """Return which layers have experts: every n-th, or as in ``([0]*3+[1]*58)``; None for what Megatron cannot read."""
+    if is_count(stated):
+        return None if int(stated) == 0 else [layer % int(stated) == 0 for layer in range(layers)]
+    found: list[bool] = []
+    for part in stated.strip("() ").split("+"):
+        match = _PATTERN.fullmatch(part.strip("() "))
+        if match is None:
+            return None
+        flags, times = [each == "1" for each in match[1] if each in "01"], int(match[2] or 1)
+        if len(found) + len(flags) * times > layers:
+            return None
+        found += flags * times
+    return found
+
+
+def _check_vocabulary(arguments: Arguments, name: str, given: Transformer) -> None:
+    """Refuse another vocabulary; rows of padding for even shares, and a few special tokens, are the same one."""
+    stated = arguments.get("padded_vocab_size", "None")
+    if stated == "None":
+        return
+    multiple, degree = (
+        count(arguments.get(key, default), key)
+        for key, default in (("make_vocab_size_divisible_by", "128"), ("tensor_model_parallel_size", "1"))
+    )
+    if abs(count(stated, "padded_vocab_size") - given.vocab) > max(multiple * degree, given.vocab // 20):
+        raise SpecError(
+            f"rows={name!r} states padded_vocab_size={stated}, but model={given.name!r} has a vocabulary of "
+            f"{given.vocab}; give the model that was trained, such as model.replace(vocab={stated})"
+        )
 
 
 def _check_latent(arguments: Arguments, name: str, given: Transformer | None) -> None:
@@ -104,7 +203,7 @@ def _is_mixture(arguments: Arguments) -> bool:
     stated = arguments.get("num_experts", "None")
     if stated in {"None", "[1]", "1", "0"}:
         return False
-    if not stated.isdigit():
+    if not is_count(stated):
         raise SpecError(
             f"num_experts={stated} puts experts in some layers only, which a Transformer cannot express; give rows of "
             "runs without"
@@ -112,10 +211,13 @@ def _is_mixture(arguments: Arguments) -> bool:
     return True
 
 
-def _kv_heads(arguments: Arguments) -> str | None:
+def _key_of_kv_heads(arguments: Arguments) -> str:
+    """Return what to say of the argument that states key/value heads, which ends with its name."""
     if flag(arguments, "group_query_attention"):
-        return arguments.get("num_query_groups")
-    return arguments.get("num_key_value_heads")
+        return "num_query_groups"
+    if is_set(arguments, "num_key_value_heads") or "group_query_attention" not in arguments:
+        return "num_key_value_heads"
+    return "group_query_attention=False with num_attention_heads"
 
 
 def _positions(arguments: Arguments) -> Literal["learned", "rotary", "alibi", "none"]:

@@ -7,17 +7,22 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from shardscope.errors import DataError
-from shardscope.measure.calibrate.logs.steps import Step, sessions_of, typical
+from shardscope.measure.calibrate.logs.arguments import count
+from shardscope.measure.calibrate.logs.steps import WARM_UP, Step, sessions_of, typical
 from shardscope.measure.calibrate.logs.text import Line
 from shardscope.spec.model import Transformer
 
 _STEP = re.compile(
-    r"\bstep: +(\d+) (?:(?!\bstep: ).)*\b(?:tps|wps): +(\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?(?=\s|$)"
+    r"\bstep: +([0-9]{1,12}) (?:(?!\bstep: ).)*"
+    r"\b(?:tps|wps): +([0-9]{1,3}(?:,[0-9]{3}){1,4}|[0-9]{1,12})(?:\.[0-9]*)?(?=\s|$)"
 )
 """A step's number, and tokens per second of one device, which were words per second in 2024."""
-_OF_VALIDATION = re.compile(r"(?i)\b(?:(?:in)?val|eval|test)\w*\W*$")
-"""What stands before the step in lines that measure another loop than training's."""
-_START = re.compile(r"Training starts at step (\d+)")
+_LOGGERS_PREFIX = re.compile(r"(?:^[\s\d:,.TZ/+-]*|[\]|>]|\s-|\b(?:INFO|DEBUG|WARNING)\b(?::[\w.]*)*)\s*$")
+"""What may stand before a step of training: nothing, times, or the end of what a logger writes before its message."""
+_LABEL = re.compile(r"(?i)\b(?:(?:in)?val|eval|test|dev\b|held\W?out)\w*\W*$")
+"""The name of another loop than training's, which a logger has set apart."""
+_APART = 1.2
+_START = re.compile(r"Training starts at step ([0-9]{1,12})")
 _BATCH = re.compile(r"local batch size (\d+), global batch size (\d+).*?sequence length (\d+)")
 """In the line in which the trainer starts, or in 2024 and early 2025, training."""
 
@@ -38,8 +43,14 @@ def row(lines: Sequence[Line], name: str, given: Transformer | None) -> dict[str
         raise DataError(f"rows={name!r} is of several runs, with {one} and {other}; give one file per run")
     sessions = sessions_of(steps)
     _check_restarts(sessions, resumed, name)
+    _check_repeats(sessions, name)
     stated = next(iter(batches), None)
-    settings = {} if stated is None else {"global_batch": int(stated[1]), "seq": int(stated[2])}
+    settings = {}
+    if stated is not None:
+        settings = {
+            "global_batch": count(stated[1], "global batch size"),
+            "seq": count(stated[2], "sequence length"),
+        }
     return {"software": "torchtitan", **settings, "tokens_per_s_per_device": typical(sessions, name)}
 
 
@@ -63,13 +74,18 @@ def _steps(lines: Sequence[Line]) -> tuple[list[Step], set[int]]:
             now = _next(now, int(match[1]))
             resumed |= {now.place} if now.number > 1 else set()
         for match in _STEP.finditer(line.text):
-            if not _OF_VALIDATION.search(line.text[max(0, match.start() - 40) : match.start()]):
+            if _is_of_training(line.text, match.start()):
                 step = Step(int(match[1]), float(match[2].replace(",", "")), line.rank, now.place)
                 found.append((match.end() == len(line.text.rstrip()), step))
                 now = now._replace(has_run=True)
         starts[line.rank] = now
     are_all = all(is_end for is_end, _ in found)
     return [step for is_end, step in found if are_all or not is_end], resumed
+
+
+def _is_of_training(text: str, place: int) -> bool:
+    start = max(0, place - 80)
+    return _LOGGERS_PREFIX.search(text, start, place) is not None and not _LABEL.search(text, start, place)
 
 
 def _next(now: _Start, number: int) -> _Start:
@@ -90,3 +106,24 @@ def _check_restarts(sessions: Sequence[Sequence[Step]], resumed: Collection[int]
                 "file per run"
             )
         last[step.rank] = session[-1]
+
+
+def _check_repeats(sessions: Sequence[Sequence[Step]], name: str) -> None:
+    """Refuse steps that are logged more than once at different rates: ranks that train together have about the same.
+
+    A tenth of them may differ, as a rank that waits for something else may log one step late.
+    """
+    rates: dict[tuple[int, str, int], list[float]] = {}
+    for place, session in enumerate(sessions):
+        warm = set(sorted({step.number for step in session})[:WARM_UP])
+        for step in session:
+            if step.number not in warm:
+                rates.setdefault((place, step.rank, step.number), []).append(step.value)
+    repeated = {key: values for key, values in rates.items() if len(values) > 1}
+    apart = [key for key, values in repeated.items() if max(values) > _APART * min(values)]
+    if len(apart) > len(repeated) // 10:
+        values = repeated[apart[0]]
+        raise DataError(
+            f"rows={name!r} states step {apart[0][2]} at {min(values):,.0f} and {max(values):,.0f} tokens/s, so it has "
+            "lines of another loop, such as validation's, or of another run; give the lines of training alone"
+        )
