@@ -197,6 +197,14 @@ def test_the_middle_of_a_long_message_is_cut_and_its_remedy_stays() -> None:
     assert str(error).startswith("x=yyy")
     assert str(error).endswith("is not valid; use z")
     assert str(SpecError("short; use z")) == "short; use z"
+    remedy = "; give one of " + ", ".join(f"name-{each}" for each in range(80))
+    assert str(SpecError(f"x={'y' * 5000} is not valid{remedy}")).endswith(f" ... {remedy}")
     failed = ss.RunFailed("m" * 3200, rank=1, step=2, strategy="ring", traceback="t" * 3000)
     assert len(failed.args[0]) == 1500
     assert failed.traceback in str(failed)
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, b"9" * 5000, '{"a": [' + "1" * 5000 + "]}"])
+def test_a_number_with_thousands_of_digits_is_refused_in_words_for_users(text: str | bytes) -> None:
+    with pytest.raises(ValueError, match=r"^it has a number with more than 4,300 digits$"):
+        parsed_json(text)

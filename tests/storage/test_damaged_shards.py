@@ -80,15 +80,37 @@ def test_a_header_damaged_in_the_middle_does_not_end_a_tar_file(tmp_path: Path) 
             rows_of(tmp_path)
 
 
-def test_a_stream_of_batches_cut_between_two_is_refused(tmp_path: Path) -> None:
+def test_a_stream_of_batches_may_end_without_a_mark_or_be_padded_but_not_be_cut_within_a_batch(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "a.arrow"
     write_arrow(path, np.arange(30))
     whole = path.read_bytes()
-    starts = [at for at in range(8, len(whole), 8) if whole[at : at + 4] == b"\xff" * 4]
-    for size in starts:
+    for legal in (whole, whole[:-8], whole + bytes(8), whole + bytes(4096), whole + b"more"):
+        path.write_bytes(legal)
+        assert len(rows_of(tmp_path)[0]) == 30
+    last = whole[:-8].rindex(b"\xff" * 4)
+    for size in (0, 3, 100, last + 4, last + 20, len(whole) - 16, len(whole) - 4):
         path.write_bytes(whole[:size])
         with pytest.raises(DataError, match=r"a\.arrow"):
             rows_of(tmp_path)
+
+
+def test_an_npy_file_may_hold_more_than_its_array_but_not_less(tmp_path: Path) -> None:
+    path, wanted = tmp_path / "a.npy", np.arange(100)
+    np.save(path, wanted)
+    whole = path.read_bytes()
+    for more in (bytes(1), bytes(4096 - len(whole)), bytes(3 << 20), whole, whole + whole):
+        path.write_bytes(whole + more)
+        assert np.array_equal(rows_of(tmp_path)[0], wanted)
+    for size in (len(whole) - 1, len(whole) - 8, 200):
+        path.write_bytes(whole[:size])
+        with pytest.raises(DataError, match=r"a\.npy (is damaged|cannot be read)"):
+            rows_of(tmp_path)
+    with path.open("wb") as file:
+        np.savez(file, a=wanted)
+    with pytest.raises(DataError, match=r"a\.npy is an \.npz archive; save its array with np\.save"):
+        rows_of(tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore")
