@@ -183,6 +183,16 @@ def test_a_number_that_would_overflow_is_named(value: object) -> None:
     require_plausible({"field": (0.0, 1e30, 1e-30, -5.0), "text": "1e300", "count": 10**40})
 
 
+def test_a_fraction_that_may_be_0_may_be_as_small_as_one_likes() -> None:
+    for name in ("message_overlap", "gradient_overlap", "shard_overlap"):
+        tiny = Calibration(name="made up", **{name: 3e-170})
+        found = ss.predict(MODEL, CLUSTER, LAYOUT, calibration=tiny)
+        none = ss.predict(MODEL, CLUSTER, LAYOUT, calibration=tiny.replace(**{name: 0.0}))
+        assert found.step_time_s == pytest.approx(none.step_time_s)
+    with pytest.raises(SpecError, match="matmul_efficiency=3e-170 is not plausible"):
+        Calibration(name="made up", matmul_efficiency=3e-170)
+
+
 def test_devices_and_links_have_plausible_numbers() -> None:
     with pytest.raises(SpecError, match="is not plausible"):
         ss.Link(bandwidth=1e308, latency=0.0)
