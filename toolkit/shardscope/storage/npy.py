@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from shardscope.errors import DataError
-from shardscope.storage.formats import Array, ShardInfo, not_a_column, require_alike
+from shardscope.storage.formats import Array, ShardInfo, loaded, not_a_column, require_alike
 
 
 class NpyShards:
@@ -51,7 +51,7 @@ class NpyShards:
 
 def _mapped(path: Path) -> Array:
     try:
-        rows = np.load(path, mmap_mode="r", allow_pickle=False)
+        rows = loaded(path, is_mapped=True)
     except Exception as error:  # noqa: BLE001 - NumPy evaluates the header, so damage can raise any error
         raise DataError(
             f"{path} cannot be read as .npy ({(str(error) or type(error).__name__).splitlines()[0]}); "
