@@ -183,6 +183,16 @@ def test_a_number_that_would_overflow_is_named(value: object) -> None:
     require_plausible({"field": (0.0, 1e30, 1e-30, -5.0), "text": "1e300", "count": 10**40})
 
 
+def test_a_fraction_that_may_be_0_may_be_as_small_as_one_likes() -> None:
+    for name in ("message_overlap", "gradient_overlap", "shard_overlap"):
+        tiny = Calibration(name="made up", **{name: 3e-170})
+        found = ss.predict(MODEL, CLUSTER, LAYOUT, calibration=tiny)
+        none = ss.predict(MODEL, CLUSTER, LAYOUT, calibration=tiny.replace(**{name: 0.0}))
+        assert found.step_time_s == pytest.approx(none.step_time_s)
+    with pytest.raises(SpecError, match="matmul_efficiency=3e-170 is not plausible"):
+        Calibration(name="made up", matmul_efficiency=3e-170)
+
+
 def test_devices_and_links_have_plausible_numbers() -> None:
     with pytest.raises(SpecError, match="is not plausible"):
         ss.Link(bandwidth=1e308, latency=0.0)
@@ -197,6 +207,14 @@ def test_the_middle_of_a_long_message_is_cut_and_its_remedy_stays() -> None:
     assert str(error).startswith("x=yyy")
     assert str(error).endswith("is not valid; use z")
     assert str(SpecError("short; use z")) == "short; use z"
+    remedy = "; give one of " + ", ".join(f"name-{each}" for each in range(80))
+    assert str(SpecError(f"x={'y' * 5000} is not valid{remedy}")).endswith(f" ... {remedy}")
     failed = ss.RunFailed("m" * 3200, rank=1, step=2, strategy="ring", traceback="t" * 3000)
     assert len(failed.args[0]) == 1500
     assert failed.traceback in str(failed)
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, b"9" * 5000, '{"a": [' + "1" * 5000 + "]}"])
+def test_a_number_with_thousands_of_digits_is_refused_in_words_for_users(text: str | bytes) -> None:
+    with pytest.raises(ValueError, match=r"^it has a number with more than 4,300 digits$"):
+        parsed_json(text)

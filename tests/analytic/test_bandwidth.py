@@ -74,12 +74,11 @@ clusters = st.builds(
     rates(1e9, 1e12), rates(1e8, 1e11), rates(1e9, 1e12), rates(1e9, 1e12), rates(1e11, 1e13), rates(1e9, 1e13),
     st.sampled_from([1, 3, 4, 8]), st.sampled_from([1, 4096]),
 )  # fmt: skip
-overlaps = st.just(0.0) | st.floats(1e-6, 1)  # numbers below 1e-30 are not plausible in a calibration
 calibrations = st.builds(
     lambda gradient, shard, launch: Calibration(
         name="made up", gradient_overlap=gradient, shard_overlap=shard, launch_s=launch
     ),
-    overlaps, overlaps, st.sampled_from([0.0, 5e-6, 1e-4]),
+    st.floats(0, 1), st.floats(0, 1), st.sampled_from([0.0, 5e-6, 1e-4]),
 )  # fmt: skip
 
 

@@ -139,13 +139,15 @@ def test_a_composite_config_without_its_text_config_is_refused(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("keys", "nearest"),
     [
-        ({"model_type": "qwen3_5_text"}, "has linear attention, .* nearest .* 'qwen3_moe'"),
+        ({"model_type": "qwen3_5_text"}, "has linear attention, .* nearest .* 'qwen3'"),
+        ({"model_type": "olmo_hybrid"}, "nearest type that can be read is 'olmo'"),
         ({"model_type": "qwen3_next", "num_experts": 8}, "nearest type that can be read is 'qwen3_moe'"),
         ({"model_type": "gemma4_text"}, "nearest type that can be read is 'gemma3_text'"),
         ({"model_type": "ministral"}, "nearest type that can be read is 'mistral'"),
         ({"model_type": "deepseek_v4"}, "nearest type that can be read is 'deepseek_v3'"),
         ({"model_type": "exaone4", "rms_norm_eps": 1e-6}, "nearest type that can be read is 'llama'"),
         ({"model_type": "someone-s", "kv_lora_rank": 512}, "nearest type that can be read is 'deepseek_v3'"),
+        ({"model_type": "phi4mm"}, "nearest type that can be read is 'phi'"),
         ({"model_type": "dbrx", "moe_num_experts": 16}, "nearest type that can be read is 'mixtral'"),
         ({"model_type": "internvl", "text_config": {"model_type": "internlm3"}}, "'internlm3' .* nearest"),
     ],
@@ -157,3 +159,55 @@ def test_a_type_that_is_not_read_is_refused_with_the_nearest(
     with pytest.raises(SpecError, match=nearest) as refused:
         read(tmp_path, keys)
     assert "\n" not in str(refused.value)
+
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 8, "vocab_size": 130,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(name for name in OUTER if OUTER[name].tied not in ("text", "never")))
+@pytest.mark.parametrize("value", ["true", 1])
+def test_a_flag_of_the_outer_config_is_true_or_false(name: str, value: object, tmp_path: Path) -> None:
+    keys = {"model_type": name, "tie_word_embeddings": value, "text_config": {}}
+    with pytest.raises(SpecError, match="tie_word_embeddings=.* only true or false is"):
+        read(tmp_path, keys)
+
+
+@pytest.mark.parametrize("text", [{}, {"model_type": "llama", "num_hidden_layers": 9}, "x", None])
+def test_a_type_that_is_read_itself_has_no_text_config(text: object, tmp_path: Path) -> None:
+    assert read(tmp_path, {**LLAMA, "text_config": text}) == read(tmp_path, LLAMA)
+
+
+@pytest.mark.parametrize(
+    "keys", [{"model_type": "whisper"}, {"model_type": "led", "is_encoder_decoder": True}]
+)
+def test_no_decoder_is_said_to_be_near_to_an_encoder_and_decoder(
+    keys: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(SpecError, match="describe an approximation") as refused:
+        read(tmp_path, keys)
+    assert "nearest" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "inner"),
+    [
+        ("qwen2_5_omni", "thinker_config", {"model_type": "qwen2_5_omni_thinker", "text_config": {}}),
+        ("internvl_chat", "llm_config", {**LLAMA, "model_type": "qwen2", "num_key_value_heads": 8}),
+        ("deepseek_vl_v2", "language_config", LLAMA),
+    ],
+)
+def test_a_part_that_can_be_read_is_named(kind: str, key: str, inner: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=f"give the object under '{key}' as a config.json of its own"):
+        read(tmp_path, {"model_type": kind, "vision_config": {"model_type": "clip"}, key: inner})
+    assert read(tmp_path, inner).layers
+
+
+@pytest.mark.parametrize("value", ["relative_key", "relative_key_query"])
+def test_positions_of_bert_that_are_not_absolute_are_refused(value: str, tmp_path: Path) -> None:
+    bert = {**LLAMA, "model_type": "bert"}
+    assert read(tmp_path, {**bert, "position_embedding_type": "absolute"}) == read(tmp_path, bert)
+    with pytest.raises(SpecError, match=f"position_embedding_type='{value}', which is not supported"):
+        read(tmp_path, {**bert, "position_embedding_type": value})

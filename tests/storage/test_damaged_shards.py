@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -78,15 +80,37 @@ def test_a_header_damaged_in_the_middle_does_not_end_a_tar_file(tmp_path: Path) 
             rows_of(tmp_path)
 
 
-def test_a_stream_of_batches_cut_between_two_is_refused(tmp_path: Path) -> None:
+def test_a_stream_of_batches_may_end_without_a_mark_or_be_padded_but_not_be_cut_within_a_batch(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "a.arrow"
     write_arrow(path, np.arange(30))
     whole = path.read_bytes()
-    starts = [at for at in range(8, len(whole), 8) if whole[at : at + 4] == b"\xff" * 4]
-    for size in starts:
+    for legal in (whole, whole[:-8], whole + bytes(8), whole + bytes(4096), whole + b"more"):
+        path.write_bytes(legal)
+        assert len(rows_of(tmp_path)[0]) == 30
+    last = whole[:-8].rindex(b"\xff" * 4)
+    for size in (0, 3, 100, last + 4, last + 20, len(whole) - 16, len(whole) - 4):
         path.write_bytes(whole[:size])
         with pytest.raises(DataError, match=r"a\.arrow"):
             rows_of(tmp_path)
+
+
+def test_an_npy_file_may_hold_more_than_its_array_but_not_less(tmp_path: Path) -> None:
+    path, wanted = tmp_path / "a.npy", np.arange(100)
+    np.save(path, wanted)
+    whole = path.read_bytes()
+    for more in (bytes(1), bytes(4096 - len(whole)), bytes(3 << 20), whole, whole + whole):
+        path.write_bytes(whole + more)
+        assert np.array_equal(rows_of(tmp_path)[0], wanted)
+    for size in (len(whole) - 1, len(whole) - 8, 200):
+        path.write_bytes(whole[:size])
+        with pytest.raises(DataError, match=r"a\.npy (is damaged|cannot be read)"):
+            rows_of(tmp_path)
+    with path.open("wb") as file:
+        np.savez(file, a=wanted)
+    with pytest.raises(DataError, match=r"a\.npy is an \.npz archive; save its array with np\.save"):
+        rows_of(tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -173,3 +197,63 @@ def test_a_shard_that_is_deleted_while_open_stays_readable(
         shard.unlink()
     after = source.batch(torch.arange(4))
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def moved(shard: Path) -> None:
+    folder = shard.parent.rename(shard.parent.with_name("real"))
+    shard.parent.symlink_to(folder)
+
+
+def rewritten(shard: Path) -> None:
+    """The same bytes in another file, as `rsync` and restored backups leave them."""
+    shutil.copyfile(shard, shard.with_name("copy"))
+    shard.with_name("copy").replace(shard)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        os.utime,
+        lambda shard: os.utime(shard, ns=(0, shard.stat().st_mtime_ns // 10**9 * 10**9)),
+        moved,
+        rewritten,
+    ],
+    ids=["touched", "whole seconds", "moved", "rewritten"],
+)
+def test_a_shard_whose_content_is_as_before_is_read_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None], cached: bool
+) -> None:
+    monkeypatch.setattr(reader, "_LOOK_EVERY_S", 0.0)
+    settings = {"cache": "1 MB", "cache_folder": str(tmp_path / "cache")} if cached else {}
+    source = load_data(shards_in(tmp_path / "s", shards=2, window=2, **settings)).train
+    before = source.batch(torch.arange(4))
+    change(tmp_path / "s/shard-000000.npy")
+    after = source.batch(torch.arange(4))
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    shard = tmp_path / "s/shard-000000.npy"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    with pytest.raises(DataError, match="was written while it was in use"):
+        source.batch(torch.arange(4))
+
+
+def looping(shard: Path) -> None:
+    shard.unlink()
+    shard.symlink_to(shard.name)
+
+
+def replaced_by_a_file(shard: Path) -> None:
+    shard.parent.rename(shard.parent.with_name("real"))
+    shard.parent.write_text("")
+
+
+@pytest.mark.parametrize("change", [looping, replaced_by_a_file])
+def test_a_shard_that_can_no_longer_be_looked_at_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
+) -> None:
+    monkeypatch.setattr(reader, "_LOOK_EVERY_S", 0.0)
+    source = load_data(shards_in(tmp_path / "s", shards=2, window=2)).train
+    source.batch(torch.arange(4))
+    change(tmp_path / "s/shard-000000.npy")
+    with pytest.raises(DataError, match=r"shard-000000\.npy can no longer be read \("):
+        source.batch(torch.arange(4))

@@ -186,3 +186,22 @@ def test_rows_far_apart_are_read_in_the_order_asked_for(tmp_path):
     x, _ = source.batch(indices)
     alone = [source.batch(indices[place : place + 1])[0] for place in range(len(indices))]
     assert torch.equal(x, torch.cat(alone))
+
+
+def test_headers_are_parsed_by_one_thread_at_a_time(tmp_path, monkeypatch):
+    """Python 3.11 has one depth of its parser for all threads, and fails if two of them use it at once."""
+    load, inside, most = np.load, [], []
+
+    def watched(*args, **kwargs):
+        inside.append(None)
+        most.append(len(inside))
+        time.sleep(0.005)
+        try:
+            return load(*args, **kwargs)
+        finally:
+            inside.pop()
+
+    monkeypatch.setattr(np, "load", watched)
+    epochs_of(shards_in(tmp_path / "s", window=4), epochs=1)
+    epochs_of(shards_in(tmp_path / "t", cache="1 MB", cache_folder=str(tmp_path / "c"), window=4), epochs=1)
+    assert max(most) == 1

@@ -132,7 +132,11 @@ def require(value: object, kind: type, *, by: str, write: str) -> None:
 def _shortened(message: str) -> str:
     if len(message) <= _MESSAGE:
         return message
-    return f"{message[: _MESSAGE - _ENDING - 5]} ... {message[-_ENDING:]}"
+    kept = (
+        len(message) - message.rfind("; ") if "; " in message else 0
+    )  # what to do follows the last semicolon
+    kept = min(max(kept, _ENDING), _MESSAGE - _ENDING)
+    return f"{message[: _MESSAGE - kept - 5]} ... {message[-kept:]}"
 
 
 def quoted(value: object) -> str:

@@ -18,11 +18,10 @@ from shardscope.spec.catalogue import has
 from shardscope.spec.cluster import Device
 from shardscope.spec.layer_shape import OTHERS, is_shape
 from shardscope.spec.link import Link
-from shardscope.spec.numbers import require_plausible
+from shardscope.spec.numbers import Fraction, require_plausible, sizes_in
 from shardscope.spec.software import software_of
 
 Share = Annotated[float, Field(gt=0, le=1)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 FACTORS: dict[str, float] = {
@@ -87,7 +86,7 @@ class Fitted(Spec):
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
-        require_plausible({name: value for name, value in self if name != "covariance"})
+        require_plausible({name: value for name, value in sizes_in(self).items() if name != "covariance"})
         return self
 
     @model_validator(mode="after")

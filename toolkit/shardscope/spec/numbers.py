@@ -7,7 +7,7 @@ over its square root, therefore ends in reasonable time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated
+from typing import Annotated, get_args
 
 from pydantic import BaseModel, Field
 
@@ -29,6 +29,8 @@ Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
 """Seed of a random-number generator; up to the largest signed 64-bit integer."""
 MessageMiB = Annotated[float, Field(ge=1e-5, le=1024)]
 """Size of a message or a bucket in MiB: from 1e-5, enough for one fp64 number, to 1024."""
+Fraction = Annotated[float, Field(ge=0, le=1)]
+"""A part of a whole, from 0 to 1."""
 LARGEST_QUANTITY = 1e30
 """Bound of measured quantities and, as its inverse, of those that are not 0, so that no formula overflows to NaN."""
 
@@ -48,11 +50,17 @@ def require_plausible(fields: Mapping[str, object]) -> None:
                 )
 
 
+def sizes_in(spec: BaseModel) -> dict[str, object]:
+    """Return the fields of a spec but those from 0 to 1, which cannot overflow and by which nothing is divided."""
+    limits, fields = get_args(Fraction)[1].metadata, type(spec).model_fields
+    return {name: value for name, value in spec if name not in fields or fields[name].metadata != limits}
+
+
 def _numbers(value: object) -> Iterator[float]:
     if isinstance(value, float):
         yield value
     elif isinstance(value, BaseModel):
-        yield from _numbers(dict(value))
+        yield from _numbers(sizes_in(value))
     elif isinstance(value, Mapping):
         for each in value.values():
             yield from _numbers(each)

@@ -18,13 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-import numpy as np
-
 from shardscope.disk_cache import require_private
 from shardscope.errors import DataError
 from shardscope.spec.units import bytes_text
 from shardscope.storage import caches
-from shardscope.storage.formats import Array
+from shardscope.storage.formats import Array, loaded
 from shardscope.storage.locks import locked
 
 
@@ -140,7 +138,7 @@ def make_private(folder: Path) -> None:
 def _mapped(path: Path) -> Array | None:
     """Return a shard, memory-mapped, and mark it as used; None if it is missing. A damaged one is deleted."""
     try:
-        rows: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+        rows: Array = loaded(path, is_mapped=True)
     except OSError:
         return None
     except (ValueError, EOFError):  # left behind by a machine that lost power

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from shardscope.errors import DataError
-from shardscope.storage.formats import Array, ShardInfo, not_a_column, require_alike
+from shardscope.storage.formats import Array, ShardInfo, loaded, not_a_column, require_alike
 
 
 class NpyShards:
@@ -50,15 +51,29 @@ class NpyShards:
 
 def _mapped(path: Path) -> Array:
     try:
-        rows = np.load(path, mmap_mode="r", allow_pickle=False)
+        rows = loaded(path, is_mapped=True)
     except Exception as error:  # noqa: BLE001 - NumPy evaluates the header, so damage can raise any error
         raise DataError(
             f"{path} cannot be read as .npy ({(str(error) or type(error).__name__).splitlines()[0]}); "
             "write the shard again"
         ) from None
-    assert isinstance(rows, np.memmap)
-    if (end := rows.offset + rows.nbytes) != (size := path.stat().st_size):
+    if not isinstance(rows, np.memmap):
+        raise DataError(
+            f"{path} is an .npz archive; save its array with np.save, or make shards with ss.write_shards"
+        )
+    end, size = rows.offset + rows.nbytes, path.stat().st_size
+    if size < end or not _is_padding(path, end):
         raise DataError(
             f"{path} is damaged: by its header it ends after {end:,} bytes, but it has {size:,}; write the shard again"
         )
     return rows if rows.ndim else rows[None]
+
+
+def _is_padding(path: Path, end: int) -> bool:
+    """Return whether nothing, zeros, or a second array follows: what else is there are rows that the header lost."""
+    with path.open("rb") as file:
+        file.seek(end)
+        first = file.read(len(np.lib.format.MAGIC_PREFIX))
+        if first == np.lib.format.MAGIC_PREFIX:
+            return True
+        return not any(first) and not any(any(block) for block in iter(partial(file.read, 1 << 20), b""))

@@ -64,6 +64,7 @@ class ShardReader:
     def __init__(self, shards: ShardFormat, spec: Shards) -> None:
         self.shards, self.spec = shards, spec
         self._stamps = [info.stamp for info in shards.shards]
+        self._samples: dict[int, str] = {}  # of each shard that was opened
         self._looked_s: dict[int, float] = {}  # when each shard's file was last compared with its stamp
         self.cache = _cache_of(shards, spec)
         self._pace = None if spec.slow is None else Pace(spec.slow)
@@ -180,18 +181,31 @@ class ShardReader:
         return self._checked(rows, info)
 
     def _require_unchanged(self, shard: int) -> None:
-        """Reject a shard whose file was written since the data set was opened; one that is open may be deleted."""
+        """Reject a shard whose content has changed since it was first opened; one that is open may be deleted."""
         self._looked_s[shard] = time.monotonic()
         info = self.shards.shards[shard]
         try:
-            has_changed = info.stamp != self._stamps[shard]
+            stamp = info.stamp
+            if stamp == self._stamps[shard] and shard in self._samples:
+                return
+            if (
+                info.path.stat().st_size == info.num_bytes
+            ):  # a file may be touched or moved, or its time be rounded
+                sample = info.sample
+                if sample == self._samples.setdefault(shard, sample):
+                    self._stamps[shard] = stamp
+                    return
         except FileNotFoundError:
             return
-        if has_changed:
+        except OSError as error:
             raise DataError(
-                f"{info.path} was written while it was in use, so its rows are no longer those that training began "
-                "with; keep shards as they are during a run, and write new ones into another folder"
-            )
+                f"{info.path} can no longer be read ({error.strerror}); restore the file, and go on from the last "
+                "checkpoint"
+            ) from error
+        raise DataError(
+            f"{info.path} was written while it was in use, so its rows are no longer those that training began "
+            "with; keep shards as they are during a run, and write new ones into another folder"
+        )
 
     def _checked(self, rows: Array, info: ShardInfo) -> Array:
         """Return the rows, which must be like those of the first shard read: some formats do not state their shape."""

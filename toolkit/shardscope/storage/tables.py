@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,14 +13,15 @@ from shardscope.errors import DataError
 from shardscope.spec.units import plural
 from shardscope.storage.formats import Array, ShardInfo, not_a_column, paired, require_alike
 
-_MARK = b"\xff\xff\xff\xff\0\0\0\0"
-"""The end of a stream of Arrow batches, each of which begins with the same four bytes."""
 _HEADER_BYTES = 128
 """Size of the header of a small ``.npy`` file."""
 
 
 class TableShards:
     """Shards that are tables with a column of inputs and a column of targets: numbers, or lists of equal length.
+
+    An Arrow stream may end without a mark, so one that was cut exactly between two batches cannot be told from a whole
+    one; any other cut is an error.
 
     Raises:
         DataError: pyarrow is not installed, or the columns of two files have different types.
@@ -77,7 +77,6 @@ class TableShards:
             return self._arrow.parquet.read_table(
                 path, columns=[*dict.fromkeys(self.columns)], page_checksum_verification=True
             )
-        _require_end(path)
         return self._arrow.ipc.open_stream(self._arrow.memory_map(str(path))).read_all()
 
     @contextmanager
@@ -89,21 +88,6 @@ class TableShards:
             raise DataError(
                 f"{path} cannot be read as {path.suffix}: {' '.join(str(error).split())}; write the file again"
             ) from None
-
-
-def _require_end(path: Path) -> None:
-    """Reject a stream that does not end with its mark: cut between two batches, it is read without an error.
-
-    Raises:
-        DataError: The mark is missing. Streams in the format before Arrow 0.15, which lack it, are not checked.
-    """
-    with path.open("rb") as file:
-        is_old = file.read(4) != _MARK[:4]
-        file.seek(-min(len(_MARK), path.stat().st_size), os.SEEK_END)
-        if not is_old and file.read() != _MARK:
-            raise DataError(
-                f"{path} is cut: the mark at the end of its stream is missing; write the file again"
-            )
 
 
 def _pyarrow() -> Any:

@@ -18,8 +18,9 @@ import numpy as np
 
 from shardscope.disk_cache import cached
 from shardscope.errors import DataError
+from shardscope.foreign_file import parsed_json
 from shardscope.spec.units import plural
-from shardscope.storage.formats import Array, ShardInfo, not_a_column, paired
+from shardscope.storage.formats import Array, ShardInfo, loaded, not_a_column, paired
 
 _MOST_INDEXED = 4096
 _RULES = "complete samples up to the end of the archive"
@@ -164,8 +165,8 @@ def _value(file: tarfile.TarFile, member: tarfile.TarInfo, key: str) -> Any:
         raise DataError(f"{file.name!r} is damaged in the member {member.name!r}: {error}") from None
     try:
         if suffix == "npy":
-            return np.load(io.BytesIO(raw), allow_pickle=False)
-        return json.loads(raw)  # a class in .cls is a number, as in .json
+            return loaded(io.BytesIO(raw))
+        return parsed_json(raw)  # a class in .cls is a number, as in .json
     except Exception as error:  # noqa: BLE001 - NumPy evaluates headers and JSON nests, so damage raises any error
         why = (str(error) or type(error).__name__).splitlines()[0]
         raise DataError(

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from shardscope.errors import SpecError, quoted
 from shardscope.spec import catalogue
 from shardscope.spec._base import Spec
-from shardscope.spec.numbers import require_plausible
+from shardscope.spec.numbers import require_plausible, sizes_in
 from shardscope.spec.units import Bandwidth, Bytes, BytesOrNone, Flops, Watts, bytes_text
 
 
@@ -41,7 +41,7 @@ class Device(Spec):
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
-        require_plausible(dict(self))
+        require_plausible(sizes_in(self))
         return self
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ transformers. Caps on logits and multipliers are left out, because they neither 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
@@ -15,18 +15,19 @@ from pathlib import Path
 from shardscope.errors import SpecError, quoted
 from shardscope.foreign_file import parsed_json
 from shardscope.spec.model.huggingface import gpt_like, llama_like
-from shardscope.spec.model.huggingface.composite import text_keys
+from shardscope.spec.model.huggingface.composite import OUTER, text_keys
 from shardscope.spec.model.huggingface.config import Config, Fields
 from shardscope.spec.model.transformer import Transformer
 
 READERS: dict[str, Callable[[Config], Fields]] = {**gpt_like.READERS, **llama_like.READERS}
 """The reader for each supported ``model_type``."""
 
+_ENCODER = "an encoder beside the decoder"
 BEYOND = {
     "linear attention": ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "minimax", "kimi_linear"),
     "state-space layers": ("mamba", "mamba2", "falcon_mamba", "jamba", "bamba", "zamba2", "nemotron_h", "falcon_h1"),
     "recurrent layers": ("rwkv", "recurrent_gemma"),
-    "an encoder beside the decoder": ("t5", "mt5", "bart", "mbart", "pegasus", "marian", "whisper", "t5gemma"),
+    _ENCODER: ("t5", "mt5", "bart", "mbart", "pegasus", "marian", "whisper", "t5gemma"),
     "cross-attention layers": ("mllama_text_model",),
     "an embedding in every layer": ("gemma3n_text", "gemma4_text"),
     "layers with experts between layers without": ("llama4_text", "ernie4_5_moe"),
@@ -50,31 +51,52 @@ def from_hf(path: str | Path) -> Transformer:
     file = file / "config.json" if file.is_dir() else file
     keys = _read(file)
     named = str(keys.get("_name_or_path") or keys.get("model_type")).rstrip("/").rpartition("/")[2]
-    if (text := text_keys(keys, file)) is not None:
+    if not _is_in(READERS, keys.get("model_type")) and (text := text_keys(keys, file)) is not None:
         keys, named = text, f"{named}-text"
     return Transformer(name=named, **_reader(file, keys)(Config(keys, file)))
 
 
 def _reader(file: Path, keys: Fields) -> Callable[[Config], Fields]:
     kind = keys.get("model_type")
-    if isinstance(kind, str) and kind in READERS:
-        return READERS[kind]
+    if _is_in(READERS, kind):
+        return READERS[str(kind)]
     if kind is None:
         raise SpecError(
             f"{file} has no 'model_type', such as 'llama'; add it, or describe the model with ss.Model.transformer(...)"
         )
     parts = (f"has {part}, which cannot be described" for part, kinds in BEYOND.items() if kind in kinds)
     raise SpecError(
-        f"{file}: model_type={quoted(kind)} {next(parts, 'is not known')}; the nearest type that can be read is "
-        f"{_nearest(str(kind), keys)!r}; describe an approximation with ss.Model.transformer(...), or trace the module "
-        "with ss.Model.from_module(...)"
+        f"{file}: model_type={quoted(kind)} {next(parts, 'is not known')}; {_advice(str(kind), keys)}describe an "
+        "approximation with ss.Model.transformer(...), or trace the module with ss.Model.from_module(...)"
     )
+
+
+def _is_in(kinds: Container[str], kind: object) -> bool:
+    return isinstance(kind, str) and kind in kinds
+
+
+def _advice(kind: str, keys: Fields) -> str:
+    """Return which part of the config can be read, or else the nearest type; nothing for encoder-decoders."""
+    for key, value in keys.items():
+        inner = value.get("model_type") if isinstance(value, dict) else None
+        if _is_in(READERS, inner) or _is_in(OUTER, inner):
+            return f"give the object under {key!r} as a config.json of its own, "
+    if kind in BEYOND[_ENCODER] or keys.get("is_encoder_decoder") is True:
+        return ""
+    return f"the nearest type that can be read is {_nearest(kind, keys)!r}; "
 
 
 def _nearest(kind: str, keys: Fields) -> str:
     """Return the most similar type that has a reader: by its name, or else by its parts."""
-    names = [name for name in READERS if "_vl" not in name and "omni" not in name and name != "glm4v_text"]
     has_experts = any("expert" in key for key in keys) or "moe" in kind
+    names = [
+        name
+        for name in READERS
+        if "_vl" not in name
+        and "omni" not in name
+        and name != "glm4v_text"
+        and (has_experts or "moe" not in name)
+    ]
     family = [name for name in names if _family(name) == _family(kind)]
     alike = [name for name in family if not has_experts or name.endswith(("moe", "oss"))] or family
     if close := get_close_matches(kind, alike, n=1, cutoff=0) or get_close_matches(kind, names, n=1):

@@ -158,20 +158,22 @@ def text_keys(keys: Fields, file: Path) -> Fields | None:
             )
         text = {key: value for key, value in keys.items() if key not in ("vision_config", "model_type")}
     if outer is None:
-        tied = {_TIED: keys[_TIED]} if _TIED in keys else {}
+        tied = {_TIED: keys[_TIED]} if keys.get(_TIED) is not None else {}
         return with_defaults({**text, **tied})
     own = None if outer.is_fixed else text.get("model_type")
     defaults: Fields = {} if outer.defaults is None else outer.defaults
-    return with_defaults({**defaults, **text, "model_type": own or outer.text, **_tied(outer, keys)})
+    return with_defaults(
+        {**defaults, **text, "model_type": own or outer.text, **_tied(outer, Config(keys, file))}
+    )
 
 
-def _tied(outer: Outer, keys: Fields) -> Fields:
+def _tied(outer: Outer, config: Config) -> Fields:
     """Return which value of ``tie_word_embeddings`` replaces that of the text config, if any."""
     match outer.tied:
         case bool():
-            return {_TIED: outer.tied if keys.get(_TIED) is None else keys[_TIED]}
+            return {_TIED: config.flag(_TIED, default=outer.tied)}
         case "either":
-            return {_TIED: True} if keys.get(_TIED) is True else {}
+            return {_TIED: True} if config.flag(_TIED, default=False) else {}
         case "never":
             return {_TIED: False}
         case _:

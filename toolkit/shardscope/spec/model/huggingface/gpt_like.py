@@ -150,6 +150,7 @@ def _cohere2(config: Config) -> Fields:
 
 def _bert(config: Config) -> Fields:
     config.nothing_but("add_cross_attention", allowed=False)
+    config.nothing_but("position_embedding_type", allowed="absolute")
     heads: dict[str, Fields] = {
         "BertModel": {"pooler": True, "lm_head": False},
         "BertForMaskedLM": {"head_transform": True, "head_bias": True},
