@@ -22,9 +22,13 @@ from shardscope.training.optim.brought import random_numbers_of
 from shardscope.training.optim.state import alike
 from shardscope.training.random_state import seed_everything
 from shardscope.training.trainer import Trainer
-from training.optim.brought import KINDS, Brought
+from training.optim.brought import KINDS, SETTINGS, Brought, ByName
 
-REFUSED = {"HiddenObject": "attribute 'clock'", "ObjectEntry": "entry 'clock' of parameter"}
+REFUSED = {
+    "HiddenObject": "attribute 'clock'",
+    "PerLayer": "attribute 'hidden'",
+    "ObjectEntry": "entry 'clock' of parameter",
+}
 ON_RANKS = ("PythonStep", "Columns", "Largest", "EveryForm")
 STRATEGIES = ("ring", "zero-1", "zero-2", "zero-3", "pipeline")
 
@@ -46,9 +50,9 @@ def trained(
 ) -> Trainer:
     split: Any = ss.Strategy("pipeline", split="even") if strategy == "pipeline" else strategy
     job = ss.Job(
-        model=model, data="digits", strategy=split, world_size=context.world_size, steps=4, precision="fp64",
+        strategy=split, world_size=context.world_size, steps=4, precision="fp64",
         batch=ss.Batch(24, micro_batch=3) if strategy == "pipeline" else 24,
-        **{"optimizer": Brought(type_name=kind), **changes},
+        **{"model": model, "data": "digits", "optimizer": Brought(type_name=kind), **changes},
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(job, context, folder)
@@ -60,6 +64,11 @@ def trained(
 
 def alone(folder: Path) -> RankContext:
     return RankContext(0, 1, torch.device("cpu"), Meter(), EventWriter(folder / "rank-0.jsonl", 0))
+
+
+def folder_of(path: Path) -> Path:
+    path.mkdir(parents=True)
+    return path
 
 
 def found(trainer: Trainer) -> list[Any]:
@@ -229,6 +238,46 @@ def test_an_optimizer_that_cannot_update_pieces_is_refused_by_all_ranks_before_t
         assert "optimizer='brought-kind' cannot train with strategy='zero-1'" in told
         assert "RuntimeError: a vector of" in told
     assert '"event": "step"' not in (tmp_path / "rank-0.jsonl").read_text()
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_settings_that_cannot_be_copied_change_nothing(pool: RankPool, tmp_path: Path, setting: str) -> None:
+    def body(context: RankContext) -> None:
+        trained(context, tmp_path, "", "ring", optimizer=ByName(setting=setting))
+
+    pool.run(body, tmp_path)
+
+
+def test_a_build_method_may_ask_for_parameters_by_name(tmp_path: Path) -> None:
+    folder = tmp_path / "named"
+    trained(alone(folder_of(folder)), folder, "", "single", optimizer=ByName(), checkpoint=2)
+    assert "optimizer_note" not in (folder / "rank-0.jsonl").read_text()
+    folder = tmp_path / "fussy"
+    trained(alone(folder_of(folder)), folder, "", "single", optimizer=ByName(is_fussy=True), checkpoint=2)
+    assert "ValueError: the last layer has 10 rows" in (folder / "rank-0.jsonl").read_text()
+
+
+@pytest.mark.parametrize("strategy", ["zero-1", "zero-2", "zero-3"])
+@pytest.mark.parametrize(("kind", "is_refused"), [("PythonStep", False), ("PerLayer", True)])
+def test_ranks_with_only_empty_pieces_agree_with_the_others(
+    pool: RankPool, tmp_path: Path, strategy: str, kind: str, *, is_refused: bool
+) -> None:
+    def body(context: RankContext) -> bool:
+        try:
+            trained(
+                context, tmp_path, kind, strategy, checkpoint=2, loss="mse",
+                model=lambda: nn.Linear(6, 1, bias=False), data=six_columns,
+            )  # fmt: skip
+        except SpecError as refused:
+            return "attribute 'hidden'" in str(refused)
+        return False
+
+    assert pool.run(body, tmp_path) == [is_refused] * pool.world_size
+
+
+def six_columns() -> Any:
+    inputs = torch.arange(480, dtype=torch.float64).reshape(80, 6) / 480
+    return torch.utils.data.TensorDataset(inputs, inputs[:, :1])
 
 
 def test_groups_without_a_learning_rate_are_refused_by_name(tmp_path: Path) -> None:
