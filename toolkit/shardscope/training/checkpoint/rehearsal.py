@@ -74,7 +74,7 @@ def _problem(tried: _Tried) -> str | None:
         again = tried.built_anew()
         asked = state_to_fill(again.named, saved, _ALONE, within="", rank=0)
         load_state(again.named, saved.fill(asked), _ALONE, rank=0)
-        lost = _difference(_dictionary(tried.named.optimizer), _dictionary(again.named.optimizer))
+        lost = _difference(_dictionary(tried.named), _dictionary(again.named))
         if lost is not None:
             return f"{lost} of its state_dict() does not come back equal"
         forgotten = _difference(_attributes(tried.named.optimizer), _attributes(again.named.optimizer))
@@ -180,12 +180,17 @@ def _difference(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> str | None:
     return None
 
 
-def _dictionary(optimizer: torch.optim.Optimizer) -> Mapping[str, Any]:
-    """Return the optimizer's `state_dict` without learning rates, which come from the job's schedule."""
+def _dictionary(named: NamedOptimizer) -> Mapping[str, Any]:
+    """Return the optimizer's `state_dict` without learning rates and what its steps have not changed: settings."""
     try:
-        found = optimizer.state_dict()
+        found = named.optimizer.state_dict()
+        settings = {key for group in named.optimizer.param_groups for key in group}
+        settings -= {
+            key for section, entries in named.sections().items() if "group." in section for key in entries
+        }
         groups = [
-            {key: value for key, value in group.items() if key != "lr"} for group in found["param_groups"]
+            {key: value for key, value in group.items() if key not in {"lr", *settings}}
+            for group in found["param_groups"]
         ]
     except Exception:  # noqa: BLE001 - anything in the user's code; what it keeps is compared by its steps
         return {}
