@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import random
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ from conformance.alone import Never
 from conformance.ranks import RankPool
 from shardscope.errors import CheckpointError, SpecError
 from shardscope.runlog.writer import EventWriter
+from shardscope.training.checkpoint.optimizer_state import digested
+from shardscope.training.checkpoint.values import encode
 from shardscope.training.context import RankContext
 from shardscope.training.meter import Meter
 from shardscope.training.optim.brought import random_numbers_of
@@ -306,3 +311,19 @@ def test_settings_of_the_job_win_over_those_of_the_run_that_saved(tmp_path: Path
     )
     group = trainer.optimizer.param_groups[0]
     assert (group["lr"], group["betas"], group["k"]) == (0.5, (0.9, 0.99), 4)
+
+
+ENTRIES: list[Any] = [
+    torch.zeros(4), torch.zeros(2, 2), torch.zeros(4, dtype=torch.float64), torch.tensor([0.0, 0.0, 0.0, -0.0]),
+    torch.full((4,), torch.nan), [torch.zeros(4)], (torch.zeros(4),), {"a": torch.zeros(4)}, {"b": torch.zeros(4)},
+    deque([torch.zeros(4)]), deque([torch.zeros(4)], 3), torch.zeros(8)[::2] + 1, 0, 0.0, "text", None,
+]  # fmt: skip
+
+
+def test_ranks_tell_entries_apart_by_their_bits_without_writing_them_out() -> None:
+    def told(value: Any) -> str:
+        return json.dumps(encode("entry", digested(value)))
+
+    assert len({told(value) for value in ENTRIES}) == len(ENTRIES)
+    assert all(told(value) == told(copy.deepcopy(value)) for value in ENTRIES)
+    assert len(told({"seen": [torch.zeros(100_000)]})) < 200
