@@ -193,8 +193,13 @@ def digested(value: Any) -> Any:
         return deque(map(digested, value), value.maxlen)
     if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_quantized:
         return value
-    data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return ["tensor", str(value.dtype), list(value.shape), hashlib.blake2b(data, digest_size=16).hexdigest()]
+    row = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return [
+        "tensor",
+        str(value.dtype),
+        list(value.shape),
+        hashlib.blake2b(row.data, digest_size=16).hexdigest(),
+    ]
 
 
 def _joined(whole: set[Place], sections: Sections, holding: Holding) -> dict[Place, Tensor]:
