@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from conformance.runs import small_job
 from shardscope import cli
 from shardscope.errors import CheckpointError, SpecError
 from shardscope.runtime.rundir import RunDir
+from shardscope.training.checkpoint import index
+from shardscope.training.checkpoint.index import verify
 from shardscope.training.context import RankContext
 from shardscope.training.trainer import Trainer
 
@@ -111,6 +114,36 @@ def test_a_run_gives_the_weights_after_each_step_that_it_has_saved(run: ss.Run) 
         run.state_dict(step=3)
 
 
+@pytest.mark.parametrize("step", ["4", 2.0, True])
+def test_a_step_that_is_no_whole_number_is_refused(run: ss.Run, step: Any) -> None:
+    with pytest.raises(SpecError, match=r"give a whole number, or None for the last saved step"):
+        run.state_dict(step=step)
+    assert run.state_dict(step=np.int64(4)).keys() == run.state_dict(step=4).keys()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_weights_of_a_live_run_are_read_while_it_replaces_them(
+    run: ss.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_gone: bool
+) -> None:
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(run.path / "checkpoints/step-2", folder / "step-2")
+    expected = run.state_dict(step=4)
+
+    def replace(*found: Any) -> None:
+        if not (folder / "step-4").exists():
+            shutil.copytree(run.path / "checkpoints/step-4", folder / "step-4")
+            next((folder / "step-2").glob("*.bin")).unlink()
+            if is_gone:
+                shutil.rmtree(folder / "step-2")
+        verify(*found)
+
+    monkeypatch.setattr(index, "verify", replace)
+    live = saved_run(run.job, tmp_path).state_dict()
+    assert all(torch.equal(live[name], value) for name, value in expected.items())
+    with pytest.raises(CheckpointError, match="no weights of step=2" if is_gone else "bin is missing"):
+        saved_run(run.job, tmp_path).state_dict(step=2)
+
+
 def test_saved_parameters_serve_where_there_is_no_checkpoint(tmp_path: Path) -> None:
     job = small_job(strategy="single", world_size=1, steps=2, record=ss.Record(parameters=True))
     run = ss.launch(job, root=tmp_path).wait(100)
@@ -135,7 +168,9 @@ def test_damage_and_pickles_are_refused(run: ss.Run, tmp_path: Path) -> None:
         if path.suffix == ".bin" and data:
             data[len(data) // 2] ^= 255
         (folder / path.name).write_bytes(data)
-    with pytest.raises(CheckpointError):
+    with pytest.raises(
+        CheckpointError, match=r"the weights of run .* in .*step-9 cannot be read: the bytes of"
+    ):
         saved_run(run.job, tmp_path).state_dict()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from typing import Any, ClassVar
 
@@ -201,6 +202,18 @@ class Whole(Bringing):
         return 1.0
 
 
+class PerLayer(Bringing):
+    """Forgets a counter on which its steps depend; built with one group per layer."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__([{"params": [p], "lr": lr * 0.9**number} for number, p in enumerate(params)], lr)
+        self.hidden = [torch.zeros(3)]
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        self.hidden[0] = self.hidden[0] + 1
+        return 1 / self.hidden[0][0]
+
+
 class NoRate(Bringing):
     """Finds its learning rate itself."""
 
@@ -237,7 +250,7 @@ class EveryForm(Bringing):
 KINDS: dict[str, type[Bringing]] = {
     kind.__name__: kind for kind in (
         GroupCounter, PythonStep, Product, Narrow, Shared, Attribute, HiddenObject, ObjectEntry, Columns, Matrices,
-        Drawing, Largest, Whole, EveryForm, NoRate,
+        Drawing, Largest, Whole, PerLayer, EveryForm, NoRate,
     )
 }  # fmt: skip
 
@@ -253,3 +266,37 @@ class Brought(ss.Optimizer):
     def build(self, parameters: Any) -> torch.optim.Optimizer:
         """Build it for one rank."""
         return KINDS[self.type_name]([p for _, p in parameters.named], self.lr)
+
+
+class ByName(ss.Optimizer):
+    """Trains the last layer faster, and finds it by its name; a test may add a setting that cannot be copied."""
+
+    name = "by-name"
+
+    lr: float = 0.02
+    setting: str = "number"
+    is_fussy: bool = False
+
+    def build(self, parameters: Any) -> torch.optim.Optimizer:
+        """Build it for one rank."""
+        named = dict(parameters.named)
+        last = named["6.weight"]
+        if self.is_fussy and last.shape != (10, 5):
+            raise ValueError("the last layer has 10 rows")
+        built = KINDS["PythonStep"]([p for p in named.values() if p is not last], self.lr)
+        built.add_param_group({"params": [last], "lr": 2 * self.lr, "setting": SETTINGS[self.setting](last)})
+        return built
+
+
+def _group_of_ranks(last: Tensor) -> Any:
+    dist = torch.distributed
+    return dist.group.WORLD if dist.is_initialized() else None
+
+
+SETTINGS: dict[str, Any] = {
+    "number": lambda last: 3,
+    "group of ranks": _group_of_ranks,
+    "lock": lambda last: [threading.Lock()],
+    "generator": lambda last: torch.Generator(),
+    "computed": lambda last: {"twice": (2 * last,)},
+}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import random
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +19,21 @@ from conformance.alone import Never
 from conformance.ranks import RankPool
 from shardscope.errors import CheckpointError, SpecError
 from shardscope.runlog.writer import EventWriter
+from shardscope.training.checkpoint.optimizer_state import digested
+from shardscope.training.checkpoint.values import encode
 from shardscope.training.context import RankContext
 from shardscope.training.meter import Meter
 from shardscope.training.optim.brought import random_numbers_of
 from shardscope.training.optim.state import alike
 from shardscope.training.random_state import seed_everything
 from shardscope.training.trainer import Trainer
-from training.optim.brought import KINDS, Brought
+from training.optim.brought import KINDS, SETTINGS, Brought, ByName
 
-REFUSED = {"HiddenObject": "attribute 'clock'", "ObjectEntry": "entry 'clock' of parameter"}
+REFUSED = {
+    "HiddenObject": "attribute 'clock'",
+    "PerLayer": "attribute 'hidden'",
+    "ObjectEntry": "entry 'clock' of parameter",
+}
 ON_RANKS = ("PythonStep", "Columns", "Largest", "EveryForm")
 STRATEGIES = ("ring", "zero-1", "zero-2", "zero-3", "pipeline")
 
@@ -46,9 +55,9 @@ def trained(
 ) -> Trainer:
     split: Any = ss.Strategy("pipeline", split="even") if strategy == "pipeline" else strategy
     job = ss.Job(
-        model=model, data="digits", strategy=split, world_size=context.world_size, steps=4, precision="fp64",
+        strategy=split, world_size=context.world_size, steps=4, precision="fp64",
         batch=ss.Batch(24, micro_batch=3) if strategy == "pipeline" else 24,
-        **{"optimizer": Brought(type_name=kind), **changes},
+        **{"model": model, "data": "digits", "optimizer": Brought(type_name=kind), **changes},
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(job, context, folder)
@@ -60,6 +69,11 @@ def trained(
 
 def alone(folder: Path) -> RankContext:
     return RankContext(0, 1, torch.device("cpu"), Meter(), EventWriter(folder / "rank-0.jsonl", 0))
+
+
+def folder_of(path: Path) -> Path:
+    path.mkdir(parents=True)
+    return path
 
 
 def found(trainer: Trainer) -> list[Any]:
@@ -231,6 +245,48 @@ def test_an_optimizer_that_cannot_update_pieces_is_refused_by_all_ranks_before_t
     assert '"event": "step"' not in (tmp_path / "rank-0.jsonl").read_text()
 
 
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_settings_that_cannot_be_copied_change_nothing(pool: RankPool, tmp_path: Path, setting: str) -> None:
+    def body(context: RankContext) -> None:
+        trained(context, tmp_path, "", "ring", optimizer=ByName(setting=setting))
+        if setting != "generator":  # which has a state that cannot be saved
+            trained(context, tmp_path, "", "ring", optimizer=ByName(setting=setting), checkpoint=2)
+
+    pool.run(body, tmp_path)
+
+
+def test_a_build_method_may_ask_for_parameters_by_name(tmp_path: Path) -> None:
+    folder = tmp_path / "named"
+    trained(alone(folder_of(folder)), folder, "", "single", optimizer=ByName(), checkpoint=2)
+    assert "optimizer_note" not in (folder / "rank-0.jsonl").read_text()
+    folder = tmp_path / "fussy"
+    trained(alone(folder_of(folder)), folder, "", "single", optimizer=ByName(is_fussy=True), checkpoint=2)
+    assert "ValueError: the last layer has 10 rows" in (folder / "rank-0.jsonl").read_text()
+
+
+@pytest.mark.parametrize("strategy", ["zero-1", "zero-2", "zero-3"])
+@pytest.mark.parametrize(("kind", "is_refused"), [("PythonStep", False), ("PerLayer", True)])
+def test_ranks_with_only_empty_pieces_agree_with_the_others(
+    pool: RankPool, tmp_path: Path, strategy: str, kind: str, *, is_refused: bool
+) -> None:
+    def body(context: RankContext) -> bool:
+        try:
+            trained(
+                context, tmp_path, kind, strategy, checkpoint=2, loss="mse",
+                model=lambda: nn.Linear(6, 1, bias=False), data=six_columns,
+            )  # fmt: skip
+        except SpecError as refused:
+            return "attribute 'hidden'" in str(refused)
+        return False
+
+    assert pool.run(body, tmp_path) == [is_refused] * pool.world_size
+
+
+def six_columns() -> Any:
+    inputs = torch.arange(480, dtype=torch.float64).reshape(80, 6) / 480
+    return torch.utils.data.TensorDataset(inputs, inputs[:, :1])
+
+
 def test_groups_without_a_learning_rate_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"a parameter group of its NoRate has no 'lr'"):
         trained(alone(tmp_path), tmp_path, "NoRate", "single")
@@ -255,3 +311,19 @@ def test_settings_of_the_job_win_over_those_of_the_run_that_saved(tmp_path: Path
     )
     group = trainer.optimizer.param_groups[0]
     assert (group["lr"], group["betas"], group["k"]) == (0.5, (0.9, 0.99), 4)
+
+
+ENTRIES: list[Any] = [
+    torch.zeros(4), torch.zeros(2, 2), torch.zeros(4, dtype=torch.float64), torch.tensor([0.0, 0.0, 0.0, -0.0]),
+    torch.full((4,), torch.nan), [torch.zeros(4)], (torch.zeros(4),), {"a": torch.zeros(4)}, {"b": torch.zeros(4)},
+    deque([torch.zeros(4)]), deque([torch.zeros(4)], 3), torch.zeros(8)[::2] + 1, 0, 0.0, "text", None,
+]  # fmt: skip
+
+
+def test_ranks_tell_entries_apart_by_their_bits_without_writing_them_out() -> None:
+    def told(value: Any) -> str:
+        return json.dumps(encode("entry", digested(value)))
+
+    assert len({told(value) for value in ENTRIES}) == len(ENTRIES)
+    assert all(told(value) == told(copy.deepcopy(value)) for value in ENTRIES)
+    assert len(told({"seen": [torch.zeros(100_000)]})) < 200

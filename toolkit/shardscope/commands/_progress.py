@@ -82,6 +82,8 @@ def table(summary: Summary) -> str:
         notes.append(f"\nSamples per rank, by measured speed: {summary.shares}.")
     if summary.loss_note is not None:
         notes.append(f"\n{summary.loss_note[0].upper()}{summary.loss_note[1:]}.")
+    if summary.optimizer_note is not None:
+        notes.append(f"\nNote: {summary.optimizer_note}.")
     if summary.resize_s is not None:
         notes.append(f"\nNo rank trained for {duration_text(summary.resize_s)} while their number changed.")
     if summary.diverged_at is not None:

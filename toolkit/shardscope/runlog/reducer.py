@@ -73,6 +73,7 @@ class RunLog:
         phases: Computing times of the newest steps, by rank and phase.
         circumstances: What a straggler means in the job.
         loss_note: Why the loss may depend on how the batch is cut; None if nothing speaks for it.
+        optimizer_note: Why a resumed run may train otherwise; None if nothing speaks for it.
         shares: Samples of each rank in a step, as last divided by measured speed; empty if they have not been.
         dropped: Number of gradients that no update used, or that were not computed, because other workers were faster.
         faults: Events of the faults that were carried out on purpose, in order.
@@ -109,6 +110,7 @@ class RunLog:
     circumstances: Circumstances = field(default_factory=Circumstances)
     shares: tuple[int, ...] = ()
     loss_note: str | None = None
+    optimizer_note: str | None = None
     dropped: int = 0
     faults: list[Event] = field(default_factory=list)
     restarts: list[Restart] = field(default_factory=list)
@@ -309,6 +311,9 @@ class RunLog:
 
     def _on_loss_note(self, event: Event) -> None:
         self.loss_note = event["text"]
+
+    def _on_optimizer_note(self, event: Event) -> None:
+        self.optimizer_note = event["text"]
 
     def _on_shares(self, event: Event) -> None:
         self.shares = tuple(event["samples"])

@@ -185,6 +185,7 @@ _KINDS: Mapping[str, Check] = {
     "update": _fields({**_STEP, "server": is_whole, "staleness": _list_of(is_whole)}),
     "shares": _fields({**_STEP, "samples": _list_of(is_whole), "seconds_per_sample": _list_of(is_real)}),
     "loss_note": _fields({**_STEP, "text": _is_text}),
+    "optimizer_note": _fields({**_STEP, "text": _is_text}),
     "traffic": _fields({**_STEP, "traffic": _any_value}),
     "consensus": _fields({**_STEP, "distance": _is_number}),
     "fault": _fields({**_STEP, "kind": _is_name, "text": _is_text}, {"number": is_whole}),

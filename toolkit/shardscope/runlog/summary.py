@@ -81,6 +81,8 @@ class Summary:
             none.
         loss_note: Why the loss may depend on how the batch is cut into micro-batches and ranks, and the remedy; None if
             nothing speaks for it.
+        optimizer_note: Why a resumed run may train otherwise, if the optimizer could not be tried before the first
+            step; None if nothing speaks for it.
         observing_bytes: Bytes sent by all ranks in the whole run for evaluations, checkpoints, measurements (gradient
             noise scale, consensus distance of gossip) and the numbers of targets in each step. Older runs did not count
             checkpoint traffic.
@@ -134,6 +136,7 @@ class Summary:
     cache_hit_rate: float | None = None
     fetched_bytes: int | None = None
     loss_note: str | None = None
+    optimizer_note: str | None = None
 
     @property
     def bytes_ratio(self) -> float | None:
@@ -186,6 +189,7 @@ def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
         shares=", ".join(map(str, log.shares)) or None,
         dropped=log.dropped,
         loss_note=log.loss_note,
+        optimizer_note=log.optimizer_note,
         **_quality(log, "test"),
         **_quality(log, "validation"),
         transport=start.get("transport"),
@@ -215,7 +219,7 @@ _COUNTS = (
 )  # fmt: skip
 _TEXTS = (
     "strategy", "world_sizes", "transport", "transport_reason", "link", "link_note", "compression", "straggler",
-    "shares", "loss_note",
+    "shares", "loss_note", "optimizer_note",
 )  # fmt: skip
 
 

@@ -48,6 +48,7 @@ def run_html(run: Run) -> str:
         "link": summary.link or "",
         "straggler": summary.straggler or "",
         "loss note": summary.loss_note or "",
+        "optimizer note": summary.optimizer_note or "",
         "samples per rank": summary.shares or "",
         "note": run.note,
         "directory": printable(str(run.path)),

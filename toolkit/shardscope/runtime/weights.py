@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import zipfile
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardscope.errors import CheckpointError
+from shardscope.errors import CheckpointError, SpecError, quoted
 
 if TYPE_CHECKING:
     from shardscope.runtime.run import Run
@@ -20,8 +21,25 @@ def state_dict_of(run: Run, step: int | None) -> dict[str, Any]:
     """Return the state dict of a run's model after `step`; None for the last step that the run has saved.
 
     Raises:
+        SpecError: `step` is neither a whole number nor None.
         CheckpointError: The run has not saved its weights after this step, or they are damaged.
     """
+    if step is not None and (isinstance(step, bool) or not isinstance(step, Integral)):
+        raise SpecError(
+            f"step={quoted(step)} is not valid: give a whole number, or None for the last saved step"
+        )
+    while True:
+        path = _saved(run, step)
+        try:
+            return _of_checkpoint(path) if path.suffix != ".npz" else _of_parameters(path)
+        except (OSError, KeyError, zipfile.BadZipFile, CheckpointError) as error:
+            if not path.exists() or _saved(run, step) != path:  # the run has deleted it for a newer one
+                continue
+            raise CheckpointError(f"the weights of run {run.id} in {path} cannot be read: {error}") from error
+
+
+def _saved(run: Run, step: int | None) -> Path:
+    """Return the checkpoint, or the file of parameters, that a run has now for `step`."""
     from shardscope.training.checkpoint.folders import complete_checkpoints, step_of
 
     saved = {step_of(path): path for path in complete_checkpoints(run.path / "checkpoints")}
@@ -38,11 +56,7 @@ def state_dict_of(run: Run, step: int | None) -> dict[str, Any]:
         raise CheckpointError(
             f"run {run.id} has no weights of step={step}; it has saved those of step {steps}"
         )
-    path = saved[wanted]
-    try:
-        return _of_parameters(path) if path == file else _of_checkpoint(path)
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"the weights of run {run.id} in {path} cannot be read: {error}") from error
+    return saved[wanted]
 
 
 def _of_checkpoint(path: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from shardscope.errors import SpecError
 from shardscope.spec import Job
 from shardscope.training.optim.brought import is_brought
 from shardscope.training.strategies.base import RankStrategy
@@ -30,14 +31,25 @@ def require_saveable(job: Job, strategy: RankStrategy, optimizer: torch.optim.Op
 
 
 def _require_resumable(job: Job, strategy: RankStrategy, optimizer: torch.optim.Optimizer) -> None:
-    from shardscope.training.checkpoint.rehearsal import require_resumable  # only for optimizers of users
+    from shardscope.training.checkpoint.agreement import gather_items  # only for optimizers of users
+    from shardscope.training.checkpoint.rehearsal import Rehearsed, rehearsed
 
-    named = strategy.named_optimizer(optimizer)
-    if named is None:
-        return
-    is_split = strategy.holding.is_split
-    is_divided = is_split or len(named.parameters) < sum(p.requires_grad for p in strategy.model.parameters())
-    require_resumable(
-        named, job.optimizer.name, is_split=is_split,
-        is_resized=is_divided and job.elastic is not None,
-    )  # fmt: skip
+    named, is_split = strategy.named_optimizer(optimizer), strategy.holding.is_split
+    told = Rehearsed()
+    if named is not None:
+        trained = sum(p.requires_grad for p in strategy.model.parameters())
+        is_divided = is_split or len(named.parameters) < trained
+        told = rehearsed(named, is_split=is_split, is_resized=is_divided and job.elastic is not None)
+    every = gather_items(strategy.context, told) if is_split else [told]  # pieces may differ between ranks
+    problem = next((each.problem for each in every if each.problem), None)
+    if problem is not None:
+        raise SpecError(
+            f"optimizer={job.optimizer.name!r} cannot be resumed: {problem}; keep its state in optimizer.state or in "
+            "param_groups"
+        )
+    if told.untried is not None:
+        strategy.context.events.emit(
+            "optimizer_note", step=0,
+            text=f"optimizer={job.optimizer.name!r} was not tried before the first step, because it fails on small "
+            f"copies of the parameters ({told.untried[:200]}), so a resumed run may train otherwise",
+        )  # fmt: skip

@@ -8,6 +8,8 @@ before it is saved: loading creates the entries that the checkpoint has.
 
 from __future__ import annotations
 
+import hashlib
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -165,7 +167,7 @@ def _differing(rest: list[Place], sections: Sections, context: RankContext, *, i
     If ranks hold pieces of parameters, these are also tensors of another shape, which may depend on the pieces.
     """
     values = {place: sections[place[0]][place[1]] for place in rest}
-    mine = {place: digest_of(encode(entry_text(*place), value)) for place, value in values.items()}
+    mine = {place: digest_of(encode(entry_text(*place), digested(value))) for place, value in values.items()}
     shaped = {
         place
         for place, value in values.items()
@@ -179,6 +181,25 @@ def _differing(rest: list[Place], sections: Sections, context: RankContext, *, i
         for place, digest in mine.items()
         if any(each.get(place, None if is_split else digest) != digest for each in every)
     }
+
+
+def digested(value: Any) -> Any:
+    """Return a value with digests of their bytes in place of its tensors, which may be large."""
+    if isinstance(value, dict):
+        return {key: digested(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return (list if isinstance(value, list) else tuple)(map(digested, value))
+    if isinstance(value, deque):
+        return deque(map(digested, value), value.maxlen)
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_quantized:
+        return value
+    row = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return [
+        "tensor",
+        str(value.dtype),
+        list(value.shape),
+        hashlib.blake2b(row.data, digest_size=16).hexdigest(),
+    ]
 
 
 def _joined(whole: set[Place], sections: Sections, holding: Holding) -> dict[Place, Tensor]:

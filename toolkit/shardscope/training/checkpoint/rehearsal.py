@@ -1,4 +1,4 @@
-"""Resumes a user's optimizer on a few tiny parameters before training, to refuse one that a checkpoint would change.
+"""Resumes a user's optimizer on tiny copies of its parameters, to refuse one that a checkpoint would change.
 
 steps ── save ── more steps                  the weights and the state at the end must be the same
 └──── load into a new one ── more steps
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardscope.errors import CheckpointError, SpecError
+from shardscope.errors import CheckpointError
 from shardscope.training.checkpoint.optimizer_state import load_state, state_to_fill, state_to_save
 from shardscope.training.checkpoint.optimizer_trees import entry_text
 from shardscope.training.checkpoint.values import decode, encode
@@ -25,38 +25,44 @@ from shardscope.training.random_state import random_state, seed_everything, set_
 
 _BEFORE, _AFTER = 3, 9
 """Numbers of steps before and after the save; some optimizers act only in every fifth step."""
-_MOST, _LARGEST = 8, 5
-"""Largest number of parameters, and of elements in a dimension."""
+_LARGEST = 5
+"""Largest number of elements in a dimension."""
 _ALONE = Holding("rehearsal")
 
 
-def require_resumable(named: NamedOptimizer, label: str, *, is_split: bool, is_resized: bool) -> None:
-    """Raise an error if an optimizer cannot be saved and resumed without a change.
+@dataclass(frozen=True)
+class Rehearsed:
+    """How a resume went on one rank.
 
-    Does nothing if the optimizer cannot step on tiny parameters; a job may have others.
+    Attributes:
+        problem: What a checkpoint would change; None if nothing.
+        untried: Why the optimizer could not be tried; None if it was, or if the rank has nothing to update.
+    """
+
+    problem: str | None = None
+    untried: str | None = None
+
+
+def rehearsed(named: NamedOptimizer, *, is_split: bool, is_resized: bool) -> Rehearsed:
+    """Try to save and resume an optimizer on one rank, without any call of another rank.
 
     Args:
         named: The job's optimizer; it does not step.
-        label: Its name for messages.
         is_split: Whether ranks hold pieces of parameters.
         is_resized: Whether other numbers of ranks may resume from what is saved, and hold other parameters or pieces.
-
-    Raises:
-        SpecError: An entry of the optimizer cannot be saved, restored, or divided among other ranks.
     """
-    device = next(iter(named.parameters.values())).device
-    with _random_numbers_kept(device):
-        tried = _Tried.of(named, seed=1)
-        if tried is None:
-            return
+    held = next((p for p in named.parameters.values() if p.numel()), None)
+    if held is None:
+        return Rehearsed()
+    with _random_numbers_kept(held.device):
+        try:
+            tried, *again = [_Tried.of(named, seed=seed) for seed in ((1, 1, 2) if is_resized else (1,))]
+        except Exception as error:  # noqa: BLE001 - anything in the user's code; the job's own parameters may suit it
+            return Rehearsed(untried=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
         problem = _problem(tried)
         if problem is None and is_resized:
-            problem = _indivisible(_Tried.of(named, seed=1), _Tried.of(named, seed=2), is_split=is_split)
-    if problem is not None:
-        raise SpecError(
-            f"optimizer={label!r} cannot be resumed: {problem}; keep its state in optimizer.state or in param_groups, "
-            "or run the job without checkpoints, copies in memory and resizes"
-        )
+            problem = _indivisible(*again, is_split=is_split)
+    return Rehearsed(problem)
 
 
 def _problem(tried: _Tried) -> str | None:
@@ -64,11 +70,11 @@ def _problem(tried: _Tried) -> str | None:
         saved = _Memory(state_to_save(tried.named, None, _ALONE))
     except CheckpointError as error:
         return str(error).partition(";")[0]
-    again = tried.built_anew()
     try:
+        again = tried.built_anew()
         asked = state_to_fill(again.named, saved, _ALONE, within="", rank=0)
         load_state(again.named, saved.fill(asked), _ALONE, rank=0)
-        lost = _difference(_dictionary(tried.named.optimizer), _dictionary(again.named.optimizer))
+        lost = _difference(_dictionary(tried.named), _dictionary(again.named))
         if lost is not None:
             return f"{lost} of its state_dict() does not come back equal"
         forgotten = _difference(_attributes(tried.named.optimizer), _attributes(again.named.optimizer))
@@ -85,10 +91,8 @@ def _problem(tried: _Tried) -> str | None:
     return f"its attribute {forgotten}, on which its steps depend, is not in its state_dict()"
 
 
-def _indivisible(one: _Tried | None, other: _Tried | None, *, is_split: bool) -> str | None:
+def _indivisible(one: _Tried, other: _Tried, *, is_split: bool) -> str | None:
     """Return which entry other ranks could not take over, because it depends on the parameters of a rank."""
-    if one is None or other is None:
-        return None
     found, theirs = one.named.sections(), other.named.sections()
     for section, entries in found.items():
         is_of_parameter = "state." in section
@@ -107,24 +111,23 @@ def _indivisible(one: _Tried | None, other: _Tried | None, *, is_split: bool) ->
 
 @dataclass(frozen=True)
 class _Tried:
-    """An optimizer on tiny copies of some of the job's parameters."""
+    """An optimizer on tiny copies of the job's parameters; a user's build method may ask for any of them by name."""
 
     job: NamedOptimizer
     named: NamedOptimizer
 
     @classmethod
-    def of(cls, job: NamedOptimizer, *, seed: int) -> _Tried | None:
-        """Return the optimizer after its first steps; None if it cannot take them."""
+    def of(cls, job: NamedOptimizer, *, seed: int) -> _Tried:
+        """Return the optimizer after its first steps."""
         numbers = torch.Generator().manual_seed(seed)
         tiny = {
-            p: torch.randn([min(n, _LARGEST) for n in p.shape], generator=numbers) for p in _of_each_kind(job)
+            p: torch.randn([min(n, _LARGEST) for n in p.shape], generator=numbers)
+            for p in job.names
+            if p.requires_grad and not p.is_meta
         }
         tried = cls._built(job, {p: values.to(p.device, p.dtype) for p, values in tiny.items()})
-        try:
-            for number in range(_BEFORE):
-                tried.step(number, seed)
-        except Exception:  # noqa: BLE001 - anything in the user's code; the job's own parameters may suit it
-            return None
+        for number in range(_BEFORE):
+            tried.step(number, seed)
         return tried
 
     @classmethod
@@ -149,20 +152,12 @@ class _Tried:
         numbers = torch.Generator().manual_seed(1000 * seed + number)
         for parameter in self.weights:
             grad = torch.randn(parameter.shape, generator=numbers)
-            parameter.grad = grad.to(parameter.device, parameter.dtype)
+            if grad.numel():  # an optimizer may fail with empty pieces, which need no step
+                parameter.grad = grad.to(parameter.device, parameter.dtype)
         optimizer = self.named.optimizer
         for group, built in zip(optimizer.param_groups, self.job.optimizer.param_groups, strict=True):
             group["lr"] = built["lr"]  # as the job's schedule sets it
         optimizer.step()
-
-
-def _of_each_kind(named: NamedOptimizer) -> list[Tensor]:
-    """Return the first parameter of each last part of a name and number of dimensions."""
-    kinds: dict[tuple[str, int], Tensor] = {}
-    for name, parameter in named.parameters.items():
-        if parameter.numel() and parameter.is_floating_point():
-            kinds.setdefault((name.rpartition(".")[2], parameter.dim()), parameter)
-    return list(kinds.values())[:_MOST]
 
 
 def _difference(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> str | None:
@@ -185,12 +180,17 @@ def _difference(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> str | None:
     return None
 
 
-def _dictionary(optimizer: torch.optim.Optimizer) -> Mapping[str, Any]:
-    """Return the optimizer's `state_dict` without learning rates, which come from the job's schedule."""
+def _dictionary(named: NamedOptimizer) -> Mapping[str, Any]:
+    """Return the optimizer's `state_dict` without learning rates and what its steps have not changed: settings."""
     try:
-        found = optimizer.state_dict()
+        found = named.optimizer.state_dict()
+        settings = {key for group in named.optimizer.param_groups for key in group}
+        settings -= {
+            key for section, entries in named.sections().items() if "group." in section for key in entries
+        }
         groups = [
-            {key: value for key, value in group.items() if key != "lr"} for group in found["param_groups"]
+            {key: value for key, value in group.items() if key not in {"lr", *settings}}
+            for group in found["param_groups"]
         ]
     except Exception:  # noqa: BLE001 - anything in the user's code; what it keeps is compared by its steps
         return {}

@@ -151,10 +151,24 @@ def note_as_built(
     """Remember an optimizer that has not stepped yet, to recognise later what its steps have changed."""
     for one in NamedOptimizer(optimizer, {}).inner():
         groups = [
-            {key: copy.deepcopy(value) for key, value in group.items() if key not in _NOT_STATE}
+            {key: _copied(value) for key, value in group.items() if key not in _NOT_STATE}
             for group in one.optimizer.param_groups
         ]
-        _BUILT[one.optimizer] = _Built(groups, copy.deepcopy(_attributes(one.optimizer)), again)
+        _BUILT[one.optimizer] = _Built(groups, _copied(_attributes(one.optimizer)), again)
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a value, part by part; what cannot be copied, such as a process group, is kept as it is."""
+    if type(value) is dict:
+        return {key: _copied(part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    if isinstance(value, Tensor) and not value.is_leaf:  # cannot be deep-copied
+        return value.detach().clone()
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # noqa: BLE001 - anything in the user's code
+        return value
 
 
 def built_again(
