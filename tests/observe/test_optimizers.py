@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import shardscope as ss
 from shardscope.commands import show
+from shardscope.runtime.observe._optimizers import inside
 
 Step = Callable[[], float]
 """Trains one step, and returns its loss."""
@@ -297,6 +299,55 @@ def test_optimizer_memory_of_several_is_not_predicted_and_that_is_said(tmp_path:
     assert {row.term for row in compared.rows if row.group == "memory"} == {"parameters", "gradients"}
     assert compared.disagreeing == ()
     assert any("optimizer is left out: 2 optimizers update the model" in note for note in compared.notes)
+
+
+class OfTheUser(Mapping[str, Any]):
+    """A mapping whose values cannot be read."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise OSError(key)
+
+    def __iter__(self) -> Any:
+        return iter(["of", "the", "user"])
+
+    def __len__(self) -> int:
+        return 3
+
+
+def cyclic() -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    tree["children"] = [tree]
+    return tree
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "attribute", [cyclic, OfTheUser, lambda: [0.5] * 2_000_000, lambda: [[[]] * 1000] * 1000]
+)
+def test_what_a_user_keeps_in_an_optimizer_is_left_alone(
+    tmp_path: Path, attribute: Callable[[], Any]
+) -> None:
+    model = Net()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    optimizer.own = attribute()  # type: ignore[attr-defined]
+    optimizer.itself = [optimizer]  # type: ignore[attr-defined]
+    start = time.perf_counter()
+    assert inside(optimizer) == []
+    assert time.perf_counter() - start < 0.2
+    with ss.observe(model, optimizer, root=tmp_path) as run:
+        backward(model, optimizer)
+    assert (run.state, run.summary().steps) == ("completed", 1)
+
+
+def test_optimizers_inside_others_are_found_in_lists_tuples_and_dicts() -> None:
+    model = Net()
+    inner = [SGD(model.parameters(), lr=0.1) for _ in range(5)]
+    outer = Several(inner[0])
+    outer.several = [inner[1]]  # type: ignore[attr-defined]
+    outer.by_name = {"two": inner[2], "one": inner[1]}  # type: ignore[attr-defined]
+    inner[0].deeper = (inner[3],)  # type: ignore[attr-defined]
+    inner[3].back = outer  # type: ignore[attr-defined]
+    assert [inner.index(each) for each in inside(outer)] == [0, 3, 1, 2]  # type: ignore[arg-type]
 
 
 def test_a_given_optimizer_that_never_steps_is_named(tmp_path: Path) -> None:
