@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import shardscope as ss
 from shardscope.commands import show
+from shardscope.runtime.observe._describe import Seen
 from shardscope.runtime.observe._optimizers import inside
 
 Step = Callable[[], float]
@@ -365,3 +367,71 @@ def test_a_given_optimizer_that_never_steps_is_named(tmp_path: Path) -> None:
     assert str(run.reason) in show.text(run)
     with pytest.raises(ss.ShardscopeError, match="recording stopped"):
         ss.compare(run)
+
+
+class WithoutRate(Optimizer):
+    """A wrapper whose groups have no learning rate."""
+
+    def __init__(self, inner: Optimizer | None, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        self.inner = inner
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        del closure
+        for each in self.param_groups[0]["params"]:
+            each.sub_(each.grad, alpha=0.1)
+
+
+@pytest.mark.parametrize("is_around", [True, False])
+def test_an_optimizer_without_a_rate_is_recorded_with_that_of_the_one_inside(
+    tmp_path: Path, *, is_around: bool
+) -> None:
+    model = Net()
+    inner = SGD(model.parameters(), lr=0.25) if is_around else None
+    optimizer = WithoutRate(inner, model.parameters())
+    with ss.observe(model, optimizer, root=tmp_path) as run:
+        for _ in range(2):
+            backward(model, optimizer)
+    assert (run.state, run.summary().steps) == ("completed", 2)
+    rates = [math.nan if each["lr"] is None else each["lr"] for each in run.events("step")]
+    assert rates == [0.25, 0.25] if is_around else all(map(math.isnan, rates))
+
+
+def by_hand(model: Net) -> None:
+    model.loss().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.sub_(0.1 * parameter.grad)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("given", [None, SGD])
+def test_gradients_without_an_optimizer_leave_a_run_completed_and_are_noted(
+    tmp_path: Path, given: type[SGD] | None
+) -> None:
+    model = Net()
+    optimizer = given(model.parameters(), lr=0.1) if given else None
+    with ss.observe(model, optimizer, root=tmp_path) as run:
+        for _ in range(3):
+            by_hand(model) if optimizer is None else model.loss().backward()
+    assert (run.state, run.cause, run.summary().state) == ("completed", None, "completed")
+    assert "never stepped after a backward pass of the model" in str(run.reason)
+    assert str(run.reason) in show.text(run)
+
+
+def test_a_recording_that_fails_before_the_first_step_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Seen) -> None:
+        raise KeyError("of the observer")
+
+    monkeypatch.setattr(Seen, "job", fail)
+    model = Net()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with ss.observe(model, optimizer, root=tmp_path) as run:
+        backward(model, optimizer)
+    assert (run.state, run.cause) == ("stopped", "recording-stopped")
+    assert "of the observer" in str(run.reason)
+    for call in (run.summary, lambda: ss.compare(run)):
+        with pytest.raises(ss.ShardscopeError, match=r"nothing was recorded of this run: .*of the observer"):
+            call()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -56,6 +56,21 @@ def inside(optimizer: Optimizer) -> list[Optimizer]:
             found[id(one)] = one
             waiting += reversed([*_held_by(one)])
     return [each for each in found.values() if each is not optimizer]
+
+
+def rate_of(optimizer: Optimizer, *names: str) -> float | None:
+    """Return the learning rate in an optimizer's groups, or else of the first that it wraps; None if there is none.
+
+    Args:
+        optimizer: The optimizer.
+        names: Entries of a parameter group that may contain it, in order of preference.
+    """
+    for each in (optimizer, *inside(optimizer)):
+        group: Mapping[str, Any] = next(iter(each.param_groups), {})
+        for name in names:
+            if isinstance(group.get(name), Tensor | float | int):
+                return float(group[name])
+    return None
 
 
 def _held_by(optimizer: Optimizer) -> Iterator[Optimizer]:
