@@ -168,9 +168,8 @@ class MeteredProcessGroup(dist.ProcessGroup):
             counted_as, traffic = not_sized(name), Traffic(calls=1)
         self.meter.count(counted_as, traffic)
         payload = traffic.payload_bytes
-        if (
-            name == "all_to_all" and self.size() > 1
-        ):  # the payload of an even one that takes as long on a link
+        if name == "all_to_all" and self.size() > 1:
+            # the payload of an even one that takes as long on a link
             payload = max(traffic.sent_bytes, traffic.received_bytes) * self.size() // (self.size() - 1)
         if name == "all_reduce":  # in a backward pass, DistributedDataParallel's
             self.meter.hold_gradients()
