@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import shardscope as ss
 from shardscope.commands import show
+from shardscope.runtime.observe._describe import Seen
+from shardscope.runtime.observe._optimizers import inside
 
 Step = Callable[[], float]
 """Trains one step, and returns its loss."""
@@ -299,6 +303,55 @@ def test_optimizer_memory_of_several_is_not_predicted_and_that_is_said(tmp_path:
     assert any("optimizer is left out: 2 optimizers update the model" in note for note in compared.notes)
 
 
+class OfTheUser(Mapping[str, Any]):
+    """A mapping whose values cannot be read."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise OSError(key)
+
+    def __iter__(self) -> Any:
+        return iter(["of", "the", "user"])
+
+    def __len__(self) -> int:
+        return 3
+
+
+def cyclic() -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    tree["children"] = [tree]
+    return tree
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "attribute", [cyclic, OfTheUser, lambda: [0.5] * 2_000_000, lambda: [[[]] * 1000] * 1000]
+)
+def test_what_a_user_keeps_in_an_optimizer_is_left_alone(
+    tmp_path: Path, attribute: Callable[[], Any]
+) -> None:
+    model = Net()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    optimizer.own = attribute()  # type: ignore[attr-defined]
+    optimizer.itself = [optimizer]  # type: ignore[attr-defined]
+    start = time.perf_counter()
+    assert inside(optimizer) == []
+    assert time.perf_counter() - start < 0.2
+    with ss.observe(model, optimizer, root=tmp_path) as run:
+        backward(model, optimizer)
+    assert (run.state, run.summary().steps) == ("completed", 1)
+
+
+def test_optimizers_inside_others_are_found_in_lists_tuples_and_dicts() -> None:
+    model = Net()
+    inner = [SGD(model.parameters(), lr=0.1) for _ in range(5)]
+    outer = Several(inner[0])
+    outer.several = [inner[1]]  # type: ignore[attr-defined]
+    outer.by_name = {"two": inner[2], "one": inner[1]}  # type: ignore[attr-defined]
+    inner[0].deeper = (inner[3],)  # type: ignore[attr-defined]
+    inner[3].back = outer  # type: ignore[attr-defined]
+    assert [inner.index(each) for each in inside(outer)] == [0, 3, 1, 2]  # type: ignore[arg-type]
+
+
 def test_a_given_optimizer_that_never_steps_is_named(tmp_path: Path) -> None:
     model = Net()
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -314,3 +367,71 @@ def test_a_given_optimizer_that_never_steps_is_named(tmp_path: Path) -> None:
     assert str(run.reason) in show.text(run)
     with pytest.raises(ss.ShardscopeError, match="recording stopped"):
         ss.compare(run)
+
+
+class WithoutRate(Optimizer):
+    """A wrapper whose groups have no learning rate."""
+
+    def __init__(self, inner: Optimizer | None, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        self.inner = inner
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        del closure
+        for each in self.param_groups[0]["params"]:
+            each.sub_(each.grad, alpha=0.1)
+
+
+@pytest.mark.parametrize("is_around", [True, False])
+def test_an_optimizer_without_a_rate_is_recorded_with_that_of_the_one_inside(
+    tmp_path: Path, *, is_around: bool
+) -> None:
+    model = Net()
+    inner = SGD(model.parameters(), lr=0.25) if is_around else None
+    optimizer = WithoutRate(inner, model.parameters())
+    with ss.observe(model, optimizer, root=tmp_path) as run:
+        for _ in range(2):
+            backward(model, optimizer)
+    assert (run.state, run.summary().steps) == ("completed", 2)
+    rates = [math.nan if each["lr"] is None else each["lr"] for each in run.events("step")]
+    assert rates == [0.25, 0.25] if is_around else all(map(math.isnan, rates))
+
+
+def by_hand(model: Net) -> None:
+    model.loss().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.sub_(0.1 * parameter.grad)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("given", [None, SGD])
+def test_gradients_without_an_optimizer_leave_a_run_completed_and_are_noted(
+    tmp_path: Path, given: type[SGD] | None
+) -> None:
+    model = Net()
+    optimizer = given(model.parameters(), lr=0.1) if given else None
+    with ss.observe(model, optimizer, root=tmp_path) as run:
+        for _ in range(3):
+            by_hand(model) if optimizer is None else model.loss().backward()
+    assert (run.state, run.cause, run.summary().state) == ("completed", None, "completed")
+    assert "never stepped after a backward pass of the model" in str(run.reason)
+    assert str(run.reason) in show.text(run)
+
+
+def test_a_recording_that_fails_before_the_first_step_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Seen) -> None:
+        raise KeyError("of the observer")
+
+    monkeypatch.setattr(Seen, "job", fail)
+    model = Net()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with ss.observe(model, optimizer, root=tmp_path) as run:
+        backward(model, optimizer)
+    assert (run.state, run.cause) == ("stopped", "recording-stopped")
+    assert "of the observer" in str(run.reason)
+    for call in (run.summary, lambda: ss.compare(run)):
+        with pytest.raises(ss.ShardscopeError, match=r"nothing was recorded of this run: .*of the observer"):
+            call()

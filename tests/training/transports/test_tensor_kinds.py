@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from conformance.ranks import RankPool, RankPools, over_both
-from shardscope.errors import SpecError
+from shardscope.errors import ShardscopeError
 from shardscope.training.context import RankContext
 
 pytest_generate_tests = over_both
@@ -53,8 +53,12 @@ def sharded(plain: Tensor) -> Tensor:
     return DTensor.from_local(plain, mesh, [Shard(0)])
 
 
-def non_contiguous(plain: Tensor) -> Tensor:
-    return torch.stack([plain, plain], dim=-1)[..., 0]
+def every_second(plain: Tensor) -> Tensor:
+    return torch.stack([plain, plain + plain.new_ones(())], dim=-1)[..., 0]
+
+
+def a_column_at_an_offset(plain: Tensor) -> Tensor:
+    return torch.cat([plain.new_ones(1, 3), plain[:, None].expand(-1, 3)])[1:, 1]
 
 
 def freed(plain: Tensor) -> Tensor:
@@ -109,6 +113,11 @@ CARRIED: dict[str, Callable[[Tensor], Tensor]] = {
     "with gradient": with_grad,
     "subclass with storage": lambda plain: plain.as_subclass(Subclass),
     "resolved conjugate": lambda plain: plain.conj().resolve_conj(),
+    "every second": every_second,
+    "a column at an offset": a_column_at_an_offset,
+    "parameter of every second": lambda plain: torch.nn.Parameter(
+        every_second(plain), plain.is_floating_point()
+    ),
 }
 """Tensors that stand for the values in their memory: each must give what plain tensors give."""
 REFUSED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -229,7 +238,7 @@ def outcomes(kind: str, dtype: torch.dtype = torch.float32, size: int = SIZE) ->
     """A function for the ranks: what each call gives with tensors of a kind, values or an error."""
 
     def of(context: RankContext) -> dict[str, list[list[Any]] | str]:
-        make = {**CARRIED, **REFUSED, "non-contiguous": non_contiguous}[kind]
+        make = {**CARRIED, **REFUSED}[kind]
         found: dict[str, Any] = {}
         for name, call in calls(context, make, dtype, size).items():
             got = outcome(call)
@@ -245,7 +254,11 @@ def outcomes(kind: str, dtype: torch.dtype = torch.float32, size: int = SIZE) ->
 def test_tensors_with_values_in_memory_give_what_plain_tensors_give(
     pool: RankPool, tmp_path: Path, kind: str
 ) -> None:
-    assert pool.run(outcomes(kind), tmp_path) == pool.run(outcomes("plain"), tmp_path)
+    for got, expected in zip(
+        pool.run(outcomes(kind), tmp_path), pool.run(outcomes("plain"), tmp_path), strict=True
+    ):
+        for call, values in expected.items():
+            assert got[call] == values, call
 
 
 @pytest.mark.sampled
@@ -295,6 +308,41 @@ def test_shared_memory_never_copies_from_address_zero(pool: RankPool, tmp_path: 
     pool.run(check, tmp_path)
 
 
+def test_what_lies_beside_the_elements_of_a_tensor_is_not_touched(pool: RankPool, tmp_path: Path) -> None:
+    def check(context: RankContext) -> None:
+        whole = torch.full((3, 4), 7.0)
+        dist.all_reduce(whole[:, 1], async_op=True).wait()
+        work = dist.all_reduce(whole[1:, 2], async_op=True)
+        future = work.get_future()
+        future.wait()
+        expected = torch.full((3, 4), 7.0)
+        expected[:, 1] *= context.world_size
+        expected[1:, 2] *= context.world_size
+        assert torch.equal(whole, expected)
+
+    pool.run(check, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("size", "stride"), [((4,), (0,)), ((3, 2), (1, 1)), ((2, 3), (0, 1)), ((2, 4), (2, 1))]
+)
+def test_elements_that_share_memory_are_read_but_not_written(
+    pool: RankPool, tmp_path: Path, size: tuple[int, ...], stride: tuple[int, ...]
+) -> None:
+    def check(context: RankContext) -> None:
+        base = torch.arange(6.0)
+        shared = base.as_strided(size, stride)
+        for call in (dist.all_reduce, lambda each: dist.broadcast(each, 0), lambda each: dist.recv(each, 0)):
+            with pytest.raises(ShardscopeError, match="some of its elements share memory"):
+                call(shared)
+        rows = [torch.empty(size) for _ in range(context.world_size)]
+        dist.all_gather(rows, shared)
+        assert all(torch.equal(row, shared) for row in rows)
+        assert torch.equal(base, torch.arange(6.0))
+
+    pool.run(check, tmp_path)
+
+
 def test_a_sparse_tensor_is_summed_as_the_dense_one(pool: RankPool, tmp_path: Path) -> None:
     def check(context: RankContext) -> None:
         rank, world = context.rank, context.world_size
@@ -313,7 +361,7 @@ def test_a_sparse_tensor_is_summed_as_the_dense_one(pool: RankPool, tmp_path: Pa
 def test_a_sparse_tensor_is_refused_where_gloo_has_no_sum_of_it(pool: RankPool, tmp_path: Path) -> None:
     def check(context: RankContext) -> None:
         for call in (dist.broadcast, dist.reduce):
-            with pytest.raises(SpecError, match=r"layout is not strided; pass to_dense\(\)"):
+            with pytest.raises(ShardscopeError, match=r"layout is not strided; pass to_dense\(\)"):
                 call(torch.eye(3).to_sparse(), 0)
 
     pool.run(check, tmp_path)

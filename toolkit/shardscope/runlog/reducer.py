@@ -461,6 +461,7 @@ def _step(number: int, row: list[Event], moved: Moved) -> Step:
         late = max(late, event.get("late_s", 0.0))
         compute = max(compute, _compute_seconds(event)) if "spans" in event else math.nan
         skipped = skipped or bool(event.get("skipped"))
+    lr = math.nan if lr is None else lr  # of an observed optimizer without one
     is_even = len({event["samples"] for event in row if event["loss"] is not None}) < 2
     loss = (loss / num_losses if is_even else weighted / samples) if num_losses else math.nan
     sent = min(moved.sent_bytes, MOST), min(moved.messages, MOST)

@@ -139,8 +139,8 @@ _KINDS: Mapping[str, Check] = {
     "step": _fields(
         {
             **_STEP, "loss": _number_or_none, "samples": is_whole, "tokens": _or_none(is_whole),
-            "step_time_s": _is_duration, "lr": is_real, "grad_norm": _number_or_none, "memory_bytes": is_whole,
-            "peak_memory_bytes": is_whole, "traffic": _any_value,
+            "step_time_s": _is_duration, "lr": _or_none(is_real), "grad_norm": _number_or_none,
+            "memory_bytes": is_whole, "peak_memory_bytes": is_whole, "traffic": _any_value,
         },
         {
             "spans": _list_of(_is_span), "codec_s": is_real, "late_s": is_real,

@@ -106,7 +106,13 @@ class Run(Described, Steered, Resizable):
     def job(self) -> Job:
         """The job that was launched. User functions appear by name only; they are not loaded."""
         if self._job is None:
-            self._job = self._dir.read_job()
+            try:
+                self._job = self._dir.read_job()
+            except RunUnreadable:
+                last = self._last_status
+                if last is None or last.cause is not Cause.RECORDING_STOPPED:
+                    raise
+                raise RunUnreadable(f"nothing was recorded of this run: {last.reason}") from None
         return self._job
 
     @property
@@ -157,7 +163,9 @@ class Run(Described, Steered, Resizable):
 
     @property
     def reason(self) -> str | None:
-        """Reason, in words, why the run stopped before its last step without failing; None otherwise."""
+        """Reason, in words, why the run stopped before its last step without failing, or why `observe` has recorded no
+        step of a run that completed; None otherwise.
+        """
         return self._status().reason
 
     @property

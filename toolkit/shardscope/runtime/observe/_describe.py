@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from shardscope.errors import SpecError
-from shardscope.runtime.observe._optimizers import Optimizers
+from shardscope.runtime.observe._optimizers import Optimizers, rate_of
 from shardscope.spec import Optimizer, Record, Strategy
 from shardscope.spec.job_parts import UserCode
 from shardscope.spec.model.step import ParameterRow
@@ -140,8 +140,9 @@ def _optimizer(optimizer: torch.optim.Optimizer | None) -> Optimizer:
     if optimizer is None:
         return _stand_in("unknown", "torch.optim.Optimizer", {})
     groups, kind = optimizer.param_groups, type(optimizer)
-    group = groups[0]
-    lr = {"lr": float(group.get("initial_lr", group["lr"]))}
+    group = groups[0] if groups else {}
+    rate = rate_of(optimizer, "initial_lr", "lr")
+    lr = {} if rate is None else {"lr": rate}
     try:
         if kind is torch.optim.AdamW and not any(each["amsgrad"] for each in groups):
             return Optimizer("adamw", **lr, **_those(group, "betas", "eps", "weight_decay"))

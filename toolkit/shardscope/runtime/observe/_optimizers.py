@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from torch import Tensor, nn
@@ -43,23 +44,47 @@ class Optimizers:
 
 
 def inside(optimizer: Optimizer) -> list[Optimizer]:
-    """Return the optimizers that an optimizer wraps, at any depth, in the order of its attributes."""
+    """Return the optimizers that an optimizer wraps, at any depth, in the order of its attributes.
+
+    Those of the user's own containers are not found, as looking into them would run the user's code.
+    """
     found: dict[int, Optimizer] = {}
-    waiting: list[Any] = [optimizer]
+    waiting = [optimizer]
     while waiting:
         one = waiting.pop()
-        if isinstance(one, Optimizer):
-            if id(one) in found:
-                continue
+        if id(one) not in found:
             found[id(one)] = one
-            waiting += reversed([each for name, each in vars(one).items() if name not in _TORCHS_OWN])
-        elif isinstance(one, Mapping):
-            waiting += reversed([*one.values()])
-        elif isinstance(one, list | tuple):
-            waiting += reversed(one)
+            waiting += reversed([*_held_by(one)])
     return [each for each in found.values() if each is not optimizer]
 
 
+def rate_of(optimizer: Optimizer, *names: str) -> float | None:
+    """Return the learning rate in an optimizer's groups, or else of the first that it wraps; None if there is none.
+
+    Args:
+        optimizer: The optimizer.
+        names: Entries of a parameter group that may contain it, in order of preference.
+    """
+    for each in (optimizer, *inside(optimizer)):
+        group: Mapping[str, Any] = next(iter(each.param_groups), {})
+        for name in names:
+            if isinstance(group.get(name), Tensor | float | int):
+                return float(group[name])
+    return None
+
+
+def _held_by(optimizer: Optimizer) -> Iterator[Optimizer]:
+    """Yield the optimizers in an optimizer's attributes, and in lists, tuples and dicts in these."""
+    for name, value in vars(optimizer).items():
+        if name not in _TORCHS_OWN:
+            values = _AS_LISTS.get(type(value), lambda one: [one])(value)
+            # `isinstance` would ask the user's objects for their class
+            yield from (each for each in islice(values, _MOST) if issubclass(type(each), Optimizer))
+
+
+_AS_LISTS: dict[type, Callable[[Any], Iterable[Any]]] = {list: iter, tuple: iter, dict: dict.values}
+_MOST = 10_000
+"""Number of elements of a container that are looked at: more than optimizers of one for each parameter."""
 _TORCHS_OWN = frozenset({"state", "param_groups", "defaults"})
 
 

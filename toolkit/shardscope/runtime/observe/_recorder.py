@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from shardscope.runlog.writer import EventWriter
 from shardscope.runtime.observe._loop import is_compiled
 from shardscope.runtime.observe._marks import Mark, Marks, Value
-from shardscope.runtime.observe._optimizers import Optimizers
+from shardscope.runtime.observe._optimizers import Optimizers, rate_of
 from shardscope.spec import Record
 from shardscope.spec.numbers import LARGEST_COUNT
 from shardscope.training.memory import Held, MemoryWatch, held_by_default
@@ -139,6 +139,7 @@ class StepRecorder:
         self._num_forwards = 0
         self._weights: int | None = None
         """Version of the weights after the last backward pass of this step; None if a forward pass has followed."""
+        self._first_weights: int | None = None
         self._backward = self._update = self._marks.now()
         self._step = self._begun()
 
@@ -199,6 +200,8 @@ class StepRecorder:
         self._add("compute", "backward", self._backward)
         self._update = self._marks.now()  # an optimizer with a closure updates from this point on
         self._weights = _version(self._model)
+        if self._first_weights is None:
+            self._first_weights = self._weights
         self._sample()
 
     def update_begins(self, optimizer: Optimizer) -> None:
@@ -259,7 +262,7 @@ class StepRecorder:
         self._measuring.close()
         step.peaks = None if measured is None else measured.peaks
         step.facts = {
-            "lr": float(self.optimizer.param_groups[0]["lr"]),
+            "lr": rate_of(self.optimizer, "lr"),
             "memory_bytes": memory,
             "peak_memory_bytes": self._memory.peak,
         }
@@ -294,6 +297,11 @@ class StepRecorder:
     def is_trained_without_step(self) -> bool:
         """Whether backward passes of the model have run, but no step has ended."""
         return not self.steps and bool(self._step.own_backwards)
+
+    @property
+    def has_changed_weights(self) -> bool:
+        """Whether weights have been changed in place since the first backward pass."""
+        return self._first_weights not in (None, _version(self._model))
 
     @property
     def last(self) -> tuple[int, int]:

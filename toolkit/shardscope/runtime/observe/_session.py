@@ -36,7 +36,7 @@ from shardscope.runtime.processes import process_started
 from shardscope.runtime.run import Run
 from shardscope.runtime.rundir import RunDir, runs_root
 from shardscope.runtime.secondary_failure import is_secondary_failure
-from shardscope.runtime.status import Cause
+from shardscope.runtime.status import Cause, Status
 from shardscope.spec import Record
 from shardscope.spec.job_parts import label_of
 from shardscope.training.memory import MemoryWatch, Storages
@@ -71,6 +71,7 @@ class ObserveSession(AbstractContextManager[Run]):
         self._recorder: StepRecorder | None = None
         self._events: EventWriter | None = None
         self._problem: str | None = None
+        self._note: str | None = None
         self._is_announced = self._steps_in_backward = self._is_updating = False
         self._pid = os.getpid()
         self._provenance: threading.Thread | None = None
@@ -319,8 +320,13 @@ class ObserveSession(AbstractContextManager[Run]):
     # The end.
 
     def _note_missing_steps(self) -> None:
-        """Say so if the model was trained, but no step of the observed optimizer was seen."""
-        if self._recorder is None or not self._recorder.is_trained_without_step:
+        """Say so if backward passes ran, but no step of the observed optimizer was seen.
+
+        The recording has failed only if an optimizer is known and something else has changed the weights. Scripts may
+        update weights by hand, or compute gradients only.
+        """
+        recorder = self._recorder
+        if recorder is None or not recorder.is_trained_without_step:
             return
         observed = self._seen.optimizer
         what = (
@@ -328,11 +334,15 @@ class ObserveSession(AbstractContextManager[Run]):
             if observed is None
             else f"{type(observed).__name__}, the observed optimizer,"
         )
-        self._problem = (
+        sentence = (
             f"ss.observe recorded no step, because {what} never stepped after a backward pass of the model; pass the "
             "optimizer whose step() is called"
         )
-        logging.getLogger("shardscope").warning("%s", self._problem)
+        if observed is not None and recorder.has_changed_weights:
+            self._problem = sentence
+        else:
+            self._note = sentence
+        logging.getLogger("shardscope").warning("%s", sentence)
 
     def _write_end(self, state: str, error: BaseException | None) -> None:
         """Write the last events of this rank: what the recorder still has, and how the block ended."""
@@ -356,12 +366,15 @@ class ObserveSession(AbstractContextManager[Run]):
     def _conclude(self, state: str, error: BaseException | None) -> None:
         """Write the final status and the summary, each even if something else cannot be written."""
         directory = self._dir
-        if self._place.rank or directory is None:
+        if self._place.rank:
+            return
+        if directory is None:
+            self._conclude_without_directory()
             return
         outcome: dict[str, Any] = {}
         self._try(lambda: outcome.update(self._outcome(state, error)))
         self._try(self._describe)
-        ended = "stopped" if state == "completed" and (self._problem or outcome.get("reason")) else state
+        ended = "stopped" if state == "completed" and (self._problem or outcome.get("cause")) else state
         self._try(
             lambda: directory.write_status(
                 ended, pid=os.getpid(), process_started=process_started(), **outcome
@@ -370,6 +383,13 @@ class ObserveSession(AbstractContextManager[Run]):
         self._try(lambda: directory.write_summary(ended))
         self._await_provenance()
 
+    def _conclude_without_directory(self) -> None:
+        """Tell the run why nothing was recorded."""
+        self.run._last_status = Status(  # noqa: SLF001 - our own run
+            "stopped", os.getpid(), process_started(), t=time.time(), reason=self._problem,
+            cause=Cause.RECORDING_STOPPED,
+        )  # fmt: skip
+
     def _outcome(self, state: str, error: BaseException | None) -> dict[str, Any]:
         """Return the fields of the final status that say how the block ended."""
         if error is not None and state == "failed":
@@ -377,7 +397,9 @@ class ObserveSession(AbstractContextManager[Run]):
         if state == "stopped":
             return {"reason": "interrupted", "cause": Cause.REQUESTED}
         reason = self._problem or self._missing_ranks()
-        return {} if reason is None else {"reason": reason, "cause": Cause.RECORDING_STOPPED}
+        if reason is not None:
+            return {"reason": reason, "cause": Cause.RECORDING_STOPPED}
+        return {} if self._note is None else {"reason": self._note}
 
     def _described(self, error: BaseException) -> dict[str, Any]:
         return {

@@ -2,20 +2,23 @@
 
 Transports copy the bytes at the address of a tensor. A tensor without memory of its own has no address, and reading
 there would end the process with a signal. The bytes of other tensors are not their values: those of a conjugated view,
-for example, are the values before.
+for example, are the values before, and those of a tensor that is not contiguous have others between them.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
 
-from shardscope.errors import SpecError
+from shardscope.errors import ShardscopeError
 
 Argument = TypeVar("Argument")
 
@@ -33,31 +36,123 @@ _NOT_PLAIN: tuple[tuple[Callable[[Tensor], bool], str, str], ...] = (
 """For each kind of tensor that no transport carries: a test, what is wrong with it, and what to do."""
 
 
-def plain(argument: Argument, *, may_be_sparse: bool = False) -> Argument:
-    """Return an argument of a collective with each tensor replaced by the one whose memory holds its values.
+Copies = list[tuple[Tensor, Tensor]]
+"""Tensors that a collective writes, each with the contiguous copy that it writes in the tensor's place."""
+
+
+def plain(argument: Argument, *, may_be_sparse: bool = False, written: Copies | None = None) -> Argument:
+    """Return an argument of a collective with each tensor replaced by a contiguous one whose memory holds its values.
 
     For the result of a functional collective, that is the tensor that it waits for; for a `DTensor`, this rank's shard.
-    As with gloo, results are written to tensors that require gradients without autograd.
+    As with gloo, results are written to tensors that require gradients without autograd. Transports ignore strides, so
+    a tensor that is not contiguous is replaced by a copy.
 
     Args:
         argument: A tensor, nested sequences of tensors, or anything else, which is returned unchanged.
         may_be_sparse: Whether sparse COO tensors are allowed.
+        written: For an argument that the collective writes, a list to which each tensor that was replaced by a copy is
+            added, with the copy; give it to `copied_back`. None for an argument that is only read.
 
     Raises:
-        SpecError: No transport can carry one of the tensors.
+        ShardscopeError: No transport can carry one of the tensors.
     """
     found: Any = argument
-    if isinstance(argument, list | tuple):
-        found = [plain(each, may_be_sparse=may_be_sparse) for each in argument]
-    elif isinstance(argument, Tensor):
-        found = _inner(argument)
-        if not (may_be_sparse and found.layout == torch.sparse_coo):
-            _check(found)
+    if isinstance(argument, Tensor):
+        found = argument if _is_plain(argument) else _made_plain(argument, may_be_sparse, written)
+    elif isinstance(argument, list | tuple):
+        found = [plain(each, may_be_sparse=may_be_sparse, written=written) for each in argument]
     return found  # type: ignore[no-any-return]
 
 
+def copied_back(work: dist.Work, copies: Copies) -> dist.Work:
+    """Return a handle of a collective that ends when what it wrote to copies has been copied to the tensors."""
+    return _CopyingWork(work, copies) if copies else work
+
+
+class _CopyingWork(dist.Work):
+    """Handle of a collective that copies its results to the tensors that they are for, once it has ended."""
+
+    def __init__(self, inner: dist.Work, copies: Copies) -> None:
+        super().__init__()
+        self._inner, self._copies, self._lock = inner, copies, threading.Lock()
+
+    def _copy(self) -> None:
+        with self._lock, torch.no_grad():
+            for tensor, copy in self._copies:
+                tensor.copy_(copy)
+            self._copies = []
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        done = self._inner.wait() if timeout is None else self._inner.wait(timeout)
+        self._copy()
+        return done
+
+    def is_completed(self) -> bool:
+        is_over = self._inner.is_completed()
+        if is_over:
+            self._copy()
+        return is_over
+
+    def _source_rank(self) -> int:  # torch asks for it after a receive from any rank
+        return self._inner._source_rank()  # noqa: SLF001 - as torch does
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        def finished(future: torch.futures.Future[Any]) -> Any:
+            value = future.value()
+            self._copy()
+            return value
+
+        return self._inner.get_future().then(finished)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Return, in little time, whether a tensor can be carried as it is; False if that takes a closer look."""
+    if type(tensor) not in _TORCHS_OWN or tensor.layout is not torch.strided or tensor.requires_grad:
+        return False
+    if tensor.is_nested or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        return False
+    try:
+        if not (tensor.is_contiguous() and tensor.data_ptr()):
+            return False
+        end = tensor.storage_offset() * tensor.itemsize + tensor.nbytes
+        return end <= tensor.untyped_storage().nbytes()
+    except (RuntimeError, NotImplementedError):  # torch's answer for tensors that wrap others
+        return False
+
+
+def _made_plain(tensor: Tensor, may_be_sparse: bool, written: Copies | None) -> Tensor:
+    found = _inner(tensor)
+    if may_be_sparse and found.layout == torch.sparse_coo:
+        return found
+    _check(found)
+    if found.is_contiguous():
+        return found
+    copy = found.contiguous()
+    if written is not None:
+        if _may_overlap(found):
+            raise ShardscopeError(
+                f"a collective cannot write to a tensor of shape {tuple(found.shape)} and strides {found.stride()}, "
+                "because some of its elements share memory; pass a copy, such as contiguous() returns"
+            )
+        written.append((found, copy))
+    return copy
+
+
+_TORCHS_OWN = (Tensor, Parameter)
+
+
+def _may_overlap(tensor: Tensor) -> bool:
+    """Return whether elements of a tensor share memory, unless its dimensions lie one within another."""
+    last = 0
+    for stride, count in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if count > 1 and stride <= last:
+            return True
+        last += (count - 1) * stride
+    return False
+
+
 def _inner(tensor: Tensor) -> Tensor:
-    if type(tensor) in (Tensor, Parameter):
+    if type(tensor) in _TORCHS_OWN:
         return tensor.detach() if tensor.requires_grad else tensor  # some of gloo's copies refuse leaves
     from torch.distributed._functional_collectives import AsyncCollectiveTensor  # slow to import
     from torch.distributed.tensor import DTensor
@@ -74,7 +169,7 @@ def _check(tensor: Tensor) -> None:
     if problem is not None:
         what, do = problem
         kind = f"{type(tensor).__name__} of {tensor.dtype}"
-        raise SpecError(f"a collective cannot send or receive this {kind}, because {what}; {do}")
+        raise ShardscopeError(f"a collective cannot send or receive this {kind}, because {what}; {do}")
 
 
 def has_memory(tensor: Tensor) -> bool:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from shardscope.spec import Link
 from shardscope.training import clock
-from shardscope.training.collectives.plain_tensors import plain
+from shardscope.training.collectives.plain_tensors import Copies, copied_back, plain
 from shardscope.training.collectives.start import store_of_this_start
 from shardscope.training.meter import Meter, Span, Traffic
 from shardscope.training.transports import Name, Route, open_route
@@ -45,7 +45,7 @@ def num_bytes(tensors: Any) -> int:
     """
     if not isinstance(tensors, torch.Tensor):
         return sum(num_bytes(tensor) for tensor in tensors)
-    if tensors.layout != torch.sparse_coo:
+    if tensors.layout is not torch.sparse_coo:
         return tensors.nbytes
     once = tensors.detach().coalesce()
     return once.indices().nbytes + once.values().nbytes
@@ -112,11 +112,9 @@ def _to_others(arguments: Sequence[Any], side: int, rank: int, world_size: int) 
 
 
 def _is_sparse(tensors: Any) -> bool:
-    while not isinstance(tensors, torch.Tensor):
-        if not tensors:
-            return False
+    while type(tensors) in (list, tuple) and tensors:
         tensors = tensors[0]
-    return tensors.layout == torch.sparse_coo
+    return isinstance(tensors, torch.Tensor) and tensors.layout is torch.sparse_coo
 
 
 class _WatchedWork(dist.Work):
@@ -157,7 +155,12 @@ class MeteredProcessGroup(dist.ProcessGroup):
         self, name: str, payload_of: int, arguments: Sequence[Any], call: Callable[..., dist.Work]
     ) -> dist.Work:
         """Record the traffic of a backend collective, and start it with `call(*arguments)`."""
-        arguments = plain(arguments, may_be_sparse=name == "all_reduce")
+        written: Copies = []
+        may_be_sparse = name == "all_reduce"
+        arguments = [  # the first is what the collective writes
+            plain(each, may_be_sparse=may_be_sparse, written=None if place else written)
+            for place, each in enumerate(arguments)
+        ]
         counted_as = name
         try:
             traffic = backend_traffic(name, payload_of, arguments, self, self.backend)
@@ -165,13 +168,12 @@ class MeteredProcessGroup(dist.ProcessGroup):
             counted_as, traffic = not_sized(name), Traffic(calls=1)
         self.meter.count(counted_as, traffic)
         payload = traffic.payload_bytes
-        if (
-            name == "all_to_all" and self.size() > 1
-        ):  # the payload of an even one that takes as long on a link
+        if name == "all_to_all" and self.size() > 1:
+            # the payload of an even one that takes as long on a link
             payload = max(traffic.sent_bytes, traffic.received_bytes) * self.size() // (self.size() - 1)
         if name == "all_reduce":  # in a backward pass, DistributedDataParallel's
             self.meter.hold_gradients()
-        return self._timed("communication", name, payload, lambda: call(*arguments))
+        return copied_back(self._timed("communication", name, payload, lambda: call(*arguments)), written)
 
     def _timed(
         self,
@@ -205,11 +207,13 @@ class MeteredProcessGroup(dist.ProcessGroup):
         return self._timed("communication", "send", size, lambda: self.inner.send(tensors, dst, tag))
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int) -> dist.Work:
-        tensors = plain(tensors)
+        written: Copies = []
+        tensors = plain(tensors, written=written)
         size = num_bytes(tensors)
         self.meter.count("recv", Traffic(size, received_bytes=size, calls=1))
         arrived = partial(self.meter.arrived, "send", src, size)
-        return self._timed("communication", "recv", size, lambda: self.inner.recv(tensors, src, tag), arrived)
+        work = self._timed("communication", "recv", size, lambda: self.inner.recv(tensors, src, tag), arrived)
+        return copied_back(work, written)
 
     def _count_send(self, dst: int, size: int) -> None:
         self.meter.count("send", Traffic(size, sent_bytes=size, messages=1, calls=1, sent_to={dst: size}))
@@ -217,10 +221,13 @@ class MeteredProcessGroup(dist.ProcessGroup):
 
     def sum_as(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Sum `tensor` over all ranks, in place, and record the traffic under `name`."""
-        payload = num_bytes(tensor)
+        written: Copies = []
+        summed = plain(tensor, written=written)
+        payload = num_bytes(summed)
         moved = sent_by_backend("all_reduce", payload, self.rank(), self.size(), self.backend)
         self.meter.count(name, Traffic(payload, moved, moved, calls=1))
-        self._timed("communication", name, payload, lambda: self.inner.allreduce([tensor])).wait()
+        work = self._timed("communication", name, payload, lambda: self.inner.allreduce([summed]))
+        copied_back(work, written).wait()
         return tensor
 
     def transport(self, device: torch.device) -> Any:
@@ -231,11 +238,11 @@ class MeteredProcessGroup(dist.ProcessGroup):
         return self.inner._get_backend(device)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> dist.Work:
-        tensors = plain(tensors)
+        written: Copies = []
+        tensors = plain(tensors, written=written)
         size = num_bytes(tensors)
         self.meter.count("recv", Traffic(size, received_bytes=size, calls=1))
-        work: dist.Work = self.inner.recv_anysource(tensors, tag)
-        return work
+        return copied_back(self.inner.recv_anysource(tensors, tag), written)
 
     def give_up(self) -> None:
         """Stop delaying messages, if any are delayed; called when this rank has closed its connections."""
