@@ -455,7 +455,7 @@ class Trainer:
         """Return the loss, accuracy and number of samples for a split, and the traffic of the evaluation."""
         try:
             with self.context.paced(False):
-                result = evaluate(self.strategy, source, self.loss_function, self._place)
+                result = evaluate(self.strategy, source, self.loss_function, self._place, self.weights.found)
         except FailedTogether as error:
             self._save_after_failure(step)
             cause = error.__cause__ or error
