@@ -45,7 +45,7 @@ from shardscope.training.loss import resolve_loss
 from shardscope.training.loss_weights import BatchWeights
 from shardscope.training.memory import StepMemory
 from shardscope.training.models import build_model
-from shardscope.training.models.mixing import layers_that_mix
+from shardscope.training.models.mixing import layers_that_depend_on_the_cut
 from shardscope.training.models.trainable import require_trainable
 from shardscope.training.not_finite import at_learning_rate, explained
 from shardscope.training.optim.sparse import prepare_sparse_embeddings
@@ -201,7 +201,7 @@ class Trainer:
             gradient_bytes=self.gradient_bytes, **self.strategy.described_transport(),
             compression=job.compression.label,
             codecs=None if compressor is None else "numba" if compiled else "torch", **context.described_link(job.link),
-            pid=os.getpid(), host=socket.gethostname(), **layers_that_mix(self.model),
+            pid=os.getpid(), host=socket.gethostname(), **layers_that_depend_on_the_cut(self.model),
         )  # fmt: skip
         if self.weights.note is not None and self.strategy.data_rank == 0:
             context.events.emit("loss_note", step=0, text=self.weights.note)
