@@ -49,6 +49,7 @@ from shardscope.training.models.mixing import layers_that_depend_on_the_cut
 from shardscope.training.models.trainable import require_trainable
 from shardscope.training.not_finite import at_learning_rate, explained
 from shardscope.training.optim.sparse import prepare_sparse_embeddings
+from shardscope.training.own_random_state import generators_kept
 from shardscope.training.parameters import save_parameters
 from shardscope.training.random_state import seed_everything
 from shardscope.training.recompute import apply_recompute
@@ -188,7 +189,9 @@ class Trainer:
     def _first_rows(self, number: int) -> MicroBatch:
         """Return at most this number of rows of the training split, on this rank's device."""
         train = self.data.train
-        inputs, targets = self._place(read_batch(train, torch.arange(min(number, len(train)))))
+        with generators_kept(train):
+            rows = read_batch(train, torch.arange(min(number, len(train))))
+        inputs, targets = self._place(rows)
         return inputs, targets
 
     def _announce(self) -> None:
