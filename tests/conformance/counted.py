@@ -326,7 +326,9 @@ def trained_by(trainer: Trainer) -> Any:
     job = trainer.job
     losses = [trainer.take_step(step) for step in range(1, job.steps + 1)]
     trainer.strategy.synchronize(job.steps)
-    found = evaluate(trainer.strategy, trainer.data.test, trainer.loss_function, trainer._place)
+    found = evaluate(
+        trainer.strategy, trainer.data.test, trainer.loss_function, trainer._place, trainer.weights.found
+    )
     parameters = {name: p.detach().clone() for name, p in trainer.strategy.full_parameters().items()}
     trainer.strategy.close()
     return losses, parameters, found

@@ -199,6 +199,12 @@ class TestRealRuns:
         assert report.passed is False
         assert "such as dropout" in report.verdict
 
+    def test_dropout_is_not_taken_for_a_loss_that_depends_on_the_cut(self):
+        job = small_job(model=with_dropout, strategy="pipeline", batch=ss.Batch(32, micro_batch=8))
+        report = check(job, 2)
+        assert report.cut_difference is None
+        assert "not compared: Dropout layers draw other random numbers" in report.verdict
+
     def test_a_run_that_fails_says_which_rank(self):
         def broken():
             raise ValueError("no such layer")

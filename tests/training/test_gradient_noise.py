@@ -16,6 +16,7 @@ import shardscope as ss
 from shardscope.analytic.large_batch import estimate
 from shardscope.runlog.writer import EventWriter
 from shardscope.training.context import RankContext
+from shardscope.training.gradient_noise import GradientNoise
 from shardscope.training.meter import Meter
 from shardscope.training.sketch import SIZE
 from shardscope.training.trainer import Trainer
@@ -172,3 +173,16 @@ def test_off_it_leaves_the_model_alone():
         trainer = Trainer(one, RankContext(0, 1, torch.device("cpu"), Meter(), events), Path(folder))
     assert trainer.strategy.noise is None
     assert not any(p._backward_hooks for p in trainer.model.parameters())
+
+
+def test_parts_without_targets_are_left_out_of_the_mean(tmp_path):
+    with EventWriter(tmp_path / "rank-0.jsonl", 0) as events:
+        ours = job(strategy="single", world_size=1, batch=ss.Batch(BATCH, micro_batch=BATCH // 4))
+        noise = GradientNoise(ours, RankContext(0, 1, torch.device("cpu"), Meter(), events))
+        noise.begin(1)
+        gradient = torch.full((4,), 1.5)
+        for weight in (2.0, 0.0, 2.0, 0.0):
+            noise.begin_part(weight)
+            noise.measure("weight", gradient * weight / 4)
+        sample = noise.finish([gradient], loss_scale=None, copies=None)
+    assert sample.small_square == pytest.approx(float(gradient.square().sum()))

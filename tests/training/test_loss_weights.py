@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from conformance.ranks import RankPool
 from shardscope.errors import DataError
 from shardscope.runlog.schema import Moved
 from shardscope.runtime.check import check
-from shardscope.training.loss import resolve_loss
+from shardscope.training.loss import resolve_loss, zero_of
 from shardscope.training.loss_weights import TRAFFIC
 from shardscope.training.trainer import Trainer
 
@@ -245,3 +246,115 @@ class TestCheck:
         assert report.passed, report.verdict
         assert report.cut_difference is not None
         assert report.cut_difference < 1e-9
+
+
+class FailsInEvaluationOnOneRank(counted.OwnLoss):
+    """Only training mode works on rank 1, as with a kernel that is missing there."""
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        if not self.training and torch.distributed.is_initialized() and torch.distributed.get_rank() == 1:
+            raise OSError("no evaluation here")
+        return super().forward(input_ids, labels)
+
+
+def weights_and_losses(job: ss.Job, context: Any) -> tuple[Any, str | None, int]:
+    trainer = Trainer(job, context, context.events.path.parent)
+    for step in range(1, job.steps + 1):
+        trainer.take_step(step)
+    traffic = [json.loads(line) for line in context.events.path.read_text().splitlines()]
+    trainer.strategy.close()
+    exchanged = sum(TRAFFIC in event["traffic"] for event in traffic if event["event"] == "step")
+    return trainer.weights.count, trainer.weights.note, exchanged
+
+
+@pytest.mark.parametrize("loss", ["cross-entropy", of_the_model])
+def test_a_trial_that_fails_on_one_rank_is_told_on_all_and_does_not_hang(
+    pool: RankPool, tmp_path: Path, loss: Any
+) -> None:
+    case = counted.Case(FailsInEvaluationOnOneRank, counted.two_columns, loss)
+    ours = case.job("ring", pool.world_size, 2)
+    for count, note, exchanged in pool.run(lambda context: weights_and_losses(ours, context), tmp_path):
+        assert count is None
+        assert "rank 1: the model or loss could not be tried" in str(note)
+        assert exchanged == 0
+
+
+class Focal(nn.CrossEntropyLoss):
+    """A mean over rows whose class weights are not its divisor."""
+
+    def forward(self, scores: Tensor, target: Tensor) -> Tensor:
+        cost = functional.cross_entropy(scores, target, weight=self.weight, reduction="none")
+        return ((1 - (-cost).exp()) ** 2 * cost).mean()
+
+
+class Renamed(nn.CrossEntropyLoss):
+    pass
+
+
+def test_a_subclass_counts_as_pytorchs_only_if_it_computes_the_same() -> None:
+    weight = torch.tensor([1.0, 5.0, 20.0])
+    assert resolve_loss(Focal(weight)).count is None
+    assert resolve_loss(Renamed(weight)).count is not None
+    assert resolve_loss(nn.NLLLoss(weight)).count is not None
+
+
+class SaysItIsASum(nn.CrossEntropyLoss):
+    def forward(self, scores: Tensor, target: Tensor) -> Tensor:
+        return functional.cross_entropy(scores, target.clamp(min=0))
+
+
+def test_a_loss_that_says_it_is_a_sum_and_is_none_is_told(tmp_path: Path) -> None:
+    job = {"model": counted.mlp, "data": counted.classes, "batch": 12}
+    trainer = trainer_in(tmp_path, loss=SaysItIsASum(reduction="sum"), **job)
+    assert "has reduction='sum', but" in str(trainer.weights.note)
+
+
+class CountsItsCalls:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        self.calls += 1
+        return functional.cross_entropy(output, target.clamp(min=0)) / self.calls
+
+
+def with_state(state: CountsItsCalls) -> Any:
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return state(output, target)
+
+    return loss
+
+
+@pytest.mark.parametrize("wrapped", [lambda s: s, with_state, lambda s: s.__call__, partial])
+def test_trying_a_loss_leaves_its_state_alone(wrapped: Any, tmp_path: Path) -> None:
+    state = CountsItsCalls()
+    trainer_in(tmp_path, model=counted.mlp, data=counted.classes, loss=wrapped(state), batch=12)
+    assert state.calls == 0
+
+
+def test_a_loss_that_cannot_be_copied_is_not_tried(tmp_path: Path) -> None:
+    lock, called = Lock(), []
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        with lock:
+            called.append(1)
+            return functional.cross_entropy(output, target)
+
+    trainer = trainer_in(tmp_path, model=counted.mlp, data=few_ignored, loss=loss, batch=12)
+    assert not called
+    assert "some targets are -100" in str(trainer.weights.note)
+
+
+def test_a_part_without_targets_whose_model_returns_nothing_with_gradients_is_refused_by_name() -> None:
+    output = {"loss": torch.zeros((), requires_grad=True), "logits": torch.zeros(2, 3)}
+    with pytest.raises(DataError, match="no target of micro-batch 3 counts.*return the logits"):
+        zero_of(output, 2)
+    assert not zero_of({**output, "logits": torch.ones(2, 3, requires_grad=True)}, 2)
+
+
+def test_a_users_loss_on_shards_is_told_that_it_was_not_tried(tmp_path: Path) -> None:
+    x, y = (part.numpy() for part in counted.classes())
+    ss.write_shards(tmp_path / "shards", (x, y), shard_size=2000)
+    data = ss.Shards(str(tmp_path / "shards"))
+    trainer = trainer_in(tmp_path, model=counted.mlp, data=data, loss=ignoring, batch=12)
+    assert "is not tried on shards" in str(trainer.weights.note)

@@ -131,7 +131,7 @@ _KINDS: Mapping[str, Check] = {
         {
             "link": _or_none(_fields({"label": _is_name, "is_accurate": lambda value: isinstance(value, bool)})),
             "backend": _is_name, "transport": _is_name, "transport_reason": _is_name, "role": _or_none(_is_name),
-            "mixes_samples": _list_of(_is_name), "num_params": _or_none(is_whole),
+            "mixes_samples": _list_of(_is_name), "draws": _list_of(_is_name), "num_params": _or_none(is_whole),
             "gradient_bytes": is_whole, "pid": is_whole,
             "world_size": lambda value: is_whole(value, MOST_RANKS) and value > 0,
         },

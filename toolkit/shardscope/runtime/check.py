@@ -53,7 +53,11 @@ def check(
     sharded, alone = both_jobs(job, steps)
     first, second = _carry_out(sharded, root, on_step), _carry_out(alone, root, on_step)
     whole, why_not = None, None
-    if alone.batch.micro_batch != alone.batch.global_batch:
+    draws = " and ".join(second.reduced().starts[0].get("draws", ()))
+    is_cut = alone.batch.micro_batch != alone.batch.global_batch
+    if is_cut and draws:
+        why_not = f"{draws} layers draw other random numbers for it"
+    elif is_cut:
         whole, why_not = _uncut(alone, root, on_step)
     apart = None
     if whole is not None and _skipped(whole) == _skipped(second):

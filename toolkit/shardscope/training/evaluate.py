@@ -17,6 +17,7 @@ from torch import Tensor
 from shardscope.training.data import DataSource, read_batch
 from shardscope.training.data.batches import named_tensors
 from shardscope.training.loss import Pairing, ResolvedLoss, hits, may_lack_targets, pairing_of
+from shardscope.training.loss_trial import Trial
 from shardscope.training.strategies.base import RankStrategy
 
 MAX_ROWS, MAX_TARGETS = 512, 32_768
@@ -36,6 +37,7 @@ def evaluate(
     source: DataSource,
     loss_function: ResolvedLoss,
     place: Callable[[Any], Any],
+    trial: Trial | None = None,
 ) -> dict[str, Any]:
     """Evaluate the model on the first rows of a split, and return the mean loss and accuracy.
 
@@ -48,6 +50,7 @@ def evaluate(
         source: The data to evaluate on.
         loss_function: The job's loss.
         place: Function that moves a batch to the rank's device.
+        trial: What all ranks found about the loss before training; None if nothing.
 
     Returns:
         ``loss``, ``accuracy`` (a fraction; None for regression) and ``samples``. Loss and accuracy are None if there
@@ -59,7 +62,7 @@ def evaluate(
     """
     context = strategy.context
     totals = torch.zeros(len(_Sums._fields), dtype=torch.float64)
-    found = _Found(loss_function)
+    found = _Found(loss_function, trial)
     failures: list[Exception] = []
     apart = nullcontext() if strategy.lockstep and context.group is not None else _collect_errors(failures)
     with context.meter.span("compute", "evaluation"), strategy.evaluating() as predict, apart:
@@ -101,22 +104,23 @@ class _Sums(NamedTuple):
 
 
 class _Found:
-    """What one rank finds in the parts that it evaluates; how the model pairs logits and targets is found once."""
+    """What one rank finds in the parts that it evaluates.
 
-    def __init__(self, loss: ResolvedLoss) -> None:
+    How the model pairs logits and targets is what a trial found, or found once, in the first part with targets.
+    """
+
+    def __init__(self, loss: ResolvedLoss, trial: Trial | None) -> None:
         self.loss = loss
-        self.pairing: Pairing | None = None
-        self._is_settled = False  # as finding the pairing reads all scores
+        is_own = trial is not None and trial.is_own
+        self.pairing: Pairing | None = trial.pairing if trial is not None and is_own else None
+        self._is_settled = is_own  # as finding the pairing reads all scores
 
     def sums(self, output: Any, targets: Any, rows: int) -> _Sums:
         """Return what one part adds to the sums."""
         value = self.loss(output, targets)
         loss = float(value)
-        if not self._is_settled:
-            self.pairing = pairing_of(output, targets)
-            self._is_settled = self.pairing is not None or math.isfinite(
-                loss
-            )  # NaN: the part may have no target
+        if not self._is_settled and not may_lack_targets(targets):
+            self.pairing, self._is_settled = pairing_of(output, targets), True
         counted = None if self.loss.is_sum else self.loss.count_of(output, targets, value, self.pairing)
         if counted is None and math.isnan(loss) and may_lack_targets(targets):
             counted = 0.0

@@ -85,7 +85,13 @@ class GradientNoise:
         """Start a step, and decide by the job's `Record` whether to measure gradient noise in it."""
         self.is_measuring = self.job.record.measures_noise(step)
         self._norms: list[Tensor] = []
+        self._parts_measured = 0
         self._sketch = Sketch(self.context.device) if self._needs_sketch else None
+
+    def begin_part(self, weight: float) -> None:
+        """Start the backward pass of a micro-batch with this `part_weight`; one of weight 0 has no gradient."""
+        self.part_weight = weight
+        self._parts_measured += weight != 0
 
     @property
     def _needs_sketch(self) -> bool:
@@ -101,7 +107,7 @@ class GradientNoise:
         """
         if not self.is_measuring:
             return
-        if self.part_weight:  # a micro-batch without targets has no gradient to compare
+        if self.part_weight:
             norm = torch.linalg.vector_norm(gradient)
             self._norms.append(norm if self.part_weight == 1 else norm / self.part_weight)
         if self._sketch is not None:
@@ -119,7 +125,8 @@ class GradientNoise:
             copies: Number of ranks that have each piece of the mean gradient; None if every rank has all of it.
 
         Returns:
-            The measurement; None if this step is not measured, or if gradients overflowed.
+            The measurement; None if this step is not measured, if gradients overflowed, or if none of this rank's
+            targets counts.
         """
         if not self.is_measuring:
             return None
@@ -127,8 +134,10 @@ class GradientNoise:
         unscale = 1 / (loss_scale or 1.0) ** 2
         total = float(torch.stack(self._norms).double().square().sum()) if self._norms else 0.0
         mean = self._sketched() if self._sketch is not None else self._held(gradients, copies)
-        # each of the n gradients was divided by n, so the mean of their squared norms is total / n * n**2 = total * n
-        small, large = total * self.parts * unscale, mean * unscale
+        # each of the m measured gradients was divided by n, so the mean of their squared norms is total / m * n**2
+        if not self._parts_measured:
+            return None
+        small, large = total * self.parts**2 / self._parts_measured * unscale, mean * unscale
         if not (isfinite(small) and isfinite(large)):
             return None
         return NoiseSample(small, large, self.small_batch, self.job.batch.global_batch)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shardscope.errors import DataError, unknown_name
+from shardscope.training.copies import copy_of_callable
 from shardscope.training.target_counts import (
     IGNORED,
     Count,
@@ -84,6 +85,7 @@ class ResolvedLoss:
         count: Number of targets over which the function takes its mean; None if it is not known.
         is_named: Whether it is one of `LOSSES`, so that a loss in the model's output replaces it.
         is_sum: Whether it is a sum over its targets, not a mean.
+        given: The user's own object, which `function` calls; None for one of `LOSSES`.
     """
 
     function: Loss
@@ -91,9 +93,19 @@ class ResolvedLoss:
     count: Count | None
     is_named: bool = False
     is_sum: bool = False
+    given: Loss | None = None
 
     def __call__(self, output: Any, target: Any) -> Tensor:
         return self.function(output, target)
+
+    def copied(self) -> ResolvedLoss | None:
+        """Return a copy that shares no state with this loss, to try it; None if the user's object cannot be copied."""
+        if self.given is None:
+            return self
+        try:
+            return replace(self, function=_scalar(copy_of_callable(self.given)))
+        except Exception:  # noqa: BLE001 - a user's own class may raise any error when it is copied
+            return None
 
     def count_is_of_model(self, value: Tensor, own: Tensor) -> bool:
         """Return whether this loss's `value` is the loss that the model has computed itself."""
@@ -125,7 +137,7 @@ def resolve_loss(loss: str | Loss) -> ResolvedLoss:
     """
     if not isinstance(loss, str):
         name = _name(loss)
-        return ResolvedLoss(_scalar(loss), name, stated_count(loss, name), is_sum=is_sum(loss))
+        return ResolvedLoss(_scalar(loss), name, stated_count(loss, name), is_sum=is_sum(loss), given=loss)
     if loss not in LOSSES:
         raise unknown_name("loss", loss, LOSSES)
     return ResolvedLoss(partial(_named, loss), loss, _COUNTS[loss], is_named=True)
@@ -133,7 +145,7 @@ def resolve_loss(loss: str | Loss) -> ResolvedLoss:
 
 def shifted_count(pairing: Pairing) -> Count:
     """Return the function that counts the targets of a model's own loss, which `pairing` explains."""
-    return (lambda target: _CLASSES(target[:, 1:])) if pairing is _shifted else _CLASSES
+    return (lambda target: _CLASSES(target[:, 1:])) if pairing is shifted else _CLASSES
 
 
 _CLASSES = classes_count()
@@ -146,16 +158,22 @@ def may_lack_targets(target: Any) -> bool:
     return bool((target[:, 1:] if target.dim() == 2 else target).eq(IGNORED).all())
 
 
-def zero_of(output: Any) -> Tensor:
+def zero_of(output: Any, index: int) -> Tensor:
     """Return a loss of zero for an output without a target that counts; all gradients through it are zero.
 
     A mean over no targets is NaN, in its gradients too. Every tensor of the output takes part, because collectives in
     a backward pass need the same gradients in each.
+
+    Raises:
+        DataError: Nothing in the output beside its loss has a gradient; `index` is the micro-batch's, from 0.
     """
     own = own_loss(output)
     parts = [part for part in tensors_in(output) if part is not own and part.requires_grad]
     if not parts:
-        return torch.zeros((), requires_grad=True)
+        raise DataError(
+            f"no target of micro-batch {index + 1} counts, so its loss must be 0, but the model returned no tensor "
+            "with gradients beside its loss; return the logits, not detached, or leave out rows without a target"
+        )
     zeros = [part.masked_fill(torch.ones_like(part, dtype=torch.bool), 0).sum() for part in parts]
     return torch.stack([zero.to(zeros[0]) for zero in zeros]).sum()
 
@@ -182,10 +200,10 @@ def pairing_of(
     if scores is None or not isinstance(target, Tensor) or not _are_classes(target):
         return None
     if own is None:
-        return _as_given if _fit(scores, target) else None
-    pairings = [_as_given] if counts_first is not False else []
+        return as_given if _fit(scores, target) else None
+    pairings = [as_given] if counts_first is not False else []
     if target.dim() == 2 and scores.dim() == 3 and not counts_first:
-        pairings.append(_shifted)
+        pairings.append(shifted)
     apart = {pairing: _distance(own, *pairing(scores, target)) for pairing in pairings}
     nearest = min(pairings, key=lambda pairing: apart[pairing])
     return nearest if apart[nearest] <= near else None
@@ -217,11 +235,12 @@ def hits(output: object, target: object, *, pairing: Pairing | None = None) -> t
     return int((scored.argmax(dim=-1) == classes)[counted].sum()), int(counted.sum())
 
 
-def _as_given(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def as_given(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Align the logits at each position with the target there."""
     return scores, target
 
 
-def _shifted(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def shifted(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Align the logits at each position with the target at the next position."""
     return scores[:, :-1], target[:, 1:]
 

@@ -7,7 +7,6 @@ its values for two parts of the rows.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +18,16 @@ from torch import Tensor, nn
 
 from shardscope.training.data import map_tensors, num_rows
 from shardscope.training.data.batches import LABELS, Batch, call
-from shardscope.training.loss import Pairing, ResolvedLoss, own_loss, pairing_of, scores_of, shifted_count
+from shardscope.training.loss import (
+    Pairing,
+    ResolvedLoss,
+    as_given,
+    own_loss,
+    pairing_of,
+    scores_of,
+    shifted,
+    shifted_count,
+)
 from shardscope.training.observe import random_state_kept, unchanged
 from shardscope.training.target_counts import IGNORED, Count
 from shardscope.training.twin import twin_of
@@ -35,6 +43,11 @@ _CUT = (
     "batch is cut into micro-batches and ranks, which all have equal weights; set its attribute count to a function "
     "that returns the number of targets that count, or reduction='sum' if it is a sum"
 )
+_NO_SUM = (
+    "loss={name!r} has reduction='sum', but its value for some rows is not the sum of those for parts of them, so the "
+    "result depends on how the batch is cut into micro-batches and ranks; set reduction='mean' if it is a mean, and "
+    "its attribute count to a function that returns the number of targets that count"
+)
 _UNKNOWN = (
     "some targets are -100, but it is not known how many count in loss={name!r}: all micro-batches and ranks have "
     "equal weights; set its attribute count to a function that returns the number of targets that count"
@@ -49,26 +62,55 @@ class Trial:
         count: What counts the targets; None if it is not known.
         note: What the user must know, in a sentence; None if nothing.
         is_own: Whether the loss is one that the model computes itself.
+        pairing: How the model pairs logits and labels, if the loss is its own; None if that is not known.
+        failed: Whether the model or the loss raised an error.
     """
 
     count: Count | None
     note: str | None = None
     is_own: bool = False
+    pairing: Pairing | None = None
+    failed: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """One of `VERDICTS`, which all ranks must agree on."""
+        if self.failed:
+            return "the model or loss could not be tried"
+        if not self.is_own:
+            return "the loss is not the model's own"
+        if self.pairing is None:
+            return "the model's own loss, whose targets cannot be counted"
+        at = "next" if self.pairing is shifted else "same"
+        return f"the model's own loss of targets at the {at} position"
+
+
+VERDICTS = tuple(
+    trial.verdict
+    for trial in (
+        Trial(None, failed=True), Trial(None), Trial(None, is_own=True),
+        Trial(None, is_own=True, pairing=as_given), Trial(None, is_own=True, pairing=shifted),
+    )
+)  # fmt: skip
+"""What a trial can find, in words."""
 
 
 def tried(loss: ResolvedLoss, model: nn.Module, example: Batch) -> Trial:
     """Try a loss on a few rows, at least two of them with different numbers of targets if there are such."""
     inputs, targets = example
-    output = _output(model, inputs)
+    tryable = loss.copied()
+    if tryable is None:
+        return Trial(loss.count, _unknown(loss, targets))
+    loss, output = tryable, _output(model, inputs)
     value, own = _value(loss, output, targets), own_loss(output)
     if value is None:  # training reports what is wrong
-        return Trial(loss.count)
+        return Trial(loss.count, failed=True)
     if own is not None and loss.count_is_of_model(value, own):
         pairing = _pairing_by_trial(model, inputs, output) or pairing_of(output, targets, near=_NEAR_EXACT)
         if pairing is None:
             return Trial(None, _OWN, is_own=True)
-        return Trial(shifted_count(pairing), is_own=True)
-    if loss.count is not None or loss.is_sum:
+        return Trial(shifted_count(pairing), is_own=True, pairing=pairing)
+    if loss.count is not None:
         return Trial(loss.count)
     return Trial(None, _told_apart(loss, output, targets, num_rows(inputs)))
 
@@ -92,7 +134,7 @@ def _pairing_by_trial(model: nn.Module, inputs: Any, output: Any) -> Pairing | N
 
 
 def _told_apart(loss: ResolvedLoss, output: Any, targets: Any, rows: int) -> str | None:
-    """Return a note if a user's loss is not the mean of its values for two parts of the rows."""
+    """Return a note if a user's loss is not the mean, or sum if it says so, of its values for two parts of the rows."""
     first = max(1, rows // 3)
     cuts = [partial(_cut, at=at, rows=rows) for at in (slice(rows), slice(first), slice(first, rows))]
     try:
@@ -101,20 +143,24 @@ def _told_apart(loss: ResolvedLoss, output: Any, targets: Any, rows: int) -> str
         values = []
     known = [float(value) for value in values if value is not None and value.isfinite()]
     if len(known) < len(cuts):
-        has_ignored = isinstance(targets, Tensor) and bool((targets == IGNORED).any())
-        return _UNKNOWN.format(name=loss.name) if has_ignored else None
+        return _unknown(loss, targets)
     whole, mean = known[0], (known[1] * first + known[2] * (rows - first)) / rows
-    return None if abs(mean - whole) <= _NEAR * abs(whole) else _CUT.format(name=loss.name)
+    expected, note = (known[1] + known[2], _NO_SUM) if loss.is_sum else (mean, _CUT)
+    return None if abs(expected - whole) <= _NEAR * abs(whole) else note.format(name=loss.name)
+
+
+def _unknown(loss: ResolvedLoss, targets: Any) -> str | None:
+    has_ignored = isinstance(targets, Tensor) and bool((targets == IGNORED).any())
+    return _UNKNOWN.format(name=loss.name) if has_ignored and loss.count is None and not loss.is_sum else None
 
 
 def _value(loss: ResolvedLoss, output: Any, targets: Any) -> Tensor | None:
-    """Return the loss, without effects on one that has a state; None if it cannot be had."""
+    """Return the loss; None if it cannot be had."""
     try:
         with torch.no_grad(), random_state_kept():
-            value: Tensor = copy.deepcopy(loss)(output, targets)
+            return loss(output, targets)
     except Exception:  # noqa: BLE001 - training reports what is wrong
         return None
-    return value
 
 
 def _cut(tensor: Tensor, *, at: slice, rows: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 Training must not depend on how a global batch is cut into micro-batches, nor on the number of ranks. If a part has n of
 the N targets that count in the global batch, its mean loss has the weight n / N. Ranks sum their counts before the
-forward pass, in one all-reduce of two numbers; runs list its bytes under `TRAFFIC` with those of measurements. Nothing
+forward pass, in one all-reduce of a number; runs list its bytes under `TRAFFIC` with those of measurements. Nothing
 is sent, and all parts have equal weights, if no target of the data can be left out, as in classification without
 unlabelled rows and in text.
 
@@ -27,7 +27,7 @@ from shardscope.training.data.batches import Batch, named_tensors
 from shardscope.training.data.shard_source import ShardSource
 from shardscope.training.data.sources import ArraySource, RowSource, TensorSource
 from shardscope.training.loss import ResolvedLoss
-from shardscope.training.loss_trial import Trial, tried
+from shardscope.training.loss_trial import VERDICTS, Trial, tried
 from shardscope.training.observe import random_state_kept
 from shardscope.training.target_counts import IGNORED
 
@@ -73,20 +73,45 @@ class BatchWeights:
             and job.compression.period == 1
             and not job.compression.is_a_vote
         )
-        found, needs_trial = Trial(loss.count), loss.is_named and can_leave_out(source)
-        if not isinstance(source, ShardSource) and (needs_trial or (loss.count is None and not loss.is_sum)):
+        leaves_out, self.found = can_leave_out(source), Trial(loss.count)
+        if isinstance(_within(source), ShardSource):  # rows read now would be fetched twice
+            is_unknown = leaves_out and loss.count is None and not loss.is_sum
+            self.found = Trial(loss.count, _UNTRIED.format(name=loss.name) if is_unknown else None)
+        else:
+            self.found, leaves_out = self._agreed(lambda: self._example(source, read), model, leaves_out)
+        self.count, self.note = self.found.count, self.found.note
+        reads_classes = loss.is_named or self.found.is_own
+        self.is_counting = self.count is not None and not loss.is_sum and (leaves_out or not reads_classes)
+        if self.found.is_own and not leaves_out:
+            self.note = None
+        if self.is_counting and self.num_ranks > 1 and not self.is_joint:
+            self.note = _APART.format(strategy=job.strategy.label, compression=job.compression.label)
+
+    def _agreed(self, example: Callable[[], Batch], model: nn.Module, leaves_out: bool) -> tuple[Trial, bool]:
+        """Try the loss, if needed, and return what all ranks found, and whether any may have a target that is left out.
+
+        Ranks that found different things, as one on which the model cannot be evaluated, would otherwise differ in the
+        collectives of a step; none of them counts then.
+        """
+        found = Trial(self.loss.count)
+        if self.loss.count is None or (self.loss.is_named and leaves_out):
+            found = Trial(self.loss.count, failed=True)
             with (
                 random_state_kept(),
                 suppress(Exception),
             ):  # of the user's data; training reports what is wrong
-                found = tried(loss, model, self._example(source, read))
-        reads_classes = loss.is_named or found.is_own
-        is_known = (loss.count is not None or found.is_own) and not loss.is_sum
-        self.is_counting = is_known and (not reads_classes or can_leave_out(source))
-        self.count = found.count
-        self.note = None if found.is_own and not self.is_counting else found.note
-        if self.is_counting and self.num_ranks > 1 and not self.is_joint:
-            self.note = _APART.format(strategy=job.strategy.label, compression=job.compression.label)
+                found = tried(self.loss, model, example())
+        group = self.context.group
+        if group is None or self.context.world_size == 1:
+            return found, leaves_out
+        told = torch.zeros(self.context.world_size, dtype=torch.float64, device=self.context.device)
+        told[self.context.rank] = 2 * VERDICTS.index(found.verdict) + leaves_out
+        codes = [int(code) for code in group.sum_as(TRAFFIC, told).tolist()]
+        verdicts, leaves_out = [VERDICTS[code // 2] for code in codes], any(code % 2 for code in codes)
+        if len({*verdicts}) == 1:
+            return found, leaves_out
+        told_by = "; ".join(f"rank {rank}: {verdict}" for rank, verdict in enumerate(verdicts))
+        return Trial(None, _APART_ON_RANKS.format(name=self.loss.name, found=told_by)), leaves_out
 
     def _example(self, source: DataSource, read: Callable[[int], Batch]) -> Batch:
         """Return a few rows, no more than a micro-batch has but at least two: those with most and least targets."""
@@ -125,11 +150,10 @@ class BatchWeights:
             return [float(self.num_ranks)] * len(micro_batches)
         if not self.is_counting or (self.num_ranks == 1 and not micro_batches):  # a server of one worker
             return None
-        counts = None if self.count is None else [self.count(targets) for _, targets in micro_batches]
-        own = None if counts is None else math.fsum(counts)
+        assert self.count is not None
+        counts = [self.count(targets) for _, targets in micro_batches]
+        own = math.fsum(counts)
         total = self._total(own)
-        if counts is None or own is None or total is None:
-            return None
         if not total:
             self._require_targets(step)
             return [0.0] * len(micro_batches)
@@ -144,19 +168,28 @@ class BatchWeights:
                 "without a target, or use a larger global_batch"
             )
 
-    def _total(self, own: float | None) -> float | None:
-        """Return the targets that count on all ranks; None if any rank cannot count them.
+    def _total(self, own: float) -> float:
+        """Return the targets that count on all ranks.
 
         Without an exchange, it is the number of ranks times this rank's own.
         """
         group = self.context.group
         if group is None or self.num_ranks == 1 or not self.is_joint:
-            return None if own is None else own * self.num_ranks
-        told = torch.tensor([own or 0.0, float(own is None)], dtype=torch.float64, device=self.context.device)
-        total, unknown = group.sum_as(TRAFFIC, told).tolist()
-        return None if unknown else float(total)
+            return own * self.num_ranks
+        told = torch.tensor(own, dtype=torch.float64, device=self.context.device)
+        return float(group.sum_as(TRAFFIC, told))
 
 
+_UNTRIED = (
+    "loss={name!r} is not tried on shards, so it is not known whether some targets do not count in it: all "
+    "micro-batches and ranks have equal weights; set its attribute count to a function that returns the number of "
+    "targets that count"
+)
+_APART_ON_RANKS = (
+    "a trial of loss={name!r} before training gave different results ({found}), so it is not known how many targets "
+    "count: all micro-batches and ranks have equal weights; look for code of the model, loss or data that depends on "
+    "the rank, or set the loss's attribute count to a function that returns the number of targets that count"
+)
 _APART = (
     "the gradient of each rank is the mean over its own targets, so with strategy={strategy!r} and "
     "compression={compression!r} a rank with fewer targets that count weighs as much as the others"

@@ -59,7 +59,9 @@ def stated_count(loss: Any, name: str) -> Count | None:
     """Return the count that a user's loss states by ``count``, or that is known of PyTorch's own; else None."""
     if _takes_targets(getattr(loss, "count", None)):
         return partial(_checked, loss.count, name)
-    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
+    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and _computes_as(
+        loss, nn.CrossEntropyLoss, nn.NLLLoss
+    ):
         return classes_count(loss.ignore_index, loss.weight)
     given = loss.keywords if isinstance(loss, partial) else {}
     if _without_keywords(loss) in _OF_CLASSES:
@@ -80,6 +82,12 @@ def _takes_targets(count: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+def _computes_as(loss: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Return whether a loss computes what one of these classes of PyTorch does, and not what a subclass makes of it."""
+    is_own = {"forward", "__call__"} & vars(loss).keys() or type(loss).__call__ is not nn.Module.__call__
+    return not is_own and type(loss).forward in [kind.forward for kind in kinds]
 
 
 def _without_keywords(loss: Any) -> Any:

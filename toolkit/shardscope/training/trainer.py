@@ -46,11 +46,12 @@ from shardscope.training.loss import resolve_loss
 from shardscope.training.loss_weights import BatchWeights
 from shardscope.training.memory import StepMemory
 from shardscope.training.models import build_model
-from shardscope.training.models.mixing import layers_that_mix
+from shardscope.training.models.mixing import layers_that_depend_on_the_cut
 from shardscope.training.models.trainable import require_trainable
 from shardscope.training.not_finite import at_learning_rate, explained
 from shardscope.training.optim.brought import is_brought
 from shardscope.training.optim.sparse import prepare_sparse_embeddings
+from shardscope.training.own_random_state import generators_kept
 from shardscope.training.parameters import save_parameters
 from shardscope.training.random_state import seed_everything
 from shardscope.training.recompute import apply_recompute
@@ -190,7 +191,9 @@ class Trainer:
     def _first_rows(self, number: int) -> MicroBatch:
         """Return at most this number of rows of the training split, on this rank's device."""
         train = self.data.train
-        inputs, targets = self._place(read_batch(train, torch.arange(min(number, len(train)))))
+        with generators_kept(train):
+            rows = read_batch(train, torch.arange(min(number, len(train))))
+        inputs, targets = self._place(rows)
         return inputs, targets
 
     def _announce(self) -> None:
@@ -203,7 +206,7 @@ class Trainer:
             gradient_bytes=self.gradient_bytes, **self.strategy.described_transport(),
             compression=job.compression.label,
             codecs=None if compressor is None else "numba" if compiled else "torch", **context.described_link(job.link),
-            pid=os.getpid(), host=socket.gethostname(), **layers_that_mix(self.model),
+            pid=os.getpid(), host=socket.gethostname(), **layers_that_depend_on_the_cut(self.model),
         )  # fmt: skip
         if self.weights.note is not None and self.strategy.data_rank == 0:
             context.events.emit("loss_note", step=0, text=self.weights.note)
@@ -459,7 +462,7 @@ class Trainer:
         """Return the loss, accuracy and number of samples for a split, and the traffic of the evaluation."""
         try:
             with self.context.paced(False):
-                result = evaluate(self.strategy, source, self.loss_function, self._place)
+                result = evaluate(self.strategy, source, self.loss_function, self._place, self.weights.found)
         except FailedTogether as error:
             self._save_after_failure(step)
             cause = error.__cause__ or error

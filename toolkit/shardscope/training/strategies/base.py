@@ -298,7 +298,7 @@ class RankStrategy(ABC):
             weighted = loss * self.loss_weights[index]
             loss = weighted / self.sample_weight
         if self.noise is not None:
-            self.noise.part_weight = 1.0 if self.loss_weights is None else self.loss_weights[index] * parts
+            self.noise.begin_part(1.0 if self.loss_weights is None else self.loss_weights[index] * parts)
         with meter.backward_span():
             self.precision.scale(weighted).backward()
         self.memory.sample()  # all gradients are in memory now
@@ -307,7 +307,7 @@ class RankStrategy(ABC):
     def part_loss(self, loss_function: LossFunction, output: Any, targets: Any, index: int) -> Tensor:
         """Return the loss of one micro-batch, not yet weighted; zero if none of its targets counts."""
         if self.loss_weights is not None and self.loss_weights[index] == 0:
-            return zero_of(output)
+            return zero_of(output, index)
         return loss_function(output, targets)
 
     def averaged(self) -> StandIns:
