@@ -60,7 +60,7 @@ def state_of(trainer: Trainer) -> list[Tensor]:
     moments = [
         value
         for p in trainer.model.parameters()
-        for value in trainer.optimizer.state.get(p, {}).values()
+        for _, value in sorted(trainer.optimizer.state.get(p, {}).items())
         if isinstance(value, torch.Tensor)
     ]
     return [local(t.detach()).clone() for t in (*trainer.model.parameters(), *moments)]
