@@ -167,17 +167,17 @@ def test_memory_that_will_not_fit_costs_no_run() -> None:
 
 
 @pytest.mark.slow
-def test_every_optimizer_has_as_many_trials_as_any_other() -> None:
+def test_every_searched_optimizer_has_as_many_trials_as_any_other_beside_those_of_the_baselines() -> None:
     ss.tune(
         JOB.replace(steps=3),
         {"optimizer": ["lamb", "lars"], "optimizer.lr": (1e-3, 1e-1, "log")},
-        trials=8,
+        trials=7,
         name="equal",
     )
-    session = StudySession.open(name="equal", trials=8)
+    session = StudySession.open(name="equal", trials=7)
     rows = session.report().rows
-    assert {row.name: row.trials for row in rows} == {"adamw": 2, "nesterov": 2, "lamb": 2, "lars": 2}
-    assert "with 2 trials each" in session.report().verdict
+    assert {row.name: row.trials for row in rows} == {"adamw": 2, "nesterov": 1, "lamb": 2, "lars": 2}
+    assert "with 1 to 2 trials each" in session.report().verdict
 
 
 def test_the_report_says_so_when_a_baseline_wins() -> None:

@@ -35,6 +35,7 @@ from shardscope.tuning.apply import MemoryLimit, apply, checked_rows
 from shardscope.tuning.definition import Definition
 from shardscope.tuning.measured import Objective, TrialMetrics, TrialReader, evaluated, values_of
 from shardscope.tuning.records import (
+    DRAWN,
     DRIVER,
     IMPOSSIBLE,
     MEASURED,
@@ -251,20 +252,20 @@ class TrialDriver:
 
     def _next(self, trials: list[FrozenTrial]) -> optuna.Trial | None:
         """Return a trial to retry, else a rerun that the user requested, else a new trial; None if no slot is left."""
-        is_full = len(recovery.slots(trials)) >= self.trials
-        for number in [*recovery.retries(trials), *([] if is_full else recovery.asked_again(trials))]:
+        open_slots = self.trials - len(recovery.slots(trials))
+        for number in [*recovery.retries(trials), *(recovery.asked_again(trials) if open_slots > 0 else [])]:
             held = self.retry(self.writer.take, number)
             if held is not None:
                 return self.retry(optuna.Trial, self.study, held)
-        if is_full:
+        if open_slots <= 0:
             return None
-        open_slots = self.trials - len(recovery.slots(trials))
         left = waiting_settings(self._settings, trials)
         if left == []:
             return None
         if left and (self._has_repeated or len(left) <= open_slots):
             self._has_repeated = False
-            self.retry(self.study.enqueue_trial, random.Random(len(trials)).choice(left))
+            chosen = random.Random(len(trials)).choice(left)
+            self.retry(self.study.enqueue_trial, chosen, user_attrs={DRAWN: True})
         elif self.choose is not None:
             self.retry(self.choose.before_asking, self.study, trials)
         return self.retry(self.study.ask)

@@ -30,7 +30,7 @@ from shardscope.spec.models import model_config
 from shardscope.spec.space import Between, Choices, PowersOfTwo, Space, Value, parse_name
 from shardscope.tuning.apply import apply, fault_of
 from shardscope.tuning.batch_range import around
-from shardscope.tuning.records import IMPOSSIBLE, not_counted, study_name
+from shardscope.tuning.records import DRAWN, IMPOSSIBLE, not_counted, study_name
 
 _MOMENTUM = "nesterov"
 BASELINES = ("adamw", _MOMENTUM)
@@ -333,4 +333,6 @@ class EqualBudgets:
             return
         counted = [trial for trial in trials if not_counted(trial) in (None, IMPOSSIBLE)]
         had = {name: sum(t.params.get(self._held) == name for t in counted) for name in self._names}
-        study.enqueue_trial({self._held: min(self._names, key=lambda name: had[name])})
+        study.enqueue_trial(
+            {self._held: min(self._names, key=lambda name: had[name])}, user_attrs={DRAWN: True}
+        )

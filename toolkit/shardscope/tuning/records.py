@@ -19,6 +19,8 @@ from shardscope.tuning.measured import TrialMetrics
 ORIGIN, DRIVER, RUN, REASON, MEASURED, RETRY_OF, NOT_COUNTED, PINNED, PAUSED, SAMPLER, SEED = (
     "origin", "driver", "run", "reason", "measured", "retry_of", "not_counted", "pinned", "paused", "sampler", "seed",
 )  # fmt: skip
+DRAWN = "drawn"
+"""Attribute of trials that a driver has queued; others in the queue are the user's, who may repeat settings."""
 AGAIN = "again"
 """Origin of trials that the user asked to rerun; they run before other queued trials."""
 _LOG2 = "log2({})"

@@ -12,7 +12,7 @@ from shardscope.spec.space import Between, Choices, PowersOfTwo, Value
 from shardscope.spec.units import plural
 from shardscope.tuning.apply import branches_of
 from shardscope.tuning.definition import Definition
-from shardscope.tuning.records import ORIGIN, OVER_BUDGET, RETRY_OF, not_counted, to_study
+from shardscope.tuning.records import DRAWN, ORIGIN, OVER_BUDGET, RETRY_OF, not_counted, to_study
 
 _MOST = 10_000
 """Number of settings above which a space counts as endless, since studies do not try so many."""
@@ -71,7 +71,8 @@ def tried_before(number: int, trials: Sequence[FrozenTrial]) -> int | None:
     Trials that repeat an earlier one on purpose, since it was lost or the user asked for it, do not count.
     """
     own = trials[number]
-    if ORIGIN in own.user_attrs or RETRY_OF in own.user_attrs:
+    is_queued_by_user = "fixed_params" in own.system_attrs and DRAWN not in own.user_attrs
+    if is_queued_by_user or ORIGIN in own.user_attrs or RETRY_OF in own.user_attrs:
         return None
     same = (trial for trial in trials[:number] if _is_tried(trial) and _key(trial.params) == _key(own.params))
     return next((trial.number for trial in same), None)
