@@ -25,9 +25,10 @@ STRATEGIES = [
     pytest.param(ss.Zero3(replicas=2), marks=pytest.mark.ranks(4)), ss.Zero2(offload=True),
     ss.ParameterServer(servers=2),
 ]  # fmt: skip
+APART = {"servers": 2, "budget": "per-worker"}  # every worker takes every step, so that each can be measured
 SERVERS = [
-    pytest.param(ss.ParameterServer(mode="async", servers=2, dedicated=True), marks=pytest.mark.ranks(3, 4)),
-    ss.ParameterServer(mode="ssp", staleness=2, servers=2),
+    pytest.param(ss.ParameterServer(mode="async", dedicated=True, **APART), marks=pytest.mark.ranks(3, 4)),
+    ss.ParameterServer(mode="ssp", staleness=2, **APART),
 ]
 
 
