@@ -145,7 +145,7 @@ def test_a_job_of_a_fixed_size_is_not_resized() -> None:
 
 
 def deep(layers: int, fails_on: int = 0) -> Any:
-    """A model of so many layers, which ranks cannot build if there are as many of them as it fails on."""
+    """A model with this many layers; building it fails at one world size."""
 
     def make() -> nn.Module:
         if os.environ["WORLD_SIZE"] == str(fails_on):
