@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import shardscope as ss
 from conformance.ranks import RankPool
 from shardscope.commands import runs as listing
-from shardscope.runlog.writer import EventWriter
+from shardscope.runtime.observe._recorder import StepRecorder
 from shardscope.training.context import RankContext
 from shardscope_widgets.report.entries import groups_of
 from shardscope_widgets.report.findings import tried_text
@@ -97,7 +97,7 @@ def test_collectives_on_some_ranks_only_end_no_recording(pool: RankPool, tmp_pat
 def test_a_recording_that_stops_on_one_rank_is_shown_everywhere(pool: RankPool, tmp_path: Path) -> None:
     def loop(context: RankContext, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         step(model, optimizer)
-        fails = patch.object(EventWriter, "emit", side_effect=IndexError("of the observer"))
+        fails = patch.object(StepRecorder, "forward_begins", side_effect=IndexError("of the observer"))
         with fails if context.rank == 1 else nullcontext():
             step(model, optimizer)
         step(model, optimizer)
