@@ -142,6 +142,7 @@ def test_a_run_without_restarts_has_no_costs_to_predict_from(tmp_path: Path) -> 
         ss.goodput(run, mtbf_s=5)
 
 
+@pytest.mark.slow
 def test_steps_that_a_fault_slows_down_are_no_usual_steps(tmp_path: Path) -> None:
     cluster = ss.Cluster.emulated(
         1, per_node=2, flops=1.2e8

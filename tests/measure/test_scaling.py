@@ -136,6 +136,7 @@ def test_default_sizes_are_those_that_suit_the_job(job: ss.Job, kind: Any, sizes
         ss.extrapolate(job, cluster, kind=kind, workers=(1, 128))
 
 
+@pytest.mark.slow
 def test_it_runs_the_job_on_each_number_of_nodes() -> None:
     needs_namespaces()
     cluster = ss.Cluster.emulated(bandwidth="100 Mbit/s", flops="50 MFLOP/s", memory_bandwidth="1 GB/s")

@@ -94,6 +94,7 @@ def test_a_slow_node_sleeps_in_its_computation() -> None:
     assert by_rank[1] > 5 * by_rank[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ring", ss.Pipeline(split="even")], ids=["ring", "pipeline"])
 def test_computation_takes_at_least_the_stated_and_predicted_time(strategy: str | ss.Strategy) -> None:
     cluster = ss.Cluster.emulated(nodes=2, flops="20 MFLOP/s", memory_bandwidth="10 MB/s")
@@ -127,6 +128,7 @@ def test_a_comparison_takes_the_cluster_of_the_run() -> None:
     assert ring.inputs["bandwidth"] == pytest.approx(share * 1.25e8 * 1448 / 1538)
 
 
+@pytest.mark.slow
 def test_an_all_reduce_by_rack_is_faster_than_a_ring_can_be_over_slow_uplinks() -> None:
     """A ring sends 1.5 times the gradients over each uplink, an all-reduce by rack once; nothing else takes as long."""
     cluster = ss.Cluster.emulated(4, "50 Mbit/s", racks=2, rack_bandwidth="5 Mbit/s")

@@ -204,6 +204,7 @@ def backed_up(job: ss.Job) -> Callable[[RankContext], Any]:
     return body
 
 
+@pytest.mark.slow
 def test_a_straggler_is_named_until_the_work_is_shared_by_speed() -> None:
     """On emulated nodes, two of which are half as fast: the run names one, and shares by speed leave none."""
     needs_namespaces()

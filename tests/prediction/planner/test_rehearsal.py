@@ -76,6 +76,7 @@ def test_parts_with_another_share_than_planned_are_named() -> None:
     assert "takes" not in " ".join(planned(STAGES).rehearsal(step_s=STEP_S).notes)
 
 
+@pytest.mark.slow
 def test_a_rehearsal_takes_as_long_as_predicted_and_its_split_pays_as_planned() -> None:
     needs_namespaces()
     rehearsal = planned(STAGES).rehearsal(step_s=STEP_S, steps=3)
