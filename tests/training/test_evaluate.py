@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import shardscope as ss
+from conformance.alone import trainer_in
 from conformance.ranks import RankPool
 from conformance.strategy import job
 from shardscope.runlog.writer import EventWriter
@@ -121,3 +122,47 @@ def test_what_a_models_own_loss_scores_is_looked_for_once_and_a_few_rows_at_a_ti
     assert found["samples"] == 24  # half of the test rows
     assert found["accuracy"] in (0.0, 1.0)  # all rows are the same
     assert copied == [2, 2]
+
+
+class Tagging(nn.Module):
+    """Scores six classes at each of four places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(16, 6)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.head(rows)
+
+
+def first_rows_without_targets() -> tuple[
+    tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
+]:
+    """Targets of which the first test row has none that counts, and the second only one, at its first place."""
+    numbers = torch.Generator().manual_seed(0)
+    rows = torch.randn(48, 4, 16, generator=numbers)
+    tags = torch.randint(6, (48, 4), generator=numbers)
+    tags[0] = tags[1, 1:] = -100
+    return (rows, tags.clamp(min=0)), (rows, tags)
+
+
+def flat_sum(output: torch.Tensor, tags: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(output.flatten(0, 1), tags.flatten(), reduction="sum")
+
+
+flat_sum.reduction = "sum"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("loss_function", ["cross-entropy", flat_sum], ids=["named", "own sum"])
+def test_it_does_not_depend_on_how_rows_without_targets_are_cut(tmp_path: Path, loss_function: Any) -> None:
+    found = []
+    for micro_batch in (1, 2, 24):
+        trainer = trainer_in(
+            tmp_path / str(micro_batch), model=Tagging, data=first_rows_without_targets, loss=loss_function,
+            batch=ss.Batch(24, micro_batch=micro_batch),
+        )  # fmt: skip
+        with trainer.context.events:
+            result = evaluate(trainer.strategy, trainer.data.test, trainer.loss_function, trainer._place)
+        found.append((result["accuracy"], pytest.approx(result["loss"], rel=1e-6)))
+    assert found[0][0] is not None
+    assert found == [found[-1]] * 3

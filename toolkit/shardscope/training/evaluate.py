@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shardscope.training.data import DataSource, read_batch
 from shardscope.training.data.batches import named_tensors
-from shardscope.training.loss import Pairing, ResolvedLoss, hits, may_lack_targets, pairing_of
+from shardscope.training.loss import Pairing, ResolvedLoss, hits, may_lack_targets, own_loss, pairing_of
 from shardscope.training.loss_trial import Trial
 from shardscope.training.strategies.base import RankStrategy
 
@@ -106,7 +106,7 @@ class _Sums(NamedTuple):
 class _Found:
     """What one rank finds in the parts that it evaluates.
 
-    How the model pairs logits and targets is what a trial found, or found once, in the first part with targets.
+    How the model pairs logits and targets is what a trial found, or found once, in the first part that tells.
     """
 
     def __init__(self, loss: ResolvedLoss, trial: Trial | None) -> None:
@@ -119,7 +119,7 @@ class _Found:
         """Return what one part adds to the sums."""
         value = self.loss(output, targets)
         loss = float(value)
-        if not self._is_settled and not may_lack_targets(targets):
+        if not self._is_settled and (own_loss(output) is None or not may_lack_targets(targets)):
             self.pairing, self._is_settled = pairing_of(output, targets), True
         counted = None if self.loss.is_sum else self.loss.count_of(output, targets, value, self.pairing)
         if counted is None and math.isnan(loss) and may_lack_targets(targets):
