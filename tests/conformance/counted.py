@@ -353,7 +353,7 @@ def apart(results: list[Any], expected: Trained) -> dict[str, float]:
     for step, whole in enumerate(expected.losses):
         known = [losses[step] for losses, _, _ in results if losses[step] is not None]
         mean = sum(known) / len(known)
-        found["losses"] = max(found["losses"], abs(mean - whole) / abs(whole))
+        found["losses"] = max(found["losses"], abs(mean - whole) / (abs(whole) or 1.0))
     size = sum(float(p.square().sum()) for p in expected.parameters.values()) ** 0.5
     for _, parameters, evaluation in results:
         squares = sum(float((parameters[n] - p).square().sum()) for n, p in expected.parameters.items())
@@ -361,7 +361,7 @@ def apart(results: list[Any], expected: Trained) -> dict[str, float]:
         if math.isnan(expected.test_loss):  # no test row has a target
             found["evaluation"] = max(found["evaluation"], float(evaluation["loss"] is not None))
             continue
-        of_test = abs(evaluation["loss"] - expected.test_loss) / abs(expected.test_loss)
+        of_test = abs(evaluation["loss"] - expected.test_loss) / (abs(expected.test_loss) or 1.0)
         of_accuracy = abs((evaluation["accuracy"] or 0.0) - (expected.accuracy or 0.0))
         found["evaluation"] = max(found["evaluation"], of_test, of_accuracy)
     return found
