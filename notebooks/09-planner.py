@@ -44,7 +44,7 @@ planner
 # %%
 import shardscope as ss
 from shardscope.analytic import reliability
-from shardscope.prediction.planner import REASONS, short
+from shardscope.planner import REASONS, short
 from shardscope.spec.units import duration_text
 
 TOKENS = 300e9  # what GPT-3 was trained on

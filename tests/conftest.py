@@ -16,7 +16,7 @@ from conformance.processes import marked
 from conformance.ranks import WORLD_SIZES, RankPool, RankPools
 from conformance.runs import end_all
 from conformance.thinning import at_their_ranks, thin, without_most_of_tcp
-from shardscope.prediction.this_machine import CoreSpeed
+from shardscope.calibration.this_machine import CoreSpeed
 
 # No deadlines for examples, nor for drawing them: they would be by the clock of a machine that others use too.
 settings.register_profile(

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import shardscope as ss
+from shardscope.calibration.calibration import Calibration
 from shardscope.errors import ShardscopeError, SpecError
 from shardscope.foreign_file import parsed_json, unpacked
-from shardscope.spec.calibration import Calibration
 from shardscope.spec.numbers import require_plausible
 
 LINK = ss.Link(bandwidth=1e9, latency=1e-5)

@@ -26,8 +26,9 @@ ROOT = Path(__file__).parents[1]
 GROUND = {"errors", "_compat", "_lazy", "_version", "disk_cache", "foreign_file", "machine"}
 FIRST = GROUND | {"spec", "runlog", "storage"}
 ENGINES = FIRST | {"training", "analytic"}
-SECOND = ENGINES | {"methods", "export"}
-THIRD = SECOND | {"prediction", "runtime", "simulate"}
+SECOND = ENGINES | {"methods"}
+PREDICTED = SECOND | {"calibration", "prediction"}
+THIRD = PREDICTED | {"planner", "runtime", "simulator"}
 MAY_IMPORT = {
     "aliases": set(),
     "_lazy": set(),
@@ -43,10 +44,11 @@ MAY_IMPORT = {
     "training": FIRST,
     "analytic": FIRST,
     "methods": ENGINES,
-    "export": FIRST,
-    "prediction": SECOND,
-    "runtime": SECOND | {"prediction"},
-    "simulate": SECOND,
+    "calibration": GROUND | {"spec"},
+    "prediction": SECOND | {"calibration"},
+    "planner": PREDICTED,
+    "simulator": PREDICTED,
+    "runtime": PREDICTED,
     "tuning": THIRD,
     "measure": THIRD,
     "conformance": THIRD | {"tuning", "measure"},
@@ -65,10 +67,11 @@ WITHOUT_TORCH = (
     "runlog",
     "storage",
     "analytic",
-    "simulate",
-    "export",
     "methods",
+    "calibration",
     "prediction",
+    "planner",
+    "simulator",
 )
 TOP_FOLDERS = {"toolkit", "notebooks", "widgets", "tests", "binder"}
 LONGEST_FILE = 500

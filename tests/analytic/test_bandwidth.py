@@ -7,8 +7,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shardscope.analytic.layouts import Layouts
+from shardscope.calibration.calibration import Calibration
 from shardscope.prediction.step import step_time
-from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster, Device, Link
 from shardscope.spec.layout import OFFLOAD_NAMES, RECOMPUTE_NAMES, Layout
 from shardscope.spec.layout_compression import compression_names

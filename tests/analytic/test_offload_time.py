@@ -9,13 +9,13 @@ import shardscope as ss
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import RECIPES, device_memory, offload_traffic
 from shardscope.analytic.memory.offload import host_bytes_per_device
+from shardscope.calibration.calibration import Calibration
+from shardscope.calibration.software import memory_model
 from shardscope.prediction.step import StepParts, step_time, time_term
 from shardscope.prediction.step.tables import stage_elements
-from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
-from shardscope.spec.software import memory_model
 
 MODEL = Transformer(layers=24, hidden=2048, heads=16, vocab=51200, seq=1024)
 CLUSTER = Cluster.of("a100-80gb", nodes=8).replace(host_memory_bytes=1e15)

@@ -36,6 +36,7 @@ from shardscope.analytic.memory import (
     model_state_bytes,
     stage_memory,
 )
+from shardscope.calibration.calibration import Calibration
 from shardscope.measure.scoreboard.published import published
 from shardscope.measure.scoreboard.rows import predicted_seconds
 from shardscope.measure.scoreboard.tables import (
@@ -48,7 +49,6 @@ from shardscope.measure.scoreboard.tables import (
     gpt,
     llama,
 )
-from shardscope.spec.calibration import Calibration
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 

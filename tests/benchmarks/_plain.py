@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import ceil, floor, log2
 from typing import NamedTuple
 
-from shardscope.prediction.planner.setting import SearchSettings
+from shardscope.planner.setting import SearchSettings
 from shardscope.spec.layout import schedule_names
 
 V_SHAPED = {"zbv", "v-half", "v-min", "dualpipev"}

@@ -15,10 +15,10 @@ from statistics import median
 from typing import Any
 
 import shardscope as ss
+from shardscope.calibration.calibration_view import scope
+from shardscope.calibration.constants import amounts_text
 from shardscope.measure.compare.measured import slowest_rank_s
 from shardscope.runlog.spans import finished_steps
-from shardscope.spec.calibration_view import scope
-from shardscope.spec.constants import amounts_text
 
 STEPS = 24
 TEXT, IMAGES = "python-source", "digits"

@@ -13,12 +13,12 @@ import numpy as np
 from _plain import Plain, rows_of
 from _report import compare
 
-from shardscope.prediction.planner import SearchAxes, plan
-from shardscope.prediction.planner.candidates import candidates
-from shardscope.prediction.planner.rank import ranking, scores
-from shardscope.prediction.planner.search import search
-from shardscope.prediction.planner.setting import SearchSettings, capacity, memory_parts, time_of
-from shardscope.spec.calibration import Calibration
+from shardscope.calibration.calibration import Calibration
+from shardscope.planner import SearchAxes, plan
+from shardscope.planner.candidates import candidates
+from shardscope.planner.rank import ranking, scores
+from shardscope.planner.search import search
+from shardscope.planner.setting import SearchSettings, capacity, memory_parts, time_of
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.model import Model
 

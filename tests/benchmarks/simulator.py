@@ -18,7 +18,7 @@ import numpy as np
 
 import shardscope as ss
 from shardscope.analytic.communication import collective_time
-from shardscope.prediction.simulate.graph import Times, run
+from shardscope.simulator.graph import Times, run
 
 T = TypeVar("T")
 ROUNDS = 5

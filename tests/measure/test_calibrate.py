@@ -12,6 +12,9 @@ import pytest
 
 import shardscope as ss
 from shardscope import cli
+from shardscope.calibration.constants import MEASURED_OF_PAIRS
+from shardscope.calibration.host_calibration import Constant, HostCalibration, HostMachine
+from shardscope.calibration.saved_calibration import chosen, path_of, save, saved
 from shardscope.errors import DataError, LaunchError, SpecError
 from shardscope.machine import can_share_memory, usable_cores
 from shardscope.measure.calibrate import calibrate as entry
@@ -26,10 +29,7 @@ from shardscope.measure.calibrate.probes import Probe, brief_probes, host_probes
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.predict import predict
 from shardscope.prediction.rates import shared_slowdown
-from shardscope.prediction.saved_calibration import chosen, path_of, save, saved
 from shardscope.runtime.emulated import why_not_emulated
-from shardscope.spec.constants import MEASURED_OF_PAIRS
-from shardscope.spec.host_calibration import Constant, HostCalibration, HostMachine
 
 HERE = HostCalibration.shipped().replace(name="this machine", machine=HostMachine.here())
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, batch=32, steps=6)

@@ -11,10 +11,10 @@ import pytest
 
 import shardscope as ss
 from shardscope import cli
+from shardscope.calibration.spread import FACTORS, moved
 from shardscope.errors import DataError, SpecError
 from shardscope.measure.calibrate.tables import Given, read_rows
 from shardscope.measure.scoreboard.rows import Row
-from shardscope.prediction.spread import FACTORS, moved
 from shardscope.spec.model import Mixture, Transformer
 
 CLUSTER = ss.Cluster.of("a100-80gb", nodes=4)

@@ -7,6 +7,7 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.stats import binom, binomtest, norm
 
+from shardscope.calibration.effects import table_scores
 from shardscope.measure.scoreboard.intervals import (
     ENOUGH,
     Z,
@@ -15,7 +16,6 @@ from shardscope.measure.scoreboard.intervals import (
     interval_score,
 )
 from shardscope.measure.scoreboard.one_step import Known
-from shardscope.spec.effects import table_scores
 
 
 @pytest.mark.parametrize("rows", [1, 7, 20, 43])

@@ -10,13 +10,14 @@ import pytest
 
 import shardscope as ss
 from conformance.runs import small_job
+from shardscope.calibration import saved_calibration
+from shardscope.calibration.host_calibration import HostCalibration, HostMachine
+from shardscope.calibration.this_machine import CoreSpeed, core_speed
 from shardscope.cli import main
 from shardscope.measure.compare.of_run import comparison_or_reason
-from shardscope.prediction import rates, saved_calibration
-from shardscope.prediction.this_machine import CoreSpeed, core_speed
+from shardscope.prediction import rates
 from shardscope.runtime.launch_prediction import FILE, LaunchPrediction
 from shardscope.runtime.preflight import preflight_of
-from shardscope.spec.host_calibration import HostCalibration, HostMachine
 from shardscope_widgets.figures import compared
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab._runbook import RunEntry

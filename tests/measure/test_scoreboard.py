@@ -12,6 +12,8 @@ from scipy.stats import spearmanr
 
 import shardscope as ss
 from shardscope import cli
+from shardscope.calibration.effects import composed, table_scores
+from shardscope.calibration.software import SOFTWARE
 from shardscope.measure.scoreboard.board import board, calibration_of_row
 from shardscope.measure.scoreboard.intervals import ENOUGH
 from shardscope.measure.scoreboard.one_step import OneStep
@@ -20,8 +22,6 @@ from shardscope.measure.scoreboard.ranking import Ranking, losses
 from shardscope.measure.scoreboard.rows import predicted_seconds
 from shardscope.measure.scoreboard.score import Score, rank_correlation
 from shardscope.spec.cluster import Device
-from shardscope.spec.effects import composed, table_scores
-from shardscope.spec.software import SOFTWARE
 
 
 def test_every_table_that_ships_was_also_predicted_without_it() -> None:

@@ -13,6 +13,7 @@ from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import FRAMEWORKS, memory_term, process_bytes, stage_memory, tensor_room
 from shardscope.analytic.memory.rows import rows_of
 from shardscope.analytic.memory.stage import Blocks, blocks_of
+from shardscope.calibration.software import SOFTWARE, memory_model
 from shardscope.measure.scoreboard.memory.board import (
     fit_lines,
     memory_tables,
@@ -25,7 +26,6 @@ from shardscope.measure.scoreboard.published import published
 from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
-from shardscope.spec.software import SOFTWARE, memory_model
 
 GPT2_XL = Transformer(name="gpt2-xl", layers=48, hidden=1600, heads=25, vocab=50257, seq=1024)
 DEEPSPEED_STAGES = (

@@ -8,7 +8,7 @@ import shardscope as ss
 from shardscope.analytic import communication as comm
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import model_states, module_memory
-from shardscope.prediction.planner import SearchAxes
+from shardscope.planner import SearchAxes
 from shardscope.spec import registry
 from shardscope.spec.layout_compression import FORMER, compression_names
 from shardscope.spec.layout_optimizer import PUBLISHED, optimizer_names

@@ -19,7 +19,7 @@ ALGORITHMS = {"parameter-server", "ring", "tree", "hierarchical"}
 """Strategies that have the name of the algorithm of their collective."""
 EXCEPTED = {
     "toolkit/shardscope/analytic/communication/algorithms/__init__.py": ALGORITHMS,
-    "toolkit/shardscope/prediction/simulate/collective.py": ALGORITHMS,
+    "toolkit/shardscope/simulator/collective.py": ALGORITHMS,
     "toolkit/shardscope/spec/optimizer.py": {"linear", "sqrt"},  # rules by which the rate is scaled
     "toolkit/shardscope/training/strategies/fully_sharded.py": {"ring"},  # a setting: whose collectives
     "toolkit/shardscope/measure/loss_increase.py": {"sgd", "nesterov", "lars", "adamw", "lamb"},  # a measured table
@@ -29,10 +29,10 @@ EXCEPTED = {
     "widgets/shardscope_widgets/figures/_who_sends.py": ALGORITHMS,
     "toolkit/shardscope/tuning/population/explore.py": {"linear"},  # how an axis is drawn
     # Settings of other programs, by our names.
-    "toolkit/shardscope/prediction/trainer_config/deepspeed.py": {"adamw"},
-    "toolkit/shardscope/prediction/trainer_config/megatron.py": {"adamw", "sgd"},
+    "toolkit/shardscope/planner/trainer_config/deepspeed.py": {"adamw"},
+    "toolkit/shardscope/planner/trainer_config/megatron.py": {"adamw", "sgd"},
     "toolkit/shardscope/measure/calibrate/logs/layout.py": {"adamw", "sgd"},
-    "toolkit/shardscope/prediction/trainer_config/torchtitan.py": {
+    "toolkit/shardscope/planner/trainer_config/torchtitan.py": {
         "gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev"
     },
 }  # fmt: skip

@@ -11,9 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from shardscope.analytic.compute import work
 from shardscope.analytic.layouts import Layouts
+from shardscope.calibration.calibration import Calibration
 from shardscope.prediction.step import StepParts, step_time
 from shardscope.prediction.step.machine import Machine
-from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Mixture, Transformer

@@ -93,7 +93,7 @@ def test_plans_and_their_pages_count_failures() -> None:
         cluster = ss.Cluster.of("a100-80gb", nodes=128, device_mtbf_hours=hours)
         return ss.plan("gpt3-175b", cluster, global_batch=1536, top=2, fix={"tensor": 8, "zero": 1})
 
-    from shardscope.prediction.planner.table import budget_of
+    from shardscope.planner.table import budget_of
 
     plain, failing = planned(None), planned(HOURS)
     assert plain.best.step_time_s == failing.best.step_time_s

@@ -8,7 +8,7 @@ import pytest
 
 import shardscope as ss
 from shardscope.cli import main
-from shardscope.prediction.trainer_config import trainer_config
+from shardscope.planner.trainer_config import trainer_config
 from shardscope.runtime.preflight import preflight
 from shardscope.spec.units import work_text
 from shardscope_widgets.figures import _plans

@@ -15,11 +15,11 @@ import shardscope as ss
 from conformance.ranks import RankPool
 from prediction.ranks_of import run_on
 from shardscope.analytic.communication.traffic import Sent
+from shardscope.calibration.host_calibration import Constant, HostCalibration, HostMachine
 from shardscope.machine import can_share_memory
 from shardscope.prediction import job as prediction_of_jobs
 from shardscope.prediction.rates import RankRates
 from shardscope.runlog.schema import MEMORY_KINDS
-from shardscope.spec.host_calibration import Constant, HostCalibration, HostMachine
 from shardscope.spec.models import MODELS, GPTConfig
 from shardscope.spec.strategy import Work
 

@@ -7,15 +7,15 @@ import pytest
 
 from shardscope.analytic.compute.work import SEPARATE_BYTES
 from shardscope.analytic.layouts import Layouts
+from shardscope.calibration.calibration import Calibration
+from shardscope.calibration.effects import usual
+from shardscope.calibration.software import SOFTWARE
 from shardscope.prediction.step import step_time
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.tables import WeightTimes, weights
-from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster, Device
-from shardscope.spec.effects import usual
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
-from shardscope.spec.software import SOFTWARE
 
 MODEL = Transformer(layers=24, hidden=2048, heads=16, vocab=51200, seq=1024)
 CLUSTER = Cluster.of("a100-80gb", nodes=64)

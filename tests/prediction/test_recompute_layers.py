@@ -20,9 +20,9 @@ from shardscope.analytic.memory import (
 from shardscope.analytic.memory.explain import memory_term
 from shardscope.analytic.memory.offload import offload_traffic
 from shardscope.analytic.recomputation import recomputed_in_model
+from shardscope.calibration.calibration import Calibration
 from shardscope.errors import SpecError
 from shardscope.prediction.step import StepParts, step_time, time_term
-from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Mixture, Transformer

@@ -13,11 +13,11 @@ from shardscope.analytic.compute import work
 from shardscope.analytic.compute.work import Split
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import device_memory
+from shardscope.calibration.calibration import Calibration
 from shardscope.prediction.step import StepParts, step_time, time_term
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.micro import BACKWARD_KERNELS, COLLECTIVE_KERNELS, FORWARD_KERNELS
 from shardscope.prediction.step.tables import Distinct, WeightTimes, stage_elements, weights
-from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import LatentAttention, Mixture, Transformer

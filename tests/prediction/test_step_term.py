@@ -10,7 +10,7 @@ from benchmarks._plain import Plain, rows_of
 from prediction.test_step import CALIBRATION, CLUSTER, MODEL, SPARSE, layouts
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.terms import Term
-from shardscope.prediction.planner.setting import SearchSettings
+from shardscope.planner.setting import SearchSettings
 from shardscope.prediction.step import StepParts, step_time, tables, term, time_term
 from shardscope.prediction.step.step import Computing
 from shardscope.spec.cluster import Cluster

@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from published import more, small
 from published.datasets import load
+from shardscope.calibration.effects import effects_of, usual
+from shardscope.calibration.software import SOFTWARE
+from shardscope.calibration.spread import moved, slopes
 from shardscope.measure.scoreboard.published import published
 from shardscope.measure.scoreboard.rows import Row, RowGroups
-from shardscope.prediction.spread import moved, slopes
-from shardscope.spec.effects import effects_of, usual
-from shardscope.spec.software import SOFTWARE
 
 Floats = npt.NDArray[np.float64]
 MOST_ROWS = 20

@@ -1,6 +1,6 @@
 """The calibrations that ship with Shardscope: the rows and priors of each fit, and its scores.
 
-    cd tests; python -m published.calibrate ROWS.json ../toolkit/shardscope/spec/catalogue/calibrations
+    cd tests; python -m published.calibrate ROWS.json ../toolkit/shardscope/calibration/catalogue/calibrations
 
 fits them again. Eight tenths of the rows, chosen by a hash of their inputs, are fitted; the others never are. The
 errors and the interval of a calibration are cross-validated over all rows. The form of the formulas, the priors and the
@@ -20,11 +20,11 @@ import numpy.typing as npt
 
 from published.datasets import load
 from published.fit import Prior, Priors, fit
+from shardscope.calibration.calibration import Calibration
 from shardscope.measure.calibrate.shapes import learnt, with_factors
 from shardscope.measure.scoreboard.board import calibration_of_row
 from shardscope.measure.scoreboard.rows import Row, predicted_seconds
 from shardscope.measure.scoreboard.score import Score, constant_mfu_seconds, kind_of, plain_seconds
-from shardscope.spec.calibration import Calibration
 
 Floats = npt.NDArray[np.float64]
 

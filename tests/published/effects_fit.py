@@ -17,8 +17,8 @@ import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
 
-from shardscope.spec.calibration import FACTORS
-from shardscope.spec.software import SOFTWARE
+from shardscope.calibration.calibration import FACTORS
+from shardscope.calibration.software import SOFTWARE
 
 Floats = npt.NDArray[np.float64]
 Effects = Mapping[str, float]

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
+from shardscope.calibration.calibration import Calibration
 from shardscope.measure.scoreboard.rows import Row, RowGroups
-from shardscope.spec.calibration import Calibration
 
 Floats = npt.NDArray[np.float64]
 

@@ -1,6 +1,6 @@
-"""Fit the effects of `spec.effects` to all tables, and score each table by effects fitted without it.
+"""Fit the effects of `calibration.effects` to all tables, and score each table by effects fitted without it.
 
-    cd tests; python -m published.hierarchy REFERENCE ../toolkit/shardscope/spec/catalogue/effects/fitted.json
+    cd tests; python -m published.hierarchy REFERENCE ../toolkit/shardscope/calibration/catalogue/effects/fitted.json
 
 REFERENCE is a folder with the files of measured tables. A table that is left out has no part in the effects that
 predict it, nor in their standard deviations. What it had a part in is the form of the formulas, the priors of
@@ -35,10 +35,10 @@ from published.effects_fit import (
     usual_spreads,
 )
 from published.left_out import Widths, best_widths, constant_of, left_out, print_scores, scores, trials
+from shardscope.calibration.effects import OTHER, architecture, effects_of
+from shardscope.calibration.software import SOFTWARE
 from shardscope.measure.scoreboard.score import constant_mfu_seconds, plain_seconds
 from shardscope.spec.cluster import Device
-from shardscope.spec.effects import OTHER, architecture, effects_of
-from shardscope.spec.software import SOFTWARE
 
 Floats = npt.NDArray[np.float64]
 TURNS, SETTLED = 40, 15
@@ -164,7 +164,7 @@ def write(
     widths: Widths,
     scores: dict[str, dict[str, float]],
 ) -> None:
-    """Write what `spec.effects` reads; the names of devices and the usual constants stay as they are."""
+    """Write what `calibration.effects` reads; the names of devices and the usual constants stay as they are."""
     wider, noisier = widths
     noises = zip(NOISES, noisier * found.spreads.noise, strict=True)
     kept = {e for t in tables for e in t.shared}

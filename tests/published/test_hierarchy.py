@@ -20,11 +20,11 @@ from published.effects_fit import (
 )
 from published.hierarchy import Loss, mixed
 from published.left_out import Trial, best_widths, constant_scores, is_rejected, rejected_by_chance
+from shardscope.calibration.effects import composed, effects_of, fitted_effects, row_noise, usual
+from shardscope.calibration.software import SOFTWARE
+from shardscope.calibration.spread import covariance_of, moved
 from shardscope.measure.scoreboard.one_step import Ends
-from shardscope.prediction.spread import covariance_of, moved
 from shardscope.spec.cluster import Device
-from shardscope.spec.effects import composed, effects_of, fitted_effects, row_noise, usual
-from shardscope.spec.software import SOFTWARE
 
 MADE = ("megatron-core", "megatron-deepspeed", "fsdp2", "torchtitan", "deepspeed")
 PAIRS = [(software, device) for software in MADE for device in ("a100-80gb", "h100-80gb")]

@@ -12,11 +12,11 @@ import pytest
 from published.calibrate import RECIPES, own_calibration
 from published.datasets import load
 from published.fit import Prior, fit
+from shardscope.calibration.calibration import Calibration, catalogue
 from shardscope.errors import DataError
 from shardscope.measure.scoreboard.board import board
 from shardscope.measure.scoreboard.published import published
 from shardscope.measure.scoreboard.rows import predicted_seconds
-from shardscope.spec.calibration import Calibration, catalogue
 
 REFERENCE = Path(os.environ.get("SHARDSCOPE_MEASURED_ROWS", "no-such-file"))
 """A file of measured data sets as `published.datasets` reads it."""

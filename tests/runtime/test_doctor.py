@@ -15,7 +15,7 @@ import pytest
 
 from conformance.processes import marked
 from shardscope import machine
-from shardscope.prediction.saved_calibration import chosen
+from shardscope.calibration.saved_calibration import chosen
 from shardscope.runtime import doctor
 from shardscope.runtime.doctor import DoctorReport, Finding
 

@@ -7,13 +7,13 @@ from math import log10
 
 import pytest
 
-from prediction.planner.brute import machine, small_model
+from planner.brute import machine, small_model
 from shardscope.errors import SpecError
-from shardscope.prediction.planner import plan
-from shardscope.prediction.planner.rules import REASONS
-from shardscope.prediction.planner.table import budget_of
+from shardscope.planner import plan
+from shardscope.planner.rules import REASONS
+from shardscope.planner.table import budget_of
+from shardscope.planner.trainer_config import trainer_config
 from shardscope.prediction.predict import predict
-from shardscope.prediction.trainer_config import trainer_config
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.compression import Compression
 from shardscope.spec.layout import Layout

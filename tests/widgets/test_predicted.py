@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from shardscope.calibration.host_calibration import HostCalibration, HostMachine
+from shardscope.calibration.saved_calibration import save, saved
 from shardscope.errors import LaunchError
 from shardscope.measure.compare.comparison import Comparison
 from shardscope.measure.compare.view import inside_text, overview
-from shardscope.prediction.saved_calibration import save, saved
-from shardscope.spec.host_calibration import HostCalibration, HostMachine
 from shardscope_widgets import demo, figures, write_report
 from shardscope_widgets.training_lab import _outcome
 from shardscope_widgets.training_lab._outcome import OutcomePanel

@@ -1,4 +1,6 @@
 from shardscope import analytic as analytic
+from shardscope.calibration.calibration import Calibration as Calibration
+from shardscope.calibration.host_calibration import HostCalibration as HostCalibration
 from shardscope.conformance import check_method as check_method
 from shardscope.errors import CheckpointError as CheckpointError
 from shardscope.errors import DataError as DataError
@@ -40,14 +42,11 @@ from shardscope.methods.strategies.tree import Tree as Tree
 from shardscope.methods.strategies.zero_1 import Zero1 as Zero1
 from shardscope.methods.strategies.zero_2 import Zero2 as Zero2
 from shardscope.methods.strategies.zero_3 import Zero3 as Zero3
+from shardscope.planner import Plans as Plans
+from shardscope.planner import plan as plan
 from shardscope.prediction.job import JobPrediction as JobPrediction
 from shardscope.prediction.layout import Prediction as Prediction
-from shardscope.prediction.planner import Plans as Plans
-from shardscope.prediction.planner import plan as plan
 from shardscope.prediction.predict import predict as predict
-from shardscope.prediction.simulate import AsyncSimulation as AsyncSimulation
-from shardscope.prediction.simulate import Simulation as Simulation
-from shardscope.prediction.simulate import simulate as simulate
 from shardscope.runtime import Run as Run
 from shardscope.runtime import launch as launch
 from shardscope.runtime import runs as runs
@@ -59,6 +58,9 @@ from shardscope.runtime.load_job import load_job as load_job
 from shardscope.runtime.observe import observe as observe
 from shardscope.runtime.reproduce import first_difference as first_difference
 from shardscope.runtime.reproduce import reproduce as reproduce
+from shardscope.simulator import AsyncSimulation as AsyncSimulation
+from shardscope.simulator import Simulation as Simulation
+from shardscope.simulator import simulate as simulate
 from shardscope.spec import Batch as Batch
 from shardscope.spec import Checkpoint as Checkpoint
 from shardscope.spec import Cluster as Cluster
@@ -76,8 +78,6 @@ from shardscope.spec import Record as Record
 from shardscope.spec import Recovery as Recovery
 from shardscope.spec import Shards as Shards
 from shardscope.spec import Strategy as Strategy
-from shardscope.spec.calibration import Calibration as Calibration
-from shardscope.spec.host_calibration import HostCalibration as HostCalibration
 from shardscope.spec.optimizer import OptimizerStates as OptimizerStates
 from shardscope.spec.pipeline_schedule import PipelineSchedule as PipelineSchedule
 from shardscope.spec.registry import register as register

@@ -17,12 +17,12 @@ from statistics import median
 from textwrap import fill
 from typing import TYPE_CHECKING, TextIO
 
+from shardscope.calibration.saved_calibration import check_can_save, chosen, save
 from shardscope.errors import DataError, ShardscopeError
 from shardscope.machine import num_gpus
 from shardscope.measure.compare.comparison import Comparison
 from shardscope.measure.compare.of_run import comparison_or_reason
 from shardscope.measure.compare.view import OVERVIEW, inside_text, overview
-from shardscope.prediction.saved_calibration import check_can_save, chosen, save
 from shardscope.runlog.figures import loss_text
 from shardscope.spec import Batch, Job, Strategy
 from shardscope.spec.strategy import strategies

@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardscope.spec.software import software_names
+from shardscope.calibration.software import software_names
 
 if TYPE_CHECKING:
-    from shardscope.spec.host_calibration import AnyCalibration
+    from shardscope.calibration.host_calibration import AnyCalibration
 
 CALIBRATION_HELP = (
     "name of a GPU's calibration (default: by the cluster's device and the software), or the path of one that "
@@ -33,8 +33,8 @@ def named_calibration(given: str | None) -> AnyCalibration | None:
     Raises:
         SpecError: The file cannot be read, or no calibration has this name.
     """
-    from shardscope.spec.calibration import Calibration
-    from shardscope.spec.host_calibration import HostCalibration
+    from shardscope.calibration.calibration import Calibration
+    from shardscope.calibration.host_calibration import HostCalibration
 
     if given is None:
         return None

@@ -17,7 +17,7 @@ from shardscope.spec.layout import Layout
 from shardscope.spec.layout_optimizer import optimizer_names
 
 if TYPE_CHECKING:
-    from shardscope.prediction.planner import PlanRow, Plans
+    from shardscope.planner import PlanRow, Plans
 
 GIB = 2**30
 _OF_A_LAYOUT = ("precision", "optimizer")
@@ -80,7 +80,7 @@ def _print_config(plans: Plans, rank: int) -> None:
 
 
 def _search(arguments: argparse.Namespace) -> Plans:
-    from shardscope.prediction.planner import plan
+    from shardscope.planner import plan
 
     return plan(
         named_model(arguments),
@@ -129,10 +129,10 @@ def _title(plans: Plans) -> str:
 
 
 def _table(plans: Plans) -> str:
+    from shardscope.planner import short
+    from shardscope.planner.explain import seconds
+    from shardscope.planner.table import dollars_text
     from shardscope.prediction.failures import failures_text, layout_failures
-    from shardscope.prediction.planner import short
-    from shardscope.prediction.planner.explain import seconds
-    from shardscope.prediction.planner.table import dollars_text
 
     def cells(plan: PlanRow) -> list[str]:
         dollars = "" if plan.dollars is None else dollars_text(plan.dollars)

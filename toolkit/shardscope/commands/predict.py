@@ -16,9 +16,9 @@ from shardscope.spec.layout_compression import compression_names
 from shardscope.spec.layout_optimizer import optimizer_names
 
 if TYPE_CHECKING:
+    from shardscope.calibration.host_calibration import AnyCalibration
     from shardscope.prediction.budget import Budgeted
     from shardscope.spec.cluster import Cluster
-    from shardscope.spec.host_calibration import AnyCalibration
     from shardscope.spec.model import Transformer
 
 
@@ -85,7 +85,7 @@ def _fastest(
     Raises:
         SpecError: None fits; the message says which options to add.
     """
-    from shardscope.prediction.planner import plan, short
+    from shardscope.planner import plan, short
 
     plans = plan(model, cluster, top=1, calibration=known, software=software)
     if not len(plans):

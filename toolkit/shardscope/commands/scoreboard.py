@@ -14,9 +14,9 @@ from shardscope.commands._table import aligned
 from shardscope.errors import SpecError
 
 if TYPE_CHECKING:
+    from shardscope.calibration.effects import TableScore
     from shardscope.measure.scoreboard.board import Line, RowScore
     from shardscope.measure.scoreboard.score import Score
-    from shardscope.spec.effects import TableScore
 
 
 ABOUT = """\
@@ -76,10 +76,10 @@ def add_to(commands: Any) -> None:
 
 def carry_out(arguments: argparse.Namespace) -> int:
     """Print one line per data set, as predicted now and as predicted without it."""
+    from shardscope.calibration.effects import table_scores
     from shardscope.measure.scoreboard.board import board
     from shardscope.measure.scoreboard.intervals import ENOUGH
     from shardscope.measure.scoreboard.published import published
-    from shardscope.spec.effects import table_scores
 
     if arguments.rows is not None:
         if arguments.memory:
@@ -121,7 +121,7 @@ def print_own(arguments: argparse.Namespace) -> None:
 
 def rows_text(rows: Sequence[RowScore]) -> str:
     """Return a table of measured and predicted times, by row."""
-    from shardscope.prediction.planner.explain import seconds
+    from shardscope.planner.explain import seconds
 
     header = ["step", "measured", "predicted", "error", "90 % interval"]
     return aligned(

@@ -19,7 +19,7 @@ from shardscope.spec.layout import Layout
 from shardscope.spec.link import Link
 
 if TYPE_CHECKING:
-    from shardscope.prediction.simulate import Simulation
+    from shardscope.simulator import Simulation
 _ONLY = {
     "model": ("cluster", "calibration", "software"),
     "job": ("cluster", "calibration", "software", "overlap", "trust_code"),
@@ -87,7 +87,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
 
 def _simulated(arguments: argparse.Namespace) -> Simulation:
-    from shardscope.prediction.simulate import simulate
+    from shardscope.simulator import simulate
 
     asked = [name for name in _ONLY if getattr(arguments, name) is not None]
     if len(asked) != 1:

@@ -18,13 +18,13 @@ from shardscope.analytic.failing_runs import (
     simulated_s,
 )
 from shardscope.analytic.reliability import Floats, Reliability, expected
+from shardscope.calibration.calibration import Interval
 from shardscope.errors import RunUnreadable, SpecError
 from shardscope.runlog.reducer import RunLog
 from shardscope.runlog.restarts import Restart
 from shardscope.runlog.schema import Event
 from shardscope.runlog.steps import WARM_UP_STEPS, Steps
 from shardscope.runtime import Run
-from shardscope.spec.calibration import Interval
 from shardscope.spec.fault_kinds import Kill
 from shardscope.spec.faults import Faults
 from shardscope.spec.units import duration_text, quantity

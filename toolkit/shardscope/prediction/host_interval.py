@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from shardscope.calibration.calibration import Interval
+from shardscope.calibration.constants import CONSTANTS
+from shardscope.calibration.host_calibration import HostCalibration
 from shardscope.prediction.job_time import job_time_term
 from shardscope.prediction.rates import limit_of, network_of, stated_rates
-from shardscope.spec.calibration import Interval
-from shardscope.spec.constants import CONSTANTS
-from shardscope.spec.host_calibration import HostCalibration
 
 if TYPE_CHECKING:
     from shardscope.prediction.job import JobPrediction

@@ -15,6 +15,11 @@ from shardscope.analytic.job_step import Backend, JobStep, settled_step
 from shardscope.analytic.memory import RankStates, is_cpu
 from shardscope.analytic.reliability import Reliability
 from shardscope.analytic.terms import Term
+from shardscope.calibration.calibration import Calibration, Interval
+from shardscope.calibration.choice import calibration_of
+from shardscope.calibration.host_calibration import THIS_MACHINE, AnyCalibration, HostCalibration
+from shardscope.calibration.saved_calibration import Chosen, chosen
+from shardscope.calibration.spread import Floats, Widened, widened
 from shardscope.errors import SpecError, require
 from shardscope.machine import num_gpus, usable_memory_bytes
 from shardscope.prediction.budget import Budgeted
@@ -33,15 +38,10 @@ from shardscope.prediction.loads import (
     used_samples_per_s,
 )
 from shardscope.prediction.rates import RankRates
-from shardscope.prediction.saved_calibration import Chosen, chosen
-from shardscope.prediction.spread import Floats, Widened, widened
 from shardscope.prediction.step.term import time_term
 from shardscope.prediction.traced import Traced, traced
 from shardscope.spec import Job
-from shardscope.spec.calibration import Calibration, Interval
-from shardscope.spec.choice import calibration_of
 from shardscope.spec.cluster import Cluster, EmulatedCluster
-from shardscope.spec.host_calibration import THIS_MACHINE, AnyCalibration, HostCalibration
 from shardscope.spec.job_parts import label_of
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer

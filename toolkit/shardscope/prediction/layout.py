@@ -14,20 +14,20 @@ from shardscope.analytic.recomputation import recomputed_in_model
 from shardscope.analytic.reliability import Reliability
 from shardscope.analytic.show import term_html, term_text
 from shardscope.analytic.terms import Term
+from shardscope.calibration.calibration import Calibration, Interval
+from shardscope.calibration.choice import calibration_of
+from shardscope.calibration.host_calibration import AnyCalibration
+from shardscope.calibration.software import memory_model
+from shardscope.calibration.spread import Floats, Widened, widened
 from shardscope.prediction.budget import Budgeted
 from shardscope.prediction.failures import failures_text, layout_failures
-from shardscope.prediction.spread import Floats, Widened, widened
 from shardscope.prediction.step.held import memory_with, room_on
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.step import step_time
 from shardscope.prediction.step.term import time_term
-from shardscope.spec.calibration import Calibration, Interval
-from shardscope.spec.choice import calibration_of
 from shardscope.spec.cluster import Cluster
-from shardscope.spec.host_calibration import AnyCalibration
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
-from shardscope.spec.software import memory_model
 from shardscope.spec.units import duration_text, work_text
 
 GIB = 2**30

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import overload
 
+from shardscope.calibration.host_calibration import AnyCalibration
 from shardscope.errors import SpecError, require
 from shardscope.prediction.job import JobPrediction, predict_job
 from shardscope.prediction.layout import Prediction, predict_layout
 from shardscope.prediction.observed import ObservedPrediction
 from shardscope.spec import Job
 from shardscope.spec.cluster import Cluster, EmulatedCluster
-from shardscope.spec.host_calibration import AnyCalibration
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model, Transformer
 from shardscope.spec.observed import ObservedJob

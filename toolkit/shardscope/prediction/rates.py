@@ -10,13 +10,13 @@ import numpy as np
 
 from shardscope.analytic.communication.network import Network
 from shardscope.analytic.communication.traffic import Sent
+from shardscope.calibration.calibration import Calibration
+from shardscope.calibration.host_calibration import HostCalibration, HostMachine, HostTransport, knot_shares
+from shardscope.calibration.this_machine import core_speed
 from shardscope.machine import can_share_memory, usable_cores
 from shardscope.prediction.step.machine import Machine
-from shardscope.prediction.this_machine import core_speed
 from shardscope.spec import Job
-from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster, EmulatedCluster
-from shardscope.spec.host_calibration import HostCalibration, HostMachine, HostTransport, knot_shares
 from shardscope.spec.job import IN_LAYOUTS
 from shardscope.spec.link import Link
 from shardscope.spec.strategy import Work

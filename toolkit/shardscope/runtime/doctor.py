@@ -327,7 +327,7 @@ def _messages(measured: list[dict[str, Any]] | str) -> Iterator[Finding]:
     Nothing uses the figures. Predictions take the constants of a calibration instead, which were fitted to steps of
     whole jobs: their time per message includes what ranks wait because others compute.
     """
-    from shardscope.prediction.saved_calibration import chosen
+    from shardscope.calibration.saved_calibration import chosen
 
     if isinstance(measured, str):
         cost = "A job with several ranks may end with the same error."
@@ -352,7 +352,7 @@ def _messages(measured: list[dict[str, Any]] | str) -> Iterator[Finding]:
 
 def _calibration() -> Finding:
     """Return which constants predictions for this machine use."""
-    from shardscope.prediction.saved_calibration import chosen
+    from shardscope.calibration.saved_calibration import chosen
 
     host, is_saved, ignored = chosen()
     if is_saved:

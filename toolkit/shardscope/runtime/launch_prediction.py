@@ -12,10 +12,10 @@ from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shardscope.calibration.calibration import Interval
+from shardscope.calibration.host_calibration import HostCalibration
 from shardscope.errors import RunUnreadable, ShardscopeError
 from shardscope.machine import usable_cores
-from shardscope.spec.calibration import Interval
-from shardscope.spec.host_calibration import HostCalibration
 
 if TYPE_CHECKING:
     from shardscope.prediction.job import JobPrediction

@@ -7,10 +7,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from shardscope.analytic.show import figure
+from shardscope.calibration.saved_calibration import chosen
 from shardscope.errors import DataError, LaunchError, ShardscopeError, SpecError
 from shardscope.machine import num_gpus, usable_memory_bytes
 from shardscope.prediction.job import JobPrediction, predict_job
-from shardscope.prediction.saved_calibration import chosen
 from shardscope.prediction.traced import Traced, traced
 from shardscope.runtime.driver_server import trace_on_server
 from shardscope.runtime.launch_prediction import LaunchPrediction

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
+from shardscope.calibration.calibration import Interval
 from shardscope.measure.accuracy import Accuracy, PredictedRun
 from shardscope.spec import registry
-from shardscope.spec.calibration import Interval
 from shardscope.spec.look import YOUR_OWN
 from shardscope.spec.strategy import Strategy
 from shardscope_widgets.figures import theme

@@ -11,12 +11,12 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from shardscope.planner import REASONS, Plans, short
+from shardscope.planner.explain import seconds
+from shardscope.planner.setting import capacity
+from shardscope.planner.table import budget_of, days_text, dollars_text
 from shardscope.prediction.failures import failures_text, layout_failures
 from shardscope.prediction.layout import uncertainty_of
-from shardscope.prediction.planner import REASONS, Plans, short
-from shardscope.prediction.planner.explain import seconds
-from shardscope.prediction.planner.setting import capacity
-from shardscope.prediction.planner.table import budget_of, days_text, dollars_text
 from shardscope.spec.units import work_text
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures.theme import RunStyle
@@ -139,7 +139,7 @@ def terms_info(plans: Plans, ranks: Sequence[int]) -> TermsInfo:
         ranks: Positions of the plans in the ranking, from 1; duplicates are dropped.
     """
     from shardscope.analytic.layouts import Layouts
-    from shardscope.prediction.planner.setting import memory_parts, time_of
+    from shardscope.planner.setting import memory_parts, time_of
 
     ranks = tuple(dict.fromkeys(ranks))
     layouts = [plans.layout(int(plans.order[rank - 1])) for rank in ranks]

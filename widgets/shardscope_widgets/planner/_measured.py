@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import ipywidgets as widgets
 
+from shardscope.calibration.calibration import Calibration
 from shardscope.errors import SpecError
 from shardscope.measure.calibrate.of_rows import calibrate_rows
-from shardscope.prediction.planner import Plans, short
-from shardscope.prediction.planner.explain import seconds
-from shardscope.spec.calibration import Calibration
+from shardscope.planner import Plans, short
+from shardscope.planner.explain import seconds
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer

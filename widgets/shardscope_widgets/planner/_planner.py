@@ -10,13 +10,13 @@ from typing import Any
 import ipywidgets as widgets
 import traitlets as t
 
+from shardscope.calibration.software import SOFTWARE, software_of
 from shardscope.errors import ShardscopeError, SpecError
-from shardscope.prediction.planner import Plans, default_batch, known_model, plan
+from shardscope.planner import Plans, default_batch, known_model, plan
 from shardscope.spec.cluster import Cluster, Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model, Transformer
 from shardscope.spec.numbers import LARGEST_COUNT
-from shardscope.spec.software import SOFTWARE, software_of
 from shardscope_widgets.figures import _plans
 from shardscope_widgets.kit.controls import controls_for
 from shardscope_widgets.kit.form import check_options, named, own_trait, trait_of

@@ -13,8 +13,8 @@ import plotly.graph_objects as go
 import traitlets as t
 
 from shardscope.errors import SpecError
-from shardscope.prediction.planner import PlanComparison, Plans
-from shardscope.prediction.planner.table import KEY, table_rows
+from shardscope.planner import PlanComparison, Plans
+from shardscope.planner.table import KEY, table_rows
 from shardscope_widgets.figures import _plans
 from shardscope_widgets.kit.click_figure import ClickFigure
 from shardscope_widgets.kit.frame import Frame

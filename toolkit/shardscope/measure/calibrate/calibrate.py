@@ -14,6 +14,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardscope.calibration.host_calibration import (
+    THIS_MACHINE,
+    Constant,
+    HostCalibration,
+    HostMachine,
+)
+from shardscope.calibration.saved_calibration import Chosen, check_can_save, chosen
+from shardscope.calibration.saved_calibration import save as save_as_default
+from shardscope.calibration.this_machine import core_speed
 from shardscope.errors import DataError, SpecError, require
 from shardscope.machine import running_processes, usable_cores
 from shardscope.measure.calibrate.design import Design, knots_of
@@ -24,17 +33,8 @@ from shardscope.measure.calibrate.observed import Observed, observed
 from shardscope.measure.calibrate.prior import in_order, on_this_machine, prior_of
 from shardscope.measure.calibrate.probes import Probe, brief_probes, cluster_probes, host_probes, run_probe
 from shardscope.measure.calibrate.uncertainty import bootstrap, left_out, quantiles
-from shardscope.prediction.saved_calibration import Chosen, check_can_save, chosen
-from shardscope.prediction.saved_calibration import save as save_as_default
-from shardscope.prediction.this_machine import core_speed
 from shardscope.runtime import Run
 from shardscope.spec.cluster import EmulatedCluster
-from shardscope.spec.host_calibration import (
-    THIS_MACHINE,
-    Constant,
-    HostCalibration,
-    HostMachine,
-)
 
 BUDGET_S, BRIEF_S = 48.0, 20.0
 """Seconds after which no further probe starts, and those of a brief calibration."""

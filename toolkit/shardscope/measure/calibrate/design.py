@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardscope.analytic.terms import Term
+from shardscope.calibration.constants import CONSTANTS, NOT_FITTED
+from shardscope.calibration.host_calibration import HostCalibration, knot_shares
 from shardscope.machine import usable_cores
 from shardscope.measure.calibrate.observed import PARTS, part_sums
 from shardscope.prediction.job import JobPrediction
@@ -30,8 +32,6 @@ from shardscope.prediction.rates import (
     stated_rates,
     transport_of,
 )
-from shardscope.spec.constants import CONSTANTS, NOT_FITTED
-from shardscope.spec.host_calibration import HostCalibration, knot_shares
 
 Floats = NDArray[np.float64]
 Knot = tuple[str, int | None, str | None]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import overload
 
+from shardscope.calibration.calibration import Calibration
+from shardscope.calibration.host_calibration import AnyCalibration, HostCalibration
 from shardscope.errors import SpecError, require
 from shardscope.measure.calibrate.calibrate import Told, calibrate_machine
 from shardscope.measure.calibrate.of_rows import calibrate_rows
 from shardscope.measure.calibrate.tables import Rows
 from shardscope.runtime import Run
-from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster, EmulatedCluster
-from shardscope.spec.host_calibration import AnyCalibration, HostCalibration
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model
 

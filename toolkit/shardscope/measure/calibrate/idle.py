@@ -12,8 +12,8 @@ import subprocess
 import sys
 from statistics import median
 
+from shardscope.calibration.host_calibration import Constant
 from shardscope.machine import usable_cores
-from shardscope.spec.host_calibration import Constant
 
 _PROGRAM = """\
 import json, sys

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from itertools import permutations
 from typing import Any
 
+from shardscope.calibration.host_calibration import Constant
 from shardscope.errors import LaunchError
 from shardscope.measure.calibrate import pair_speed
 from shardscope.runtime.emulated import EmulatedNetwork
 from shardscope.spec.cluster import EmulatedCluster
-from shardscope.spec.host_calibration import Constant
 
 _SECONDS = 0.3
 """Time for which a pair of nodes sends at the nominal rate of its links."""

@@ -13,12 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from shardscope.analytic.compute.flops import least_flops
-from shardscope.errors import SpecError, require
-from shardscope.measure.calibrate.shapes import helpful, with_factors
-from shardscope.measure.calibrate.tables import Given, Rows, read_rows
-from shardscope.measure.scoreboard.rows import Row, RowGroups
-from shardscope.measure.scoreboard.score import Score
-from shardscope.prediction.spread import (
+from shardscope.calibration.calibration import FACTORS, Calibration, FittedRow
+from shardscope.calibration.choice import calibration_for, without_foreign_shapes
+from shardscope.calibration.effects import fitted_noise, row_noise
+from shardscope.calibration.layer_shape import OTHERS
+from shardscope.calibration.software import software_of
+from shardscope.calibration.spread import (
     Floats,
     covariance_of,
     half_widths,
@@ -27,15 +27,15 @@ from shardscope.prediction.spread import (
     shape_half_widths,
     slopes,
 )
+from shardscope.errors import SpecError, require
+from shardscope.measure.calibrate.shapes import helpful, with_factors
+from shardscope.measure.calibrate.tables import Given, Rows, read_rows
+from shardscope.measure.scoreboard.rows import Row, RowGroups
+from shardscope.measure.scoreboard.score import Score
 from shardscope.prediction.step.machine import Machine
-from shardscope.spec.calibration import FACTORS, Calibration, FittedRow
-from shardscope.spec.choice import calibration_for, without_foreign_shapes
 from shardscope.spec.cluster import Cluster
-from shardscope.spec.effects import fitted_noise, row_noise
-from shardscope.spec.layer_shape import OTHERS
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model, Transformer
-from shardscope.spec.software import software_of
 
 _CAUCHY = 2.0
 """Residual, in standard deviations of intervals, at which a row counts half."""

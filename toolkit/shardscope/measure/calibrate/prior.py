@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from shardscope.calibration.constants import CONSTANTS
+from shardscope.calibration.host_calibration import Constant, HostCalibration, HostMachine
 from shardscope.machine import usable_cores
 from shardscope.measure.calibrate.design import Knot
 from shardscope.measure.calibrate.fit import Prior
 from shardscope.prediction.rates import relative_speed
-from shardscope.spec.constants import CONSTANTS
-from shardscope.spec.host_calibration import Constant, HostCalibration, HostMachine
 
 _VAGUE = 1.0
 """Standard deviation of the logarithm of a constant that was not measured here."""

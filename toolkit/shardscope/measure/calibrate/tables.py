@@ -10,6 +10,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shardscope.calibration.software import assumed_software, software_of
 from shardscope.errors import DataError, SpecError, quoted, unknown_name
 from shardscope.foreign_file import parsed_json
 from shardscope.measure.calibrate.logs import decoded, row_of_log
@@ -17,7 +18,6 @@ from shardscope.measure.scoreboard.rows import Row, set_fields
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model, Transformer
-from shardscope.spec.software import assumed_software, software_of
 
 MEASURED = ("step_time_s", "step_time_ms", "tokens_per_s", "tokens_per_s_per_device")
 """Columns of which each row has one: time of an optimizer step, or tokens per second on all devices or on one."""

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isclose
 
+from shardscope.calibration.saved_calibration import chosen
 from shardscope.measure.compare.comparison import ComparedTerm
 from shardscope.measure.compare.measured import Steps
 from shardscope.measure.compare.parts import time_rows
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.observed import ObservedPrediction
-from shardscope.prediction.saved_calibration import chosen
 from shardscope.runtime import Run
 from shardscope.runtime.launch_prediction import LaunchPrediction
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from shardscope.calibration.host_calibration import AnyCalibration
 from shardscope.errors import RunUnreadable, ShardscopeError, SpecError
 from shardscope.measure.compare.comparison import ComparedTerm, Comparison
 from shardscope.measure.compare.launched import Launched
@@ -31,7 +32,6 @@ from shardscope.runtime.preflight import preflight, preflight_of
 from shardscope.runtime.resizable import job_now
 from shardscope.runtime.status import Cause
 from shardscope.spec.cluster import Cluster, EmulatedCluster
-from shardscope.spec.host_calibration import AnyCalibration
 from shardscope.spec.observed import ObservedJob
 from shardscope.spec.units import plural
 

@@ -9,8 +9,8 @@ from math import isnan
 from shardscope.errors import SpecError
 from shardscope.measure.compare.comparison import ComparedTerm
 from shardscope.prediction.job import JobPrediction
-from shardscope.prediction.simulate import Simulation, simulate, step_events_of
 from shardscope.runlog.schema import MEMORY_KINDS
+from shardscope.simulator import Simulation, simulate, step_events_of
 
 _ALL = "all collectives"
 _Values = Mapping[tuple[str, str], float]

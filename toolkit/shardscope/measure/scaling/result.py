@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardscope.calibration.calibration import Interval
 from shardscope.measure.scaling.sizes import AnyCluster, Kind
 from shardscope.spec import Job
-from shardscope.spec.calibration import Interval
 from shardscope.spec.units import bytes_text, duration_text
 
 if TYPE_CHECKING:

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Literal
 
 from shardscope.analytic.stragglers import Jitter
+from shardscope.calibration.calibration import Calibration, Interval
+from shardscope.calibration.host_calibration import HostCalibration
 from shardscope.errors import SpecError, require
 from shardscope.measure.jitter import jitter as jitter_of_run
 from shardscope.measure.scaling.jitter_wait import jitter_wait_s
 from shardscope.measure.scaling.result import LARGEST, Point, Scaling, in_order
 from shardscope.measure.scaling.sizes import AnyCluster, Kind, kinds_of, numbers_of, sized_cluster, sized_job
 from shardscope.prediction.job import JobPrediction, predict_job
-from shardscope.prediction.simulate import simulate
 from shardscope.runtime import Run, launch
+from shardscope.simulator import simulate
 from shardscope.spec import Job
-from shardscope.spec.calibration import Calibration, Interval
 from shardscope.spec.cluster import Cluster, EmulatedCluster
-from shardscope.spec.host_calibration import HostCalibration
 
 _PATIENCE_S = 3600.0
 

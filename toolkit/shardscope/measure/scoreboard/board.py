@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardscope.calibration.calibration import Calibration
+from shardscope.calibration.choice import calibration_for
+from shardscope.calibration.software import software_of
 from shardscope.measure.scoreboard.one_step import OneStep
 from shardscope.measure.scoreboard.ranking import Ranking
 from shardscope.measure.scoreboard.rows import Row, predicted_seconds
 from shardscope.measure.scoreboard.score import Floats, Score, constant_mfu_seconds, plain_seconds
 from shardscope.prediction.layout import uncertainty_of
-from shardscope.spec.calibration import Calibration
-from shardscope.spec.choice import calibration_for
-from shardscope.spec.software import software_of
 
 
 class Line(NamedTuple):

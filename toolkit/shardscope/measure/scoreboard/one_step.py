@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardscope.calibration.calibration import Calibration
+from shardscope.calibration.effects import fitted_noise, row_noise
+from shardscope.calibration.spread import covariance_of, moved, shape_half_widths, slopes
 from shardscope.measure.scoreboard.intervals import Floats, Z, inside, interval_score
 from shardscope.measure.scoreboard.rows import Row, RowGroups
-from shardscope.prediction.spread import covariance_of, moved, shape_half_widths, slopes
-from shardscope.spec.calibration import Calibration
-from shardscope.spec.effects import fitted_noise, row_noise
 
 _TURNS = 3
 """Steps towards the factors that one row makes most likely; the last one hardly moves them."""

@@ -1,4 +1,4 @@
-"""All tables of measured steps that ship with Shardscope; the effects of `spec.effects` were fitted to them."""
+"""All tables of measured steps that ship with Shardscope; the effects of `calibration.effects` were fitted to them."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.analytic.layouts import Layouts
+from shardscope.calibration.calibration import Calibration
 from shardscope.prediction.step import StepParts, step_time
-from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -33,7 +33,7 @@ class Row:
     inputs: Mapping[str, object] = field(default_factory=dict)
     """Published inputs of the run, without measurements."""
     software: str = "megatron-core"
-    """Software that ran it; a name of `spec.software.SOFTWARE`."""
+    """Software that ran it; a name of `calibration.software.SOFTWARE`."""
 
     @classmethod
     def of(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import MemoryParts, device_memory, tensor_room
 from shardscope.analytic.memory.offload import host_bytes_per_device
+from shardscope.calibration.software import memory_model
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.model import Transformer
-from shardscope.spec.software import memory_model
 
 
 def memory_with(model: Transformer, layouts: Layouts, cluster: Cluster, software: str) -> MemoryParts:

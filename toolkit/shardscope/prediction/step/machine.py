@@ -14,10 +14,10 @@ from shardscope.analytic.communication.ring import (
     spanning_link,
 )
 from shardscope.analytic.memory.frameworks import FRAMEWORKS, Framework
+from shardscope.calibration.calibration import Calibration
+from shardscope.calibration.software import memory_model, software_of
 from shardscope.errors import SpecError
-from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster, Device
-from shardscope.spec.software import memory_model, software_of
 
 Floats = npt.NDArray[np.float64]
 

@@ -29,11 +29,11 @@ from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory.offload import OFFLOADS_OPTIMIZER
 from shardscope.analytic.memory.rows import shards_gradients
 from shardscope.analytic.schedules.closed import bubble_time, columns
+from shardscope.calibration.calibration import Calibration
 from shardscope.prediction.step.held import memory_with, room_on
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.tables import LookupTable, micro_table, state_table
 from shardscope.prediction.step.waits import Columns, StepRows, Windows, drag_of, host_update, windows
-from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.model import Transformer
 

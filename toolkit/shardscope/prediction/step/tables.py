@@ -23,10 +23,10 @@ from shardscope.analytic.memory import RECIPES, activation_bytes_per_layer
 from shardscope.analytic.memory.frameworks import MEGATRON_CORE
 from shardscope.analytic.memory.offload import refetched_share
 from shardscope.analytic.recomputation import recomputed_by_kind
+from shardscope.calibration.layer_shape import factor_of, layer_shape
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.micro import SlowestStage, stage
 from shardscope.spec.compression import Compression
-from shardscope.spec.layer_shape import factor_of, layer_shape
 from shardscope.spec.layout import RECOMPUTE_NAMES
 from shardscope.spec.model import Transformer
 from shardscope.spec.optimizer import OptimizerStates

@@ -9,12 +9,12 @@ import numpy as np
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.recomputation import recomputed_layers
 from shardscope.analytic.terms import Term
+from shardscope.calibration.calibration import Calibration
+from shardscope.calibration.layer_shape import factor_of, shape_of
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.step import SCALED, StepDetail, StepParts, step_detail
 from shardscope.prediction.step.tables import stage_elements
-from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
-from shardscope.spec.layer_shape import factor_of, shape_of
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 

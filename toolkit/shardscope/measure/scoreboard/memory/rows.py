@@ -15,10 +15,10 @@ from shardscope.analytic.memory import (
     stage_memory,
     tensor_room,
 )
+from shardscope.calibration.software import memory_model
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
-from shardscope.spec.software import memory_model
 
 GIB = 2**30
 Counted = Literal["allocated", "reserved", "process"]
@@ -33,7 +33,7 @@ class MemoryRow:
     cluster: Cluster
     layout: Layout
     software: str
-    """Software that ran it; a name of `spec.software.SOFTWARE`."""
+    """Software that ran it; a name of `calibration.software.SOFTWARE`."""
     gib: float | None = None
     """Peak memory of the fullest device in GiB; None if it was not published, or if the run ran out of memory."""
     counted: Counted = "allocated"

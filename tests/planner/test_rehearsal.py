@@ -1,0 +1,130 @@
+"""Plans in slow motion: a job and an emulated cluster keep the proportions of the plan, and the run takes as long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import shardscope as ss
+from conformance.emulated import needs_namespaces
+from conformance.runs import SHORT_TEXT
+from shardscope.planner import Plans
+
+STAGES = {"data": 1, "tensor": 1, "schedule": "1f1b", "recompute": "none", "micro_batch": 2}
+REPLICAS = {"pipeline": 1, "tensor": 1, "zero": 1, "recompute": "none", "micro_batch": 1}
+STEP_S = 1.0
+
+
+def planned(fix: dict[str, Any], *, per_node: tuple[int, int] = (1, 1)) -> Plans:
+    """On one node of new devices, and one of old ones."""
+    new, old = (
+        ss.Cluster.of(name, nodes=1, per_node=n)
+        for name, n in zip(("h100", "v100-32gb"), per_node, strict=True)
+    )
+    model = (
+        "gpt2-xl" if fix is STAGES else "gpt2-large"
+    )  # a smaller one has stages that wait for the H100's host
+    return ss.plan(model, ss.Cluster.mixed(new, old), global_batch=16, fix=fix)
+
+
+def test_stages_on_unlike_devices_keep_their_proportions() -> None:
+    plans = planned(STAGES)
+    rehearsal = plans.rehearsal(step_s=STEP_S)
+    job, nodes, strategy = rehearsal.job, rehearsal.cluster.nodes, rehearsal.job.strategy
+    assert isinstance(strategy, ss.Pipeline)
+    on_fast, on_slow = plans.stage_layers()
+    assert on_fast + on_slow == 48
+    assert 1.5 < on_fast / on_slow < 2.5
+    assert strategy.split == (1 + 3, 1 + 1)  # of 4 blocks, with the embedding and the head
+    assert (job.world_size, job.num_micro_batches) == (2, 8)
+    assert rehearsal.step_time_s == pytest.approx(STEP_S)
+    fast, slow = nodes
+    assert fast.flops is not None
+    assert slow.flops is not None
+    assert fast.flops / slow.flops == pytest.approx(on_fast / on_slow, rel=0.15)
+    assert fast.memory_bandwidth is not None
+    assert fast.memory_bandwidth > slow.memory_bandwidth > 0  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "fix",
+    [STAGES, REPLICAS, {**REPLICAS, "zero": 2}, {**REPLICAS, "zero": 3}],
+    ids=["stages", "zero-1", "zero-2", "zero-3"],
+)
+def test_a_step_is_predicted_to_take_as_long_as_asked(fix: dict[str, Any]) -> None:
+    rehearsal = planned(fix).rehearsal(step_s=2 * STEP_S)
+    assert rehearsal.step_time_s == pytest.approx(2 * STEP_S, rel=1e-3)
+    assert ss.predict(rehearsal.job, rehearsal.cluster).step_time_s == pytest.approx(rehearsal.step_time_s)
+
+
+def test_a_plan_that_recomputes_some_layers_is_rehearsed_with_all_and_says_so() -> None:
+    cluster = ss.Cluster.of("a100-80gb", nodes=2, per_node=1)
+    fix = {**STAGES, "recompute": "full", "recompute_layers": 5}
+    rehearsal = ss.plan("gpt2-large", cluster, global_batch=16, fix=fix).rehearsal(step_s=STEP_S)
+    assert rehearsal.job.recompute == "full"
+    assert "The job recomputes every layer, and the plan 5 of the 18 layers of a stage." in rehearsal.notes
+
+
+def test_parts_with_another_share_than_planned_are_named() -> None:
+    """Messages that the plan hides, and for which this machine needs time."""
+    plans = ss.plan(
+        "gpt2-large", ss.Cluster.of("a100-80gb", nodes=2, per_node=4), global_batch=64,
+        fix={**REPLICAS, "data": 8, "zero": 2, "shard": "all", "micro_batch": 1},
+    )  # fmt: skip
+    assert "Communication takes" in repr(plans.rehearsal(step_s=3.0))
+    assert "takes" not in " ".join(planned(STAGES).rehearsal(step_s=STEP_S).notes)
+
+
+@pytest.mark.slow
+def test_a_rehearsal_takes_as_long_as_predicted_and_its_split_pays_as_planned() -> None:
+    needs_namespaces()
+    rehearsal = planned(STAGES).rehearsal(step_s=STEP_S, steps=3)
+    ours = rehearsal.job.replace(data=SHORT_TEXT)  # the evaluation is emulated, too
+    even = ours.replace(strategy=ours.strategy.replace(split=(3, 3)))
+    found = []
+    for job in (ours, even):
+        run = ss.launch(job, rehearsal.cluster).wait(100)
+        row = ss.compare(run)["time", "step"]
+        assert row.simulated == pytest.approx(row.predicted, rel=0.15)
+        assert row.measured is not None
+        fastest = min(run.metrics()["step_time_s"])  # the one that other programs have disturbed least
+        assert fastest == pytest.approx(row.predicted, rel=0.15)
+        found.append((row.predicted, fastest))
+    gain, measured = (slow / fast for fast, slow in zip(*found, strict=True))
+    assert gain > 1.15
+    assert measured == pytest.approx(gain, rel=0.1)
+
+
+def test_what_this_machine_cannot_keep_up_with_is_said() -> None:
+    plans = planned(STAGES)
+    assert "too much for the" in repr(plans.rehearsal(model="gpt-small", step_s=0.1))
+    with pytest.raises(ss.SpecError, match="step_s=1e-06 is too short for 2 ranks on this machine"):
+        plans.rehearsal(step_s=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fix", "per_node", "settings", "told"),
+    [
+        ({"tensor": 2, "data": 1, "pipeline": 1}, (1, 1), {}, "a plan with tensor=2 cannot be rehearsed"),
+        ({"data": 2, "pipeline": 2, "tensor": 1}, (2, 2), {}, "a plan with data=2 and pipeline=2"),
+        (STAGES, (1, 1), {"model": "mlp"}, "model='mlp' is not a transformer"),
+        (STAGES, (1, 1), {"step_s": 0.0}, "step_s=0.0 is not a step time"),
+        (STAGES, (1, 1), {"step_s": float("inf")}, "step_s=inf is not a step time"),
+        (STAGES, (1, 1), {"step_s": "1 s"}, "step_s='1 s' is not a step time"),
+        (STAGES, (1, 1), {"rank": 0}, "rank=0 is not a position in the ranking; use 1 to"),
+        (STAGES, (1, 1), {"rank": 10**6}, "rank=1000000 is not a position"),
+        ({**STAGES, "pipeline": 4}, (3, 1), {}, "groups with 1 and 3 devices per node"),
+    ],
+)
+def test_what_cannot_be_rehearsed_is_refused_with_what_to_plan_instead(
+    fix: dict[str, Any], per_node: tuple[int, int], settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ss.SpecError) as refused:
+        planned(fix, per_node=per_node).rehearsal(**settings)
+    assert told in str(refused.value)
+
+
+def test_an_emulated_cluster_cannot_be_planned_for() -> None:
+    with pytest.raises(ss.SpecError, match="is emulated, and plans are for kinds of devices"):
+        ss.plan("gpt2-large", ss.Cluster.emulated(4, flops="1 GFLOP/s"))  # type: ignore[arg-type]

@@ -1,0 +1,102 @@
+"""A calibration of CPU ranks as a text table and as HTML: each constant with its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from shardscope.calibration.constants import CONSTANTS, amounts_text
+from shardscope.spec.text_table import aligned
+from shardscope.spec.units import plural
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from shardscope.calibration.host_calibration import Constant, HostCalibration
+
+HEADER = ("constant", "for", "value", "90% interval", "meaning")
+
+
+def headline(found: HostCalibration) -> list[str]:
+    """Return sentences that say what was measured, when, and how far predictions are off."""
+    return [
+        f"Calibration of {found.name}: {found.machine.cpu}, {found.machine.cores:g} cores, torch {found.machine.torch}",
+        f"Measured at {found.measured_at} UTC"
+        + (f" in {found.took_s:.0f} s, load by other programs {_load(found)}" if found.took_s else ""),
+        *([_accuracy(found)] if found.num_runs else []),
+        *([found.note] if found.note else []),
+    ]
+
+
+def _load(found: HostCalibration) -> str:
+    return "unknown" if found.load_average is None else f"{found.load_average:.1f}"
+
+
+def _accuracy(found: HostCalibration) -> str:
+    low, high = found.quantiles["5"], found.quantiles["95"]
+    runs = plural(found.num_runs, "run")
+    if found.error is None:
+        return f"{runs}, too few to estimate the error"
+    return (
+        f"{runs}; on runs left out of the fit, the median error is {found.error:.1%}, and 90% of step times were "
+        f"{low:.2f} to {high:.2f} times the predicted ones"
+    )
+
+
+def cells(found: HostCalibration) -> list[tuple[str, ...]]:
+    """Return the cells of the table, one row for each constant."""
+    rows: list[tuple[str, ...]] = []
+    for row in found.constants:
+        value, low, high = amounts_text(row.name, row.value, row.low, row.high)
+        unit = high.rpartition(" ")[2]
+        rows.append(
+            (row.name, scope(row), f"{value} {unit}", f"{low} to {high}", CONSTANTS[row.name].meaning)
+        )
+    return rows
+
+
+def scope(row: Constant) -> str:
+    """Return what a constant holds for: ``shm, 4 ranks`` or ``node 0 to 1``; empty if it holds in general."""
+    parts: list[str] = [row.transport or ""]
+    if row.ranks is not None:
+        parts.append(plural(row.ranks, "rank"))
+    if row.nodes is not None:
+        parts.append(f"node {row.nodes[0]} to {row.nodes[1]}")
+    return ", ".join(filter(None, parts))
+
+
+def as_text(found: HostCalibration) -> str:
+    """Return the headline and an aligned table."""
+    return "\n".join([*headline(found), "", *aligned([HEADER, *cells(found)])])
+
+
+def as_html(found: HostCalibration) -> str:
+    """Return the same as HTML in the page's theme."""
+    title, *rest = map(escape, headline(found))
+    lines = "".join(f"<p style='margin:.2em 0'>{line}</p>" for line in rest)
+    body = "".join(_line("td", row) for row in cells(found))
+    return (
+        f"<div style='max-width:100%;overflow-x:auto'><strong>{title}</strong>{lines}"
+        f"<table><thead>{_line('th', HEADER)}</thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _line(tag: str, row: Sequence[str]) -> str:
+    """Return a row; numbers are aligned right, text left."""
+    kept = "white-space:nowrap;text-align:"
+    styles = (f"{kept}left", f"{kept}left", f"{kept}right", f"{kept}right", "text-align:left")
+    inside = "".join(
+        f"<{tag} style='padding:.1em .8em .1em 0;{style}'>{escape(cell)}</{tag}>"
+        for cell, style in zip(row, styles, strict=True)
+    )
+    return f"<tr>{inside}</tr>"
+
+
+def frame_of(rows: Sequence[Constant]) -> pd.DataFrame:
+    """Return a data frame with one row for each constant; a column that no constant has is left out."""
+    import pandas as pd
+
+    columns = [{**row.model_dump(), "unit": CONSTANTS[row.name].unit} for row in rows]
+    order = ["name", "transport", "ranks", "nodes", "value", "low", "high", "unit"]
+    return pd.DataFrame(columns)[order].dropna(axis="columns", how="all")

@@ -1,0 +1,265 @@
+"""Calibrations of CPU ranks: constants measured on one machine, each with an interval; `ss.calibrate` measures them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import version
+from importlib.resources import files
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+
+from shardscope.calibration import calibration_view as view
+from shardscope.calibration.calibration import Calibration, Fitted, Interval
+from shardscope.calibration.constants import CONSTANTS, NOT_FITTED
+from shardscope.errors import SpecError
+from shardscope.spec._base import Spec
+from shardscope.spec.cluster import EmulatedCluster
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+HostTransport = Literal["shm", "tcp", "network"]
+"""How ranks exchange messages: through shared memory, over TCP on this machine, or over TCP between emulated nodes."""
+
+
+BUSY = 0.25
+"""Load per core above which a calibration says that other programs disturbed it."""
+THIS_MACHINE = "this machine"
+"""Name of the calibrations that `ss.calibrate` measures without a cluster."""
+
+
+class Constant(Spec):
+    """One measured constant, with the interval that contains 90 % of the values of repeated measurements."""
+
+    name: str
+    """One of `shardscope.calibration.constants.CONSTANTS`, which states its unit and meaning."""
+    value: PositiveFloat
+    low: NonNegativeFloat
+    high: PositiveFloat
+    ranks: Annotated[int, Field(ge=1)] | None = None
+    """Number of ranks for which it holds; None if it does not depend on it."""
+    transport: HostTransport | None = None
+    """Transport for which it holds; None if it does not depend on it."""
+    nodes: tuple[int, int] | None = None
+    """Emulated nodes that send and receive; None if it is not specific to two nodes."""
+    is_measured: bool = True
+    """Whether runs on the calibration's machine determined it; False if it is another machine's, scaled by the speed of
+    this one."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.name not in CONSTANTS:
+            raise SpecError(f"name={self.name!r} is not a constant; use {', '.join(CONSTANTS)}")
+        if not self.low <= self.value <= self.high:
+            raise SpecError(
+                f"{self.name}={self.value:.6g} is outside its interval {self.low:.6g} to {self.high:.6g}; give a "
+                "low and a high that enclose it"
+            )
+        return self
+
+    @property
+    def key(self) -> tuple[str, int | None, str | None, tuple[int, int] | None]:
+        """What identifies the constant in its calibration."""
+        return self.name, self.ranks, self.transport, self.nodes
+
+    def encloses(self, value: float) -> bool:
+        """Whether a value lies in the interval."""
+        return self.low <= value <= self.high
+
+
+class HostMachine(Spec):
+    """What the constants of a calibration depend on: processor, number of cores, version of torch."""
+
+    cpu: str
+    cores: PositiveFloat
+    """Cores that a process may use."""
+    torch: str
+
+    @classmethod
+    def here(cls) -> Self:
+        """Return this machine."""
+        from shardscope.machine import cpu_model, usable_cores  # needs psutil, which a web page does not have
+
+        return cls(cpu=cpu_model(), cores=usable_cores(), torch=_torch())
+
+    def difference(self, other: HostMachine) -> str | None:
+        """Return a clause that says what differs in another machine; None if nothing does."""
+        for name in type(self).model_fields:
+            mine, its = getattr(self, name), getattr(other, name)
+            if mine != its:
+                return (
+                    f"{name} was {mine:g} and is {its:g}"
+                    if name == "cores"
+                    else f"{name} was {mine} and is {its}"
+                )
+        return None
+
+
+class HostCalibration(Fitted):
+    """Constants for CPU ranks of one machine, or of a cluster that is emulated on it; `ss.calibrate` measures them.
+
+    `ss.predict`, `ss.simulate` and `ss.compare` take it as `calibration`.
+    """
+
+    machine: HostMachine
+    cluster: EmulatedCluster | None = None
+    """The emulated cluster that was measured; None for the machine itself."""
+    constants: tuple[Constant, ...]
+    numpy_flops: PositiveFloat
+    """FLOP/s of NumPy's matrix products on one core, when the constants were measured: a yardstick for machines that
+    were not."""
+    numpy_bandwidth: PositiveFloat
+    """The same for memory bandwidth, in bytes per second."""
+    measured_at: str
+    """Date and time at which the measurement ended, in UTC: ``2026-11-26 02:10``."""
+    took_s: NonNegativeFloat = 0.0
+    """Duration of the measurement, in seconds."""
+    load_average: NonNegativeFloat | None = None
+    """Load by other programs, in processes: the mean number that ran or waited for a core between the runs of the
+    measurement (in a container, its share of those of the host), or off Linux the load average over the minute before
+    it. None if unknown, as in sandboxes that do not count processes."""
+    is_brief: bool = False
+    """Whether it is from a brief measurement, such as that of the demo, which may replace it."""
+    num_runs: Annotated[int, Field(ge=0)] = 0
+    """Number of runs to which the constants were fitted."""
+    error: NonNegativeFloat | None = None
+    """Median of |predicted / measured - 1| over these runs, each predicted by constants fitted without it; None with
+    too few runs."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        keys = [each.key for each in self.constants]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise SpecError(
+                f"constants has {twice[0]!r} twice for the same ranks and transport; give it once"
+            )
+        return self
+
+    @property
+    def was_busy(self) -> bool:
+        """Whether other programs used the cores during the measurement, so that its constants may be too slow."""
+        return (self.load_average or 0.0) > BUSY * self.machine.cores
+
+    def interval(self, seconds: float) -> Interval:
+        """Return the interval around a predicted step time, in seconds.
+
+        It is from the quantiles, and reaches down to a quiet machine if other programs ran during the measurement: with
+        n of them on c cores, ranks get their turns up to 1 + n / c times more slowly.
+        """
+        low, high = super().interval(seconds)
+        return Interval(low / (1.0 + (self.load_average or 0.0) / self.machine.cores), high)
+
+    def value(self, name: str, *, ranks: float = 1, transport: str | None = None) -> float:
+        """Return a constant; between measured numbers of ranks, it is interpolated on logarithmic scales.
+
+        Args:
+            name: Name of the constant.
+            ranks: Number of ranks. Beyond the measured numbers, the value continues like between the last two.
+            transport: ``shm``, ``tcp`` or ``network``, for a constant that depends on it.
+
+        Raises:
+            SpecError: The calibration has no such constant.
+        """
+        rows = self.rows(name, transport)
+        shares = knot_shares(ranks, [row.ranks or 1 for row in rows])
+        return float(np.exp(shares @ np.log([row.value for row in rows])))
+
+    def rows(self, name: str, transport: str | None = None) -> list[Constant]:
+        """Return the rows of a constant that are not specific to two nodes, one for each number of ranks.
+
+        Raises:
+            SpecError: There is none.
+        """
+        found = [
+            row
+            for row in self.constants
+            if row.name == name and row.nodes is None and row.transport in (transport, None)
+        ]
+        if not found:
+            over = "" if transport is None else f" over {transport}"
+            raise SpecError(f"calibration {self.name!r} has no {name}{over}; measure it with ss.calibrate()")
+        return sorted(found, key=lambda row: row.ranks or 1)
+
+    def has_measured(self, ranks: int) -> bool:
+        """Whether this number of ranks was measured."""
+        return any(row.ranks == ranks and row.is_measured for row in self.constants if row.name == "slowdown")
+
+    def has(self, name: str, transport: str | None = None) -> bool:
+        """Whether the calibration has this constant."""
+        return any(row.name == name and row.transport in (transport, None) for row in self.constants)
+
+    def why_not_here(self) -> str | None:
+        """Return a sentence that says why the constants are of no use on this machine; None if they are."""
+        found = self.machine.difference(HostMachine.here())
+        if found is not None:
+            return f"The calibration of {self.measured_at} is of another machine: {found}."
+        known = {*NOT_FITTED, *(row.name for row in self.constants)}
+        lacking = [name for name in CONSTANTS if name not in known]
+        if lacking:
+            return f"The calibration of {self.measured_at} is of an earlier version: it has no {lacking[0]}."
+        return None
+
+    @property
+    def label(self) -> str:
+        """Where and when it was measured: ``this machine, calibrated on 2026-11-26``; elsewhere, its processor."""
+        is_elsewhere = self.name == THIS_MACHINE and not self.is_of_this_machine
+        where = f"{self.machine.cpu} with {self.machine.cores:g} cores" if is_elsewhere else self.name
+        return f"{where}, calibrated on {self.measured_at[:10]}"
+
+    @property
+    def is_of_this_machine(self) -> bool:
+        """Whether it was measured on a machine with this processor, number of cores and version of torch."""
+        return self.machine == HostMachine.here()
+
+    def frame(self) -> pd.DataFrame:
+        """Return a data frame with one row per constant: name, transport, ranks, nodes, value, low, high, unit."""
+        return view.frame_of(self.constants)
+
+    def __repr__(self) -> str:
+        return view.as_text(self)
+
+    def __str__(self) -> str:
+        return view.as_text(self)
+
+    def _repr_html_(self) -> str:
+        return view.as_html(self)
+
+    @classmethod
+    def shipped(cls) -> Self:
+        """Return the calibration that ships with Shardscope, of a machine with two cores."""
+        path = files("shardscope.calibration") / "catalogue" / "hosts" / "shipped.json"
+        return cls.from_json(path.read_text("utf-8"))
+
+
+AnyCalibration = Calibration | HostCalibration
+"""A calibration of a type of GPU, or of the CPU ranks of one machine."""
+
+
+def knot_shares(ranks: float, knots: Sequence[float]) -> NDArray[np.float64]:
+    """Return the exponents with which the values at `knots` are multiplied to interpolate at `ranks`; they sum to 1.
+
+    Interpolation is linear between the logarithms. Below the first knot, its value holds; beyond the last one, the
+    values continue like between the last two.
+
+    Args:
+        ranks: Number of ranks.
+        knots: Numbers of ranks with known values, in ascending order.
+    """
+    at, shares = np.log2(knots), np.zeros(len(knots))
+    if len(knots) == 1 or ranks <= knots[0]:
+        shares[0] = 1.0
+        return shares
+    after = min(int(np.searchsorted(at, np.log2(ranks))), len(knots) - 1)
+    share = (np.log2(ranks) - at[after - 1]) / (at[after] - at[after - 1])
+    shares[after - 1], shares[after] = 1.0 - share, share
+    return shares
+
+
+@cache
+def _torch() -> str:
+    return version("torch")

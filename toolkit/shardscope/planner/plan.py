@@ -1,0 +1,256 @@
+"""The planner's entry point, `plan`, which searches all layouts of a model on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from numbers import Integral
+from typing import Any, get_args
+
+from shardscope.calibration.host_calibration import AnyCalibration
+from shardscope.errors import SpecError, quoted, require, unknown_name
+from shardscope.planner.asked import Asked
+from shardscope.planner.candidates import SharedSettings
+from shardscope.planner.filter import GIB, fit_of
+from shardscope.planner.plans import Plans, short
+from shardscope.planner.pools import Pool, layout_at, searched
+from shardscope.planner.rank import Objective, objective_weights
+from shardscope.planner.rules import REASONS
+from shardscope.planner.search import Found
+from shardscope.planner.setting import capacity
+from shardscope.planner.shipped import SoftwareLimits, shipped_space
+from shardscope.planner.space import SearchAxes
+from shardscope.spec.cluster import Cluster, EmulatedCluster
+from shardscope.spec.job_parts import full_name
+from shardscope.spec.layout import Layout, Precision
+from shardscope.spec.layout_optimizer import LayoutOptimizer, layout_optimizer, optimizer_names
+from shardscope.spec.layout_rules import recomputation_faults
+from shardscope.spec.model import Model, Transformer
+from shardscope.spec.numbers import LARGEST_COUNT
+
+TOKENS_A_STEP = 1 << 22
+"""Maximum number of tokens in the default global batch, similar to the largest published runs."""
+MOST_GROWTH = 64
+
+
+def plan(
+    model: Model | str,
+    cluster: Cluster | str,
+    objective: Objective = "time",
+    *,
+    global_batch: int | None = None,
+    top: int | None = 20,
+    fix: Mapping[str, Any] | None = None,
+    space: SearchAxes | None = None,
+    precision: str | Sequence[str] = "bf16-mixed",
+    optimizer: LayoutOptimizer | str | Sequence[LayoutOptimizer | str] = "adamw",
+    flash_attention: bool | Sequence[bool] = True,
+    calibration: AnyCalibration | None = None,
+    software: str | None = None,
+) -> Plans:
+    """Search all layouts of `model` on `cluster` and rank those that fit.
+
+    The search is exhaustive: a layout is skipped early only if `top` others are certainly faster and leave at least as
+    much memory free. Only numbers of recomputed layers are not all tried; see `SearchAxes.recompute_layers`. Lossy
+    gradient compression changes the result of training, so it is tried only if `fix` or `space` includes it. Offloading
+    to the host is tried only if `fix` or `space` includes it or nothing fits without it, because devices of a node
+    share the host links and no calibration has measured the time of offloading.
+
+    Args:
+        model: A `Transformer`, or the name of a preset.
+        cluster: A `Cluster`, or the name of a cluster in the catalogue.
+        objective: ``"time"``, ``"dollars"``, ``"headroom"``, ``"tokens_per_s"``, or weights of
+            several, such as ``{"time": 2, "headroom": 1}``.
+        global_batch: Sequences in one optimizer step; None uses the largest power of two with at most 2**22 tokens.
+        top: Number of rows in the table; None keeps every layout that fits.
+        fix: Axes to restrict to one or more values, such as ``{"tensor": 8, "zero": [1, 2]}``.
+        space: Values to try on each axis; None for the default space.
+        precision: A value of `Layout.precision` or an alias, or several.
+        optimizer: A value of `Layout.optimizer`, or several.
+        flash_attention: Whether attention is one fused kernel; ``[True, False]`` tries both.
+        calibration: Measured constants of the cluster; None for those of its device and the software.
+        software: Name of the framework that runs all layouts. Only what it ships is searched (schedules, ZeRO stages,
+            context parallelism, offloading; see `calibration.software`), except on axes that `fix` or `space` names,
+            and `Plans.caveat` says what others would save. None searches everything, for the software of the
+            calibration, or else for each layout the one that it suggests, as in `predict`: DeepSpeed with offload,
+            FSDP2 with ZeRO 2 or 3, Megatron-Core otherwise. `PlanRow.software` names it.
+
+    Raises:
+        SpecError: A name is unknown or a value is invalid. If no layout fits, see `Plans.problem`.
+
+    Example:
+        >>> plans = plan("gpt3-175b", Cluster.of("a100-80gb", nodes=128, per_node=8))  # doctest: +SKIP
+        >>> plans.best.layout  # doctest: +SKIP
+    """
+    cluster = Cluster.of(cluster) if isinstance(cluster, str) else cluster
+    if isinstance(cluster, EmulatedCluster):
+        raise SpecError(
+            f"cluster={cluster.name!r} is emulated, and plans are for kinds of devices; plan for ss.Cluster.of(...) or "
+            "ss.Cluster.mixed(...), and run the plan on an emulated cluster with plans.rehearsal()"
+        )
+    require(cluster, Cluster, by="plan", write="ss.Cluster.of('a100-80gb', nodes=...)")
+    if space is not None:
+        require(space, SearchAxes, by="space", write="fix={'tensor': 8}, or space=SearchAxes(...)")
+    if fix is not None:
+        require(fix, Mapping, by="fix", write="fix={'tensor': 8}")
+    every = (space or SearchAxes()).fixed(fix or {})
+    given = {*(fix or {}), *(space.model_fields_set if space is not None else ())}
+    asked = Asked(known_model(model), cluster, calibration, software)
+    recipes = _recipes(precision, optimizer, flash_attention)
+    tried = shipped_space(
+        every, software, model=asked.model, optimizers=[each.optimizer.name for each in recipes],
+        devices=cluster.num_devices, given=given,
+    )  # fmt: skip
+    _check_numbers(tried, cluster)
+    asked.setting(Layout())  # raises before the search, as does the next line
+    objective_weights(objective, has_price=cluster.price_per_device_hour is not None)
+    if top is not None and not _is_count(top):
+        raise SpecError(f"top={quoted(top)} is not a number of rows; give 1 or more, or None for all")
+    batch = _known_batch(asked.model, global_batch)
+    spared = tried if space is not None or "offload" in (fix or {}) else _without_offload(tried, every)
+    pools, found = searched(asked, batch, spared, recipes, top)
+    if spared != tried and not any(len(each.rows.body) for each in found):
+        spared = tried
+        pools, found = searched(asked, batch, tried, recipes, top)
+    problem = (
+        "" if any(len(each.rows.body) for each in found) else _nothing_fits(asked, batch, tried, pools, found)
+    )
+    wider = every.replace(offload=spared.offload)
+    limits = None if spared == wider else SoftwareLimits(spared, wider)
+    return Plans(asked, batch, objective, top, tuple(pools), _rejected(pools, found), problem, limits)
+
+
+def _without_offload(space: SearchAxes, every: SearchAxes) -> SearchAxes:
+    """Return the space without offloading, and with the limits of offloading that the caller gave, if any."""
+    given = {name: getattr(every, name) for name in ("zero_for_offload", "full_for_offload")}
+    return space.replace(offload=("none",), **given)
+
+
+def known_model(model: Model | str) -> Transformer:
+    """Return the transformer with this name, or the given one.
+
+    Raises:
+        SpecError: The name is unknown, or the model is not a transformer.
+    """
+    known = Model.of(model) if isinstance(model, str) else model
+    if not isinstance(known, Transformer):
+        raise SpecError(
+            f"model={getattr(known, 'name', known)!r} is not a transformer; the planner splits transformers only: "
+            "describe one with Model.transformer(...)"
+        )
+    return known
+
+
+def default_batch(model: Transformer) -> int:
+    """Return the global batch of a plan without one: the largest power of two with at most 2**22 tokens."""
+    return 1 << max(0, (TOKENS_A_STEP // model.seq).bit_length() - 1)
+
+
+def _known_batch(model: Transformer, batch: int | None) -> int:
+    if batch is None:
+        return default_batch(model)
+    if not _is_count(batch) or batch > LARGEST_COUNT:
+        raise SpecError(
+            f"global_batch={quoted(batch)} is not a batch size; give the number of sequences in one step, 1 to "
+            f"{LARGEST_COUNT:,}"
+        )
+    return int(batch)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+def _check_numbers(space: SearchAxes, cluster: Cluster) -> None:
+    """Refuse numbers of layers to recompute that no layout of the search can have.
+
+    Raises:
+        SpecError: `recompute` leaves out full recomputation, or the cluster is mixed.
+    """
+    kind = "full" if "full" in space.recompute else space.recompute[0]
+    layout = Layout(recompute=kind, recompute_layers=max(space.recompute_layers or (0,)))
+    for problem in recomputation_faults(layout, cluster):
+        raise SpecError(problem)
+
+
+def _recipes(precision: Any, optimizer: Any, flash: Any) -> list[SharedSettings]:
+    precisions = [full_name(name) for name in _several("precision", precision, get_args(Precision))]
+    for name in precisions:
+        if name not in get_args(Precision):
+            raise unknown_name("precision", name, get_args(Precision))
+    optimizers = map(layout_optimizer, _several("optimizer", optimizer, optimizer_names()))
+    kinds = _several("flash_attention", flash, ("True", "False"))
+    for kind in kinds:
+        if not isinstance(kind, bool):
+            raise SpecError(
+                f"flash_attention={quoted(kind)} is neither True nor False; give one, or [True, False]"
+            )
+    return [SharedSettings(*each) for each in product(precisions, dict.fromkeys(optimizers), kinds)]
+
+
+def _several(field: str, given: Any, known: Sequence[str]) -> tuple[Any, ...]:
+    values = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+    if not values:
+        raise SpecError(f"{field}=[] leaves nothing to try; give at least one of {', '.join(known)}")
+    return values
+
+
+def _rejected(pools: list[Pool], found: list[Found]) -> dict[str, int]:
+    counts = dict.fromkeys(REASONS, 0)
+    for pool, each in zip(pools, found, strict=True):
+        for reason, count in pool.found.rejected.items():
+            counts[reason] += count
+        counts["does not fit"] += each.too_large
+        counts["beaten"] += each.beaten
+    return {reason: count for reason, count in counts.items() if count}
+
+
+def _nothing_fits(asked: Asked, batch: int, space: SearchAxes, pools: list[Pool], found: list[Found]) -> str:
+    """Return a message that names the layout closest to fitting, and a change that would make a layout fit."""
+    near = [
+        (each.closest.lacking_bytes, place) for place, each in enumerate(found) if len(each.closest.row.body)
+    ]
+    if not near:
+        return _nothing_valid(asked, pools)
+    place = min(near)[1]
+    rows, here, setting = found[place].closest.row, pools[place].found, pools[place].setting
+    layout = layout_at(here.layouts(*rows[:4]), 0, batch)
+    fit = fit_of(setting, layout)
+    total = sum(pool.found.num_valid for pool in pools)
+    if fit.lacking_bytes <= 0:
+        return (
+            f"none of {total:,} layouts fits: the closest, {short(layout)}, offloads "
+            f"{fit.on_drives_bytes / GIB:.1f} GiB per device more than the host can store; "
+            "set host_memory_bytes, or nvme_bytes with nvme_bandwidth"
+        )
+    return (
+        f"none of {total:,} layouts fits: the closest, {short(layout)}, needs {fit.memory_bytes / GIB:.1f} GiB of "
+        f"{capacity(setting) / GIB:.1f} GiB for tensors, {fit.lacking_bytes / GIB:.1f} GiB too much, mostly for "
+        f"{fit.largest}; "
+        f"{_more_nodes(asked, batch, space, here.recipe)}"
+    )
+
+
+def _nothing_valid(asked: Asked, pools: list[Pool]) -> str:
+    counts = pools[0].found.rejected
+    reason = max(counts, key=counts.__getitem__) if counts else "devices"
+    last = list(counts)[-1] if counts else reason
+    others = "" if last == reason else f", and the last ones because {REASONS[last]}"
+    how_many = "most" if others or len(counts) > 1 else "all"
+    return (
+        f"no layout of {asked.model.name} on {asked.cluster.num_devices:,} devices is valid: of "
+        f"{sum(counts.values()):,} combinations {how_many} fail because {REASONS[reason]}{others}; "
+        "loosen fix or space, or change global_batch"
+    )
+
+
+def _more_nodes(asked: Asked, batch: int, space: SearchAxes, recipe: SharedSettings) -> str:
+    """Return advice: the number of nodes on which a layout fits, found by searching larger clusters."""
+    factor = 2
+    while factor <= MOST_GROWTH and not asked.cluster.groups:
+        more = asked.cluster.replace(nodes=asked.cluster.nodes * factor)
+        _, found = searched(asked._replace(cluster=more), batch, space, [recipe], 1)
+        if any(len(each.rows.body) for each in found):
+            return f"a layout would fit on {more.nodes} nodes ({more.num_devices} devices), or with more device memory"
+        factor *= 4 if factor > 4 else 2
+    return "use devices with more memory, a smaller micro_batch, zero=3, recompute='full' or offload='all'"

@@ -1,0 +1,338 @@
+"""Rehearsal of a plan: a small job and an emulated cluster, in which each part of a step takes as long as planned.
+
+A plan is for devices that this machine does not have, and for a model that is too large to train here. A rehearsal
+trains a small model in slow motion. With T the slow motion (the time here for one second there), each rate of the
+emulated cluster follows from the plan:
+
+    FLOP/s of a node          FLOPs of the small model / (T × planned time of the passes on that device)
+    updates of a node         bytes of a small update / (T × planned time of the update), faster on faster memory
+    rate of a link            planned rate × (bytes of a small message / planned bytes of a message) / T
+
+So different devices keep their proportions, and the run shows whether the planned division of the layers pays.
+What a small model has more of, or a job does otherwise than the plan, makes steps longer or shorter. T is therefore
+chosen so that the predicted step of the job takes the wanted time, and a note names the parts of a step whose share
+then differs from the plan's. Links inside a node are those of this machine, and memory is not emulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardscope.analytic.compute.flops import model_flops
+from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.memory.states import known_recipe
+from shardscope.analytic.recomputation import layers_of_stage
+from shardscope.analytic.terms import Term
+from shardscope.calibration.saved_calibration import chosen
+from shardscope.errors import SpecError, quoted
+from shardscope.machine import usable_cores
+from shardscope.planner.proportions import proportion_notes
+from shardscope.planner.setting import SearchSettings
+from shardscope.prediction.job import predict_job
+from shardscope.prediction.rates import relative_speed
+from shardscope.prediction.step.machine import Machine
+from shardscope.prediction.step.step import StepParts, cut, stage_layers, step_time, step_work
+from shardscope.spec.cluster import Cluster, EmulatedCluster
+from shardscope.spec.cluster.emulated import PAYLOAD
+from shardscope.spec.job import Job
+from shardscope.spec.job_parts import Batch
+from shardscope.spec.layout import Layout
+from shardscope.spec.link import PACED_UP_TO
+from shardscope.spec.models import MODELS, GPTConfig
+from shardscope.spec.optimizer import Optimizer
+from shardscope.spec.partition import even_split
+from shardscope.spec.strategy import Strategy
+from shardscope.spec.units import flops_text, seconds_text
+
+_BYTES = 4
+"""Bytes of one element in the job, which trains in fp32."""
+_DEFAULT = "gpt-nano"
+_MOST_BUSY = 0.5
+"""Share of this machine's speed up to which its cores keep up with emulated ones."""
+_EXACT, _TRIES = 1e-6, 8
+"""Relative error of the predicted step that ends the search for the slow motion, and its largest number of tries."""
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A plan in slow motion: ``ss.launch(rehearsal.job, rehearsal.cluster)`` trains it on this machine.
+
+    Attributes:
+        job: The small job.
+        cluster: The emulated cluster, one rank for each device.
+        planned_s: Step time of the plan, in seconds.
+        step_time_s: Predicted step time of the job on the emulated cluster, in seconds.
+        notes: Sentences that say what the rehearsal leaves out, and where it differs from the plan.
+    """
+
+    job: Job
+    cluster: EmulatedCluster
+    planned_s: float
+    step_time_s: float
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        told = " ".join(self.notes)
+        return (
+            f"<Rehearsal: {self.job.strategy.label} of {self.job.model} on {self.cluster.name}; a planned step of "
+            f"{seconds_text(self.planned_s)} takes {seconds_text(self.step_time_s)} here"
+            f"{f'. {told}' if told else ''}>"
+        )
+
+
+def rehearsal_of(
+    setting: SearchSettings, layout: Layout, *, model: str | None, step_s: float, steps: int
+) -> Rehearsal:
+    """Return the rehearsal of a layout; see `Plans.rehearsal` for the arguments and errors."""
+    if isinstance(step_s, bool) or not isinstance(step_s, int | float) or not 0 < step_s < float("inf"):
+        raise SpecError(f"step_s={quoted(step_s)} is not a step time; give a number of seconds above 0")
+    _check(layout, setting.cluster)
+    name, small = _small_model(setting.model.name, model)
+    table = Layouts.of([layout])
+    planned = step_time(setting.model, table, setting.cluster, setting.calibration)
+    job = Job(
+        model=name, data="python-source", world_size=layout.num_devices, steps=steps,
+        strategy=_strategy(layout, _split(setting, table, small, layout.pipeline)),
+        batch=Batch(global_batch=layout.data * layout.num_micro_batches, micro_batch=1),
+        optimizer=_optimizer(layout), recompute=layout.recompute, compression=layout.compression,
+        name=f"rehearsal-{name}",
+    )  # fmt: skip
+    planned_s = float(planned.total[0])
+    staged, found = _slowed(
+        lambda slow: _staged(setting, layout, job, small, planned=planned, slow=slow),
+        job,
+        step_s,
+        step_s / planned_s,
+    )
+    notes = (*staged.notes, *_recompute_note(setting, layout), *proportion_notes(planned, found))
+    return Rehearsal(job, staged.cluster, planned_s, found.value, notes)
+
+
+def _slowed(
+    staged_at: Callable[[float], _Staged], job: Job, step_s: float, slow: float
+) -> tuple[_Staged, Term]:
+    """Return the cluster on which a step of the job takes `step_s`, and the predicted time of the step.
+
+    The time grows by nearly as much for each unit of slow motion, from the time of what the cluster does not set, so
+    the next try is on the line through the last two.
+
+    Args:
+        staged_at: Function that returns the cluster for a slow motion.
+        job: The job.
+        step_s: The wanted step time, in seconds.
+        slow: Slow motion of the first try.
+
+    Raises:
+        SpecError: Steps take longer at any speed of the cluster.
+    """
+    line, before = step_s / slow, (0.0, 0.0)
+    for _ in range(_TRIES):
+        staged = staged_at(slow)
+        found = predict_job(job, staged.cluster).time
+        assert found is not None  # every transformer that jobs train has a step time on an emulated cluster
+        if abs(found.value / step_s - 1) < _EXACT:
+            return staged, found
+        line, before = (found.value - before[1]) / (slow - before[0]), (slow, found.value)
+        slow += (step_s - found.value) / line
+        if slow <= 0:
+            break
+    least_s = before[1] - line * before[0]
+    raise SpecError(
+        f"step_s={step_s} is too short for {job.world_size} ranks on this machine, which needs about "
+        f"{seconds_text(least_s)} for messages and fixed costs, however fast the emulated cluster is; give a larger "
+        "step_s"
+    )
+
+
+class _Staged(NamedTuple):
+    """The emulated cluster of a rehearsal, and what it leaves out."""
+
+    cluster: EmulatedCluster
+    notes: tuple[str, ...]
+
+
+def _staged(
+    setting: SearchSettings, layout: Layout, job: Job, small: GPTConfig, *, planned: StepParts, slow: float
+) -> _Staged:
+    """Return the cluster whose nodes and links are slower than planned by the slow motion `slow`."""
+    flops = float(model_flops(small.transformer(str(job.model)), 1)) / slow
+    moved = _moved_bytes(job, small, layout) / (slow * float(planned.optimizer[0]))
+    nodes = _nodes(setting, Layouts.of([layout]), flops, moved)
+    bandwidth, latency_s = _link(setting, layout, small, slow)
+    per_node = setting.cluster.per_node
+    cluster = Cluster.emulated(
+        nodes=len(nodes), per_node=per_node, bandwidth=min(bandwidth, PACED_UP_TO), latency=latency_s,
+        node_flops={node: rates.flops for node, rates in enumerate(nodes)},
+        node_memory_bandwidth={node: rates.memory_bandwidth for node, rates in enumerate(nodes)},
+    )  # fmt: skip
+    notes = (*_link_note(nodes, bandwidth), *_speed_note(per_node * sum(rates.flops for rates in nodes)))
+    return _Staged(cluster, notes)
+
+
+class _Rates(NamedTuple):
+    """Rates of the ranks of a node, in FLOP/s and in bytes per second."""
+
+    flops: float
+    memory_bandwidth: float
+
+
+def _nodes(setting: SearchSettings, table: Layouts, flops: float, moved_bytes_per_s: float) -> list[_Rates]:
+    """Return the rates of all nodes, in pipeline order.
+
+    Args:
+        setting: Model, cluster and calibration.
+        table: The layout, as a table of one row.
+        flops: FLOP/s of a device that would take a second for the plan's passes.
+        moved_bytes_per_s: Rate of updates of the slowest device.
+    """
+    groups = setting.cluster.groups or (setting.cluster,)
+    slowest = min(group.device.memory_bandwidth for group in groups)
+    found = []
+    for group in groups:
+        updates = moved_bytes_per_s * group.device.memory_bandwidth / slowest
+        found += [_Rates(flops / _pass_s(setting, table, group), updates)] * group.nodes
+    return found
+
+
+def _pass_s(setting: SearchSettings, table: Layouts, group: Cluster) -> float:
+    """Return the planned time of one micro-batch in the whole model on the devices of a group, in seconds.
+
+    It is that of both passes, with embedding, head and waits for launches, but without messages.
+    """
+    alone = setting.cluster.replace(device=group.device, intra=group.intra, groups=())
+    one = step_work(setting.model, table, alone, setting.calibration, None).micro.take(slice(0, 1))
+    held = np.ceil(setting.model.layers / table.pipeline[0])
+    in_stage = one["forward compute"] + one["backward compute"] + one["waiting"]
+    whole = in_stage / held * setting.model.layers + one["edge compute"]
+    return float(np.ravel(whole)[0])
+
+
+def _link_note(nodes: Sequence[_Rates], bandwidth: float) -> Iterator[str]:
+    if len(nodes) == 1:
+        yield "All devices are in one node, whose links are not emulated."
+    elif bandwidth > PACED_UP_TO:
+        yield "Links are as fast as can be emulated, which is slower than planned; give a larger step_s."
+
+
+def _speed_note(needed: float) -> Iterator[str]:
+    """Yield a warning if this machine's cores may be slower than the emulated ones together."""
+    host = chosen().calibration
+    here = usable_cores() * host.value("flops") * relative_speed(host).flops
+    if needed > _MOST_BUSY * here:
+        yield (
+            f"The ranks compute {flops_text(needed)} together, too much for the {flops_text(here)} of this machine; "
+            "give a larger step_s or a smaller model."
+        )
+
+
+def _recompute_note(setting: SearchSettings, layout: Layout) -> Iterator[str]:
+    if layout.recompute_layers:
+        held = layers_of_stage(setting.model.layers, layout.pipeline * layout.virtual_stages)
+        yield (
+            f"The job recomputes every layer, and the plan {layout.recompute_layers} of the {held} layers of a stage."
+        )
+
+
+def _check(layout: Layout, cluster: Cluster) -> None:
+    """Reject a layout that no job stands for, and clusters that cannot be emulated."""
+    degrees = {"tensor": layout.tensor, "context": layout.context, "expert": layout.expert}
+    several = [f"{name}={degree}" for name, degree in degrees.items() if degree > 1]
+    if several:
+        raise SpecError(
+            f"a plan with {' and '.join(several)} cannot be rehearsed, because jobs split neither layers nor "
+            "sequences; plan with fix={'tensor': 1, 'context': 1, 'expert': 1}"
+        )
+    if layout.data > 1 and layout.pipeline > 1:
+        raise SpecError(
+            f"a plan with data={layout.data} and pipeline={layout.pipeline} cannot be rehearsed, because a job trains "
+            "either replicas or stages; plan with fix={'data': 1} or fix={'pipeline': 1}"
+        )
+    if layout.num_devices == 1:
+        raise SpecError("a plan for one device has nothing to rehearse; plan for a cluster with several")
+    if layout.offload != "none":
+        raise SpecError(
+            f"a plan with offload={layout.offload!r} cannot be rehearsed, because jobs on CPU ranks have nowhere to "
+            "offload to; plan with fix={'offload': 'none'}"
+        )
+    sizes = {group.per_node for group in cluster.groups or (cluster,)}
+    if len(sizes) > 1:
+        raise SpecError(
+            f"groups with {' and '.join(map(str, sorted(sizes)))} devices per node cannot be rehearsed, because "
+            "nodes of an emulated cluster have equally many ranks; give all groups the same per_node"
+        )
+
+
+def _small_model(planned: str, model: str | None) -> tuple[str, GPTConfig]:
+    name = model or (planned if planned in MODELS else _DEFAULT)
+    config = MODELS.get(name) if isinstance(name, str) else None
+    if not isinstance(config, GPTConfig):
+        gpts = ", ".join(repr(each) for each, known in MODELS.items() if isinstance(known, GPTConfig))
+        raise SpecError(f"model={quoted(name)} is not a transformer that a job can train; use one of {gpts}")
+    return name, config
+
+
+def _split(setting: SearchSettings, table: Layouts, small: GPTConfig, stages: int) -> tuple[int, ...]:
+    """Return the layers of each stage of the small model, with embedding and head, divided as the plan divides its own.
+
+    The limit that a device's memory sets is scaled with the number of layers.
+    """
+    if stages == 1:
+        return ()
+    if small.layers < stages:
+        raise SpecError(
+            f"a model of {small.layers} layers has too few for the plan's {stages} stages; give model='gpt-small' or "
+            "another with as many"
+        )
+    blocks = even_split(small.layers, stages)
+    if setting.cluster.groups:
+        found = cut(setting.model, table, setting.cluster, setting.calibration, of_layers=small.layers)
+        if found.stages.any():
+            blocks = stage_layers(found, 0, small.layers)
+    return (1 + blocks[0], *blocks[1:-1], blocks[-1] + 1)
+
+
+def _strategy(layout: Layout, split: tuple[int, ...]) -> Strategy:
+    if layout.pipeline > 1:
+        held = {"virtual_stages": layout.virtual_stages} if layout.virtual_stages > 1 else {"split": split}
+        return Strategy("pipeline", schedule=layout.schedule, **held)
+    if not layout.zero:
+        return Strategy("ring")
+    groups = {"replicas": layout.data // layout.shard} if layout.shard and layout.zero > 1 else {}
+    return Strategy(f"zero-{layout.zero}", **groups)
+
+
+def _optimizer(layout: Layout) -> Any:
+    if not isinstance(layout.optimizer, Optimizer):
+        raise SpecError(
+            f"optimizer={layout.axis('optimizer')!r} is one that jobs do not have; plan with optimizer='adamw'"
+        )
+    return layout.optimizer
+
+
+def _moved_bytes(job: Job, small: GPTConfig, layout: Layout) -> float:
+    """Return the bytes that the update of one rank reads and writes, with equal parts on all ranks."""
+    parts = layout.pipeline * (layout.data if layout.zero else 1)
+    return job.optimizer.states.moved_bytes_per_param(_BYTES) * small.num_params / parts
+
+
+def _link(setting: SearchSettings, layout: Layout, small: GPTConfig, slow: float) -> tuple[float, float]:
+    """Return the rate of a node's link, in bytes per second with headers, and its latency in seconds.
+
+    Stages send activations, to which the plan adds no latency of the link, and replicas send gradients.
+    """
+    model, cluster, calibration = setting
+    machine = Machine.of(cluster, calibration, layout.precision)
+    if layout.pipeline > 1:
+        planned = layout.micro_batch * model.seq * model.hidden * machine.value_bytes
+        here, latency_s = small.seq * small.hidden * _BYTES, 0.0
+        rate = cluster.inter.bandwidth * calibration.pipeline_efficiency
+    else:
+        planned = model.num_params * known_recipe(layout.precision).gradient
+        here = small.num_params * _BYTES
+        found, latency = machine.link(layout.data, 1)
+        rate, latency_s = float(found), float(latency)
+    return rate * (here / planned) / slow / PAYLOAD, latency_s * slow

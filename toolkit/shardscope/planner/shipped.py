@@ -1,0 +1,153 @@
+"""Limit a search to what the named software ships, and say what the layouts beyond would save.
+
+Only what the caller leaves open is limited: an axis that `fix` or `space` names is searched as given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardscope.calibration.software import software_of
+from shardscope.planner.asked import Asked
+from shardscope.planner.candidates import SharedSettings
+from shardscope.planner.pools import layout_at, searched
+from shardscope.planner.space import SearchAxes
+from shardscope.spec.divisors import divisors
+from shardscope.spec.layout import Layout
+from shardscope.spec.layout_rules import recomputes_all
+from shardscope.spec.model import Transformer
+
+LEAST_SAVED = 0.01
+"""Smallest saving that is mentioned, as a fraction of the step time."""
+
+
+class Beyond(NamedTuple):
+    """The fastest layout of a search that is not limited to what the software ships."""
+
+    layout: Layout
+    step_time_s: float
+    lacking: str
+    """What the software does not ship of it, in words."""
+
+
+class SoftwareLimits(NamedTuple):
+    """A search space, and what it would be if the software shipped everything."""
+
+    space: SearchAxes
+    wider: SearchAxes
+
+    def leave_out(self, layout: Layout) -> bool:
+        """Return whether a layout is not in the space because the software does not ship it."""
+        is_piped = layout.pipeline > 1
+        found: dict[str, Any] = {
+            "zero": layout.zero,
+            "offload": layout.offload,
+            "context": layout.context,
+            "shard": "node" if layout.shard else "all",
+            "pipeline": layout.pipeline,
+            "tensor": layout.tensor,
+        }
+        if is_piped:
+            found |= {"schedule": layout.schedule, "zero_in_pipelines": layout.zero}
+        if layout.zero < dict(self.space.zero_for_offload).get(layout.offload, 0):
+            return True
+        if layout.offload in self.space.full_for_offload and not recomputes_all(layout):
+            return True
+        tried = {name: (getattr(self.space, name), getattr(self.wider, name)) for name in found}
+        return any(
+            here != all_ and here is not None and found[name] not in here
+            for name, (here, all_) in tried.items()
+        )
+
+
+def shipped_space(
+    space: SearchAxes,
+    software: str | None,
+    *,
+    model: Transformer,
+    optimizers: Iterable[str],
+    devices: int,
+    given: Collection[str],
+) -> SearchAxes:
+    """Return the space without what the software does not ship; without a name of software, it is not limited.
+
+    Args:
+        space: The values to try.
+        software: Name of the framework.
+        model: The model, some layouts of which the software refuses.
+        optimizers: Names of the optimizers that are tried.
+        devices: Number of devices, which all degrees divide.
+        given: Axes that the caller has set, which stay as they are.
+    """
+    if software is None:
+        return space
+    shipped = software_of(software).shipped
+    every = {**shipped.axes(), **shipped.axes_for(model, optimizers)}
+    for name in {"tensor", "context"} & every.keys():
+        every[name] = tuple(each for each in divisors(devices) if each in every[name])
+    axes: dict[str, Any] = {name: values for name, values in every.items() if name not in given}
+    if (
+        shipped.zero_in_pipelines
+        and not {"zero", "pipeline"} <= {*given}
+        and "zero_in_pipelines" not in given
+    ):
+        axes["zero_in_pipelines"] = shipped.zero_in_pipelines
+    tried = axes.get("offload", space.offload)
+    if not {"zero", "offload"} <= {*given} and "zero_for_offload" not in given:
+        pairs = tuple(pair for pair in shipped.zero_for_offload if pair[0] in tried)
+        axes |= {"zero_for_offload": pairs} if pairs else {}
+    is_asked = "offload" in given and {"recompute", "recompute_layers"} & {*given}
+    if not is_asked and "full_for_offload" not in given:
+        moved = tuple(each for each in shipped.full_for_offload if each in tried)
+        axes |= {"full_for_offload": moved} if moved else {}
+    return space.fixed(axes)
+
+
+def lacking(software: str, layout: Layout, model: Transformer) -> str:
+    """Return in words what a layout has that the software does not ship; empty for nothing and for unknown software."""
+    return " and ".join(software_of(software).shipped.lacks(layout, model)) if software else ""
+
+
+def fastest_beyond(
+    asked: Asked, batch: int, limits: SoftwareLimits, recipes: Sequence[SharedSettings]
+) -> Beyond | None:
+    """Return the fastest layout of the space without limits; None if it is in the space with them."""
+    pools, _ = searched(asked, batch, limits.wider, recipes, 1)
+    pool = min(pools, key=lambda each: each.rows.time_s.min(initial=np.inf))
+    if not len(pool.rows.time_s):
+        return None
+    row = pool.rows.at(np.array([pool.rows.time_s.argmin()]))
+    layout = layout_at(pool.found.layouts(*row[:4]), 0, batch)
+    if not limits.leave_out(layout):
+        return None
+    return Beyond(
+        layout, float(row.time_s[0]), lacking(pool.setting.calibration.software, layout, asked.model)
+    )
+
+
+def limited_texts(software: str, beyond: Beyond | None, fastest_s: float) -> list[str]:
+    """Return sentences that say what a search was limited to, and how much faster the fastest layout beyond is."""
+    label = software_of(software).label
+    texts = [f"only what {label} ships was searched"]
+    saved = 0.0 if beyond is None else 1 - beyond.step_time_s / fastest_s
+    if beyond is None or saved < LEAST_SAVED:
+        return texts
+    return [*texts, f"{beyond.lacking}, which it does not ship, would take {saved:.0%} off the step"]
+
+
+def unshipped_texts(software: str, missing: str, *, is_named: bool) -> list[str]:
+    """Return sentences for a table that has layouts which the software does not ship.
+
+    Args:
+        software: The best plan's software.
+        missing: What it does not ship of the best plan.
+        is_named: Whether the caller named the software.
+    """
+    label = software_of(software).label
+    cure = f"; software={software!r} searches only what it ships"
+    if missing:
+        return [f"{label} does not ship {missing}{cure * (not is_named)}"]
+    return [] if is_named else [f"layouts that {label} does not ship were searched too{cure}"]

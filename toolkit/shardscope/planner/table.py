@@ -1,0 +1,136 @@
+"""The ranked plans as a table of text with units, for notebooks and widgets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardscope.analytic.recomputation import layers_of_stage
+from shardscope.planner.explain import seconds
+from shardscope.planner.filter import GIB
+from shardscope.prediction.budget import Throughput
+from shardscope.prediction.failures import layout_failures
+from shardscope.spec.pipeline_schedule import PipelineSchedule
+from shardscope.spec.units import three_digits
+
+if TYPE_CHECKING:
+    from shardscope.planner.plans import PlanRow, Plans
+    from shardscope.spec.layout import Layout
+
+SHOWN = 15
+DAY_S = 86_400.0
+NO_BREAK = "\u00a0"
+"""Space between a number and its unit, which stay on one line in a narrow table."""
+KEY = (
+    "data, tensor, pipeline, context, expert: degrees of parallelism; sp: sequence parallel; ZeRO 1 over 2: sharded "
+    "over 2 of the replicas; ×2: stages on a rank; full, 3 of 8: only 3 of the 8 layers of a stage are recomputed; "
+    "MFU: model FLOPs utilization. Schedules other than gpipe, 1f1b and interleaved split the backward pass to shrink "
+    "the bubble, and few frameworks ship them; name yours to search only what it ships"
+)
+"""Explanation of the columns."""
+
+
+class Budget(NamedTuple):
+    """Time in days and cost in US dollars of training on a number of tokens; no cost if the cluster has no price."""
+
+    tokens: float
+    days: float
+    dollars: float | None
+
+
+def budget_of(found: Plans, plan: PlanRow, tokens: float) -> Budget:
+    """Return how long a plan trains on a number of tokens, without evaluations, and what it costs.
+
+    The time includes checkpoints and failures if the cluster states a failure rate.
+    """
+    failures = layout_failures(found.setting.model, found.setting.cluster, plan.layout)
+    rate = Throughput(plan.tokens_per_s, found.setting.cluster, failures)
+    dollars = None if plan.dollars is None else rate.dollars(tokens)
+    return Budget(tokens, rate.time_to_train(tokens) / DAY_S, dollars)
+
+
+def days_text(days: float) -> str:
+    """Format days as ``3.20 h``, ``12.5 days`` or ``4.10 years``."""
+    if days < 1:
+        return f"{_three_digits(24 * days)} h"
+    return f"{_three_digits(days)} days" if days < 1000 else f"{_three_digits(days / 365.25)} years"
+
+
+def dollars_text(dollars: float) -> str:
+    """Format an amount as ``$2.60``, ``$845 k`` or ``$1.20 M``."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if dollars >= size:
+            return f"${_three_digits(dollars / size)} {unit}"
+    return f"${dollars:.2f}" if 0.01 <= dollars < 100 else f"${three_digits(dollars)}"
+
+
+def _three_digits(value: float) -> str:
+    """Format like `three_digits`, with zeros at the end: ``3.30`` stands below ``3.22`` in a column."""
+    return f"{value:#.3g}".rstrip(".") if 1e-4 <= value < 100 else three_digits(value)
+
+
+def table_rows(
+    found: Plans, count: int = SHOWN, *, tokens: float | None = None
+) -> tuple[list[str], list[list[str]]]:
+    """Return header and cells of the first `count` plans as a table, without columns that are empty in all of them.
+
+    Args:
+        found: Result of the search.
+        count: Largest number of rows.
+        tokens: Number of tokens to train on; adds the time and the cost of the whole training.
+    """
+    paid = ("time to train", "cost") if tokens else ("tokens/s", "cost of a step")
+    header = (
+        "plan", "step", "MFU", "memory", "data", "tensor", "pipeline", "context", "expert", "ZeRO", "schedule",
+        "micro-batch", "recompute", "offload", "compression", "software", *paid,
+    )  # fmt: skip
+    rows = [_cells(found, found[place], tokens) for place in range(min(count, len(found)))]
+    told = [place for place in range(len(header)) if any(row[place] for row in rows)]
+    return [header[place] for place in told], [[row[place] for place in told] for row in rows]
+
+
+def _cells(found: Plans, plan: PlanRow, tokens: float | None) -> list[str]:
+    layout = plan.layout
+    zero = f"{layout.zero} over {layout.shard}" if layout.shard else str(layout.zero)
+    schedule: str = "" if layout.pipeline == 1 else layout.schedule
+    if schedule and PipelineSchedule(layout.schedule).most_stages is None:
+        schedule = f"{schedule} ×{layout.virtual_stages}"
+    cells = [
+        plan.rank, seconds(plan.step_time_s), f"{plan.mfu:.1%}", f"{plan.memory_bytes / GIB:.1f} GiB",
+        layout.data, f"{layout.tensor}{' sp' * layout.sequence_parallel}",
+        layout.pipeline, layout.context, layout.expert if found.setting.model.mixture else "", zero, schedule,
+        layout.micro_batch, _recompute(found, layout), layout.offload, layout.axis("compression"),
+        plan.software if len(found.software) > 1 else "", *_paid(found, plan, tokens),
+    ]  # fmt: skip
+    return ["" if cell == "none" else str(cell).replace(" ", NO_BREAK) for cell in cells]
+
+
+def _recompute(found: Plans, layout: Layout) -> str:
+    """Return what a layout recomputes, with the number of layers per stage unless it is all."""
+    if not layout.recompute_layers:
+        return layout.recompute
+    stages = layout.pipeline * layout.virtual_stages
+    return f"{layout.recompute}, {layout.recompute_layers} of {layers_of_stage(found.setting.model.layers, stages)}"
+
+
+def _paid(found: Plans, plan: PlanRow, tokens: float | None) -> tuple[str, ...]:
+    if not tokens:
+        return f"{plan.tokens_per_s:,.0f}", "" if plan.dollars is None else dollars_text(plan.dollars)
+    whole = budget_of(found, plan, tokens)
+    return days_text(whole.days), "" if whole.dollars is None else dollars_text(whole.dollars)
+
+
+def table_html(found: Plans) -> str:
+    """Return the first plans as an HTML table with units, and how many more there are."""
+    header, rows = table_rows(found)
+    more = f"{len(found) - SHOWN} more plans, and all values as numbers: <code>plans.frame</code>. "
+    note = f"<p><small>{more if len(found) > SHOWN else ''}{escape(KEY)}.</small></p>"
+    body = "".join(_row("td", row) for row in rows)
+    table = f"<table><thead>{_row('th', header)}</thead><tbody>{body}</tbody></table>"
+    return f'<div style="overflow-x:auto">{table}</div>{note}'
+
+
+def _row(kind: str, cells: Iterable[str]) -> str:
+    tag = f'{kind} style="padding:.25em .35em"'
+    return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{kind}>' for cell in cells)}</tr>"

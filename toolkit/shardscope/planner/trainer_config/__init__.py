@@ -1,0 +1,69 @@
+"""Settings with which a trainer runs a layout: Megatron-LM's flags, torchtitan's flags, or DeepSpeed's JSON.
+
+Each trainer has a module with one function that returns a `TrainerConfig`, and refuses what the trainer cannot run.
+Names of settings are those of Megatron-LM (d98e8a6) and torchtitan (b5bcd76) of August 2026, and of DeepSpeed's
+documentation. Settings on which a prediction rests are written even where they are the trainer's own default; where
+the trainer has no setting for what is predicted, a remark says what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from shardscope.calibration.software import assumed_software, software_of
+from shardscope.errors import SpecError
+from shardscope.planner.trainer_config.config import TrainerConfig
+from shardscope.planner.trainer_config.deepspeed import deepspeed_config
+from shardscope.planner.trainer_config.megatron import megatron_config
+from shardscope.planner.trainer_config.torchtitan import torchtitan_config
+from shardscope.spec.layout import Layout
+from shardscope.spec.model import Transformer
+from shardscope.spec.units import work_text
+
+__all__ = ["TrainerConfig", "trainer_config"]
+
+_WRITERS: dict[str, Callable[[Transformer, Layout], TrainerConfig]] = {
+    "megatron-core": megatron_config,
+    "fsdp2": torchtitan_config,
+    # Its memory model is that of compiled runs, whose loss needs fewer bytes; that of FSDP2 is not.
+    "torchtitan": partial(torchtitan_config, is_compiled=True),
+    "deepspeed": deepspeed_config,
+}
+
+
+def trainer_config(model: Transformer, layout: Layout, software: str | None = None) -> TrainerConfig:
+    """Return the settings with which a trainer runs this layout of a model.
+
+    Args:
+        model: The model, whose sizes Megatron-LM takes as flags.
+        layout: The layout.
+        software: ``megatron-core``, ``torchtitan`` (also for ``fsdp2``) or ``deepspeed``; None for the one that the
+            layout suggests, as in `predict`.
+
+    Raises:
+        SpecError: The trainer cannot run the layout, or no settings can be written for it.
+
+    Example:
+        >>> model = Transformer(name="small", layers=4, hidden=64, heads=4, vocab=256, seq=128)
+        >>> trainer_config(model, Layout(data=2, tensor=2, global_batch=8)).text.split()[:2]
+        ['--tensor-model-parallel-size', '2']
+    """
+    layout.check(model)
+    known = assumed_software(layout).software if software is None else software_of(software)
+    if known.name not in _WRITERS:
+        raise SpecError(
+            f"settings for software={known.name!r} cannot be written yet; use one of {', '.join(_WRITERS)}"
+        )
+    if layout.compression.name != "none":
+        raise SpecError(
+            f"compression={layout.compression.name!r} is not a setting of {known.label}; use a layout without it"
+        )
+    if lacking := known.shipped.lacks(layout, model):
+        raise SpecError(
+            f"{known.label} does not ship {' or '.join(lacking)}; to search only what it ships, plan with "
+            f"software={known.name!r} and without that in fix"
+        )
+    config = _WRITERS[known.name](model, layout)
+    work = f"The plan is for {work_text(layout.global_batch, model.seq)}."
+    return config._replace(remarks=(work, *config.remarks))

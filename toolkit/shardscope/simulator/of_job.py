@@ -1,0 +1,280 @@
+"""One training step of a job as a graph: passes of each rank, and the messages of its strategy, one by one.
+
+Computing times, the rates of links and the time of a message are those of the prediction. Messages of a strategy come
+from its `plan`; with more ranks, or without a plan, each rank's bytes in a collective are one message.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from shardscope.analytic.communication.plan import Exchange, Flow, StepPlan, When, message_slices
+from shardscope.analytic.schedules import ScheduledOp
+from shardscope.errors import SpecError
+from shardscope.prediction.job import JobPrediction
+from shardscope.prediction.job_time import loads_of
+from shardscope.prediction.loads import awaited, rank_loads, rank_updates
+from shardscope.prediction.network_time import SEND, StepLoads, step_plan
+from shardscope.prediction.pipeline_time import pass_seconds
+from shardscope.prediction.step.machine import Machine
+from shardscope.simulator.graph import Graph
+from shardscope.simulator.parts import StepTimes
+from shardscope.simulator.pipeline import add_schedule, micro_batch_label
+from shardscope.simulator.rounds import MessagePath, Order, add_rounds, one_by_one_wires
+from shardscope.spec.job import IN_LAYOUTS
+
+_UNLIMITED = 1e15
+"""Bytes per second of a link that does not limit messages."""
+
+
+@dataclass
+class JobStepGraph:
+    """Builds the graph of one step of a predicted job, with one lane for each rank.
+
+    Attributes:
+        prediction: The job's prediction.
+        overlap: Whether ranks compute while they exchange gradients and gather parameters.
+        graph: Result: the graph.
+        merged: Result: sentences that say what was simulated as one.
+    """
+
+    prediction: JobPrediction
+    overlap: bool = False
+    merged: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        found, job = self.prediction, self.prediction.job
+        if found.time is None:
+            raise SpecError(f"this job has no step time: {found.note}")
+        if found.traffic is None:
+            raise SpecError(
+                f"strategy={job.strategy.name!r} does not say what its ranks send; define its `traffic`, or use "
+                "another strategy, such as 'ring'"
+            )
+        self.times, self.ranks = StepTimes.of(found.time), job.world_size
+        self.graph = Graph([f"rank {rank}" for rank in range(self.ranks)])
+        self.rates = found.rates
+        self._times: dict[str, float] = {}
+        network = self.rates.network
+        self._loads = None if network is None else StepLoads.of(found.step, found.traffic, network)
+        self._add_links()
+        loads = rank_loads(found.step)
+        self.work = [each.computing / awaited(found.step, loads).computing for each in loads]
+        updates = rank_updates(found.step)
+        self.updates = [self.times.optimizer * each / max(updates) for each in updates]
+        self.label, self.cargo = "", job.strategy.cargo
+        # Where latencies or levels count, messages of a rank to several others are on their way together.
+        has_levels = loads_of(found.step, found.traffic, self.rates) is not None
+        self._order: Order = "shared" if has_levels else "in turn"
+        plan = step_plan(found.step, found.traffic)
+        if plan is None:
+            self.merged.append("All messages of a rank in a collective are one message.")
+            plan = _without_rounds(found)
+        self.slices = message_slices(plan, found.traffic)
+        self.calls = Counter(each.collective for each in plan.exchanges)
+        now = self._piped(plan, plan.flow) if plan.flow else self._passes(plan)
+        for rank in range(self.ranks):
+            self._compute(rank, "fixed cost", self.times.rest, [now[rank]])
+
+    def _add_links(self) -> None:
+        found, network = self.prediction, self.rates.network
+        if network is not None:
+            self.graph.width = network.width
+            for name, capacity in zip(network.names, network.capacity.tolist(), strict=True):
+                self.graph.link(name, min(capacity, _UNLIMITED))
+            return
+        ranks, link = range(self.ranks), min(self.rates.link, _UNLIMITED)
+        self.out = [self.graph.link(f"rank {rank}, out", link) for rank in ranks]
+        self.into = [self.graph.link(f"rank {rank}, in", link) for rank in ranks]
+        self.nodes: dict[int, tuple[int, int]] = {}
+        cluster = found.cluster
+        if cluster is None or found.calibration is None or cluster.nodes == 1:
+            return
+        machine = Machine.of(cluster, found.calibration, IN_LAYOUTS.get(found.job.precision, "fp32"))
+        inside, _ = machine.link(cluster.per_node, 1)
+        for rank in ranks:
+            self.graph.capacity[self.out[rank]] = self.graph.capacity[self.into[rank]] = float(inside)
+        whole = cluster.per_node * cluster.inter.bandwidth * found.calibration.inter_efficiency
+        for node in range(cluster.nodes):
+            self.nodes[node] = (
+                self.graph.link(f"node {node}, out", whole),
+                self.graph.link(f"node {node}, in", whole),
+            )
+
+    def wire(self, collective: str, source: int, target: int, *, is_attached: bool = False) -> MessagePath:
+        """Return the wire of a message of a collective between two ranks."""
+        cluster = self.prediction.cluster
+        fixed = (0.0 if is_attached else self.rates.latency_s, self.message_s(collective))
+        if self.rates.network is not None:
+            ways = self.rates.network.ways(np.array([source]), np.array([target]))[0]
+            return MessagePath(fixed[0], tuple(ways[ways >= 0].tolist()), fixed[1])
+        if self.nodes and cluster is not None and source // cluster.per_node != target // cluster.per_node:
+            out, into = self.nodes[source // cluster.per_node][0], self.nodes[target // cluster.per_node][1]
+            is_narrow = self.graph.capacity[self.out[source]] < self.graph.capacity[out]
+            return MessagePath(fixed[0], (self.out[source] if is_narrow else out, into), fixed[1])
+        return MessagePath(fixed[0], (self.out[source], self.into[target]), fixed[1])
+
+    def message_s(self, collective: str) -> float:
+        """Return the seconds of a message of a collective, besides its latency and those for its bytes."""
+        if collective not in self._times:
+            sent = (self.prediction.traffic or {})[collective]
+            carried_s = None if self._loads is None else self._loads.carried_s(collective, sent)
+            self._times[collective] = self.rates.per_message_s(sent, carried_s)
+        return self._times[collective]
+
+    def _way_out(self, collective: str, rank: int) -> tuple[int, ...]:
+        """Return the links of what a rank sends to ranks that are unknown: of unequal links, those to the next one."""
+        if self.rates.network is None:
+            return (self.out[rank],)
+        return self.wire(collective, rank, (rank + 1) % self.ranks).links
+
+    def emptied(self) -> Graph:
+        """Return a graph with the same lanes and links, without operations."""
+        graph = self.graph
+        return Graph(graph.lanes, list(graph.link_names), list(graph.capacity), width=graph.width)
+
+    def _compute(self, rank: int, kind: str, seconds: float, after: Sequence[int], *, label: str = "") -> int:
+        if seconds <= 0:
+            return after[0] if len(after) == 1 else self.graph.add(rank, after=after)
+        return self.graph.add(rank, kind, seconds, after=after, label=label)
+
+    # Steps in which all ranks compute at the same time
+
+    def _passes(self, plan: StepPlan) -> list[int]:
+        now = [self._compute(rank, "data", self.times.data, []) for rank in range(self.ranks)]
+        micro_batches = self.prediction.step.micro_batches
+        self.open: list[list[int]] = [[] for _ in range(self.ranks)]
+        for k in range(micro_batches):
+            for phase, seconds in (("forward", self.times.forward), ("backward", self.times.backward)):
+                mine = [e for e in plan.exchanges if e.when.phase == phase and e.when.micro_batch == k]
+                label = f"micro-batch {k}" if micro_batches > 1 else ""
+                now = self._pass(phase, seconds / micro_batches, mine, now, label)
+        now = [self.graph.add(rank, after=[op, *self.open[rank]]) for rank, op in enumerate(now)]
+        now = [self._compute(rank, "codec", self.times.codec, [op]) for rank, op in enumerate(now)]
+        updating = set(range(self.ranks) if plan.updating is None else plan.updating)
+        exchanges = [e for e in plan.exchanges if e.when.phase == "optimizer"]
+        early = [e for e in exchanges if e.when.part < 1]
+        for each in early:
+            now = self._exchange(each, now)
+        now = [
+            self._compute(rank, "optimizer", self.updates[rank] * (rank in updating), [op])
+            for rank, op in enumerate(now)
+        ]
+        for each in exchanges[len(early) :]:
+            now = self._exchange(each, now)
+        return now
+
+    def _pass(
+        self, phase: str, seconds: float, exchanges: Sequence[Exchange], now: list[int], label: str
+    ) -> list[int]:
+        """Add a pass that starts exchanges on its way; without overlap, it pauses meanwhile."""
+        done, previous = 0.0, now
+        for each in sorted(exchanges, key=lambda exchange: exchange.when.part):
+            part = max(done, each.when.part)
+            at = [
+                self._compute(rank, phase, (part - done) * seconds * self.work[rank], [op], label=label)
+                for rank, op in enumerate(now)
+            ]
+            if not self.overlap:
+                now = self._exchange(each, at)
+            elif each.gathers:  # parameters are gathered one unit ahead, and awaited before they are used
+                ends = self._exchange(each, self._after_open(previous), serial=False)
+                now = [
+                    self.graph.add(rank, after=pair) for rank, pair in enumerate(zip(at, ends, strict=True))
+                ]
+                self.open = [[end] for end in ends]
+                previous = at
+            else:
+                ends = self._exchange(each, self._after_open(at), serial=False)
+                self.open, now = [[end] for end in ends], at
+            done = part
+        return [
+            self._compute(rank, phase, (1.0 - done) * seconds * self.work[rank], [op], label=label)
+            for rank, op in enumerate(now)
+        ]
+
+    def _after_open(self, now: Sequence[int]) -> list[int]:
+        """Return operations after which each rank can communicate: collectives run one after another."""
+        return [self.graph.add(rank, after=[op, *self.open[rank]]) for rank, op in enumerate(now)]
+
+    def _exchange(self, each: Exchange, entry: Sequence[int], *, serial: bool = True) -> list[int]:
+        """Add a collective, and return the operation with which it ends on each rank."""
+        cargo = self.cargo(each.collective)
+        if each.whole is None:
+            wire = partial(self.wire, each.collective, is_attached=each.is_attached)
+            return add_rounds(
+                self.graph, each.rounds, entry,
+                one_by_one_wires(wire, self.graph.width), each.collective,
+                slices=each.slices or self.slices.get(each.collective, 1), cargo=cargo, serial=serial,
+                order=self._order, in_line=each.slices is not None,
+            )  # fmt: skip
+        meeting = self.graph.add(0, after=entry)
+        one = self.rates.latency_s + self.message_s(each.collective)
+        fixed = one * self.messages(each.collective)
+        sent = [
+            self.graph.add(
+                rank, each.collective, fixed, size=float(each.whole[rank]),
+                links=self._way_out(each.collective, rank), after=[meeting], serial=serial, label=cargo,
+            )
+            for rank in range(self.ranks)
+        ]  # fmt: skip
+        end = self.graph.add(0, after=sent)
+        return [end] * self.ranks
+
+    def messages(self, collective: str) -> float:
+        """Return the messages of the busiest rank in one call of a collective whose messages are not listed."""
+        return float(np.max((self.prediction.traffic or {})[collective].counted)) / self.calls[collective]
+
+    # Pipelines
+
+    def _piped(self, plan: StepPlan, flow: Flow) -> list[int]:
+        """Add the passes of a pipeline's schedule, then the exchanges of tied gradients and norms, and the update.
+
+        A rank reads its data when the input of its first pass arrives, since it may still be busy with the last step.
+        """
+        table, times = flow.table, self.times
+        seconds = pass_seconds(self.prediction.step, flow, times.forward, times.backward)
+        on_its_way: dict[tuple[int, int], int] = {}  # messages between two ranks keep their order
+        now, waiting = [self.graph.add(rank) for rank in range(self.ranks)], set(range(self.ranks))
+
+        def add_pass(op: ScheduledOp, after: list[int], _is_last: bool) -> int:
+            rank = table.stage_ranks[op.stage]
+            kind = "forward" if op.op == "F" else "backward"
+            duration = seconds[op.op][op.stage]
+            if rank in waiting:
+                waiting.remove(rank)
+                after = [self._compute(rank, "data", times.data, after)]
+            return self.graph.add(rank, kind, duration, after=after, label=micro_batch_label(op, table))
+
+        def add_message(op: ScheduledOp, after: list[int], target: int) -> int:
+            message, rank = flow.crossing(op.op, op.stage), table.stage_ranks[op.stage]
+            assert message is not None
+            wire, before = self.wire(SEND, rank, target), on_its_way.get((rank, target), -1)
+            on_its_way[rank, target] = self.graph.add(
+                rank, SEND, wire.latency + wire.message_s, size=float(message[1]), links=wire.links,
+                after=[*after, before], serial=False,
+                label=self.cargo(SEND) if op.op == "F" else "gradients", peer=target,
+            )  # fmt: skip
+            return on_its_way[rank, target]
+
+        for _ in range(flow.passes):
+            now = add_schedule(table, now, add_pass, add_message).ranks
+        for each in plan.exchanges:
+            now = self._exchange(each, now)
+        now = [self._compute(rank, "codec", times.codec, [op]) for rank, op in enumerate(now)]
+        return [self._compute(rank, "optimizer", self.updates[rank], [op]) for rank, op in enumerate(now)]
+
+
+def _without_rounds(found: JobPrediction) -> StepPlan:
+    """Return a plan with one exchange for each collective of a step, after the backward pass."""
+    when = When("backward", 1.0, found.step.micro_batches - 1)
+    exchanges = tuple(
+        Exchange(name, when, whole=np.broadcast_to(sent.bytes, found.job.world_size))
+        for name, sent in (found.traffic or {}).items()
+    )
+    return StepPlan(exchanges)

@@ -1,0 +1,252 @@
+"""One training step of a layout as a graph: passes of micro-batches, messages between stages, gradients, update.
+
+A lane is one pipeline rank of one replica; the ranks of its tensor and context parallel groups do the same at the same
+time. Collectives occupy the lane's link inside its node or its link to other nodes, whichever limits them. As in the
+prediction, computation can hide the fraction of ZeRO's collectives that the calibration says; a collective that
+overlaps with others on the same link slows them down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from shardscope.analytic.recomputation import layers_of_stage, recomputed_layers
+from shardscope.analytic.schedules import ScheduledOp, ScheduleTable, build
+from shardscope.analytic.schedules.build import most_microbatches
+from shardscope.calibration.calibration import Calibration
+from shardscope.errors import SpecError
+from shardscope.prediction.step.term import NAMES
+from shardscope.simulator.costs import EDGE, LayoutCosts, Piece
+from shardscope.simulator.graph import JOIN, Graph
+from shardscope.simulator.pipeline import add_schedule, micro_batch_label
+from shardscope.spec.cluster import Cluster
+from shardscope.spec.layout import Layout
+from shardscope.spec.model import Transformer
+from shardscope.spec.pipeline_schedule import PipelineSchedule
+
+FORWARD_OF_EDGE = 1 / 3
+"""Part of the time of embedding and output projection in the forward pass: one of three matrix products."""
+
+
+@dataclass
+class LayoutStep:
+    """Builds the graph of one replica's step.
+
+    Attributes:
+        model: The model.
+        layout: The layout.
+        cluster: The cluster.
+        calibration: The cluster's constants.
+        in_layers: Whether each layer is a sequence of operations of its own; otherwise those of a pass on one stage are
+            merged.
+        graph: Result: the graph, with one lane for each rank of the pipeline.
+        meetings: Result: operations that the ranks of all replicas must have reached before any of them goes on.
+    """
+
+    model: Transformer
+    layout: Layout
+    cluster: Cluster
+    calibration: Calibration
+    in_layers: bool = True
+    meetings: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        layout, cal, cluster = self.layout, self.calibration, self.cluster
+        self.costs = LayoutCosts.of(self.model, layout, cluster, cal)
+        self.table = schedule_of(layout)
+        self.stages_each = self.table.num_stages // layout.pipeline
+        self.layers = layers_of_stage(self.model.layers, self.table.num_stages)
+        self.recomputed = int(recomputed_layers(self.layers, layout.recompute_layers))
+        self.graph = Graph([f"stage {rank}" for rank in range(layout.pipeline)])
+        self.links = [
+            {
+                "intra": self.graph.link(f"{lane}, inside the node", cal.intra_rate(cluster.intra)),
+                "inter": self.graph.link(f"{lane}, to other nodes", cluster.inter.bandwidth * cal.inter_efficiency),
+            }
+            for lane in self.graph.lanes
+        ]  # fmt: skip
+        self._build()
+
+    def _build(self) -> None:
+        ranks = range(self.layout.pipeline)
+        prefetched = [self._prefetched(rank) for rank in ranks]
+        entry = [self.graph.add(rank) for rank in ranks]
+        self.reducing = [-1] * len(self.graph.lanes)
+        exits = add_schedule(self.table, entry, self._pass, self._message)
+        ends = [self._reduced(rank, exits.ranks[rank], prefetched[rank]) for rank in ranks]
+        if self.costs.once.tied.fixed + self.costs.once.tied.wire > 0 and not self._is_v_shaped:
+            both = self.graph.add(0, JOIN, after=(ends[0], ends[-1]))
+            for rank in (0, len(ends) - 1):
+                ends[rank] = self._piece(rank, self.costs.once.tied, [both], label="tied embedding")
+        for rank in ranks:
+            self._updated(rank, ends[rank])
+
+    @property
+    def _is_v_shaped(self) -> bool:
+        return self.table.stage_ranks[0] == self.table.stage_ranks[-1] and self.layout.pipeline > 1
+
+    def _piece(
+        self, rank: int, piece: Piece, after: Iterable[int], *, label: str = "", serial: bool = True, share: float = 1.0
+    ) -> int:  # fmt: skip
+        link = self.links[rank].get(piece.link)
+        size = 0.0 if link is None else piece.wire * share * self.graph.capacity[link]
+        return self.graph.add(
+            rank, piece.kind, piece.fixed * share, size=size, links=() if link is None else (link,), after=after,
+            serial=serial, label=label,
+        )  # fmt: skip
+
+    def _chain(
+        self, rank: int, layers: Iterable[Sequence[Piece]], after: list[int], label: str
+    ) -> list[int]:  # fmt: skip
+        """Add the pieces of all layers one after another, and return the last operation of each layer."""
+        ends = []
+        for pieces in layers:
+            for piece in pieces:
+                after = [self._piece(rank, piece, after, label=label)]
+            ends.append(after[-1] if len(after) == 1 else self.graph.add(rank, after=after))
+            after = [ends[-1]]
+        return ends
+
+    def _pass(self, op: ScheduledOp, after: list[int], is_last: bool) -> int:
+        rank, graph = self.table.stage_ranks[op.stage], self.graph
+        label = micro_batch_label(op, self.table)
+        begin = after[0] if len(after) == 1 else graph.add(rank, after=after)
+        share = self._share(rank)
+        hidden = self._collectives(op)
+        overlap = self.calibration.shard_overlap
+        after = [begin]
+        for piece in hidden:
+            after = [self._piece(rank, piece, after, share=(1 - overlap) * share, label=label)]
+        others = [
+            self._piece(rank, piece, after, share=overlap * share, label=label, serial=False)
+            for piece in hidden
+            if overlap
+        ]
+        is_reducing = is_last and not self.costs.reduces and self.calibration.gradient_overlap > 0
+        layers = self.layers if self.in_layers or is_reducing else 1
+        ends = self._chain(rank, self._by_layer(op, share, layers), after, label)
+        if op.stage == self.table.num_stages - 1 and op.op != "W":
+            part = FORWARD_OF_EDGE if op.op == "F" else 1 - FORWARD_OF_EDGE
+            for piece in self.costs.edge:
+                ends.append(self._piece(rank, piece, [ends[-1]], label=EDGE, share=part))
+        if is_reducing:
+            self._buckets(rank, ends[:layers])
+        host = self.costs.host_forward_s if op.op == "F" else self.costs.host_backward_s * (op.op != "W")
+        if host:
+            others.append(
+                graph.add(
+                    rank, NAMES["offload"], host / self.stages_each, after=[begin], serial=False, label=label
+                )
+            )
+        return graph.add(rank, after=[ends[-1], *others]) if others else ends[-1]
+
+    def _share(self, rank: int) -> float:
+        """Return the fraction of the fullest rank's work on all stages that one stage of this rank has."""
+        spare = self.costs.spare if rank == self.layout.pipeline - 1 else 0.0
+        return (1.0 - spare) / self.stages_each
+
+    def _by_layer(self, op: ScheduledOp, share: float, layers: int) -> list[list[Piece]]:
+        """Return the pieces of a pass on one stage, layer by layer as they run: recomputed layers last, if not all are.
+
+        Args:
+            op: The pass.
+            share: Result of `_share`.
+            layers: Number of layers; 1 to merge them.
+        """
+        whole = [piece.times(share / layers) for piece in self._pieces(op)]
+        count = self.recomputed if layers > 1 else 1
+        again = [] if op.op in "FW" else [piece.times(share / count) for piece in self.costs.recompute]
+        return [whole] * (layers - count) + [[*again, *whole]] * count
+
+    def _pieces(self, op: ScheduledOp) -> list[Piece]:
+        """Return the pieces of a pass on all stages of a rank, without recomputation."""
+        costs = self.costs
+        if op.op == "F":
+            return list(costs.forward)
+        first, *rest = costs.backward
+        weight = first._replace(fixed=costs.weight_s)
+        if op.op == "W":
+            return [weight]
+        inputs = first._replace(fixed=first.fixed - (costs.weight_s if op.op == "I" else 0.0))
+        return [inputs, *rest]
+
+    def _collectives(self, op: ScheduledOp) -> list[Piece]:
+        """Return ZeRO's collectives during a pass on all stages of a rank, which computation can partly hide."""
+        once, zero = self.costs.once, self.layout.zero
+        found = [once.gather] * (zero == 3 and op.op != "W") + [once.reduce] * (
+            self.costs.reduces and op.op in "BW"
+        )
+        return [piece for piece in found if piece.fixed + piece.wire > 0]
+
+    def _message(self, op: ScheduledOp, after: list[int], target: int) -> int:
+        rank, hop = self.table.stage_ranks[op.stage], self.costs.hop
+        link = self.links[rank][hop.link]
+        size = hop.wire * self.graph.capacity[link]
+        return self.graph.add(
+            rank, hop.kind, hop.fixed, size=size, links=(link,), payload=size * self.costs.hop_efficiency, after=after,
+            serial=False, peer=target, label=micro_batch_label(op, self.table),
+        )  # fmt: skip
+
+    def _meet(self, rank: int, after: Iterable[int]) -> int:
+        meeting = self.graph.add(rank, JOIN, after=after)
+        self.meetings.append(meeting)
+        return meeting
+
+    def _prefetched(self, rank: int) -> int:
+        """Add the part of last step's gathering of parameters that this step's computation hides; -1 for none."""
+        if self.layout.zero not in (1, 2) or not self.calibration.gradient_overlap:
+            return -1
+        share = self.calibration.gradient_overlap
+        return self._piece(rank, self.costs.once.gather, [], share=share, serial=False, label="parameters")
+
+    def _buckets(self, rank: int, ends: Sequence[int]) -> None:
+        """Add the part of the gradient reduction that the last backward pass hides, layer by layer."""
+        share = self.calibration.gradient_overlap / len(ends) / self.stages_each
+        for end in ends:
+            ready = self._meet(rank, [end, self.reducing[rank]])
+            piece = self.costs.once.reduce
+            self.reducing[rank] = self._piece(
+                rank, piece, [ready], share=share, serial=False, label="gradients"
+            )
+
+    def _reduced(self, rank: int, end: int, prefetched: int) -> int:
+        """Add the rest of the gradient reduction, and return its end."""
+        if self.costs.reduces:
+            return self._meet(rank, [end, prefetched])
+        once = self.costs.once
+        packed = self._piece(rank, once.packing, [end], label="gradients") if once.packing.fixed else end
+        ready = self._meet(rank, [packed, self.reducing[rank], prefetched])
+        share = 1.0 - self.calibration.gradient_overlap
+        if not share or once.reduce.fixed + once.reduce.wire == 0:
+            return ready
+        return self._piece(rank, once.reduce, [ready], share=share, label="gradients")
+
+    def _updated(self, rank: int, end: int) -> None:
+        """Add the update, the rest of the gathering of parameters, and the fixed cost of a step."""
+        once, share = self.costs.once, 1.0 - self.calibration.gradient_overlap
+        for piece in (once.update, once.on_host):
+            if piece.fixed:
+                end = self._piece(rank, piece, [end], label="update")
+        if self.layout.zero in (1, 2) and share and once.gather.fixed + once.gather.wire > 0:
+            end = self._piece(rank, once.gather, [self._meet(rank, [end])], share=share, label="parameters")
+        self._piece(rank, once.fixed, [end])
+
+
+def schedule_of(layout: Layout) -> ScheduleTable:
+    """Return the table of a layout's schedule; without a pipeline, forward and backward passes alternate.
+
+    Raises:
+        SpecError: The table would be too large.
+    """
+    schedule = PipelineSchedule(layout.schedule if layout.pipeline > 1 else "1f1b")
+    held = schedule.stages_of(layout.virtual_stages)
+    most = most_microbatches(schedule, layout.pipeline, held)
+    if layout.num_micro_batches > most:
+        advice = f"use a global_batch of at most {most * layout.data * layout.micro_batch}, or a larger micro_batch"
+        raise SpecError(
+            f"global_batch={layout.global_batch} with data={layout.data} and micro_batch={layout.micro_batch} is "
+            f"{layout.num_micro_batches} micro-batches a step, too many to simulate with pipeline={layout.pipeline}; "
+            f"{advice if most else 'use a smaller pipeline'}"
+        )
+    return build(schedule, layout.pipeline, layout.num_micro_batches, held)
