@@ -23,7 +23,7 @@ from conformance.runs import wait_for_steps
 from shardscope import PowersOfTwo, cli
 from shardscope.commands._space import read_space
 from shardscope.errors import SpecError
-from shardscope.runtime.bar import is_terminal
+from shardscope.runtime.record.bar import is_terminal
 from shardscope.tuning.objectives import OBJECTIVES
 from shardscope.tuning.progress import StudyProgress, is_watched
 from shardscope.tuning.session import StudySession

@@ -30,7 +30,7 @@ from conformance.runs import small_job
 from shardscope import cli
 from shardscope.errors import ShardscopeError
 from shardscope.measure.projection import Projector
-from shardscope.runtime.check import both_jobs
+from shardscope.runtime.tools.check import both_jobs
 from shardscope.tuning.measured import TrialReader
 from shardscope_widgets import TrainingLab, html
 from shardscope_widgets.report import write_report

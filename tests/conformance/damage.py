@@ -14,8 +14,8 @@ from typing import Any
 
 from conformance.runs import small_job
 from shardscope.runlog.writer import encode
-from shardscope.runtime.processes import process_started
-from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.record.processes import process_started
+from shardscope.runtime.record.rundir import RunDir
 from widgets.fake_runs import memory_events, start_event, step_events
 
 TERABYTE = 2**40

@@ -10,7 +10,7 @@ import shardscope as ss
 from conformance.light import deep, slow_loss
 from conformance.runs import small_job, wait_for
 from oracle import plain
-from shardscope.runtime.check import read_parameters
+from shardscope.runtime.tools.check import read_parameters
 
 STEPS = 24
 

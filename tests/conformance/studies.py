@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import shardscope as ss
-from shardscope.runtime.processes import process_started
-from shardscope.runtime.run import Run
-from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.record.processes import process_started
+from shardscope.runtime.record.run import Run
+from shardscope.runtime.record.rundir import RunDir
 from shardscope.tuning.records import TrialRecord
 from shardscope.tuning.session import StudySession
 

@@ -12,7 +12,7 @@ from conformance.runs import small_job
 from shardscope.cli import main
 from shardscope.errors import SpecError
 from shardscope.measure.accuracy import Accuracy
-from shardscope.runtime.launch_prediction import FILE
+from shardscope.runtime.record.launch_prediction import FILE
 from shardscope_widgets.figures import accuracy_info, draw_accuracy
 
 

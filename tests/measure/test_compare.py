@@ -22,7 +22,7 @@ from shardscope.measure.compare.measured import step_time
 from shardscope.measure.compare.of_run import _where_it_ran, compare, comparison_or_reason
 from shardscope.measure.compare.view import error_text, overview
 from shardscope.runtime import Run
-from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.record.rundir import RunDir
 
 CLUSTER = ss.Cluster.of("a100-80gb", per_node=2)
 SPANS = [

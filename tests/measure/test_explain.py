@@ -19,7 +19,7 @@ from shardscope.measure.explain.verdict import verdict
 from shardscope.measure.explain.words import changed_text, loss_change_text, speed_text
 from shardscope.measure.pipeline_waits import PipelineWaits, pipeline_waits, schedule_bubble
 from shardscope.prediction.job import JobPrediction, predict_job
-from shardscope.runtime.preflight import Preflight, preflight
+from shardscope.runtime.launcher.preflight import Preflight, preflight
 from widgets.fake_runs import schedule_events
 
 pytestmark = pytest.mark.usefixtures("two_known_cores")

@@ -16,8 +16,8 @@ from shardscope.calibration.this_machine import CoreSpeed, core_speed
 from shardscope.cli import main
 from shardscope.measure.compare.of_run import comparison_or_reason
 from shardscope.prediction import rates
-from shardscope.runtime.launch_prediction import FILE, LaunchPrediction
-from shardscope.runtime.preflight import preflight_of
+from shardscope.runtime.launcher.preflight import preflight_of
+from shardscope.runtime.record.launch_prediction import FILE, LaunchPrediction
 from shardscope_widgets.figures import compared
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab._runbook import RunEntry

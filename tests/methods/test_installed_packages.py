@@ -230,7 +230,7 @@ def test_runs_are_read_after_the_package_is_removed(site: Path, tmp_path: Path) 
 @pytest.mark.slow
 def test_a_broken_one_is_named_and_the_others_work(site: Path, broken_site: Path) -> None:
     code = """
-        from shardscope.runtime.doctor import _methods
+        from shardscope.runtime.tools.doctor import _methods
         kinds = {kind.kind: kind for kind in
                  (ss.Compression, ss.Optimizer, ss.LRSchedule, ss.PipelineSchedule, ss.Strategy)}
         for kind, name in json.loads(POINTS).items():

@@ -16,8 +16,8 @@ import pytest
 from filelock import FileLock
 
 from notebooks.running import FOLDER, run
-from shardscope.runtime import warm
-from shardscope.runtime.driver_server import search_path
+from shardscope.runtime.launcher import warm
+from shardscope.runtime.launcher.driver_server import search_path
 
 
 @pytest.fixture(scope="session")

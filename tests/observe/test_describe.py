@@ -14,7 +14,7 @@ from observe.steps import train
 from shardscope.prediction.observed import ObservedPrediction
 from shardscope.runlog.schema import is_readable
 from shardscope.runtime.observe._describe import Seen
-from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.record.rundir import RunDir
 from shardscope.spec import Record
 from shardscope.spec.numbers import LARGEST_DEGREE
 

@@ -15,9 +15,9 @@ from torch import nn
 import shardscope as ss
 from observe.steps import train
 from shardscope.runlog.writer import EventWriter
-from shardscope.runtime import provenance
 from shardscope.runtime.observe._describe import Seen
 from shardscope.runtime.observe._loop import Loop
+from shardscope.runtime.record import provenance
 
 
 def parts() -> tuple[nn.Module, torch.optim.Optimizer]:

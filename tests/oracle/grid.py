@@ -17,7 +17,7 @@ import shardscope as ss
 from oracle import plain
 from oracle.models import MODELS
 from shardscope import errors
-from shardscope.runtime.check import read_parameters
+from shardscope.runtime.tools.check import read_parameters
 
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5, "bf16-mixed": 2e-2}
 """Relative, of losses and of all parameters as one vector."""

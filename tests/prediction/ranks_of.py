@@ -12,7 +12,7 @@ from conformance.ranks import RankPool
 from shardscope.analytic.job_step import JobStep
 from shardscope.measure.compare.of_run import compare
 from shardscope.runtime import Run
-from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.record.rundir import RunDir
 from shardscope.spec.model.step import StepTrace
 from shardscope.training.context import RankContext
 from shardscope.training.trainer import Trainer

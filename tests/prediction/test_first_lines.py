@@ -9,7 +9,7 @@ import pytest
 import shardscope as ss
 from shardscope.cli import main
 from shardscope.planner.trainer_config import trainer_config
-from shardscope.runtime.preflight import preflight
+from shardscope.runtime.launcher.preflight import preflight
 from shardscope.spec.units import work_text
 from shardscope_widgets.figures import _plans
 

@@ -15,8 +15,8 @@ from conformance.runs import small_job
 from shardscope.runlog.schema import SCHEMA
 from shardscope.runlog.tail import Tail, first_events
 from shardscope.runlog.writer import EventWriter
-from shardscope.runtime.processes import process_started
-from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.record.processes import process_started
+from shardscope.runtime.record.rundir import RunDir
 from shardscope_widgets.trace import Trace
 
 VERSION_0 = """

@@ -15,7 +15,7 @@ from conformance.events import step_event, traffic
 from shardscope.runlog import tail
 from shardscope.runlog.reducer import RunLog
 from shardscope.runlog.tail import Tail
-from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.record.rundir import RunDir
 
 
 def write(folder: Path, rank: int, events: list[dict[str, Any]]) -> None:

@@ -7,7 +7,7 @@ import pytest
 import shardscope as ss
 from conformance import elastic
 from conformance.runs import small_job
-from shardscope.runtime.check import read_parameters
+from shardscope.runtime.tools.check import read_parameters
 from training.optim.brought import Brought
 
 BOUND = 1e-5

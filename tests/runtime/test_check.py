@@ -11,9 +11,9 @@ import pytest
 import shardscope as ss
 from conformance.runs import small_job
 from shardscope import cli
-from shardscope.runtime.check import both_jobs, check, read_parameters
-from shardscope.runtime.check_report import compare
-from shardscope.runtime.driver_server import driver as launcher
+from shardscope.runtime.launcher.driver_server import driver as launcher
+from shardscope.runtime.tools.check import both_jobs, check, read_parameters
+from shardscope.runtime.tools.check_report import compare
 from shardscope.spec import Record
 from shardscope.spec.strategy import strategies
 

@@ -25,8 +25,8 @@ from shardscope.analytic.communication import (
 from shardscope.commands._job import build_job
 from shardscope.errors import SpecError
 from shardscope.runtime import shut_down
-from shardscope.runtime.check import both_jobs
-from shardscope.runtime.check_report import compare
+from shardscope.runtime.tools.check import both_jobs
+from shardscope.runtime.tools.check_report import compare
 
 
 def test_a_runs_events_and_summary_show_what_compression_saves_and_costs() -> None:

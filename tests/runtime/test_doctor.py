@@ -16,8 +16,8 @@ import pytest
 from conformance.processes import marked
 from shardscope import machine
 from shardscope.calibration.saved_calibration import chosen
-from shardscope.runtime import doctor
-from shardscope.runtime.doctor import DoctorReport, Finding
+from shardscope.runtime.tools import doctor
+from shardscope.runtime.tools.doctor import DoctorReport, Finding
 
 
 @pytest.fixture(scope="module")

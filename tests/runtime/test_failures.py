@@ -17,8 +17,8 @@ from torch import nn
 import shardscope as ss
 from conformance.runs import small_job
 from shardscope.runlog.writer import EventWriter
-from shardscope.runtime import worker
-from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.agent.agent import worker
+from shardscope.runtime.record.rundir import RunDir
 
 
 def failed(job: ss.Job) -> ss.RunFailed:

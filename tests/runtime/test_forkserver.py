@@ -15,10 +15,10 @@ import pytest
 
 from conformance.runs import small_job
 from shardscope import _compat
-from shardscope.runtime.agent import Agent
-from shardscope.runtime.failure import Ending
-from shardscope.runtime.rundir import RunDir
-from shardscope.runtime.status import Cause
+from shardscope.runtime.agent.agent import Agent
+from shardscope.runtime.agent.failure import Ending
+from shardscope.runtime.record.rundir import RunDir
+from shardscope.runtime.record.status import Cause
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -15,8 +15,8 @@ from torch import nn
 import shardscope as ss
 from conformance.runs import small_job
 from shardscope.runlog.writer import EventWriter
-from shardscope.runtime.control import NoVerdictError, StopControl, StoreNotes
-from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.agent.control import NoVerdictError, StopControl, StoreNotes
+from shardscope.runtime.record.rundir import RunDir
 from shardscope.training.context import open_rank
 from shardscope.training.trainer import Trainer
 
@@ -25,7 +25,7 @@ def patient() -> Callable[[], nn.Module]:
     """A model; where it is built, decisions are waited for however long they take."""
 
     def build() -> nn.Module:  # inside, so that ranks get it whole and need not find this file
-        from shardscope.runtime.control import StopControl
+        from shardscope.runtime.agent.control import StopControl
 
         whole = StopControl.evaluated
         StopControl.evaluated = lambda self, step, _: whole(self, step, 100.0)  # type: ignore[method-assign]

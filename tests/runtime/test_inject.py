@@ -10,8 +10,8 @@ import pytest
 
 import shardscope as ss
 from conformance.runs import small_job, wait_for
-from shardscope.runtime.inject import PlanWatch, inject
-from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.record.inject import PlanWatch, inject
+from shardscope.runtime.record.rundir import RunDir
 
 pytestmark = pytest.mark.timeout(120)
 WITHIN_S = 90

@@ -30,8 +30,8 @@ from conformance.runs import (
     wait_for,
 )
 from shardscope.runlog.writer import EventWriter
-from shardscope.runtime.driver_server import driver as launcher
-from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.launcher.driver_server import driver as launcher
+from shardscope.runtime.record.rundir import RunDir
 
 pytestmark = pytest.mark.slow
 
@@ -236,7 +236,7 @@ def _resources() -> dict[str, int]:
     gc.collect()
     me = psutil.Process()
     server = next(
-        child for child in me.children() if "shardscope.runtime.server" in " ".join(child.cmdline())
+        child for child in me.children() if "shardscope.runtime.launcher.server" in " ".join(child.cmdline())
     )
     wait_for(lambda: len(server.children()) <= 1)  # the standard library's resource tracker stays
     time.sleep(0.6)  # the server looks after its agents a few times a second
@@ -245,7 +245,7 @@ def _resources() -> dict[str, int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="semaphores are files on Linux only")
 def test_stopping_a_frozen_agent_leaves_no_semaphore(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardscope.runtime.steering._KILL_AFTER_S", 0.5)
+    monkeypatch.setattr("shardscope.runtime.record.steering._KILL_AFTER_S", 0.5)
     run = ss.launch(endless_job())
     rank_pids(run)
     processes, held = family(run), semaphores(agent_pid(run))

@@ -15,9 +15,9 @@ import pytest
 import shardscope as ss
 from conformance.damage import recorded_run
 from shardscope.runlog import files
-from shardscope.runtime.agent import Agent
-from shardscope.runtime.control import StopControl
-from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.agent.agent import Agent
+from shardscope.runtime.agent.control import StopControl
+from shardscope.runtime.record.rundir import RunDir
 
 PASSING = [errno.EMFILE, errno.EIO, errno.ESTALE, errno.EACCES]
 
@@ -167,7 +167,7 @@ def test_late_traffic_without_details_is_added(run: RunDir) -> None:
 def test_waiting_for_a_control_file_that_stays_out_of_reach_ends(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardscope.runtime.control._PATIENCE_S", 0.05)
+    monkeypatch.setattr("shardscope.runtime.agent.control._PATIENCE_S", 0.05)
     monkeypatch.setattr(files.os, "open", refusing(errno.EMFILE, 10**9, "stop_at"))
     run.write_control(run.stop_at, "5")
     began = time.monotonic()

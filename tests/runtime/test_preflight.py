@@ -22,10 +22,10 @@ import shardscope as ss
 from shardscope.cli import main
 from shardscope.prediction import _torch_trace
 from shardscope.prediction.traced import traced
-from shardscope.runtime import preflight as home
-from shardscope.runtime.driver_server import driver, trace_on_server
-from shardscope.runtime.launch_prediction import LaunchPrediction
-from shardscope.runtime.preflight import memory_needed, predicted_at_launch, preflight
+from shardscope.runtime.launcher import preflight as home
+from shardscope.runtime.launcher.driver_server import driver, trace_on_server
+from shardscope.runtime.launcher.preflight import memory_needed, predicted_at_launch, preflight
+from shardscope.runtime.record.launch_prediction import LaunchPrediction
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=3, device="cpu")
 
@@ -188,7 +188,7 @@ def test_data_that_were_written_anew_are_traced_anew(tmp_path: Path) -> None:
 def test_without_torch_the_launch_server_traces() -> None:
     """In a process that never imports torch: the trace is the same, and the job runs."""
     code = (
-        "import sys, shardscope as ss; from shardscope.runtime.preflight import preflight;"
+        "import sys, shardscope as ss; from shardscope.runtime.launcher.preflight import preflight;"
         "job = ss.Job(model='mlp', data='digits', world_size=2, device='cpu');"
         "print(preflight(job).prediction.peak_bytes, 'torch' in sys.modules)"
     )
@@ -210,7 +210,7 @@ def test_the_command_line_predicts_refuses_and_runs_anyway(
     assert main([*options, "--predict", "--batch", str(2**30)]) == 1
     assert not list(tmp_path.iterdir())
     capsys.readouterr()
-    monkeypatch.setattr("shardscope.runtime.preflight.usable_memory_bytes", lambda: 1e6)
+    monkeypatch.setattr("shardscope.runtime.launcher.preflight.usable_memory_bytes", lambda: 1e6)
     assert main(options) != 0
     assert "--anyway" in capsys.readouterr().err
     assert main([*options, "--tokens", "5"]) != 0

@@ -14,7 +14,7 @@ import pytest
 
 import shardscope as ss
 from conformance.runs import agent_pid, all_gone, endless_job, rank_pids
-from shardscope.runtime.processes import is_alive, process_started, remove_gpu_files
+from shardscope.runtime.record.processes import is_alive, process_started, remove_gpu_files
 
 HOUR_S = 3600.0
 

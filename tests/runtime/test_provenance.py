@@ -15,8 +15,8 @@ import pytest
 import shardscope as ss
 from conformance.damage import recorded_run
 from conformance.runs import small_job
-from shardscope.runtime import provenance
-from shardscope.runtime.provenance import FILE, Provenance
+from shardscope.runtime.record import provenance
+from shardscope.runtime.record.provenance import FILE, Provenance
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -18,8 +18,9 @@ import pytest
 import shardscope as ss
 from conformance.runs import all_gone, family, rank_pids, small_job
 from shardscope.runlog.files import overwrite
-from shardscope.runtime import driver, rundir
-from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.launcher import driver
+from shardscope.runtime.record import rundir
+from shardscope.runtime.record.rundir import RunDir
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 import shardscope as ss
 from conformance.emulated import needs_namespaces
 from conformance.runs import losses, small_job
-from shardscope.runtime import replicas
+from shardscope.runtime.agent.agent import replicas
 
 pytestmark = pytest.mark.slow
 WITHIN_S = 120
@@ -78,7 +78,7 @@ def test_a_system_without_memory_for_copies_is_named(monkeypatch: pytest.MonkeyP
 
     made = replicas.ReplicaMemory.create
     monkeypatch.setattr(replicas.ReplicaMemory, "create", staticmethod(create))
-    from shardscope.runtime.rundir import RunDir
+    from shardscope.runtime.record.rundir import RunDir
 
     run = RunDir.create(job(), tmp_path)
     memory, why_not = replicas.memory_for(run)
@@ -89,7 +89,7 @@ def test_a_system_without_memory_for_copies_is_named(monkeypatch: pytest.MonkeyP
 
 def test_any_agent_removes_the_copies_of_a_killed_one(tmp_path: Path) -> None:
     code = (
-        "import os; from shardscope.runtime.replicas import ReplicaMemory; "
+        "import os; from shardscope.runtime.agent.replicas import ReplicaMemory; "
         "print(ReplicaMemory.create().path, flush=True); os.kill(os.getpid(), 9)"
     )
     told = subprocess.run(

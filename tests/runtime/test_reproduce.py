@@ -13,8 +13,9 @@ import shardscope as ss
 from conformance.damage import recorded_run
 from conformance.runs import small_job
 from shardscope import cli
-from shardscope.runtime import code_file, reproduce
-from shardscope.runtime.provenance import FILE
+from shardscope.runtime.record import code_file
+from shardscope.runtime.record.provenance import FILE
+from shardscope.runtime.tools import reproduce
 
 
 @pytest.fixture(autouse=True)

@@ -13,11 +13,11 @@ from unittest.mock import patch
 import pytest
 
 import shardscope as ss
-from shardscope.runtime import agent
-from shardscope.runtime.processes import process_started
-from shardscope.runtime.rundir import RunDir
-from shardscope.runtime.server import Server
-from shardscope.runtime.status import Cause, Status
+from shardscope.runtime.agent.agent import agent
+from shardscope.runtime.launcher.server import Server
+from shardscope.runtime.record.processes import process_started
+from shardscope.runtime.record.rundir import RunDir
+from shardscope.runtime.record.status import Cause, Status
 
 
 @pytest.fixture

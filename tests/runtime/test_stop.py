@@ -17,8 +17,8 @@ from torch import nn
 
 import shardscope as ss
 from conformance.runs import agent_pid, all_gone, endless_job, family, freeze, rank_pids, wait_for
-from shardscope.runtime import steering
-from shardscope.runtime.processes import process_started
+from shardscope.runtime.record import steering
+from shardscope.runtime.record.processes import process_started
 
 
 def lives(pids: list[int]) -> list[int]:

@@ -16,8 +16,8 @@ import shardscope as ss
 from conformance.damage import Bomb, plant_code, recorded_run
 from conformance.runs import small_job
 from shardscope import cli
-from shardscope.runtime.code_file import CODE_FILE
-from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.record.code_file import CODE_FILE
+from shardscope.runtime.record.rundir import RunDir
 
 
 def local_model() -> Callable[[], nn.Module]:

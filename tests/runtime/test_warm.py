@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from conformance.runs import wait_for
-from shardscope.runtime import warm
-from shardscope.runtime.driver_server import LaunchServer, search_path
+from shardscope.runtime.launcher import warm
+from shardscope.runtime.launcher.driver_server import LaunchServer, search_path
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the warm process needs Linux")
 KERNEL = """

@@ -18,7 +18,7 @@ from conformance.ranks import RankPool
 from conformance.runs import small_job
 from shardscope import cli
 from shardscope.errors import CheckpointError, SpecError
-from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.record.rundir import RunDir
 from shardscope.training.checkpoint import index
 from shardscope.training.checkpoint.index import verify
 from shardscope.training.context import RankContext

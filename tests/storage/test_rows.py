@@ -10,7 +10,7 @@ import pytest
 
 import shardscope as ss
 from shardscope.cli import main
-from shardscope.runtime.preflight import preflight
+from shardscope.runtime.launcher.preflight import preflight
 from shardscope.spec.data import DATA
 from shardscope.spec.models import GPTConfig, model_config
 from shardscope.storage.rows import training_rows

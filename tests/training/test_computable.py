@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import shardscope as ss
 from shardscope.errors import SpecError
-from shardscope.runtime.preflight import preflight
+from shardscope.runtime.launcher.preflight import preflight
 from shardscope.training.computable import require_computable, uncomputable_kinds, uncomputable_layers
 from shardscope.training.precision import DTYPES, Precision
 

@@ -21,7 +21,7 @@ from conformance.alone import Never, trainer_in
 from conformance.ranks import RankPool
 from shardscope.errors import DataError
 from shardscope.runlog.schema import Moved
-from shardscope.runtime.check import check
+from shardscope.runtime.tools.check import check
 from shardscope.training.loss import resolve_loss, zero_of
 from shardscope.training.loss_weights import TRAFFIC
 from shardscope.training.trainer import Trainer

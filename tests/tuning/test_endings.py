@@ -13,8 +13,8 @@ import pytest
 import shardscope as ss
 from conformance.runs import small_job, wait_for
 from conformance.studies import JOB, LONG
-from shardscope.runtime.processes import process_started
-from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.record.processes import process_started
+from shardscope.runtime.record.rundir import RunDir
 from shardscope.tuning import recovery
 from shardscope.tuning.driver import was_killed
 from shardscope.tuning.session import StudySession

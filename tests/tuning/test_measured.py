@@ -14,9 +14,9 @@ from conformance.events import step_event
 from shardscope.runlog.layers import LayerSamples
 from shardscope.runlog.steps import Steps
 from shardscope.runlog.writer import encode
-from shardscope.runtime.processes import process_started
-from shardscope.runtime.run import Run
-from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.record.processes import process_started
+from shardscope.runtime.record.run import Run
+from shardscope.runtime.record.rundir import RunDir
 from shardscope.tuning.driver import Live
 from shardscope.tuning.measured import TrialReader
 from shardscope.tuning.session import StudySession

@@ -18,7 +18,7 @@ import shardscope as ss
 from conformance.studies import JOB as COPIED
 from conformance.studies import instant
 from shardscope.errors import ShardscopeError, SpecError, StudyError
-from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.record.rundir import RunDir
 from shardscope.tuning.driver import Live
 from shardscope.tuning.samplers import suggest
 from shardscope.tuning.session import StudySession
@@ -85,7 +85,7 @@ class AfterTwo:
 
 def test_a_trial_that_is_given_up_takes_no_step_after_the_evaluation_that_it_was_judged_by() -> None:
     def model() -> nn.Module:
-        from shardscope.runtime.control import StopControl
+        from shardscope.runtime.agent.control import StopControl
 
         whole = StopControl.evaluated  # in the ranks: however long the verdict takes on a busy machine
         StopControl.evaluated = lambda self, step, _: whole(self, step, 60.0)  # type: ignore[method-assign]

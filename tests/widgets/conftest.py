@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardscope.runtime.listing import Skipped
+from shardscope.runtime.record.listing import Skipped
 from widgets.fake_runs import FakeRun, start_event
 
 

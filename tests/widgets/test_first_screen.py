@@ -15,7 +15,7 @@ from shardscope.errors import SpecError
 from shardscope.measure.explain.changes import best_change
 from shardscope.measure.explain.of_run import Explanation
 from shardscope.measure.explain.verdict import Verdict
-from shardscope.runtime.preflight import Preflight, preflight
+from shardscope.runtime.launcher.preflight import Preflight, preflight
 from shardscope_widgets.job_form.choices import AS_IT_IS, JobChoices
 from shardscope_widgets.job_form.from_job import choices_of
 from shardscope_widgets.job_form.topics import FIRST, OPTIONS, all_names, default_of, reset, topics

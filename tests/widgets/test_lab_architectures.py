@@ -9,7 +9,7 @@ import pytest
 import shardscope as ss
 from conformance.runs import wait_for
 from shardscope.errors import RunFailed, SpecError
-from shardscope.runtime.check_report import compare
+from shardscope.runtime.tools.check_report import compare
 from shardscope.spec import registry
 from shardscope.spec.strategy import strategies
 from shardscope_widgets.job_form.families import settings_of_method, strategy_families
@@ -193,7 +193,7 @@ class TestCheck:
             value = {"<w>": np.ones(2)}
             return compare(job, ("a", "b"), ({1: 2.0}, {1: 2.0}), (value, value))
 
-        monkeypatch.setattr("shardscope.runtime.check.check", check)
+        monkeypatch.setattr("shardscope.runtime.tools.check.check", check)
         opened.then = done
         return opened
 

@@ -12,8 +12,8 @@ import pytest
 from conformance.runs import wait_for
 from shardscope.errors import RunFailed, SpecError
 from shardscope.runlog.schema import Moved
-from shardscope.runtime.listing import Skipped
-from shardscope.runtime.status import Cause
+from shardscope.runtime.record.listing import Skipped
+from shardscope.runtime.record.status import Cause
 from shardscope.spec import Optimizer
 from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.trace import Trace
@@ -98,7 +98,7 @@ class TestChoosing:
     def test_what_does_not_fit_is_started_only_where_one_says_so(self, lab, monkeypatch):
         forecast = lab.screen.forecast
         forecast.begin()
-        monkeypatch.setattr("shardscope.runtime.preflight.usable_memory_bytes", lambda: 1e6)
+        monkeypatch.setattr("shardscope.runtime.launcher.preflight.usable_memory_bytes", lambda: 1e6)
         lab.global_batch = 512
         forecast.wait(60)
         assert "It does not fit" in forecast.line.value

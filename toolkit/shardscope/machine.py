@@ -224,7 +224,7 @@ def transport():
 def messages():
     if sys.platform != "linux":
         return []
-    from shardscope.runtime.transport_speed import measure, world_sizes
+    from shardscope.runtime.tools.transport_speed import measure, world_sizes
     try:
         return [speed._asdict() for size in world_sizes() for speed in measure(size)]
     except (RuntimeError, OSError) as error:

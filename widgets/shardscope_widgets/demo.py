@@ -150,7 +150,7 @@ def calibrate_once(ranks: int) -> None:
 def _run(job: Job, count: str, done: list[Run], predictions: Predictions, root: Path | None) -> int:
     """Predict one job, then run it to its end under a progress bar; return 0 on success, 1 on failure."""
     from shardscope.runtime import launch
-    from shardscope.runtime.preflight import preflight
+    from shardscope.runtime.launcher.preflight import preflight
 
     prediction = preflight(job).prediction
     run = launch(job, root=root)

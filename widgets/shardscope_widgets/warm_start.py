@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardscope.runtime import warm
-from shardscope.runtime.driver_server import search_path
+from shardscope.runtime.launcher import warm
+from shardscope.runtime.launcher.driver_server import search_path
 
 
 def _jupyter_server_extension_points() -> list[dict[str, str]]:

@@ -20,7 +20,7 @@ from conformance.ranks import RankPool
 from conformance.runs import small_job
 from shardscope.errors import CheckpointError, LaunchError
 from shardscope.runlog.tail import read_events
-from shardscope.runtime.replicas import ReplicaMemory, remove_leftovers
+from shardscope.runtime.agent.replicas import ReplicaMemory, remove_leftovers
 from shardscope.training.checkpoint import memory
 from shardscope.training.checkpoint.memory import HeldStep, newest_whole
 from shardscope.training.context import RankContext
@@ -208,7 +208,7 @@ def test_a_step_is_whole_if_the_nodes_together_have_its_files() -> None:
 
 def test_memory_of_a_killed_agent_is_removed_by_the_next(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from shardscope.runtime.replicas import ReplicaMemory; "
+        "import os, sys; from pathlib import Path; from shardscope.runtime.agent.replicas import ReplicaMemory; "
         f"print(ReplicaMemory.create(Path({str(tmp_path)!r})).path, flush=True); os.kill(os.getpid(), 9)"
     )
     told = subprocess.run(

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from conformance.ranks import RankPool
-from shardscope.runtime.secondary_failure import is_secondary_failure
+from shardscope.runtime.record.secondary_failure import is_secondary_failure
 from shardscope.training.context import RankContext
 
 VICTIM = 1

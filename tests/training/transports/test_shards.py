@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance.ranks import RankPool
-from shardscope.runtime.secondary_failure import is_secondary_failure
+from shardscope.runtime.record.secondary_failure import is_secondary_failure
 from shardscope.training.collectives import RingAllReduce
 from shardscope.training.context import RankContext
 from shardscope.training.transports.cuda_ipc import DeviceShardBuffers

@@ -10,9 +10,9 @@ import pytest
 from optuna.trial import TrialState
 
 import shardscope as ss
-from shardscope.runtime.processes import process_started
-from shardscope.runtime.run import Run
-from shardscope.runtime.rundir import RunDir, this_host
+from shardscope.runtime.record.processes import process_started
+from shardscope.runtime.record.run import Run
+from shardscope.runtime.record.rundir import RunDir, this_host
 from shardscope.tuning import recovery
 from shardscope.tuning.measured import TrialMetrics, TrialReader
 from shardscope.tuning.pruning.halving import Paused, furthest

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TextIO
 
-from shardscope.runtime.bar import is_terminal
+from shardscope.runtime.record.bar import is_terminal
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34"}
 OF_STATE = {

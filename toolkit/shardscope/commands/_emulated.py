@@ -57,7 +57,7 @@ def _of_run_to_resume(arguments: argparse.Namespace) -> EmulatedCluster | None:
     # --cluster says where the job is predicted
     if arguments.resume is None or arguments.cluster is not None:
         return None
-    from shardscope.runtime.rundir import cluster_of, find_resumable
+    from shardscope.runtime.record.rundir import cluster_of, find_resumable
 
     return cluster_of(find_resumable(arguments.resume, arguments.root))
 

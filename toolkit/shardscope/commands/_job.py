@@ -219,7 +219,7 @@ def with_code(job: Job, path: Path, *, trust_code: bool) -> Job:
     Raises:
         UntrustedCode: The job needs such functions, and the user has not agreed to run them.
     """
-    from shardscope.runtime.load_job import add_code
+    from shardscope.runtime.record.load_job import add_code
 
     return if_trusted(lambda is_trusted: add_code(job, path, trust_code=is_trusted), trust_code=trust_code)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from shardscope.commands._table import aligned, human_bytes
 from shardscope.runlog.figures import FIGURES, figure_text, loss_text
 from shardscope.runlog.reducer import RunLog
-from shardscope.runtime.bar import bar, is_terminal
+from shardscope.runtime.record.bar import bar, is_terminal
 from shardscope.spec.units import duration_text
 
 if TYPE_CHECKING:

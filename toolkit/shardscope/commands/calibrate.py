@@ -11,7 +11,7 @@ from shardscope.commands._emulated import add_emulation_option, emulated_from
 from shardscope.commands._rows import add_rows_options, given_to_rows, refuse_without_rows
 from shardscope.commands._runs import ROOT_HELP, attach
 from shardscope.errors import SpecError
-from shardscope.runtime.bar import is_terminal
+from shardscope.runtime.record.bar import is_terminal
 
 
 def add_to(commands: Any) -> None:

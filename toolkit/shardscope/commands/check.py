@@ -16,7 +16,7 @@ from shardscope.commands._table import aligned
 
 if TYPE_CHECKING:
     from shardscope.runtime import Run
-    from shardscope.runtime.check_report import CheckReport
+    from shardscope.runtime.tools.check_report import CheckReport
 
 STEPS = 8
 ROWS = 8
@@ -41,7 +41,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
     steps, arguments.steps = arguments.steps, None  # a job file may have more steps than the check
     job = build_job(arguments)
 
-    from shardscope.runtime.check import check
+    from shardscope.runtime.tools.check import check
 
     on_step = None if arguments.json else _Announcer()
     try:

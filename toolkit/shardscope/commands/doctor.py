@@ -15,7 +15,7 @@ def add_to(commands: Any) -> None:
 
 def carry_out(arguments: argparse.Namespace) -> int:
     """Print the report; return 1 if this machine cannot run jobs."""
-    from shardscope.runtime.doctor import doctor
+    from shardscope.runtime.tools.doctor import doctor
 
     report = doctor()
     print(report.to_json() if arguments.json else report.to_text())

@@ -12,7 +12,7 @@ from shardscope.commands._json import as_json
 from shardscope.commands._runs import add_run_argument, attach
 from shardscope.errors import SpecError
 from shardscope.runlog.files import read_tail
-from shardscope.runtime.status import printable
+from shardscope.runtime.record.status import printable
 
 _MOST_BYTES = 64 * 2**10
 _OF_A_RANK = re.compile(r"^(?:node-(\d+)/)?(?:.*/)?(\d+)/(?:stdout|stderr)\.log$")

@@ -35,7 +35,12 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
     Return 1 if a loss differs.
     """
-    from shardscope.runtime.reproduce import EnvironmentDiffers, differences, first_difference, reproduce
+    from shardscope.runtime.tools.reproduce import (
+        EnvironmentDiffers,
+        differences,
+        first_difference,
+        reproduce,
+    )
 
     earlier = attach(arguments.run, arguments.root)
     found = list(differences(earlier))

@@ -84,9 +84,9 @@ def carry_out(arguments: argparse.Namespace) -> int:
     _refuse_options_of_predict(arguments)
 
     from shardscope.runtime import launch
-    from shardscope.runtime.card import recovery_facts
-    from shardscope.runtime.preflight import preflight
-    from shardscope.runtime.rundir import faults_from
+    from shardscope.runtime.launcher.preflight import preflight
+    from shardscope.runtime.record.card import recovery_facts
+    from shardscope.runtime.record.rundir import faults_from
 
     faults = faults_from(arguments.faults)
     faults.check(job, cluster)

@@ -12,7 +12,7 @@ from shardscope.commands._json import as_json
 from shardscope.commands._runs import ROOT_HELP
 from shardscope.commands._table import aligned
 from shardscope.runlog.figures import FIGURES, figure_text
-from shardscope.runtime.status import printable, state_text
+from shardscope.runtime.record.status import printable, state_text
 from shardscope.spec.job_parts import label_of
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from shardscope.commands._colour import OF_STATE, coloured
 from shardscope.commands._json import as_json
 from shardscope.commands._progress import table
 from shardscope.commands._runs import add_run_argument, attach
-from shardscope.runtime.card import recovery_facts
-from shardscope.runtime.status import printable
+from shardscope.runtime.record.card import recovery_facts
+from shardscope.runtime.record.status import printable
 from shardscope.spec.job_parts import label_of
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from shardscope.analytic.memory import model_states
 from shardscope.conformance.method import MethodConformance
 from shardscope.prediction.traced import traced
 from shardscope.runtime import Run
-from shardscope.runtime.check import check
+from shardscope.runtime.tools.check import check
 from shardscope.spec import Record
 from shardscope.spec.optimizer import Optimizer
 

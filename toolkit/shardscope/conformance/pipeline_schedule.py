@@ -9,7 +9,7 @@ from torch import nn
 from shardscope.analytic.schedules import build
 from shardscope.conformance.method import MethodConformance
 from shardscope.runtime import Run
-from shardscope.runtime.check import check
+from shardscope.runtime.tools.check import check
 from shardscope.spec import Job, Strategy
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope.spec.registry import names, register

@@ -11,7 +11,7 @@ from shardscope.analytic.communication import Traffic
 from shardscope.conformance.method import MethodConformance
 from shardscope.prediction.job import predict_job
 from shardscope.runtime import Run
-from shardscope.runtime.check import check
+from shardscope.runtime.tools.check import check
 from shardscope.spec import Record
 from shardscope.spec.strategy import Strategy
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardscope.errors import ShardscopeError, unknown_name
 from shardscope.runtime import Run, runs
-from shardscope.runtime.launch_prediction import LaunchPrediction
+from shardscope.runtime.record.launch_prediction import LaunchPrediction
 from shardscope.spec.settings import settings_of
 
 if TYPE_CHECKING:

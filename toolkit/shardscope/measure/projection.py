@@ -21,7 +21,7 @@ from shardscope.runlog.schema import Event
 from shardscope.runlog.spans import finished_with_spans
 from shardscope.runlog.steps import WARM_UP_STEPS
 from shardscope.runtime import Run
-from shardscope.runtime.resizable import job_now
+from shardscope.runtime.record.resizable import job_now
 from shardscope.spec import Link
 from shardscope.training.meter import Span
 

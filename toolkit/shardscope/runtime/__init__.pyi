@@ -1,9 +1,9 @@
 from shardscope.runlog.summary import Summary as Summary
 from shardscope.runlog.tail import Tail as Tail
-from shardscope.runtime.driver import launch as launch
-from shardscope.runtime.driver import shut_down as shut_down
-from shardscope.runtime.driver_server import warm_up as warm_up
-from shardscope.runtime.listing import Runs as Runs
-from shardscope.runtime.listing import runs as runs
-from shardscope.runtime.load_job import load_job as load_job
-from shardscope.runtime.run import Run as Run
+from shardscope.runtime.launcher.driver import launch as launch
+from shardscope.runtime.launcher.driver import shut_down as shut_down
+from shardscope.runtime.launcher.driver_server import warm_up as warm_up
+from shardscope.runtime.record.listing import Runs as Runs
+from shardscope.runtime.record.listing import runs as runs
+from shardscope.runtime.record.load_job import load_job as load_job
+from shardscope.runtime.record.run import Run as Run

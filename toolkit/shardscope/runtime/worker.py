@@ -22,15 +22,20 @@ import torch.distributed as dist
 from shardscope.errors import ShardscopeError
 from shardscope.runlog import clock
 from shardscope.runlog.writer import EventWriter
-from shardscope.runtime.control import StopControl, StoreNotes
-from shardscope.runtime.inject import PlanWatch
-from shardscope.runtime.processes import die_with_parent, exit_with_agent, ignore_interrupts, process_started
-from shardscope.runtime.provenance import record
-from shardscope.runtime.restarts import restart_under_torchrun
-from shardscope.runtime.resuming import Resume, announce_resize, newest_of
-from shardscope.runtime.rundir import RunDir, faults_from
-from shardscope.runtime.secondary_failure import is_secondary_failure
-from shardscope.runtime.user_modules import UserModules, make_importable
+from shardscope.runtime.agent.control import StopControl, StoreNotes
+from shardscope.runtime.agent.restarts import restart_under_torchrun
+from shardscope.runtime.agent.resuming import Resume, announce_resize, newest_of
+from shardscope.runtime.agent.user_modules import UserModules, make_importable
+from shardscope.runtime.record.inject import PlanWatch
+from shardscope.runtime.record.processes import (
+    die_with_parent,
+    exit_with_agent,
+    ignore_interrupts,
+    process_started,
+)
+from shardscope.runtime.record.provenance import record
+from shardscope.runtime.record.rundir import RunDir, faults_from
+from shardscope.runtime.record.secondary_failure import is_secondary_failure
 from shardscope.spec import Job
 from shardscope.spec.faults import Faults
 from shardscope.training.context import RankContext, open_rank
@@ -234,7 +239,7 @@ def _read_job(file: Path, *, trust_code: bool) -> Job:
     Raises:
         ShardscopeError: The job cannot be read, or its functions are missing or not trusted.
     """
-    from shardscope.runtime.load_job import load_job
+    from shardscope.runtime.record.load_job import load_job
 
     job = load_job(file, trust_code=trust_code)
     job.require_code()

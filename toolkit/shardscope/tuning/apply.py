@@ -13,7 +13,7 @@ import psutil
 from shardscope.analytic.large_batch import scaled_lr
 from shardscope.errors import DataError, SpecError
 from shardscope.machine import usable_memory_bytes
-from shardscope.runtime.preflight import memory_needed
+from shardscope.runtime.launcher.preflight import memory_needed
 from shardscope.spec import Batch, Compression, Job, LRSchedule, Optimizer
 from shardscope.spec.space import BRANCHES, FORMER_NAMES, Choices, Space, Value, parse_name
 from shardscope.spec.units import gib_text, positive, quantity
@@ -183,7 +183,7 @@ def fault_of(job: Job, params: Mapping[str, Value], equal: str = "samples") -> s
 class MemoryLimit:
     """Memory limit per rank; trials that do not fit are rejected before launch.
 
-    Only jobs whose memory `shardscope.runtime.preflight` can predict are checked; any other job is accepted.
+    Only jobs whose memory `shardscope.runtime.launcher.preflight` can predict are checked; any other job is accepted.
 
     Args:
         bytes_per_rank: Memory that each rank may use, in bytes or as text such as ``"2 GiB"``. None divides the

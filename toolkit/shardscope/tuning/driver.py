@@ -25,9 +25,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from shardscope.errors import LaunchError, RunNotFound, ShardscopeError, SpecError, StudyError
 from shardscope.runtime import launch
-from shardscope.runtime.run import Run
-from shardscope.runtime.rundir import RunDir
-from shardscope.runtime.status import Cause
+from shardscope.runtime.record.run import Run
+from shardscope.runtime.record.rundir import RunDir
+from shardscope.runtime.record.status import Cause
 from shardscope.spec import Job
 from shardscope.spec.space import Value
 from shardscope.tuning import recovery

@@ -13,7 +13,7 @@ from shardscope.runlog.layers import reports_layers
 from shardscope.runlog.reducer import Evaluation, RunLog
 from shardscope.runlog.steps import ALIKE
 from shardscope.runlog.tail import Tail
-from shardscope.runtime.run import Run
+from shardscope.runtime.record.run import Run
 from shardscope.spec import Job
 from shardscope.tuning.objectives import QUALITIES
 

@@ -18,7 +18,7 @@ from optuna.storages import BaseStorage
 
 from shardscope.errors import SpecError, StudyError
 from shardscope.runtime import launch, runs
-from shardscope.runtime.run import Run
+from shardscope.runtime.record.run import Run
 from shardscope.spec import Checkpoint, Job
 from shardscope.tuning.apply import MemoryLimit
 from shardscope.tuning.batch_range import BatchRange, around

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from shardscope.runtime.bar import bar, is_terminal
+from shardscope.runtime.record.bar import bar, is_terminal
 from shardscope.spec.units import bytes_text, duration_text, seconds_text
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from shardscope.errors import LaunchError, StudyError
-from shardscope.runtime.processes import is_alive, process_started
-from shardscope.runtime.rundir import this_host
+from shardscope.runtime.record.processes import is_alive, process_started
+from shardscope.runtime.record.rundir import this_host
 from shardscope.tuning.records import (
     AGAIN,
     DRIVER,

@@ -25,7 +25,7 @@ from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
 
 from shardscope.errors import SpecError, StudyError, quoted, unknown_name
-from shardscope.runtime.run import Run
+from shardscope.runtime.record.run import Run
 from shardscope.spec import Job
 from shardscope.spec.job_parts import label_of
 from shardscope.spec.space import Space

@@ -30,7 +30,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
 from shardscope.errors import SpecError, StudyError
-from shardscope.runtime.rundir import runs_root
+from shardscope.runtime.record.rundir import runs_root
 from shardscope.tuning.definition import Definition
 
 _BLOCK = 1 << 16

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import ipywidgets as widgets
 
-from shardscope.runtime.status import Cause
+from shardscope.runtime.record.status import Cause
 from shardscope.spec.observed import ObservedJob
 from shardscope_widgets.kit.markup import classed, note_html
 from shardscope_widgets.words import plural

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from shardscope.measure.compare.measured import COMMUNICATION, IDLE, StepTime, step_time
 from shardscope.runlog.spans import finished_steps
-from shardscope.runtime.check_report import BOUNDS
+from shardscope.runtime.tools.check_report import BOUNDS
 from shardscope.spec.job import Job
 from shardscope.spec.run_names import run_names
 from shardscope.spec.settings import one_process_baseline

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from shardscope.machine import usable_cores
 from shardscope.runlog.figures import figure_text
 from shardscope.runtime import Run
-from shardscope.runtime.status import Cause
+from shardscope.runtime.record.status import Cause
 from shardscope_widgets.figures._memory_kinds import KIND_NAMES
 from shardscope_widgets.report.entries import Entry, Group
 from shardscope_widgets.words import bytes_text, duration_text, listed, plural, rate_text, three_digits

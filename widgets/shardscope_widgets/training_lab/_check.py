@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardscope.runtime import Run
-    from shardscope.runtime.check_report import CheckReport
+    from shardscope.runtime.tools.check_report import CheckReport
     from shardscope.spec import Job
 
 STEPS = 8
@@ -92,7 +92,7 @@ class CheckPanel:
             self._on_change()
 
     def _check(self, job: Job, root: Path | None) -> None:
-        from shardscope.runtime.check import check
+        from shardscope.runtime.tools.check import check
 
         try:
             self.report = check(job, STEPS, root=root, on_step=self._on_step)

@@ -13,7 +13,7 @@ from shardscope_widgets.training_lab._forecast_words import forecast_text
 from shardscope_widgets.words import safe
 
 if TYPE_CHECKING:
-    from shardscope.runtime.preflight import Preflight
+    from shardscope.runtime.launcher.preflight import Preflight
     from shardscope.spec import Job
     from shardscope.spec.cluster import EmulatedCluster
     from shardscope.spec.job_parts import UserCode
@@ -98,7 +98,7 @@ class Forecast(Background):
             self._start(self._work, name="forecast")
 
     def _work(self) -> None:
-        from shardscope.runtime.preflight import preflight
+        from shardscope.runtime.launcher.preflight import preflight
 
         while (asked := self._next()) is not None:
             self._changed.clear()

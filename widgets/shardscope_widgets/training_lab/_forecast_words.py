@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from shardscope.machine import usable_memory_bytes
 from shardscope.prediction.job_view import beside_peak
-from shardscope.runtime.preflight import about
+from shardscope.runtime.launcher.preflight import about
 from shardscope_widgets.words import bytes_text
 
 if TYPE_CHECKING:
     from shardscope.analytic.terms import Term
     from shardscope.prediction.job import JobPrediction
-    from shardscope.runtime.preflight import Preflight
+    from shardscope.runtime.launcher.preflight import Preflight
 
 _BUBBLE = "the pipeline's bubble"
 _PARTS = {

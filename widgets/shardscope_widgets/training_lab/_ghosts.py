@@ -39,7 +39,7 @@ class Ghosts(Background):
             self._start(self._work, new, name="ghosts")
 
     def _work(self, runs: Sequence[Run]) -> None:
-        from shardscope.runtime.preflight import preflight_of
+        from shardscope.runtime.launcher.preflight import preflight_of
 
         for run in runs:
             self._tried.add(run.id)

@@ -20,8 +20,8 @@ from shardscope_widgets.trace import Trace
 if TYPE_CHECKING:
     from shardscope.runlog.summary import Summary
     from shardscope.runtime import Run
-    from shardscope.runtime.launch_prediction import LaunchPrediction
-    from shardscope.runtime.listing import Skipped
+    from shardscope.runtime.record.launch_prediction import LaunchPrediction
+    from shardscope.runtime.record.listing import Skipped
     from shardscope.spec.cluster import EmulatedCluster
 
 
@@ -119,7 +119,7 @@ class RunBook:
     def find(self) -> bool:
         """Update `entries` and `skipped` from the runs on disk; return whether either has changed."""
         from shardscope.runtime import runs
-        from shardscope.runtime.listing import note_on
+        from shardscope.runtime.record.listing import note_on
 
         before = (list(self.entries), self.skipped, self.groups)
         found = runs(self.root, all=self.shows_tools)
@@ -203,6 +203,6 @@ class RunBook:
 
 
 def _skipped(run: Run, error: Exception) -> Skipped:
-    from shardscope.runtime.listing import Skipped
+    from shardscope.runtime.record.listing import Skipped
 
     return Skipped(run.id, f"{type(error).__name__}: {error}")

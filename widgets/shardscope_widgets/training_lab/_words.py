@@ -6,7 +6,7 @@ from shardscope.errors import RunFailed, ShardscopeError
 from shardscope.machine import usable_cores
 from shardscope.measure.compare_runs.view import ADVICE, DIVERGED
 from shardscope.runlog.figures import FIGURES, figure_text
-from shardscope.runtime.status import Cause
+from shardscope.runtime.record.status import Cause
 from shardscope.spec import Job, Strategy, registry
 from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.models import MODELS

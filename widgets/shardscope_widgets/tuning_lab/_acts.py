@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardscope.errors import StudyError
-from shardscope.runtime.run import Run
+from shardscope.runtime.record.run import Run
 from shardscope.spec import Job
 from shardscope.tuning.records import AGAIN, ORIGIN, to_study
 from shardscope.tuning.session import StudySession

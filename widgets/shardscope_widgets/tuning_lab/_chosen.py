@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as widgets
 
 from shardscope.runlog.summary import summarise
-from shardscope.runtime.run import Run
+from shardscope.runtime.record.run import Run
 from shardscope.spec import Job
 from shardscope_widgets.figures import _collectives, theme
 from shardscope_widgets.figures._curves import loss_info

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from shardscope.errors import ShardscopeError
 from shardscope.measure.projection import Projector
-from shardscope.runtime.run import Run
+from shardscope.runtime.record.run import Run
 from shardscope.spec import Link
 from shardscope_widgets.figures._trials import TrialInfo, with_front
 

@@ -9,7 +9,7 @@ from typing import Any
 import optuna
 
 from shardscope.errors import SpecError, StudyError
-from shardscope.runtime.run import Run
+from shardscope.runtime.record.run import Run
 from shardscope.tuning.apply import apply
 from shardscope.tuning.measured import TrialMetrics
 from shardscope.tuning.records import NOT_BEGUN, TrialRecord

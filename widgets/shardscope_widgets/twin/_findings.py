@@ -17,7 +17,7 @@ from shardscope.runlog.schema import Event
 from shardscope.runlog.spans import finished_steps
 from shardscope.runlog.step_events import StepEvents
 from shardscope.runlog.steps import WARM_UP_STEPS, step_end
-from shardscope.runtime.preflight import preflight, preflight_of
+from shardscope.runtime.launcher.preflight import preflight, preflight_of
 from shardscope.spec.observed import ObservedJob
 from shardscope_widgets.figures._ghosts import GhostPart, ghost_of
 

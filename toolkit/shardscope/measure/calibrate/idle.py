@@ -17,7 +17,7 @@ from shardscope.machine import usable_cores
 
 _PROGRAM = """\
 import json, sys
-from shardscope.runtime.transport_speed import measure
+from shardscope.runtime.tools.transport_speed import measure
 for _ in range(3):
     for ranks in (2, 4, 8):
         speeds = measure(ranks, pause_s=0.005 if ranks > float(sys.argv[1]) else 0.0)

@@ -11,8 +11,8 @@ from shardscope.measure.compare.traffic import after_warm_up
 from shardscope.prediction.job import JobPrediction
 from shardscope.runlog.spans import finished_steps
 from shardscope.runtime import Run
-from shardscope.runtime.preflight import preflight
-from shardscope.runtime.resizable import job_now
+from shardscope.runtime.launcher.preflight import preflight
+from shardscope.runtime.record.resizable import job_now
 from shardscope.spec.observed import ObservedJob
 
 PARTS = ("passes", "optimizer", "codec", "communication", "rest")

@@ -13,7 +13,7 @@ from shardscope.measure.compare.parts import time_rows
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.observed import ObservedPrediction
 from shardscope.runtime import Run
-from shardscope.runtime.launch_prediction import LaunchPrediction
+from shardscope.runtime.record.launch_prediction import LaunchPrediction
 
 _SAME = 1e-3
 """Relative difference up to which a step time that is predicted again is the recorded one."""

@@ -27,10 +27,10 @@ from shardscope.runlog.resizes import sizes_text
 from shardscope.runlog.schema import Event
 from shardscope.runlog.spans import finished_steps
 from shardscope.runtime import Run
-from shardscope.runtime.launch_prediction import LaunchPrediction
-from shardscope.runtime.preflight import preflight, preflight_of
-from shardscope.runtime.resizable import job_now
-from shardscope.runtime.status import Cause
+from shardscope.runtime.launcher.preflight import preflight, preflight_of
+from shardscope.runtime.record.launch_prediction import LaunchPrediction
+from shardscope.runtime.record.resizable import job_now
+from shardscope.runtime.record.status import Cause
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.observed import ObservedJob
 from shardscope.spec.units import plural

@@ -29,8 +29,8 @@ from shardscope.prediction.job import JobPrediction
 from shardscope.runlog.schema import OBSERVING, Event
 from shardscope.runlog.spans import finished_steps
 from shardscope.runtime import Run
-from shardscope.runtime.preflight import preflight
-from shardscope.runtime.resizable import job_now
+from shardscope.runtime.launcher.preflight import preflight
+from shardscope.runtime.record.resizable import job_now
 from shardscope.spec import Job
 
 LEAST_LOSS = 0.1

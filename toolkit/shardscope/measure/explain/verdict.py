@@ -9,7 +9,7 @@ from shardscope.measure.explain.losses import losses
 from shardscope.measure.explain.of_run import measured_step
 from shardscope.runlog.steps import WARM_UP_STEPS, StepKinds
 from shardscope.runtime import Run
-from shardscope.runtime.preflight import preflight
+from shardscope.runtime.launcher.preflight import preflight
 
 
 class Verdict(NamedTuple):

@@ -21,17 +21,17 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from shardscope.errors import LaunchError
-from shardscope.runtime.agent import Agent
+from shardscope.runtime.agent.agent import Agent
+from shardscope.runtime.agent.failure import Ending, describe_failure, describe_lost_forkserver
+from shardscope.runtime.agent.replicas import ReplicaMemory
+from shardscope.runtime.agent.restarts import ResumePoint
 from shardscope.runtime.emulated import node as nodes
 from shardscope.runtime.emulated.link_faults import LinkFaults
 from shardscope.runtime.emulated.network import EmulatedNetwork
 from shardscope.runtime.emulated.node import NodeResult
-from shardscope.runtime.failure import Ending, describe_failure, describe_lost_forkserver
-from shardscope.runtime.processes import kill_descendants
-from shardscope.runtime.replicas import ReplicaMemory
-from shardscope.runtime.restarts import ResumePoint
-from shardscope.runtime.rundir import RunDir
-from shardscope.runtime.status import Cause
+from shardscope.runtime.record.processes import kill_descendants
+from shardscope.runtime.record.rundir import RunDir
+from shardscope.runtime.record.status import Cause
 from shardscope.spec import Job
 
 _POLL_S = 0.05

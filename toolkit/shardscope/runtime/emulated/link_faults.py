@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Self
 
 from shardscope.runtime.emulated.network import INTERFACE, EmulatedNetwork
-from shardscope.runtime.inject import PlanWatch
-from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.record.inject import PlanWatch
+from shardscope.runtime.record.rundir import RunDir
 from shardscope.spec.fault_kinds import DropLink
 
 

@@ -29,11 +29,11 @@ from shardscope._compat import (
     started_processes,
 )
 from shardscope.runtime import worker
+from shardscope.runtime.agent.failure import BY_AGENT
+from shardscope.runtime.agent.left_behind import Left, LeftBehind, living
 from shardscope.runtime.emulated.network import EmulatedNetwork, on_interface
-from shardscope.runtime.failure import BY_AGENT
-from shardscope.runtime.left_behind import Left, LeftBehind, living
-from shardscope.runtime.processes import die_with_parent, end_ranks_of, ignore_interrupts
-from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.record.processes import die_with_parent, end_ranks_of, ignore_interrupts
+from shardscope.runtime.record.rundir import RunDir
 from shardscope.training.emulation import Emulation
 
 PORT = 29_400

@@ -18,7 +18,7 @@ from shardscope.runtime.export.trackers import write_mlflow, write_tensorboard, 
 from shardscope.runtime.export.weights import write_pt, write_safetensors
 
 if TYPE_CHECKING:
-    from shardscope.runtime.run import Run
+    from shardscope.runtime.record.run import Run
 
 FORMATS: Mapping[str, tuple[Callable[[Run, str | Path], str], str]] = {
     "parquet": (write_parquet, "a folder of tables: steps, spans, traffic"),

@@ -30,7 +30,7 @@ from shardscope.runlog.steps import WARM_UP_STEPS
 from shardscope.runlog.trace_nodes import Call, ComputeSpan, nodes_of, without
 
 if TYPE_CHECKING:
-    from shardscope.runtime.run import Run
+    from shardscope.runtime.record.run import Run
 
 _PASSES = frozenset({"forward", "backward"})
 _BETWEEN_STAGES = frozenset({"send", "recv"})

@@ -9,7 +9,7 @@ from shardscope.errors import SpecError
 from shardscope.runlog.chrome_trace import write_trace
 
 if TYPE_CHECKING:
-    from shardscope.runtime.run import Run
+    from shardscope.runtime.record.run import Run
 
 
 def write_chrome_trace(run: Run, path: str | Path) -> str:

@@ -10,7 +10,7 @@ from shardscope.runtime.export._library import missing
 if TYPE_CHECKING:
     import pandas as pd
 
-    from shardscope.runtime.run import Run
+    from shardscope.runtime.record.run import Run
 
 _COUNTS = ["payload_bytes", "sent_bytes", "received_bytes", "messages", "calls"]
 

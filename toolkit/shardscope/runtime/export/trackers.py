@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shardscope.runtime.export._library import library
 
 if TYPE_CHECKING:
-    from shardscope.runtime.run import Run
+    from shardscope.runtime.record.run import Run
 
 PROJECT = "shardscope"
 """Name of the project or experiment to which runs are exported."""

@@ -10,7 +10,7 @@ from shardscope.errors import SpecError
 from shardscope.runtime.export._library import library
 
 if TYPE_CHECKING:
-    from shardscope.runtime.run import Run
+    from shardscope.runtime.record.run import Run
 
 
 def write_pt(run: Run, path: str | Path) -> str:

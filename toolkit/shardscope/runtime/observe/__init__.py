@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardscope.runtime.run import Run
+from shardscope.runtime.record.run import Run
 from shardscope.spec import Record
 
 if TYPE_CHECKING:

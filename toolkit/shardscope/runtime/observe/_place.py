@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from shardscope.errors import LaunchError
-from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.record.rundir import RunDir
 from shardscope.training import clock
 
 _SHARE_S = 300.0

@@ -24,7 +24,6 @@ from shardscope.errors import LaunchError, ShardscopeError, SpecError, quoted
 from shardscope.runlog import clock
 from shardscope.runlog.tail import Tail
 from shardscope.runlog.writer import EventWriter
-from shardscope.runtime import provenance
 from shardscope.runtime.observe._collectives import CollectiveMeter
 from shardscope.runtime.observe._describe import Seen, known_parameters
 from shardscope.runtime.observe._loop import Loop
@@ -32,11 +31,12 @@ from shardscope.runtime.observe._marks import Marks
 from shardscope.runtime.observe._optimizers import inside
 from shardscope.runtime.observe._place import Place, has_group, share
 from shardscope.runtime.observe._recorder import StepRecorder, held_by
-from shardscope.runtime.processes import process_started
-from shardscope.runtime.run import Run
-from shardscope.runtime.rundir import RunDir, runs_root
-from shardscope.runtime.secondary_failure import is_secondary_failure
-from shardscope.runtime.status import Cause, Status
+from shardscope.runtime.record import provenance
+from shardscope.runtime.record.processes import process_started
+from shardscope.runtime.record.run import Run
+from shardscope.runtime.record.rundir import RunDir, runs_root
+from shardscope.runtime.record.secondary_failure import is_secondary_failure
+from shardscope.runtime.record.status import Cause, Status
 from shardscope.spec import Record
 from shardscope.spec.job_parts import label_of
 from shardscope.training.memory import MemoryWatch, Storages

@@ -19,8 +19,8 @@ class Transport(Protocol):
 
     Messages are matched by their sender and tag, and may be posted in any order and from several threads. A send has
     finished when its tensor may be changed. Waiting for a rank that has ended, or for too long, raises a `RuntimeError`
-    that `shardscope.runtime.secondary_failure` recognises; a rank that has waited for too long also ends the waits of
-    the ranks that wait for it.
+    that `shardscope.runtime.record.secondary_failure` recognises; a rank that has waited for too long also ends the
+    waits of the ranks that wait for it.
 
     Collectives are the methods of `dist.ProcessGroup` of the same names, such as `allreduce`.
     """

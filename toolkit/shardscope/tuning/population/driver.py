@@ -17,7 +17,7 @@ from typing import Any
 
 from shardscope.errors import SpecError
 from shardscope.runtime import Run
-from shardscope.runtime.rundir import runs_root
+from shardscope.runtime.record.rundir import runs_root
 from shardscope.spec import Job
 from shardscope.spec import space as spec
 from shardscope.spec._base import Spec

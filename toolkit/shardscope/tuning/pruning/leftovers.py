@@ -14,7 +14,7 @@ from pathlib import Path
 
 from optuna.trial import FrozenTrial, TrialState
 
-from shardscope.runtime.rundir import this_host
+from shardscope.runtime.record.rundir import this_host
 from shardscope.tuning.pruning.halving import Paused
 from shardscope.tuning.records import DRIVER, RETRY_OF, RUN, not_counted
 from shardscope.tuning.recovery import LOST, is_among, successors

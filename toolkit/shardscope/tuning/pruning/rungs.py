@@ -19,8 +19,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from shardscope.errors import LaunchError, RunNotFound
 from shardscope.runtime import launch
-from shardscope.runtime.run import Run
-from shardscope.runtime.rundir import this_host
+from shardscope.runtime.record.run import Run
+from shardscope.runtime.record.rundir import this_host
 from shardscope.spec import Job
 from shardscope.spec.space import Value
 from shardscope.tuning import recovery

@@ -1,0 +1,92 @@
+"""Notices ranks that have ended in mid-training, and those that they leave behind.
+
+Elastic notices a rank that ends with an error, and ends the others: with SIGTERM, which a stopped process does not
+receive, and after half a minute with SIGKILL. It waits forever for the result of a rank that ends without an error,
+as a library does that calls `os._exit(0)`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+import psutil
+
+from shardscope.runlog.tail import of_last_attempt, read_events
+from shardscope.runtime.record.rundir import RunDir
+
+_PATIENCE_S = 3.0
+"""How long ranks may outlive one that has ended in mid-training, in seconds: they write why they fail as well."""
+
+
+class Left(Enum):
+    """Whether ranks have ended in mid-training for too long."""
+
+    NONE = 0
+    SOME = 1
+    ALL = 2
+
+
+@dataclass
+class LeftBehind:
+    """Watches the ranks of a run, of which it is told at each look.
+
+    Attributes:
+        run: The run directory, whose events say whether a rank had finished training.
+        earlier: Pids of the ranks of earlier attempts; those that have finished training are added.
+    """
+
+    run: RunDir
+    earlier: set[int]
+    _ended: dict[int, float] = field(default_factory=dict)
+    """When each rank was first seen to have ended."""
+    _told: bool = False
+    """Whether it has said that ranks are left behind; those are killed then, after which all have ended."""
+
+    def look(self, ranks: Mapping[int, int | None]) -> Left:
+        """Return whether some or all ranks have ended in mid-training, and long ago; `SOME` is said only once.
+
+        If all have ended, but some of them with an error, the answer is `NONE`: elastic is about to say which.
+
+        Args:
+            ranks: Pids of all ranks that have been started, with their exit codes as far as elastic knows them.
+        """
+        if self._told:
+            return Left.NONE
+        pids, now = ranks.keys() - self.earlier, time.monotonic()
+        for pid in filter(_has_ended, pids - self._ended.keys()):
+            self._ended[pid] = now
+        late = {pid for pid in pids & self._ended.keys() if now - self._ended[pid] > _PATIENCE_S}
+        if late:  # only now, because this reads the events of the run
+            self.earlier |= late - self.unfinished().keys()
+        if late <= self.earlier:
+            return Left.NONE
+        left = pids - self.earlier
+        if left <= self._ended.keys():
+            return Left.ALL if all(ranks[pid] == 0 for pid in left) else Left.NONE
+        self._told = True
+        return Left.SOME
+
+    def unfinished(self) -> dict[int, int]:
+        """Return the ranks of this attempt that have not finished training, by pid."""
+        of_rank: dict[int, int] = {}
+        for event in of_last_attempt(read_events(self.run.path)):
+            if event["event"] == "process":
+                of_rank[event["rank"]] = event["pid"]
+            elif event["event"] == "end":
+                of_rank.pop(event["rank"], None)
+        return {pid: rank for rank, pid in of_rank.items()}
+
+
+def living(ranks: Iterable[int]) -> set[int]:
+    """Return the pids of those of these ranks that have not ended."""
+    return {pid for pid in ranks if not _has_ended(pid)}
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -1,0 +1,60 @@
+"""How an agent takes a request for another number of ranks, after the ranks of the last number have ended.
+
+    Run.resize ── control/resize ──▶ ranks save their state and end ──▶ agent takes the request, starts the next
+
+The ranks end as if they had been asked to stop, so the agent decides: a request to stop comes first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+from shardscope.runlog.files import OutOfReach, read_text
+from shardscope.runlog.tail import read_events
+from shardscope.runtime.agent.failure import Ending
+from shardscope.runtime.record.rundir import RunDir
+from shardscope.runtime.record.status import Cause
+from shardscope.spec import Job
+from shardscope.spec.units import plural
+
+
+def cannot_start(run: RunDir, ending: Ending) -> bool:
+    """Return whether the ranks of a resized run have failed before their first step, so that the former ones go on."""
+    is_over = (
+        ending.cause in (Cause.REQUESTED, Cause.DIRECTORY_GONE, Cause.DRIVER_ENDED)
+        or run.stop_request.exists()
+    )
+    if ending.state != "failed" or is_over:
+        return False
+    kinds = [event["event"] for event in read_events(run.path)]
+    newest = max((place for place, kind in enumerate(kinds) if kind == "process"), default=0)
+    return "step" not in kinds[newest:]
+
+
+def next_size(run: RunDir, job: Job, world_size: int, ending: Ending) -> int | None:
+    """Return the number of ranks that go on after `ending`; None if the run is over. Take the request for them.
+
+    Args:
+        run: Directory of the run.
+        job: The job as it was launched.
+        world_size: The last number of ranks.
+        ending: How these ranks ended.
+    """
+    was_asked = ending.state == "stopped" and ending.cause is Cause.REQUESTED
+    if not was_asked or run.stop_request.exists() or not run.resize_request.exists():
+        return None
+    taken = run.resize_request.with_name("resizing")
+    run.resize_request.rename(taken)  # a newer request is for the next ranks
+    run.stop_at.unlink(missing_ok=True)
+    size = world_size
+    try:
+        size = job.at_size(int(read_text(taken))).world_size
+    except (ValueError, OSError, OutOfReach) as error:  # not written by `Run.resize`, which checks it
+        print(
+            f"the run goes on with {plural(size, 'rank')}, because control/resize is not valid: {error}",
+            file=sys.stderr,
+        )
+    with contextlib.suppress(FileNotFoundError):
+        taken.unlink()
+    return size

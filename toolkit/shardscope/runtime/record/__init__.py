@@ -1,0 +1,1 @@
+"""A run: its directory, its state, and what it has recorded."""

@@ -1,0 +1,149 @@
+"""The step time that was predicted for a run when it was launched, in `prediction.json` of its directory.
+
+With it are the constants of that moment, so that the same prediction can be made again, in all its parts, after another
+calibration or in another process; and the load of the machine at the launch and at the end of the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardscope.calibration.calibration import Interval
+from shardscope.calibration.host_calibration import HostCalibration
+from shardscope.errors import RunUnreadable, ShardscopeError
+from shardscope.machine import usable_cores
+
+if TYPE_CHECKING:
+    from shardscope.prediction.job import JobPrediction
+    from shardscope.runtime.record.rundir import RunDir
+
+FILE = "prediction.json"
+_SCHEMA = 2
+
+
+class LaunchPrediction(NamedTuple):
+    """A step time predicted before the run started.
+
+    Attributes:
+        step_time_s: The step time, in seconds.
+        interval: Its 90 % interval, in seconds; None if unknown.
+        constants: Where the constants came from, such as ``this machine, calibrated on 2026-11-26``.
+        is_calibrated: Whether the constants were measured by `ss.calibrate` instead of shipped with Shardscope.
+        load: Load average of the machine at the launch; predictions are for a machine without other work.
+        load_at_end: Load average at the end of the run, with its own ranks; None before, and if unknown.
+        cores: Number of cores of the machine; None in runs of earlier versions.
+        calibration: The constants; None in runs of earlier versions.
+        speed: Speed of the machine relative to the one on which `calibration` was measured: FLOP/s and memory
+            bandwidth.
+    """
+
+    step_time_s: float
+    interval: Interval | None
+    constants: str
+    is_calibrated: bool
+    load: float = 0.0
+    load_at_end: float | None = None
+    cores: float | None = None
+    calibration: HostCalibration | None = None
+    speed: tuple[float, float] = (1.0, 1.0)
+
+    @classmethod
+    def of(cls, prediction: JobPrediction) -> LaunchPrediction | None:
+        """Return what a prediction says; None if it has no step time."""
+        from shardscope.prediction.rates import relative_speed
+
+        seconds, host = prediction.step_time_s, prediction.host
+        if seconds is None or host is None:
+            return None
+        return cls(
+            float(seconds), prediction.interval, host.label, prediction.is_calibrated,
+            calibration=host, speed=relative_speed(host),
+        )  # fmt: skip
+
+    def write(self, run: RunDir) -> None:
+        """Write the file of a run that is being launched now."""
+        found = self._replace(load=_load() or 0.0, cores=usable_cores())._asdict()
+        found["calibration"] = None if self.calibration is None else json.loads(self.calibration.to_json())
+        run.write_json(FILE, {"schema": _SCHEMA, **found})
+
+    @staticmethod
+    def write_end(run: RunDir) -> None:
+        """Add the load of the machine to the file of a run that ends now, if it has one."""
+        with suppress(OSError, RunUnreadable, ValueError, TypeError):  # must not change how the run ends
+            run.write_json(FILE, {**run.read_json(FILE), "load_at_end": _load()})
+
+    @classmethod
+    def of_run(cls, run: RunDir) -> LaunchPrediction | None:
+        """Return the prediction of a run; None if none was recorded, or if the file is damaged."""
+        try:
+            found: Any = run.read_json(FILE)
+            ends, seconds = found["interval"], float(found["step_time_s"])
+            if not 0 < seconds < inf:
+                return None
+            at_end, cores = found.get("load_at_end"), found.get("cores")
+            flops, bandwidth = map(float, found.get("speed", (1.0, 1.0)))
+            return cls(
+                seconds,
+                None if ends is None else Interval(*map(float, ends)),
+                str(found["constants"]),
+                bool(found["is_calibrated"]),
+                float(found["load"]),
+                None if at_end is None else float(at_end),
+                None if cores is None else float(cores),
+                _calibration(found.get("calibration")) if 0 < flops < inf and 0 < bandwidth < inf else None,
+                (flops, bandwidth),
+            )
+        except (RunUnreadable, TypeError, KeyError, ValueError, AttributeError):
+            return None
+
+    @property
+    def constants_here(self) -> HostCalibration | None:
+        """The constants of the launch, to predict with here as then: a machine's cores are not timed anew."""
+        from shardscope.prediction.rates import relative_speed
+
+        host = self.calibration
+        if host is None:
+            return None
+        now = relative_speed(host)
+        yardsticks = {
+            "numpy_flops": host.numpy_flops * now.flops / self.speed[0],
+            "numpy_bandwidth": host.numpy_bandwidth * now.bandwidth / self.speed[1],
+        }
+        return host.model_copy(update=yardsticks)
+
+    def conditions(self, num_ranks: int) -> str:
+        """Return a sentence that says when and with which constants this was predicted, and how busy the machine was.
+
+        Args:
+            num_ranks: Number of ranks of the run, which are part of the load at its end.
+        """
+        at_end = "" if self.load_at_end is None else f", {self.load_at_end:.1f} at the end of the run"
+        cores = "" if self.cores is None else f" on {self.cores:g} cores"
+        text = f"Predicted at the launch, with constants of {self.constants}; load {self.load:.1f}{cores} then{at_end}."
+        if self.busy_load(num_ranks):
+            text += " Other programs kept the machine busy, which makes steps slower than predicted."
+        return text
+
+    def busy_load(self, num_ranks: int) -> float:
+        """Return the load of the machine at the end if it is larger than that of one run; else 0."""
+        return load if (load := self.load_at_end or 0.0) >= num_ranks + 1 else 0.0
+
+
+def _load() -> float | None:
+    with suppress(OSError):  # unobtainable in some containers
+        return os.getloadavg()[0]
+    return None
+
+
+def _calibration(fields: Any) -> HostCalibration | None:
+    """Return recorded constants; None if there are none that this version can predict with."""
+    if fields is None:
+        return None
+    try:
+        return HostCalibration.from_fields(fields)
+    except ShardscopeError:
+        return None

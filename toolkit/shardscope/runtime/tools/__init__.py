@@ -1,0 +1,1 @@
+"""What runs other runs to answer a question: `check`, `doctor`, `reproduce`, and the speeds of the transports."""
