@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import re
 import subprocess
 import sys
+import tokenize
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -74,7 +76,7 @@ WITHOUT_TORCH = (
     "simulator",
 )
 TOP_FOLDERS = {"toolkit", "notebooks", "widgets", "tests", "binder"}
-LONGEST_FILE = 500
+LONG_FILE = 400
 
 
 @cache
@@ -226,9 +228,34 @@ def test_only_the_agreed_folders_lie_at_the_top() -> None:
     assert {folder for folder in folders if not folder.startswith(".")} <= TOP_FOLDERS
 
 
-def test_no_source_file_is_longer_than_a_reader_can_hold() -> None:
-    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in python_files()}
-    assert {name: length for name, length in lengths.items() if length > LONGEST_FILE} == {}
+def test_a_long_source_file_says_why_it_is_not_two() -> None:
+    for path in (
+        path for path in python_files() if {"toolkit", "widgets"} & set(path.relative_to(ROOT).parts)
+    ):
+        source = path.read_text()
+        if lines_of_code(source) > LONG_FILE:
+            assert "# Long because " in source, f"{path.relative_to(ROOT)} has over {LONG_FILE} lines of code"
+
+
+def lines_of_code(source: str) -> int:
+    """Lines that are not blank, comments or docstrings; of a short file, all lines."""
+    if source.count("\n") <= LONG_FILE:
+        return source.count("\n")
+    texts = {
+        line
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    code = (
+        token
+        for token in tokens
+        if token.type in (tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP)
+    )
+    return len({line for token in code for line in range(token.start[0], token.end[0] + 1)} - texts)
 
 
 def test_notebooks_are_committed_without_results() -> None:
@@ -251,7 +278,8 @@ def test_the_licence_is_apache() -> None:
 
 
 def test_versions_agree() -> None:
-    assert project()["version"] == shardscope.__version__
+    assert project()["dynamic"] == ["version"]  # read from _version.py
+    assert f"version: {shardscope.__version__}" in (ROOT / "CITATION.cff").read_text()
     assert f"## [{shardscope.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 

@@ -49,7 +49,7 @@ class Server:
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
             is_warm = process.ppid() == self.process.pid and any(
-                "runtime.warm" in part for part in process.cmdline()
+                "launcher.warm" in part for part in process.cmdline()
             )
             if process.environ().get("SHARDSCOPE_RUNS") == str(self.runs) and not is_warm:
                 return " ".join(process.cmdline())

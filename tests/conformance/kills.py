@@ -181,7 +181,7 @@ class Kernel:
         if plan.victim == "kernel":
             return kernel
         server = next(
-            (each for each in kernel.children() if "runtime.server" in " ".join(each.cmdline())), None
+            (each for each in kernel.children() if "launcher.server" in " ".join(each.cmdline())), None
         )
         if plan.victim == "server" or server is None:
             return server
@@ -228,7 +228,7 @@ class Kernel:
 
     def _left(self, victim: str) -> list[str]:
         """Processes that should have ended; the kernel and its server go on if they were not killed."""
-        stays = [] if victim == "kernel" else [KERNEL] if victim == "server" else [KERNEL, "runtime.server"]
+        stays = [] if victim == "kernel" else [KERNEL] if victim == "server" else [KERNEL, "launcher.server"]
         deadline = time.monotonic() + WITHIN_S
         while True:
             left = []

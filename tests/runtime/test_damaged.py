@@ -190,7 +190,7 @@ def test_a_directory_of_any_name_is_listed_or_named_among_those_skipped(name: st
 
 
 def test_a_forged_status_gets_no_other_process_killed(bad: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardscope.runtime.record.steering._KILL_AFTER_S", 0.0)
+    monkeypatch.setattr("shardscope.runtime.record.run._KILL_AFTER_S", 0.0)
     with subprocess.Popen(["sleep", "60"]) as victim:
         RunDir(bad).write_status("running", pid=victim.pid, process_started=process_started(victim.pid))
         ss.Run.attach(bad).stop(grace_s=0.0)
@@ -202,7 +202,7 @@ def test_a_forged_status_gets_no_other_process_killed(bad: Path, monkeypatch: py
 def test_a_linked_folder_leads_nothing_out_of_the_directory(
     folder: str, bad: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardscope.runtime.record.steering._KILL_AFTER_S", 0.0)
+    monkeypatch.setattr("shardscope.runtime.record.run._KILL_AFTER_S", 0.0)
     outside = tmp_path / "outside"
     outside.mkdir()
     shutil.rmtree(bad / folder)

@@ -17,7 +17,7 @@ from torch import nn
 import shardscope as ss
 from conformance.runs import small_job
 from shardscope.runlog.writer import EventWriter
-from shardscope.runtime.agent.agent import worker
+from shardscope.runtime import worker
 from shardscope.runtime.record.rundir import RunDir
 
 

@@ -245,7 +245,7 @@ def _resources() -> dict[str, int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="semaphores are files on Linux only")
 def test_stopping_a_frozen_agent_leaves_no_semaphore(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardscope.runtime.record.steering._KILL_AFTER_S", 0.5)
+    monkeypatch.setattr("shardscope.runtime.record.run._KILL_AFTER_S", 0.5)
     run = ss.launch(endless_job())
     rank_pids(run)
     processes, held = family(run), semaphores(agent_pid(run))

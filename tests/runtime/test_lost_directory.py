@@ -84,7 +84,7 @@ def test_stopping_ends_it(lose: Callable[[ss.Run], None]) -> None:
 def test_an_agent_that_is_frozen_is_ended_by_stop_without_its_directory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("shardscope.runtime.record.steering._KILL_AFTER_S", 0.5)
+    monkeypatch.setattr("shardscope.runtime.record.run._KILL_AFTER_S", 0.5)
     run, processes = running()
     freeze(processes[:1])
     delete(run)

@@ -11,7 +11,7 @@ import pytest
 import shardscope as ss
 from conformance.emulated import needs_namespaces
 from conformance.runs import losses, small_job
-from shardscope.runtime.agent.agent import replicas
+from shardscope.runtime.agent import replicas
 
 pytestmark = pytest.mark.slow
 WITHIN_S = 120

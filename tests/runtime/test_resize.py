@@ -101,7 +101,7 @@ def test_new_ranks_go_on_from_the_copies_in_memory_and_stop_knows_all_processes(
     assert [(event["before"], event["world_size"]) for event in run.events("resize")] == [(2, 4)]
     known: list[tuple[int, object]] = []
     monkeypatch.setattr(
-        "shardscope.runtime.record.steering.end_run", lambda _agent, ranks, _patience: known.extend(ranks)
+        "shardscope.runtime.record.run.end_run", lambda _agent, ranks, _patience: known.extend(ranks)
     )
     run.stop()
     assert len({pid for pid, _ in known}) == 6

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 
 import shardscope as ss
-from shardscope.runtime.agent.agent import agent
+from shardscope.runtime.agent import agent
 from shardscope.runtime.launcher.server import Server
 from shardscope.runtime.record.processes import process_started
 from shardscope.runtime.record.rundir import RunDir

@@ -17,7 +17,7 @@ import shardscope as ss
 from conformance.emulated import needs_namespaces
 from conformance.runs import acting_module, all_gone, rank_pids, small_job
 from shardscope.runlog.writer import EventWriter
-from shardscope.runtime.agent.agent import left_behind
+from shardscope.runtime.agent import left_behind
 from shardscope.runtime.agent.left_behind import Left, LeftBehind, living
 from shardscope.runtime.record.rundir import RunDir
 

@@ -17,7 +17,7 @@ from torch import nn
 
 import shardscope as ss
 from conformance.runs import agent_pid, all_gone, endless_job, family, freeze, rank_pids, wait_for
-from shardscope.runtime.record import steering
+from shardscope.runtime.record import run as runs_module
 from shardscope.runtime.record.processes import process_started
 
 
@@ -105,7 +105,7 @@ def test_a_run_whose_agent_had_to_be_killed_was_stopped_and_did_not_fail() -> No
 
 
 def test_an_agent_that_still_writes_a_checkpoint_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steering, "_KILL_AFTER_S", 1.0)
+    monkeypatch.setattr(runs_module, "_KILL_AFTER_S", 1.0)
     run = ss.launch(endless_job())
     *_, agent = agent_and_ranks(run)
     freeze([agent])

@@ -21,7 +21,6 @@ from shardscope.runlog.schema import Event
 from shardscope.runlog.spans import finished_with_spans
 from shardscope.runlog.steps import WARM_UP_STEPS
 from shardscope.runtime import Run
-from shardscope.runtime.record.resizable import job_now
 from shardscope.spec import Link
 from shardscope.training.meter import Span
 
@@ -75,7 +74,7 @@ class Projector:
         self.run = run
         events = run.events()
         backend = next((event["backend"] for event in events if event["event"] == "start"), "")
-        self._wire = Wire(job_now(run), backend)  # without a start event, the check for steps below fails
+        self._wire = Wire(run.resized_job, backend)  # without a start event, the check for steps below fails
         self._steps = list(_measured(events, run.job.world_size))
         if not self._steps:
             raise SpecError(

@@ -12,7 +12,6 @@ from shardscope.prediction.job import JobPrediction
 from shardscope.runlog.spans import finished_steps
 from shardscope.runtime import Run
 from shardscope.runtime.launcher.preflight import preflight
-from shardscope.runtime.record.resizable import job_now
 from shardscope.spec.observed import ObservedJob
 
 PARTS = ("passes", "optimizer", "codec", "communication", "rest")
@@ -40,7 +39,7 @@ def observed(run: Run) -> Observed:
     """
     if isinstance(run.job, ObservedJob):
         raise SpecError(f"runs contains {run.id!r}, whose step time is not predicted; give runs of ss.launch")
-    prediction = preflight(job_now(run), run.cluster).prediction
+    prediction = preflight(run.resized_job, run.cluster).prediction
     if prediction is None or prediction.time is None:
         raise SpecError(f"runs contains {run.id!r}, whose step time cannot be predicted; leave it out")
     if run.job.link is not None:

@@ -29,7 +29,6 @@ from shardscope.runlog.spans import finished_steps
 from shardscope.runtime import Run
 from shardscope.runtime.launcher.preflight import preflight, preflight_of
 from shardscope.runtime.record.launch_prediction import LaunchPrediction
-from shardscope.runtime.record.resizable import job_now
 from shardscope.runtime.record.status import Cause
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.observed import ObservedJob
@@ -128,7 +127,7 @@ def _compared(
         launched: What was predicted at the launch of the run, if `prediction` is this one.
         newer: A prediction with newer constants, to show beside it.
     """
-    job, steps = job_now(run), _finished(run, events)
+    job, steps = run.resized_job, _finished(run, events)
     if prediction.job.world_size != job.world_size:
         raise SpecError(
             f"prediction is for {plural(prediction.job.world_size, 'rank')}, but run {run.id} has {job.world_size}; "
@@ -182,7 +181,7 @@ def _predicted(
     if isinstance(run.job, ObservedJob):
         return predict(run.job) if cluster is None else predict(run.job, cluster)
     constants = None if launched is None else launched.constants_here
-    found = predict(job_now(run), cluster or run.cluster, calibration=constants or calibration)
+    found = predict(run.resized_job, cluster or run.cluster, calibration=constants or calibration)
     if launched is not None and constants is not None:
         return replace(found, is_calibrated=launched.is_calibrated)
     return found
@@ -219,7 +218,7 @@ def comparison_or_reason(run: Run, prediction: JobPrediction | None = None) -> C
         if prediction is None:
             return _OWN_FUNCTIONS if run.job.user_functions else _NOT_PREDICTED
         is_outdated = launched is not None and launched.is_outdated
-        newer = preflight(job_now(run), run.cluster).prediction if is_outdated else None
+        newer = preflight(run.resized_job, run.cluster).prediction if is_outdated else None
         return _compared(run, run.events(), prediction, launched, newer)
     except ShardscopeError as error:
         return str(error)

@@ -30,7 +30,6 @@ from shardscope.runlog.schema import OBSERVING, Event
 from shardscope.runlog.spans import finished_steps
 from shardscope.runtime import Run
 from shardscope.runtime.launcher.preflight import preflight
-from shardscope.runtime.record.resizable import job_now
 from shardscope.spec import Job
 
 LEAST_LOSS = 0.1
@@ -83,7 +82,7 @@ def explain(run: Run | str | Path, *, root: str | Path | None = None) -> Explana
 
 def explain_events(run: Run, events: Sequence[Event]) -> Explanation:
     """Explain a run from its newest events; see `explain`."""
-    job = job_now(run)
+    job = run.resized_job
     prediction = preflight(job, run.cluster, launched=run.predicted).prediction
     step = measured_step(events, job, prediction, cores=_cores(run))
     if step is None:

@@ -14,7 +14,6 @@ from shardscope.prediction.job import JobPrediction, predict_job
 from shardscope.prediction.traced import Traced, traced
 from shardscope.runtime.launcher.driver_server import trace_on_server
 from shardscope.runtime.record.launch_prediction import LaunchPrediction
-from shardscope.runtime.record.resizable import job_now
 from shardscope.spec import Job
 from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.data import DATA
@@ -160,7 +159,7 @@ def preflight_of(run: Run) -> Preflight:
 
     Runs without recorded constants, such as those of earlier versions, are predicted with those of today.
     """
-    return preflight(job_now(run), run.cluster, launched=run.predicted)
+    return preflight(run.resized_job, run.cluster, launched=run.predicted)
 
 
 class AtLaunch(NamedTuple):

@@ -6,21 +6,16 @@ These may change after the launch, and are not part of the job: two runs of one 
 
 from __future__ import annotations
 
-import shutil
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from shardscope.errors import RunUnreadable, SpecError, quoted
 from shardscope.runlog.files import read_json
-from shardscope.runtime.record.launch_prediction import LaunchPrediction
-from shardscope.runtime.record.run_part import RunPart
-from shardscope.spec.job_parts import label_of
 
 if TYPE_CHECKING:
-    from shardscope.runlog.summary import Summary
-    from shardscope.spec.faults import Faults
+    pass
 
 FILE = "about.json"
 _LONGEST = {"group": 80, "note": 2000, "baseline": 255, "made_by": 80}
@@ -78,88 +73,3 @@ def _read(file: Path, _version: tuple[int, int, int]) -> About:
         return About.checked(**texts)
     except SpecError:
         return About()
-
-
-class Described(RunPart):
-    """The part of a `Run` that reads and changes the small files beside its job, and deletes the run."""
-
-    @property
-    def group(self) -> str:
-        """Group of the run: the one given at its launch or set here, else model and data.
-
-        Only runs of one group share a plot in the labs. Setting it to None or an empty string groups the run by model
-        and data again.
-        """
-        return read_about(self._dir.path).group or f"{label_of(self.job.model)} on {label_of(self.job.data)}"
-
-    @group.setter
-    def group(self, name: str | None) -> None:
-        self._write_about(group=name)
-
-    @property
-    def note(self) -> str:
-        """Your note on the run; empty if there is none. Stored in the run directory, beside the job."""
-        return read_about(self._dir.path).note
-
-    @note.setter
-    def note(self, text: str | None) -> None:
-        self._write_about(note=text)
-
-    @property
-    def baseline(self) -> str | None:
-        """Id of the run that this run is compared with, such as the one whose suggested change it tries; else None."""
-        return read_about(self._dir.path).baseline or None
-
-    @baseline.setter
-    def baseline(self, run_id: str | None) -> None:
-        self._write_about(baseline=run_id)
-
-    @property
-    def made_by(self) -> str | None:
-        """Name of the tool that launched the run for a measurement of its own, such as ``check``; None for yours."""
-        return read_about(self._dir.path).made_by or None
-
-    @property
-    def faults(self) -> Faults:
-        """The plan of faults that the run was launched with; empty if it has none."""
-        return self._dir.read_faults()
-
-    @property
-    def predicted(self) -> LaunchPrediction | None:
-        """The step time predicted when the run was launched; None if it was not, as on GPUs or for one's own model."""
-        return LaunchPrediction.of_run(self._dir)
-
-    @property
-    def stored_summary(self) -> Summary | None:
-        """Summary that was written when the run ended, without reading the events; None if there is none.
-
-        `Run.summary` computes it from the events.
-        """
-        return self._dir.read_summary()
-
-    def _write_about(self, **changes: str | None) -> None:
-        """Change fields of `about.json`.
-
-        Raises:
-            RunUnreadable: The run directory cannot be written.
-        """
-        new = asdict(About.checked(**changes))
-        about = replace(read_about(self._dir.path), **{name: new[name] for name in changes})
-        try:
-            self._dir.write_json(FILE, about.fields())
-        except OSError as error:
-            raise RunUnreadable(f"run {self.id} cannot be changed: {error.strerror}") from None
-
-    def delete(self) -> None:
-        """Delete the run directory with all that the run has recorded; this cannot be undone.
-
-        Raises:
-            SpecError: The run has not ended.
-            RunUnreadable: The directory cannot be deleted.
-        """
-        if self.is_alive:
-            raise SpecError(f"run {self.id} has not ended; stop it with run.stop(), then delete it")
-        try:
-            shutil.rmtree(self._dir.path)
-        except OSError as error:
-            raise RunUnreadable(f"run {self.id} cannot be deleted: {error.strerror}") from None

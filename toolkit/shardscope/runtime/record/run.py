@@ -7,28 +7,33 @@ A `Run` does not depend on the process that launched it. After a page reload, in
 from __future__ import annotations
 
 import contextlib
+import shutil
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from shardscope.errors import RunFailed, RunUnreadable, SpecError, quoted
+from shardscope.errors import RunFailed, RunUnreadable, ShardscopeError, SpecError, quoted
+from shardscope.methods.strategies.pipeline import Pipeline
 from shardscope.runlog.files import read_tail
 from shardscope.runlog.layers import Layers, layers_of, reports_layers
 from shardscope.runlog.reducer import RunLog
 from shardscope.runlog.summary import Summary, summarise
-from shardscope.runlog.tail import Event, Tail, of_last_attempt, select
+from shardscope.runlog.tail import Event, Tail, first_events, of_last_attempt, read_events, select
 from shardscope.runtime.launcher.driver_server import driver
-from shardscope.runtime.record.about import Described
-from shardscope.runtime.record.processes import is_alive
-from shardscope.runtime.record.resizable import Resizable
+from shardscope.runtime.record.about import FILE as ABOUT
+from shardscope.runtime.record.about import About, read_about
+from shardscope.runtime.record.inject import inject
+from shardscope.runtime.record.launch_prediction import LaunchPrediction
+from shardscope.runtime.record.processes import end_run, is_alive
 from shardscope.runtime.record.rundir import ROOT_VARIABLE, RunDir, find, holds_run, this_host
 from shardscope.runtime.record.secondary_failure import is_secondary_failure
 from shardscope.runtime.record.status import FINAL_STATES, Cause, Status, printable
-from shardscope.runtime.record.steering import Steered
 from shardscope.spec import Job
+from shardscope.spec.job_parts import label_of
 from shardscope.spec.observed import ObservedJob
 from shardscope.spec.units import plural
 
@@ -39,9 +44,17 @@ if TYPE_CHECKING:
     from shardscope.runlog.step_events import StepEvents
     from shardscope.runtime.record.provenance import Provenance
     from shardscope.spec.cluster import EmulatedCluster
+    from shardscope.spec.faults import Faults
+
+_POLL_S = 0.02
+_START_S = 120.0
+"""Seconds that `stop` waits for a run that is still starting."""
+_KILL_AFTER_S = 10.0
+"""Seconds that an agent may take to write the final status after the grace period, or after writing a checkpoint."""
 
 
-class Run(Described, Steered, Resizable):
+# Long because it is one class, with all that users can do with a run.
+class Run:
     """One run of a job. Returned by `launch`, `runs` and `Run.attach`."""
 
     def __init__(self, directory: RunDir, job: Job | None = None) -> None:
@@ -292,6 +305,262 @@ class Run(Described, Steered, Resizable):
 
     def _last_step(self) -> int:
         return max((event["step"] for event in self.events("step")), default=0)
+
+    # What is said about the run.
+
+    @property
+    def group(self) -> str:
+        """Group of the run: the one given at its launch or set here, else model and data.
+
+        Only runs of one group share a plot in the labs. Setting it to None or an empty string groups the run by model
+        and data again.
+        """
+        return read_about(self._dir.path).group or f"{label_of(self.job.model)} on {label_of(self.job.data)}"
+
+    @group.setter
+    def group(self, name: str | None) -> None:
+        self._write_about(group=name)
+
+    @property
+    def note(self) -> str:
+        """Your note on the run; empty if there is none. Stored in the run directory, beside the job."""
+        return read_about(self._dir.path).note
+
+    @note.setter
+    def note(self, text: str | None) -> None:
+        self._write_about(note=text)
+
+    @property
+    def baseline(self) -> str | None:
+        """Id of the run that this run is compared with, such as the one whose suggested change it tries; else None."""
+        return read_about(self._dir.path).baseline or None
+
+    @baseline.setter
+    def baseline(self, run_id: str | None) -> None:
+        self._write_about(baseline=run_id)
+
+    @property
+    def made_by(self) -> str | None:
+        """Name of the tool that launched the run for a measurement of its own, such as ``check``; None for yours."""
+        return read_about(self._dir.path).made_by or None
+
+    @property
+    def faults(self) -> Faults:
+        """The plan of faults that the run was launched with; empty if it has none."""
+        return self._dir.read_faults()
+
+    @property
+    def predicted(self) -> LaunchPrediction | None:
+        """The step time predicted when the run was launched; None if it was not, as on GPUs or for one's own model."""
+        return LaunchPrediction.of_run(self._dir)
+
+    @property
+    def stored_summary(self) -> Summary | None:
+        """Summary that was written when the run ended, without reading the events; None if there is none.
+
+        `Run.summary` computes it from the events.
+        """
+        return self._dir.read_summary()
+
+    def _write_about(self, **changes: str | None) -> None:
+        """Change fields of `about.json`.
+
+        Raises:
+            RunUnreadable: The run directory cannot be written.
+        """
+        new = asdict(About.checked(**changes))
+        about = replace(read_about(self._dir.path), **{name: new[name] for name in changes})
+        try:
+            self._dir.write_json(ABOUT, about.fields())
+        except OSError as error:
+            raise RunUnreadable(f"run {self.id} cannot be changed: {error.strerror}") from None
+
+    def delete(self) -> None:
+        """Delete the run directory with all that the run has recorded; this cannot be undone.
+
+        Raises:
+            SpecError: The run has not ended.
+            RunUnreadable: The directory cannot be deleted.
+        """
+        if self.is_alive:
+            raise SpecError(f"run {self.id} has not ended; stop it with run.stop(), then delete it")
+        try:
+            shutil.rmtree(self._dir.path)
+        except OSError as error:
+            raise RunUnreadable(f"run {self.id} cannot be deleted: {error.strerror}") from None
+
+    # Waiting for the run, stopping and changing it, from any process: requests are files in its directory.
+
+    def wait(self, timeout: float | None = None) -> Self:
+        """Wait until the run has ended.
+
+        Args:
+            timeout: Seconds to wait; None waits indefinitely.
+
+        Raises:
+            RunFailed: A rank failed; the message names rank, step and strategy and includes the rank's traceback.
+            TimeoutError: The run has not ended in time; it keeps running.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.is_alive:
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"run {self.id} has not ended within {timeout:g} s; it keeps running, and run.stop() ends it"
+                )
+            time.sleep(_POLL_S)
+        error = self.error
+        if error is not None:
+            raise error
+        return self
+
+    def stop(self, grace_s: float = 5.0) -> Self:
+        """Stop the run at the end of the current step, or kill it after `grace_s` seconds.
+
+        Returns when the run has ended and neither its agent nor its ranks are running on this machine. If it had
+        already ended, only ranks that outlived it are killed. An elastic run whose newest state is in memory writes it
+        to the disk first, which takes longer if it is large. Two kinds of run may still be running when this returns,
+        and stop as soon as they see the request: a run on another machine that has not stopped within ten seconds after
+        `grace_s`, and a run whose agent has not started within two minutes.
+
+        Raises:
+            SpecError: The run is an observed training loop, which only its own script can end.
+        """
+        if self.is_alive and isinstance(self.job, ObservedJob):
+            raise SpecError(
+                f"run {self.id} records a training script (ss.observe), so it cannot be stopped from here; end the "
+                "script"
+            )
+        if self.is_alive:
+            self._ask_to_stop(grace_s)
+        self._see_out(0.0 if self.is_alive else _KILL_AFTER_S)
+        return self
+
+    def _ask_to_stop(self, grace_s: float) -> None:
+        """Write the stop request, and wait until the run has ended or its agent has exceeded its time limit."""
+        with contextlib.suppress(
+            OSError
+        ):  # without a request, the run is killed below; if the directory is missing, the agent ends the run
+            self._dir.request_stop(grace_s)
+        deadline, written = time.monotonic() + grace_s + _KILL_AFTER_S, 0
+        while self.is_alive and (time.monotonic() < deadline + _START_S * (self.state == "starting")):
+            time.sleep(
+                _POLL_S
+            )  # while the run is starting there is no agent yet; the agent finds the request once it has started
+            before, written = written, self._dir.unfinished_bytes()
+            if written > before:  # the agent of an elastic run copies the state from memory to the disk
+                deadline = max(deadline, time.monotonic() + _KILL_AFTER_S)
+
+    def inject(self, faults: Faults | str) -> Self:
+        """Carry out more faults in this run, which must be running; `launch` takes those that are known beforehand.
+
+        A fault whose step has passed is carried out before the next step. The ranks notice it within a tenth of a
+        second.
+
+        Args:
+            faults: The faults, such as ``ss.Faults().kill(rank=1, step=40)``, or their text.
+
+        Raises:
+            SpecError: The run has ended, or is an observed training loop. Or a fault cannot occur in it on its current
+                number of ranks, or is at a time instead of a step.
+
+        Example:
+            >>> run.inject("kill rank=1 step=40")  # doctest: +SKIP
+        """
+        if isinstance(self.job, ObservedJob):
+            raise SpecError(
+                f"run {self.id} records a training script (ss.observe), which carries out no faults; launch a job"
+            )
+        if not self.is_alive:
+            raise SpecError(f"run {self.id} has ended ({self.state}); inject faults while it is running")
+        inject(self._dir, self.resized_job, self._dir.read_cluster(), faults)
+        return self
+
+    @property
+    def newest_checkpoint(self) -> int | None:
+        """Step of the newest complete checkpoint of this run; None if it has none."""
+        return max(self._dir.saved_steps(), default=None)
+
+    def approve(self, step: int) -> None:
+        """Let a run launched with ``gated=True`` continue past its evaluation at `step`.
+
+        Raises:
+            SpecError: The run was launched without ``gated=True``.
+        """
+        if not self._dir.approval.exists():
+            raise SpecError(f"run {self.id} does not wait for approval; launch it with gated=True")
+        self._dir.approve(index(step))
+
+    def _see_out(self, patience_s: float) -> None:
+        """Wait until the run's processes have ended; after `patience_s` seconds, kill the agent and its ranks."""
+        status = self._last_status
+        if status is None or status.host != this_host():
+            return  # the run's processes are on another machine
+        if status.state == "starting" or status.cause is Cause.NOT_STARTED:
+            return  # the recorded process is the launch server
+        is_first = (
+            not status.restarts and not self._is_elastic()
+        )  # else each rank may have had other processes
+        started = first_events(self.path) if is_first else read_events(self.path, kind="process")
+        ranks = [(event["pid"], event["started"]) for event in started if "started" in event]
+        end_run((status.pid, status.process_started), ranks, patience_s)
+
+    def _is_elastic(self) -> bool:
+        try:
+            return getattr(self.job, "elastic", None) is not None
+        except ShardscopeError:  # the run directory is gone
+            return False
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks that train now, or that took the last step of a run that has ended."""
+        return self.reduced().world_size
+
+    @property
+    def resized_job(self) -> Job:
+        """The job on the current number of ranks (`Job.at_size`); the job itself, unless the run was resized."""
+        return self.job if self.job.elastic is None else self.job.at_size(self.world_size)
+
+    def resize(self, world_size: int) -> Self:
+        """Go on with another number of ranks after the step in progress, and return at once.
+
+        The ranks save a checkpoint (with `Recovery.replica_every`, a copy in memory) and end; `world_size` new ranks
+        load it, with model, optimizer and data divided anew, and take the next step, so no step is lost. Only if the
+        copy turns out to be damaged, the steps since the newest checkpoint are repeated, and the event `resume` says
+        why. If the new ranks cannot start, the former number goes on, and the event `restart` says why. A later call
+        replaces an earlier one that no rank has seen. A run that reaches its last step first ends as
+        it would without this call.
+
+        Raises:
+            SpecError: The job is not elastic or cannot train on this number of ranks, the run has ended, or its ranks
+                were started by torchrun, where nodes join and leave instead.
+            RunUnreadable: The run directory cannot be written.
+
+        Example:
+            >>> run = ss.launch(ss.Job(model="mlp", data="digits", world_size=2, elastic="2:4"))  # doctest: +SKIP
+            >>> run.resize(4).wait().summary().world_sizes  # doctest: +SKIP
+            '2 → 4'
+        """
+        job = self.job.at_size(
+            index(world_size)
+        )  # raises SpecError if the job does not suit the number of ranks
+        if isinstance(job.strategy, Pipeline):
+            for event in self.events("pipeline_layers")[-1:]:  # which only ranks know of a user's model
+                job.strategy.check_depth(event["count"], job.world_size, of="the model")
+        if not self.is_alive:
+            raise SpecError(
+                f"run {self.id} has ended; resume it with another number of ranks: "
+                f"ss.launch(run.job.at_size({world_size}), resume=run)"
+            )
+        if self._dir.by_torchrun.exists():
+            raise SpecError(
+                f"the ranks of run {self.id} were started by torchrun; start it on more nodes, or end it on some, "
+                "instead of calling resize"
+            )
+        try:
+            self._dir.request_resize(world_size)
+        except OSError as error:
+            raise RunUnreadable(f"run {self.id} cannot be resized: {error.strerror}") from None
+        return self
 
     # Data of the run.
 
