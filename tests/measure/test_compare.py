@@ -228,7 +228,9 @@ def test_on_a_cluster_terms_without_a_counterpart_are_noted() -> None:
     ]
     events = [{"event": "start", "rank": rank} for rank in (0, 1)] + [row | {"event": "step"} for row in rows]
     events = [event | REST for event in events]
-    run: Any = Mock(spec=ss.Run, id="r", name="r", job=job, cluster=None, events=lambda: events)
+    run: Any = Mock(
+        spec=ss.Run, id="r", name="r", job=job, resized_job=job, cluster=None, events=lambda: events
+    )
     found = compare(run, CLUSTER)
     assert found.where == CLUSTER.name
     step = found["time", "step"]
@@ -268,6 +270,7 @@ def test_a_run_is_laid_beside_a_prediction_for_the_device_on_which_it_ran(
             id="r",
             name="r",
             job=job,
+            resized_job=job,
             cluster=None,
             predicted=None,
             events=lambda events=events: events,
@@ -282,7 +285,7 @@ def test_a_run_is_laid_beside_a_prediction_for_the_device_on_which_it_ran(
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path, ran: Run) -> None:
-    empty: Any = Mock(spec=ss.Run, id="too-early", job=ran.job, events=list)
+    empty: Any = Mock(spec=ss.Run, id="too-early", job=ran.job, resized_job=ran.job, events=list)
     with pytest.raises(ss.RunUnreadable, match="too-early has nothing to compare.*wait for a step"):
         compare(empty)
     with pytest.raises(ss.SpecError, match=r"prediction is for 1 rank,.*ss.predict"):

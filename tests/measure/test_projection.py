@@ -111,7 +111,7 @@ def test_what_cannot_be_projected_is_refused() -> None:
 
 def test_a_run_that_was_stopped_before_its_first_event_is_refused_in_a_sentence() -> None:
     job = small_job(steps=2)
-    run = SimpleNamespace(id="early", job=job, events=list)
+    run = SimpleNamespace(id="early", job=job, resized_job=job, events=list)
     with pytest.raises(ss.SpecError, match="run early has no step with recorded spans"):
         Projector(run)  # type: ignore[arg-type]
 
