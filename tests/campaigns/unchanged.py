@@ -1,18 +1,26 @@
-"""What a redesign must leave as it is: losses to the bit, bytes and messages, and the JSON of a set of jobs.
+"""What a redesign must leave as it is: numbers, texts, JSON, HTML, options and public names.
 
     PYTHONPATH=tests python tests/campaigns/unchanged.py --record FILE    # at the commit before
     PYTHONPATH=tests python tests/campaigns/unchanged.py --against FILE   # at every commit after
 
-Every strategy, compressor, optimizer and learning-rate schedule trains a few steps, at 1, 2 or 3 ranks. Losses are
-compared to the bit on the machine that recorded them. JSON that was recorded must still describe the same job. What was
-not recorded, such as a method that has come since, is not compared; what has gone is a difference.
-Exit code 1 if anything differs.
+Parts (`--only losses,predictions,...` chooses some):
+    losses       real training: losses to the bit, bytes and messages, JSON of the jobs
+    predictions  seeded layouts and jobs predicted, simulated and planned: every number within a relative 1e-12
+    results      text and HTML of every kind of result, and the command line's `--json` and help
+    public       public names with signatures and members, what imports load, files of the wheel by room
+
+Runs that results describe are trained once, by `--record`, and are part of FILE; `--against` reads the same ones, so
+that measured times are equal to the last digit. "This machine" is predicted with the calibration that ships. Compare on
+the machine that recorded. What was not recorded, such as a method that has come since, is not compared; what has gone
+is a difference. One line per difference; exit code 1 if there is any.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -20,94 +28,79 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import shardscope as ss
-from shardscope.spec.registry import names
+import _unchanged_losses
+import _unchanged_predictions
+import _unchanged_public
+import _unchanged_results
+from _unchanged_tools import differences, pin_this_machine
 
-_BASE = {"model": "mlp", "data": "digits", "world_size": 3, "batch": 48, "steps": 6, "seed": 3}
-_STRATEGIES = (
-    "single", "all-reduce", "ring", "ring:2", "tree", "hierarchical", "parameter-server", "gossip", "zero-1", "zero-2",
-    "zero-3", "zero-3:backend", "pipeline", "pipeline:gpipe", "pipeline:interleaved", "pipeline:zero-bubble",
-    "pipeline:zbv", "pipeline:dualpipev",
-)  # fmt: skip
-_NEEDS: dict[str, dict[str, Any]] = {
-    "dgc": {"optimizer": "sgd"},
-    "onebit-adam": {"optimizer": "adamw", "steps": 9},
-    "onebit-lamb": {"optimizer": "lamb", "steps": 9},
+PARTS = {
+    "losses": _unchanged_losses.record,
+    "predictions": _unchanged_predictions.record,
+    "results": _unchanged_results.record,
+    "public": _unchanged_public.record,
 }
-"""Of compressors that do not go with the base."""
-_SHAPES: tuple[dict[str, Any], ...] = (
-    {"name": "linear", "warmup_steps": 2}, {"name": "sqrt", "warmup_steps": 2}, {"name": "polynomial", "power": 3.0},
-    {"name": "cosine", "final_ratio": 0.1}, {"name": "exponential"},
-)  # fmt: skip
 
 
-def _jobs() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each job by name, as the fields that describe it."""
-    for strategy in _STRATEGIES:
-        alone = {"world_size": 1} if strategy == "single" else {}
-        even = {"world_size": 2} if strategy.startswith(("hierarchical", "pipeline")) else {}
-        yield f"strategy {strategy}", {**_BASE, "strategy": strategy, **alone, **even}
-    for optimizer in names(ss.Optimizer):
-        for strategy in ("ring", "zero-1", "zero-3"):
-            yield f"optimizer {optimizer} {strategy}", {**_BASE, "strategy": strategy, "optimizer": optimizer}
-    for compression in names(ss.Compression):
-        if compression != "none":
-            fields = {"strategy": "ring", "compression": compression, **_NEEDS.get(compression, {})}
-            yield f"compression {compression}", {**_BASE, **fields}
-    for shape in _SHAPES:
-        yield f"schedule {shape['name']}", {**_BASE, "strategy": "all-reduce", "lr_schedule": shape}
+def _compared(part: str, before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
+    """Yield the differences of one part, one line each."""
+    for name, value in before.items():
+        if name not in after:
+            yield f"{part}: {name}: is no more"
+        elif part == "losses":
+            yield from (
+                f"{part}: {name}: {fault}" for fault in _unchanged_losses.differences(value, after[name])
+            )
+        else:
+            yield from (f"{part}: {name}{fault}" for fault in differences(value, after[name]))
 
 
-def _outcome(fields: dict[str, Any], root: Path) -> dict[str, Any]:
-    """What training a job comes to."""
-    try:
-        job = ss.Job.from_fields(fields)
-        run = ss.launch(job, root=root).wait(120)
-    except ss.ShardscopeError as error:
-        return {"error": str(error)}
-    steps = run.events("step")
-    return {
-        "job": json.loads(job.to_json()),
-        "losses": [[event["rank"], event["step"], event["loss"], event["lr"]] for event in steps],
-        "traffic": [[event["rank"], event["step"], event["traffic"]] for event in steps],
-    }
-
-
-def _differences(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
-    if "error" in before or "error" in after:
-        if before != after:
-            yield f"was {before.get('error', 'trained')!r}, is {after.get('error', 'trained')!r}"
-        return
-    for part in ("losses", "traffic"):
-        if sorted(map(json.dumps, before[part])) != sorted(map(json.dumps, after[part])):
-            yield f"{part} differ"
-    if ss.Job.from_fields(before["job"]) != ss.Job.from_fields(after["job"]):
-        yield "the recorded JSON describes another job"
+def _clean(root: Path) -> None:
+    """Set what results depend on besides the code: folders, the saved calibration, the width of a terminal."""
+    (root / "cache").mkdir(mode=0o700)
+    os.environ.update(
+        SHARDSCOPE_CACHE=str(root / "cache"), SHARDSCOPE_RUNS=str(root / "none"), COLUMNS="100", NO_COLOR="1"
+    )
+    os.environ.pop("SHARDSCOPE_CACHE_LIMIT", None)
+    pin_this_machine(root / "cache")
 
 
 def main() -> int:
     """Record or compare; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--record", type=Path)
-    parser.add_argument("--against", type=Path)
-    parser.add_argument("--only", default="", help="names that begin so")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--record", type=Path, metavar="FILE")
+    parser.add_argument("--against", type=Path, metavar="FILE")
+    parser.add_argument("--only", default=",".join(PARTS), metavar="PART,...", help="parts, by default all")
     options = parser.parse_args()
+    if bool(options.record) == bool(options.against):
+        parser.error("give either --record or --against")
+    parts = options.only.split(",")
+    if unknown := [part for part in parts if part not in PARTS]:
+        parser.error(f"--only {unknown[0]}: use {', '.join(PARTS)}")
+    before = json.loads(gzip.decompress(options.against.read_bytes())) if options.against else {}
     root = Path(tempfile.mkdtemp(prefix="shardscope-unchanged-"))
     try:
-        found = {name: _outcome(job, root) for name, job in _jobs() if name.startswith(options.only)}
+        _clean(root)
+        if "results" in parts:
+            stored = before.get("runs") or _unchanged_results.train(root / "runs")
+            before["runs"] = stored
+            _unchanged_results.unpack(stored, root / "runs")
+        found = {part: PARTS[part](root) for part in parts}
     finally:
         shutil.rmtree(root, ignore_errors=True)
     if options.record:
-        options.record.write_text(json.dumps(found, indent=0))
-    if not options.against:
+        text = json.dumps({**found, "runs": before.get("runs")})
+        options.record.write_bytes(gzip.compress(text.encode()))
+        print(", ".join(f"{part}: {len(found[part])}" for part in parts))
         return 0
-    before = json.loads(options.against.read_text())
-    recorded = [name for name in before if name.startswith(options.only)]
-    faults = [f"{name}: is no more" for name in recorded if name not in found]
-    both = [name for name in recorded if name in found]
-    faults += [f"{name}: {fault}" for name in both for fault in _differences(before[name], found[name])]
+    found = json.loads(json.dumps(found))
+    faults = [fault for part in parts for fault in _compared(part, before.get(part, {}), found[part])]
     print("\n".join(faults))
-    print(f"{len(both)} jobs, {len(found) - len(both)} that were not recorded, {len(faults)} differences")
+    print(
+        ", ".join(f"{part}: {len(before.get(part, {}))}" for part in parts) + f"; {len(faults)} differences"
+    )
     return 1 if faults else 0
 
 
