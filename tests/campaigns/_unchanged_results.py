@@ -141,7 +141,7 @@ def _results(runs: Path) -> dict[str, Callable[[], Any]]:
         "space": lambda: ss.Space(_SPACE), "model": lambda: ss.Model.of("mixtral-8x7b"),
     }  # fmt: skip
     for name in _RUNS:
-        found[f"run {name}"] = lambda path=runs / name: ss.Run(path)
+        found[f"run {name}"] = lambda path=runs / name: ss.Run.attach(path)
         found[f"comparison of run {name}"] = lambda path=runs / name: ss.compare(path)
         found[f"explanation of run {name}"] = lambda path=runs / name: ss.explain(path)
     return found
