@@ -30,9 +30,11 @@ _RUNS: dict[str, dict[str, Any]] = {
     "zero-3": {**_GPT, "strategy": "zero-3", "record": {"spans_first": 4}},
     "pipeline": {**_GPT, "strategy": "pipeline:1f1b", "record": {"spans_first": 4}},
     "emulated": {**_MLP, "strategy": "ring"},
+    "recovered": {**_MLP, "strategy": "ring", "steps": 30, "checkpoint": {"every": 5}, "recovery": 1},
     "failed": {**_MLP, "strategy": "ring"},
 }
-_SPACE = {"lr": (1e-3, 1e-1, "log")}
+_KILLED = ("recovered", "failed")
+_SPACE = ss.Space({"optimizer[adamw].lr": (1e-3, 1e-1, "log")})
 _AGO = re.compile(r"\b\d+ ?(?:s|seconds?|min|minutes?|h|hours?|days?) ago\b")
 _TIMES = re.compile(r"\d[\d.,]*(?:e[+-]?\d+)?")
 
@@ -42,14 +44,15 @@ def train(root: Path) -> str:
     root.mkdir()
     for name, fields in _RUNS.items():
         cluster = ss.Cluster.emulated(2, "100 Mbit/s", "1 ms") if name == "emulated" else None
-        faults = ss.Faults().kill(rank=1, step=3) if name == "failed" else None
-        run = ss.launch(ss.Job(**fields, name=name), cluster, root=root, faults=faults)
+        faults = ss.Faults().kill(rank=1, step=18 if name == "recovered" else 3)
+        run = ss.launch(
+            ss.Job(**fields, name=name), cluster, root=root, faults=faults if name in _KILLED else None
+        )
         with contextlib.suppress(ss.RunFailed):
             run.wait(120)
         shutil.move(run.path, root / name)
     job = ss.Job(**_MLP, strategy="ring")
-    space = ss.Space({"optimizer[adamw].lr": (1e-3, 1e-1, "log")})
-    ss.train_population(job.replace(steps=8), space, members=2, intervals=2, folder=root / "population")
+    ss.train_population(job.replace(steps=8), _SPACE, members=2, intervals=2, folder=root / "population")
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:xz") as archive:
         archive.add(root, arcname=".")
@@ -103,7 +106,7 @@ def _shape(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _shape(each) for key, each in value.items()}
     if isinstance(value, list):
-        return [_shape(each) for each in value]
+        return [_shape(each) for each in value if not _is_of_git(each)]
     return (
         _TIMES.sub("N", value)
         if isinstance(value, str)
@@ -111,6 +114,24 @@ def _shape(value: Any) -> Any:
         if type(value) in {int, float}
         else value
     )
+
+
+def _is_of_git(value: Any) -> bool:
+    """Whether a sentence says how this checkout differs from that of a stored run."""
+    return isinstance(value, str) and ("working directory" in value or "git commit" in value)
+
+
+def _measured(root: Path) -> dict[str, Callable[[], Any]]:
+    """Return the kinds of results that can only be measured anew."""
+    job = ss.Job(**_MLP, strategy="ring")
+    batches = ss.PowersOfTwo(low=16, high=32)
+    swept = {"batches": batches, "optimizers": ("sgd",), "factors": (1.0,), "seeds": (0,), "progress": False}
+    return {
+        "check report": lambda: ss.check(job, root=root / "checks"),
+        "batch sweep": lambda: ss.batch_sweep(job, **swept, root=root / "sweep"),
+        "learning-rate range": lambda: ss.lr_range_test(job, steps=20, root=root / "range"),
+        "scaling": lambda: ss.scaling(job, (1, 2), root=root / "scaling"),
+    }
 
 
 def _results(runs: Path) -> dict[str, Callable[[], Any]]:
@@ -134,14 +155,14 @@ def _results(runs: Path) -> dict[str, Callable[[], Any]]:
         "accuracy of all": lambda: ss.accuracy(runs, all=True),
         "comparison of runs": lambda: ss.compare_runs([runs / "ring", runs / "all-reduce", runs / "emulated"]),
         "comparison of two": lambda: ss.compare_runs([runs / "ring", runs / "zero-3"]),
-        "goodput": lambda: ss.goodput(runs / "all-reduce", mtbf_s=3600, steps=1000, every=10),
+        "goodput": lambda: ss.goodput(runs / "recovered", mtbf_s=3600, steps=1000, every=10),
         "jitter": lambda: ss.jitter(runs / "ring"),
         "population": lambda: ss.Population(runs / "population"),
         "job": lambda: mlp, "layout": lambda: layout, "cluster": lambda: h100,
-        "space": lambda: ss.Space(_SPACE), "model": lambda: ss.Model.of("mixtral-8x7b"),
+        "space": lambda: _SPACE, "model": lambda: ss.Model.of("mixtral-8x7b"),
     }  # fmt: skip
     for name in _RUNS:
-        found[f"run {name}"] = lambda path=runs / name: ss.Run(path)
+        found[f"run {name}"] = lambda path=runs / name: ss.Run.attach(path)
         found[f"comparison of run {name}"] = lambda path=runs / name: ss.compare(path)
         found[f"explanation of run {name}"] = lambda path=runs / name: ss.explain(path)
     return found
@@ -150,7 +171,7 @@ def _results(runs: Path) -> dict[str, Callable[[], Any]]:
 _COMMANDS: tuple[str, ...] = (
     "runs --root {runs}", "runs --all --root {runs}", "accuracy --root {runs}", "accuracy --by model --root {runs}",
     "compare {runs}/ring {runs}/all-reduce", "predict llama-3-8b h100 --nodes 2 --data 8 --tensor 2 --global-batch 64",
-    "simulate llama-3-8b h100 --nodes 2 --data 8 --tensor 2 --global-batch 64",
+    "simulate llama-3-8b --cluster h100 --nodes 2 --data 8 --tensor 2 --global-batch 64",
     "plan llama-3-8b h100 --nodes 2 --global-batch 64 --top 4 --fix context=1", "scoreboard", "cache",
     "stop {runs}/ring",
     "simulate --job {runs}/ring/job.json", "export {runs}/ring --format chrome-trace --to {root}/trace.json",
@@ -159,7 +180,7 @@ _COMMANDS: tuple[str, ...] = (
     *(f"{command} {{runs}}/{name}" for command in ("show", "logs", "compare") for name in _RUNS),
 )  # fmt: skip
 _MEASURING: tuple[str, ...] = (
-    "run --model mlp --ranks 2 --steps 4 -q", "check --model mlp --ranks 2 --strategy ring", "doctor",
+    "run --model mlp --ranks 2 --steps 4", "check --model mlp --ranks 2 --strategy ring", "doctor",
     "reproduce {runs}/ring", "tune --model mlp --ranks 2 --steps 4 --trials 2 --no-baselines --root {root}/study",
 )  # fmt: skip
 _ALL = (
@@ -176,10 +197,10 @@ def _printed(line: str) -> dict[str, Any]:
             status: Any = cli.main(line.split())
         except SystemExit as end:
             status = end.code
-    text = out.getvalue()
+    text, told = out.getvalue(), [line for line in err.getvalue().splitlines() if not _is_of_git(line)]
     with contextlib.suppress(ValueError):
-        return {"status": status, "json": json.loads(text), "err": err.getvalue()}
-    return {"status": status, "out": text, "err": err.getvalue()}
+        return {"status": status, "json": json.loads(text), "err": told}
+    return {"status": status, "out": text, "err": told}
 
 
 def record(root: Path) -> dict[str, Any]:
@@ -192,8 +213,7 @@ def record(root: Path) -> dict[str, Any]:
             found[f"shardscope {command}{options}"] = _printed(line)
     for command in _MEASURING:
         line = command.format(runs=runs, root=root) + " --json"
-        found[f"shardscope {command} --json"] = _shape(_printed(line))
-    report = ss.check(ss.Job(**_MLP, strategy="ring"), root=root / "checks")
-    found["check report"] = _shape(_shown(lambda: report))
+        found[f"shardscope {command} --json"] = _shape(_cleaned(_printed(line), root))
+    found |= {name: _shape(_cleaned(_shown(make), root)) for name, make in _measured(root).items()}
     found |= {f"shardscope {name} --help": _printed(f"{name} --help") for name in ("", *_ALL)}
     return {name: _cleaned(value, root) for name, value in found.items()}

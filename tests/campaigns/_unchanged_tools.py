@@ -49,7 +49,7 @@ def attempt(make: Callable[[], Any]) -> Any:
 def differences(before: Any, after: Any, path: str = "") -> Iterator[str]:
     """Yield each difference of two plain values, with the way to it; what is new in a mapping is one, too."""
     if isinstance(before, dict) and isinstance(after, dict):
-        for key in before.keys() | after.keys():
+        for key in sorted(before.keys() | after.keys()):
             if key not in after:
                 yield f"{path}: {key} is no more"
             elif key not in before:
