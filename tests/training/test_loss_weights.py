@@ -209,6 +209,20 @@ def test_the_rows_on_which_a_loss_is_tried_are_not_all_alike(
     assert f"loss={loss.__name__!r} of some rows is not the mean" in str(trainer.weights.note)
 
 
+@pytest.mark.parametrize(
+    ("smoothing", "weights", "is_told"),
+    [(0.1, [0.0, 1, 1, 2], True), (0.0, [0.0, 1, 1, 2], False), (0.1, [1.0] * 4, False)],
+)
+def test_smoothed_targets_without_weight_are_told(
+    smoothing: float, weights: list[float], is_told: bool, tmp_path: Path
+) -> None:
+    options: Any = {"weight": torch.tensor(weights, dtype=torch.float64), "label_smoothing": smoothing}
+    for loss in (nn.CrossEntropyLoss(**options), partial(functional.cross_entropy, **options)):
+        job = counted.Case(counted.mlp, sorted_classes, loss).job("single", 1, 1)
+        note = alone(job, tmp_path).weights.note
+        assert ("by label smoothing" in str(note)) is is_told
+
+
 class Noisy(nn.Module):
     """Draws random numbers in evaluation mode, too, as variational autoencoders may."""
 

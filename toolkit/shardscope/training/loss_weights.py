@@ -29,7 +29,7 @@ from shardscope.training.data.sources import ArraySource, RowSource, TensorSourc
 from shardscope.training.loss import ResolvedLoss
 from shardscope.training.loss_trial import VERDICTS, Trial, tried
 from shardscope.training.observe import random_state_kept
-from shardscope.training.target_counts import IGNORED
+from shardscope.training.target_counts import IGNORED, smooths_uncounted
 
 TRAFFIC = "target_counts"
 """Name under which the traffic of the counts is recorded; see `shardscope.runlog.schema.OBSERVING`."""
@@ -85,6 +85,8 @@ class BatchWeights:
         self.count, self.note = self.found.count, self.found.note
         reads_classes = loss.is_named or self.found.is_own
         self.is_counting = self.count is not None and not loss.is_sum and (leaves_out or not reads_classes)
+        if self.is_counting and smooths_uncounted(loss.given):
+            self.note = _SMOOTHED.format(name=loss.name)
         if self.is_counting and self.num_ranks > 1 and not self.is_joint:
             self.note = _APART.format(strategy=job.strategy.label, compression=job.compression.label)
 
@@ -185,6 +187,10 @@ _UNTRIED = (
     "loss={name!r} is not tried on shards, so it is not known whether some targets do not count in it: all "
     "micro-batches and ranks have equal weights; set its attribute count to a function that returns the number of "
     "targets that count"
+)
+_SMOOTHED = (
+    "loss={name} gives targets of classes with weight 0 a loss by label smoothing, but a micro-batch with only such "
+    "targets adds 0, as its mean is not defined; use a larger micro_batch, or weights above 0"
 )
 _APART_ON_RANKS = (
     "a trial of loss={name!r} before training gave different results ({found}), so it is not known how many targets "
