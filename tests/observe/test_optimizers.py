@@ -419,6 +419,30 @@ def test_gradients_without_an_optimizer_leave_a_run_completed_and_are_noted(
     assert str(run.reason) in show.text(run)
 
 
+@pytest.mark.parametrize("is_given", [True, False])
+def test_an_optimizer_that_takes_the_place_of_the_observed_one_ends_the_recording_in_a_sentence(
+    tmp_path: Path, *, is_given: bool
+) -> None:
+    model = Net()
+    first, second = SGD(model.parameters(), lr=0.1), SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with ss.observe(model, first if is_given else None, root=tmp_path) as run:
+        for optimizer in (first, first, second, second, second):
+            backward(model, optimizer)
+    assert (run.state, run.cause, run.summary().steps) == ("stopped", "recording-stopped", 2)
+    assert "recorded nothing after step 2, because the observed optimizer no longer stepped" in str(
+        run.reason
+    )
+
+
+def test_an_optimizer_that_steps_more_often_within_each_step_does_not(tmp_path: Path) -> None:
+    model = Net()
+    often, once = SGD(model.parameters(), lr=0.1), SGD(model.parameters(), lr=0.1)
+    with ss.observe(model, once, root=tmp_path) as run:
+        for optimizer in (often, often, once, often, often, once, often, often):
+            backward(model, optimizer)
+    assert (run.state, run.cause, run.summary().steps) == ("completed", None, 2)
+
+
 def test_a_recording_that_fails_before_the_first_step_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ from shardscope.runlog.schema import Moved
 from shardscope.runtime.tools.check import check
 from shardscope.training.loss import resolve_loss, zero_of
 from shardscope.training.loss_weights import TRAFFIC
-from shardscope.training.trainer import Trainer
+from shardscope.training.trainer import Trainer, TrainingError
 
 STRATEGIES = ["ring", "all-reduce", "tree", "hierarchical", "zero-1", "zero-2", "zero-3", "parameter-server"]
 
@@ -136,6 +136,123 @@ def test_a_loss_of_the_users_that_depends_on_the_cut_is_told(loss: Any, data: An
     assert f"loss={loss.__name__!r} of some rows is not the mean" in str(trainer.weights.note)
 
 
+class MaskedInside(nn.Module):
+    """Computes its loss itself, without the padding that its mask marks; no label is -100."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.tagger, self.kind = counted.tagger(), kind
+
+    def forward(self, input_ids: Tensor, mask: Tensor, labels: Tensor) -> Any:
+        losses = functional.cross_entropy(self.tagger(input_ids).transpose(1, 2), labels, reduction="none")
+        loss = (losses * mask).sum() / mask.sum()
+        return {"mapping": {"loss": loss}, "tuple": (loss,), "tensor": loss}[self.kind]
+
+
+def without_ignored() -> dict[str, Tensor]:
+    x, y = counted.padded()
+    y[:, 0] = 1
+    return {"input_ids": x, "mask": (y >= 0).double(), "labels": y.clamp(min=0)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss"),
+    [
+        ("mapping", "cross-entropy"),
+        ("mapping", lambda output, _: output["loss"]),
+        ("tuple", lambda output, _: output[0]),
+        ("tensor", lambda output, _: output),
+    ],
+)
+def test_a_model_that_leaves_out_its_padding_itself_is_told(kind: str, loss: Any, tmp_path: Path) -> None:
+    case = counted.Case(partial(MaskedInside, kind), without_ignored, loss)
+    trainer = alone(case.job("single", 1, 4), tmp_path)
+    assert "of some rows is not the mean of its values for parts" in str(trainer.weights.note)
+
+
+def sorted_classes() -> tuple[Tensor, Tensor]:
+    x, y = counted.classes()
+    return x, y.clamp(min=0).sort().values
+
+
+def last_ignored() -> tuple[Tensor, Tensor]:
+    x, y = counted.classes()
+    return x, y.clamp(min=0).masked_fill(torch.arange(len(y)) == len(y) - 2, -100)
+
+
+def zeros_ignored() -> tuple[Tensor, Tensor]:
+    x, y = counted.padded()
+    y[:40] = -100
+    return x, y.clamp(min=0)
+
+
+def with_weights(output: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(output, target, weight=torch.tensor([5.0, 1, 1, 2], dtype=torch.float64))
+
+
+def without_zeros(output: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(output.flatten(0, -2), target.flatten(), ignore_index=0)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "loss"),
+    [
+        (counted.mlp, sorted_classes, with_weights),
+        (counted.mlp, last_ignored, ignoring),
+        (counted.tagger, zeros_ignored, without_zeros),
+    ],
+)
+def test_the_rows_on_which_a_loss_is_tried_are_not_all_alike(
+    model: Any, data: Any, loss: Any, tmp_path: Path
+) -> None:
+    trainer = alone(counted.Case(model, data, loss).job("single", 1, 4), tmp_path)
+    assert f"loss={loss.__name__!r} of some rows is not the mean" in str(trainer.weights.note)
+
+
+@pytest.mark.parametrize(
+    ("smoothing", "weights", "is_told"),
+    [(0.1, [0.0, 1, 1, 2], True), (0.0, [0.0, 1, 1, 2], False), (0.1, [1.0] * 4, False)],
+)
+def test_smoothed_targets_without_weight_are_told(
+    smoothing: float, weights: list[float], is_told: bool, tmp_path: Path
+) -> None:
+    options: Any = {"weight": torch.tensor(weights, dtype=torch.float64), "label_smoothing": smoothing}
+    for loss in (nn.CrossEntropyLoss(**options), partial(functional.cross_entropy, **options)):
+        job = counted.Case(counted.mlp, sorted_classes, loss).job("single", 1, 1)
+        note = alone(job, tmp_path).weights.note
+        assert ("by label smoothing" in str(note)) is is_told
+
+
+class Noisy(nn.Module):
+    """Draws random numbers in evaluation mode, too, as variational autoencoders may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = counted.mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp(x + torch.randn_like(x))
+
+
+def mean_over_rows(output: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(output, target.clamp(min=0))
+
+
+def test_random_numbers_and_few_bits_are_not_taken_for_a_dependence_on_the_cut(tmp_path: Path) -> None:
+    noisy = alone(counted.Case(Noisy, sorted_classes, mean_over_rows).job("single", 1, 4), tmp_path / "noisy")
+    job = counted.Case(counted.mlp, sorted_classes, mean_over_rows).job("single", 1, 4, precision="bf16")
+    assert noisy.weights.note is None
+    assert alone(job, tmp_path / "bf16").weights.note is None
+
+
+def test_a_mean_over_no_targets_is_not_blamed_on_the_learning_rate_alone(tmp_path: Path) -> None:
+    case = counted.Case(counted.tagger, zeros_ignored, without_zeros)
+    with pytest.raises(
+        TrainingError, match="set the loss's attribute count, if a micro-batch may have no target"
+    ):
+        alone(case.job("single", 1, 1), tmp_path).train(Never())
+
+
 def test_a_mean_over_rows_needs_no_note(tmp_path: Path) -> None:
     def plain(output: Tensor, target: Tensor) -> Tensor:
         return functional.cross_entropy(output, target.clamp(min=0))
@@ -190,7 +307,7 @@ def test_a_function_that_returns_the_models_own_loss_needs_no_count(tmp_path: Pa
 
 def test_a_function_of_the_models_own_loss_whose_count_is_unknown_is_told(tmp_path: Path) -> None:
     trainer = alone(counted.Case(counted.OwnLoss, counted.two_columns, scaled).job("single", 1, 12), tmp_path)
-    assert "some targets are -100, but it is not known how many count" in str(trainer.weights.note)
+    assert "loss='scaled' of some rows is not the mean of its values for parts" in str(trainer.weights.note)
 
 
 @given(counts=st.lists(st.integers(0, 5), min_size=1, max_size=8), seed=st.integers(0, 99))

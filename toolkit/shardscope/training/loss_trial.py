@@ -1,8 +1,8 @@
 """What a loss counts, found out before training by calling it on a few rows.
 
 A named loss, and a user's function that returns ``output.loss``, take the loss that the model computes itself; how that
-pairs logits and labels says which labels count. Any other loss of a user that does not state its count is compared with
-its values for two parts of the rows.
+pairs logits and labels says which labels count. Any other loss that does not state its count is compared with its
+values for two parts of the rows.
 """
 
 from __future__ import annotations
@@ -34,15 +34,21 @@ from shardscope.training.twin import twin_of
 
 _NEAR, _NEAR_EXACT = 1e-4, 1e-5
 """Largest relative differences that are rounding: of a user's loss, and of a model's own without autocast."""
+_NEAR_OF = {torch.float64: 1e-7, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+"""Those of losses that are computed with more or fewer bits than fp32."""
 _OWN = (
     "the model's own loss is not the mean cross-entropy over its labels, so it is not known how many labels count: all "
     "micro-batches and ranks have equal weights; give a function as loss whose attribute count returns their number"
 )
 _CUT = (
-    "loss={name!r} of some rows is not the mean of its values for parts of them, so the result depends on how the "
-    "batch is cut into micro-batches and ranks, which all have equal weights; set its attribute count to a function "
-    "that returns the number of targets that count, or reduction='sum' if it is a sum"
+    "{loss} of some rows is not the mean of its values for parts of them, so the result depends on how the "
+    "batch is cut into micro-batches and ranks, which all have equal weights; {do}"
 )
+_STATE_IT = (
+    "set its attribute count to a function that returns the number of targets that count, or reduction='sum' if it is "
+    "a sum"
+)
+_GIVE_ONE = "give a function as loss whose attribute count returns how many labels count"
 _NO_SUM = (
     "loss={name!r} has reduction='sum', but its value for some rows is not the sum of those for parts of them, so the "
     "result depends on how the batch is cut into micro-batches and ranks; set reduction='mean' if it is a mean, and "
@@ -95,8 +101,15 @@ VERDICTS = tuple(
 """What a trial can find, in words."""
 
 
-def tried(loss: ResolvedLoss, model: nn.Module, example: Batch) -> Trial:
-    """Try a loss on a few rows, at least two of them with different numbers of targets if there are such."""
+def tried(loss: ResolvedLoss, model: nn.Module, example: Batch, *, leaves_out: bool) -> Trial:
+    """Try a loss on a few rows, at least two of them with different numbers of targets if there are such.
+
+    Args:
+        loss: The loss.
+        model: The whole model.
+        example: The rows.
+        leaves_out: Whether some target of the data may be -100.
+    """
     inputs, targets = example
     tryable = loss.copied()
     if tryable is None:
@@ -108,11 +121,12 @@ def tried(loss: ResolvedLoss, model: nn.Module, example: Batch) -> Trial:
     if own is not None and loss.count_is_of_model(value, own):
         pairing = _pairing_by_trial(model, inputs, output) or pairing_of(output, targets, near=_NEAR_EXACT)
         if pairing is None:
-            return Trial(None, _OWN, is_own=True)
+            note = _OWN if leaves_out else _told_apart(loss, model, example, is_own=True)
+            return Trial(None, note, is_own=True)
         return Trial(shifted_count(pairing), is_own=True, pairing=pairing)
     if loss.count is not None:
         return Trial(loss.count)
-    return Trial(None, _told_apart(loss, output, targets, num_rows(inputs)))
+    return Trial(None, _told_apart(loss, model, example))
 
 
 def _pairing_by_trial(model: nn.Module, inputs: Any, output: Any) -> Pairing | None:
@@ -133,20 +147,43 @@ def _pairing_by_trial(model: nn.Module, inputs: Any, output: Any) -> Pairing | N
     return pairing_of(tried, whole, counts_first=math.isfinite(loss) and loss != 0, near=_NEAR_EXACT)
 
 
-def _told_apart(loss: ResolvedLoss, output: Any, targets: Any, rows: int) -> str | None:
-    """Return a note if a user's loss is not the mean, or sum if it says so, of its values for two parts of the rows."""
+def _told_apart(loss: ResolvedLoss, model: nn.Module, example: Batch, *, is_own: bool = False) -> str | None:
+    """Return a note if a loss is not the mean, or sum if it says so, of its values for two parts of the rows."""
+    inputs, targets = example
+    rows = num_rows(inputs)
     first = max(1, rows // 3)
-    cuts = [partial(_cut, at=at, rows=rows) for at in (slice(rows), slice(first), slice(first, rows))]
-    try:
-        values = [_value(loss, *map_tensors(cut, (output, targets))) for cut in cuts]
-    except ValueError:
-        values = []
-    known = [float(value) for value in values if value is not None and value.isfinite()]
-    if len(known) < len(cuts):
+    whole, *parts = [
+        _value_of_part(loss, model, example, at) for at in (slice(rows), slice(first), slice(first, rows))
+    ]
+    if whole is None or not whole.isfinite() or None in parts:
         return _unknown(loss, targets)
-    whole, mean = known[0], (known[1] * first + known[2] * (rows - first)) / rows
-    expected, note = (known[1] + known[2], _NO_SUM) if loss.is_sum else (mean, _CUT)
-    return None if abs(expected - whole) <= _NEAR * abs(whole) else note.format(name=loss.name)
+    one, other = (float(part) for part in parts if part is not None)
+    expected = one + other if loss.is_sum else (one * first + other * (rows - first)) / rows
+    near = _NEAR_OF.get(whole.dtype, _NEAR)
+    if abs(expected - float(whole)) <= near * abs(float(whole)) or _is_random(loss, model, example, whole):
+        return None
+    if loss.is_sum:
+        return _NO_SUM.format(name=loss.name)
+    named = ("the model's own loss", _GIVE_ONE) if is_own else (f"loss={loss.name!r}", _STATE_IT)
+    return _CUT.format(loss=named[0], do=named[1])
+
+
+def _value_of_part(loss: ResolvedLoss, model: nn.Module, example: Batch, at: slice) -> Tensor | None:
+    """Return the loss of some of the rows; None if it cannot be had."""
+    cut = partial(_cut, at=at, rows=num_rows(example[0]))
+    try:
+        inputs, targets = map_tensors(cut, example)
+    except ValueError:
+        return None
+    return _value(loss, _output(model, inputs), targets)
+
+
+def _is_random(loss: ResolvedLoss, model: nn.Module, example: Batch, value: Tensor) -> bool:
+    """Return whether the loss of the same rows is another with other random numbers."""
+    with random_state_kept():
+        torch.manual_seed(torch.initial_seed() + 1)
+        again = _value_of_part(loss, model, example, slice(None))
+    return again is None or not torch.equal(again, value)
 
 
 def _unknown(loss: ResolvedLoss, targets: Any) -> str | None:

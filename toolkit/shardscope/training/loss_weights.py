@@ -29,7 +29,7 @@ from shardscope.training.data.sources import ArraySource, RowSource, TensorSourc
 from shardscope.training.loss import ResolvedLoss
 from shardscope.training.loss_trial import VERDICTS, Trial, tried
 from shardscope.training.observe import random_state_kept
-from shardscope.training.target_counts import IGNORED
+from shardscope.training.target_counts import IGNORED, smooths_uncounted
 
 TRAFFIC = "target_counts"
 """Name under which the traffic of the counts is recorded; see `shardscope.runlog.schema.OBSERVING`."""
@@ -50,7 +50,7 @@ class BatchWeights:
         loss: The job's loss.
         source: The training rows.
         model: The whole model, on the rank's device.
-        read: Function that returns a number of rows, on the rank's device; the same rows on all ranks.
+        read: Function that returns rows by their numbers, on the rank's device.
 
     Attributes:
         note: What the user must know about the weights, in a sentence; None if they are exact.
@@ -64,7 +64,7 @@ class BatchWeights:
         *,
         source: DataSource,
         model: nn.Module,
-        read: Callable[[int], Batch],
+        read: Callable[[Tensor], Batch],
     ) -> None:
         self.job, self.context, self.loss = job, context, loss
         self.num_ranks = job.num_data_ranks
@@ -74,6 +74,9 @@ class BatchWeights:
             and not job.compression.is_a_vote
         )
         leaves_out, self.found = can_leave_out(source), Trial(loss.count)
+        held = _within(source)
+        self.is_own_possible = isinstance(held, TensorSource) and not isinstance(held.x, Tensor)
+        """Whether the model may receive its labels, and so compute its loss itself."""
         if isinstance(_within(source), ShardSource):  # rows read now would be fetched twice
             is_unknown = leaves_out and loss.count is None and not loss.is_sum
             self.found = Trial(loss.count, _UNTRIED.format(name=loss.name) if is_unknown else None)
@@ -82,8 +85,8 @@ class BatchWeights:
         self.count, self.note = self.found.count, self.found.note
         reads_classes = loss.is_named or self.found.is_own
         self.is_counting = self.count is not None and not loss.is_sum and (leaves_out or not reads_classes)
-        if self.found.is_own and not leaves_out:
-            self.note = None
+        if self.is_counting and smooths_uncounted(loss.given):
+            self.note = _SMOOTHED.format(name=loss.name)
         if self.is_counting and self.num_ranks > 1 and not self.is_joint:
             self.note = _APART.format(strategy=job.strategy.label, compression=job.compression.label)
 
@@ -94,13 +97,13 @@ class BatchWeights:
         collectives of a step; none of them counts then.
         """
         found = Trial(self.loss.count)
-        if self.loss.count is None or (self.loss.is_named and leaves_out):
+        if self.loss.count is None or (self.loss.is_named and (leaves_out or self.is_own_possible)):
             found = Trial(self.loss.count, failed=True)
             with (
                 random_state_kept(),
                 suppress(Exception),
             ):  # of the user's data; training reports what is wrong
-                found = tried(self.loss, model, example())
+                found = tried(self.loss, model, example(), leaves_out=leaves_out)
         group = self.context.group
         if group is None or self.context.world_size == 1:
             return found, leaves_out
@@ -113,13 +116,13 @@ class BatchWeights:
         told_by = "; ".join(f"rank {rank}: {verdict}" for rank, verdict in enumerate(verdicts))
         return Trial(None, _APART_ON_RANKS.format(name=self.loss.name, found=told_by)), leaves_out
 
-    def _example(self, source: DataSource, read: Callable[[int], Batch]) -> Batch:
+    def _example(self, source: DataSource, read: Callable[[Tensor], Batch]) -> Batch:
         """Return a few rows, no more than a micro-batch has but at least two: those with most and least targets."""
-        batch = self.job.batch
+        batch, is_in_memory = self.job.batch, isinstance(_within(source), ArraySource | TensorSource)
         most = max(2, min(_ROWS_TRIED, batch.micro_batch or batch.per_rank(self.num_ranks)))
-        inputs, targets = read(
-            _ROWS_READ if isinstance(_within(source), ArraySource | TensorSource) else _ROWS_TRIED
-        )
+        number = min(_ROWS_READ if is_in_memory else _ROWS_TRIED, len(source))
+        rows = torch.arange(number) * len(source) // number  # of sorted rows, the first are all alike
+        inputs, targets = read(torch.cat([rows, _unlabelled(source)]))
         ignored = torch.zeros(num_rows(inputs))
         if isinstance(targets, Tensor):
             ignored = (
@@ -185,6 +188,10 @@ _UNTRIED = (
     "micro-batches and ranks have equal weights; set its attribute count to a function that returns the number of "
     "targets that count"
 )
+_SMOOTHED = (
+    "loss={name} gives targets of classes with weight 0 a loss by label smoothing, but a micro-batch with only such "
+    "targets adds 0, as its mean is not defined; use a larger micro_batch, or weights above 0"
+)
 _APART_ON_RANKS = (
     "a trial of loss={name!r} before training gave different results ({found}), so it is not known how many targets "
     "count: all micro-batches and ranks have equal weights; look for code of the model, loss or data that depends on "
@@ -201,13 +208,34 @@ def can_leave_out(source: DataSource) -> bool:
     source = _within(source)
     if getattr(source, "is_text", False):
         return False
+    classes = _classes_in_memory(source)
+    return classes is None or any(bool((value == IGNORED).any()) for value in classes)
+
+
+def _unlabelled(source: DataSource) -> Tensor:
+    """Return the number of a row with a target that a named loss ignores; no number if none is known."""
+    rows = torch.arange(len(source))
+    while isinstance(source, RowSource):
+        rows, source = source.rows[rows], source.source
+    for value in _classes_in_memory(source) or ():
+        found = (value == IGNORED).flatten(1).any(dim=1) if value.dim() > 1 else value == IGNORED
+        if found[rows].any():
+            return found[rows].int().argmax(keepdim=True)
+    return torch.empty(0, dtype=torch.int64)
+
+
+def _classes_in_memory(source: DataSource) -> list[Tensor] | None:
+    """Return the integer targets of a source; None if they are too large to search, or not in memory."""
     if not isinstance(source, ArraySource | TensorSource):
-        return True
-    held = [tensor for _, tensor in named_tensors(source.y, "y")] if isinstance(source, TensorSource) else []
-    values = [torch.as_tensor(source.y)] if isinstance(source, ArraySource) else held
+        return None
+    values = (
+        [torch.as_tensor(source.y)]
+        if isinstance(source, ArraySource)
+        else [tensor for _, tensor in named_tensors(source.y, "y")]
+    )
     if sum(value.nbytes for value in values) > _MOST_SCANNED:
-        return True
-    return any(bool((value == IGNORED).any()) for value in values if value.dtype == torch.int64)
+        return None
+    return [value for value in values if value.dtype == torch.int64]
 
 
 def _within(source: DataSource) -> DataSource:

@@ -34,14 +34,17 @@ def explained(
     return None
 
 
-def at_learning_rate(loss: float, lr: float, job: Job) -> str:
-    """Return the sentence that blames the learning rate."""
+def at_learning_rate(loss: float, lr: float, job: Job, *, counts_targets: bool = True) -> str:
+    """Return the sentence that blames the learning rate, or else a loss that does not say how many targets count."""
     advice = (
         "lower the learning rate, warm up longer, or set clip_norm"
         if job.clip_norm is None
         else "lower the learning rate or warm up longer"
     )
-    return f"the loss became {loss} with learning rate {lr:.3g}; {advice}"
+    or_count = (
+        "" if counts_targets else "; or set the loss's attribute count, if a micro-batch may have no target"
+    )
+    return f"the loss became {loss} with learning rate {lr:.3g}; {advice}{or_count}"
 
 
 def _bad_row(micro_batches: Sequence[Batch], micro_rows: Sequence[Tensor]) -> str | None:

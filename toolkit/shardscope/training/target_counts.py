@@ -75,6 +75,13 @@ def is_sum(loss: Any) -> bool:
     return given.get("reduction", getattr(_without_keywords(loss), "reduction", None)) == "sum"
 
 
+def smooths_uncounted(loss: Any) -> bool:
+    """Return whether label smoothing gives a loss to targets of classes whose weight is 0, which do not count."""
+    given = loss.keywords if isinstance(loss, partial) else vars(loss) if isinstance(loss, nn.Module) else {}
+    weight = getattr(loss, "weight", given.get("weight"))
+    return isinstance(weight, Tensor) and bool(given.get("label_smoothing") and (weight == 0).any())
+
+
 def _takes_targets(count: Any) -> bool:
     """Return whether an object's ``count`` is a function of one argument, and not a number or another method."""
     try:

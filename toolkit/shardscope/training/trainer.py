@@ -132,7 +132,7 @@ class Trainer:
             self.loss_function,
             source=self.data.train,
             model=self.model,
-            read=self._first_rows,
+            read=self._rows,
         )
         self.strategy.example = self._example
         require_computable(self.model, self.strategy.precision, lambda: self._example()[0])
@@ -188,12 +188,11 @@ class Trainer:
         size = job.batch.micro_batch or job.batch.per_rank(job.num_data_ranks)
         return read_batch(train, torch.arange(size) % len(train))
 
-    def _first_rows(self, number: int) -> MicroBatch:
-        """Return at most this number of rows of the training split, on this rank's device."""
+    def _rows(self, numbers: Tensor) -> MicroBatch:
+        """Return rows of the training split by their numbers, on this rank's device."""
         train = self.data.train
         with generators_kept(train):
-            rows = read_batch(train, torch.arange(min(number, len(train))))
-        inputs, targets = self._place(rows)
+            inputs, targets = self._place(read_batch(train, numbers))
         return inputs, targets
 
     def _announce(self) -> None:
@@ -338,8 +337,9 @@ class Trainer:
         self.loader.close()  # the loader's thread uses the sampler
         lr = self.optimizer.param_groups[0]["lr"]
         rows = self.loader.rows(step - 1).chunk(len(micro_batches))
-        data = explained(loss, step, micro_batches, rows, counts_targets=self.weights.count is not None)
-        return data or at_learning_rate(loss, lr, self.job)
+        counts = self.weights.count is not None
+        data = explained(loss, step, micro_batches, rows, counts_targets=counts)
+        return data or at_learning_rate(loss, lr, self.job, counts_targets=counts)
 
     def _set_learning_rate(self, step: int) -> None:
         factor = self.job.lr_schedule.factor(step, self.job.steps)

@@ -77,6 +77,8 @@ class _ObservedStep:
     is_repeated: bool = False
     """Whether the weights have changed since its first backward pass, as in a closure of L-BFGS or for SAM."""
     num_backwards: int = 0
+    num_other_updates: int = 0
+    """Number of updates of the model by optimizers other than the observed one."""
     forwards: list[_Forward] = field(default_factory=list)
     """Forward passes whose outputs backward passes of this step have reached."""
     num_in_flight: int = 0
@@ -132,6 +134,7 @@ class StepRecorder:
         self._marks, self._memory, self._record = marks, memory, record
         self._lock = threading.Lock()
         self._last = (0, 0)
+        self._most_other_updates = 0
         self._pending: deque[_ObservedStep] = deque()
         self._measuring = ExitStack()
         self._evaluating: AbstractContextManager[None] | None = None
@@ -213,6 +216,7 @@ class StepRecorder:
             self._weights = (
                 None  # the same batch with other weights is not evaluated for this optimizer's sake
             )
+            self._step.num_other_updates += self._optimizers.take(optimizer)
             return
         if not skipped:
             self._add("compute", "optimizer", self._update)
@@ -269,6 +273,7 @@ class StepRecorder:
         step.traffic, _ = self._meter.drain()
         step.end = self._marks.now()
         self._weights = None
+        self._most_other_updates = max(self._most_other_updates, step.num_other_updates)
         self.steps, self._last = step.number, (step.samples, len(step.counted))
         following = self._begun()
         following.begin = step.end
@@ -297,6 +302,11 @@ class StepRecorder:
     def is_trained_without_step(self) -> bool:
         """Whether backward passes of the model have run, but no step has ended."""
         return not self.steps and bool(self._step.own_backwards)
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another optimizer has updated the model since the last step, more often than in any step."""
+        return self.steps > 0 and self._step.num_other_updates > self._most_other_updates + 1
 
     @property
     def has_changed_weights(self) -> bool:

@@ -326,6 +326,12 @@ class ObserveSession(AbstractContextManager[Run]):
         update weights by hand, or compute gradients only.
         """
         recorder = self._recorder
+        if recorder is not None and recorder.is_replaced:
+            self._problem = (
+                f"ss.observe recorded nothing after step {recorder.steps}, because the observed optimizer no longer "
+                "stepped, but another one updated the model; use one ss.observe block for each optimizer"
+            )
+            logging.getLogger("shardscope").warning("%s", self._problem)
         if recorder is None or not recorder.is_trained_without_step:
             return
         observed = self._seen.optimizer
