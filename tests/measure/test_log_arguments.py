@@ -460,3 +460,30 @@ def test_the_order_of_dense_layers_and_experts_is_read_in_each_of_its_forms() ->
 def test_pipelines_that_cannot_exist_are_refused(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         row(arguments(pipeline_model_parallel_size=2, data_parallel_size=2, **changed) + STEPS)
+
+
+@pytest.mark.parametrize(
+    ("stated", "window"),
+    [("(127, 0)", 128), ("(127, 127)", 128), ("[127, 0]", 128), ("(-1, -1)", 0), ("(-1, 0)", 0)],
+)
+def test_a_causal_window_is_that_of_the_tokens_before(stated: str, window: int) -> None:
+    assert row(arguments(window_size=stated) + STEPS)["model"].window == window
+
+
+@pytest.mark.parametrize("stated", ["127", "(127)", "(a, 0)", "(127, 0, 1)"])
+def test_a_window_that_is_no_pair_is_refused(stated: str) -> None:
+    with pytest.raises(SpecError, match="window_size=.* is not a pair"):
+        row(arguments(window_size=stated) + STEPS)
+
+
+@pytest.mark.parametrize("name", ["num_nextn_predict_layers", "num_mtp_modules", "num_draft_heads"])
+def test_one_layer_more_of_a_fork_is_not_the_same_as_none(name: str) -> None:
+    with pytest.raises(SpecError, match=f"states {name}=1, which rows cannot express"):
+        row(arguments(**{name: 1}) + STEPS)
+    assert row(arguments(**{name: 0}, my_parallel_size=1) + STEPS)
+
+
+def test_a_log_that_states_no_precision_is_refused() -> None:
+    text = "\n".join(line for line in arguments().splitlines() if "bf16" not in line and "fp16" not in line)
+    with pytest.raises(SpecError, match="neither bf16 nor fp16"):
+        row(text + "\n" + STEPS)

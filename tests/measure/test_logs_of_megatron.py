@@ -216,6 +216,21 @@ def test_starts_that_differ_in_what_changes_nothing_are_one_run(
 LONG = "9" * 5000
 
 
+@pytest.mark.parametrize("slower", [1.3, 2.0, 0.4])
+def test_runs_with_the_same_arguments_at_different_speeds_are_refused(slower: float) -> None:
+    again = steps([slower * each for each in (90000.0, 40000.0, 20010.0, 20000.0, 19990.0)])
+    with pytest.raises(DataError, match=r"has several runs: steps from 1 take .* one file per run"):
+        row(arguments() + STEPS + arguments() + again)
+    later = steps([slower * 20000.0] * 5, first=5)  # a job that resumes, on other nodes
+    assert ms(arguments() + STEPS + arguments() + later) > 0
+
+
+@pytest.mark.parametrize("time", ["20000,0", "20.000,0", "2,00,00.0", "20,0000"])
+def test_times_with_a_decimal_comma_do_not_count(time: str) -> None:
+    assert ms(arguments() + STEPS.replace("20010.0", time)) == 19995
+    assert ms(arguments() + STEPS.replace("20010.0", "20,010.0")) == 20000
+
+
 @pytest.mark.parametrize("value", [LONG, "²", "٣", "4.0", "-1"])
 @pytest.mark.parametrize(
     ("name", "more"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -170,3 +171,41 @@ def test_a_batch_of_thousands_of_digits_is_refused_and_such_steps_do_not_count()
     assert tps(text + titan(100, 7000).replace("7,000", long)) == 7000
     with pytest.raises(SpecError, match="global batch size='9999.* is not a whole number"):
         tps(text.replace("global batch size 64", f"global batch size {long}"))
+
+
+def test_thousands_in_the_stated_batch_are_read() -> None:
+    text = "Trainer is initialized with local batch size 8, global batch size 1,024, sequence length 131,072, total\n"
+    found = row(text + "".join(titan(n, 6000) for n in (1, 10, 20, 30)))
+    assert (found["global_batch"], found["seq"]) == (1024, 131072)
+
+
+def test_labelled_ranks_at_different_rates_are_of_different_runs() -> None:
+    def lines(second: int) -> str:
+        rates = (6000, second)
+        return "".join(
+            f"[rank{rank}]:" + titan(n, rates[rank]) for n in (1, 10, 20, 30, 40) for rank in (0, 1)
+        )
+
+    assert tps(lines(6100)) == 6050
+    with pytest.raises(DataError, match="states step 20 at 6,000 and 12,000 tokens/s"):
+        row(lines(12000))
+
+
+@pytest.mark.parametrize("kind", ["log", "csv", "json"])
+def test_compressed_rows_are_read_like_others(kind: str, tmp_path: Path) -> None:
+    text = {
+        "log": start(1) + "".join(titan(n, 6000) for n in (1, 10, 20, 30)),
+        "csv": "data,tensor,global_batch,step_time_s\n2,8,64,21.5\n",
+        "json": '[{"data": 2, "tensor": 8, "global_batch": 64, "step_time_s": 21.5}]',
+    }[kind]
+    given = Given(
+        ss.Cluster.of("h100-80gb", nodes=2), Transformer.of("llama-2-13b"), ss.Layout(data=2, tensor=8)
+    )
+    plain, packed = tmp_path / f"mine.{kind}", tmp_path / f"mine.{kind}.gz"
+    plain.write_text(text)
+    packed.write_bytes(gzip.compress(text.encode()))
+    (one,), (other,) = read_rows(plain, given), read_rows(packed, given)
+    assert (one.seconds, one.layout, one.model) == (other.seconds, other.layout, other.model)
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with pytest.raises(DataError, match="cannot be read"):
+        read_rows(packed, given)

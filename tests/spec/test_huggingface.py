@@ -117,6 +117,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "starcoder2": LLAMA_LIKE,
     "starcoder2-unbiased": {**LLAMA_LIKE, "model_type": "starcoder2", "use_bias": False},
+    "cohere-wide-heads": {**LLAMA_LIKE, "model_type": "cohere", "head_dim": 24},
+    "phi-wide-heads": {**LLAMA_LIKE, "model_type": "phi", "head_dim": 24},
+    "starcoder2-wide-heads": {**LLAMA_LIKE, "model_type": "starcoder2", "head_dim": 24},
+    "cohere2-normed": {**LLAMA_LIKE, "model_type": "cohere2", "use_qk_norm": True},  # a key of Cohere alone
+    "seed_oss-null": {**LLAMA_LIKE, "model_type": "seed_oss", "head_dim": None},
+    "gptj-inner": {
+        "model_type": "gptj", "n_embd": 48, "n_layer": 2, "n_head": 4, "vocab_size": 101, "rotary_dim": 4,
+        "n_inner": 100, "intermediate_size": 8,
+    },
     "bert": LLAMA_LIKE,
     "bert-mlm": {**LLAMA_LIKE, "model_type": "bert", "architectures": ["BertForMaskedLM"]},
 }  # fmt: skip
@@ -203,6 +212,10 @@ def test_a_file_or_its_folder_may_be_given(tmp_path: Path) -> None:
         (
             {"model_type": "deepseek_v3", **LLAMA_LIKE, **LATENT, "attention_bias": True},
             "has attention_bias=True, which is not supported; only False is",
+        ),
+        (
+            {"model_type": "deepseek_v2", **LLAMA_LIKE, **LATENT, "mlp_bias": True},
+            "has mlp_bias=True, which is not supported; only False is",
         ),
         (
             {"model_type": "gpt2", **CONFIGS["gpt2"], "add_cross_attention": True},

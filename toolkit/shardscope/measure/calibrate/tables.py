@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 from math import inf, nan
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 
 from shardscope.calibration.software import assumed_software, software_of
 from shardscope.errors import DataError, SpecError, quoted, unknown_name
-from shardscope.foreign_file import parsed_json
+from shardscope.foreign_file import parsed_json, unpacked
 from shardscope.measure.calibrate.logs import decoded, row_of_log
 from shardscope.measure.scoreboard.rows import Row, set_fields
 from shardscope.spec.cluster import Cluster
@@ -87,14 +88,14 @@ def _listed(rows: Rows, given: Given) -> list[Mapping[str, Any]]:
 
 
 def _of_file(path: Path, given: Given) -> list[Mapping[str, Any]]:
-    kind = path.suffix.lower()
+    kind = path.with_suffix("" if path.suffix == ".gz" else path.suffix).suffix.lower()
     try:
-        data = path.read_bytes()
+        data = unpacked(path)
         is_log = kind not in {*_TABLES, ".json"}
         text = (
             decoded(data) if is_log else data.decode("utf-8-sig")
         )  # Excel marks the byte order of its CSV files
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, EOFError, zlib.error) as error:
         raise DataError(f"rows={str(path)!r} cannot be read: {error}; give a CSV file or a log") from None
     if kind in _TABLES:
         try:

@@ -42,6 +42,8 @@ _ARGUMENT = re.compile(
 _WIDTH = 48
 _UNSET = {"None", "False", "0", "0.0", "", "[]", "{}", "()"}
 _ONE = {"1", "1.0", "[1]"}
+_COUNTED = {"layers", "heads", "mtp"}
+"""Words in names of unknown arguments of which one is not the same as none."""
 _COUNT = re.compile(r"[0-9]{1,15}")
 _BOOLEANS = {"True": True, "False": False, "None": False}
 _RENAMED = {
@@ -214,8 +216,8 @@ def _is_neutral(key: str, value: str, unless: Mapping[str, Sequence[str]]) -> bo
     if kind == "refused_unless":
         allowed = unless[key]
         return value in allowed or (value in _UNSET and "True" not in allowed) or value == "None"
-    if kind == "unknown":  # a degree of 1 is no more than the parallelism of a fork that is not used
-        return value in _UNSET | _ONE
+    if kind == "unknown":  # a size of 1 is that of parallelism which a fork has and does not use
+        return value in _UNSET or (value in _ONE and not _COUNTED & set(key.lower().split("_")))
     return kind != "refused_if_set" or value in _UNSET
 
 

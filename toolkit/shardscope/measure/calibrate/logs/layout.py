@@ -250,6 +250,8 @@ def _granularity(arguments: Arguments) -> str:
 
 
 def _precision(arguments: Arguments) -> str:
+    if not {"bf16", "fp16"} & arguments.keys():
+        raise SpecError("Megatron's arguments name neither bf16 nor fp16; give the whole log")
     if arguments.get("fp8", "None") not in {"None", "False"} or any(
         flag(arguments, f"fp8_{kind}") for kind in ("e4m3", "hybrid")
     ):

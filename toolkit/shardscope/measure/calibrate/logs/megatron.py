@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from shardscope.errors import DataError, SpecError
@@ -19,13 +20,13 @@ from shardscope.measure.calibrate.logs.arguments import (
 )
 from shardscope.measure.calibrate.logs.layout import layout_of
 from shardscope.measure.calibrate.logs.model import check_given, model_of
-from shardscope.measure.calibrate.logs.steps import Step, sessions_of, typical
+from shardscope.measure.calibrate.logs.steps import APART, WARM_UP, Step, sessions_of, typical
 from shardscope.measure.calibrate.logs.text import Line
 from shardscope.spec.model import Transformer
 
 _STEP = re.compile(
     r"\biteration +([0-9]{1,12}) */(?:(?!\biteration +[0-9]+ */).)*?"
-    r"elapsed time per iteration \((ms|s)\): *([0-9][0-9,]{0,15}(?:\.[0-9]*)?) *\|"
+    r"elapsed time per iteration \((ms|s)\): *([0-9]{1,3}(?:,[0-9]{3}){1,4}(?:\.[0-9]*)?|[0-9]{1,15}(?:\.[0-9]*)?) *\|"
     r"(?:.*?\bglobal batch size: *(\d+) *\|)?"
 )
 """A step's number, its unit and time, which a separator must follow, as a line may be cut, and its batch."""
@@ -114,7 +115,21 @@ def _time(steps: Sequence[Step], batch: int | None, name: str) -> float:
             )
     others = sorted({step.batch for step in steps if step.batch not in {batch, None}})
     of_batch = [[step for step in session if step.batch in {batch, None}] for session in sessions]
+    _check_anew(of_batch, name)
     return typical(of_batch, name, f" with a global batch of {batch}" if others else "")
+
+
+def _check_anew(sessions: Sequence[Sequence[Step]], name: str) -> None:
+    """Refuse starts that repeat the first one's steps at another speed; a job that resumes may change its speed."""
+    repeated = [
+        each for each in sessions if len(each) >= 2 * WARM_UP + 1 and each[0].number <= sessions[0][0].number
+    ]
+    times = [median(step.value for step in session[WARM_UP:]) for session in repeated]
+    if times and max(times) > APART * min(times):
+        raise DataError(
+            f"rows={name!r} has several runs: steps from {repeated[0][0].number} take {min(times):,.0f} and "
+            f"{max(times):,.0f} ms; give one file per run"
+        )
 
 
 def _settings(arguments: Arguments, name: str, given: Transformer | None) -> dict[str, Any]:

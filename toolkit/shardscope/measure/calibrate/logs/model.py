@@ -9,8 +9,8 @@ from shardscope.errors import SpecError, quoted
 from shardscope.measure.calibrate.logs.arguments import Arguments, count, flag, is_count, is_set
 from shardscope.spec.model import Transformer
 
-_WINDOW = re.compile(r"\(?([0-9]{1,12}), ?0\)?")
-"""Tokens before and after a token that it attends to."""
+_WINDOW = re.compile(r"[(\[]?(-1|[0-9]{1,12}), ?(?:-1|[0-9]{1,12})[)\]]?")
+"""Tokens before and after a token that it attends to; -1 for all. A causal mask leaves out those after it."""
 _POSITIONS: dict[str, Literal["learned", "rotary", "alibi", "none"]] = {
     "learned_absolute": "learned",
     "absolute": "learned",
@@ -54,7 +54,7 @@ def model_of(arguments: Arguments) -> dict[str, Any]:
         "num_positions": "max_position_embeddings" if positions == "learned" else "",
     }
     sizes = {name: count(arguments[key], key) for name, key in optional.items() if is_set(arguments, key)}
-    window = _WINDOW.fullmatch(arguments.get("window_size", ""))
+    window = _window(arguments)
     model = Transformer(
         name=f"gpt-{layers}x{hidden}", layers=layers, hidden=hidden, heads=int(arguments["num_attention_heads"]),
         seq=int(arguments["seq_length"]), vocab=count(vocab, "padded_vocab_size"),
@@ -64,7 +64,7 @@ def model_of(arguments: Arguments) -> dict[str, Any]:
         bias=flag(arguments, "add_bias_linear", default=True), qk_norm=flag(arguments, "qk_layernorm"),
         qkv_bias=True if flag(arguments, "add_qkv_bias") else None,
         embedding_norm=flag(arguments, "embed_layernorm"),
-        window=int(window[1]) + 1 if window else 0, **sizes,
+        window=window, **sizes,
     )  # fmt: skip
     return {"model": model}
 
@@ -237,6 +237,18 @@ def _norm(arguments: Arguments) -> Literal["layernorm", "rmsnorm"]:
     if stated.lower() not in _NORMS:
         raise SpecError(f"normalization={stated} cannot be expressed by rows; LayerNorm and RMSNorm can")
     return _NORMS[stated.lower()]
+
+
+def _window(arguments: Arguments) -> int:
+    """Return the tokens that a token attends to, itself included; 0 for all."""
+    stated = arguments.get("window_size", "None")
+    if stated == "None":
+        return 0
+    if (found := _WINDOW.fullmatch(stated)) is None:
+        raise SpecError(
+            f"window_size={quoted(stated)} is not a pair such as (127, 0); give the log as it was written"
+        )
+    return int(found[1]) + 1
 
 
 def _sinks(arguments: Arguments) -> bool:

@@ -13,6 +13,9 @@ from shardscope.spec.units import plural
 WARM_UP = 2
 """Logged steps that are left out after each start, in which kernels are compiled and buffers allocated."""
 
+APART = 1.2
+"""Ratio of the times of the same step above which they are of different runs."""
+
 
 class Step(NamedTuple):
     """What one line says of a step."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from shardscope.errors import DataError
 from shardscope.measure.calibrate.logs.arguments import count
-from shardscope.measure.calibrate.logs.steps import WARM_UP, Step, sessions_of, typical
+from shardscope.measure.calibrate.logs.steps import APART, WARM_UP, Step, sessions_of, typical
 from shardscope.measure.calibrate.logs.text import Line
 from shardscope.spec.model import Transformer
 
@@ -21,9 +21,9 @@ _LOGGERS_PREFIX = re.compile(r"(?:^[\s\d:,.TZ/+-]*|[\]|>]|\s-|\b(?:INFO|DEBUG|WA
 """What may stand before a step of training: nothing, times, or the end of what a logger writes before its message."""
 _LABEL = re.compile(r"(?i)\b(?:(?:in)?val|eval|test|dev\b|held\W?out)\w*\W*$")
 """The name of another loop than training's, which a logger has set apart."""
-_APART = 1.2
 _START = re.compile(r"Training starts at step ([0-9]{1,12})")
-_BATCH = re.compile(r"local batch size (\d+), global batch size (\d+).*?sequence length (\d+)")
+_WHOLE = r"([0-9]+(?:,[0-9]{3})*)"
+_BATCH = re.compile(rf"local batch size {_WHOLE}, global batch size {_WHOLE}.*?sequence length {_WHOLE}")
 """In the line in which the trainer starts, or in 2024 and early 2025, training."""
 
 
@@ -37,7 +37,8 @@ def row(lines: Sequence[Line], name: str, given: Transformer | None) -> dict[str
     steps, resumed = _steps(lines)
     if not steps:
         return None
-    batches = {match.groups(): match for line in lines if (match := _BATCH.search(line.text))}
+    told = [match.groups() for line in lines if (match := _BATCH.search(line.text))]
+    batches = dict.fromkeys(tuple(number.replace(",", "") for number in each) for each in told)
     if len(batches) > 1:
         one, other = (f"a global batch of {total} of {seq} tokens" for _, total, seq in list(batches)[:2])
         raise DataError(f"rows={name!r} is of several runs, with {one} and {other}; give one file per run")
@@ -113,17 +114,17 @@ def _check_repeats(sessions: Sequence[Sequence[Step]], name: str) -> None:
 
     A tenth of them may differ, as a rank that waits for something else may log one step late.
     """
-    rates: dict[tuple[int, str, int], list[float]] = {}
-    for place, session in enumerate(sessions):
+    rates: dict[tuple[int, int], list[float]] = {}
+    for session in sessions:
         warm = set(sorted({step.number for step in session})[:WARM_UP])
         for step in session:
             if step.number not in warm:
-                rates.setdefault((place, step.rank, step.number), []).append(step.value)
+                rates.setdefault((step.start, step.number), []).append(step.value)
     repeated = {key: values for key, values in rates.items() if len(values) > 1}
-    apart = [key for key, values in repeated.items() if max(values) > _APART * min(values)]
+    apart = [key for key, values in repeated.items() if max(values) > APART * min(values)]
     if len(apart) > len(repeated) // 10:
         values = repeated[apart[0]]
         raise DataError(
-            f"rows={name!r} states step {apart[0][2]} at {min(values):,.0f} and {max(values):,.0f} tokens/s, so it has "
+            f"rows={name!r} states step {apart[0][1]} at {min(values):,.0f} and {max(values):,.0f} tokens/s, so it has "
             "lines of another loop, such as validation's, or of another run; give the lines of training alone"
         )

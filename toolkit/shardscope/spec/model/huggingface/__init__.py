@@ -7,6 +7,7 @@ transformers. Caps on logits and multipliers are left out, because they neither 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container
 from difflib import get_close_matches
 from itertools import takewhile
@@ -33,6 +34,10 @@ BEYOND = {
     "layers with experts between layers without": ("llama4_text", "ernie4_5_moe"),
 }  # fmt: skip
 """Types by the part that a `Transformer` has no fields for."""
+_SPARSE = ("deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe")
+"""Types with experts."""
+_UNLIKE = re.compile("_vl|omni|glm4v")
+"""Parts of composite models, which no other type is said to be near to."""
 
 
 def from_hf(path: str | Path) -> Transformer:
@@ -87,25 +92,20 @@ def _advice(kind: str, keys: Fields) -> str:
 
 
 def _nearest(kind: str, keys: Fields) -> str:
-    """Return the most similar type that has a reader: by its name, or else by its parts."""
-    has_experts = any("expert" in key for key in keys) or "moe" in kind
-    names = [
-        name
-        for name in READERS
-        if "_vl" not in name
-        and "omni" not in name
-        and name != "glm4v_text"
-        and (has_experts or "moe" not in name)
-    ]
-    family = [name for name in names if _family(name) == _family(kind)]
-    alike = [name for name in family if not has_experts or name.endswith(("moe", "oss"))] or family
-    if close := get_close_matches(kind, alike, n=1, cutoff=0) or get_close_matches(kind, names, n=1):
+    """Return the most similar type that has a reader: by its parts, and among those with the same by its name."""
+    has_latent = "kv_lora_rank" in keys
+    has_experts = "moe" in kind or any("expert" in key for key in keys if keys[key])
+    known = [name for name in READERS if not _UNLIKE.search(name)]
+    alike = [name for name in known if (name in _SPARSE) == has_experts]
+    family = [name for name in (alike if has_experts else known) if _family(name) == _family(kind)]
+    if close := get_close_matches(kind, [name for name in family if name in alike] or family, n=1, cutoff=0):
         return close[0]
-    if "kv_lora_rank" in keys:
-        return "deepseek_v3"
-    if has_experts:
-        return "mixtral"
-    return "gpt2" if "layer_norm_epsilon" in keys or "n_embd" in keys else "llama"
+    if has_latent or has_experts:
+        return "deepseek_v3" if has_latent else "mixtral"
+    if "bert" in kind or "type_vocab_size" in keys:
+        return "bert"
+    by_parts = "gpt2" if "layer_norm_epsilon" in keys or "n_embd" in keys else "llama"
+    return next(iter(get_close_matches(kind, alike, n=1, cutoff=0.7)), by_parts)
 
 
 def _family(kind: str) -> str:

@@ -13,7 +13,6 @@ OTHER_NAMES = {
     "hidden_size": ("n_embd", "n_embed"),
     "num_hidden_layers": ("n_layer", "num_layers"),
     "num_attention_heads": ("n_head", "num_heads"),
-    "intermediate_size": ("n_inner",),
     "max_position_embeddings": ("n_positions",),
 }
 """Names by which older types call a size; transformers reads both."""
@@ -71,9 +70,9 @@ def sizes(config: Config, *, seq: int = 2048) -> Fields:
     }
 
 
-def wide(config: Config) -> Fields:
-    """Return the inner width of the feed-forward layer: ``intermediate_size``, or four times the hidden size."""
-    return {"ffn": config.size("intermediate_size", 4 * config.size("hidden_size"))}
+def wide(config: Config, key: str = "intermediate_size") -> Fields:
+    """Return the inner width of the feed-forward layer: the value of `key`, or four times the hidden size."""
+    return {"ffn": config.size(key, 4 * config.size("hidden_size"))}
 
 
 def attention_bias(config: Config, *, default: bool = False) -> Fields:

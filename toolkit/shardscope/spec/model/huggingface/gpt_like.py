@@ -20,7 +20,7 @@ def _tied(config: Config, *, default: bool) -> Fields:
 
 def _gpt2(config: Config) -> Fields:
     config.nothing_but("add_cross_attention", allowed=False)
-    return {**sizes(config, seq=1024), **wide(config), **_tied(config, default=True)}
+    return {**sizes(config, seq=1024), **wide(config, "n_inner"), **_tied(config, default=True)}
 
 
 def _gpt_neo(config: Config) -> Fields:
@@ -76,7 +76,7 @@ def _gpt_neox(config: Config) -> Fields:
 def _gptj(config: Config) -> Fields:
     return {
         **sizes(config),
-        **wide(config),
+        **wide(config, "n_inner"),
         **_tied(config, default=False),
         "positions": "rotary",
         "norms_per_layer": 1,
@@ -91,6 +91,7 @@ def _phi(config: Config) -> Fields:
         **sizes(config),
         **_tied(config, default=False),
         "kv_heads": config.size("num_key_value_heads", config.size("num_attention_heads")),
+        "head_size": config.size("head_dim", 0) or None,
         "ffn": config.size("intermediate_size"),
         "positions": "rotary",
         "norms_per_layer": 1,
@@ -121,6 +122,7 @@ def _starcoder2(config: Config) -> Fields:
         **_tied(config, default=True),
         **sliding_window(config),
         "kv_heads": config.size("num_key_value_heads", 2),
+        "head_size": config.size("head_dim", 0) or None,
         "ffn": config.size("intermediate_size"),
         "positions": "rotary",
         "bias": config.flag("use_bias", default=True),
@@ -133,6 +135,7 @@ def _cohere(config: Config) -> Fields:
         **attention_bias(config),
         **_tied(config, default=True),
         "kv_heads": config.size("num_key_value_heads", config.size("num_attention_heads")),
+        "head_size": config.size("head_dim", 0) or None,
         "ffn": config.size("intermediate_size"),
         "gated": True,
         "positions": "rotary",
@@ -145,7 +148,7 @@ def _cohere(config: Config) -> Fields:
 
 def _cohere2(config: Config) -> Fields:
     window = sliding_window(config, default=4096, every=4)
-    return {**_cohere(config), **window, "head_size": config.size("head_dim", 128)}
+    return {**_cohere(config), **window, "qk_norm": False}
 
 
 def _bert(config: Config) -> Fields:

@@ -123,7 +123,7 @@ def _seed_oss(config: Config) -> Fields:
         **_llama(config, seq=524288),
         "qkv_bias": config.flag("attention_bias", default=True),
         "out_bias": config.flag("attention_out_bias", default=False),
-        "head_size": config.size("head_dim", 128),
+        "head_size": None if config.keys.get("head_dim", 0) is None else config.size("head_dim", 128),
     }
 
 
@@ -221,7 +221,8 @@ def _qwen3_moe(config: Config, *, seq: int = 32768) -> Fields:
 
 
 def _deepseek(config: Config, *, seq: int, shared_experts: int, dense_layers: int) -> Fields:
-    config.nothing_but("attention_bias", allowed=False)
+    for biased in ("attention_bias", "mlp_bias"):
+        config.nothing_but(biased, allowed=False)
     query_rank = 0 if config.keys.get("q_lora_rank", 0) is None else config.size("q_lora_rank", 1536)
     latent = LatentAttention(
         query_rank=query_rank,  # null means no compression here, not a missing key
