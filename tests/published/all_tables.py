@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from published import more, small
 from published.datasets import load
-from shardscope.measure.scoreboard.published import published
+from published.tables import published
 from shardscope.measure.scoreboard.rows import Row, RowGroups
 from shardscope.prediction.spread import moved, slopes
 from shardscope.spec.effects import effects_of, usual

@@ -12,9 +12,9 @@ import pytest
 from published.calibrate import RECIPES, own_calibration
 from published.datasets import load
 from published.fit import Prior, fit
+from published.tables import published
 from shardscope.errors import DataError
 from shardscope.measure.scoreboard.board import board
-from shardscope.measure.scoreboard.published import published
 from shardscope.measure.scoreboard.rows import predicted_seconds
 from shardscope.spec.calibration import Calibration, catalogue
 

@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 
 import shardscope as ss
+from published.tables.sharded import sharded
 from shardscope.analytic.memory import FRAMEWORKS
 from shardscope.errors import SpecError
-from shardscope.measure.scoreboard.sharded import sharded
 from shardscope.prediction.planner import SearchAxes
 from shardscope.spec.calibration import catalogue
 from shardscope.spec.effects import row_noise
