@@ -23,6 +23,17 @@ from analytic.published_tables import (
     ZERO_TABLE_1,
     ZERO_TABLE_2,
 )
+from published.tables import published
+from published.tables.papers import (
+    KORTHIKANTI_5,
+    MEGATRON_1,
+    MEGATRON_2,
+    MEGATRON_SIZES,
+    SEQ,
+    VOCAB,
+    gpt,
+    llama,
+)
 from shardscope.analytic.compute.flops import (
     hardware_flops,
     megatron_flops,
@@ -37,18 +48,7 @@ from shardscope.analytic.memory import (
     stage_memory,
 )
 from shardscope.calibration.calibration import Calibration
-from shardscope.measure.scoreboard.published import published
 from shardscope.measure.scoreboard.rows import predicted_seconds
-from shardscope.measure.scoreboard.tables import (
-    KORTHIKANTI_5,
-    MEGATRON_1,
-    MEGATRON_2,
-    MEGATRON_SIZES,
-    SEQ,
-    VOCAB,
-    gpt,
-    llama,
-)
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 

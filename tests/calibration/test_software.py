@@ -8,12 +8,12 @@ from functools import partial
 import pytest
 
 import shardscope as ss
+from published.tables.sharded import sharded
 from shardscope.analytic.memory import FRAMEWORKS
 from shardscope.calibration.calibration import catalogue
 from shardscope.calibration.effects import row_noise
 from shardscope.calibration.software import SOFTWARE, assumed_software, software_of
 from shardscope.errors import SpecError
-from shardscope.measure.scoreboard.sharded import sharded
 from shardscope.planner import SearchAxes
 from shardscope.spec.layout import searched_schedules
 

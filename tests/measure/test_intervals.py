@@ -7,14 +7,10 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.stats import binom, binomtest, norm
 
+from published.coverage import constant_half_width, coverage_p_value
 from shardscope.calibration.effects import table_scores
-from shardscope.measure.scoreboard.intervals import (
-    ENOUGH,
-    Z,
-    constant_half_width,
-    coverage_p_value,
-    interval_score,
-)
+from shardscope.commands.scoreboard import ENOUGH
+from shardscope.measure.scoreboard.intervals import Z, interval_score
 from shardscope.measure.scoreboard.one_step import Known
 
 

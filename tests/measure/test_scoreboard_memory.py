@@ -8,13 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardscope import cli
-from shardscope.analytic.layouts import Layouts
-from shardscope.analytic.memory import FRAMEWORKS, memory_term, process_bytes, stage_memory, tensor_room
-from shardscope.analytic.memory.rows import rows_of
-from shardscope.analytic.memory.stage import Blocks, blocks_of
-from shardscope.calibration.software import SOFTWARE, memory_model
-from shardscope.measure.scoreboard.memory.board import (
+from published.memory.board import (
     fit_lines,
     memory_tables,
     peak_lines,
@@ -22,7 +16,13 @@ from shardscope.measure.scoreboard.memory.board import (
     total_fits,
     without_largest,
 )
-from shardscope.measure.scoreboard.published import published
+from published.tables import published
+from shardscope import cli
+from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.memory import FRAMEWORKS, memory_term, process_bytes, stage_memory, tensor_room
+from shardscope.analytic.memory.rows import rows_of
+from shardscope.analytic.memory.stage import Blocks, blocks_of
+from shardscope.calibration.software import SOFTWARE, memory_model
 from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -52,7 +52,7 @@ DEEPSPEED_STAGES = (
     ],
 )
 def test_published_peaks_have_the_errors_that_are_documented(table: str, mape: float, worst: float) -> None:
-    """Errors above 5 % and their causes, as far as they are known, are in the docstring of `memory.replicas`."""
+    """Errors above 5 % and their causes, as far as they are known, are in the docstring of `memory/replicas.py`."""
     (line,) = peak_lines({table: memory_tables()[table]})
     assert line.mape < mape
     assert line.worst < worst

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from published import more, small
 from published.datasets import load
+from published.tables import published
 from shardscope.calibration.effects import effects_of, usual
 from shardscope.calibration.software import SOFTWARE
 from shardscope.calibration.spread import moved, slopes
-from shardscope.measure.scoreboard.published import published
 from shardscope.measure.scoreboard.rows import Row, RowGroups
 
 Floats = npt.NDArray[np.float64]

@@ -16,4 +16,5 @@ from shardscope.commands.scoreboard import text
 from shardscope.measure.scoreboard.board import board
 
 if __name__ == "__main__":
-    print(text(board(load(Path(sys.argv[1])), fitted="--fitted" in sys.argv[2:], chosen=own_calibration)))
+    lines = board(load(Path(sys.argv[1])), fitted="--fitted" in sys.argv[2:], chosen=own_calibration)
+    print(text([line.to_dict() for line in lines]))

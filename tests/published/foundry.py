@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shardscope.measure.scoreboard.machines import A100_80, H100, NVLINK3, NVLINK4, cluster, network
+from published.tables.machines import A100_80, H100, NVLINK3, NVLINK4, cluster, network
 from shardscope.measure.scoreboard.rows import Row
 from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout

@@ -11,13 +11,12 @@ import numpy.typing as npt
 from scipy.stats import binom
 
 from published.all_tables import Table
+from published.coverage import constant_half_width, coverage_p_value
 from published.effects_fit import Found, Spreads, estimated, noise_index
+from shardscope.commands.scoreboard import ENOUGH
 from shardscope.measure.scoreboard.intervals import (
-    ENOUGH,
     LEVEL,
     Z,
-    constant_half_width,
-    coverage_p_value,
     inside,
     interval_score,
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shardscope.measure.scoreboard.machines import cluster, network
+from published.tables.machines import cluster, network
 from shardscope.measure.scoreboard.rows import Row
 from shardscope.spec.cluster import Device, Link
 from shardscope.spec.layout import Layout

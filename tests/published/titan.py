@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from shardscope.measure.scoreboard.machines import NVLINK4, cluster, network
+from published.tables.machines import NVLINK4, cluster, network
+from published.tables.papers import llama
 from shardscope.measure.scoreboard.rows import Row
-from shardscope.measure.scoreboard.tables import llama
 from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shardscope.measure.scoreboard.machines import A100_80, NVLINK3, cluster, network
+from published.tables.machines import A100_80, NVLINK3, cluster, network
 from shardscope.measure.scoreboard.rows import Row
 from shardscope.spec.layout import Layout, Recompute
 from shardscope.spec.model import Transformer

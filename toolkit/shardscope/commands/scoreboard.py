@@ -12,52 +12,40 @@ from shardscope.commands._rows import add_rows_options, given_to_rows, refuse_wi
 from shardscope.commands._scoreboard_memory import print_memory
 from shardscope.commands._table import aligned
 from shardscope.errors import SpecError
+from shardscope.spec.layout import Layout
 
 if TYPE_CHECKING:
     from shardscope.calibration.effects import TableScore
-    from shardscope.measure.scoreboard.board import Line, RowScore
-    from shardscope.measure.scoreboard.score import Score
+    from shardscope.measure.scoreboard.board import RowScore
 
+ENOUGH = 20
+"""Fewest rows for which the coverage of a table is tested."""
 
 ABOUT = """\
-Compare predicted step times with measured ones.
+Compare predicted step times with published ones: each table as your layouts are
+predicted, as predicted without it, and how often 90% intervals hold without it.
+Scores are those of this release; --json adds the source of each table.
 
-Columns:
   MAPE, worst, rank    mean and largest error, and rank correlation
-  best chosen          groups of layouts of one model and batch on the same number
-                       of devices, in which the layout with the shortest predicted
-                       time is within 3% of the fastest measured one
+  best chosen          groups of layouts of one model, batch and number of devices, in
+                       which the one predicted to be fastest is at most 3% slower
+                       than the fastest
   in interval          share of measured times inside the 90% interval
   after one step       error of the other rows after one row of the table was
                        measured: the median over which one
+  p                    of a two-sided binomial test that intervals contain 90%
 
-The first list has the tables that ship, predicted as your layouts are; constants
-were fitted to those marked as fitted.
-
-The second list has all tables, each predicted by constants fitted without it, as
-linearised around those fitted to all. Large tables are represented by rows drawn
-at random. The list is somewhat optimistic for a cluster of your own: several
-tables are of one cluster (such as four of Selene and two of BLOOM's), and the
-others of that cluster stay when one is left out, and the widths of two priors were
-chosen with these errors in view. FSDP of Lightning was timed with a
-counter of FLOPs around each step, which may have made its steps slower; it is
-scored, but no constant was fitted to it.
-
-The third list tests whether intervals contain 90% of measured times. p is that of
-a two-sided binomial test; with 20 rows it finds intervals that are far too narrow,
-but never rejects wide ones. The interval score is the mean of that of the
-logarithms in per cent (Winkler 1972; less is better), beside the score of
-intervals with a constant relative width, chosen on the other tables.
-
-With --rows, your own steps are compared instead. The options of a layout are
-settings of all rows, which their columns override.
-
-With --memory, published peaks of memory are compared instead, and runs that ran or
-ran out of memory with what predictions say about them; each run counts once.
-Peaks are marked as fitted if values of the memory model were inferred from them
-(for which ones, see shardscope.analytic.memory.frameworks), or if they showed that
-a part was missing (the buckets of PyTorch's DDP).
+With --rows, your own steps are compared instead. Any option that `shardscope predict`
+has for a layout, such as --tensor, is a setting of all rows; their columns override it.
 """
+
+
+class _WithoutLayout(argparse.RawDescriptionHelpFormatter):
+    """Leaves out the options of a layout, which `shardscope predict` explains."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        if action.dest not in Layout.model_fields:
+            super().add_argument(action)
 
 
 def add_to(commands: Any) -> None:
@@ -66,7 +54,8 @@ def add_to(commands: Any) -> None:
         "scoreboard",
         help="compare predicted step times with published ones",
         description=ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="shardscope scoreboard [--rows FILE [options of the rows] | --memory] [--json]",
+        formatter_class=_WithoutLayout,
     )
     add_rows_options(parser, purpose="compare these measured steps instead of published ones")
     parser.add_argument("--memory", action="store_true", help="compare memory instead of step times")
@@ -77,9 +66,7 @@ def add_to(commands: Any) -> None:
 def carry_out(arguments: argparse.Namespace) -> int:
     """Print one line per data set, as predicted now and as predicted without it."""
     from shardscope.calibration.effects import table_scores
-    from shardscope.measure.scoreboard.board import board
-    from shardscope.measure.scoreboard.intervals import ENOUGH
-    from shardscope.measure.scoreboard.published import published
+    from shardscope.measure.scoreboard.shipped import shipped_scores
 
     if arguments.rows is not None:
         if arguments.memory:
@@ -90,12 +77,12 @@ def carry_out(arguments: argparse.Namespace) -> int:
         return 0
     refuse_without_rows(arguments, instead="--memory" if arguments.memory else "")
     if arguments.memory:
-        print_memory(to_json=arguments.json)
+        print_memory(shipped_scores()["memory"], to_json=arguments.json)
         return 0
-    lines, left_out = board(published(), fitted=True), table_scores()
+    lines, left_out = shipped_scores()["tables"], table_scores()
     if arguments.json:
         scores = {name: score._asdict() for name, score in left_out.items()}
-        print(as_json({"tables": [_plain(line) for line in lines], "left_out": scores}))
+        print(as_json({"tables": lines, "left_out": scores}))
     else:
         most = max(score.rows for score in left_out.values())
         print(
@@ -112,9 +99,10 @@ def print_own(arguments: argparse.Namespace) -> None:
     from shardscope.measure.scoreboard.board import board, row_scores
 
     rows = read_rows(arguments.rows, given_to_rows(arguments))
-    lines, each = board({arguments.rows.stem: rows}), row_scores(rows)
+    lines = [line.to_dict() for line in board({arguments.rows.stem: rows})]
+    each = row_scores(rows)
     if arguments.json:
-        print(as_json({"tables": [_plain(line) for line in lines], "rows": [row._asdict() for row in each]}))
+        print(as_json({"tables": lines, "rows": [row._asdict() for row in each]}))
     else:
         print(f"{text(lines)}\n\n{rows_text(each)}")
 
@@ -171,8 +159,6 @@ def _beaten(scores: Mapping[str, TableScore]) -> str:
 
 def intervals_text(scores: Mapping[str, TableScore]) -> str:
     """Return a table of the coverage and the interval score of left-out tables with enough rows for a test."""
-    from shardscope.measure.scoreboard.intervals import ENOUGH
-
     header = [
         "data set", "n", "in interval", "p", "interval score", "constant width",
         "in interval after one step", "p after", "interval score after", "constant width after",
@@ -191,62 +177,25 @@ def intervals_text(scores: Mapping[str, TableScore]) -> str:
     return aligned(header, rows)
 
 
-def text(lines: list[Line]) -> str:
-    """Return a table of MAPE, worst error and rank correlation by data set, and the scores of both trivial formulas."""
+def text(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of errors by data set, and those of both trivial formulas."""
     header = [
-        "data set",
-        "rows",
-        "n",
-        "MAPE",
-        "worst",
-        "rank",
-        "best chosen",
-        "in interval",
-        "after one step",
-        "plain, after one",
-        "plain formula",
-        "constant MFU",
-        "calibration",
-    ]
+        "data set", "rows", "n", "MAPE", "worst", "rank", "best chosen", "in interval", "after one step",
+        "plain, after one", "plain formula", "constant MFU", "calibration",
+    ]  # fmt: skip
+
+    def formula(score: Mapping[str, float]) -> str:
+        return f"{score['mape_percent']:.1f} %, {score['rank_correlation']:.3f}"
+
     rows = [
         (
-            line.dataset,
-            line.rows,
-            str(line.score.rows),
-            f"{line.score.mape:.1f} %",
-            f"{line.score.worst:.1f} %",
-            f"{line.score.rank:.3f}",
-            f"{line.ranking.near} of {line.ranking.groups}" if line.ranking.groups else "-",
-            f"{line.one_step.covered:.0f} %",
-            f"{line.one_step.after:.1f} %",
-            f"{line.scaled_plain:.1f} %",
-            f"{line.plain.mape:.1f} %, {line.plain.rank:.3f}",
-            f"{line.constant_mfu.mape:.1f} %, {line.constant_mfu.rank:.3f}",
-            ", ".join(line.calibrations),
+            line["dataset"], line["rows"], str(line["n"]), f"{line['mape_percent']:.1f} %",
+            f"{line['worst_percent']:.1f} %", f"{line['rank_correlation']:.3f}",
+            f"{line['groups_with_best_chosen']} of {line['groups']}" if line["groups"] else "-",
+            f"{line['covered_percent']:.0f} %", f"{line['after_one_step_mape_percent']:.1f} %",
+            f"{line['plain_after_one_step_mape_percent']:.1f} %", formula(line["plain_formula"]),
+            formula(line["constant_mfu"]), ", ".join(line["calibrations"]),
         )
         for line in lines
-    ]
+    ]  # fmt: skip
     return aligned(header, rows)
-
-
-def _plain(line: Line) -> dict[str, object]:
-    def figures(score: Score) -> dict[str, float]:
-        return {"mape_percent": score.mape, "worst_percent": score.worst, "rank_correlation": score.rank}
-
-    return {
-        "dataset": line.dataset,
-        "rows": line.rows,
-        "n": line.score.rows,
-        **figures(line.score),
-        "groups": line.ranking.groups,
-        "groups_with_best_chosen": line.ranking.near,
-        "covered_percent": line.one_step.covered,
-        "after_one_step_mape_percent": line.one_step.after,
-        "covered_after_one_step_percent": line.one_step.covered_after,
-        "interval_score_percent": line.one_step.interval_score,
-        "interval_score_after_one_step_percent": line.one_step.interval_score_after,
-        "plain_after_one_step_mape_percent": line.scaled_plain,
-        "plain_formula": figures(line.plain),
-        "constant_mfu": figures(line.constant_mfu),
-        "calibrations": list(line.calibrations),
-    }

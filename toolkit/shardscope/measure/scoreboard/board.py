@@ -41,6 +41,32 @@ class Line(NamedTuple):
     scaled_plain: float
     """MAPE of the plain formula's other rows after its constant was set by one row: the median over which one."""
 
+    def to_dict(self) -> dict[str, object]:
+        """Return the line as JSON has it."""
+
+        def figures(score: Score) -> dict[str, float]:
+            return {
+                "mape_percent": score.mape, "worst_percent": score.worst, "rank_correlation": score.rank,
+            }  # fmt: skip
+
+        return {
+            "dataset": self.dataset,
+            "rows": self.rows,
+            "n": self.score.rows,
+            **figures(self.score),
+            "groups": self.ranking.groups,
+            "groups_with_best_chosen": self.ranking.near,
+            "covered_percent": self.one_step.covered,
+            "after_one_step_mape_percent": self.one_step.after,
+            "covered_after_one_step_percent": self.one_step.covered_after,
+            "interval_score_percent": self.one_step.interval_score,
+            "interval_score_after_one_step_percent": self.one_step.interval_score_after,
+            "plain_after_one_step_mape_percent": self.scaled_plain,
+            "plain_formula": figures(self.plain),
+            "constant_mfu": figures(self.constant_mfu),
+            "calibrations": list(self.calibrations),
+        }
+
 
 def board(
     datasets: Mapping[str, Sequence[Row]],

@@ -68,7 +68,7 @@ class Machine(NamedTuple):
         """Whether the calibration's software is predicted as if it had Megatron's fused kernel for softmax.
 
         DeepSpeed is, because it most often runs Megatron's models. Models of Hugging Face under DeepSpeed, and
-        Megatron-LM of 2019, do not have the kernel: see `measure.scoreboard.volta`.
+        Megatron-LM of 2019, do not have the kernel: see `tests/published/tables/volta.py`.
         """
         return software_of(self.calibration.software or "megatron-core").family != "fsdp"
 

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardscope.measure.scoreboard.memory.bigscience import bigscience
-from shardscope.measure.scoreboard.memory.hagemann import hagemann
-from shardscope.measure.scoreboard.memory.others import mist, simumax, torchtitan
-from shardscope.measure.scoreboard.memory.replicas import replicas
-from shardscope.measure.scoreboard.memory.rows import MemoryRow
-from shardscope.measure.scoreboard.published import published
+from published.memory.bigscience import bigscience
+from published.memory.hagemann import hagemann
+from published.memory.others import mist, simumax, torchtitan
+from published.memory.replicas import replicas
+from published.memory.rows import MemoryRow
+from published.tables import published
 from shardscope.measure.scoreboard.rows import Row
 from shardscope.spec.layout import Layout
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shardscope.measure.scoreboard.memory.rows import MemoryRow
+from published.memory.rows import MemoryRow
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -131,7 +131,7 @@ def _bloom(precision: str, sizes: Sequence[int], micro: int, gb: int | None) -> 
     )  # fmt: skip
 
 
-def _small(  # noqa: PLR0917
+def _small(
     device: str,
     recompute: str,
     tensor: int,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from shardscope.measure.scoreboard.bigscience import bigscience
-from shardscope.measure.scoreboard.mlperf import mlperf
-from shardscope.measure.scoreboard.nvidia import nvidia
-from shardscope.measure.scoreboard.own import one_h100
+from published.tables.bigscience import bigscience
+from published.tables.mlperf import mlperf
+from published.tables.nvidia import nvidia
+from published.tables.own import one_h100
+from published.tables.papers import papers
+from published.tables.sharded import sharded
+from published.tables.volta import volta
 from shardscope.measure.scoreboard.rows import Row
-from shardscope.measure.scoreboard.sharded import sharded
-from shardscope.measure.scoreboard.tables import papers
-from shardscope.measure.scoreboard.volta import volta
 
 
 def published() -> dict[str, list[Row]]:

@@ -6,10 +6,10 @@ network of its 64 A100; 200 Gbit/s a device are assumed. Runs that recompute eve
 
 from __future__ import annotations
 
+from published.tables.machines import A100_80, H100, NVLINK3, NVLINK4, cluster, network
+from published.tables.papers import llama
 from shardscope.analytic.compute.flops import model_flops
-from shardscope.measure.scoreboard.machines import A100_80, H100, NVLINK3, NVLINK4, cluster, network
 from shardscope.measure.scoreboard.rows import Row
-from shardscope.measure.scoreboard.tables import llama
 from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer

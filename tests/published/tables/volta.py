@@ -15,10 +15,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from published.tables.machines import V100_16, V100_32, cluster, network
+from published.tables.papers import VOCAB, gpt
 from shardscope.analytic.compute.flops import megatron_flops
-from shardscope.measure.scoreboard.machines import V100_16, V100_32, cluster, network
 from shardscope.measure.scoreboard.rows import Row
-from shardscope.measure.scoreboard.tables import VOCAB, gpt
 from shardscope.spec.cluster import Cluster, Link
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -125,9 +125,7 @@ def volta() -> dict[str, list[Row]]:
 _layout = partial(Layout, precision="fp16-mixed", flash_attention=False)
 
 
-def _megatron_2019(  # noqa: PLR0917
-    layers: int, hidden: int, heads: int, tensor: int, replicas: int, per_cent: int
-) -> Row:
+def _megatron_2019(layers: int, hidden: int, heads: int, tensor: int, replicas: int, per_cent: int) -> Row:
     model = gpt(layers, hidden, heads).replace(seq=1024)
     inter = network(50, "Megatron-LM: 100 GB/s per DGX-2H, which has 16 devices")
     devices = tensor * replicas
@@ -139,7 +137,7 @@ def _megatron_2019(  # noqa: PLR0917
     return Row.of("Megatron-LM 2019, V100", model, where, layout, seconds)
 
 
-def _megatron_2021(  # noqa: PLR0917
+def _megatron_2021(
     data: int, tensor: int, pipeline: int, micro: int, batch: int, layers: int, hidden: int, heads: int, ms: float,
     _tflops: float,
 ) -> Row:  # fmt: skip
@@ -159,7 +157,7 @@ def _deepspeed(nodes: int, zero: int, rate: float) -> Row:
     return Row.of("DeepSpeed 0.3.0, V100", model, where, layout, seconds, software="deepspeed-0.5")
 
 
-def gpt2_run(  # noqa: PLR0917
+def gpt2_run(
     name: str, layers: int, hidden: int, heads: int, micro: int, zero: int = 1
 ) -> tuple[Transformer, Cluster, Layout]:
     """Return the model, the machine and the layout of GPT-2 by Hugging Face on the 16 V100 of a DGX-2."""
@@ -169,9 +167,7 @@ def gpt2_run(  # noqa: PLR0917
     return model, where, layout
 
 
-def _tuned(  # noqa: PLR0917
-    name: str, layers: int, hidden: int, heads: int, micro: int, rate: float
-) -> Row:
+def _tuned(name: str, layers: int, hidden: int, heads: int, micro: int, rate: float) -> Row:
     run = gpt2_run(name, layers, hidden, heads, micro)
     return Row.of("DeepSpeed 0.5, V100", *run, run[-1].global_batch / rate, software="deepspeed-0.5")
 

@@ -42,9 +42,7 @@ def one_h100() -> list[Row]:
     return [_row(*row) for row in ONE_H100]
 
 
-def _row(  # noqa: PLR0917
-    size: str, seq: int, micro_batch: int, count: int, recomputes: bool, seconds: float
-) -> Row:
+def _row(size: str, seq: int, micro_batch: int, count: int, recomputes: bool, seconds: float) -> Row:
     model = Transformer(
         name=f"llama-like-{size}", **_SIZES[size], seq=seq, gated=True, tied=False, positions="rotary",
         norm="rmsnorm", bias=False,

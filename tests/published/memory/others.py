@@ -14,8 +14,8 @@ only in the number of replicas, one takes 8 GiB more.
 
 from __future__ import annotations
 
-from shardscope.measure.scoreboard.memory.rows import MemoryRow
-from shardscope.measure.scoreboard.tables import llama
+from published.memory.rows import MemoryRow
+from published.tables.papers import llama
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import LatentAttention, Mixture, Transformer
@@ -66,7 +66,7 @@ def simumax() -> list[MemoryRow]:
     return [_simumax(*row) for row in SIMUMAX]
 
 
-def _simumax(  # noqa: PLR0917
+def _simumax(
     name: str, layers: int, tensor: int, pipeline: int, data: int, expert: int, context: int, seq: int, count: int,
     gib: float,
 ) -> MemoryRow:  # fmt: skip
@@ -95,7 +95,7 @@ def torchtitan() -> list[MemoryRow]:
     return [_torchtitan(*row) for row in TORCHTITAN]
 
 
-def _torchtitan(  # noqa: PLR0917
+def _torchtitan(
     size: str, device: str, data: int, tensor: int, pipeline: int, context: int, micro: int, recompute: str, seq: int,
     precision: str, is_interleaved: bool, release: str, gib: float,
 ) -> MemoryRow:  # fmt: skip
@@ -118,7 +118,7 @@ def mist() -> list[MemoryRow]:
     return [_mist(*row) for row in MIST]
 
 
-def _mist(  # noqa: PLR0917
+def _mist(
     name: str, hidden: int, inner: int, layers: int, heads: int, is_gated: bool, micro: int, data: int, pipeline: int,
     batch: int, mib: int,
 ) -> MemoryRow:  # fmt: skip

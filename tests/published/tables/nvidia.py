@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from published.tables.papers import llama
 from shardscope.measure.scoreboard.rows import Row
-from shardscope.measure.scoreboard.tables import llama
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -182,7 +182,7 @@ def _gb200(name: str, precision: str, devices: int, batch: int, seconds: float) 
     return _row("NeMo 25.02, GB200", _model(name), _nvl72(devices), layout, seconds)
 
 
-def _fp8(  # noqa: PLR0917
+def _fp8(
     release: str, device: str, name: str, devices: int, batch: int, micro_batch: int, zero: int, tensor: int,
     pipeline: int, context: int, virtual: int, rate: float, *, software: str = "megatron-bridge",
 ) -> Row:  # fmt: skip

@@ -10,7 +10,7 @@ branch, and of models whose sizes are not stated.
 
 from __future__ import annotations
 
-from shardscope.measure.scoreboard.machines import network
+from published.tables.machines import network
 from shardscope.measure.scoreboard.rows import Row
 from shardscope.spec.cluster import Cluster, Link
 from shardscope.spec.layout import Layout
@@ -73,7 +73,7 @@ def _zero_3(run: str, tensor: int, micro_batch: int, seconds: float) -> Row:
     return _row("DeepSpeed 0.3, V100", 64, layout, seconds, "deepspeed-0.5", run)
 
 
-def _pipeline(  # noqa: PLR0917
+def _pipeline(
     run: str, layers: int, data: int, pipeline: int, micro_batch: int, batch: int, zero: int, seconds: float
 ) -> Row:
     layout = Layout.model_validate(
@@ -85,7 +85,7 @@ def _pipeline(  # noqa: PLR0917
     return _row("Megatron-DeepSpeed, V100", layers, layout, seconds, "megatron-deepspeed", run)
 
 
-def _row(table: str, layers: int, layout: Layout, seconds: float, software: str, run: str) -> Row:  # noqa: PLR0917
+def _row(table: str, layers: int, layout: Layout, seconds: float, software: str, run: str) -> Row:
     model = Transformer(
         name=f"gpt-{layers}x8192", layers=layers, hidden=8192, heads=32, vocab=50304, seq=1024
     )

@@ -23,10 +23,10 @@ DeepSpeed, on a node of 16 V100, of which the memory is not stated; 32 GB are as
 
 from __future__ import annotations
 
-from shardscope.measure.scoreboard.memory.rows import MemoryRow
-from shardscope.measure.scoreboard.mlperf import mlperf
-from shardscope.measure.scoreboard.sharded import sharded
-from shardscope.measure.scoreboard.volta import lightning_run
+from published.memory.rows import MemoryRow
+from published.tables.mlperf import mlperf
+from published.tables.sharded import sharded
+from published.tables.volta import lightning_run
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -112,7 +112,7 @@ MINGPT_SETTINGS = (("bucket_elements", 2e8), ("logits_bytes", 6), ("holds_gather
 linear layer, which saves a view of the gathered weight; later releases kept their own, which does not."""
 
 
-def _lightning_gpt(  # noqa: PLR0917
+def _lightning_gpt(
     layers: int, hidden: int, heads: int, devices: int, micro: int, zero: int, mb: float
 ) -> MemoryRow:
     model = _gpt2(layers, hidden, heads)

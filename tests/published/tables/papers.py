@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from published.tables.machines import A100_80, H100, NVLINK3, NVLINK4, cluster, network
 from shardscope.analytic.compute.flops import megatron_flops, model_flops
 from shardscope.analytic.compute.work import Split, attention_core
-from shardscope.measure.scoreboard.machines import A100_80, H100, NVLINK3, NVLINK4, cluster, network
 from shardscope.measure.scoreboard.rows import Row
 from shardscope.spec.layout import Layout, Recompute
 from shardscope.spec.model import Transformer
@@ -119,7 +119,7 @@ def _row(
     return Row.of(dataset, model, machine, layout, seconds, software=software)
 
 
-def _weak_scaling(  # noqa: PLR0917
+def _weak_scaling(
     _billions: float, heads: int, hidden: int, layers: int, tensor: int, pipeline: int, devices: int, batch: int,
     tflops: int, *_: float,
 ) -> Row:  # fmt: skip
@@ -135,7 +135,7 @@ def _weak_scaling(  # noqa: PLR0917
     return _row("Megatron SC21, table 1", gpt(layers, hidden, heads), devices, layout, seconds)
 
 
-def _scheme(  # noqa: PLR0917
+def _scheme(
     scheme: str, billions: float, batch: int, devices: int, micro: int, tflops: int, _days: int
 ) -> Row:
     layers, hidden, heads, tensor, pipeline = MEGATRON_SIZES[billions]
@@ -154,7 +154,7 @@ def _scheme(  # noqa: PLR0917
     )
 
 
-def _both(  # noqa: PLR0917
+def _both(
     _name: str, layers: int, hidden: int, heads: int, pipeline: int, devices: int, batch: int, micro: int, virtual: int,
     full_s: float, selective_s: float, *_: float,
 ) -> list[Row]:  # fmt: skip
@@ -169,7 +169,7 @@ def _both(  # noqa: PLR0917
     return [run("full", full_s), run("selective", selective_s)]
 
 
-def _llama(  # noqa: PLR0917
+def _llama(
     devices: int,
     tensor: int,
     context: int,

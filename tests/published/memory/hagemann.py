@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardscope.measure.scoreboard.memory.rows import MemoryRow
+from published.memory.rows import MemoryRow
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer

@@ -9,7 +9,7 @@ attention in FP8.
 
 from __future__ import annotations
 
-from shardscope.measure.scoreboard.nvidia import megatron_row
+from published.tables.nvidia import megatron_row
 from shardscope.measure.scoreboard.rows import Row
 
 MLPERF = (
@@ -62,7 +62,7 @@ def mlperf() -> dict[str, list[Row]]:
     }
 
 
-def _row(  # noqa: PLR0917
+def _row(
     label: str, edition: str, submitter: str, device: str, name: str, devices: int, batch: int, micro_batch: int,
     tensor: int, pipeline: int, context: int, virtual: int, seconds: float,
 ) -> Row:  # fmt: skip
