@@ -365,3 +365,19 @@ def test_a_sparse_tensor_is_refused_where_gloo_has_no_sum_of_it(pool: RankPool, 
                 call(torch.eye(3).to_sparse(), 0)
 
     pool.run(check, tmp_path)
+
+
+def test_tensors_without_dimensions_are_gathered_and_scattered_as_one_row(
+    pool: RankPool, tmp_path: Path
+) -> None:
+    def check(context: RankContext) -> None:
+        rank, world = context.rank, context.world_size
+        own, summed, rows = torch.tensor(float(rank)), torch.tensor(0.0), torch.empty(world)
+        dist.all_gather_into_tensor(rows, own)
+        dist.reduce_scatter_tensor(summed, torch.arange(float(world)))
+        assert rows.tolist() == list(range(world))
+        assert float(summed) == rank * world
+        with pytest.raises(RuntimeError):
+            dist.reduce_scatter_tensor(torch.empty(2), own)  # too few rows: gloo read beyond the shape
+
+    pool.run(check, tmp_path)

@@ -64,6 +64,16 @@ def plain(argument: Argument, *, may_be_sparse: bool = False, written: Copies | 
     return found  # type: ignore[no-any-return]
 
 
+def with_rows(argument: Argument) -> Argument:
+    """Return an argument of a collective with each tensor without dimensions replaced by a view with one element."""
+    found: Any = argument
+    if isinstance(argument, Tensor):
+        found = argument if argument.dim() else argument.view(1)
+    elif isinstance(argument, list | tuple):
+        found = [with_rows(each) for each in argument]
+    return found  # type: ignore[no-any-return]
+
+
 def copied_back(work: dist.Work, copies: Copies) -> dist.Work:
     """Return a handle of a collective that ends when what it wrote to copies has been copied to the tensors."""
     return _CopyingWork(work, copies) if copies else work

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from shardscope.spec import Link
 from shardscope.training import clock
-from shardscope.training.collectives.plain_tensors import Copies, copied_back, plain
+from shardscope.training.collectives.plain_tensors import Copies, copied_back, plain, with_rows
 from shardscope.training.collectives.start import store_of_this_start
 from shardscope.training.meter import Meter, Span, Traffic
 from shardscope.training.transports import Name, Route, open_route
@@ -299,14 +299,24 @@ def _pass_on(method: str, name: str, payload_of: int) -> Callable[..., dist.Work
         name: Name under which the traffic is recorded.
         payload_of: Index of the argument that contains the payload.
     """
+    by_rows = method in _BY_ROWS
 
     def call(self: MeteredProcessGroup, *args: Any, **options: Any) -> dist.Work:
-        return self._metered(name, payload_of, args, partial(getattr(self.inner, method), **options))
+        inner = partial(getattr(self.inner, method), **options)
+        return self._metered(
+            name, payload_of, args, (lambda *own: inner(*map(with_rows, own))) if by_rows else inner
+        )
 
     call.__name__ = method
     return call
 
 
+_BY_ROWS = {
+    "_allgather_base", "all_gather_single", "allgather_into_tensor_coalesced", "all_gather_single_coalesced",
+    "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_single_coalesced",
+}  # fmt: skip
+"""Methods that cut tensors into rows; gloo reads beyond the shape of a tensor without dimensions, and crashes."""
 _COLLECTIVES = {
     "all_reduce": (0, ("allreduce", "allreduce_coalesced")),
     "broadcast": (0, ("broadcast",)),
