@@ -86,7 +86,7 @@ def record(_root: Path) -> dict[str, Any]:
         module = importlib.import_module(package)
         names = getattr(module, "__all__", None) or [name for name in dir(module) if not name.startswith("_")]
         found |= {f"{package}.{name}": _described(getattr(module, name)) for name in names}
-        found[f"names of {package}"] = sorted(names)
+        found[f"names of {package}"] = dict.fromkeys(sorted(names), "")
     for name in found["names of shardscope.analytic"]:
         part = found[f"shardscope.analytic.{name}"]
         if part["kind"] == "module":
