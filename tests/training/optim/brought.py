@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -247,10 +249,125 @@ class EveryForm(Bringing):
         return rate * (1 + state["m"].to(grad.dtype).abs()) * shares
 
 
+class Unusual(Bringing):
+    """Keeps a size, a number that is not one, and a tensor all of whose elements are the same one in memory."""
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        if not state:
+            state.update(size=torch.Size([0]), loss=float("nan"), array=np.full(2, np.nan))
+            state.update(one=torch.zeros(1, dtype=grad.dtype).expand(grad.shape))
+        state["size"] = torch.Size([state["size"][0] + 1])
+        state["one"] = (
+            state["one"] + 1 if state["one"].numel() != 1 else state["one"].view(1)[:1].expand(grad.shape)
+        )
+        assert math.isnan(state["loss"]) and np.isnan(state["array"]).all()
+        return 1 / state["size"].numel()
+
+
+class PlainState(Bringing):
+    """Keeps its state in a dictionary without defaults."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.state: Any = {p: {"t": 0} for group in self.param_groups for p in group["params"]}
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        state["t"] += 1
+        return 1 / state["t"]
+
+
+class KeepsGradient(Bringing):
+    """Keeps the last gradient itself instead of a copy."""
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        last = state.get("last", torch.zeros_like(grad))
+        state["last"] = grad
+        return 1 / (1 + (last - grad).abs())
+
+
+class TensorState(Bringing):
+    """Keeps a tensor, and no dictionary, for each parameter."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Take a step."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p] = self.state.get(p, 0) + p.grad  # type: ignore[assignment, operator]
+                p.sub_(group["lr"] * self.state[p])
+
+
+class SharedMemory(Bringing):
+    """Keeps one tensor under two names."""
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        if not state:
+            state["a"] = state["b"] = torch.zeros_like(grad)
+        state["a"].add_(grad)
+        return 1 / (1 + state["b"].abs())
+
+
+class OrderedEntry(Bringing):
+    """Keeps a collection of a type that would not come back."""
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        state.setdefault("by", OrderedDict(t=0))["t"] += 1
+        return 1 / state["by"]["t"]
+
+
+class Cyclic(Bringing):
+    """Keeps a list that contains itself."""
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        if not state:
+            state["all"] = []
+            state["all"].append(state["all"])
+        return 1.0
+
+
+class SumsNorm(Bringing):
+    """Sums a number over the ranks itself."""
+
+    def before(self, group: dict[str, Any]) -> None:
+        total = torch.ones(())
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(total)
+        group["norm"] = group.get("norm", 0.0) + total.item()
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        return 1 / group["norm"]
+
+
+class SumsGradients(Bringing):
+    """Sums gradients over the ranks itself, as if all had the same parameters."""
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        total = grad.clone()
+        torch.distributed.all_reduce(total)
+        return 1 / (1 + total.abs())
+
+
+class SumsMatrices(SumsGradients):
+    """Sums a number over the ranks for each matrix, of which ranks may have different numbers."""
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        if grad.dim() > 1 and grad.shape[0] < 6:
+            torch.distributed.all_reduce(torch.ones(()))
+        return 1.0
+
+
+class WithClosure(Bringing):
+    """Wants a closure."""
+
+    def step(self, closure: Any) -> None:  # type: ignore[override]
+        """Take a step."""
+
+
 KINDS: dict[str, type[Bringing]] = {
     kind.__name__: kind for kind in (
         GroupCounter, PythonStep, Product, Narrow, Shared, Attribute, HiddenObject, ObjectEntry, Columns, Matrices,
-        Drawing, Largest, Whole, PerLayer, EveryForm, NoRate,
+        Drawing, Largest, Whole, PerLayer, EveryForm, NoRate, Unusual, PlainState, KeepsGradient, TensorState,
+        SharedMemory, OrderedEntry, Cyclic, SumsNorm, SumsGradients, SumsMatrices, WithClosure,
     )
 }  # fmt: skip
 
