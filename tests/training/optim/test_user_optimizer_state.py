@@ -1,4 +1,4 @@
-"""State of optimizers that users bring: saved without a step, restored to the bit, or refused before step 1."""
+"""State of user-defined optimizers: saved without a step, restored to the bit, or refused before step 1."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from shardscope.training.optim.state import alike
 from shardscope.training.optim.user_defined import random_numbers_of
 from shardscope.training.random_state import seed_everything
 from shardscope.training.trainer import Trainer
-from training.optim.brought import KINDS, SETTINGS, Brought, ByName
+from training.optim.user_optimizers import KINDS, SETTINGS, ByName, UserOptimizer
 
 REFUSED = {
     "HiddenObject": "attribute 'clock'",
@@ -61,7 +61,7 @@ def trained(
     job = ss.Job(
         strategy=split, world_size=context.world_size, steps=4, precision="fp64",
         batch=ss.Batch(24, micro_batch=3) if strategy == "pipeline" else 24,
-        **{"model": model, "data": "digits", "optimizer": Brought(type_name=kind), **changes},
+        **{"model": model, "data": "digits", "optimizer": UserOptimizer(type_name=kind), **changes},
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(job, context, folder)
@@ -244,7 +244,7 @@ def test_an_optimizer_that_cannot_update_pieces_is_refused_by_all_ranks_before_t
         return str(refused.value)
 
     for told in pool.run(body, tmp_path):
-        assert "optimizer='brought-kind' cannot train with strategy='zero-1'" in told
+        assert "optimizer='user-kind' cannot train with strategy='zero-1'" in told
         assert "RuntimeError: a vector of" in told
     assert '"event": "step"' not in (tmp_path / "rank-0.jsonl").read_text()
 
@@ -360,7 +360,7 @@ def test_a_job_that_saves_nothing_trains_with_any_optimizer(tmp_path: Path, kind
 def test_settings_of_the_job_win_over_those_of_the_run_that_saved(tmp_path: Path) -> None:
     context = alone(tmp_path)
     trained(context, tmp_path / "saved", "GroupCounter", "single", checkpoint=2)
-    rest = Brought(type_name="GroupCounter", lr=0.5)
+    rest = UserOptimizer(type_name="GroupCounter", lr=0.5)
     trainer = trained(
         context,
         tmp_path / "rest",
