@@ -285,6 +285,21 @@ class KeepsGradient(ScaledDescent):
         return 1 / (1 + (last - grad).abs())
 
 
+class DropsSetting(ScaledDescent):
+    """Removes a value of its groups after the first step."""
+
+    fields: ClassVar[dict[str, Any]] = {"is_first": True}
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        return 2.0 if "is_first" in group else 1.0
+
+    def step(self, closure: Any = None) -> None:
+        """Take a step."""
+        super().step()
+        for group in self.param_groups:
+            group.pop("is_first", None)
+
+
 class TensorState(ScaledDescent):
     """Keeps a tensor, and no dictionary, for each parameter."""
 
@@ -366,8 +381,8 @@ class WithClosure(ScaledDescent):
 KINDS: dict[str, type[ScaledDescent]] = {
     kind.__name__: kind for kind in (
         GroupCounter, PythonStep, Product, Narrow, Shared, Attribute, HiddenObject, ObjectEntry, Columns, Matrices,
-        Drawing, Largest, Whole, PerLayer, EveryForm, NoRate, Unusual, PlainState, KeepsGradient, TensorState,
-        SharedMemory, OrderedEntry, Cyclic, SumsNorm, SumsGradients, SumsMatrices, WithClosure,
+        Drawing, Largest, Whole, PerLayer, EveryForm, NoRate, Unusual, PlainState, KeepsGradient, DropsSetting,
+        TensorState, SharedMemory, OrderedEntry, Cyclic, SumsNorm, SumsGradients, SumsMatrices, WithClosure,
     )
 }  # fmt: skip
 

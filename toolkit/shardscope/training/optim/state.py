@@ -2,6 +2,7 @@
 
     state.NAME     entries of the parameter NAME: tensors of its shape, and anything else that the optimizer keeps
     group.NAME     values of the parameter's group that have changed since the optimizer was built, such as counters
+    removed.NAME   names of those that the group no longer has
     shared         entries of `optimizer.state` that belong to no parameter
     attributes     numbers, strings and collections of them among the optimizer's attributes that have changed
 
@@ -95,8 +96,10 @@ class NamedOptimizer:
         for number, group in enumerate(self.optimizer.param_groups):
             before = built.groups[number] if number < len(built.groups) else {}
             changed = _changed(before, {k: v for k, v in group.items() if k not in _NOT_STATE})
+            removed = dict.fromkeys(before.keys() - group.keys())
             for parameter in group["params"]:
                 yield f"group.{self._name(parameter)}", changed
+                yield f"removed.{self._name(parameter)}", removed
         yield ATTRIBUTES, _changed(built.attributes, _attributes(self.optimizer))
 
     def load(self, sections: Mapping[str, Mapping[Any, Any]]) -> None:
@@ -126,6 +129,8 @@ class NamedOptimizer:
                     if not alike(values.get(key, _ABSENT), found[0].get(key, _ABSENT)):
                         raise CheckpointError(differing(str(key)))
             _update(group, found[0] if found else {})
+            for key in {key for p in group["params"] for key in sections.get(f"removed.{self._name(p)}", {})}:
+                group.pop(key, None)
         for name, value in sections.get(ATTRIBUTES, {}).items():
             setattr(self.optimizer, name, value)
 
