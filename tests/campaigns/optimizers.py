@@ -1,4 +1,4 @@
-"""Optimizers that users bring train on through saves and resumes, to the bit, or are refused before their first step.
+"""User-defined optimizers train on through saves and resumes, to the bit, or are refused before their first step.
 
 All of pytorch_optimizer and, if it is installed, timm that train on one process, under every strategy with another way
 to hold parameters: weights with checkpoints equal those without, and those of a resumed run; or a sentence refuses the
@@ -55,10 +55,10 @@ NOT_TRAINABLE = {
 FAULTS = ("changed by saving", "resumed otherwise", "cannot be resumed", "fails while it saves")
 
 
-class Brought(ss.Optimizer):
+class LibraryOptimizer(ss.Optimizer):
     """An optimizer of another library, with the settings that it has by default."""
 
-    name = "brought"
+    name = "library-optimizer"
 
     lr: float = 1e-3
     library: str = ""
@@ -124,7 +124,7 @@ def _find_timm() -> None:
 
 
 @cache
-def brought() -> list[tuple[str, str]]:
+def optimizers() -> list[tuple[str, str]]:
     """Library and name of every optimizer."""
     import pytorch_optimizer as library
 
@@ -228,9 +228,9 @@ def together(folder: str, spec: Any, strategy: str) -> list[tuple[str, str]]:
 def case(number: int, source: random.Random) -> Outcome:
     """One optimizer under one strategy."""
     del source
-    library, name = brought()[number // len(STRATEGIES)]
+    library, name = optimizers()[number // len(STRATEGIES)]
     strategy = STRATEGIES[number % len(STRATEGIES)]
-    spec = Brought(library=library, optimizer=name)
+    spec = LibraryOptimizer(library=library, optimizer=name)
     with tempfile.TemporaryDirectory(prefix="shardscope-optimizers-") as folder:
         told = together(folder, spec, strategy)
     order = [
@@ -274,4 +274,4 @@ if __name__ == "__main__":
         table(Path(sys.argv[2]))
     else:
         torch.set_num_threads(1)
-        run(case, cases=len(brought()) * len(STRATEGIES), description=__doc__)
+        run(case, cases=len(optimizers()) * len(STRATEGIES), description=__doc__)

@@ -25,7 +25,6 @@ from shardscope.errors import CheckpointError, ShardscopeError
 from shardscope.spec import Job, UserCode
 from shardscope.spec.job_parts import Data, label_of
 from shardscope.spec.models import GPTConfig
-from shardscope.training.brought_steps import prepare_steps
 from shardscope.training.computable import require_computable
 from shardscope.training.context import RankContext
 from shardscope.training.data import (
@@ -49,18 +48,19 @@ from shardscope.training.models import build_model
 from shardscope.training.models.mixing import layers_that_depend_on_the_cut
 from shardscope.training.models.trainable import require_trainable
 from shardscope.training.not_finite import at_learning_rate, explained
-from shardscope.training.optim.brought import is_brought
 from shardscope.training.optim.sparse import prepare_sparse_embeddings
+from shardscope.training.optim.user_defined import is_user_defined
 from shardscope.training.own_random_state import generators_kept
 from shardscope.training.parameters import save_parameters
 from shardscope.training.random_state import seed_everything
 from shardscope.training.recompute import apply_recompute
 from shardscope.training.run_checkpoints import RunCheckpoints
 from shardscope.training.run_replicas import RunReplicas
-from shardscope.training.saved_state import require_saveable
+from shardscope.training.saved_state import require_saveable, saves_state
 from shardscope.training.strategies import build_strategy
 from shardscope.training.strategies.base import MicroBatch
 from shardscope.training.turns import Turn, Turns, codec_seconds
+from shardscope.training.user_optimizer import prepare_user_optimizer
 from shardscope.training.work_shares import WorkShares
 
 if TYPE_CHECKING:
@@ -265,9 +265,10 @@ class Trainer:
 
         `is_resizing` is called after a stop, and returns whether another number of ranks is to go on.
         """
-        if is_brought(self.job.optimizer):
-            prepare_steps(self.job, self.strategy, self.optimizer)
-        require_saveable(self.job, self.strategy, self.optimizer)
+        if is_user_defined(self.job.optimizer):
+            prepare_user_optimizer(self.job, self.strategy, self.optimizer)
+        if saves_state(self.job):
+            require_saveable(self.strategy.model)
         self.context.meter.drain()
         step = self.first_step - 1
         self.context.meter.logged_step = self.job.record.logged_step(self.first_step, self.job.last_step)

@@ -28,7 +28,7 @@ from shardscope.training.checkpoint.optimizer_trees import (
 )
 from shardscope.training.checkpoint.values import encode
 from shardscope.training.context import RankContext
-from shardscope.training.optim.holding import Holding, SavedCheckpoint, digest_of
+from shardscope.training.optim.holding import Holding, SavedCheckpoint, bytes_of, digest_of
 from shardscope.training.optim.state import STEP, NamedOptimizer, Sections, tensors_in
 
 _OWN, _LAYOUT = "own.", "layout"
@@ -193,13 +193,8 @@ def digested(value: Any) -> Any:
         return deque(map(digested, value), value.maxlen)
     if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_quantized:
         return value
-    row = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return [
-        "tensor",
-        str(value.dtype),
-        list(value.shape),
-        hashlib.blake2b(row.data, digest_size=16).hexdigest(),
-    ]
+    digest = hashlib.blake2b(bytes_of(value).numpy().data, digest_size=16).hexdigest()
+    return ["tensor", str(value.dtype), list(value.shape), digest]
 
 
 def _joined(whole: set[Place], sections: Sections, holding: Holding) -> dict[Place, Tensor]:

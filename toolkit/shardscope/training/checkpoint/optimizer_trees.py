@@ -80,7 +80,7 @@ class Packing:
         if type(value) in (list, tuple, deque):
             parts = [self._node(section, (*path, n), part, parameter) for n, part in enumerate(value)]
             return [type(value).__name__, parts, *([value.maxlen] if isinstance(value, deque) else [])]
-        if isinstance(value, dict):
+        if type(value) is dict:
             rows = [
                 [_checked(section, path[0], key), self._node(section, (*path, key), part, parameter)]
                 for key, part in value.items()
@@ -99,6 +99,8 @@ def put_together(node: list[Any], tensor: Callable[..., Tensor]) -> Any:
             return {key: put_together(part, tensor) for key, part in content}
         case "value":
             return content
+        case "size":
+            return torch.Size(content)
     parts = [put_together(part, tensor) for part in content]
     return deque(parts, *flags) if kind == "deque" else tuple(parts) if kind == "tuple" else parts
 
@@ -134,8 +136,8 @@ def _strides(tensor: Tensor) -> list[int] | None:
 
 
 def _checked(section: str, key: Any, value: Any) -> Any:
-    if isinstance(value, tuple | list | str | bytes | int | float) and type(value) not in (
-        tuple, list, str, bytes, int, float, bool,
+    if isinstance(value, tuple | list | deque | dict | str | bytes | int | float) and type(value) not in (
+        tuple, list, deque, dict, str, bytes, int, float, bool,
     ) and type(value).__module__ != "numpy":  # fmt: skip
         raise CheckpointError(
             f"{entry_text(section, key)} is a {type(value).__name__}, which would come back as a "

@@ -20,6 +20,7 @@ from shardscope.errors import CheckpointError
 from shardscope.training import _compat
 from shardscope.training.checkpoint.index import Damaged, Index, StoredBox, TensorEntry, open_plain
 from shardscope.training.checkpoint.values import decode
+from shardscope.training.optim.holding import bytes_of
 from shardscope.training.sharding import local
 
 
@@ -63,8 +64,7 @@ class HeldPiece:
 
     def as_bytes(self) -> memoryview:
         """Return the bytes of the elements in row-major order."""
-        row = self.tensor.cpu().contiguous().reshape(-1)
-        return row.view(torch.uint8).numpy().data if row.numel() else memoryview(b"")
+        return bytes_of(self.tensor).numpy().data if self.tensor.numel() else memoryview(b"")
 
 
 @dataclass(frozen=True)

@@ -7,26 +7,24 @@ steps ── save ── more steps                  the weights and the state a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shardscope.errors import CheckpointError
 from shardscope.training.checkpoint.optimizer_state import load_state, state_to_fill, state_to_save
 from shardscope.training.checkpoint.optimizer_trees import entry_text
 from shardscope.training.checkpoint.values import decode, encode
 from shardscope.training.optim.holding import Holding
-from shardscope.training.optim.state import NamedOptimizer, alike, built_again, tensors_in
-from shardscope.training.random_state import random_state, seed_everything, set_random_state
+from shardscope.training.optim.state import NamedOptimizer, Sections, alike, tensors_in
+from shardscope.training.optim.trial import Trial, failure_text
+from shardscope.training.optim.user_defined import random_numbers_of
 
 _BEFORE, _AFTER = 3, 9
 """Numbers of steps before and after the save; some optimizers act only in every fifth step."""
-_LARGEST = 5
-"""Largest number of elements in a dimension."""
 _ALONE = Holding("rehearsal")
 
 
@@ -54,22 +52,31 @@ def rehearsed(named: NamedOptimizer, *, is_split: bool, is_resized: bool) -> Reh
     held = next((p for p in named.parameters.values() if p.numel()), None)
     if held is None:
         return Rehearsed()
-    with _random_numbers_kept(held.device):
+    with random_numbers_of(lambda: [0], held.device):
         try:
-            tried, *again = [_Tried.of(named, seed=seed) for seed in ((1, 1, 2) if is_resized else (1,))]
+            tried, *again = [_after_first_steps(named, seed) for seed in ((1, 1, 2) if is_resized else (1,))]
         except Exception as error:  # noqa: BLE001 - anything in the user's code; the job's own parameters may suit it
-            return Rehearsed(untried=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            return Rehearsed(untried=failure_text(error))
         problem = _problem(tried)
         if problem is None and is_resized:
             problem = _indivisible(*again, is_split=is_split)
     return Rehearsed(problem)
 
 
-def _problem(tried: _Tried) -> str | None:
+def _after_first_steps(named: NamedOptimizer, seed: int) -> Trial:
+    tried = Trial.of(named, seed=seed)
+    for number in range(_BEFORE):
+        tried.step(number, seed)
+    return tried
+
+
+def _problem(tried: Trial) -> str | None:
     try:
         saved = _Memory(state_to_save(tried.named, None, _ALONE))
     except CheckpointError as error:
         return str(error).partition(";")[0]
+    except RecursionError:
+        return "its state contains itself"
     try:
         again = tried.built_anew()
         asked = state_to_fill(again.named, saved, _ALONE, within="", rank=0)
@@ -82,16 +89,37 @@ def _problem(tried: _Tried) -> str | None:
             for each in (tried, again):
                 each.step(number)
     except Exception as error:  # noqa: BLE001 - anything in the user's code; the new one fails where the first does not
-        return f"after a resume it fails with {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    same = all(map(alike, tried.weights, again.weights))
-    if same and alike(tried.named.sections(), again.named.sections()):
+        return f"after a resume it fails with {failure_text(error)}"
+    return _differing_end(tried, again, forgotten)
+
+
+def _differing_end(tried: Trial, again: Trial, forgotten: str | None) -> str | None:
+    """Return how the ends of two runs differ; `forgotten` is an attribute that differed after the resume."""
+    unlike = _unlike(tried.named.sections(), again.named.sections())
+    if unlike is None and all(map(alike, tried.weights, again.weights)):
         return None
-    if forgotten is None:
+    if forgotten is not None:
+        return f"its attribute {forgotten}, on which its steps depend, is not in its state_dict()"
+    if unlike is None:
         return "what its steps depend on is not all in its state_dict()"
-    return f"its attribute {forgotten}, on which its steps depend, is not in its state_dict()"
+    return (
+        f"{unlike} goes on otherwise after a resume, because it shares memory with another tensor or collection, or "
+        "depends on what is not in the state_dict()"
+    )
 
 
-def _indivisible(one: _Tried, other: _Tried, *, is_split: bool) -> str | None:
+def _unlike(one: Sections, other: Sections) -> str | None:
+    """Return the words for the first entry that differs; None if there is none."""
+    missing = object()
+    for section, entries in one.items():
+        theirs = other.get(section, {})
+        for key in entries | theirs:
+            if not alike(entries.get(key, missing), theirs.get(key, missing)):
+                return entry_text(section, key)
+    return None
+
+
+def _indivisible(one: Trial, other: Trial, *, is_split: bool) -> str | None:
     """Return which entry other ranks could not take over, because it depends on the parameters of a rank."""
     found, theirs = one.named.sections(), other.named.sections()
     for section, entries in found.items():
@@ -107,57 +135,6 @@ def _indivisible(one: _Tried, other: _Tried, *, is_split: bool) -> str | None:
                 text = entry_text(section, key)
                 return f"{text} depends on the parameters of a rank, and other ranks cannot take it over"
     return None
-
-
-@dataclass(frozen=True)
-class _Tried:
-    """An optimizer on tiny copies of the job's parameters; a user's build method may ask for any of them by name."""
-
-    job: NamedOptimizer
-    named: NamedOptimizer
-
-    @classmethod
-    def of(cls, job: NamedOptimizer, *, seed: int) -> _Tried:
-        """Return the optimizer after its first steps."""
-        numbers = torch.Generator().manual_seed(seed)
-        tiny = {
-            p: torch.randn([min(n, _LARGEST) for n in p.shape], generator=numbers)
-            for p in job.names
-            if p.requires_grad and not p.is_meta
-        }
-        tried = cls._built(job, {p: values.to(p.device, p.dtype) for p, values in tiny.items()})
-        for number in range(_BEFORE):
-            tried.step(number, seed)
-        return tried
-
-    @classmethod
-    def _built(cls, job: NamedOptimizer, weights: Mapping[Tensor, Tensor]) -> _Tried:
-        copies = {p: nn.Parameter(values.clone()) for p, values in weights.items()}
-        built = built_again(job.optimizer, copies, alone=True)
-        return cls(job, NamedOptimizer(built, {copy: job.names[p] for p, copy in copies.items()}))
-
-    def built_anew(self) -> _Tried:
-        """Return a new optimizer for copies of the parameters."""
-        originals = {name: p for p, name in self.job.names.items()}
-        return self._built(self.job, {originals[name]: p.detach() for p, name in self.named.names.items()})
-
-    @property
-    def weights(self) -> list[Tensor]:
-        """The parameters."""
-        return [*self.named.names]
-
-    def step(self, number: int, seed: int = 1) -> None:
-        """Take a step; its gradients and random numbers depend on its number."""
-        seed_everything(1000 * seed + number)
-        numbers = torch.Generator().manual_seed(1000 * seed + number)
-        for parameter in self.weights:
-            grad = torch.randn(parameter.shape, generator=numbers)
-            if grad.numel():  # an optimizer may fail with empty pieces, which need no step
-                parameter.grad = grad.to(parameter.device, parameter.dtype)
-        optimizer = self.named.optimizer
-        for group, built in zip(optimizer.param_groups, self.job.optimizer.param_groups, strict=True):
-            group["lr"] = built["lr"]  # as the job's schedule sets it
-        optimizer.step()
 
 
 def _difference(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> str | None:
@@ -234,12 +211,3 @@ class _Memory:
             else decode(json.loads(self._values[key]))
             for key, value in state.items()
         }
-
-
-@contextmanager
-def _random_numbers_kept(device: torch.device) -> Iterator[None]:
-    kept = random_state(device)
-    try:
-        yield
-    finally:
-        set_random_state(kept, device)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from shardscope.errors import CheckpointError
+from shardscope.training.optim.holding import bytes_of
 
 _TAG = "="
 """Key that marks a JSON object as a value of a type that JSON lacks: the object has only this key, and under it a list
@@ -33,9 +34,8 @@ def encode(key: str, value: object) -> Any:  # noqa: C901, PLR0911 - one per typ
         case int():
             return value if abs(value) < 2**53 else {_TAG: ["int", hex(value)]}
         case Tensor() if value.layout == torch.strided and not value.is_quantized:
-            row = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             dtype = str(value.dtype).removeprefix("torch.")
-            return {_TAG: ["tensor", [dtype, tuple(value.shape), _text(row.tobytes())]]}
+            return {_TAG: ["tensor", [dtype, tuple(value.shape), _text(bytes_of(value).numpy().tobytes())]]}
         case complex():
             return {_TAG: ["complex", [encode(key, value.real), encode(key, value.imag)]]}
         case float():

@@ -12,13 +12,15 @@ link do not depend on the transport.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
 
 from shardscope.spec import Link
 from shardscope.training import clock
@@ -115,6 +117,37 @@ def _is_sparse(tensors: Any) -> bool:
     while type(tensors) in (list, tuple) and tensors:
         tensors = tensors[0]
     return isinstance(tensors, torch.Tensor) and tensors.layout is torch.sparse_coo
+
+
+Call = tuple[str, tuple[int, ...]]
+"""Name of a call of a group, and the numbers of elements of its tensors."""
+
+
+class _Answered(dist.Work):
+    """Handle of a call that was not made."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+class _Recorder:
+    """Stands in for a transport's group: adds calls to `calls`, and sends nothing; what is received is zero."""
+
+    def __init__(self, calls: list[Call]) -> None:
+        self._calls = calls
+
+    def __getattr__(self, name: str) -> Callable[..., dist.Work]:
+        def call(*arguments: Any, **_: Any) -> dist.Work:
+            tensors = [[t for t in tree_leaves(each) if isinstance(t, torch.Tensor)] for each in arguments]
+            self._calls.append((name, tuple(t.numel() for each in tensors for t in each)))
+            for received in tensors[0] if any(tensors[1:]) else ():
+                received.detach().zero_()
+            return _Answered()
+
+        return call
 
 
 class _WatchedWork(dist.Work):
@@ -243,6 +276,16 @@ class MeteredProcessGroup(dist.ProcessGroup):
         size = num_bytes(tensors)
         self.meter.count("recv", Traffic(size, received_bytes=size, calls=1))
         return copied_back(self.inner.recv_anysource(tensors, tag), written)
+
+    @contextmanager
+    def recording_calls(self) -> Iterator[list[Call]]:
+        """Return a context manager within which calls of this group send nothing; yields the list of them."""
+        calls: list[Call] = []
+        inner, self.inner = self.inner, _Recorder(calls)
+        try:
+            yield calls
+        finally:
+            self.inner = inner
 
     def give_up(self) -> None:
         """Stop delaying messages, if any are delayed; called when this rank has closed its connections."""

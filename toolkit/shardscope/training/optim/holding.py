@@ -31,6 +31,14 @@ def digest_of(value: Any) -> str:
     return hashlib.blake2b(json.dumps(value).encode(), digest_size=16).hexdigest()
 
 
+def bytes_of(tensor: Tensor) -> Tensor:
+    """Return the bytes of a strided tensor in row-major order, as uint8 on the CPU, without a copy if possible."""
+    whole = tensor.detach().cpu().contiguous()
+    return whole.as_strided((whole.numel(),), (1,)).view(
+        torch.uint8
+    )  # a single element may have the stride 0
+
+
 @dataclass(frozen=True)
 class Holding:
     """How the ranks hold a parameter; here, every rank that has it holds all of it.

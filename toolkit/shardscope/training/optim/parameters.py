@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -28,11 +29,21 @@ def built_by(spec: Optimizer, parameters: TrainedParameters) -> torch.optim.Opti
         )
     if not all("lr" in group for group in built.param_groups):
         raise SpecError(
-            f"optimizer={spec.name!r}: a parameter group of its {type(built).__name__} has no 'lr', which the job's "
-            "learning rate schedule sets in every step; give each group an 'lr'"
+            f"optimizer={spec.name!r}: a parameter group of its {type(built).__name__} has no 'lr', so the job's "
+            "learning rate and schedule would have no effect; give each group an 'lr' in the build method, even if the "
+            "steps ignore it"
+        )
+    if any(p.default is p.empty and p.kind is not p.VAR_POSITIONAL for p in _arguments_of_step(built)):
+        raise SpecError(
+            f"optimizer={spec.name!r}: the step method of its {type(built).__name__} needs a closure, but a strategy "
+            "computes gradients before the step; use an optimizer whose step takes no argument"
         )
     note_as_built(built, lambda copies, alone: spec.build(parameters.of_copies(copies, alone=alone)))
     return built
+
+
+def _arguments_of_step(built: torch.optim.Optimizer) -> list[inspect.Parameter]:
+    return [p for p in inspect.signature(built.step).parameters.values() if p.kind is not p.VAR_KEYWORD]
 
 
 class TrainedParameters:

@@ -2,6 +2,7 @@
 
     state.NAME     entries of the parameter NAME: tensors of its shape, and anything else that the optimizer keeps
     group.NAME     values of the parameter's group that have changed since the optimizer was built, such as counters
+    removed.NAME   names of those that the group no longer has
     shared         entries of `optimizer.state` that belong to no parameter
     attributes     numbers, strings and collections of them among the optimizer's attributes that have changed
 
@@ -18,10 +19,12 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from shardscope.errors import CheckpointError
+from shardscope.training.optim.holding import bytes_of
 
 STEP = "step"
 """Key of PyTorch's step count, a single number that may be on the host although its parameter is not."""
@@ -85,7 +88,7 @@ class NamedOptimizer:
         shared: dict[Any, Any] = {}
         for key, entries in self.optimizer.state.items():
             if isinstance(key, Tensor):
-                yield f"state.{self._name(key)}", dict(entries)
+                yield f"state.{self._name(key)}", self._entries(key, entries)
             else:
                 shared[key] = entries
         yield SHARED, shared
@@ -93,8 +96,10 @@ class NamedOptimizer:
         for number, group in enumerate(self.optimizer.param_groups):
             before = built.groups[number] if number < len(built.groups) else {}
             changed = _changed(before, {k: v for k, v in group.items() if k not in _NOT_STATE})
+            removed = dict.fromkeys(before.keys() - group.keys())
             for parameter in group["params"]:
                 yield f"group.{self._name(parameter)}", changed
+                yield f"removed.{self._name(parameter)}", removed
         yield ATTRIBUTES, _changed(built.attributes, _attributes(self.optimizer))
 
     def load(self, sections: Mapping[str, Mapping[Any, Any]]) -> None:
@@ -115,7 +120,7 @@ class NamedOptimizer:
         """Restore the sections of this optimizer without those inside it."""
         for name, parameter in self.parameters.items():
             if f"state.{name}" in sections:
-                _update(self.optimizer.state[parameter], sections[f"state.{name}"])
+                _update(self.optimizer.state.setdefault(parameter, {}), sections[f"state.{name}"])
         _update(self.optimizer.state, sections.get(SHARED, {}))
         for group in self.optimizer.param_groups:
             found = [sections.get(f"group.{self._name(p)}", {}) for p in group["params"]]
@@ -124,8 +129,18 @@ class NamedOptimizer:
                     if not alike(values.get(key, _ABSENT), found[0].get(key, _ABSENT)):
                         raise CheckpointError(differing(str(key)))
             _update(group, found[0] if found else {})
+            for key in {key for p in group["params"] for key in sections.get(f"removed.{self._name(p)}", {})}:
+                group.pop(key, None)
         for name, value in sections.get(ATTRIBUTES, {}).items():
             setattr(self.optimizer, name, value)
+
+    def _entries(self, parameter: Tensor, held: Any) -> dict[Any, Any]:
+        if not isinstance(held, Mapping):
+            raise CheckpointError(
+                f"{type(self.optimizer).__name__} keeps a {type(held).__name__}, not a dictionary, as the state of "
+                f"parameter {self._name(parameter)!r}; make it a dictionary of entries"
+            )
+        return dict(held)
 
     def _name(self, parameter: Tensor) -> str:
         if parameter not in self.names:
@@ -229,20 +244,24 @@ def alike(one: Any, other: Any) -> bool:
     """Return whether two values are the same to the bit, with tensors in nested lists, tuples and dictionaries."""
     if type(one) is not type(other):
         return False
-    if isinstance(one, Tensor):
-        is_same = one.shape == other.shape and one.dtype == other.dtype and one.layout == other.layout
-        return is_same and torch.equal(_bits(one), _bits(other))
     if isinstance(one, Mapping):
         return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
     if _is_sequence(one):
         return len(one) == len(other) and all(map(alike, one, other))
-    same = one == other
+    if isinstance(one, Tensor):
+        return _alike_tensors(one, other)
+    if isinstance(one, np.ndarray | np.generic):
+        return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    same = repr(one) == repr(other) if isinstance(one, float | complex) else one == other  # NaN and -0.0
     return bool(same) if isinstance(same, bool) else bool(getattr(same, "all", bool)()) or one is other
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    whole = tensor.detach().cpu()
-    return whole if whole.layout != torch.strided else whole.contiguous().reshape(-1).view(torch.uint8)
+def _alike_tensors(one: Tensor, other: Tensor) -> bool:
+    if (one.shape, one.dtype, one.layout) != (other.shape, other.dtype, other.layout):
+        return False
+    if one.layout != torch.strided:
+        return torch.equal(one, other)
+    return torch.equal(bytes_of(one), bytes_of(other))
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The steps of an optimizer that a user brings, on several ranks: random numbers that agree, and no empty gradients.
+"""The steps of a user-defined optimizer on several ranks: random numbers that agree, and gradients that suit it.
 
 Many optimizers compute a mean or a largest element of each gradient, which an empty piece of a parameter does not have.
-They skip a parameter without a gradient.
+They skip a parameter without a gradient. Some keep a gradient for their next step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ StepSeed = Callable[[], list[int | str]]
 _BUILT_IN = "shardscope.methods."
 
 
-def is_brought(spec: Optimizer) -> bool:
+def is_user_defined(spec: Optimizer) -> bool:
     """Return whether a user defined the optimizer."""
     return not type(spec).__module__.startswith(_BUILT_IN)
 
@@ -34,13 +34,25 @@ def empty_pieces(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 @contextmanager
-def without_empty_gradients(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Return a context manager within which parameters without elements have no gradient."""
-    empty = [(p, p.grad) for p in empty_pieces(optimizer)]
-    for p, _ in empty:
-        p.grad = None
+def gradients_for_step(
+    optimizer: torch.optim.Optimizer, *, skips_empty: bool, copies: bool = False
+) -> Iterator[None]:
+    """Return a context manager within which the gradients are as the optimizer needs them.
+
+    Args:
+        optimizer: The optimizer.
+        skips_empty: Whether parameters without elements have no gradient.
+        copies: Whether gradients are copies that the optimizer may keep; strategies write each step's gradients to the
+            same memory.
+    """
+    held = [(p, p.grad) for group in optimizer.param_groups for p in group["params"]]
+    for p, grad in held:
+        if skips_empty and not p.numel():
+            p.grad = None
+        elif copies and grad is not None:
+            p.grad = grad.clone()
     yield
-    for p, grad in empty:
+    for p, grad in held:
         p.grad = grad
 
 

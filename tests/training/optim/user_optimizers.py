@@ -1,18 +1,20 @@
-"""Optimizers as users bring them, each with a kind of state that is not a tensor of the parameter's shape."""
+"""User-defined optimizers, each with a kind of state that is not a tensor of the parameter's shape."""
 
 from __future__ import annotations
 
+import math
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 import shardscope as ss
 
 
-class Bringing(torch.optim.Optimizer):
+class ScaledDescent(torch.optim.Optimizer):
     """Gradient descent whose rate depends on what a subclass keeps; entry by entry, so that shards may hold it."""
 
     fields: ClassVar[dict[str, Any]] = {}
@@ -37,7 +39,7 @@ class Bringing(torch.optim.Optimizer):
                     p.sub_(group["lr"] * self.factor(self.state[p], group, p.grad) * p.grad)
 
 
-class GroupCounter(Bringing):
+class GroupCounter(ScaledDescent):
     """Counts its steps in `param_groups`, as schedule-free optimizers do."""
 
     fields: ClassVar[dict[str, Any]] = {"k": 0, "weight_sum": 0.0, "betas": (0.9, 0.99)}
@@ -52,7 +54,7 @@ class GroupCounter(Bringing):
         return group["weight_sum"] / (group["k"] + len(group["history"]))
 
 
-class PythonStep(Bringing):
+class PythonStep(ScaledDescent):
     """Counts the steps of a parameter in an int, beside a float, a string, a list, a tuple and None."""
 
     def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
@@ -75,7 +77,7 @@ class PythonStep(Bringing):
         return rate * (1 + state["m"].abs()) * (2 if state["phase"] == "first" else 1)
 
 
-class Product(Bringing):
+class Product(ScaledDescent):
     """Keeps tensors of another shape than the parameter's, as NAdam does."""
 
     def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
@@ -87,7 +89,7 @@ class Product(Bringing):
         return (1 - state["mu_product"]) / state["one"] * (1 + state["m"].abs())
 
 
-class Narrow(Bringing):
+class Narrow(ScaledDescent):
     """Keeps its moments in bf16 and 8 bits, with their bits as they are."""
 
     def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
@@ -99,7 +101,7 @@ class Narrow(Bringing):
         return 1 + state["m"].to(grad.dtype).abs() * state["codes"].to(grad.dtype) / 255
 
 
-class Shared(Bringing):
+class Shared(ScaledDescent):
     """Keeps an entry of no parameter."""
 
     def before(self, group: dict[str, Any]) -> None:
@@ -109,7 +111,7 @@ class Shared(Bringing):
         return 1 / self.state["steps"]  # type: ignore[index]
 
 
-class Attribute(Bringing):
+class Attribute(ScaledDescent):
     """Counts its steps in an attribute."""
 
     count = 0
@@ -126,7 +128,7 @@ class Attribute(Bringing):
         return 1 / self.count
 
 
-class Drawing(Bringing):
+class Drawing(ScaledDescent):
     """Adds noise to its steps."""
 
     def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
@@ -138,7 +140,7 @@ class _Clock:
         self.ticks = 0
 
 
-class HiddenObject(Bringing):
+class HiddenObject(ScaledDescent):
     """Counts its steps in an object that no state_dict has."""
 
     def __init__(self, params: Any, lr: float) -> None:
@@ -152,7 +154,7 @@ class HiddenObject(Bringing):
         return 1 / self.clock.ticks
 
 
-class ObjectEntry(Bringing):
+class ObjectEntry(ScaledDescent):
     """Keeps an object as an entry of a parameter."""
 
     def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
@@ -160,7 +162,7 @@ class ObjectEntry(Bringing):
         return 1 / state["clock"].ticks
 
 
-class Columns(Bringing):
+class Columns(ScaledDescent):
     """Keeps one number for each column of what a rank holds of a matrix, as Adafactor does."""
 
     def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
@@ -171,7 +173,7 @@ class Columns(Bringing):
         return 1 / (1 + state["columns"].mean())
 
 
-class Matrices(Bringing):
+class Matrices(ScaledDescent):
     """Keeps a list of matrices, in nested collections and with the elements of one of them by column."""
 
     def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
@@ -181,7 +183,7 @@ class Matrices(Bringing):
         return 1 / (1 + state["held"]["Q"][0].abs().sum() + state["held"]["count"][0])
 
 
-class Largest(Bringing):
+class Largest(ScaledDescent):
     """Divides by the largest element of a gradient, which an empty one does not have."""
 
     def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
@@ -193,7 +195,7 @@ class Largest(Bringing):
         return (1 + state["m"].abs()) / state["largest"]
 
 
-class Whole(Bringing):
+class Whole(ScaledDescent):
     """Fails with the long vectors that pieces of matrices are."""
 
     def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
@@ -202,7 +204,7 @@ class Whole(Bringing):
         return 1.0
 
 
-class PerLayer(Bringing):
+class PerLayer(ScaledDescent):
     """Forgets a counter on which its steps depend; built with one group per layer."""
 
     def __init__(self, params: Any, lr: float) -> None:
@@ -214,7 +216,7 @@ class PerLayer(Bringing):
         return 1 / self.hidden[0][0]
 
 
-class NoRate(Bringing):
+class NoRate(ScaledDescent):
     """Finds its learning rate itself."""
 
     def __init__(self, params: Any, lr: float) -> None:
@@ -223,7 +225,7 @@ class NoRate(Bringing):
             del group["lr"]
 
 
-class EveryForm(Bringing):
+class EveryForm(ScaledDescent):
     """Keeps a counter of a group, an int, a number as a tensor, a list, a text, and moments in bf16 and 8 bits."""
 
     fields: ClassVar[dict[str, Any]] = {"k": 0}
@@ -247,18 +249,148 @@ class EveryForm(Bringing):
         return rate * (1 + state["m"].to(grad.dtype).abs()) * shares
 
 
-KINDS: dict[str, type[Bringing]] = {
+class Unusual(ScaledDescent):
+    """Keeps a size, a number that is not one, and a tensor all of whose elements are the same one in memory."""
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        if not state:
+            state.update(size=torch.Size([0]), loss=float("nan"), array=np.full(2, np.nan))
+            state.update(one=torch.zeros(1, dtype=grad.dtype).expand(grad.shape))
+        state["size"] = torch.Size([state["size"][0] + 1])
+        state["one"] = (
+            state["one"] + 1 if state["one"].numel() != 1 else state["one"].view(1)[:1].expand(grad.shape)
+        )
+        assert math.isnan(state["loss"]) and np.isnan(state["array"]).all()
+        return 1 / state["size"].numel()
+
+
+class PlainState(ScaledDescent):
+    """Keeps its state in a dictionary without defaults."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.state: Any = {p: {"t": 0} for group in self.param_groups for p in group["params"]}
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        state["t"] += 1
+        return 1 / state["t"]
+
+
+class KeepsGradient(ScaledDescent):
+    """Keeps the last gradient itself instead of a copy."""
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        last = state.get("last", torch.zeros_like(grad))
+        state["last"] = grad
+        return 1 / (1 + (last - grad).abs())
+
+
+class DropsSetting(ScaledDescent):
+    """Removes a value of its groups after the first step."""
+
+    fields: ClassVar[dict[str, Any]] = {"is_first": True}
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        return 2.0 if "is_first" in group else 1.0
+
+    def step(self, closure: Any = None) -> None:
+        """Take a step."""
+        super().step()
+        for group in self.param_groups:
+            group.pop("is_first", None)
+
+
+class TensorState(ScaledDescent):
+    """Keeps a tensor, and no dictionary, for each parameter."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Take a step."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p] = self.state.get(p, 0) + p.grad  # type: ignore[assignment, operator]
+                p.sub_(group["lr"] * self.state[p])
+
+
+class SharedMemory(ScaledDescent):
+    """Keeps one tensor under two names."""
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        if not state:
+            state["a"] = state["b"] = torch.zeros_like(grad)
+        state["a"].add_(grad)
+        return 1 / (1 + state["b"].abs())
+
+
+class OrderedEntry(ScaledDescent):
+    """Keeps a collection of a type that would not come back."""
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        state.setdefault("by", OrderedDict(t=0))["t"] += 1
+        return 1 / state["by"]["t"]
+
+
+class Cyclic(ScaledDescent):
+    """Keeps a list that contains itself."""
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        if not state:
+            state["all"] = []
+            state["all"].append(state["all"])
+        return 1.0
+
+
+class SumsNorm(ScaledDescent):
+    """Sums a number over the ranks itself."""
+
+    def before(self, group: dict[str, Any]) -> None:
+        total = torch.ones(())
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(total)
+        group["norm"] = group.get("norm", 0.0) + total.item()
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        return 1 / group["norm"]
+
+
+class SumsGradients(ScaledDescent):
+    """Sums gradients over the ranks itself, as if all had the same parameters."""
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        total = grad.clone()
+        torch.distributed.all_reduce(total)
+        return 1 / (1 + total.abs())
+
+
+class SumsMatrices(SumsGradients):
+    """Sums a number over the ranks for each matrix, of which ranks may have different numbers."""
+
+    def factor(self, state: dict[str, Any], group: dict[str, Any], grad: Tensor) -> float | Tensor:
+        if grad.dim() > 1 and grad.shape[0] < 6:
+            torch.distributed.all_reduce(torch.ones(()))
+        return 1.0
+
+
+class WithClosure(ScaledDescent):
+    """Wants a closure."""
+
+    def step(self, closure: Any) -> None:  # type: ignore[override]
+        """Take a step."""
+
+
+KINDS: dict[str, type[ScaledDescent]] = {
     kind.__name__: kind for kind in (
         GroupCounter, PythonStep, Product, Narrow, Shared, Attribute, HiddenObject, ObjectEntry, Columns, Matrices,
-        Drawing, Largest, Whole, PerLayer, EveryForm, NoRate,
+        Drawing, Largest, Whole, PerLayer, EveryForm, NoRate, Unusual, PlainState, KeepsGradient, DropsSetting,
+        TensorState, SharedMemory, OrderedEntry, Cyclic, SumsNorm, SumsGradients, SumsMatrices, WithClosure,
     )
 }  # fmt: skip
 
 
-class Brought(ss.Optimizer):
+class UserOptimizer(ss.Optimizer):
     """One of `KINDS`, by name."""
 
-    name = "brought-kind"
+    name = "user-kind"
 
     lr: float = 0.02
     type_name: str = "GroupCounter"

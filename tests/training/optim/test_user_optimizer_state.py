@@ -1,4 +1,4 @@
-"""State of optimizers that users bring: saved without a step, restored to the bit, or refused before step 1."""
+"""State of user-defined optimizers: saved without a step, restored to the bit, or refused before step 1."""
 
 from __future__ import annotations
 
@@ -23,18 +23,22 @@ from shardscope.training.checkpoint.optimizer_state import digested
 from shardscope.training.checkpoint.values import encode
 from shardscope.training.context import RankContext
 from shardscope.training.meter import Meter
-from shardscope.training.optim.brought import random_numbers_of
 from shardscope.training.optim.state import alike
+from shardscope.training.optim.user_defined import random_numbers_of
 from shardscope.training.random_state import seed_everything
 from shardscope.training.trainer import Trainer
-from training.optim.brought import KINDS, SETTINGS, Brought, ByName
+from training.optim.user_optimizers import KINDS, SETTINGS, ByName, UserOptimizer
 
 REFUSED = {
     "HiddenObject": "attribute 'clock'",
     "PerLayer": "attribute 'hidden'",
     "ObjectEntry": "entry 'clock' of parameter",
+    "SharedMemory": "entry 'b' of parameter '1.weight'",
+    "OrderedEntry": "entry 'by' of parameter '1.weight' is a OrderedDict",
+    "Cyclic": "its state contains itself",
 }
-ON_RANKS = ("PythonStep", "Columns", "Largest", "EveryForm")
+NOT_ALONE = ("NoRate", "WithClosure", "TensorState", "SumsGradients", "SumsMatrices")
+ON_RANKS = ("PythonStep", "Columns", "Largest", "EveryForm", "Unusual")
 STRATEGIES = ("ring", "zero-1", "zero-2", "zero-3", "pipeline")
 
 
@@ -57,7 +61,7 @@ def trained(
     job = ss.Job(
         strategy=split, world_size=context.world_size, steps=4, precision="fp64",
         batch=ss.Batch(24, micro_batch=3) if strategy == "pipeline" else 24,
-        **{"model": model, "data": "digits", "optimizer": Brought(type_name=kind), **changes},
+        **{"model": model, "data": "digits", "optimizer": UserOptimizer(type_name=kind), **changes},
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(job, context, folder)
@@ -102,7 +106,7 @@ def holds(context: RankContext, folder: Path, kind: str, strategy: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "NoRate"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in NOT_ALONE])
 def test_on_one_process_a_resumed_optimizer_ends_at_the_same_bits_or_is_refused_by_name(
     tmp_path: Path, kind: str
 ) -> None:
@@ -240,9 +244,55 @@ def test_an_optimizer_that_cannot_update_pieces_is_refused_by_all_ranks_before_t
         return str(refused.value)
 
     for told in pool.run(body, tmp_path):
-        assert "optimizer='brought-kind' cannot train with strategy='zero-1'" in told
+        assert "optimizer='user-kind' cannot train with strategy='zero-1'" in told
         assert "RuntimeError: a vector of" in told
     assert '"event": "step"' not in (tmp_path / "rank-0.jsonl").read_text()
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("strategy", ["ring", "zero-1", "zero-2", "zero-3", "pipeline"])
+def test_an_optimizer_may_keep_gradients_whose_memory_a_strategy_uses_again(
+    pool: RankPool, tmp_path: Path, strategy: str
+) -> None:
+    record = ss.Record(parameters=True)
+    trained(alone(tmp_path), tmp_path / "alone", "KeepsGradient", "single", record=record)
+
+    def body(context: RankContext) -> str:
+        trained(context, tmp_path / "ranks", "KeepsGradient", strategy, record=record)
+        return holds(context, tmp_path, "KeepsGradient", strategy)
+
+    assert not any(pool.run(body, tmp_path))
+    assert largest_difference(tmp_path / "alone", tmp_path / "ranks") < 1e-12
+
+
+def largest_difference(one: Path, other: Path) -> float:
+    """Of the parameters that two runs have recorded."""
+    with np.load(one / "parameters.npz") as a, np.load(other / "parameters.npz") as b:
+        return max(np.abs(a[name] - b[name]).max() for name in a.files if a[name].dtype == np.float64)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize(
+    ("kind", "strategy", "call"),
+    [
+        ("SumsGradients", "pipeline", "allreduce"), ("SumsGradients", "zero-1", "allreduce"),
+        ("SumsGradients", "zero-3", "allreduce"), ("SumsMatrices", "pipeline", "allreduce"),
+        ("SumsNorm", "pipeline", None), ("SumsNorm", "zero-1", None), ("SumsGradients", "ring", None),
+    ],
+)  # fmt: skip
+def test_steps_that_combine_different_parameters_of_ranks_are_refused_before_the_first(
+    pool: RankPool, tmp_path: Path, kind: str, strategy: str, call: str | None
+) -> None:
+    def body(context: RankContext) -> str:
+        try:
+            return holds(context, tmp_path, kind, strategy)
+        except SpecError as error:
+            return str(error)
+
+    for told in pool.run(body, tmp_path):
+        assert bool(told) == (call is not None)
+        assert call is None or f"combine them with torch.distributed ({call})" in told
+    assert call is None or '"event": "step"' not in (tmp_path / "rank-0.jsonl").read_text()
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -287,9 +337,19 @@ def six_columns() -> Any:
     return torch.utils.data.TensorDataset(inputs, inputs[:, :1])
 
 
-def test_groups_without_a_learning_rate_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"a parameter group of its NoRate has no 'lr'"):
-        trained(alone(tmp_path), tmp_path, "NoRate", "single")
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("NoRate", "a parameter group of its NoRate has no 'lr'"),
+        ("WithClosure", "WithClosure needs a closure"),
+        ("TensorState", "a Tensor, not a dictionary, as the state"),
+    ],
+)
+def test_an_optimizer_that_no_job_that_saves_can_train_with_is_refused_by_name(
+    tmp_path: Path, kind: str, reason: str
+) -> None:
+    with pytest.raises(SpecError, match=reason):
+        trained(alone(tmp_path), tmp_path, kind, "single", checkpoint=2)
 
 
 @pytest.mark.parametrize("kind", ["HiddenObject", "ObjectEntry"])
@@ -300,7 +360,7 @@ def test_a_job_that_saves_nothing_trains_with_any_optimizer(tmp_path: Path, kind
 def test_settings_of_the_job_win_over_those_of_the_run_that_saved(tmp_path: Path) -> None:
     context = alone(tmp_path)
     trained(context, tmp_path / "saved", "GroupCounter", "single", checkpoint=2)
-    rest = Brought(type_name="GroupCounter", lr=0.5)
+    rest = UserOptimizer(type_name="GroupCounter", lr=0.5)
     trainer = trained(
         context,
         tmp_path / "rest",

@@ -8,10 +8,10 @@ import pytest
 
 import shardscope as ss
 from shardscope.spec.optimizer import OptimizerStates
-from training.optim.brought import Brought
+from training.optim.user_optimizers import UserOptimizer
 
 
-class EveryForm(Brought):
+class EveryForm(UserOptimizer):
     """Counters of a group, numbers, texts and lists of a parameter, and moments in bf16 and 8 bits."""
 
     name = "every-form"
@@ -23,7 +23,7 @@ class EveryForm(Brought):
         return OptimizerStates(tensors=1, element_bytes=3, counter_bytes=4)
 
 
-class Hidden(Brought):
+class Hidden(UserOptimizer):
     """An object that no state_dict has."""
 
     name = "hidden"
@@ -35,7 +35,7 @@ class Hidden(Brought):
         return OptimizerStates(tensors=0)
 
 
-class Object(Brought):
+class Object(UserOptimizer):
     """An object as an entry of a parameter."""
 
     name = "object-entry"
@@ -57,7 +57,7 @@ def test_state_of_every_form_that_comes_back_equal_passes() -> None:
 @pytest.mark.parametrize(
     ("method", "what"), [(Hidden, "its attribute 'clock'"), (Object, "entry 'clock' of parameter")]
 )
-def test_state_that_is_lost_fails_by_name(method: type[Brought], what: str) -> None:
+def test_state_that_is_lost_fails_by_name(method: type[UserOptimizer], what: str) -> None:
     with pytest.raises(
         AssertionError, match=f"{method.__name__} fails test_a_resumed_run_ends.*{re.escape(what)}"
     ):

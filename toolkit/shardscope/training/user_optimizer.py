@@ -1,0 +1,185 @@
+"""Tries a user's optimizer before the first step, to refuse one that would train or resume wrongly, and prepares it.
+
+All ranks try it on copies of their parameters, and agree: a rank that fails in a step leaves the others waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from shardscope.errors import SpecError
+from shardscope.spec import Job
+from shardscope.training.collectives.process_group import Call
+from shardscope.training.optim.state import NamedOptimizer
+from shardscope.training.optim.trial import SMALL, Trial, failure_text
+from shardscope.training.optim.user_defined import empty_pieces, gradients_for_step, random_numbers_of
+from shardscope.training.saved_state import saves_state
+from shardscope.training.strategies.base import RankStrategy
+
+_MOST_ELEMENTS = 1 << 22
+"""Largest number of elements that are copied as they are."""
+_NUM_STEPS = 2
+"""Number of steps in which an optimizer shows what it does with gradients and other ranks."""
+
+
+def prepare_user_optimizer(job: Job, strategy: RankStrategy, optimizer: torch.optim.Optimizer) -> None:
+    """Try a user's optimizer, and let its steps draw the random numbers and get the gradients that they need.
+
+    Called by all ranks. Ranks that take the same steps draw the same random numbers. Empty pieces of parameters are
+    skipped only if the optimizer cannot update them, and gradients copied only if it keeps them.
+
+    Raises:
+        SpecError: The optimizer cannot train with the strategy, or not be resumed from what the job saves.
+    """
+    named = strategy.named_optimizer(optimizer)
+    if strategy.context.world_size > 1 and strategy.shares_state and named is not None:
+        copies = _keeps_gradients(job, strategy, named)
+        skips = strategy.holding.is_split and _needs_to_skip(job, strategy, named)
+        if skips:
+            for piece in empty_pieces(optimizer):  # a run that resumes has loaded that of other ranks
+                optimizer.state.pop(piece, None)
+        strategy.precision.around_step = partial(_around, job, strategy, skips=skips, copies=copies)
+    if saves_state(job):
+        _require_resumable(job, strategy, named)
+
+
+@contextmanager
+def _around(
+    job: Job, strategy: RankStrategy, optimizer: torch.optim.Optimizer, *, skips: bool, copies: bool
+) -> Iterator[None]:
+    """Surround a step of the optimizer."""
+    step = strategy.context.meter.step
+    with random_numbers_of(lambda: [job.seed, step, strategy.part_number], strategy.context.device):
+        is_changed = skips or copies
+        with gradients_for_step(optimizer, skips_empty=skips, copies=copies) if is_changed else nullcontext():
+            yield
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """What an optimizer did in its first steps on one rank.
+
+    Attributes:
+        calls: Its own calls of other ranks.
+        with_parameters: The first of them that sends tensors of a parameter's size.
+        keeps_gradients: Whether it keeps gradients.
+        failed: Whether it failed, perhaps because of empty pieces or of the small copies.
+    """
+
+    calls: tuple[Call, ...] = ()
+    with_parameters: str | None = None
+    keeps_gradients: bool = False
+    failed: bool = False
+
+
+def _keeps_gradients(job: Job, strategy: RankStrategy, named: NamedOptimizer) -> bool:
+    """Return whether the optimizer keeps gradients, on some rank; refuse one that combines unrelated parameters."""
+    from shardscope.training.checkpoint.agreement import gather_items  # only for optimizers of users
+
+    are_same = len({*gather_items(strategy.context, strategy.part_number)}) == 1
+    for skips in (False, True):
+        every = gather_items(strategy.context, _first_steps(strategy, named, are_same=are_same, skips=skips))
+        if not any(each.failed for each in every):
+            break
+    call = next((each.with_parameters for each in every if each.with_parameters), None)
+    if call is None and len({each.calls for each in every}) > 1 and not any(each.failed for each in every):
+        call = next(name for each in every for name, _ in each.calls)
+    if call is not None and not are_same:
+        raise SpecError(
+            f"optimizer={job.optimizer.name!r} cannot train with strategy={strategy.name!r}, whose ranks update "
+            f"different parameters: its steps combine them with torch.distributed ({call}); try strategy='ring', whose "
+            "ranks update the same parameters"
+        )
+    return any(each.keeps_gradients for each in every)
+
+
+def _first_steps(strategy: RankStrategy, named: NamedOptimizer, *, are_same: bool, skips: bool) -> _Steps:
+    """Take some steps on copies; the optimizer's own calls are made only if ranks have the same parameters."""
+    group, keeps, failed = strategy.context.group, False, False
+    sizes = set[int]()
+    assert group is not None
+    with (
+        random_numbers_of(lambda: [0], strategy.context.device),
+        nullcontext(list[Call]()) if are_same else group.recording_calls() as calls,
+    ):
+        try:
+            tried = Trial.of(named, largest=SMALL if are_same else _largest(named))
+            sizes = {p.numel() for p in tried.weights if p.numel() > 1}
+            for number in range(_NUM_STEPS):
+                tried.step(number, skips_empty=skips)
+                keeps = keeps or tried.keeps_gradients()
+        except Exception:  # noqa: BLE001 - anything in the user's code
+            failed = True
+    with_parameters = next((name for name, elements in calls if sizes & {*elements}), None)
+    return _Steps(tuple(calls), with_parameters, keeps, failed)
+
+
+def _needs_to_skip(job: Job, strategy: RankStrategy, named: NamedOptimizer) -> bool:
+    """Return whether the optimizer can step only if it skips empty pieces, on some rank."""
+    from shardscope.training.checkpoint.agreement import gather_items  # only for optimizers of users
+
+    def told(*, skips: bool) -> list[str | None]:
+        return gather_items(strategy.context, _failure(strategy, named, skips=skips))
+
+    if not any(told(skips=False)):
+        return False
+    failures = told(skips=True)
+    rank = next((number for number, text in enumerate(failures) if text), None)
+    if rank is None:
+        return True
+    if any(gather_items(strategy.context, _largest(named) is not None)):
+        return False  # the smaller copies may be the cause
+    raise SpecError(
+        f"optimizer={job.optimizer.name!r} cannot train with strategy={strategy.name!r}, which gives rank {rank} "
+        f"pieces of parameters: its first step fails with {failures[rank]}; try strategy='ring', whose ranks update "
+        "whole parameters"
+    )
+
+
+def _largest(named: NamedOptimizer) -> int | None:
+    """Return the number of elements to which dimensions of copies are cut; None for copies of the full size."""
+    return None if sum(p.numel() for p in named.parameters.values()) <= _MOST_ELEMENTS else SMALL
+
+
+def _failure(strategy: RankStrategy, named: NamedOptimizer, *, skips: bool) -> str | None:
+    """Return how a step on copies of this rank's pieces fails; None if it does not."""
+    with random_numbers_of(lambda: [0], strategy.context.device):
+        try:
+            tried = Trial.of(named, largest=_largest(named), alone=False)
+        except Exception:  # noqa: BLE001 - a user's build may take only the job's own parameters
+            return None
+        try:
+            tried.step(0, skips_empty=skips)
+        except Exception as error:  # noqa: BLE001 - anything in the user's code
+            return failure_text(error)
+    return None
+
+
+def _require_resumable(job: Job, strategy: RankStrategy, named: NamedOptimizer | None) -> None:
+    from shardscope.training.checkpoint.agreement import gather_items  # only for optimizers of users
+    from shardscope.training.checkpoint.rehearsal import Rehearsed, rehearsed
+
+    is_split = strategy.holding.is_split
+    told = Rehearsed()
+    if named is not None:
+        trained = sum(p.requires_grad for p in strategy.model.parameters())
+        is_divided = is_split or len(named.parameters) < trained
+        told = rehearsed(named, is_split=is_split, is_resized=is_divided and job.elastic is not None)
+    every = gather_items(strategy.context, told)  # ranks may have other parameters or pieces
+    problem = next((each.problem for each in every if each.problem), None)
+    if problem is not None:
+        raise SpecError(
+            f"optimizer={job.optimizer.name!r} cannot be resumed: {problem}; keep its state in optimizer.state or in "
+            "param_groups"
+        )
+    if told.untried is not None:
+        strategy.context.events.emit(
+            "optimizer_note", step=0,
+            text=f"optimizer={job.optimizer.name!r} was not tried before the first step, because it fails on small "
+            f"copies of the parameters ({told.untried}), so a resumed run may train otherwise",
+        )  # fmt: skip
