@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shardscope.errors import SpecError
@@ -28,7 +29,9 @@ from shardscope.training.cuda_casts import CudaCasts
 from shardscope.training.data.batches import call
 from shardscope.training.flops import flop_counter
 from shardscope.training.memory.activations import Activations
-from shardscope.training.memory.storages import Storages
+from shardscope.training.memory.ledger import leaf_tensors
+from shardscope.training.memory.storages import Storages, num_bytes
+from shardscope.training.real_results import RealResults
 from shardscope.training.recompute import RecomputeMode
 from shardscope.training.step_trace import Arguments, trace_step
 
@@ -88,10 +91,16 @@ def describe(
     """
     if not isinstance(module, nn.Module):
         raise SpecError(f"module is a {type(module).__name__}; give an instance of torch.nn.Module")
-    arguments = example if isinstance(example, tuple | Mapping) else (example,)
+    is_one = isinstance(example, PackedSequence) or not isinstance(example, tuple | Mapping)
+    arguments = (example,) if is_one else example
     samples = _num_samples(arguments)
     try:
-        with _ONE_AT_A_TIME, FakeTensorMode(allow_non_fake_inputs=True), _kernels(on_gpu=on_gpu):
+        with (
+            _ONE_AT_A_TIME,
+            FakeTensorMode(allow_non_fake_inputs=True),
+            RealResults(),
+            _kernels(on_gpu=on_gpu),
+        ):
             inputs = _inputs(arguments, module)
             traced = _Trace(_shadow(module), inputs)
             rows = traced.run()
@@ -102,13 +111,20 @@ def describe(
                     lambda: _shadow(module), inputs, samples, autocast=_autocast(module, autocast),
                     casts=CudaCasts if on_gpu else nullcontext,
                     scratch=(cuda_scratch if on_gpu else cpu_scratch).scratch,
-                    loss=None if loss is None else lambda output: loss(output, shapes), recompute=recompute,
+                    loss=None if loss is None else lambda output: loss(output, shapes),
+                    targets=shapes, recompute=recompute,
                 )  # fmt: skip
     except (RuntimeError, TypeError, ValueError) as error:
         reason = "; ".join([str(error).splitlines()[0], *getattr(error, "__notes__", [])])
+        advice = (
+            "pass padded input, since the lengths of a packed sequence are values"
+            if any(isinstance(each, PackedSequence) for each in arguments)
+            or "_pack_padded_sequence" in reason
+            else "give an example that its forward accepts, or describe only a submodule whose forward does not depend "
+            "on tensor values"
+        )
         raise SpecError(
-            f"module of type {type(module).__name__} does not run on shapes alone: {reason}; give an example that its "
-            "forward accepts, or describe only a submodule whose forward does not depend on tensor values"
+            f"module of type {type(module).__name__} does not run on shapes alone: {reason}; {advice}"
         ) from error
     return LayerTable(
         name=name or type(module).__name__,
@@ -261,7 +277,7 @@ class _Trace:
             flops, saved = before.pop()
             row.flops += self.flops.get_total_flops() - flops
             row.saved_bytes += self.saved.bytes - saved
-            row.output_bytes += sum(leaf.nbytes for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+            row.output_bytes += sum(map(num_bytes, leaf_tensors(output)))
             if row not in self.order:
                 self.order.append(row)
 

@@ -33,7 +33,7 @@ from shardscope.training.data.batches import call
 from shardscope.training.flops import flop_counter
 from shardscope.training.memory.activations import Activations
 from shardscope.training.memory.ledger import AllocationLedger, Freed, Made, Placed, Scratch, leaf_tensors
-from shardscope.training.memory.storages import Storages
+from shardscope.training.memory.storages import Storages, num_bytes
 from shardscope.training.models import units_of
 from shardscope.training.models.in_order import layers_in_order
 from shardscope.training.recompute import RecomputeMode, apply_recompute
@@ -60,6 +60,7 @@ def trace_step(
     casts: Callable[[], AbstractContextManager[Any]] = nullcontext,
     scratch: Callable[[Any, Any, Any], Sequence[Scratch]] = lambda *_: (),
     loss: Callable[[Any], Tensor] | None = None,
+    targets: Any = None,
     recompute: Iterable[RecomputeMode] = RECOMPUTE_MODES,
 ) -> StepTrace:
     """Trace the memory of a training step. Must be called within `FakeTensorMode`.
@@ -74,11 +75,13 @@ def trace_step(
         casts: Function that returns a context manager for the whole step, which may change what autocast does.
         scratch: Function that returns what an operation takes while it runs; see `AllocationLedger`.
         loss: Function from the module's output to the loss; None for a placeholder that saves no tensors.
+        targets: Tensors that the loss reads, which are not counted, like the inputs.
         recompute: Recomputation modes, each traced in a step of its own; ``"none"`` is always included.
     """
     modes: dict[RecomputeMode, None] = dict.fromkeys(("none", *recompute))
     steps = {
-        mode: _Step(make(), inputs, mode, autocast, casts=casts, scratch=scratch, loss=loss) for mode in modes
+        mode: _Step(make(), inputs, mode, autocast, casts=casts, scratch=scratch, loss=loss, targets=targets)
+        for mode in modes
     }
     moments = {mode: step.run(samples) for mode, step in steps.items()}
     plain = steps["none"]
@@ -119,6 +122,7 @@ class _Step:
         casts: Callable[[], AbstractContextManager[Any]],
         scratch: Callable[[Any, Any, Any], Sequence[Scratch]],
         loss: Callable[[Any], Tensor] | None,
+        targets: Any,
     ) -> None:
         self.module, self.inputs, self.loss = apply_recompute(module, mode), inputs, loss
         self.autocast, self.casts = autocast, casts
@@ -126,7 +130,7 @@ class _Step:
         self.owner = {id(parameter): 0 for parameter in module.parameters()}
         self.owner |= {id(p): number for number, unit in enumerate(self.units, 1) for p in unit.parameters()}
         held = Storages()
-        held.add("held", [*module.parameters(), *module.buffers(), *leaf_tensors(inputs)])
+        held.add("held", [*module.parameters(), *module.buffers(), *leaf_tensors((inputs, targets))])
         self.mark = StepMark("forward", 0, 0)
         self.most_saved: dict[StepMark, int] = defaultdict(int)
         self.ledger = AllocationLedger(held, self._note, scratch)
@@ -306,7 +310,7 @@ def _pieces(
         with autocast(), counter, saved_tensors_hooks(save, lambda tensor: tensor):
             x = call(layer, x)
         yield PipelinePiece(
-            output_bytes=sum(tensor.nbytes for tensor in leaf_tensors(x)) / samples,
+            output_bytes=sum(map(num_bytes, leaf_tensors(x))) / samples,
             flops=counter.get_total_flops() / samples,
             stored_bytes=sum(storage.nbytes() for storage in kept.values()) / samples,
             parameters=tuple(dict.fromkeys(places[id(p)] for p in layer.parameters() if id(p) in places)),

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from shardscope.training.memory.storages import Storages, storages
+from shardscope.training.memory.storages import Storages, num_bytes, storages
 
 _PASSED_ON = {
     torch.ops.aten.add.Tensor,
@@ -113,7 +113,7 @@ class AllocationLedger(TorchDispatchMode):
         if made and not func.is_view:
             self.num_operations += 1
             if func.overloadpacket not in flop_registry:
-                self.moved_bytes += sum(leaf.nbytes for leaf in leaf_tensors((args, results)))
+                self.moved_bytes += sum(map(num_bytes, leaf_tensors((args, results))))
         if func in _PASSED_ON:
             taken = {self._serial(storage) for storage in _storages_in(args)}
             self._sums.append((set(made), taken))

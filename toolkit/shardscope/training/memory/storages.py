@@ -33,6 +33,13 @@ def storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
         yield tensor.untyped_storage()
 
 
+def num_bytes(tensor: Tensor) -> int:
+    """Return the size of a tensor in bytes; of a sparse one, that of its indices and its values."""
+    if tensor.layout is torch.strided:
+        return tensor.nbytes
+    return sum(storage.nbytes() for storage in storages(tensor))
+
+
 class Storages:
     """Collection of storages, each with one type of memory.
 
