@@ -12,6 +12,7 @@ from shardscope.planner import plan
 from shardscope.planner.explain import explain
 from shardscope.planner.table import NO_BREAK, days_text, dollars_text, table_rows
 from shardscope.spec.layout import Layout
+from shardscope.spec.units import work_text
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,9 @@ def test_differences_of_terms_add_up_to_the_difference_in_time(plans):
     assert gains == sorted(gains, reverse=True)
     assert told.sentences[0].startswith("Plan 1 takes")
     assert "faster" in told.sentences[0]
+    assert told.sentences[0].endswith(
+        f"({work_text(plans.best.layout.global_batch, plans.setting.model.seq)})."
+    )
     assert "slower" in plans.explain(12, 1).sentences[0]
     assert len(told.sentences) == len(told.differences) + 2
 
@@ -88,7 +92,7 @@ class TestWhy:
     def test_a_slower_one_hears_who_beats_it_and_by_what(self, plans):
         told = plans.why(plans.best.layout.replace(recompute="full"))
         assert "it is beaten" in told or "slower than the best" in told
-        assert "faster. " in told
+        assert "faster (global batch " in told
         assert " instead of " in told
 
     def test_as_many_layers_as_a_stage_has_are_all_of_them(self):

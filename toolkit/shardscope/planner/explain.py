@@ -9,6 +9,7 @@ from shardscope.analytic.terms import Term
 from shardscope.planner.filter import GIB
 from shardscope.planner.setting import SearchSettings, memory_parts, time_of
 from shardscope.spec.layout import Layout
+from shardscope.spec.units import work_text
 
 WORDS: dict[str, str] = {
     "compute": "computing",
@@ -76,6 +77,8 @@ class PlanComparison(NamedTuple):
     """Step times of the first and the second layout, in seconds."""
     memory_bytes: tuple[float, float]
     """Peak memory of the fullest device under the first and the second layout, in bytes."""
+    seq: int
+    """Tokens in a sequence."""
     names: tuple[str, str] = ("the first", "the second")
 
     @property
@@ -106,11 +109,15 @@ class PlanComparison(NamedTuple):
 
     def _headline(self) -> str:
         (one, other), (name, against) = self.time, self.names
+        work = work_text(self.first.global_batch, self.seq)
         if not self.differences:
-            return f"{_capital(name)} and {against} take the same {seconds(one)}."
+            return f"{_capital(name)} and {against} take the same {seconds(one)} ({work})."
         word, by = ("faster", other - one) if one < other else ("slower", one - other)
         share = abs(other / one - 1)
-        return f"{_capital(name)} takes {seconds(one)}, {against} {seconds(other)}: {seconds(by)} ({share:.1%}) {word}."
+        return (
+            f"{_capital(name)} takes {seconds(one)}, {against} {seconds(other)}: {seconds(by)} ({share:.1%}) {word} "
+            f"({work})."
+        )
 
     def _sentence(self, each: Difference) -> str:
         side = "less" if each.gain_s > 0 else "more"
@@ -146,7 +153,9 @@ def explain(
         if abs(one[part] - other[part]) > 1e-9 * max(total)
     ]
     differences.sort(key=lambda each: -abs(each.gain_s))
-    return PlanComparison(first, second, tuple(differences), total, (memory[0], memory[1]), names)
+    return PlanComparison(
+        first, second, tuple(differences), total, (memory[0], memory[1]), settings[0].model.seq, names
+    )
 
 
 def _because(part: str, first: Layout, second: Layout) -> tuple[str, ...]:
