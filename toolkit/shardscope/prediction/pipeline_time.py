@@ -42,7 +42,7 @@ def exposed_messages_s(flow: Flow, sent: Sent, rates: RankRates, passes: dict[st
     travel while ranks compute, as far as the order of the schedule allows; see `Transfers`.
 
     A link takes messages as they become ready, as links do. So a faster rank may change their order for the worse, and
-    if messages take longer than passes, a step then takes longer, by up to 6 % in 3,000 random jobs: a scheduling
+    if messages take longer than passes, a step then takes longer, by up to 9 % in 5,000 random jobs: a scheduling
     anomaly (Graham 1969, Bounds on multiprocessing timing anomalies).
 
     Args:
