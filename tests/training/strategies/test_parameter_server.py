@@ -388,7 +388,9 @@ def test_only_servers_hold_optimizer_state_and_each_that_of_its_shard(pool: Rank
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("strategy", [ss.ParameterServer(mode="async"), ss.ParameterServer(dedicated=True)])
+@pytest.mark.parametrize(
+    "strategy", [ss.ParameterServer(mode="async", budget="per-worker"), ss.ParameterServer(dedicated=True)]
+)
 def test_a_server_whose_worker_dies_ends_at_once_without_anybodys_help(
     tmp_path: Path, strategy: ParameterServer
 ) -> None:
