@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import shardscope as ss
@@ -93,9 +93,13 @@ def test_every_stage_holds_what_a_plain_count_says(layout: Layout, model: Transf
 @settings(max_examples=100, deadline=None)
 @given(layouts(), models, frameworks)
 def test_memory_never_grows_with_the_zero_stage(layout: Layout, model: Transformer, framework: str) -> None:
-    """Where gradients are always allocated, and apart from DeepSpeed's buffers of a fixed size."""
+    """Where gradients are always allocated, and apart from DeepSpeed's buffers of a fixed size on a single stage.
+
+    Of several stages, these buffers decide which is the fullest, and so whose memory is compared.
+    """
     rows = [layout.replace(zero=zero) for zero in range(4)]
     always = FRAMEWORKS[framework]._replace(keeps_gradients_from=0, float32_update=False, casts=False)
+    assume(layout.pipeline == 1 or not always.bucket_elements)
     held = device_memory(model, Layouts.of(rows), framework=always)
     on_host = held.host + held.nvme
     kept = held.total - held.buffers if always.bucket_elements else held.total
