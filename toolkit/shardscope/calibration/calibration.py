@@ -126,9 +126,9 @@ class Fitted(Spec):
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:  # a name with a null byte raises ValueError
             raise SpecError(
-                f"calibration={str(path)!r} cannot be read: {error}; give the path of a saved one"
+                f"calibration={quoted(str(path))} cannot be read: {error}; give the path of a saved one"
             ) from None
         return cls.from_json(text)
 
@@ -248,7 +248,9 @@ class Calibration(Fitted):
                 f"shard_efficiency={fields['shard_efficiency']} is of a former formula for ZeRO 2 and 3, and cannot be "
                 "converted; fit the calibration again with ss.calibrate(cluster, rows=...), or give shard_copies"
             )
-        if "exposed_launch" not in fields and len(fields.get("covariance") or ()) == _WITHOUT_EXPOSED_LAUNCH:
+        rows = fields.get("covariance")
+        has_rows = isinstance(rows, list | tuple) and len(rows) == _WITHOUT_EXPOSED_LAUNCH
+        if has_rows and "exposed_launch" not in fields:
             raise SpecError(
                 f"covariance has {_WITHOUT_EXPOSED_LAUNCH} rows, as in calibrations saved before there was "
                 "exposed_launch; fit the calibration again with ss.calibrate(cluster, rows=...)"
