@@ -136,11 +136,11 @@ def many(count: int, *, overlapping: bool) -> dict[str, Any]:
 @pytest.mark.parametrize("overlapping", [False, True])
 def test_a_trace_with_thousands_of_collectives_takes_seconds(tmp_path: Path, overlapping: bool) -> None:
     path = tmp_path / "a.json"
-    path.write_text(json.dumps(many(4000, overlapping=overlapping)))
+    path.write_text(json.dumps(many(8000, overlapping=overlapping)))
     started = time.process_time()
     found = ss.simulate.kineto([path], LINK)
-    assert time.process_time() - started < 5  # was 23 s
-    assert found.step_time_s == pytest.approx(80e-3, rel=0.7)
+    assert time.process_time() - started < 6  # in quadratic time 12 to 17 s
+    assert found.step_time_s == pytest.approx(160e-3, rel=0.7)
 
 
 LAYOUT = ss.Layout(data=4, tensor=4, global_batch=64)
