@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from shardscope.prediction.host_interval import host_interval
 from shardscope.prediction.job_memory import kinds_by_rank, rank_memory
 from shardscope.prediction.job_time import job_time_term, loads_of
 from shardscope.prediction.job_view import job_html, job_text
+from shardscope.prediction.layout import uncertainty_of
 from shardscope.prediction.loads import (
     memory_on,
     run_seconds,
@@ -214,9 +215,15 @@ class JobPrediction(Budgeted):
         if self.calibration is None or self.step_time_s is None:
             return None
 
-        def seconds(moved: Calibration) -> Floats:
-            time = replace(self, calibration=moved).step_time_s
-            return np.array([np.nan if time is None else time])
+        assert self.time is not None
+        assert self.cluster is not None
+        if self.as_layout is not None and self.time.parts[0].name != "data":  # without waits for data
+            model, layout = self.as_layout
+            return uncertainty_of(model, self.cluster, layout, self.calibration)
+
+        def seconds(calibrations: Sequence[Calibration]) -> Floats:
+            times = (replace(self, calibration=each).step_time_s for each in calibrations)
+            return np.array([np.nan if time is None else time for time in times])
 
         return widened(seconds, self.calibration)
 
