@@ -52,9 +52,6 @@ FACTORS: dict[str, float] = {
 """Constants that differ between clusters with the same software and device, and standard deviations of their
 logarithms; ``scale`` is a common factor of all times."""
 
-_WITHOUT_EXPOSED_LAUNCH = 22
-"""Number of constants before `exposed_launch` was added, and of rows of `Calibration.covariance`."""
-
 _LARGEST_COVARIANCE = 100.0
 """Largest covariance of two logarithms that is plausible; a standard deviation of 10 is a factor of 22,000."""
 
@@ -237,25 +234,6 @@ class Calibration(Fitted):
     independent with the usual standard deviations."""
     rows: tuple[FittedRow, ...] = ()
     """The measured steps, if `ss.calibrate` fitted the constants to them."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_former(cls, fields: object) -> object:
-        if not isinstance(fields, dict):
-            return fields
-        if "shard_efficiency" in fields:
-            raise SpecError(
-                f"shard_efficiency={fields['shard_efficiency']} is of a former formula for ZeRO 2 and 3, and cannot be "
-                "converted; fit the calibration again with ss.calibrate(cluster, rows=...), or give shard_copies"
-            )
-        rows = fields.get("covariance")
-        has_rows = isinstance(rows, list | tuple) and len(rows) == _WITHOUT_EXPOSED_LAUNCH
-        if has_rows and "exposed_launch" not in fields:
-            raise SpecError(
-                f"covariance has {_WITHOUT_EXPOSED_LAUNCH} rows, as in calibrations saved before there was "
-                "exposed_launch; fit the calibration again with ss.calibrate(cluster, rows=...)"
-            )
-        return fields
 
     @field_validator("shapes")
     @classmethod

@@ -254,7 +254,6 @@ class Agent:
                 str(self.run.path),
                 source.resume,
                 self.request["code"],
-                self.request["allow_pickle"],
                 self.request["modules"],
             )
         except ChildFailedError as failed:

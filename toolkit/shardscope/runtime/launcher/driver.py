@@ -46,7 +46,6 @@ def launch(
     *,
     root: str | Path | None = None,
     resume: Run | str | Path | None = None,
-    allow_pickle: bool = False,
     detach: bool = False,
     gated: bool = False,
     faults: Faults | str | None = None,
@@ -68,8 +67,6 @@ def launch(
             bit-identical to an uninterrupted one. The exceptions are asynchronous and bounded-staleness parameter
             servers, whose order of updates depends on timing. A run that was on an emulated cluster, or a checkpoint in
             its directory, resumes on an equal cluster unless `cluster` is given.
-        allow_pickle: With `resume`: whether to read a checkpoint from an earlier version, which is a pickle and can run
-            code when it is read. Use it only for files from people you trust.
         detach: Whether the run outlives this process. Otherwise it is stopped when this process ends.
         gated: Whether you end or continue the run after each evaluation, by `Run.stop` or `Run.approve`. Ranks wait for
             your decision, but no longer than a step takes, and not at all after two consecutive late decisions.
@@ -110,10 +107,6 @@ def launch(
         raise SpecError(
             "gated=True has no effect on a job with eval_every=None; set the job's eval_every, for example to 10"
         )
-    if allow_pickle and resume is None:
-        raise SpecError(
-            "allow_pickle=True has no effect without resume; omit it, or set resume to a run or checkpoint"
-        )
     job.require_code()
     plan = Faults.of(faults)
     plan.check(job, on)
@@ -126,7 +119,7 @@ def launch(
     try:
         if predicted is not None:
             predicted.write(run)
-        _hand_over(run, _request(run, job, earlier, detach=detach, allow_pickle=allow_pickle))
+        _hand_over(run, _request(run, job, earlier, detach=detach))
     except BaseException as error:  # interrupts too, so that no run stays in state "starting" forever
         _give_up(run, error)
         raise
@@ -225,13 +218,10 @@ def _imports(job: Job) -> list[str]:
     return [*dict.fromkeys(modules), *also]
 
 
-def _request(
-    run: RunDir, job: Job, resume: str | None, *, detach: bool, allow_pickle: bool
-) -> dict[str, object]:
+def _request(run: RunDir, job: Job, resume: str | None, *, detach: bool) -> dict[str, object]:
     return {
         "run": str(run.path),
         "resume": resume,
-        "allow_pickle": allow_pickle,
         "code": run.code,
         "detach": detach,
         "emulated": run.read_cluster() is not None,
