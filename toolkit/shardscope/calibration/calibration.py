@@ -123,9 +123,9 @@ class Fitted(Spec):
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:  # a name with a null byte raises ValueError
             raise SpecError(
-                f"calibration={str(path)!r} cannot be read: {error}; give the path of a saved one"
+                f"calibration={quoted(str(path))} cannot be read: {error}; give the path of a saved one"
             ) from None
         return cls.from_json(text)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from pydantic.json_schema import JsonSchemaValue
     from pydantic_core import CoreSchema
 
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+"""What file names that are not UTF-8 contain."""
 _PLAIN = (str, int, float, type(None))
 _WANTED = {
     "int": "a whole number",
@@ -165,19 +168,24 @@ class Spec(BaseModel):
             return fields
         known, fields = cls.__pydantic_fields__, without_unknown(cls, fields)
         for name, value in fields.items():
-            if name in known and type(value) not in _PLAIN:
+            if name in known and (type(value) not in _PLAIN or isinstance(value, str)):
                 cls._check_form(name, value)
         return fields
 
     @classmethod
     def _check_form(cls, name: str, value: Any) -> None:
-        """Reject a bool for a field that does not accept one, and a mapping whose keys are not strings."""
+        """Reject a bool for a field that takes none, text that JSON cannot hold, and keys that are not strings."""
         if isinstance(value, bool) and not takes(cls.model_fields[name].annotation, bool):
             raise SpecError(
                 f"{cls._prefix()}{name}={value} is a bool, which this field does not accept; "
                 "give a valid value, or leave it out"
             )
         for item in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(item, str) and _HALF_CHARACTER.search(item):
+                raise SpecError(
+                    f"{cls._prefix()}{name}={quoted(item)} is not text in UTF-8, so it cannot be saved; rename what it "
+                    "names, or give other text"
+                )
             if isinstance(item, dict) and not all(isinstance(key, str) for key in item):
                 raise SpecError(
                     f"{cls._prefix()}{name}={quoted(value)} has keys that are not strings; use setting names"

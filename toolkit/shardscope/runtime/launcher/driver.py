@@ -13,6 +13,7 @@ from shardscope.errors import LaunchError, SpecError, quoted
 from shardscope.runtime.agent.user_modules import beyond_current_folder, of_current_folder
 from shardscope.runtime.launcher.driver_server import TOOLKIT, driver
 from shardscope.runtime.record.about import About
+from shardscope.runtime.record.launch_prediction import LaunchConstants, LaunchPrediction
 from shardscope.runtime.record.processes import process_started
 from shardscope.runtime.record.run import Run
 from shardscope.runtime.record.rundir import RunDir, cluster_of, find_resumable, runs_root, unwritable
@@ -75,7 +76,7 @@ def launch(
         preflight: Whether to reject a job whose ranks are predicted not to fit in this machine's memory. This traces
             one step of each new model, which takes a few tenths of a second if this process or an earlier launch has
             already imported torch. A job with a model, data or loss function of your own is not checked. False starts
-            the job without this check, and without recording its predicted step time.
+            the job without this check, and without recording its predicted step time (but with the constants for it).
         group: Name of a group of runs that are compared with each other; None groups runs by model and data. It is not
             part of the job, and `Run.group` can change it later.
         made_by: Name of the tool that launches the run for a measurement of its own, such as ``check``; `runs` hides
@@ -111,13 +112,7 @@ def launch(
     plan.check(job, on)
     _require_cache_limit(job)
     require_batch(job)
-    predicted = None
-    if preflight and not job.user_functions:  # only ranks may call user functions
-        from shardscope.runtime.launcher.preflight import predicted_at_launch
-
-        needed, predicted = predicted_at_launch(job, on)
-        if needed is not None:
-            needed.require_fits("launch it anyway with preflight=False")
+    predicted = _predicted(job, on, is_checked=preflight)
     said = {name: text for name, text in (("group", group), ("made_by", made_by)) if text is not None}
     about = About.checked(**said).fields() if said else {}
     run = RunDir.create(job, runs_root(root), gated=gated, about=about, cluster=on, faults=plan)
@@ -129,6 +124,24 @@ def launch(
         _give_up(run, error)
         raise
     return Run(run, job)
+
+
+def _predicted(
+    job: Job, cluster: EmulatedCluster | None, *, is_checked: bool
+) -> LaunchPrediction | LaunchConstants | None:
+    """Return what is recorded of a job's prediction: its step time, or only the constants for it; None on GPUs.
+
+    Raises:
+        LaunchError: The job is checked, and does not fit in this machine's memory.
+    """
+    from shardscope.runtime.launcher.preflight import constants_at_launch, predicted_at_launch
+
+    step = None
+    if is_checked and not job.user_functions:  # only ranks may call user functions
+        needed, step = predicted_at_launch(job, cluster)
+        if needed is not None:
+            needed.require_fits("launch it anyway with preflight=False")
+    return step or constants_at_launch(job, cluster)
 
 
 def _give_up(run: RunDir, error: BaseException) -> None:
