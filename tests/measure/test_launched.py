@@ -12,7 +12,7 @@ from torch import nn
 
 import shardscope as ss
 from conformance.runs import small_job
-from shardscope.calibration import saved_calibration
+from shardscope.calibration import saved_calibration, this_machine
 from shardscope.calibration.host_calibration import HostCalibration, HostMachine
 from shardscope.calibration.this_machine import CoreSpeed, core_speed
 from shardscope.cli import main
@@ -218,3 +218,22 @@ def test_runs_without_a_recorded_step_time_keep_to_the_constants_of_their_launch
     assert step(found) == pytest.approx(before)
     assert found["time", "step"].now == pytest.approx(ss.predict(run.job).step_time_s)
     assert f"Predicted now: with constants of {calibrated.label}." in found.notes
+
+
+@pytest.mark.parametrize("settings", [{"preflight": True}, {"preflight": False}])
+def test_a_run_is_predicted_for_the_cores_and_the_transport_of_its_launch(
+    settings: dict[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a run directory that was copied to another machine."""
+    job = small_job(world_size=4, steps=6, strategy="ring")
+    run = ss.launch(job, root=tmp_path / "runs", **settings).wait(60)
+    before = preflight_of(run).prediction
+    monkeypatch.setattr(this_machine, "usable_cores", lambda: 0.5)
+    monkeypatch.setattr(this_machine, "can_share_memory", lambda: False)
+    after, today = preflight_of(run).prediction, ss.predict(job)
+    assert before is not None
+    assert after is not None
+    assert after.step_time_s == pytest.approx(before.step_time_s)
+    assert today.step_time_s is not None
+    assert today.step_time_s > 1.5 * (before.step_time_s or 0.0)
+    assert step(ss.compare(run))[0] == pytest.approx(before.step_time_s)

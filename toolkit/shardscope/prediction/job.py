@@ -20,6 +20,7 @@ from shardscope.calibration.choice import calibration_of
 from shardscope.calibration.host_calibration import THIS_MACHINE, AnyCalibration, HostCalibration
 from shardscope.calibration.saved_calibration import Chosen, chosen
 from shardscope.calibration.spread import Floats, Widened, widened
+from shardscope.calibration.this_machine import Place
 from shardscope.errors import SpecError, require
 from shardscope.machine import num_gpus, usable_memory_bytes
 from shardscope.prediction.budget import Budgeted
@@ -84,6 +85,7 @@ class JobPrediction(Budgeted):
         host: The constants of this machine's CPU ranks; None on a cluster.
         is_calibrated: Whether `host` was measured here by `ss.calibrate`, or given; otherwise it ships with Shardscope.
         ignored: Sentence that says why a saved calibration is not used; None if none is ignored.
+        place: Cores and shared memory of the machine that `host` is of; None for those of this process.
     """
 
     job: Job
@@ -95,6 +97,7 @@ class JobPrediction(Budgeted):
     host: HostCalibration | None = None
     is_calibrated: bool = False
     ignored: str | None = None
+    place: Place | None = None
 
     @property
     def where(self) -> str:
@@ -177,7 +180,7 @@ class JobPrediction(Budgeted):
             return RankRates.of_cluster(self.step, self.cluster, self.calibration, model)
         host = self.host or HostCalibration.shipped()
         return RankRates.of_this_machine(
-            self.job, self.job.strategy.work(self.step.alike), host, emulated=self.emulated
+            self.job, self.job.strategy.work(self.step.alike), host, emulated=self.emulated, place=self.place
         )
 
     @cached_property

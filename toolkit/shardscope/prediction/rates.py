@@ -13,8 +13,7 @@ from shardscope.analytic.communication.traffic import Sent
 from shardscope.analytic.job_step import JobStep
 from shardscope.calibration.calibration import Calibration
 from shardscope.calibration.host_calibration import HostCalibration, HostMachine, HostTransport, knot_shares
-from shardscope.calibration.this_machine import core_speed
-from shardscope.machine import can_share_memory, usable_cores
+from shardscope.calibration.this_machine import Place, core_speed
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.passes import Passes, whole_passes
 from shardscope.spec import Job
@@ -109,8 +108,9 @@ class RankRates(NamedTuple):
 
     @classmethod
     def of_this_machine(
-        cls, job: Job, work: Sequence[Work], host: HostCalibration, *, emulated: EmulatedCluster | None = None
-    ) -> RankRates:
+        cls, job: Job, work: Sequence[Work], host: HostCalibration, *,
+        emulated: EmulatedCluster | None = None, place: Place | None = None,
+    ) -> RankRates:  # fmt: skip
         """Return the rates of one rank of `job` on this machine, whose cores the ranks share.
 
         Ranks on emulated processors mostly sleep, and need no core for that. But what all do at the same time queues up
@@ -126,20 +126,23 @@ class RankRates(NamedTuple):
                 what depends on the number of ranks by the number of cores.
             emulated: The emulated cluster that the ranks run on: between several nodes, its links carry TCP, and its
                 largest slowdown includes the time that ranks wait for a core.
+            place: Cores and shared memory that the ranks have; None for those of this process.
         """
-        speed, cores = relative_speed(host), host.machine.cores / usable_cores()
-        slow = max(shared_slowdown(host, active_ranks(work)), 0.0 if emulated is None else emulated.slowdown)
+        place = place or Place.here()
+        speed, cores = relative_speed(host), host.machine.cores / place.cores
+        slow = shared_slowdown(host, active_ranks(work), place.cores)
+        slow = max(slow, 0.0 if emulated is None else emulated.slowdown)
         ranks = job.world_size * cores
         updates = None if emulated is None else emulated.memory_bandwidth
         is_idle = _sleeps(emulated) and not _sleeps(host.cluster)
         alone = min(ranks, host.machine.cores) if is_idle else ranks
-        sent = _messages(job, host, ranks, emulated, is_idle=is_idle)
+        sent = _messages(job, host, ranks, emulated, place, is_idle=is_idle)
 
         def fixed(name: str) -> float:
             return host.value(name, ranks=alone) * max(1.0, ranks / alone)
 
         return cls(
-            flops=host.value("flops") * speed.flops / slow * min(job.threads, usable_cores()),
+            flops=host.value("flops") * speed.flops / slow * min(job.threads, place.cores),
             bandwidth=host.value("bandwidth") * speed.bandwidth / slow,
             operation_s=host.value("operation_s") * slow,
             step_s=fixed("step_s"),
@@ -215,15 +218,15 @@ def stated_rates(emulated: EmulatedCluster | None, limit: Link | None) -> RankRa
     )
 
 
-def shared_slowdown(host: HostCalibration, active: float) -> float:
-    """Return the slowdown of ranks that share this machine's cores.
+def shared_slowdown(host: HostCalibration, active: float, cores: float) -> float:
+    """Return the slowdown of ranks that share the cores of a machine.
 
     Beyond the measured numbers of ranks, it is at least the number of ranks for each core.
     """
-    at = max(1.0, active * host.machine.cores / usable_cores())
+    at = max(1.0, active * host.machine.cores / cores)
     slow = host.value("slowdown", ranks=at)
     is_measured = at <= (host.rows("slowdown")[-1].ranks or 1)
-    return slow if is_measured else max(slow, active / usable_cores())
+    return slow if is_measured else max(slow, active / cores)
 
 
 def active_ranks(work: Sequence[Work]) -> float:
@@ -236,11 +239,13 @@ def _sleeps(emulated: EmulatedCluster | None) -> bool:
     return emulated is not None and emulated.flops is not None
 
 
-def transport_of(job: Job, emulated: EmulatedCluster | None = None) -> HostTransport:
+def transport_of(
+    job: Job, emulated: EmulatedCluster | None = None, place: Place | None = None
+) -> HostTransport:
     """Return what carries the messages of a job's CPU ranks on this machine, or on an emulated cluster."""
     if emulated is not None and emulated.link is not None:
         return "network"
-    return "tcp" if job.transport == "tcp" or not can_share_memory() else "shm"
+    return "tcp" if job.transport == "tcp" or not (place or Place.here()).shares_memory else "shm"
 
 
 def network_of(
@@ -282,8 +287,9 @@ class _Messages(NamedTuple):
 
 
 def _messages(
-    job: Job, host: HostCalibration, ranks: float, emulated: EmulatedCluster | None, *, is_idle: bool
-) -> _Messages:
+    job: Job, host: HostCalibration, ranks: float, emulated: EmulatedCluster | None, place: Place, *,
+    is_idle: bool,
+) -> _Messages:  # fmt: skip
     """Return how ranks send.
 
     Args:
@@ -291,9 +297,10 @@ def _messages(
         host: Constants of this machine.
         ranks: Number of ranks.
         emulated: The emulated cluster that the ranks run on.
+        place: Cores and shared memory that the ranks have.
         is_idle: Whether ranks sleep, so that messages do not wait for computation.
     """
-    transport, limit = transport_of(job, emulated), limit_of(job, emulated)
+    transport, limit = transport_of(job, emulated, place), limit_of(job, emulated)
     known = transport if host.has("message_s", transport) else "tcp"
     loopback = "tcp" if transport == "network" else transport
     at = min(ranks, host.machine.cores) if is_idle else ranks  # more sleeping ranks than cores take turns
@@ -304,16 +311,16 @@ def _messages(
     if not is_idle:
         computing_s = host.value("message_s", ranks=ranks, transport=known)
         return _Messages(bandwidth, computing_s, latency_s, memory)
-    idle = _idle_messages(host, loopback)
+    idle = _idle_messages(host, loopback, place.cores)
     return _Messages(bandwidth, idle.seconds[0], latency_s, memory, idle)
 
 
-def _idle_messages(host: HostCalibration, transport: str) -> IdleMessages:
-    """Return the messages of ranks that sleep: the shipped ones, if the calibration has none."""
+def _idle_messages(host: HostCalibration, transport: str, usable: float) -> IdleMessages:
+    """Return the messages of ranks that sleep on so many cores: the shipped ones, if the calibration has none."""
     is_shipped = not host.has("idle_message_s", transport)
     if is_shipped:
         host = HostCalibration.shipped()
-    rows, cores = host.rows("idle_message_s", transport), usable_cores() / host.machine.cores
+    rows, cores = host.rows("idle_message_s", transport), usable / host.machine.cores
     ranks, seconds = tuple((row.ranks or 1) * cores for row in rows), tuple(row.value for row in rows)
     return IdleMessages(ranks, seconds, is_shipped)
 

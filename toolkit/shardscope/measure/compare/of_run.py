@@ -183,7 +183,7 @@ def _predicted(
     constants = None if launched is None else launched.here
     found = predict(run.resized_job, cluster or run.cluster, calibration=constants or calibration)
     if launched is not None and constants is not None:
-        return replace(found, is_calibrated=launched.is_calibrated)
+        return replace(found, is_calibrated=launched.is_calibrated, place=launched.place)
     return found
 
 

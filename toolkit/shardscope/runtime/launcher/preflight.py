@@ -145,7 +145,7 @@ def preflight(
         constants = None if launched is None else launched.here
         found = predict_job(job, cluster, constants, trace=trace)
         if launched is not None and constants is not None:
-            found = replace(found, is_calibrated=launched.is_calibrated)
+            found = replace(found, is_calibrated=launched.is_calibrated, place=launched.place)
         _ = found.by_rank  # computed inside the try block, since a user's method may fail
         why_not = traces[0].uncomputable if traces and _runs_on_cpus(job) else ""
         return Preflight(found, found.run_time_s, impossible=why_not)

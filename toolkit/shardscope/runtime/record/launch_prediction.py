@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shardscope.calibration.calibration import Interval
 from shardscope.calibration.host_calibration import HostCalibration
 from shardscope.calibration.saved_calibration import chosen
+from shardscope.calibration.this_machine import Place
 from shardscope.errors import RunUnreadable, ShardscopeError
-from shardscope.machine import usable_cores
 
 if TYPE_CHECKING:
     from shardscope.prediction.job import JobPrediction
@@ -34,11 +34,13 @@ class LaunchConstants(NamedTuple):
         calibration: The constants.
         is_calibrated: Whether they were measured by `ss.calibrate` instead of shipped with Shardscope.
         speed: Speed of the machine relative to the one on which they were measured: FLOP/s and memory bandwidth.
+        place: Cores and shared memory of the machine; None if they were not recorded.
     """
 
     calibration: HostCalibration
     is_calibrated: bool
     speed: tuple[float, float] = (1.0, 1.0)
+    place: Place | None = None
 
     @classmethod
     def now(cls, cluster: EmulatedCluster | None) -> LaunchConstants:
@@ -46,7 +48,7 @@ class LaunchConstants(NamedTuple):
         from shardscope.prediction.rates import relative_speed
 
         found = chosen(cluster)
-        return cls(found.calibration, found.is_saved, relative_speed(found.calibration))
+        return cls(found.calibration, found.is_saved, relative_speed(found.calibration), Place.here())
 
     @classmethod
     def of_run(cls, run: RunDir) -> LaunchConstants | None:
@@ -56,8 +58,13 @@ class LaunchConstants(NamedTuple):
             flops, bandwidth = map(float, found.get("speed", (1.0, 1.0)))
             known = _calibration(found.get("calibration"))
             is_valid = known is not None and 0 < flops < inf and 0 < bandwidth < inf
+            cores, shares_memory = found.get("cores"), found.get("shares_memory")
+            is_placed = cores is not None and 0 < float(cores) < inf and isinstance(shares_memory, bool)
+            place = Place(float(cores), shares_memory) if is_placed else None
             return (
-                cls(known, bool(found["is_calibrated"]), (flops, bandwidth)) if known and is_valid else None
+                cls(known, bool(found["is_calibrated"]), (flops, bandwidth), place)
+                if known and is_valid
+                else None
             )
         except (RunUnreadable, TypeError, KeyError, ValueError, AttributeError):
             return None
@@ -65,7 +72,8 @@ class LaunchConstants(NamedTuple):
     def write(self, run: RunDir) -> None:
         """Write the file of a run that is launched now without a predicted step time."""
         calibration = json.loads(self.calibration.to_json())
-        told = {"is_calibrated": self.is_calibrated, "speed": self.speed, "load": _load() or 0.0}
+        place = {} if self.place is None else self.place._asdict()
+        told = {"is_calibrated": self.is_calibrated, "speed": self.speed, "load": _load() or 0.0, **place}
         run.write_json(FILE, {"schema": _SCHEMA, **told, "calibration": calibration})
 
     @property
@@ -122,7 +130,7 @@ class LaunchPrediction(NamedTuple):
 
     def write(self, run: RunDir) -> None:
         """Write the file of a run that is being launched now."""
-        found = self._replace(load=_load() or 0.0, cores=usable_cores())._asdict()
+        found = {**self._replace(load=_load() or 0.0)._asdict(), **Place.here()._asdict()}
         found["calibration"] = None if self.calibration is None else json.loads(self.calibration.to_json())
         run.write_json(FILE, {"schema": _SCHEMA, **found})
 
