@@ -418,15 +418,18 @@ def test_only_binder_names_a_package_index() -> None:
     assert offenders == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
-def test_every_command_and_file_in_the_pages_exists(page: str) -> None:
-    text = (ROOT / page).read_text()
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("notebooks/guide/*.md"), *ROOT.glob(".changes/*.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_command_and_file_in_the_pages_exists(page: Path) -> None:
+    text = page.read_text()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE)) <= targets
     commands = set(build_parser()._subparsers._group_actions[0].choices)  # type: ignore[union-attr]
     assert set(re.findall(r"(?:^|`)shardscope ([a-z]+)", text, re.MULTILINE)) <= commands
-    links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", text)
-    assert [link for link in links if not (ROOT / link).exists()] == []
+    links = re.findall(r"(?:\]\(|(?:src|srcset)=\")(?!https?://|#)([^)#\"\s]+)", text)
+    assert [link for link in links if not (page.parent / link).exists()] == []
 
 
 def test_the_sample_tests_for_contributors_stand_on_what_there_is() -> None:

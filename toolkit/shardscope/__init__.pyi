@@ -50,6 +50,7 @@ from shardscope.prediction.predict import predict as predict
 from shardscope.runtime import Run as Run
 from shardscope.runtime import launch as launch
 from shardscope.runtime import runs as runs
+from shardscope.runtime.emulated import why_not_emulated as why_not_emulated
 from shardscope.runtime.launcher.driver_server import warm_up as warm_up
 from shardscope.runtime.observe import observe as observe
 from shardscope.runtime.record.load_job import load_job as load_job
@@ -93,6 +94,7 @@ from shardscope.tuning.lr_range import lr_range_test as lr_range_test
 from shardscope.tuning.population import Population as Population
 from shardscope.tuning.population import PopulationError as PopulationError
 from shardscope.tuning.population import train_population as train_population
+from shardscope.tuning.session import StudySession as StudySession
 from shardscope.tuning.tune import tune as tune
 
 __version__: str
