@@ -28,9 +28,7 @@ import pandas as pd
 
 import shardscope as ss
 from shardscope.analytic.schedules import build
-from shardscope.machine import usable_cores
-from shardscope_widgets import StepPlayer, Trace, figures, say, summary
-from shardscope_widgets.words import bytes_text, duration_text
+from shardscope_widgets import StepPlayer, Trace, bytes_text, duration_text, figures, say, summary
 
 RANKS = 4
 # "model" may also be your own nn.Module class; see notebook 10.
@@ -48,7 +46,7 @@ def train(strategy, **changes):
 first = ss.Job(strategy="single", **COMMON)
 say(
     f"The common job: `{first.model}` on `{first.data}`, {first.steps} steps of {first.batch.global_batch} samples, on "
-    f"{RANKS} ranks that share {usable_cores():g} cores."
+    f"{RANKS} ranks that share the cores of this machine."
 )
 
 # %% [markdown]
@@ -142,11 +140,7 @@ pipelines = [train(f"pipeline:{schedule}", batch=micro) for schedule in ("gpipe"
 gpipe, one_f_one_b = map(Trace.read, pipelines)
 info = figures.gantt_info(one_f_one_b)
 extra = round(info.bubble, 2) - round(info.ideal, 2)
-cores = (
-    f"The other {extra:.0%} is time that ranks wait for a message or for a core: they share {usable_cores():g} cores."
-    if extra > 0.005
-    else ""
-)
+cores = f"The other {extra:.0%} is time that ranks wait for a message or for a core." if extra > 0.005 else ""
 say(f"{figures.gantt_text(info)} {cores}")
 figures.gantt(one_f_one_b)
 

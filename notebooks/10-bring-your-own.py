@@ -36,16 +36,11 @@ from math import cos, pi
 import pandas as pd
 import plotly.express as px
 
-import shardscope as ss
-from shardscope.spec.data import DATA
-from shardscope_widgets import Trace, figures, say
-from shardscope_widgets.figures import theme
-from shardscope_widgets.words import bytes_text
-
-say(f"`digits`: {DATA['digits'].summary}; {DATA['digits'].num_rows:,} images.")
-
 # %%
 from torch import nn
+
+import shardscope as ss
+from shardscope_widgets import Trace, bytes_text, figures, say
 
 
 class MyMLP(nn.Module):
@@ -125,10 +120,7 @@ STEPS = 60
 schedule = Restarts(warmup_steps=5)
 factors = [schedule.factor(step, STEPS) for step in range(1, STEPS + 1)]
 say(f"{schedule.warmup_steps} steps of warm-up, then a restart every {schedule.period} steps.")
-theme.style(
-    px.line(x=range(1, STEPS + 1), y=factors, template="none"),
-    height=220, xaxis=theme.axis("step"), yaxis=theme.axis("factor"),
-)  # fmt: skip
+px.line(x=range(1, STEPS + 1), y=factors, labels={"x": "step", "y": "factor"}, height=220)
 
 # %% [markdown]
 # Did real ranks use it?
@@ -298,7 +290,7 @@ say(
 
 
 # %%
-from shardscope.analytic.communication.traffic import packets
+from shardscope.analytic.communication import packets
 
 
 class SumOfAll(ss.OwnAllReduce):
