@@ -25,7 +25,7 @@ import shardscope_widgets.figures
 from shardscope.cli import build_parser
 
 ROOT = Path(__file__).parents[1]
-GROUND = {"errors", "_compat", "_lazy", "_version", "disk_cache", "foreign_file", "machine"}
+GROUND = {"errors", "_compat", "_experimental", "_lazy", "_version", "disk_cache", "foreign_file", "machine"}
 FIRST = GROUND | {"spec", "runlog", "storage"}
 ENGINES = FIRST | {"training", "analytic"}
 SECOND = ENGINES | {"methods"}
@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "_lazy": set(),
     "errors": {"aliases"},
     "_compat": set(),
+    "_experimental": set(),
     "_version": set(),
     "disk_cache": {"errors"},
     "foreign_file": set(),

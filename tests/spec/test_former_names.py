@@ -8,6 +8,7 @@ import pytest
 
 import shardscope as ss
 from shardscope.analytic.memory.states import RECIPES, model_state_bytes, model_states
+from shardscope.spec.space import Between, Space
 from shardscope.tuning.apply import apply
 from shardscope.tuning.definition import Definition
 
@@ -28,9 +29,7 @@ def test_a_job_json_of_an_earlier_version_describes_the_same_job() -> None:
 
 
 def test_a_study_of_an_earlier_version_has_the_same_definition() -> None:
-    space = ss.Space(
-        {"batch": ss.PowersOfTwo(32, 128), "optimizer.lr": ss.Between(low=1e-4, high=1e-2, log=True)}
-    )
+    space = Space({"batch": ss.PowersOfTwo(32, 128), "optimizer.lr": Between(low=1e-4, high=1e-2, log=True)})
     now = Definition(job=NEW, space=space, objectives=("loss",))
     assert Definition.from_json(json.dumps({**json.loads(now.to_json()), "job": OLD})) == now
 
@@ -92,6 +91,6 @@ def test_autocast_keeps_whole_weights_under_a_name_of_its_own() -> None:
 
 
 def test_a_study_over_the_short_names_trains_what_they_stand_for() -> None:
-    space = ss.Space({"precision": ["fp32", "bf16"]})
+    space = Space({"precision": ["fp32", "bf16"]})
     assert apply(NEW, {"precision": "bf16"}).precision == "bf16-mixed"
     assert Definition(job=NEW, space=space, objectives=("loss",)).space == space

@@ -107,7 +107,7 @@ def test_a_batch_larger_than_the_data_is_refused_before_anything_starts(kind: st
         f"global_batch={known + 1} is out of range for data with {known} rows; use a size from 1 to {known}"
     )
     for check in (True, False):
-        with pytest.raises(ss.DataError, match=sentence):
+        with pytest.raises(ss.errors.DataError, match=sentence):
             ss.launch(job, root=tmp_path / "runs", preflight=check)
     assert not (tmp_path / "runs").exists()
     assert preflight(job).refusal == sentence
