@@ -76,8 +76,7 @@ table.round(1)
 
 # %%
 tree = memory_term(model, stages[1])
-info = figures.memory_plan_info(tree, capacity_bytes=DEVICE, device="A100 80GB")
-say(figures.memory_plan_text(info))
+say(figures.caption(figures.memory_plan, tree, capacity_bytes=DEVICE, device="A100 80GB"))
 figures.memory_plan(tree, capacity_bytes=DEVICE, device="A100 80GB")
 
 # %% [markdown]
@@ -141,8 +140,7 @@ table.round(1)
 
 # %%
 tree = memory_term(model, in_stages("1f1b"))
-info = figures.memory_plan_info(tree, capacity_bytes=DEVICE, device="A100 80GB")
-say(figures.memory_plan_text(info))
+say(figures.caption(figures.memory_plan, tree, capacity_bytes=DEVICE, device="A100 80GB"))
 figures.memory_plan(tree, capacity_bytes=DEVICE, device="A100 80GB")
 
 # %% [markdown]

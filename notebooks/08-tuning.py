@@ -109,7 +109,7 @@ found = ss.train_population(
     interval_steps=8,
     seed=1,
 )
-say(figures.lineage_text(figures.lineage_info(found)))
+say(figures.caption(figures.lineage, found))
 figures.lineage(found)
 
 # %% [markdown]

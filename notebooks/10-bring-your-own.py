@@ -36,11 +36,17 @@ from math import cos, pi
 import pandas as pd
 import plotly.express as px
 
-# %%
-from torch import nn
-
 import shardscope as ss
 from shardscope_widgets import Trace, bytes_text, figures, say
+
+usual = ss.Job(model="mlp", data="digits")
+say(
+    f"The built-in `{usual.model}` trains on `{usual.data}`, {usual.steps} steps of {usual.batch.global_batch} "
+    f"samples; below, a class of your own takes its place."
+)
+
+# %%
+from torch import nn
 
 
 class MyMLP(nn.Module):
@@ -263,7 +269,7 @@ class OneAhead(ss.PipelineSchedule):
 
 table = ss.analytic.schedules.build("one-ahead", stages=3, microbatches=6)
 timeline = table.timeline({"F": 1.0, "B": 2.0})
-say(figures.schedule_text(figures.schedule_info(timeline, schedule="one-ahead")))
+say(figures.caption(figures.schedule, timeline, schedule="one-ahead"))
 figures.schedule(timeline, schedule="one-ahead")
 
 # %% [markdown]

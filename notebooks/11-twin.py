@@ -185,7 +185,7 @@ pipelines_runs, pipelines_found, pipelines_measured = measured(pipelines, pipeli
 bubbles = {}
 for count in (2, 8):
     run = pipelines_runs[f"{count} micro-batches"]
-    step = figures.gantt_info(Trace.read(run))
+    step = figures.info(figures.gantt, Trace.read(run))
     bubbles[count] = (step.ideal, step.usual.waiting if step.usual else step.bubble)
 told = "; ".join(
     f"{count} micro-batches: {counted:.0%} counted in the schedule, {share:.0%} measured"
@@ -276,7 +276,7 @@ figures.step_times(packed_measured)
 # %%
 scaled, network = on(ss.Job(**USUAL, strategy="ring", world_size=4, batch=64), "1 Gbit/s", "1 ms")
 far = ss.extrapolate(scaled, network, workers=(1, 2, 4, 8, 16, 32, 64, 100), kind="weak")
-say(figures.scaling_text(figures.scaling_info(far)))
+say(figures.caption(figures.scaling, far))
 figures.scaling(far)
 
 # %%

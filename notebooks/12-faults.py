@@ -61,7 +61,7 @@ job = ss.Job(
 )
 run = ss.launch(job, faults=ss.Faults().kill(rank=1, step=22)).wait(timeout=120)
 broken = Trace.read(run)
-say(figures.faults_text(figures.faults_info(broken)))
+say(figures.caption(figures.faults, broken))
 figures.faults(broken)
 
 # %% [markdown]
@@ -106,7 +106,7 @@ for every in sorted({2, min(max(best, 3), 15), 16}):
     told = f"every {every} steps", every * step_s, found.goodput, f"lost steps: {found.lost_steps}"
     measured.append(figures.MeasuredGoodput(*told))
 times = {"mtbf_s": float(np.mean(apart)), "save_s": costs.save_s, "restart_s": costs.restart_s}
-say(figures.goodput_text(figures.goodput_info(**times, measured=measured)))
+say(figures.caption(figures.goodput, **times, measured=measured))
 figures.goodput(**times, measured=measured)
 
 # %% [markdown]

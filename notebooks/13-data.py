@@ -96,7 +96,7 @@ expected
 run = ss.launch(job).wait(timeout=120)
 epochs = run.reduced().epochs
 say(
-    figures.epochs_text(figures.epochs_info(epochs))
+    figures.caption(figures.epochs, epochs)
     + " In the first epoch, a hit is a shard that the other rank has fetched."
 )
 figures.epochs(epochs)

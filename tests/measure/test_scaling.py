@@ -10,7 +10,8 @@ import shardscope as ss
 from conformance.emulated import needs_namespaces
 from shardscope.measure.scaling.result import Point, Scaling
 from shardscope.measure.scaling.sizes import sized_cluster, sized_job
-from shardscope_widgets.figures import scaling, scaling_info, scaling_text
+from shardscope_widgets.figures import scaling
+from shardscope_widgets.figures._scaling import scaling_info, scaling_text
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, batch=64, steps=6)
 POINTS = (
