@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import nn
 
 import shardscope as ss
 from conformance.runs import small_job
@@ -194,3 +196,26 @@ def test_what_kept_the_machine_busy_is_said_after_the_end_too(run: ss.Run) -> No
     assert "other programs kept the machine busy (load 10 on" in text
     quiet = LaunchPrediction(0.1, None, "x", is_calibrated=False, load_at_end=2.4)
     assert quiet.busy_load(2) == 0
+
+
+def own_model() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"model": own_model}, {}], ids=["a model of one's own", "without preflight"]
+)
+def test_runs_without_a_recorded_step_time_keep_to_the_constants_of_their_launch(
+    settings: dict[str, Any], tmp_path: Path, calibrated: HostCalibration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = saved_calibration.path_of(None).rename(tmp_path / "later")
+    run = ss.launch(small_job(**settings), root=tmp_path / "runs", preflight=False).wait(60)
+    assert run.predicted is None  # it is not a prediction that `accuracy` could judge
+    before = step(ss.compare(run))
+    slower(monkeypatch)
+    assert step(ss.compare(run)) == pytest.approx(before)
+    later.rename(saved_calibration.path_of(None))
+    found = ss.compare(run)
+    assert step(found) == pytest.approx(before)
+    assert found["time", "step"].now == pytest.approx(ss.predict(run.job).step_time_s)
+    assert f"Predicted now: with constants of {calibrated.label}." in found.notes

@@ -10,15 +10,18 @@ import numpy as np
 
 from shardscope.analytic.communication.network import Network
 from shardscope.analytic.communication.traffic import Sent
+from shardscope.analytic.job_step import JobStep
 from shardscope.calibration.calibration import Calibration
 from shardscope.calibration.host_calibration import HostCalibration, HostMachine, HostTransport, knot_shares
 from shardscope.calibration.this_machine import core_speed
 from shardscope.machine import can_share_memory, usable_cores
 from shardscope.prediction.step.machine import Machine
+from shardscope.prediction.step.passes import Passes, whole_passes
 from shardscope.spec import Job
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.job import IN_LAYOUTS
 from shardscope.spec.link import Link
+from shardscope.spec.model import Transformer
 from shardscope.spec.strategy import Work
 
 
@@ -79,6 +82,8 @@ class RankRates(NamedTuple):
     """Latency of the emulated link, in seconds; those of messages that do not wait for each other overlap."""
     overlaps: bool = False
     """Whether messages between stages travel over links while ranks compute; if not, through memory, by the cores."""
+    passes: Passes | None = None
+    """Passes of one micro-batch through a transformer on a cluster; None to sum up traced operations."""
 
     def per_message_s(self, sent: Sent, carried_s: float | None = None) -> float:
         """Return the seconds per message of a collective, besides its latency and the time for its bytes.
@@ -155,13 +160,28 @@ class RankRates(NamedTuple):
         )
 
     @classmethod
-    def of_cluster(cls, job: Job, cluster: Cluster, calibration: Calibration) -> RankRates:
+    def of_cluster(
+        cls, step: JobStep, cluster: Cluster, calibration: Calibration, model: Transformer | None = None
+    ) -> RankRates:
         """Return the rates of one device of `cluster`, with the link rate of the slowest link between the ranks.
+
+        Args:
+            step: The training step.
+            cluster: The cluster.
+            calibration: Its constants.
+            model: The transformer that the job trains; None if it trains another model.
 
         Raises:
             SpecError: The device supports none of the dtypes of the job's precision.
         """
+        job = step.job
         machine = Machine.of(cluster, calibration, IN_LAYOUTS.get(job.precision, "fp32"))
+        passes = None
+        if model is not None and job.precision in IN_LAYOUTS:
+            passes = whole_passes(
+                model, cluster, calibration, micro_batch=step.samples, precision=IN_LAYOUTS[job.precision],
+                recompute=job.recompute,
+            )  # fmt: skip
         link, latency = (float(figure) for figure in machine.link(job.world_size, 1))
         return cls(
             flops=machine.matmul_rate / (2.0 if job.precision == "fp64" else 1.0),
@@ -171,9 +191,10 @@ class RankRates(NamedTuple):
             link=link,
             message_s=latency + calibration.collective_s,
             source=f"rates: {calibration.name}",
-            optimizer_bandwidth=machine.memory_rate,
+            optimizer_bandwidth=cluster.device.memory_bandwidth * calibration.optimizer_efficiency,
             codec_bandwidth=machine.memory_rate,
             overlaps=True,
+            passes=passes,
         )
 
 

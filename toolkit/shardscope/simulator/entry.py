@@ -24,7 +24,7 @@ from shardscope.spec import Job
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.link import Link
-from shardscope.spec.model import Model, Transformer
+from shardscope.spec.model import Model, Transformer, transformer_of
 
 
 class Failure(NamedTuple):
@@ -103,6 +103,7 @@ class Simulator:
                 predict_job(model, cluster, calibration, software=software), variation, overlap=overlap
             )
         else:
+            model = transformer_of(model) or model
             require(
                 model,
                 Transformer,
