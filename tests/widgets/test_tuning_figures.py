@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import shardscope as ss
+from shardscope.spec.space import Space
 from shardscope.tuning.measured import TrialMetrics
 from shardscope.tuning.records import TrialRecord
 from shardscope.tuning.report import StudyReport
@@ -14,9 +15,7 @@ from shardscope_widgets.tuning_lab import _summary, _table
 from shardscope_widgets.tuning_lab._relink import UNFINISHED, notes_of, relinked
 
 OBJECTIVES = ("loss", "seconds", "bytes")
-SPACE = ss.Space(
-    {"optimizer.lr": (1e-3, 1e-1, "log"), "batch": ss.PowersOfTwo(32, 128), "warmup": (0.0, 0.3)}
-)
+SPACE = Space({"optimizer.lr": (1e-3, 1e-1, "log"), "batch": ss.PowersOfTwo(32, 128), "warmup": (0.0, 0.3)})
 
 
 def record(number, state="complete", *, loss=1.0, step_s=0.01, sent=1000, start=2.0, steps=10, **fields):
