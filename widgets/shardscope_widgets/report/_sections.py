@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import plotly.graph_objects as go
 
 from shardscope.measure.compare.comparison import Comparison
-from shardscope.measure.compare.view import OVERVIEW, as_html, inside_text, overview
+from shardscope.measure.compare.view import OVERVIEW, inside_text, overview
 from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope_widgets import figures
 from shardscope_widgets.figures import _consensus, _curves, _pipeline, _staleness, _timeline, theme
@@ -172,7 +172,7 @@ def predicted_section(page: Page, comparisons: Sequence[Comparison]) -> str:
     """Return the section on predictions: a table with a row for each run, and a foldable list of its terms."""
     table = table_html(OVERVIEW, (row_html(map(safe, cells)) for cells in overview(comparisons)))
     parts = "".join(
-        f'<details class="terms"><summary>{safe(each.label)}</summary>{as_html(each, title=False)}</details>'
+        f'<details class="terms"><summary>{safe(each.label)}</summary>{each._repr_html_()}</details>'
         for each in comparisons
     )
     heading = page.heading(2, "Predicted and measured")
