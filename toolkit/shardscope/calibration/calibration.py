@@ -15,6 +15,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, mo
 from shardscope.calibration.layer_shape import OTHERS, is_shape
 from shardscope.calibration.software import software_of
 from shardscope.errors import SpecError, quoted, unknown_name
+from shardscope.show import Part, Shown
 from shardscope.spec._base import Spec
 from shardscope.spec.catalogue import has
 from shardscope.spec.cluster import Device
@@ -71,7 +72,7 @@ class Interval(NamedTuple):
     high: float
 
 
-class Fitted(Spec):
+class Fitted(Shown, Spec):
     """What all calibrations have: a name, quantiles of the prediction's error, and caveats."""
 
     name: str
@@ -265,13 +266,10 @@ class Calibration(Fitted):
             )
         return self
 
-    def __repr__(self) -> str:
-        from shardscope.calibration.fitted_rows_view import as_text  # only notebooks and terminals need it
+    def _shown(self) -> list[Part]:
+        from shardscope.calibration.fitted_rows_view import shown  # only notebooks and terminals need it
 
-        return as_text(self)
-
-    def __str__(self) -> str:
-        return repr(self)
+        return shown(self)
 
     def moved(self, steps: Mapping[str, float]) -> Self:
         """Return the calibration with its constants multiplied by the exponentials of `steps`, keys of `FACTORS`.

@@ -1,11 +1,11 @@
-"""A calibration of GPUs as text: what it assumes, how well it predicts, and the measured steps it was fitted to."""
+"""What a calibration of GPUs shows: what it assumes, how well it predicts, and the measured steps it was fitted to."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from shardscope.calibration.layer_shape import OTHERS
-from shardscope.spec.text_table import aligned
+from shardscope.show import Part, Sentences, Table
 from shardscope.spec.units import duration_text
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ _MOST = 20
 _HEADER = ("row", "measured", "predicted", "left out", "weight")
 
 
-def as_text(found: Calibration) -> str:
+def shown(found: Calibration) -> list[Part]:
     """Return the headline, the note, the errors, and one line for each measured step, those with low weight first."""
     low, high = found.quantiles["5"], found.quantiles["95"]
     where = f"{found.device or 'an unknown device'}; measured on {found.measured_on or 'an unknown cluster'}"
@@ -28,7 +28,7 @@ def as_text(found: Calibration) -> str:
         *_shapes(found),
         *(_errors(name, score) for name, score in found.scores.items()),
     ]
-    return "\n".join([*lines, *_table(found)])
+    return [Sentences(lines), _table(found)]
 
 
 def _shapes(found: Calibration) -> list[str]:
@@ -46,12 +46,12 @@ def _errors(name: str, score: dict[str, float]) -> str:
     return f"{name}: mean error {score['mape']:.1f}%, worst {score['max']:.1f}%, {score['rows']:.0f} rows"
 
 
-def _table(found: Calibration) -> list[str]:
-    if not found.rows:
-        return []
+def _table(found: Calibration) -> Table:
     shown = sorted(found.rows, key=lambda row: row.weight)[:_MOST]
     rest = len(found.rows) - len(shown)
-    return ["", *aligned([_HEADER, *map(_cells, shown)]), *([f"and {rest} more"] if rest else [])]
+    return Table(
+        _HEADER, [*map(_cells, shown)], more=f"and {rest} more" if rest else "", num_left=len(_HEADER)
+    )
 
 
 def _cells(row: FittedRow) -> tuple[str, ...]:
