@@ -61,8 +61,9 @@ class TestTable:
 
     def test_without_rows_only_the_caption_is_shown(self) -> None:
         assert Table(["a"], []).text() == Table(["a"], []).html() == ""
-        assert Table(["a"], [], caption="None ran.").text() == "None ran."
-        assert "<table" not in Table(["a"], [], caption="None ran.").html()
+        empty = Table(["a"], [], caption="None ran.", more="and 0 more")
+        assert empty.text() == "None ran."
+        assert empty.html() == "<strong>None ran.</strong>"
         assert Table.of_frame(pd.DataFrame()).text() == ""
 
     def test_every_text_of_a_cell_is_escaped_but_its_mark(self) -> None:

@@ -136,19 +136,24 @@ class Table:
 
     def text(self) -> str:
         """Return the table as aligned text."""
+        if not self.rows:
+            return self.caption
         rows = [[row] if isinstance(row, str) else row for row in self.rows]
-        cells = padded([*filter(None, [self.header]), *rows], num_left=self.num_left) if rows else []
+        cells = padded([*filter(None, [self.header]), *rows], num_left=self.num_left)
         lines = [(" " * self.gap).join(line).rstrip() for line in cells]
         return "\n".join([*filter(None, [self.caption]), *lines, *filter(None, [self.more])])
 
     def html(self) -> str:
         """Return the table as HTML, which scrolls if it is too wide."""
         caption = f"<strong>{escape(self.caption)}</strong>" if self.caption else ""
+        if not self.rows:
+            return caption
         head, body = self._row(self.header, 'th scope="col"'), "".join(map(self._row, self.rows))
-        table = f'<table style="{_TABLE}"><thead>{head}</thead><tbody>{body}</tbody></table>' if body else ""
         more = f"<div><small>{escape(self.more)}</small></div>" if self.more else ""
-        inside = f"{caption}{table}{more}"
-        return f'<div class="ss-plan-scroll" style="{_SCROLL}">{inside}</div>' if inside else ""
+        return (
+            f'<div class="ss-plan-scroll" style="{_SCROLL}">{caption}<table style="{_TABLE}"><thead>{head}</thead>'
+            f"<tbody>{body}</tbody></table>{more}</div>"
+        )
 
     def _row(self, row: Row, tag: str = "td") -> str:
         if isinstance(row, str):

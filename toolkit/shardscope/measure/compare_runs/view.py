@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import repeat
 from math import isnan
 from typing import TYPE_CHECKING
 
@@ -143,10 +142,9 @@ def _text_table(comparison: RunsComparison) -> Table:
 
 def html_table(comparison: RunsComparison, marks: Sequence[str] = ()) -> Table:
     """Return a table with a column per run, or a row if there are many; `marks` are HTML before the runs' names."""
-    pinned = [" (baseline)" * (index == comparison.baseline) for index in range(len(comparison.runs))]
     names = [
-        Cell(run.name + told, mark=mark)
-        for run, told, mark in zip(comparison.runs, pinned, marks or repeat(""), strict=False)
+        Cell(run.name + " (baseline)" * (index == comparison.baseline), mark=marks[index] if marks else "")
+        for index, run in enumerate(comparison.runs)
     ]
     head, *rows = _table(comparison, names, is_whole=_end_apart(comparison))
     if len(names) > _MOST_COLUMNS:
