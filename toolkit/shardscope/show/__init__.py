@@ -47,11 +47,10 @@ class Sentences:
         return "\n".join(self.lines)
 
     def html(self) -> str:
-        """Return one paragraph for each sentence."""
+        """Return the title and a paragraph for each other sentence."""
         lines = [*map(escape, filter(None, self.lines))]
-        if self.is_titled:
-            lines[:1] = [f"<strong>{title}</strong>" for title in lines[:1]]
-        said = "".join(f"<p style='margin:.2em 0'>{line}</p>" for line in lines)
+        title = "".join(f"<strong>{line}</strong>" for line in lines[: self.is_titled])
+        said = title + "".join(f"<p style='margin:.2em 0'>{line}</p>" for line in lines[self.is_titled :])
         return f"<details><summary>{escape(self.folded)}</summary>{said}</details>" if self.folded else said
 
 
