@@ -75,6 +75,12 @@ class TestTable:
         assert page.count("<i></i>") == 1
         assert '<th scope="row" title="' in page
 
+    def test_classes_replace_the_look_and_rows_can_be_marked(self) -> None:
+        table = Table(["a", "b", "c"], [["1", Cell("<2>", span=2)], ["1", "2", "3"]])
+        page = table.html("mine", {1: ' class="chosen"'})
+        assert '<table class="mine"><thead><tr><th scope="col">a</th>' in page
+        assert '<tr><td>1</td><td colspan="2">&lt;2&gt;</td></tr><tr class="chosen"><td>1</td>' in page
+
     def test_small_print_is_in_parentheses_in_text(self) -> None:
         table = Table(["run", "loss"], [["a", Cell("1.5", "+5%")]])
         assert table.text().splitlines()[-1] == "a    1.5 (+5%)"

@@ -11,6 +11,7 @@ from shardscope.measure.compare_runs.of_runs import compared
 from shardscope.measure.compare_runs.view import html_table, sentences, title
 from shardscope.runlog.figures import FIGURES
 from shardscope.runlog.summary import summarise
+from shardscope.show import Table
 from shardscope_widgets.figures._comparison import HEADERS, NONE, RunRow
 from shardscope_widgets.figures.theme import run_looks
 from shardscope_widgets.kit import markup
@@ -25,8 +26,7 @@ def runs_html(rows: Sequence[RunRow]) -> str:
     """Return the rows as an HTML table, without columns that no run has a value for."""
     cells = [row.cells() for row in rows]
     kept = [at for at in range(len(HEADERS)) if any(row[at] != NONE for row in cells)]
-    told = (markup.row_html(safe(row[at]) for at in kept) for row in cells)
-    return markup.table_html([HEADERS[at] for at in kept], told)
+    return Table([HEADERS[at] for at in kept], [[row[at] for at in kept] for row in cells]).html("ss-table")
 
 
 def comparison_of(

@@ -64,6 +64,7 @@ class Cell(NamedTuple):
         indent: Number of steps by which it is indented.
         style: Further CSS.
         mark: HTML before the text, such as a sample of a line.
+        span: Number of columns that it takes in HTML.
     """
 
     text: str
@@ -72,17 +73,20 @@ class Cell(NamedTuple):
     indent: int = 0
     style: str = ""
     mark: str = ""
+    span: int = 1
 
     def __str__(self) -> str:
         return f"{'  ' * self.indent}{self.text}{f' ({self.small})' if self.small else ''}"
 
     def html(self, tag: str, side: str) -> str:
-        """Return the cell as an element, such as ``td``, aligned to a side."""
+        """Return the cell as an element, such as ``td``, aligned to a side; without style if `side` is empty."""
         about = f' title="{escape(self.about)}"' if self.about else ""
+        span = f' colspan="{self.span}"' if self.span > 1 else ""
         small = f"<br><small>{escape(self.small)}</small>" if self.small else ""
         wrap = "nowrap" if tag == "td" and len(self.text) <= _SHORT else "normal"
         look = f"text-align:{side};padding:.2em .9em .2em {self.indent}em;white-space:{wrap};{_RULE};{self.style}"
-        return f'<{tag}{about} style="{look}">{self.mark}{escape(self.text)}{small}</{tag[:2]}>'
+        style = f' style="{look}"' if side else ""
+        return f"<{tag}{about}{span}{style}>{self.mark}{escape(self.text)}{small}</{tag[:2]}>"
 
 
 Texts = Mapping[str, Callable[[Any], str]]
@@ -142,25 +146,34 @@ class Table:
         lines = [(" " * self.gap).join(line).rstrip() for line in cells]
         return "\n".join([*filter(None, [self.caption]), *lines, *filter(None, [self.more])])
 
-    def html(self) -> str:
-        """Return the table as HTML, which scrolls if it is too wide."""
+    def html(self, kind: str = "", marks: Mapping[int, str] = MappingProxyType({})) -> str:
+        """Return the table as HTML, which scrolls if it is too wide.
+
+        Args:
+            kind: CSS classes that style it; empty for the look of tables in notebooks.
+            marks: HTML attributes of rows, by their place.
+        """
         caption = f"<strong>{escape(self.caption)}</strong>" if self.caption else ""
         if not self.rows:
             return caption
-        head, body = self._row(self.header, 'th scope="col"'), "".join(map(self._row, self.rows))
+        top = f"<caption style='text-align:left'>{caption}</caption>" if caption else ""
+        head = self._row(self.header, 'th scope="col"', is_plain=bool(kind))
+        rows = enumerate(self.rows)
+        body = "".join(self._row(row, mark=marks.get(at, ""), is_plain=bool(kind)) for at, row in rows)
         more = f"<div><small>{escape(self.more)}</small></div>" if self.more else ""
+        look = f'class="{kind}"' if kind else f'style="{_TABLE}"'
         return (
-            f'<div class="ss-plan-scroll" style="{_SCROLL}">{caption}<table style="{_TABLE}"><thead>{head}</thead>'
+            f'<div class="ss-plan-scroll" style="{_SCROLL}"><table {look}>{top}<thead>{head}</thead>'
             f"<tbody>{body}</tbody></table>{more}</div>"
         )
 
-    def _row(self, row: Row, tag: str = "td") -> str:
+    def _row(self, row: Row, tag: str = "td", mark: str = "", *, is_plain: bool) -> str:
         if isinstance(row, str):
             row, tag = [row], f'th scope="rowgroup" colspan="{len(self.header)}"'
         tags = ['th scope="row"' if self.has_row_heads and tag == "td" else tag, *[tag] * len(row)]
-        sides = ["left"] * self.num_left + ["right"] * len(row)
+        sides = [""] * len(row) if is_plain else ["left"] * self.num_left + ["right"] * len(row)
         cells = (each if isinstance(each, Cell) else Cell(each) for each in row)
-        return f"<tr>{''.join(map(Cell.html, cells, tags, sides))}</tr>"
+        return f"<tr{mark}>{''.join(map(Cell.html, cells, tags, sides))}</tr>"
 
 
 def padded(rows: Iterable[Iterable[str | Cell]], *, num_left: int) -> list[list[str]]:
