@@ -156,7 +156,9 @@ def test_a_result_shows_its_parts_in_order_and_leaves_out_empty_ones() -> None:
 
 
 def test_of_the_toolkit_it_knows_only_the_units() -> None:
-    assert re.findall(r"shardscope[\w.]* import", Path(show.__file__).read_text()) == ["shardscope.spec.units import"]
+    assert re.findall(r"shardscope[\w.]* import", Path(show.__file__).read_text()) == [
+        "shardscope.spec.units import"
+    ]
 
 
 def test_importing_it_loads_neither_pandas_nor_torch() -> None:
