@@ -26,7 +26,7 @@ from shardscope.cli import build_parser
 
 ROOT = Path(__file__).parents[1]
 GROUND = {"errors", "_compat", "_experimental", "_lazy", "_version", "disk_cache", "foreign_file", "machine"}
-FIRST = GROUND | {"spec", "runlog", "storage"}
+FIRST = GROUND | {"show", "spec", "runlog", "storage"}
 ENGINES = FIRST | {"training", "analytic"}
 SECOND = ENGINES | {"methods"}
 PREDICTED = SECOND | {"calibration", "prediction"}
@@ -41,13 +41,14 @@ MAY_IMPORT = {
     "disk_cache": {"errors"},
     "foreign_file": set(),
     "machine": set(),
+    "show": {"spec"},
     "spec": GROUND,
     "runlog": GROUND | {"spec"},
     "storage": GROUND | {"spec"},
     "training": FIRST,
     "analytic": FIRST,
     "methods": ENGINES,
-    "calibration": GROUND | {"spec"},
+    "calibration": GROUND | {"show", "spec"},
     "prediction": SECOND | {"calibration"},
     "planner": PREDICTED,
     "simulator": PREDICTED,

@@ -9,9 +9,10 @@ import pytest
 
 import shardscope as ss
 from shardscope import cli
-from shardscope.analytic.show import figure, term_html, term_text
 from shardscope.errors import SpecError
 from shardscope.prediction.layout import Prediction
+from shardscope.show import Tree
+from shardscope.spec.units import figure
 
 MODEL = ss.Model.transformer(name="gpt3-175b", layers=96, hidden=12288, heads=96, vocab=51200, seq=2048)
 CLUSTER = ss.Cluster.of("a100-80gb", nodes=128)
@@ -104,8 +105,8 @@ def test_figures_carry_a_fitting_unit(value: float, unit: str, text: str) -> Non
 def test_html_escapes_what_a_user_named() -> None:
     term = ss.predict(MODEL.replace(name="<b>"), CLUSTER, LAYOUT)
     assert "<b>" not in term._repr_html_().replace("<strong>", "")
-    assert "&lt;" in term_html(term.time.__class__("a<b", 1.0, "s"))
-    assert term_text(term.time).splitlines()[0].startswith("step")
+    assert "&lt;" in Tree(term.time.__class__("a<b", 1.0, "s")).html()
+    assert Tree(term.time).text().splitlines()[0].startswith("step")
 
 
 def test_the_command_predicts_a_model_from_its_config(

@@ -24,9 +24,9 @@ from shardscope.measure.compare.comparison import Comparison
 from shardscope.measure.compare.of_run import comparison_or_reason
 from shardscope.measure.compare.view import OVERVIEW, inside_text, overview
 from shardscope.runlog.figures import loss_text
+from shardscope.show import padded
 from shardscope.spec import Batch, Job, Strategy
 from shardscope.spec.strategy import strategies
-from shardscope.spec.text_table import padded
 from shardscope_widgets.figures._comparison import HEADERS, RunRow
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import duration_text
@@ -279,7 +279,7 @@ def table_text(rows: Sequence[RunRow]) -> str:
 
 def columns_text(header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     """Format a header, a rule and rows as columns, right-aligned except for the first column."""
-    first, *rest = padded([header, *cells], right=True)
+    first, *rest = padded([header, *cells], num_left=1)
     return "\n".join(map("  ".join, [first, ["─" * len(cell) for cell in first], *rest]))
 
 

@@ -8,9 +8,10 @@ from IPython.display import HTML
 
 from shardscope.measure.compare_runs.comparison import RunsComparison
 from shardscope.measure.compare_runs.of_runs import compared
-from shardscope.measure.compare_runs.view import sentences, table_html, title
+from shardscope.measure.compare_runs.view import html_table, sentences, title
 from shardscope.runlog.figures import FIGURES
 from shardscope.runlog.summary import summarise
+from shardscope.show import Table
 from shardscope_widgets.figures._comparison import HEADERS, NONE, RunRow
 from shardscope_widgets.figures.theme import run_looks
 from shardscope_widgets.kit import markup
@@ -25,8 +26,7 @@ def runs_html(rows: Sequence[RunRow]) -> str:
     """Return the rows as an HTML table, without columns that no run has a value for."""
     cells = [row.cells() for row in rows]
     kept = [at for at in range(len(HEADERS)) if any(row[at] != NONE for row in cells)]
-    told = (markup.row_html(safe(row[at]) for at in kept) for row in cells)
-    return markup.table_html([HEADERS[at] for at in kept], told)
+    return Table([HEADERS[at] for at in kept], [[row[at] for at in kept] for row in cells]).html("ss-table")
 
 
 def comparison_of(
@@ -59,7 +59,7 @@ def comparison_html(found: RunsComparison | None, traces: Sequence[Trace]) -> st
         return markup.words_html(_NOTHING)
     looks = run_looks(traces)
     samples = {trace.run_id: swatch(look) for trace, look in zip(traces, looks, strict=True)}
-    table = table_html(found, tuple(samples[run.run_id] for run in found.runs))
+    table = html_table(found, [samples[run.run_id] for run in found.runs]).html()
     about = f"{FIGURES['loss'].label.capitalize()}: {FIGURES['loss'].about}. Hover over a heading to see what it is."
     words = "".join(map(markup.words_html, [*sentences(found), about]))
     return f'<div style="margin:.7em 0 .2em"><strong>{safe(title(found))}</strong></div>{table}{words}'

@@ -15,11 +15,13 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, mo
 from shardscope.calibration.layer_shape import OTHERS, is_shape
 from shardscope.calibration.software import software_of
 from shardscope.errors import SpecError, quoted, unknown_name
+from shardscope.show import Part, Sentences, Shown, Table
 from shardscope.spec._base import Spec
 from shardscope.spec.catalogue import has
 from shardscope.spec.cluster import Device
 from shardscope.spec.link import Link
 from shardscope.spec.numbers import Fraction, require_plausible, sizes_in
+from shardscope.spec.units import duration_text
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -55,6 +57,9 @@ logarithms; ``scale`` is a common factor of all times."""
 _LARGEST_COVARIANCE = 100.0
 """Largest covariance of two logarithms that is plausible; a standard deviation of 10 is a factor of 22,000."""
 
+_MOST_ROWS = 20
+"""Largest number of measured steps that are shown."""
+_HEADER = ("row", "measured", "predicted", "left out", "weight")
 _UNSCALED = (
     "half_size", "attention_half_seq", "head_efficiency", "launch_jitter", "exposed_launch", "gradient_overlap",
     "shard_copies", "shard_overlap", "message_overlap",
@@ -71,7 +76,7 @@ class Interval(NamedTuple):
     high: float
 
 
-class Fitted(Spec):
+class Fitted(Shown, Spec):
     """What all calibrations have: a name, quantiles of the prediction's error, and caveats."""
 
     name: str
@@ -265,13 +270,31 @@ class Calibration(Fitted):
             )
         return self
 
-    def __repr__(self) -> str:
-        from shardscope.calibration.fitted_rows_view import as_text  # only notebooks and terminals need it
-
-        return as_text(self)
-
-    def __str__(self) -> str:
-        return repr(self)
+    def _shown(self) -> list[Part]:
+        """Return the headline, the note, the errors, and the measured steps, those with low weight first."""
+        low, high = self.quantiles["5"], self.quantiles["95"]
+        where = (
+            f"{self.device or 'an unknown device'}; measured on {self.measured_on or 'an unknown cluster'}"
+        )
+        factors = [factor for name, factor in self.shapes.items() if name != OTHERS]
+        lines = [
+            f"Calibration {self.name}",
+            f"Software {self.software or 'unknown'} on {where}",
+            *([f"Note: {self.note}"] if self.note else []),
+            f"On the measured cluster, 90% of steps take {low:.2f} to {high:.2f} times the predicted time",
+        ]
+        if factors:
+            lines.append(
+                f"Layers of {len(factors)} measured shapes take {min(factors):.2f} to {max(factors):.2f} times as "
+                "long as the constants say"
+            )
+        for name, score in self.scores.items():
+            errors = f"mean error {score['mape']:.1f}%, worst {score['max']:.1f}%"
+            lines.append(f"{name}: {errors}, {score['rows']:.0f} rows")
+        rows = [_cells(row) for row in sorted(self.rows, key=lambda row: row.weight)[:_MOST_ROWS]]
+        rest = len(self.rows) - len(rows)
+        more = f"and {rest} more" if rest else ""
+        return [Sentences(lines), Table(_HEADER, rows, more=more, num_left=len(_HEADER))]
 
     def moved(self, steps: Mapping[str, float]) -> Self:
         """Return the calibration with its constants multiplied by the exponentials of `steps`, keys of `FACTORS`.
@@ -321,6 +344,15 @@ class Calibration(Fitted):
             raise unknown_name("calibration", device, known)
         chosen = software_of(software or "megatron-core")
         return calibration_for(Device.of(device) if isinstance(device, str) else device, chosen)
+
+
+def _cells(row: FittedRow) -> list[str]:
+    measured = row.measured_s
+    predicted = (
+        "" if seconds is None else f"{duration_text(seconds)} ({seconds / measured - 1:+.1%})"
+        for seconds in (row.predicted_s, row.left_out_s)
+    )
+    return [row.label, duration_text(measured), *predicted, f"{row.weight:.2f}"]
 
 
 @cache

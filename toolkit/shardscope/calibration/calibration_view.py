@@ -1,13 +1,12 @@
-"""A calibration of CPU ranks as a text table and as HTML: each constant with its interval."""
+"""What a calibration of CPU ranks shows: each constant with its interval."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import TYPE_CHECKING
 
 from shardscope.calibration.constants import CONSTANTS, amounts_text
-from shardscope.spec.text_table import aligned
+from shardscope.show import Part, Sentences, Table
 from shardscope.spec.units import plural
 
 if TYPE_CHECKING:
@@ -66,31 +65,9 @@ def scope(row: Constant) -> str:
     return ", ".join(filter(None, parts))
 
 
-def as_text(found: HostCalibration) -> str:
-    """Return the headline and an aligned table."""
-    return "\n".join([*headline(found), "", *aligned([HEADER, *cells(found)])])
-
-
-def as_html(found: HostCalibration) -> str:
-    """Return the same as HTML in the page's theme."""
-    title, *rest = map(escape, headline(found))
-    lines = "".join(f"<p style='margin:.2em 0'>{line}</p>" for line in rest)
-    body = "".join(_line("td", row) for row in cells(found))
-    return (
-        f"<div style='max-width:100%;overflow-x:auto'><strong>{title}</strong>{lines}"
-        f"<table><thead>{_line('th', HEADER)}</thead><tbody>{body}</tbody></table></div>"
-    )
-
-
-def _line(tag: str, row: Sequence[str]) -> str:
-    """Return a row; numbers are aligned right, text left."""
-    kept = "white-space:nowrap;text-align:"
-    styles = (f"{kept}left", f"{kept}left", f"{kept}right", f"{kept}right", "text-align:left")
-    inside = "".join(
-        f"<{tag} style='padding:.1em .8em .1em 0;{style}'>{escape(cell)}</{tag}>"
-        for cell, style in zip(row, styles, strict=True)
-    )
-    return f"<tr>{inside}</tr>"
+def shown(found: HostCalibration) -> list[Part]:
+    """Return what a calibration shows: the headline and a table of its constants."""
+    return [Sentences(headline(found)), Table(HEADER, cells(found), num_left=len(HEADER))]
 
 
 def frame_of(rows: Sequence[Constant]) -> pd.DataFrame:

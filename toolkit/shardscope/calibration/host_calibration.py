@@ -16,6 +16,7 @@ from shardscope.calibration import calibration_view as view
 from shardscope.calibration.calibration import Calibration, Fitted, Interval
 from shardscope.calibration.constants import CONSTANTS, NOT_FITTED
 from shardscope.errors import SpecError
+from shardscope.show import Part
 from shardscope.spec._base import Spec
 from shardscope.spec.cluster import EmulatedCluster
 
@@ -220,14 +221,8 @@ class HostCalibration(Fitted):
         """Return a data frame with one row per constant: name, transport, ranks, nodes, value, low, high, unit."""
         return view.frame_of(self.constants)
 
-    def __repr__(self) -> str:
-        return view.as_text(self)
-
-    def __str__(self) -> str:
-        return view.as_text(self)
-
-    def _repr_html_(self) -> str:
-        return view.as_html(self)
+    def _shown(self) -> list[Part]:
+        return view.shown(self)
 
     @classmethod
     def shipped(cls) -> Self:

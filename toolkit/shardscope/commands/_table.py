@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from shardscope.commands._colour import coloured
-from shardscope.spec.text_table import padded
+from shardscope.show import Cell, padded
 from shardscope.spec.units import bytes_text
 
 
 def aligned(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, paint: Callable[[str], str] | None = None
+    header: Sequence[str | Cell],
+    rows: Iterable[Iterable[str | Cell]],
+    *,
+    paint: Callable[[str], str] | None = None,
 ) -> str:
     """Return a header and rows as text, with columns aligned left, two spaces apart.
 
     On a terminal the header is bold. `paint` may colour a padded cell, without changing its width.
     """
-    first, *rest = padded([header, *rows])
+    first, *rest = padded([header, *rows], num_left=len(header))
     body = ["  ".join(map(paint, row) if paint else row).rstrip() for row in rest]
     return "\n".join([coloured("  ".join(first).rstrip(), "bold"), *body])
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from shardscope.runtime.tools.check_report import CheckReport
 
 STEPS = 8
-ROWS = 8
 
 
 def add_to(commands: Any) -> None:
@@ -59,18 +58,15 @@ def text(report: CheckReport) -> str:
     verdict = coloured(report.verdict, colour)
     if not report.tensors:
         return verdict
-    rows = [
-        (row.tensor, "x".join(map(str, row.shape)), f"{row.relative_difference:.1e}", f"{row.share:.0%}")
-        for row in report.tensors[:ROWS]
-    ]
-    left = len(report.tensors) - len(rows)
-    more = [f"and {left} more, none with a larger difference (--json lists all)"] if left > 0 else []
+    from shardscope.runtime.tools.check_report import worst_of
+
+    table = worst_of(report, " (--json lists all)")
     about = (
         f"Parameters that differ most. The bound of {report.bound:.0e} applies to each loss and to all parameters as "
         "one vector, not to a single parameter; share is a parameter's part of that vector's difference:"
     )
-    table = aligned(["parameter", "shape", "relative difference", "share"], rows)
-    return "\n".join([verdict, "", fill(about, 100), table, *more])
+    rows = aligned(table.header, table.rows)
+    return "\n".join([verdict, "", fill(about, 100), rows, *filter(None, [table.more])])
 
 
 class _Announcer:

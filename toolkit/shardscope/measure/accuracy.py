@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shardscope import show
 from shardscope.errors import ShardscopeError, unknown_name
 from shardscope.runtime import Run, runs
 from shardscope.runtime.record.launch_prediction import LaunchPrediction
+from shardscope.show import Part, Sentences, Shown, Table
 from shardscope.spec.settings import settings_of
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ class PredictedRun(NamedTuple):
         return None if interval is None else interval.low <= self.measured_s <= interval.high
 
 
-@dataclass(frozen=True)
-class Accuracy:
+@dataclass(frozen=True, repr=False)
+class Accuracy(Shown):
     """Predicted beside measured step times of runs, oldest first, as returned by `accuracy`.
 
     Attributes:
@@ -158,30 +159,17 @@ class Accuracy:
         counted = "1 run" if len(self.runs) == 1 else f"{len(self.runs)} runs"
         return f"Step times predicted at the launch of {counted}: median error {self.median_error:.1%}{inside}.{others}"
 
-    def _table(self, setting: str = "strategy") -> pd.DataFrame:
-        table = self.by(setting)
-        if not table.empty:
-            table["median_error"] = table["median_error"].map("{:.1%}".format)
-            table["largest_error"] = table["largest_error"].map("{:+.0%}".format)
-            table["coverage"] = [_share(value) for value in table["coverage"]]
-        return table
-
     def text(self, setting: str = "strategy") -> str:
         """Return the headline and a table by a setting; see `by`."""
-        table = self._table(setting)
-        return (
-            self.headline
-            if table.empty
-            else f"{self.headline}\n\n{table.reset_index().to_string(index=False)}"
-        )
+        return show.text(self._shown(setting))
 
-    def __repr__(self) -> str:
-        return self.text()
+    def _shown(self, setting: str = "strategy") -> list[Part]:
+        table = self.by(setting)
+        table = table if table.empty else table.reset_index()
+        return [Sentences([self.headline]), Table.of_frame(table, texts=_TEXTS)]
 
-    def _repr_html_(self) -> str:
-        table = self._table()
-        shown = "" if table.empty else table.reset_index().to_html(index=False, border=0)
-        return f"<div><p>{escape(self.headline)}</p><div style='max-width:100%;overflow-x:auto'>{shown}</div></div>"
+
+_TEXTS = {"median_error": "{:.1%}".format, "largest_error": "{:+.0%}".format, "coverage": "{:.0%}".format}
 
 
 def accuracy(
@@ -239,7 +227,3 @@ def _median_error(rows: Iterable[PredictedRun]) -> float | None:
 def _coverage(rows: Sequence[PredictedRun]) -> float | None:
     inside = [row.is_inside for row in rows if row.is_inside is not None]
     return sum(inside) / len(inside) if inside else None
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None or value != value else f"{value:.0%}"  # noqa: PLR0124 - NaN

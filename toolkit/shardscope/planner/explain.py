@@ -8,6 +8,7 @@ from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.terms import Term
 from shardscope.planner.filter import GIB
 from shardscope.planner.setting import SearchSettings, memory_parts, time_of
+from shardscope.show import Sentences
 from shardscope.spec.layout import Layout
 from shardscope.spec.units import work_text
 
@@ -102,10 +103,7 @@ class PlanComparison(NamedTuple):
         return "\n".join(self.sentences)
 
     def _repr_html_(self) -> str:
-        from html import escape
-
-        head, *rest = map(escape, self.sentences)
-        return f"<p><b>{head}</b></p><ul>{''.join(f'<li>{line}</li>' for line in rest)}</ul>"
+        return Sentences(self.sentences).html()
 
     def _headline(self) -> str:
         (one, other), (name, against) = self.time, self.names

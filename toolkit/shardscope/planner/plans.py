@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
+from shardscope import show
 from shardscope.analytic import pareto
 from shardscope.analytic.compute.flops import model_flops
 from shardscope.analytic.pareto import Indices
@@ -29,10 +30,11 @@ from shardscope.planner.shipped import (
     limited_texts,
     unshipped_texts,
 )
-from shardscope.planner.table import table_html
+from shardscope.planner.table import table_of
 from shardscope.planner.trainer_config import TrainerConfig, trainer_config
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.step import cut, stage_layers
+from shardscope.show import Sentences
 from shardscope.spec.layout import Layout
 from shardscope.spec.partition import even_split
 from shardscope.spec.pipeline_schedule import PipelineSchedule
@@ -404,21 +406,21 @@ class Plans:
         return work_text(self.global_batch, self.setting.model.seq)
 
     def __repr__(self) -> str:
+        return f"<{'; '.join(self._headline())}>"
+
+    def _headline(self) -> list[str]:
         if not len(self):
-            return f"<Plans for {self._work}: {self.problem}>"
-        best = self[0]
-        return (
-            f"<Plans for {self._work}: {self.valid:,} layouts on {self.asked.cluster.num_devices:,} devices; best "
-            f"{explaining.seconds(best.step_time_s)} a step, {best.memory_bytes / GIB:.1f} GiB: {short(best.layout)}; "
-            f"{self.caveat}>"
-        )
+            return [f"Plans for {self._work}: {self.problem}"]
+        best, devices = self[0], self.asked.cluster.num_devices
+        room = f"{best.memory_bytes / GIB:.1f} GiB"
+        return [
+            f"Plans for {self._work}: {self.valid:,} layouts on {devices:,} devices",
+            f"best {explaining.seconds(best.step_time_s)} a step, {room}: {short(best.layout)}",
+            self.caveat,
+        ]
 
     def _repr_html_(self) -> str:
-        from html import escape
-
-        if not len(self):
-            return f"<p>{escape(repr(self)[1:-1])}</p>"
-        return f"<p>{escape(repr(self)[1:-1])}</p>{table_html(self)}"
+        return show.html([Sentences(self._headline()), table_of(self)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the table, best first, and the number of rejected layouts by reason, as JSON-compatible values."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardscope.analytic.recomputation import layers_of_stage
@@ -11,6 +9,7 @@ from shardscope.planner.explain import seconds
 from shardscope.planner.filter import GIB
 from shardscope.prediction.budget import Throughput
 from shardscope.prediction.failures import layout_failures
+from shardscope.show import Table
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope.spec.units import three_digits
 
@@ -121,16 +120,7 @@ def _paid(found: Plans, plan: PlanRow, tokens: float | None) -> tuple[str, ...]:
     return days_text(whole.days), "" if whole.dollars is None else dollars_text(whole.dollars)
 
 
-def table_html(found: Plans) -> str:
-    """Return the first plans as an HTML table with units, and how many more there are."""
-    header, rows = table_rows(found)
-    more = f"{len(found) - SHOWN} more plans, and all values as numbers: <code>plans.frame</code>. "
-    note = f"<p><small>{more if len(found) > SHOWN else ''}{escape(KEY)}.</small></p>"
-    body = "".join(_row("td", row) for row in rows)
-    table = f"<table><thead>{_row('th', header)}</thead><tbody>{body}</tbody></table>"
-    return f'<div style="overflow-x:auto">{table}</div>{note}'
-
-
-def _row(kind: str, cells: Iterable[str]) -> str:
-    tag = f'{kind} style="padding:.25em .35em"'
-    return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{kind}>' for cell in cells)}</tr>"
+def table_of(found: Plans) -> Table:
+    """Return the first plans as a table with units, and how many more there are."""
+    more = f"{len(found) - SHOWN} more plans, and all values as numbers: plans.frame. "
+    return Table(*table_rows(found), more=f"{more * (len(found) > SHOWN)}{KEY}.")

@@ -29,7 +29,7 @@ from shardscope.prediction.failures import job_failures
 from shardscope.prediction.host_interval import host_interval
 from shardscope.prediction.job_memory import kinds_by_rank, rank_memory
 from shardscope.prediction.job_time import job_time_term, loads_of
-from shardscope.prediction.job_view import job_html, job_text
+from shardscope.prediction.job_view import shown
 from shardscope.prediction.layout import uncertainty_of
 from shardscope.prediction.loads import (
     memory_on,
@@ -42,6 +42,7 @@ from shardscope.prediction.loads import (
 from shardscope.prediction.rates import RankRates
 from shardscope.prediction.step.term import time_term
 from shardscope.prediction.traced import Traced, traced
+from shardscope.show import Part, Shown
 from shardscope.spec import Job
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.job_parts import label_of
@@ -71,8 +72,8 @@ _UNEVEN = (
 )
 
 
-@dataclass(frozen=True)
-class JobPrediction(Budgeted):
+@dataclass(frozen=True, repr=False)
+class JobPrediction(Shown, Budgeted):
     """Prediction for one job, computed lazily; `time` and `memory` are trees of terms.
 
     Attributes:
@@ -406,11 +407,8 @@ class JobPrediction(Budgeted):
             "memory": self.memory and self.memory.to_dict(),
         }
 
-    def __repr__(self) -> str:
-        return job_text(self)
-
-    def _repr_html_(self) -> str:
-        return job_html(self)
+    def _shown(self) -> list[Part]:
+        return shown(self)
 
 
 def predict_job(

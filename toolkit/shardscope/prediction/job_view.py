@@ -1,49 +1,26 @@
-"""How a job's prediction is shown: sentences, trees of terms and a table of its traffic, as text and as HTML."""
+"""What a job's prediction shows: sentences, trees of terms and a table of its traffic."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from shardscope.analytic.communication.traffic import Sent
-from shardscope.analytic.show import figure, term_html, term_text
 from shardscope.prediction.data_source import WAITING
-from shardscope.spec.units import bytes_text, plural, work_text
+from shardscope.show import Part, Sentences, Table, Tree
+from shardscope.spec.units import bytes_text, figure, plural, work_text
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from shardscope.prediction.job import JobPrediction
 
 _NAMED = 4
 """Largest number of ranks that a sentence names."""
 
 
-def job_text(found: JobPrediction) -> str:
-    """Return a prediction as text."""
-    table = _table(found)
-    parts = [
-        "\n".join(_headline(found)),
-        "" if found.time is None else term_text(found.time),
-        "" if found.memory is None else term_text(found.memory),
-        "" if table.empty else table.to_string(index=False),
-    ]
-    return "\n\n".join(filter(None, parts))
-
-
-def job_html(found: JobPrediction) -> str:
-    """Return a prediction as HTML."""
-    title, *rest = map(escape, _headline(found))
-    lines = "".join(f"<p style='margin:.2em 0'>{line}</p>" for line in rest)
-    table = _table(found)
-    sent = "" if table.empty else table.to_html(index=False, border=0)
-    for tag in ("th", "td"):
-        sent = sent.replace(f"<{tag}>", f"<{tag} style='padding:.1em .8em .1em 0; text-align:right'>")
-    parts = [*(term_html(term) for term in (found.time, found.memory) if term is not None), sent]
-    beside = "".join(f"<div style='max-width:100%;overflow-x:auto'>{part}</div>" for part in parts if part)
-    row = "display:flex;flex-wrap:wrap;gap:.3em 3em;margin:.4em 0"
-    return f"<div><strong>{title}</strong>{lines}<div style='{row}'>{beside}</div></div>"
+def shown(found: JobPrediction) -> list[Part]:
+    """Return what a prediction shows."""
+    trees = [Tree(term) for term in (found.time, found.memory) if term is not None]
+    return [Sentences(_headline(found)), *trees, _table(found)]
 
 
 def _headline(found: JobPrediction) -> tuple[str, ...]:
@@ -100,10 +77,8 @@ def _data_bound(found: JobPrediction) -> str:
     return ""
 
 
-def _table(found: JobPrediction) -> pd.DataFrame:
-    """Return a data frame with one row per collective: bytes and messages per rank, and bytes over all ranks."""
-    import pandas as pd
-
+def _table(found: JobPrediction) -> Table:
+    """Return a table with one row per collective: bytes and messages per rank, and bytes over all ranks."""
     rows = [
         (
             name,
@@ -114,7 +89,7 @@ def _table(found: JobPrediction) -> pd.DataFrame:
         )
         for name, sent in (found.traffic or {}).items()
     ]
-    return pd.DataFrame(rows, columns=["collective", "sent per rank", "messages", "sent by all", ""])
+    return Table(["collective", "sent per rank", "messages", "sent by all", ""], rows, num_left=0, gap=1)
 
 
 def _span(values: Any, text: Callable[[int], str]) -> str:

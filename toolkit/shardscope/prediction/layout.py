@@ -13,7 +13,6 @@ from shardscope.analytic.memory import memory_term
 from shardscope.analytic.memory.offload import drive_bytes_per_device
 from shardscope.analytic.recomputation import recomputed_in_model
 from shardscope.analytic.reliability import Reliability
-from shardscope.analytic.show import term_html, term_text
 from shardscope.analytic.terms import Term
 from shardscope.calibration.calibration import Calibration, Interval
 from shardscope.calibration.choice import calibration_of
@@ -26,6 +25,7 @@ from shardscope.prediction.step.held import memory_with, room_on
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.step import step_time
 from shardscope.prediction.step.term import time_term
+from shardscope.show import Part, Sentences, Shown, Tree
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -34,8 +34,8 @@ from shardscope.spec.units import duration_text, work_text
 GIB = 2**30
 
 
-@dataclass(frozen=True)
-class Prediction(Budgeted):
+@dataclass(frozen=True, repr=False)
+class Prediction(Shown, Budgeted):
     """Prediction for one layout; `time` and `memory` are trees of terms."""
 
     model: Transformer
@@ -155,10 +155,8 @@ class Prediction(Budgeted):
             "memory": self.memory.to_dict(),
         }
 
-    def __repr__(self) -> str:
-        return "\n".join(
-            [*self._headline(), "", term_text(self.time), "", term_text(self.memory, unit="GiB")]
-        )
+    def _shown(self) -> list[Part]:
+        return [Sentences(self._headline()), Tree(self.time), Tree(self.memory, unit="GiB")]
 
     def _headline(self) -> list[str]:
         low, high = map(duration_text, self.interval)
@@ -174,14 +172,6 @@ class Prediction(Budgeted):
             self.uncertainty.sentence,
             *filter(None, [failures_text(self.reliability, self.num_devices)]),
         ]
-
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        title, *rest = map(escape, self._headline())
-        lines = "".join(f"<p style='margin:.2em 0'>{line}</p>" for line in rest)
-        terms = term_html(self.time) + term_html(self.memory, unit="GiB")
-        return f"<div><strong>{title}</strong>{lines}{terms}</div>"
 
 
 def uncertainty_of(model: Transformer, cluster: Cluster, layout: Layout, calibration: Calibration) -> Widened:

@@ -16,6 +16,7 @@ from shardscope.analytic.communication.zero import times, unit_traffic
 from shardscope.analytic.job_step import SETTLED, JobStep
 from shardscope.analytic.memory import RankStates, spread_states
 from shardscope.analytic.sharding import padded_elements
+from shardscope.show import Part, Shown, Table
 from shardscope.spec.model.step import ParameterRow, StepTrace
 from shardscope.spec.observed import ObservedJob, ShardedUnit
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True)
-class ObservedPrediction:
+@dataclass(frozen=True, repr=False)
+class ObservedPrediction(Shown):
     """Prediction for an observed training loop: bytes that each rank sends in one step, and bytes of its model states.
 
     The formulas use the model's shapes, the wrapper (such as DDP), and the number of forward passes and gradient
@@ -156,8 +157,7 @@ class ObservedPrediction:
         ]
         return pd.DataFrame(rows, columns=["term", "rank", "bytes"])
 
-    def __repr__(self) -> str:
+    def _shown(self) -> list[Part]:
         num_params = sum(math.prod(row.shape) for row in self.job.parameters)
         title = f"{self.job.label}: {num_params:,} parameters on {self.job.world_size} ranks, by formula"
-        table = self.frame()
-        return title if table.empty else f"{title}\n{table.to_string(index=False)}"
+        return [Table.of_frame(self.frame(), caption=title)]

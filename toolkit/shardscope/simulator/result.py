@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardscope.analytic.show import term_html, term_text
 from shardscope.analytic.terms import Term
 from shardscope.errors import SpecError, unknown_name
 from shardscope.runlog.step_events import MESSAGE, StepEvent, StepEvents, in_order
+from shardscope.show import Part, Sentences, Shown, Tree
 from shardscope.simulator.breakdown import busy_seconds
 from shardscope.simulator.graph import JOIN
 from shardscope.simulator.replicas import Replicated
@@ -29,8 +29,8 @@ MOST_EVENTS = 200_000
 _CODEC = "codec"
 
 
-@dataclass(frozen=True)
-class Simulation:
+@dataclass(frozen=True, repr=False)
+class Simulation(Shown):
     """A simulated training step.
 
     Attributes:
@@ -226,12 +226,5 @@ class Simulation:
             *self.merged,
         ]
 
-    def __repr__(self) -> str:
-        return "\n".join([*self._headline(), "", term_text(self.time)])
-
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        title, *rest = map(escape, self._headline())
-        lines = "".join(f"<p style='margin:.2em 0'>{line}</p>" for line in rest)
-        return f"<div><strong>{title}</strong>{lines}{term_html(self.time)}</div>"
+    def _shown(self) -> list[Part]:
+        return [Sentences(self._headline()), Tree(self.time)]

@@ -268,3 +268,25 @@ def rate_text(per_second: float, thing: str) -> str:
     if per_second >= 1e4:
         return f"{three_digits(per_second / 1e3)} k {thing}/s"
     return f"{three_digits(per_second)} {thing}/s"
+
+
+_STEPS = {
+    "s": ((86400.0, "days"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),
+    "bytes": ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")),
+    "GiB": ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1.0, "B")),
+    "FLOP": ((1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP")),
+}  # fmt: skip
+
+
+def suitable_unit(value: float, unit: str) -> tuple[float, str]:
+    """Return the size and the name of a readable unit for a value, such as ``(0.001, "ms")`` for 0.02 s.
+
+    Bytes have units of 1000, unless `unit` is ``GiB``, for memory next to the capacity of a device.
+    """
+    return next((step for step in _STEPS.get(unit, ()) if abs(value) >= step[0]), (1.0, unit))
+
+
+def figure(value: float, unit: str) -> str:
+    """Format a value with three digits and a suitable unit, such as ``18.1 s`` or ``1.25 GB``."""
+    size, name = suitable_unit(value, unit)
+    return f"{three_digits(value / size)} {name}"

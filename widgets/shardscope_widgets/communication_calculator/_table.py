@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from shardscope.analytic import communication as comm
 from shardscope.errors import SpecError
+from shardscope.show import Table
 from shardscope_widgets.figures._communication import CommunicationQuestion
 from shardscope_widgets.figures._communication_look import title
-from shardscope_widgets.kit.markup import row_html, table_html
-from shardscope_widgets.words import bytes_text, duration_text, safe
+from shardscope_widgets.words import bytes_text, duration_text
 
 _HEADERS = (
     "Algorithm",
@@ -53,18 +53,17 @@ def answers_html(found: list[Answer]) -> str:
     """Return the results as an HTML table, with the fastest algorithm in bold."""
     if not found:
         return ""
-    return table_html(_HEADERS, (_row(answer, found[0].seconds) for answer in found))
+    least = found[0].seconds
+    fastest = {at: ' class="ss-fastest"' for at, answer in enumerate(found) if answer.seconds == least}
+    return Table(_HEADERS, [_row(answer, least) for answer in found]).html("ss-table", fastest)
 
 
-def _row(answer: Answer, least: float) -> str:
-    times = f"{answer.seconds / least:.3g} ×" if least > 0 else ""
-    cells = [
-        safe(title(answer.algorithm)),
+def _row(answer: Answer, least: float) -> list[str]:
+    return [
+        title(answer.algorithm),
         duration_text(answer.seconds),
         f"{answer.latency_s / answer.seconds:.0%}" if answer.seconds else "",
         bytes_text(answer.sent_bytes),
         bytes_text(answer.carried_bytes),
-        times,
+        f"{answer.seconds / least:.3g} ×" if least > 0 else "",
     ]
-    mark = ' class="ss-fastest"' if answer.seconds == least else ""
-    return row_html(cells, mark=mark)

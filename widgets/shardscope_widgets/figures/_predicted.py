@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from shardscope.analytic.show import suitable_unit
 from shardscope.measure.compare.view import error_text, heading_of, value_text
+from shardscope.spec.units import suitable_unit
 from shardscope_widgets.figures import theme
 
 if TYPE_CHECKING:

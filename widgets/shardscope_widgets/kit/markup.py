@@ -1,11 +1,10 @@
-"""HTML and boxes that all widgets are made of: lines of text, headings, tables, and the two columns of a lab.
+"""HTML and boxes that all widgets are made of: lines of text, headings, and the two columns of a lab.
 
-Texts are escaped here; the cells and rows of tables must already be safe HTML.
+Texts are escaped here; tables are those of `shardscope.show`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TypeVar
 
 import ipywidgets as widgets
@@ -40,26 +39,6 @@ def heading_html(text: str, about: object = "") -> str:
 def heading(text: str, about: object = "") -> widgets.HTML:
     """Return a heading as a widget."""
     return widgets.HTML(heading_html(text, about))
-
-
-def row_html(cells: Iterable[str], *, head: str = "", mark: str = "") -> str:
-    """Return one row of a table; `head` is HTML before the first cell, and `mark` the row's HTML attributes."""
-    return f"<tr{mark}>{head}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
-
-
-def table_html(header: Iterable[str], rows: Iterable[str], *, caption: str = "", kind: str = "") -> str:
-    """Return a table that scrolls if it is too wide.
-
-    Args:
-        header: Titles of the columns.
-        rows: Rows from `row_html`.
-        caption: Title of the table.
-        kind: Further CSS classes.
-    """
-    title = f"<caption>{safe(caption)}</caption>" if caption else ""
-    head = "".join(f'<th scope="col">{safe(name)}</th>' for name in header)
-    body = f"{title}<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
-    return f'<div style="overflow-x:auto"><table class="{f"ss-table {kind}".strip()}">{body}</table></div>'
 
 
 def classed(box: _Box, *names: str) -> _Box:

@@ -12,6 +12,7 @@ import traitlets as t
 from shardscope.analytic.memory import memory_term, stage_memory, tensor_room
 from shardscope.analytic.terms import Term
 from shardscope.errors import ShardscopeError
+from shardscope.show import Cell, Table
 from shardscope.spec.cluster import Device
 from shardscope.spec.model import Transformer
 from shardscope_widgets.figures import theme
@@ -34,9 +35,7 @@ from shardscope_widgets.kit.markup import (
     classed,
     columns,
     note_html,
-    row_html,
     status_html,
-    table_html,
     words_html,
 )
 from shardscope_widgets.kit.swatch import chip
@@ -172,12 +171,10 @@ def _table_html(info: MemoryPlanInfo) -> str:
     """Return the blocks of the stage with the most memory as an HTML table, also for screen readers."""
     key = symbols_text(info)
     caption = f"{info.stages[info.fullest].name.capitalize()}, block by block"
-    table = table_html(
-        ("block", "kind", "size", "formula, in bytes"), map(_row_html, table_rows(info)), caption=caption
-    )
-    return f"{table}{note_html(f'{key}.')}" if key else table
+    table = Table(("block", "kind", "size", "formula, in bytes"), [*map(_row, table_rows(info))], caption)
+    return table.html("ss-table") + (note_html(f"{key}.") if key else "")
 
 
-def _row_html(block: Block) -> str:
-    kind = f"{chip(theme.MEMORY_LOOKS[block.kind])}{safe(KIND_NAMES.get(block.kind, block.kind))}"
-    return row_html((safe(block.name), kind, gib_text(block.num_bytes), safe(block.formula)))
+def _row(block: Block) -> list[str | Cell]:
+    kind = Cell(KIND_NAMES.get(block.kind, block.kind), mark=chip(theme.MEMORY_LOOKS[block.kind]))
+    return [block.name, kind, gib_text(block.num_bytes), block.formula]

@@ -9,9 +9,9 @@ import numpy as np
 
 from shardscope.analytic.schedules import closed
 from shardscope.errors import SpecError
+from shardscope.show import Cell, Table
 from shardscope.spec.pipeline_schedule import PipelineSchedule, schedules
-from shardscope_widgets.kit.markup import row_html, table_html
-from shardscope_widgets.words import duration_text, safe, three_digits
+from shardscope_widgets.words import duration_text, three_digits
 
 HEADERS = ("Schedule", "Stages per rank", "Step", "Bubble", "Activations", "vs 1F1B")
 
@@ -95,29 +95,25 @@ def comparison_html(rows: Sequence[ScheduleRow], selected: str) -> str:
     """Return the rows as an HTML table, with the selected schedule marked."""
     best = min((row.step_s for row in rows if not row.problem), default=0.0)
     known = {schedule.name: schedule for schedule in schedules()}
-    body = (_row_html(row, known[row.name], is_selected=row.name == selected, best=best) for row in rows)
-    return table_html(HEADERS, body, kind="ss-schedules")
+    cells = [_cells(row, known[row.name], best) for row in rows]
+    mark = ' class="selected" aria-current="true"'
+    chosen = {at: mark for at, row in enumerate(rows) if row.name == selected}
+    return Table(HEADERS, cells, has_row_heads=True).html("ss-table ss-schedules", chosen)
 
 
-def _row_html(row: ScheduleRow, schedule: PipelineSchedule, *, is_selected: bool, best: float) -> str:
-    mark = ' class="selected" aria-current="true"' if is_selected else ""
-    title = f'<th scope="row" title="{safe(schedule.about())} {safe(schedule.source)}.">{safe(schedule.heading())}</th>'
+def _cells(row: ScheduleRow, schedule: PipelineSchedule, best: float) -> list[str | Cell]:
+    head = Cell(schedule.heading(), about=f"{schedule.about()} {schedule.source}.")
     if row.problem:
-        problem = f'<td colspan="4">{safe(row.problem)}</td>'
-        return f"<tr{mark}>{title}<td>{row.virtual_stages}</td>{problem}</tr>"
-    slower = (
-        f"<small>+{row.step_s / best - 1:.0%}</small>"
-        if row.step_s > best * 1.005
-        else "<small>fastest</small>"
-    )
-    cells = (
+        return [head, str(row.virtual_stages), Cell(row.problem, span=4)]
+    slower = f"+{row.step_s / best - 1:.0%}" if row.step_s > best * 1.005 else "fastest"
+    return [
+        head,
         str(row.virtual_stages),
-        f"{duration_text(row.step_s)} {slower}",
-        f"{_meter(row.bubble)}{row.bubble:.1%}",
+        Cell("", mark=f"{duration_text(row.step_s)} <small>{slower}</small>"),
+        Cell(f"{row.bubble:.1%}", mark=_meter(row.bubble)),
         three_digits(row.held),
-        f"{_meter(row.held_vs_1f1b / 2)}{row.held_vs_1f1b:.2f}",
-    )
-    return row_html(cells, head=title, mark=mark)
+        Cell(f"{row.held_vs_1f1b:.2f}", mark=_meter(row.held_vs_1f1b / 2)),
+    ]
 
 
 def _meter(part: float) -> str:

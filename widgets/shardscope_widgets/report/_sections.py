@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 import plotly.graph_objects as go
 
 from shardscope.measure.compare.comparison import Comparison
-from shardscope.measure.compare.view import OVERVIEW, as_html, inside_text, overview
+from shardscope.measure.compare.view import OVERVIEW, inside_text, overview
 from shardscope.runlog.schema import MEMORY_KINDS
+from shardscope.show import Table
 from shardscope_widgets import figures
 from shardscope_widgets.figures import _consensus, _curves, _pipeline, _staleness, _timeline, theme
 from shardscope_widgets.figures._agreement import AgreementRow, agreement_info, draw_agreement
@@ -16,7 +17,6 @@ from shardscope_widgets.figures._memory_kinds import KIND_NAMES
 from shardscope_widgets.figures._stacks import RunBars, StackBar, draw_stacks
 from shardscope_widgets.figures._step_parts import StepPartsRow, draw_step_parts, step_parts_info
 from shardscope_widgets.html import runs_html
-from shardscope_widgets.kit.markup import row_html, table_html
 from shardscope_widgets.report._page import Page
 from shardscope_widgets.report._settings import machine_rows, settings_rows
 from shardscope_widgets.report.entries import Entry, Group
@@ -170,9 +170,9 @@ def _pictures(entry: Entry) -> Iterable[tuple[go.Figure, str]]:
 
 def predicted_section(page: Page, comparisons: Sequence[Comparison]) -> str:
     """Return the section on predictions: a table with a row for each run, and a foldable list of its terms."""
-    table = table_html(OVERVIEW, (row_html(map(safe, cells)) for cells in overview(comparisons)))
+    table = Table(OVERVIEW, overview(comparisons)).html("ss-table")
     parts = "".join(
-        f'<details class="terms"><summary>{safe(each.label)}</summary>{as_html(each, title=False)}</details>'
+        f'<details class="terms"><summary>{safe(each.label)}</summary>{each._repr_html_()}</details>'
         for each in comparisons
     )
     heading = page.heading(2, "Predicted and measured")
@@ -189,8 +189,8 @@ def settings_section(page: Page, groups: Sequence[Group], silent: Sequence[str])
     entries = [entry for group in groups for entry in group.entries]
     if groups:
         header = ["", *(group.name for group in groups)]
-        parts.append(_facts_html(settings_rows(groups), header))
-    parts.append(_facts_html(machine_rows(entries)))
+        parts.append(Table(header, settings_rows(groups), has_row_heads=True).html("facts"))
+    parts.append(Table((), machine_rows(entries), has_row_heads=True).html("facts"))
     if entries:
         names = "".join(f"<li>{safe(entry.run.id)}</li>" for entry in entries)
         how = "Train one again: <code>shardscope reproduce RUN</code>. Open it: <code>ss.Run.attach(RUN)</code>."
@@ -198,17 +198,6 @@ def settings_section(page: Page, groups: Sequence[Group], silent: Sequence[str])
     if silent:
         parts.append(f"<p>Left out because no step has finished: {safe(listed(silent))}.</p>")
     return f"<section>{''.join(parts)}</section>"
-
-
-def _facts_html(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
-    """Return rows of facts as a table, the name of the fact first; empty without rows."""
-    head = "".join(f'<th scope="col">{safe(name)}</th>' for name in header)
-    body = "".join(
-        f'<tr><th scope="row">{safe(name)}</th>{"".join(f"<td>{safe(text)}</td>" for text in texts)}</tr>'
-        for name, *texts in rows
-    )
-    top = f"<thead><tr>{head}</tr></thead>" if head else ""
-    return f'<table class="facts">{top}<tbody>{body}</tbody></table>' if rows else ""
 
 
 _LOSS = (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import ipywidgets as widgets
 
 from shardscope.errors import ShardscopeError
-from shardscope.measure.compare_runs.view import grouped_html
+from shardscope.measure.compare_runs.view import grouped_table
 from shardscope.spec.settings import heading_of
 from shardscope_widgets.html import comparison_html, comparison_of
 from shardscope_widgets.kit.markup import classed, heading_html, note_html
@@ -105,7 +105,7 @@ class RunsTable:
         self._fill(self.group_by, [(_NONE, ""), *((heading_of(name), name) for name in names)])
         by = self.group_by.value
         self.means.value = (
-            heading_html(f"Means by {heading_of(by)}") + grouped_html(found, by)
+            heading_html(f"Means by {heading_of(by)}") + grouped_table(found, by).html()
             if found is not None and by
             else ""
         )

@@ -8,13 +8,13 @@ from uuid import uuid4
 
 from IPython.display import HTML, display, update_display
 
+from shardscope.show import Table
 from shardscope.tuning.front import note_of
 from shardscope.tuning.report import StudyReport, report_of
 from shardscope_widgets.figures._trials import TrialInfo, objective_text, settings_of
-from shardscope_widgets.kit.markup import row_html, table_html, words_html
+from shardscope_widgets.kit.markup import words_html
 from shardscope_widgets.tuning_lab import _words
 from shardscope_widgets.tuning_lab._study import Shown
-from shardscope_widgets.words import safe
 
 AT_MOST_EVERY_S = 3.0
 _ROWS = 12
@@ -87,17 +87,12 @@ def summary_html(
 
 def _table(front: Sequence[TrialInfo], objectives: Sequence[str]) -> str:
     names = list(dict.fromkeys(name for trial in front for name in settings_of(trial)))
-    return table_html(
-        ("on the front", *objectives, *names), (_row(trial, objectives, names) for trial in front)
-    )
-
-
-def _row(trial: TrialInfo, objectives: Sequence[str], names: Sequence[str]) -> str:
-    told = [objective_text(name, trial.values[name]) for name in objectives]
-    settings = settings_of(trial)
-    cells = [
-        f"trial\u00a0{trial.number}{' ★' * trial.is_pinned}",
-        *told,
-        *(settings.get(name, "") for name in names),
+    rows = [
+        [
+            f"trial\u00a0{trial.number}{' ★' * trial.is_pinned}",
+            *(objective_text(name, trial.values[name]) for name in objectives),
+            *(settings_of(trial).get(name, "") for name in names),
+        ]
+        for trial in front
     ]
-    return row_html(map(safe, cells))
+    return Table(("on the front", *objectives, *names), rows).html("ss-table")

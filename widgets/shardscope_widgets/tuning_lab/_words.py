@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from shardscope.runlog.figures import FIGURES
+from shardscope.show import Table
 from shardscope.spec import Job, Optimizer, registry
 from shardscope.spec.job_parts import label_of
 from shardscope.tuning.definition import Definition
@@ -149,8 +150,7 @@ def figures_html(job: Job, measured: TrialMetrics | None, formula: float | None,
     parts.append((FIGURES["process_bytes"].label, bytes_text(measured.memory)))
     if measured.test is not None:
         parts.append(("loss on the test split", three_digits(measured.test[0])))
-    rows = "".join(f'<tr><th scope="row">{safe(name)}</th><td>{safe(text)}</td></tr>' for name, text in parts)
-    return f'<table class="ss-figures">{rows}</table>'
+    return Table((), parts, has_row_heads=True).html("ss-figures")
 
 
 def alarms_html(measured: TrialMetrics | None) -> str:

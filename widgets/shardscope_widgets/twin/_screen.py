@@ -8,7 +8,7 @@ import ipywidgets as widgets
 
 from shardscope.measure.compare.comparison import Comparison
 from shardscope.measure.compare.residual import Residual
-from shardscope.measure.compare.view import interval_text, table_html
+from shardscope.measure.compare.view import interval_text, notes_of, table_of
 from shardscope_widgets.figures import _residual, _twin, theme
 from shardscope_widgets.kit.frame import LAB_CSS, Frame
 from shardscope_widgets.kit.live_figure import LiveFigure
@@ -77,10 +77,9 @@ class Screen:
 
     def draw_comparison(self, found: Comparison) -> None:
         """Draw the table and its notes."""
-        notes = "".join(f"<div>{safe(note)}</div>" for note in found.notes)
         said = "".join(f"<div>{safe(line)}</div>" for line in interval_text(found))
-        self.table.value = f'<div class="ss-words">{said}</div>{table_html(found)}'
-        self.notes.value = f"<details><summary>Notes</summary>{notes}</details>"
+        self.table.value = f'<div class="ss-words">{said}</div>{table_of(found).html()}'
+        self.notes.value = notes_of(found).html()
         self.details.layout.display = None
 
     def draw_residual(self, found: Residual | None) -> None:

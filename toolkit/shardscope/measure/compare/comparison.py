@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shardscope.measure.compare import view
 from shardscope.measure.compare.residual import Expected, Residual, residual_of
+from shardscope.show import Part, Shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,8 +85,8 @@ class ComparedTerm:
         return {name: value for name, value in given.items() if value not in (None, ())}
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Shown):
     """A run compared with its prediction, as returned by `compare`. `frame` and `to_dict` return the rows as data.
 
     Attributes:
@@ -165,8 +166,5 @@ class Comparison:
             "rows": [row.to_dict() for row in self.rows], "notes": list(self.notes),
         }  # fmt: skip
 
-    def __repr__(self) -> str:
-        return view.as_text(self)
-
-    def _repr_html_(self) -> str:
-        return view.as_html(self)
+    def _shown(self) -> list[Part]:
+        return view.shown(self)

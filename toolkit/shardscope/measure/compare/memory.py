@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy.typing as npt
 
-from shardscope.analytic.show import figure
 from shardscope.measure.compare.comparison import ComparedTerm
 from shardscope.measure.compare.measured import Ints, held_by_kind
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.job_memory import held_at_once
 from shardscope.prediction.observed import ObservedPrediction
 from shardscope.runlog.schema import MEMORY_KINDS, Event
+from shardscope.spec.units import figure
 
 _EXACT_KINDS = frozenset({"parameters", "gradients", "optimizer", "buffers"})
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from shardscope.analytic.show import figure
 from shardscope.analytic.terms import Term
 from shardscope.measure.compare.comparison import ComparedTerm
 from shardscope.measure.compare.measured import (
@@ -20,6 +19,7 @@ from shardscope.measure.compare.measured import (
 from shardscope.measure.compare.traffic import COMPRESSED_STEP, after_warm_up, compared_steps, kind_of_step
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.loads import step_seconds
+from shardscope.spec.units import figure
 
 
 def time_rows(prediction: JobPrediction, steps: Steps, notes: list[str]) -> Iterator[ComparedTerm]:

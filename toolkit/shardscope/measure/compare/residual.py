@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from shardscope.analytic.show import figure
 from shardscope.errors import SpecError
 from shardscope.measure.compare.measured import ALL_WORKERS, COMMUNICATION
+from shardscope.spec.units import figure
 
 if TYPE_CHECKING:
     from shardscope.measure.compare.comparison import ComparedTerm, Comparison

@@ -1,14 +1,13 @@
-"""A comparison of a run with its prediction: as sentences, as a text table, and as HTML in the page's theme."""
+"""What a comparison of a run with its prediction shows: sentences and a table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from shardscope.analytic.show import figure
-from shardscope.spec.text_table import aligned
+from shardscope.show import Cell, Part, Row, Sentences, Table
+from shardscope.spec.units import figure
 
 if TYPE_CHECKING:
     from shardscope.measure.compare.comparison import ComparedTerm, Comparison
@@ -194,10 +193,15 @@ def _headers(comparison: Comparison) -> tuple[str, ...]:
     return (*names, "error", "simulated error") if "simulated" in names else (*names, "error")
 
 
-def _cells(row: ComparedTerm, columns: tuple[str, ...]) -> list[str]:
+def _cells(row: ComparedTerm, columns: tuple[str, ...]) -> list[str | Cell]:
     values = [value_text(getattr(row, name), row.unit) for name in columns]
-    errors = [error_text(row), *([simulated_error_text(row)] if "simulated" in columns else [])]
-    return [*values, *errors]
+    error = Cell(error_text(row), about=_bounds_text(row), style=_LOOKS[row.agrees])
+    more = [simulated_error_text(row)] * ("simulated" in columns)
+    return [Cell(row.term, indent=2 if row.part_of else 1), *values, error, *more]
+
+
+_LOOKS = {True: "opacity:.7", False: "font-weight:600", None: ""}
+"""Style of the error of a term, by whether it agrees."""
 
 
 def _groups(comparison: Comparison) -> list[tuple[str, list[ComparedTerm]]]:
@@ -213,76 +217,24 @@ def _title(comparison: Comparison) -> str:
     return f"{comparison.label} compared with its prediction for {comparison.where}"
 
 
-def as_text(comparison: Comparison) -> str:
-    """Return the comparison as aligned text."""
-    header = ["", *_headers(comparison)]
-    lines: list[list[str]] = []
-    for heading, rows in _groups(comparison):
-        lines.append([heading, *([""] * (len(header) - 1))])
-        lines += [
-            [f"{'    ' if row.part_of else '  '}{row.term}", *_cells(row, comparison.columns)] for row in rows
-        ]
-    written = aligned([header, *lines], right=True)
+def shown(comparison: Comparison) -> list[Part]:
+    """Return what a comparison shows; in HTML, the notes are folded."""
     head = [_title(comparison), verdict(comparison), *interval_text(comparison)]
-    return "\n".join([*head, "", *written, "", *comparison.notes])
+    return [Sentences(head), table_of(comparison), notes_of(comparison)]
 
 
-_RULE = "border-top:1px solid color-mix(in srgb,currentColor 22%,transparent)"
-_RIGHT = "text-align:right;white-space:nowrap;padding:.18em 0 .18em 1em"
-_HEAD = "text-align:right;vertical-align:bottom;padding:.18em 0 .18em 1em;opacity:.7"
-_LEFT = "text-align:left;padding:.18em 0"
+def notes_of(comparison: Comparison) -> Sentences:
+    """Return the notes, folded."""
+    return Sentences(comparison.notes, is_titled=False, folded="Notes")
 
 
-def as_html(comparison: Comparison, *, title: bool = True) -> str:
-    """Return the comparison as HTML; the notes are collapsed.
-
-    Args:
-        comparison: The comparison.
-        title: Whether to start with a line that names the run and the machine of the prediction.
-    """
-    head = f"<strong>{escape(_title(comparison))}</strong>" if title else ""
-    notes = "".join(f"<div>{escape(note)}</div>" for note in comparison.notes)
-    said = "<br>".join(map(escape, [verdict(comparison), *interval_text(comparison)]))
-    return (
-        f'<div class="ss-compared">{head}<p style="margin:.3em 0 .6em">{said}</p>'
-        f"{table_html(comparison)}"
-        f'<details style="margin-top:.5em"><summary>Notes</summary>{notes}</details></div>'
-    )
+def table_of(comparison: Comparison) -> Table:
+    """Return the rows as a table."""
+    rows: list[Row] = []
+    for heading, terms in _groups(comparison):
+        rows += [heading, *(_cells(row, comparison.columns) for row in terms)]
+    return Table(["", *_headers(comparison)], rows)
 
 
-def table_html(comparison: Comparison) -> str:
-    """Return the rows as an HTML table."""
-    columns = _headers(comparison)
-    head = "".join(f'<th scope="col" style="{_HEAD}">{name}</th>' for name in columns)
-    body = "".join(
-        f'<tr><th scope="rowgroup" colspan="{len(columns) + 1}" style="text-align:left;padding:.5em 0 .18em;{_RULE}">'
-        f"{escape(heading)}</th></tr>{''.join(_row_html(row, comparison) for row in rows)}"
-        for heading, rows in _groups(comparison)
-    )
-    return (
-        '<div class="ss-plan-scroll" style="overflow-x:auto">'
-        '<table style="border-collapse:collapse;font-variant-numeric:tabular-nums">'
-        f"<thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-
-
-def _row_html(row: ComparedTerm, comparison: Comparison) -> str:
-    found = _cells(row, comparison.columns)
-    figures, (error, *more) = found[: len(comparison.columns)], found[len(comparison.columns) :]
-    title = _bounds_text(row)
-    told = "" if title is None else f' title="{escape(title, quote=True)}"'
-    cells = "".join(f'<td style="{_RIGHT}">{escape(cell)}</td>' for cell in figures)
-    last = "".join(
-        f'<td style="{_RIGHT}{";opacity:.7" if cell == _EXACT else ""}">{escape(cell)}</td>' for cell in more
-    )
-    weight = "opacity:.7" if row.agrees else "font-weight:600" if row.agrees is False else ""
-    return (
-        f'<tr><td style="{_LEFT} .18em {2.2 if row.part_of else 1}em">{escape(row.term)}</td>{cells}'
-        f'<td style="{_RIGHT};{weight}"{told}>{escape(error)}</td>{last}</tr>'
-    )
-
-
-def _bounds_text(row: ComparedTerm) -> str | None:
-    if row.bounds is None:
-        return None
-    return f"{value_text(row.bounds[0], row.unit)} to {value_text(row.bounds[1], row.unit)}"
+def _bounds_text(row: ComparedTerm) -> str:
+    return " to ".join(value_text(bound, row.unit) for bound in row.bounds or ())

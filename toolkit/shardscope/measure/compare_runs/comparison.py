@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from shardscope import show
 from shardscope.errors import SpecError, unknown_name
 from shardscope.measure.compare_runs import view
 from shardscope.runlog.figures import FIGURES
@@ -167,10 +168,10 @@ class RunsComparison:
         return pd.DataFrame(rows, index=index, columns=list(names))
 
     def __repr__(self) -> str:
-        return view.as_text(self)
+        return show.text(view.shown(self, in_html=False))
 
     def _repr_html_(self) -> str:
-        return view.as_html(self)
+        return show.html(view.shown(self, in_html=True))
 
 
 def with_speed_up(runs: Sequence[ComparedRun]) -> tuple[ComparedRun, ...]:

@@ -1,16 +1,15 @@
-"""A comparison of runs as a table in text or HTML, with one column per run; many runs have a row each in HTML."""
+"""What a comparison of runs shows: sentences, and a table with a column per run; in HTML, many runs have a row each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from html import escape
+from collections.abc import Iterator, Sequence
 from math import isnan
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from shardscope.runlog.figures import FIGURES, change_text, figure_text
+from shardscope.show import Cell, Part, Sentences, Table
 from shardscope.spec.run_names import shared_words
 from shardscope.spec.settings import heading_of, value_text
-from shardscope.spec.text_table import aligned
 from shardscope.spec.units import listed, plural, three_digits
 
 if TYPE_CHECKING:
@@ -125,141 +124,72 @@ def _baseline(comparison: RunsComparison) -> Iterator[str]:
         yield f"Changes are against {comparison.runs[comparison.baseline].name}."
 
 
-def as_text(comparison: RunsComparison) -> str:
-    """Return the comparison as aligned text: a column per run, and rows in the order of the table's columns."""
-    runs = comparison.runs
-    rows = [["", *(run.name for run in runs)]]
-    rows += [[label_of_result(name), *_result_cells(comparison, name)] for name in comparison.speed_names]
-    rows += [
-        [
-            heading_of(name),
-            *(value_text(name, table[name]) if name in table else "–" for table in comparison.tables),
-        ]
-        for name in comparison.setting_names
-    ]
-    rows.append(["state", *map(state_text, runs)])
-    rows += [[label_of_result(name), *_result_cells(comparison, name)] for name in comparison.other_names]
-    if any(run.note for run in runs):
-        rows.append(["note", *(" ".join(run.note.split()) for run in runs)])
-    return "\n".join([title(comparison), "", *aligned(rows, right=True), "", *sentences(comparison)])
-
-
-def _result_cells(comparison: RunsComparison, name: str) -> Iterator[str]:
-    for index, run in enumerate(comparison.runs):
-        change = change_of(comparison, index, name)
-        yield result_text(name, run.result(name)) + (f" ({change})" if change else "")
-
-
-_CELL = "text-align:right;padding:.25em .5em"
-_FIRST = "text-align:left;padding:.25em .5em .25em 0"
-_RULE = "border-bottom:1px solid color-mix(in srgb,currentColor 22%,transparent)"
 _MOST_COLUMNS = 8
 """Number of runs up to which a table in HTML has a column per run; one of more runs has a row per run."""
 
 
-class _Cell(NamedTuple):
-    """A cell of an HTML table: its HTML, its tooltip, and what its style adds."""
-
-    html: str
-    about: str = ""
-    look: str = "font-weight:400"
+def shown(comparison: RunsComparison, *, in_html: bool) -> list[Part]:
+    """Return what a comparison shows: the title, the table and the sentences."""
+    table = html_table(comparison) if in_html else _text_table(comparison)
+    return [Sentences([title(comparison)]), table, Sentences(sentences(comparison), is_titled=False)]
 
 
-def as_html(comparison: RunsComparison) -> str:
-    """Return the comparison as HTML: the settings that differ, the results, and the changes."""
-    words = "".join(f"<div>{escape(text)}</div>" for text in sentences(comparison))
-    return (
-        f'<div class="ss-compared-runs"><strong>{escape(title(comparison))}</strong>'
-        f'{table_html(comparison)}<div style="margin:.3em 0">{words}</div></div>'
+def _text_table(comparison: RunsComparison) -> Table:
+    """Return a table with a column per run, also of the state and the number of steps if all have the same."""
+    (_, *names), *rows = _table(comparison, [run.name for run in comparison.runs], is_whole=True)
+    return Table(["", *names], rows)
+
+
+def html_table(comparison: RunsComparison, marks: Sequence[str] = ()) -> Table:
+    """Return a table with a column per run, or a row if there are many; `marks` are HTML before the runs' names."""
+    names = [
+        Cell(run.name + " (baseline)" * (index == comparison.baseline), mark=marks[index] if marks else "")
+        for index, run in enumerate(comparison.runs)
+    ]
+    head, *rows = _table(comparison, names, is_whole=_end_apart(comparison))
+    if len(names) > _MOST_COLUMNS:
+        head, *rows = map(list, zip(head, *rows, strict=True))
+    return Table(head, rows, has_row_heads=True)
+
+
+def _table(
+    comparison: RunsComparison, names: Sequence[str | Cell], *, is_whole: bool
+) -> list[list[str | Cell]]:
+    """Return a row for the names, and one for each result, each setting, the state and the notes."""
+    rows: list[list[str | Cell]] = [["run", *names]]
+    rows += [_results(comparison, name) for name in comparison.speed_names]
+    rows += [_settings(comparison, name) for name in comparison.setting_names]
+    if is_whole:
+        rows.append(["state", *map(state_text, comparison.runs)])
+    others = [name for name in comparison.other_names if is_whole or name != "last_step"]
+    rows += [_results(comparison, name) for name in others]
+    if any(run.note for run in comparison.runs):
+        rows.append(["note", *(" ".join(run.note.split()) for run in comparison.runs)])
+    return rows
+
+
+def _settings(comparison: RunsComparison, name: str) -> list[str | Cell]:
+    values = (value_text(name, table[name]) if name in table else "–" for table in comparison.tables)
+    return [Cell(heading_of(name), about=name), *values]
+
+
+def _results(comparison: RunsComparison, name: str) -> list[str | Cell]:
+    values = (
+        Cell(result_text(name, run.result(name)), change_of(comparison, index, name))
+        for index, run in enumerate(comparison.runs)
     )
+    return [Cell(label_of_result(name), about=about_result(name)), *values]
 
 
-def table_html(comparison: RunsComparison, marks: tuple[str, ...] = ()) -> str:
-    """Return the comparison as an HTML table: speed first, then the settings that differ, then the other results.
-
-    Args:
-        comparison: The comparison.
-        marks: HTML before the name of each run, such as a line sample.
-    """
-    notes = ["note"] if any(run.note for run in comparison.runs) else []
-    bold = "font-weight:600"
-    head = [_Cell("run", look=bold), *_result_heads(comparison.speed_names)]
-    head += [_Cell(escape(heading_of(name)), name, bold) for name in comparison.setting_names]
-    head += [_Cell("state", look=bold)] * _end_apart(comparison)
-    head += [*_result_heads(_others_in_html(comparison)), *(_Cell(name, look=bold) for name in notes)]
-    lines = [head, *(_cells_of(comparison, index, marks, notes) for index in range(len(comparison.runs)))]
-    if len(comparison.runs) <= _MOST_COLUMNS:
-        lines = [list(line) for line in zip(*lines, strict=True)]
-    first, *rest = (
-        "".join(_cell_html(cell, row, at) for at, cell in enumerate(c)) for row, c in enumerate(lines)
-    )
-    return _table_of(first, f"<tr>{'</tr><tr>'.join(rest)}</tr>")
+def grouped_table(comparison: RunsComparison, by: str) -> Table:
+    """Return the means over the runs with the same value of a setting; see `grouped`."""
+    rows = [
+        [value_text(by, value), f"{count:.0f}", *map(_mean_text, comparison.result_names, means)]
+        for value, count, *means in comparison.grouped(by).itertuples(name=None)
+    ]
+    heads = [heading_of(by), "runs", *map(label_of_result, comparison.result_names)]
+    return Table(heads, rows, has_row_heads=True)
 
 
-def _table_of(head: str, body: str) -> str:
-    """Return a table that scrolls if it is too wide, from the cells of its header and the rows below it as HTML."""
-    return (
-        '<div style="overflow-x:auto"><table style="border-collapse:collapse;font-variant-numeric:tabular-nums;'
-        f'font-size:13px"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
-
-
-def _cell_html(cell: _Cell, row: int, column: int) -> str:
-    tag = "td" if row and column else "th"
-    scope = "" if row and column else f' scope="{"row" if row else "col"}"'
-    title = f' title="{escape(cell.about, quote=True)}"' if cell.about else ""
-    return (
-        f'<{tag}{scope}{title} style="{_CELL if column else _FIRST};{_RULE};{cell.look}">{cell.html}</{tag}>'
-    )
-
-
-def _cells_of(
-    comparison: RunsComparison, index: int, marks: tuple[str, ...], notes: list[str]
-) -> list[_Cell]:
-    run, table = comparison.runs[index], comparison.tables[index]
-    pinned = " (baseline)" if index == comparison.baseline else ""
-    name = _Cell(
-        (marks[index] if marks else "") + escape(run.name + pinned),
-        look="font-weight:600" if pinned or len(comparison.runs) <= _MOST_COLUMNS else "font-weight:400",
-    )
-    words = [value_text(n, table[n]) if n in table else "–" for n in comparison.setting_names]
-    words += [state_text(run)] * _end_apart(comparison)
-    speeds, others = (
-        [_Cell(_result_html(comparison, index, n), look="white-space:nowrap") for n in names]
-        for names in (comparison.speed_names, _others_in_html(comparison))
-    )
-    return [
-        name, *speeds, *(_Cell(escape(text)) for text in words), *others, *[_Cell(escape(run.note))] * len(notes),
-    ]  # fmt: skip
-
-
-def _result_heads(names: Iterable[str]) -> list[_Cell]:
-    return [_Cell(escape(label_of_result(n)), about_result(n), "font-weight:600") for n in names]
-
-
-def _others_in_html(comparison: RunsComparison) -> list[str]:
-    return [name for name in comparison.other_names if name != "last_step" or _end_apart(comparison)]
-
-
-def _result_html(comparison: RunsComparison, index: int, name: str) -> str:
-    change = change_of(comparison, index, name)
-    small = f'<br><span style="font-size:11.5px;opacity:.75">{escape(change)}</span>' if change else ""
-    return escape(result_text(name, comparison.runs[index].result(name))) + small
-
-
-def grouped_html(comparison: RunsComparison, by: str) -> str:
-    """Return the means over the runs with the same value of a setting as an HTML table; see `grouped`."""
-    found = comparison.grouped(by)
-    heads = [heading_of(by), "runs", *(label_of_result(name) for name in comparison.result_names)]
-    head = "".join(f'<th scope="col" style="{_CELL};{_RULE}">{escape(text)}</th>' for text in heads)
-    rows = []
-    for value, row in found.iterrows():
-        texts = [f"{row['runs']:.0f}"]
-        texts += [
-            result_text(name, None if isnan(row[name]) else row[name]) for name in comparison.result_names
-        ]
-        cells = "".join(f'<td style="{_CELL};{_RULE}">{escape(text)}</td>' for text in texts)
-        rows.append(
-            f'<tr><th scope="row" style="{_CELL};{_RULE}">{escape(value_text(by, value))}</th>{cells}</tr>'
-        )
-    return _table_of(head, "".join(rows))
+def _mean_text(name: str, mean: float) -> str:
+    return result_text(name, None if isnan(mean) else mean)

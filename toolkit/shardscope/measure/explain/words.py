@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from shardscope.analytic.show import figure
 from shardscope.measure.explain.changes import Remedy
 from shardscope.measure.explain.losses import Cause, Loss, MeasuredStep, losses
 from shardscope.measure.pipeline_waits import PipelineWaits, schedule_bubble
 from shardscope.spec import Job
-from shardscope.spec.units import duration_text, plural
+from shardscope.spec.units import duration_text, figure, plural
 
 Spread = tuple[float, float]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardscope.calibration.calibration import Interval
 from shardscope.measure.scaling.sizes import AnyCluster, Kind
+from shardscope.show import Part, Shown, Table
 from shardscope.spec import Job
 from shardscope.spec.units import bytes_text, duration_text
 
@@ -41,8 +41,8 @@ class Point(NamedTuple):
     """Part of the predicted step time in which ranks wait for the slowest, because of jitter; None without jitter."""
 
 
-@dataclass(frozen=True)
-class Scaling:
+@dataclass(frozen=True, repr=False)
+class Scaling(Shown):
     """Step times of a job by number of workers, with `efficiency`; `frame` returns them as a data frame.
 
     Attributes:
@@ -116,37 +116,17 @@ class Scaling:
         kind = "Scaling" if self.is_measured else "Predicted scaling"
         return f"{kind} of {self.job.label} on {self.where}"
 
-    def _table(self) -> pd.DataFrame:
-        table = self.frame().drop(columns=["run"], errors="ignore")
-        for column in table.columns:
-            if column.endswith("_s"):
-                table[column] = [_text(value, duration_text) for value in table[column]]
-            elif column.endswith("_efficiency"):
-                table[column] = [_text(value, "{:.1%}".format) for value in table[column]]
-            elif column == "sent_bytes":
-                table[column] = [_text(value, bytes_text) for value in table[column]]
-        return table
+    def _shown(self) -> list[Part]:
+        frame = self.frame().drop(columns=["run"], errors="ignore")
+        return [Table.of_frame(frame, self._title, self.note, texts=_TEXTS)]
 
-    def __repr__(self) -> str:
-        return "\n".join(filter(None, [self._title, self._table().to_string(index=False), self.note]))
 
-    def _repr_html_(self) -> str:
-        table = self._table().to_html(index=False, border=0)
-        note = f"<p style='margin:.2em 0'>{escape(self.note)}</p>" if self.note else ""
-        return (
-            f"<div><strong>{escape(self._title)}</strong>"
-            f"<div style='max-width:100%;overflow-x:auto'>{table}</div>{note}</div>"
-        )
+_TEXTS = {"_s": duration_text, "_efficiency": "{:.1%}".format, "sent_bytes": bytes_text}
 
 
 def _rate(point: Point, seconds: float | None) -> float | None:
     """Return the samples per second and worker; None without a step time."""
     return None if not seconds else point.global_batch / seconds / point.workers
-
-
-def _text(value: float, text: object) -> str:
-    assert callable(text)
-    return "" if value != value else str(text(value))  # noqa: PLR0124 - NaN
 
 
 def in_order(points: Sequence[Point]) -> tuple[Point, ...]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from shardscope.analytic.show import figure
 from shardscope.calibration.saved_calibration import chosen
 from shardscope.errors import DataError, LaunchError, ShardscopeError, SpecError
 from shardscope.machine import num_gpus, usable_memory_bytes
@@ -18,7 +17,7 @@ from shardscope.runtime.record.rundir import RunDir
 from shardscope.spec import Job
 from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.data import DATA
-from shardscope.spec.units import work_text
+from shardscope.spec.units import figure, work_text
 from shardscope.storage.rows import require_batch
 
 if TYPE_CHECKING:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from shardscope import show
 from shardscope.runlog.figures import FIGURES, figure_text
 from shardscope.runtime.record.status import printable
+from shardscope.show import Sentences, Table
 from shardscope.spec.units import plural
 
 if TYPE_CHECKING:
@@ -54,8 +56,6 @@ def run_html(run: Run) -> str:
         "directory": printable(str(run.path)),
         "made with": str(run.provenance or ""),
     }
-    cells = "".join(f"<tr><th style='text-align:left'>{escape(k)}</th><td style='text-align:left'>{escape(v)}</td></tr>"
-                    for k, v in rows.items() if v)  # fmt: skip
+    facts = Table((), [(name, text) for name, text in rows.items() if text], num_left=2, has_row_heads=True)
     problem = f"<pre>{escape(str(error))}</pre>" if error else ""
-    damage = "".join(f"<div>{escape(text)}</div>" for text in run.problems)
-    return f"<div><strong>{escape(run.name)}</strong><table>{cells}</table>{problem}{damage}</div>"
+    return show.html([Sentences([run.name, *run.problems]), facts]) + problem

@@ -9,11 +9,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from shardscope import show
+from shardscope.show import Sentences, Table
 from shardscope.spec import Job
 from shardscope.spec.job_parts import label_of
 from shardscope.spec.units import plural
@@ -26,7 +27,7 @@ BOUNDS = {"fp64": 1e-9, "fp32": 1e-5, "bf16-mixed": 2e-2, "fp16-mixed": 2e-2}
 _CUT_FACTOR, _MOST_CUT = 10, 2e-2
 """Difference by which the whole batch at once may differ: times the bound, as kernels for other shapes add up in
 another order, and at most."""
-_ROWS_SHOWN = 6
+_ROWS_SHOWN = 8
 _NOISE = (
     "A tensor whose gradient is only rounding noise, such as the bias of attention keys, can differ by more."
 )
@@ -213,19 +214,8 @@ class CheckReport:
     def _repr_html_(self) -> str:
         """Return the verdict, with a pass or fail mark, and the tensors that differ most, as HTML."""
         mark, colour = _MARKS[self.passed] if self.was_tried or self.because else _NOT_TRIED
-        rows = "".join(_html_row(row) for row in self.tensors[:_ROWS_SHOWN])
-        left = len(self.tensors) - _ROWS_SHOWN
-        more = (
-            f"<div>and {left} more, none with a larger difference; all are in <code>.table</code></div>"
-            if left > 0
-            else ""
-        )
-        head = "".join(f"<th style='text-align:{side}'>{name}</th>" for name, side in _HEAD)
-        edge = f"border-left:6px solid {colour};padding-left:7px"
-        return (
-            f"<div><p><strong style='{edge}'>{mark}.</strong> {escape(self.verdict)}</p>"
-            f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}</div>"
-        )
+        shown = show.html([Sentences([f"{mark}.", self.verdict]), worst_of(self, "; all are in .table")])
+        return f"<div style='border-left:6px solid {colour};padding-left:7px'>{shown}</div>"
 
 
 _CUT_FAULT = (
@@ -238,18 +228,21 @@ _MARKS = {
     None: ("≠ by design", "#8a6d00"),
 }
 _NOT_TRIED = ("○ not tried", "#8a6d00")
-_HEAD = (("parameter", "left"), ("shape", "right"), ("relative difference", "right"), ("share", "right"))
 
 
 def _part(difference: float) -> str:
     return f"{difference:.1e}" if difference else "0"
 
 
-def _html_row(row: TensorDifference) -> str:
-    shape = " × ".join(map(str, row.shape)) or "scalar"
-    cells = (shape, _part(row.relative_difference), f"{row.share:.0%}")
-    rest = "".join(f"<td style='text-align:right'>{cell}</td>" for cell in cells)
-    return f"<tr><td style='text-align:left'>{escape(row.tensor)}</td>{rest}</tr>"
+def worst_of(report: CheckReport, rest: str) -> Table:
+    """Return a table of the parameters that differ most; `rest` ends the line that counts the others."""
+    rows = [
+        (row.tensor, "x".join(map(str, row.shape)), f"{row.relative_difference:.1e}", f"{row.share:.0%}")
+        for row in report.tensors[:_ROWS_SHOWN]
+    ]
+    left = len(report.tensors) - len(rows)
+    more = f"and {left} more, none with a larger difference{rest}" if left else ""
+    return Table(("parameter", "shape", "relative difference", "share"), rows, more=more)
 
 
 def compare(
