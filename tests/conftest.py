@@ -114,7 +114,7 @@ def runs_root(
 def two_known_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Predict for a machine of two cores of known speed, whatever this one is and is busy with."""
     monkeypatch.setattr("shardscope.prediction.rates.core_speed", lambda: CoreSpeed(1.05e11, 9.5e10))
-    monkeypatch.setattr("shardscope.prediction.rates.usable_cores", lambda: 2.0)
+    monkeypatch.setattr("shardscope.calibration.this_machine.usable_cores", lambda: 2.0)
 
 
 def _wait_for_no_survivors(mark: str) -> list[str]:
