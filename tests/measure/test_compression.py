@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import shardscope as ss
-from shardscope.measure.compression import codecs
+from shardscope.measure.compression import codecs, speedup
 from shardscope.measure.compression.codecs import codec_seconds
 from shardscope.measure.compression.loss_increase import is_within_tolerance, loss_increase, loss_text
 from shardscope.measure.compression.speedup import MARGIN, PredictedStep, Worth
@@ -198,7 +198,7 @@ def test_a_job_whose_batch_two_ranks_cannot_share_is_looked_at_all_the_same() ->
 @pytest.fixture
 def codec_s(monkeypatch: pytest.MonkeyPatch) -> float:
     """What packing is said to take alone on a core, instead of measuring it."""
-    monkeypatch.setattr(codecs, "codec_seconds", lambda job, _buckets: 0.01 * job.compression.is_on)
+    monkeypatch.setattr(speedup, "codec_seconds", lambda job, _buckets: 0.01 * job.compression.is_on)
     return 0.01
 
 
@@ -282,7 +282,7 @@ def test_what_is_foretold_of_many_buckets_is_what_they_send(
         ({"methods": []}, r"methods=\[\] is empty or not a list"),
         ({"link": "1 Gbit/s"}, "link='1 Gbit/s' is a bandwidth, which needs a latency"),
         ({"link": "carrier pigeon"}, "link='carrier pigeon' is not known"),
-        ({"link": 1e9}, "link=1000000000.0 is not a link; give for example Link"),
+        ({"link": 1e9}, "link=1000000000.0 is not valid: it should be"),
     ],
 )
 def test_what_worth_cannot_look_at_is_refused_before_anything_runs(change: dict, message: str) -> None:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from shardscope.analytic.communication.exchange import level_rate
 from shardscope.errors import SpecError
-from shardscope.measure.compression.arguments import bandwidth_of, link_of, methods_of
+from shardscope.measure.compression.arguments import bandwidth_of, methods_of
 from shardscope.measure.compression.break_even import USUAL, refuse_unsteady
+from shardscope.measure.compression.codecs import codec_seconds
 from shardscope.measure.compression.loss_increase import (
     MEASURED_ON,
     is_within_tolerance,
@@ -24,7 +25,7 @@ from shardscope.methods.strategies.bucketed import BucketedStrategy
 from shardscope.prediction.job import JobPrediction, predict_job
 from shardscope.prediction.rates import active_ranks, shared_slowdown
 from shardscope.runtime import Run
-from shardscope.spec import Compression, Job, Link, LRSchedule, Record
+from shardscope.spec import Compression, Job, Link
 from shardscope.spec.strategy import Strategy, strategies_where
 from shardscope.spec.units import bit_rate_text, duration_text
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 MARGIN = 1.15
 """Smallest predicted speed-up that counts as a gain: smaller ones are within the error of predictions."""
+_OPEN = frozenset({"link", "steps", "name", "lr_schedule", "record"})
+"""Fields in which a probe's job may differ from the job: the time of computing does not depend on them."""
 
 
 @dataclass(frozen=True)
@@ -263,55 +266,43 @@ def compression_speedup(
             f"the effect of compression cannot be predicted for strategy={job.strategy.name!r} with "
             f"world_size={job.world_size}; use strategy={' or '.join(map(repr, rings))} and world_size=2 or more"
         )
-    link = job.link if link is None else link_of(link)
     compressions = [Compression("none"), *methods_of(methods)]
     for compression in compressions:
         refuse_unsteady(compression)
-    jobs = [job.replace(compression=compression, link=link) for compression in compressions]
+    linked = job if link is None else job.replace(link=link)
+    jobs = [linked.replace(compression=compression) for compression in compressions]
     plain = predict_job(jobs[0])
     found = [predict_job(one, trace=lambda _: plain.found) for one in jobs]
     more_s = 0.0 if probe is None else _slower_s(jobs[0], probe, plain)
     steps = tuple(_step(prediction, more_s) for prediction in found)
-    own = predict_job(jobs[0].replace(link=None), trace=lambda _: plain.found).rates.link
-    where = (
-        f"the machine's own link ({8 * own / 1e9:.3g} Gbit/s)" if link is None else f"a link of {link.label}"
-    )
-    return Worth(where, steps, link, job.optimizer.name, own)
+    own_rate = predict_job(jobs[0].replace(link=None), trace=lambda _: plain.found).rates.link
+    where = f"the machine's own link ({8 * own_rate / 1e9:.3g} Gbit/s)"
+    if linked.link is not None:
+        where = f"a link of {linked.link.label}"
+    return Worth(where, steps, linked.link, job.optimizer.name, own_rate)
 
 
 def _step(found: JobPrediction, more_s: float) -> PredictedStep:
     """Return a predicted step, whose computation takes `more_s` longer than predicted."""
-    from shardscope.measure.compression.codecs import codec_seconds  # needs torch
-
     if found.time is None or found.host is None:
         raise SpecError(f"a step of the job has no predicted time: {found.note}")
-    parts = {part.name: part.value for part in found.time.parts}
-    apart = [parts.pop(name, 0.0) for name in ("communication", "codec")]
     strategy = found.job.strategy
     assert isinstance(strategy, BucketedStrategy)
+    parts = {part.name: part.value for part in found.time.parts}
+    communication_s, _ = parts.pop("communication", 0.0), parts.pop("codec", 0.0)
     slow = shared_slowdown(found.host, active_ranks(strategy.work(found.step)))
     codec_s = slow * codec_seconds(found.job, found.step.buckets(strategy.bucket_mb))
+    compute_s = max(0.0, sum(parts.values()) + more_s)
     return PredictedStep(
-        found.job.compression,
-        float(found.sent_bytes.max()),
-        max(0.0, sum(parts.values()) + more_s),
-        codec_s,
-        apart[0],
+        found.job.compression, float(found.sent_bytes.max()), compute_s, codec_s, communication_s
     )
 
 
 def _slower_s(job: Job, probe: Run, plain: JobPrediction) -> float:
     """Return how much longer a step of a probe took than it is predicted to take, in seconds."""
-    usual = {
-        "name": None,
-        "link": None,
-        "steps": 1,
-        "lr_schedule": LRSchedule("constant"),
-        "record": Record(),
-    }
-    its, asked = (one.replace(**usual).model_dump(mode="json") for one in (probe.job, job))
-    for field, value in its.items():
-        if value != asked[field]:
+    asked = job.model_dump(mode="json")
+    for field, value in probe.job.model_dump(mode="json").items():
+        if field not in _OPEN and value != asked[field]:
             raise SpecError(
                 f"probe={probe.id!r} ran with {field}={getattr(probe.job, field)!r}, but the uncompressed job has "
                 f"{getattr(job, field)!r}; pass an uncompressed run of the same job, or omit probe"
