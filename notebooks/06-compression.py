@@ -40,7 +40,7 @@ job = ss.Job(model=MODEL, data="python-source", strategy="ring", batch=16, world
 
 def bits(rate):
     """Bytes per second as text."""
-    return f"{8e-6 * rate:,.4g} Mbit/s"
+    return f"{8e-9 * rate:.3g} Gbit/s" if rate >= 1.25e8 else f"{8e-6 * rate:.3g} Mbit/s"
 
 
 plain_bytes = ss.predict(job).sent_bytes.max()
