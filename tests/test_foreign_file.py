@@ -16,6 +16,7 @@ import pytest
 
 import shardscope as ss
 from shardscope.calibration.calibration import Calibration
+from shardscope.cli import main
 from shardscope.errors import ShardscopeError, SpecError
 from shardscope.foreign_file import parsed_json, unpacked
 from shardscope.spec.numbers import require_plausible
@@ -135,11 +136,11 @@ def many(count: int, *, overlapping: bool) -> dict[str, Any]:
 @pytest.mark.parametrize("overlapping", [False, True])
 def test_a_trace_with_thousands_of_collectives_takes_seconds(tmp_path: Path, overlapping: bool) -> None:
     path = tmp_path / "a.json"
-    path.write_text(json.dumps(many(4000, overlapping=overlapping)))
+    path.write_text(json.dumps(many(8000, overlapping=overlapping)))
     started = time.process_time()
     found = ss.simulate.kineto([path], LINK)
-    assert time.process_time() - started < 5  # was 23 s
-    assert found.step_time_s == pytest.approx(80e-3, rel=0.7)
+    assert time.process_time() - started < 6  # in quadratic time 12 to 17 s
+    assert found.step_time_s == pytest.approx(160e-3, rel=0.7)
 
 
 LAYOUT = ss.Layout(data=4, tensor=4, global_batch=64)
@@ -218,3 +219,75 @@ def test_the_middle_of_a_long_message_is_cut_and_its_remedy_stays() -> None:
 def test_a_number_with_thousands_of_digits_is_refused_in_words_for_users(text: str | bytes) -> None:
     with pytest.raises(ValueError, match=r"^it has a number with more than 4,300 digits$"):
         parsed_json(text)
+
+
+NAMED: dict[str, Callable[[Any], Any]] = {
+    "runs": ss.runs,
+    "launch": lambda name: ss.launch(ss.Job(model="mlp", data="digits"), root=name),
+    "attach": ss.Run.attach,
+    "calibration": Calibration.load,
+    "config": ss.Model.from_hf,
+    "trace": lambda name: ss.simulate.kineto([name], LINK),
+    "rows": lambda name: ss.calibrate(rows=name),
+    "data": lambda name: ss.Job(model="mlp", data=name).replace(data=ss.Shards(name)).replace(data=None),
+}
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 5000, "caf\udce9"], ids=["null byte", "long", "not UTF-8"])
+@pytest.mark.parametrize("what", [each for each in NAMED if each not in ("runs", "launch")])
+def test_a_name_that_no_file_can_have_is_refused(what: str, name: str) -> None:
+    with pytest.raises(ShardscopeError) as refused:
+        NAMED[what](name)
+    assert len(str(refused.value)) <= 1500
+
+
+@pytest.mark.parametrize("what", ["runs", "launch"])
+def test_a_folder_of_runs_with_a_null_byte_is_refused(what: str) -> None:
+    with pytest.raises(SpecError, match=r"root='a.*b' has a null byte"):
+        NAMED[what]("a\0b")
+
+
+def test_data_whose_path_is_not_utf_8_are_refused_by_the_job() -> None:
+    for data in ("caf\udce9.npz", ss.Shards, ["caf\udce9"]):
+        with pytest.raises(SpecError, match="is not text in UTF-8|path="):
+            ss.Job(model="mlp", data=data("caf\udce9") if data is ss.Shards else data)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "text", ["9" * 20_000 + "a\nb", "1" + "_" * 20_000 + "\n", "1" + " " * 20_000 + "\n" + " " * 20_000 + "x"]
+)
+def test_a_long_quantity_is_refused_at_once(text: str) -> None:
+    started = time.process_time()
+    with pytest.raises(SpecError, match="bandwidth="):
+        ss.Link(bandwidth=text, latency=0.0)
+    assert time.process_time() - started < 1
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), float("nan"), float("inf")])
+def test_numbers_beyond_all_bounds_are_named(value: float) -> None:
+    job = ss.Job(model="mlp", data="digits", world_size=2)
+    with pytest.raises(SpecError, match=r"stragglers\[0\]="):
+        ss.simulate(job, stragglers={0: value})
+    with pytest.raises(SpecError, match="memory_limit="):
+        ss.tune(job, {"batch": [32]}, memory_limit=value)
+    if isinstance(value, int):
+        with pytest.raises(SpecError, match="seed="):
+            ss.simulate(job, seed=-abs(value), jitter=0.1)
+
+
+@pytest.mark.parametrize("covariance", [5, True, "x", {"a": [1]}, [[1], 2], None])
+def test_a_covariance_that_is_not_a_matrix_is_named(covariance: Any) -> None:
+    with pytest.raises(SpecError, match="covariance"):
+        Calibration.from_json(json.dumps({"name": "x", "covariance": covariance}))
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 50_000])
+@pytest.mark.parametrize("option", ["--steps", "--ranks", "--lr", "--batch"])
+def test_a_very_long_value_of_an_option_is_cut_in_its_message(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", option, f"x{value}"])
+    said = capsys.readouterr().err
+    assert f"invalid {'float' if option == '--lr' else 'int'} value" in said
+    assert len(said) < 1700

@@ -70,23 +70,10 @@ def test_a_share_above_one_is_refused() -> None:
         Calibration(name="too good", matmul_efficiency=1.2)
 
 
-def test_a_calibration_of_the_former_formula_of_shards_is_refused_in_one_sentence() -> None:
-    fields = {**Calibration.of("a100-fsdp").model_dump(), "shard_efficiency": 0.3}
-    with pytest.raises(
-        SpecError, match=r"^shard_efficiency=0\.3 is of a former formula .*; fit the calibration again"
-    ):
-        Calibration.from_fields(fields)
-
-
-def test_a_calibration_saved_before_exposed_launch_is_refused_with_the_way_out() -> None:
+def test_a_covariance_of_another_size_is_refused() -> None:
     fields = Calibration.of("b200-megatron").replace(covariance=np.eye(len(FACTORS)).tolist()).model_dump()
     fields["covariance"] = [row[1:] for row in fields["covariance"][1:]]
     with pytest.raises(SpecError, match=r"^covariance has 22 rows; give 23 rows"):
-        Calibration.from_fields(fields)
-    del fields["exposed_launch"]
-    with pytest.raises(
-        SpecError, match=r"^covariance has 22 rows, as in .* before there was exposed_launch; fit .* again"
-    ):
         Calibration.from_fields(fields)
 
 

@@ -34,7 +34,7 @@ IN_JSON: tuple[Any, ...] = (
     float("-inf"), "", " ", "1", "-1", "ring", "ring:2", "ring:²", "pipeline", "pipeline:zbv", "zero-3", "adamw",
     "lamb", "no", "yes", "nan", "inf", "off", "1e999", "x" * 10_000, "a\x00b", "\ud800", "../../etc/passwd", "/" * 5000,
     "~root", "<script>alert(1)</script>", "{}", "null", "𝟙", "10 GB/s", "1e400 GB/s", "5 us",
-    [], [[]], [None], {}, {"kind": []}, {"kind": None}, {"kind": "ring", "directions": 10**30}, {"name": {}}, [1, 2],
+    [], [[]], [None], {}, {"name": []}, {"name": None}, {"name": "ring", "directions": 10**30}, {"name": {}}, [1, 2],
     [float("nan")], [1] * 1000,
     {"a": {"b": {"c": []}}},
 )  # fmt: skip

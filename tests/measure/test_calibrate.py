@@ -90,8 +90,8 @@ def test_more_ranks_than_cores_are_slowed_down_at_least_as_many_times() -> None:
     flat = [Constant(name="slowdown", value=1, low=1, high=1, ranks=ranks) for ranks in measured]
     host = HERE.replace(constants=(*(row for row in HERE.constants if row.name != "slowdown"), *flat))
     active = 64 * usable_cores()
-    assert shared_slowdown(host, active) == 64
-    assert shared_slowdown(host, 1) == 1
+    assert shared_slowdown(host, active, usable_cores()) == 64
+    assert shared_slowdown(host, 1, usable_cores()) == 1
 
 
 def test_the_fit_finds_the_constants_behind_exact_times(predictions: list[JobPrediction]) -> None:

@@ -381,7 +381,7 @@ def test_steps_before_compression_begins_are_left_out_and_noted(pool: RankPool, 
 def test_a_step_of_asynchronous_workers_is_the_one_of_the_summary(mode: str, budget: str) -> None:
     """All workers compute its gradients together: not the time of one gradient on the slowest of them."""
     job = small_job(
-        strategy={"kind": "parameter-server", "mode": mode, "budget": budget}, world_size=2, steps=12, record=EVERY_STEP
+        strategy={"name": "parameter-server", "mode": mode, "budget": budget}, world_size=2, steps=12, record=EVERY_STEP
     )  # fmt: skip
     run = ss.launch(
         job, ss.Cluster.emulated(2, flops="100 MFLOP/s", slowdown={1: 3.0}), preflight=False

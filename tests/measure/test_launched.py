@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import nn
 
 import shardscope as ss
 from conformance.runs import small_job
-from shardscope.calibration import saved_calibration
+from shardscope.calibration import saved_calibration, this_machine
 from shardscope.calibration.host_calibration import HostCalibration, HostMachine
 from shardscope.calibration.this_machine import CoreSpeed, core_speed
 from shardscope.cli import main
@@ -193,3 +195,45 @@ def test_what_kept_the_machine_busy_is_said_after_the_end_too(run: ss.Run) -> No
     assert "other programs kept the machine busy (load 10 on" in text
     quiet = LaunchPrediction(0.1, None, "x", is_calibrated=False, load_at_end=2.4)
     assert quiet.busy_load(2) == 0
+
+
+def own_model() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"model": own_model}, {}], ids=["a model of one's own", "without preflight"]
+)
+def test_runs_without_a_recorded_step_time_keep_to_the_constants_of_their_launch(
+    settings: dict[str, Any], tmp_path: Path, calibrated: HostCalibration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = saved_calibration.path_of(None).rename(tmp_path / "later")
+    run = ss.launch(small_job(**settings), root=tmp_path / "runs", preflight=False).wait(60)
+    assert run.predicted is None  # it is not a prediction that `accuracy` could judge
+    before = step(ss.compare(run))
+    slower(monkeypatch)
+    assert step(ss.compare(run)) == pytest.approx(before)
+    later.rename(saved_calibration.path_of(None))
+    found = ss.compare(run)
+    assert step(found) == pytest.approx(before)
+    assert found["time", "step"].now == pytest.approx(ss.predict(run.job).step_time_s)
+    assert f"Predicted now: with constants of {calibrated.label}." in found.notes
+
+
+@pytest.mark.parametrize("settings", [{"preflight": True}, {"preflight": False}])
+def test_a_run_is_predicted_for_the_cores_and_the_transport_of_its_launch(
+    settings: dict[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a run directory that was copied to another machine."""
+    job = small_job(world_size=4, steps=6, strategy="ring")
+    run = ss.launch(job, root=tmp_path / "runs", **settings).wait(60)
+    before = preflight_of(run).prediction
+    monkeypatch.setattr(this_machine, "usable_cores", lambda: 0.5)
+    monkeypatch.setattr(this_machine, "can_share_memory", lambda: False)
+    after, today = preflight_of(run).prediction, ss.predict(job)
+    assert before is not None
+    assert after is not None
+    assert after.step_time_s == pytest.approx(before.step_time_s)
+    assert today.step_time_s is not None
+    assert today.step_time_s > 1.5 * (before.step_time_s or 0.0)
+    assert step(ss.compare(run))[0] == pytest.approx(before.step_time_s)

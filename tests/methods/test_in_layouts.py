@@ -1,4 +1,4 @@
-"""Methods in layouts: a user's own is predicted like a built-in one, and what earlier versions wrote is read."""
+"""Methods in layouts: a user's own is predicted like a built-in one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import model_states, module_memory
 from shardscope.planner import SearchAxes
 from shardscope.spec import registry
-from shardscope.spec.layout_compression import FORMER, compression_names
+from shardscope.spec.layout_compression import compression_names
 from shardscope.spec.layout_optimizer import PUBLISHED, optimizer_names
 from shardscope.spec.model import Model
 
@@ -123,7 +123,13 @@ class TestCompression:
             assert own.time.value == known.time.value
 
     def test_a_plan_tries_it_beside_others_and_shows_it_by_its_label(self) -> None:
-        tried = ["none", "topk-1%", ss.Compression("topk", ratio=0.05), Halves(share=0.1), "topk"]
+        tried = [
+            "none",
+            ss.Compression("topk"),
+            ss.Compression("topk", ratio=0.05),
+            Halves(share=0.1),
+            "topk",
+        ]
         fix = {"tensor": 1, "pipeline": 1, "context": 1, "compression": tried}
         plans = ss.plan(MODEL, CLUSTER, global_batch=8, top=None, fix=fix)
         assert {*plans.frame["compression"]} == {"none", "topk", "topk ratio=0.05", "halves share=0.1"}
@@ -152,17 +158,6 @@ class TestCompression:
         assert ss.Layout.from_json(layout.to_json()) == layout
         assert layout.axis("compression") == name
         assert predicted(compression=name).step_time_s > 0
-
-    def test_earlier_versions_names_are_the_methods_at_those_settings(self) -> None:
-        assert set(FORMER) == {"topk-1%", "powersgd-4"}
-        for former, method in (
-            ("topk-1%", ss.Compression("topk", ratio=0.01)),
-            ("powersgd-4", ss.Compression("powersgd", rank=4)),
-        ):
-            read = ss.Layout.from_json(f'{{"data": 2, "global_batch": 2, "compression": "{former}"}}')
-            assert read == ss.Layout(data=2, global_batch=2, compression=method)
-            assert SearchAxes().fixed({"compression": [former]}).compression == (method,)
-            assert comm.packed_bytes(former, 1e8) == comm.packed_bytes(method, 1e8)
 
     def test_a_table_has_each_method_once_and_none_first(self) -> None:
         rows = [predicted(compression=name).layout for name in ("topk", "int8", "topk", "none")]

@@ -27,7 +27,7 @@ def test_a_pipeline_schedule_passes_the_tests_for_ones_own(name: str) -> None:
 
 def test_jobs_of_earlier_versions_are_read() -> None:
     job = ss.Job(model="mlp", data="digits", strategy=ss.Pipeline(schedule="gpipe"), world_size=2)
-    strategy = {"kind": "pipeline", "schedule": "gpipe", "virtual_stages": None}
+    strategy = {"name": "pipeline", "schedule": "gpipe", "virtual_stages": None}
     fields = {"model": "mlp", "data": "digits", "world_size": 2, "strategy": strategy}
     assert ss.Job.from_json(json.dumps(fields)) == job
 

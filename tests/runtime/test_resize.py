@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,13 @@ from torch import nn
 import shardscope as ss
 from conformance.elastic import STEPS, apart, elastic_job, fixed, resized
 from conformance.runs import all_gone, endless_job, family, rank_pids, small_job, wait_for
+from shardscope.runlog import clock
+from shardscope.runlog.writer import EventWriter
+from shardscope.runtime.agent.failure import Ending
+from shardscope.runtime.agent.resizing import cannot_start
+from shardscope.runtime.record.run import Run
+from shardscope.runtime.record.rundir import RunDir
+from shardscope.runtime.record.status import Cause
 
 BOUND = 1e-5
 """That of the equivalence of a job with the same job on one process."""
@@ -20,6 +28,11 @@ OTHERS = (
     "ring:2", "tree", "all-reduce", "hierarchical", "zero-1", "zero-2", "parameter-server", "pipeline:gpipe",
     "pipeline:1f1b", "pipeline:zero-bubble",
 )  # fmt: skip
+STEP = {
+    "loss": 1.0, "samples": 8, "tokens": None, "step_time_s": 0.1, "lr": 0.1, "grad_norm": 1.0, "memory_bytes": 1,
+    "peak_memory_bytes": 1, "traffic": {},
+}  # fmt: skip
+"""What an event of a step must say besides its number."""
 OWN_ORDER = ["parameter-server:async", "parameter-server:ssp", "gossip"]
 
 
@@ -114,6 +127,9 @@ def test_requests_that_cannot_be_met_are_refused_with_a_way_out() -> None:
         run.resize(3)
     with pytest.raises(ss.SpecError, match="world_size=8 is outside elastic='2:4'"):
         run.resize(8)
+    for given in ("4", 4.0, None):
+        with pytest.raises(ss.SpecError, match=r"is not a whole number; give 4, for example"):
+            run.resize(given)  # type: ignore[arg-type]
     processes = family(run)
     run.resize(4)
     run.stop(grace_s=60.0)  # comes first, whether or not the ranks were about to change
@@ -185,3 +201,38 @@ def test_a_size_for_which_a_users_model_is_not_deep_enough_is_refused(
     assert (summary.last_step, summary.world_size, summary.lost_steps) == (40, 2, 0)
     told = [event["cause"] for event in run.events("restart")]
     assert [("cannot build it" in cause) for cause in told] == ([] if refusal else [True])
+
+
+def test_a_batch_that_would_grow_larger_than_the_data_is_refused(tmp_path: Path) -> None:
+    job = small_job(batch=800, elastic=ss.Elastic(least=2, most=4, batch="scaled"))
+    run = Run(RunDir.create(job, tmp_path), job)
+    with pytest.raises(ss.DataError, match="global_batch=1600 is out of range for data with 1442 rows"):
+        run.resize(4)
+    assert not RunDir(run.path).resize_request.exists()
+
+
+@pytest.mark.parametrize(
+    ("ending", "newest", "goes_on"),
+    [
+        (Ending("failed", cause=Cause.NOT_STARTED), "step", True),  # of the former ranks
+        (Ending("failed", cause=Cause.KILLED), "process", True),
+        (Ending("failed", cause=Cause.KILLED), "new step", False),
+        (Ending("failed", cause=Cause.REQUESTED), "process", False),
+        (Ending("completed"), "process", False),
+    ],
+)
+def test_the_former_ranks_go_on_only_if_the_new_ones_have_taken_no_step(
+    tmp_path: Path, ending: Ending, newest: str, goes_on: bool
+) -> None:
+    job = small_job(elastic="2:4")
+    run = RunDir.create(job, tmp_path)
+    with EventWriter(run.rank_file(0), 0) as events:
+        events.emit("process", pid=1, started="")
+        events.emit("step", step=1, **STEP)
+        began_t = clock.now()
+        time.sleep(0.01)
+        if newest != "step":
+            events.emit("process", pid=2, started="")
+        if newest == "new step":
+            events.emit("step", step=2, **STEP)
+    assert cannot_start(run, ending, began_t) is goes_on

@@ -160,7 +160,7 @@ def test_damage_and_pickles_are_refused(run: ss.Run, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints/step-9"
     folder.mkdir(parents=True)
     (folder / ".metadata").write_bytes(b"a pickle")
-    with pytest.raises(CheckpointError, match="is a pickle from an earlier version"):
+    with pytest.raises(CheckpointError, match="index.json"):
         saved_run(run.job, tmp_path).state_dict()
     (folder / ".metadata").unlink()
     for path in (run.path / "checkpoints/step-4").iterdir():

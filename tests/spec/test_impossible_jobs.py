@@ -30,7 +30,7 @@ OF_ALL_STRATEGIES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"strategy": None}, "strategy=None is not a Strategy; give a name"),
     (
-        {"strategy": {"kind": "parameter-server", "staleness": 4}},
+        {"strategy": {"name": "parameter-server", "staleness": 4}},
         "staleness=4 has no effect with mode='sync'; leave it out, or use mode='ssp'",
     ),
     ({"world_size": 1}, "needs at least 2 ranks, got world_size=1"),
@@ -50,17 +50,17 @@ OF_ZERO: list[tuple[dict[str, Any], str]] = [
 OF_SERVERS_AND_GOSSIP: list[tuple[dict[str, Any], str]] = [
     ({"strategy": "parameter-server:asinc"}, "mode='asinc' is not known; did you mean 'async'"),
     (
-        {"strategy": {"kind": "parameter-server", "servers": 3}},
+        {"strategy": {"name": "parameter-server", "servers": 3}},
         "strategy.servers=3 is too many for world_size=2; use at most 2",
     ),
     (
-        {"strategy": {"kind": "parameter-server", "servers": 2, "dedicated": True}},
+        {"strategy": {"name": "parameter-server", "servers": 2, "dedicated": True}},
         "strategy.servers=2 is too many for world_size=2, since one rank must be a worker; use at most 1",
     ),
-    ({"strategy": {"kind": "parameter-server", "staleness": -1}}, "staleness=-1"),
+    ({"strategy": {"name": "parameter-server", "staleness": -1}}, "staleness=-1"),
     (
         {
-            "strategy": {"kind": "parameter-server", "servers": 2, "mode": "async"},
+            "strategy": {"name": "parameter-server", "servers": 2, "mode": "async"},
             "optimizer": ss.Optimizer("lamb", max_grad_norm=1.0),
         },
         "optimizer.max_grad_norm=1.0 needs the whole gradient",

@@ -68,14 +68,6 @@ def test_fields_of_a_newer_version_are_left_out_of_history_and_refused_elsewhere
         ss.Job.from_json(text)
 
 
-def test_a_removed_setting_is_ignored_in_json_and_refused_in_python() -> None:
-    old = json.loads(JOB.replace(strategy="ring").to_json())
-    old["strategy"]["trace_chunks"] = True
-    assert ss.Job.from_json(json.dumps(old)) == JOB.replace(strategy="ring")
-    with pytest.raises(ss.SpecError, match="trace_chunks"):
-        ss.Ring(trace_chunks=True)
-
-
 def test_a_run_of_a_newer_version_is_listed_and_says_what_was_left_out(runs_root: Path) -> None:
     folder = runs_root / "newer"
     folder.mkdir(parents=True)

@@ -64,6 +64,13 @@ def test_a_tar_file_padded_with_zeros_is_whole_and_joined_ones_are_refused(tmp_p
         rows_of(tmp_path)
 
 
+def test_a_member_that_comes_twice_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    write_tar(path, [*ROWS, ROWS[-1]])
+    with pytest.raises(DataError, match=r"a\.tar' has the member '.*' twice in a row"):
+        rows_of(tmp_path)
+
+
 def test_a_header_damaged_in_the_middle_does_not_end_a_tar_file(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     write_tar(path, ROWS)

@@ -131,3 +131,59 @@ def test_a_study_refuses_a_space_with_such_a_batch(tmp_path: Path) -> None:
     with pytest.raises(ss.SpecError, match="with 1442 rows"):
         ss.tune(job.replace(batch=2000), {"optimizer.lr": (0.01, 0.1)}, name="large", root=tmp_path)
     assert not list(tmp_path.rglob("*.db"))
+
+
+def packed(folder: Path, *, damaged: int = 0, flag: int | None = None, method: int | None = None) -> Path:
+    """An ``.npz`` file, with bytes of its first array changed, or with another flag or method in its headers."""
+    path = folder / "a.npz"
+    np.savez_compressed(path, **rows(100))
+    content = bytearray(path.read_bytes())
+    for place in range(damaged):
+        content[content.index(b"x.npy") + 40 + 5 * place] ^= 255
+    for signature, at in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        start = -1
+        while (start := content.find(signature, start + 1)) >= 0:
+            content[start + at] |= flag or 0
+            content[start + at + 2] = content[start + at + 2] if method is None else method
+    path.write_bytes(content)
+    return path
+
+
+def saved(folder: Path, array: Any, *changes: bytes) -> Path:
+    """A ``.npy`` file in which the first of two texts is replaced by the second."""
+    path = folder / "a.npy"
+    np.save(path, array)
+    path.write_bytes(path.read_bytes().replace(*changes) if changes else path.read_bytes())
+    return path
+
+
+def text(folder: Path, length: int) -> Path:
+    path = folder / "a.txt"
+    path.write_text("h" * length)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda folder: packed(folder, damaged=2), "cannot be read as .npz"),
+        (lambda folder: packed(folder, flag=1), "cannot be read as .npz: File 'x.npy' is encrypted"),
+        (lambda folder: packed(folder, method=97), "cannot be read as .npz: That compression method is not supported"),
+        (lambda folder: saved(folder, np.int64(3)), "1 tokens are too few"),
+        (lambda folder: saved(folder, np.zeros((90, 90), "u2")), "give a one-dimensional array of integers"),
+        (lambda folder: saved(folder, tokens(900), b"(900,)", b"((((("), "cannot be read as .npy"),
+        (lambda folder: saved(folder, tokens(900), b"(900,)", b"(9**9,"), "cannot be read as .npy"),
+        (lambda folder: text(folder, 5), "5 tokens are too few"),
+        (lambda folder: text(folder, GPT.seq), "too few"),
+    ],
+)  # fmt: skip
+def test_data_that_cannot_be_read_do_not_end_the_launch_but_are_named_by_the_ranks(
+    make: Any, why: str, tmp_path: Path
+) -> None:
+    path = make(tmp_path)
+    assert training_rows(ss.Job(model="mlp" if path.suffix == ".npz" else "gpt-nano", data=str(path))) is None
+    with pytest.raises(ss.DataError, match=r"data='.*'") as refused:
+        load_data(str(path), seq=GPT.seq)
+    assert why in str(refused.value)
+    assert "\n" not in str(refused.value)

@@ -58,3 +58,9 @@ def test_a_missing_permission_is_no_damage(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(storage, "RDBStorage", denied)
     with pytest.raises(ss.StudyError, match=r"host/db' rejects the call: .*permission denied"):
         open_storage("postgresql://me@host/db", "study", tmp_path)
+
+
+@pytest.mark.parametrize("url", ["{}", "sqlite://{}", "[]", "sqlite:///{name}", "nothing://here", "\x00"])
+def test_a_url_that_is_none_is_refused_in_a_sentence(url: str) -> None:
+    with pytest.raises(ss.StudyError, match="is not the URL of a storage|needs a driver"):
+        open_storage(url, "study")

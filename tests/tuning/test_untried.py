@@ -14,6 +14,7 @@ from optuna.trial import TrialState
 import shardscope as ss
 from shardscope.spec.space import Choices, Space
 from shardscope.tuning.definition import Definition
+from shardscope.tuning.priors import with_baselines
 from shardscope.tuning.progress import StudyProgress, trial_line
 from shardscope.tuning.records import NOT_COUNTED, OVER_BUDGET, REASON, record_of
 from shardscope.tuning.recovery import LOST
@@ -46,6 +47,55 @@ def test_the_settings_of_a_space_are_counted_by_branch(space: dict[str, Any], co
     definition = Definition(job=job(), space=Space(space), objectives=("loss",))
     found = all_settings(definition)
     assert (None if found is None else len(found)) == count
+
+
+@pytest.mark.parametrize(
+    ("space", "count"),
+    [
+        (SPACE, 4),
+        ({"optimizer": ["sgd", "lamb"], "optimizer[sgd].momentum": [0.0, 0.5, 0.9]}, 4),
+        ({"optimizer": ["nesterov", "adamw"]}, 2),
+        ({"optimizer": ["sgd"], "warmup": (0.0, 0.3)}, None),
+    ],
+)
+def test_optimizers_that_only_baselines_have_do_not_make_a_space_endless(
+    space: dict[str, Any], count: int | None
+) -> None:
+    drawn = tuple(space["optimizer"])
+    definition = Definition(
+        job=job(), space=with_baselines(Space(space)), objectives=("loss",), baselines=True, drawn=drawn
+    )
+    found = all_settings(definition)
+    assert (None if found is None else len(found)) == count
+
+
+@pytest.mark.slow
+def test_a_study_with_baselines_ends_when_its_own_settings_have_been_tried(tmp_path: Path) -> None:
+    session = StudySession.open(job(), SPACE, trials=30, root=tmp_path)
+    session.run(timeout_s=100)
+    tried = params_of(session)
+    assert len(tried) == len(set(tried))
+    assert sum("nesterov" in dict(each).values() for each in tried) <= 1
+    assert session.driver.used_up.startswith("All 4 settings of the space have been tried, so the study ends")
+    assert not any(trial.state == TrialState.WAITING for trial in session.study.get_trials())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [1, 2])
+@pytest.mark.filterwarnings("ignore")
+def test_a_sampler_that_repeats_itself_in_an_endless_space_ends_the_study(
+    tmp_path: Path, parallel: int
+) -> None:
+    rates = {"optimizer.lr": [1e-3, 1e-2]}
+    session = StudySession.open(
+        job(), {"optimizer.lr": (1e-4, 1e-1, "log")}, trials=9, root=tmp_path, baselines=False, parallel=parallel,
+        sampler=optuna.samplers.GridSampler(rates),
+    )  # fmt: skip
+    session.run(timeout_s=60)
+    tried = params_of(session)
+    assert len(tried) == len(set(tried)) == 2
+    assert "had been tried 20 times in a row, so the study ends after 2 trials." in session.driver.used_up
+    assert len(session.study.get_trials()) < 50
 
 
 @pytest.mark.sampled

@@ -262,7 +262,7 @@ def test_a_real_model_trains_in_many_buckets_and_tells_its_plan(
 ) -> None:
     job = ss.Job(
         model="gpt-nano", data="python-source", batch=12, steps=5, world_size=pool.world_size, seed=1,
-        strategy={"kind": "ring", "bucket_mb": 0.05}, compression=ss.Compression(name, update_every=2),
+        strategy={"name": "ring", "bucket_mb": 0.05}, compression=ss.Compression(name, update_every=2),
     )  # fmt: skip
 
     def body(context: RankContext) -> dict[str, Any]:

@@ -52,9 +52,6 @@ FACTORS: dict[str, float] = {
 """Constants that differ between clusters with the same software and device, and standard deviations of their
 logarithms; ``scale`` is a common factor of all times."""
 
-_WITHOUT_EXPOSED_LAUNCH = 22
-"""Number of constants before `exposed_launch` was added, and of rows of `Calibration.covariance`."""
-
 _LARGEST_COVARIANCE = 100.0
 """Largest covariance of two logarithms that is plausible; a standard deviation of 10 is a factor of 22,000."""
 
@@ -126,9 +123,9 @@ class Fitted(Spec):
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:  # a name with a null byte raises ValueError
             raise SpecError(
-                f"calibration={str(path)!r} cannot be read: {error}; give the path of a saved one"
+                f"calibration={quoted(str(path))} cannot be read: {error}; give the path of a saved one"
             ) from None
         return cls.from_json(text)
 
@@ -237,23 +234,6 @@ class Calibration(Fitted):
     independent with the usual standard deviations."""
     rows: tuple[FittedRow, ...] = ()
     """The measured steps, if `ss.calibrate` fitted the constants to them."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_former(cls, fields: object) -> object:
-        if not isinstance(fields, dict):
-            return fields
-        if "shard_efficiency" in fields:
-            raise SpecError(
-                f"shard_efficiency={fields['shard_efficiency']} is of a former formula for ZeRO 2 and 3, and cannot be "
-                "converted; fit the calibration again with ss.calibrate(cluster, rows=...), or give shard_copies"
-            )
-        if "exposed_launch" not in fields and len(fields.get("covariance") or ()) == _WITHOUT_EXPOSED_LAUNCH:
-            raise SpecError(
-                f"covariance has {_WITHOUT_EXPOSED_LAUNCH} rows, as in calibrations saved before there was "
-                "exposed_launch; fit the calibration again with ss.calibrate(cluster, rows=...)"
-            )
-        return fields
 
     @field_validator("shapes")
     @classmethod

@@ -31,6 +31,17 @@ def moved(calibration: Calibration, x: Sequence[float] | Floats) -> Calibration:
     return calibration.moved(dict(zip(FACTORS, map(float, x), strict=True)))
 
 
+def stacked(calibrations: Sequence[Calibration]) -> Calibration:
+    """Return one calibration whose constants are arrays, with one element for each of these.
+
+    Formulas broadcast, so that one evaluation predicts a table of layouts whose rows have different constants. The
+    calibrations may differ in their `FACTORS` only.
+    """
+    names = [name for name in FACTORS if name != "scale"]
+    columns = np.array([[getattr(each, name) for name in names] for each in calibrations])
+    return calibrations[0].model_copy(update=dict(zip(names, columns.T, strict=True)))
+
+
 def slopes(
     seconds: Callable[[Calibration], Floats], calibration: Calibration, at: Floats | None = None
 ) -> tuple[Floats, Floats]:
@@ -44,21 +55,27 @@ def slopes(
         at: Values of the factors, in the order of `FACTORS`; None for 0.
     """
     x = np.zeros(len(FACTORS)) if at is None else at
-    start = np.log(seconds(moved(calibration, x)))
+    around, steps = _around(calibration, x)
+    start, *columns = (np.log(seconds(each)) for each in around)
+    return start, np.stack([column - start for column in columns], axis=1) / steps
+
+
+def _around(calibration: Calibration, x: Floats) -> tuple[list[Calibration], Floats]:
+    """Return the calibration at x, and with one factor after the other moved by its step; and these steps.
+
+    A factor at its limit is moved towards smaller values.
+    """
     steps = np.where(limits(calibration, x) < x + _STEP, -_STEP, _STEP)
-    columns = [
-        (np.log(seconds(moved(calibration, x + step))) - start) / step.sum() for step in np.diag(steps)
-    ]
-    return start, np.stack(columns, axis=1)
+    return [moved(calibration, x), *(moved(calibration, x + step) for step in np.diag(steps))], steps
 
 
 def limits(calibration: Calibration, x: Floats) -> Floats:
     """Return the largest value of each factor that has an effect, given the scale in x: fractions stay at most 1."""
     found = np.full(len(FACTORS), np.inf)
-    nothing = dict.fromkeys(FACTORS, 0.0) | {"scale": float(x[_SCALE])}
+    far = calibration.moved({**dict.fromkeys(FACTORS, -_FAR), "scale": float(x[_SCALE])})
     for place, name in enumerate(FACTORS):
         if name.endswith(FRACTIONS):
-            value = getattr(calibration.moved({**nothing, name: -_FAR}), name)
+            value = getattr(far, name)
             found[place] = inf if value == 0 else -log(value) - _FAR
     return found
 
@@ -121,16 +138,18 @@ def shape_half_widths(seconds: Callable[[Calibration], Floats], calibration: Cal
     return np.asarray(_Z * np.log(slower / start))
 
 
-def widened(seconds: Callable[[Calibration], Floats], calibration: Calibration) -> Widened:
+def widened(seconds: Callable[[Sequence[Calibration]], Floats], calibration: Calibration) -> Widened:
     """Return the interval that contains 90 % of step times, with what is not known of this cluster's constants.
 
     Args:
-        seconds: Function that predicts the step time with a calibration, shape `(1,)`.
+        seconds: Function that predicts the step time with each of some calibrations, which differ in their `FACTORS`.
         calibration: The calibration.
     """
-    start, slope = slopes(seconds, calibration)
+    around, steps = _around(calibration, np.zeros(len(FACTORS)))
+    predicted = np.log(seconds(around))
+    start, slope = predicted[:1], (predicted[1:] - predicted[0])[None] / steps
     variances = dict(zip(FACTORS, slope[0] * (covariance_of(calibration) @ slope[0]), strict=True))
-    shape = float(shape_half_widths(seconds, calibration)[0])
+    shape = float(shape_half_widths(lambda each: seconds([each]), calibration)[0])
     if shape:
         variances["shape of layers"] = (shape / _Z) ** 2
     between = hypot(float(half_widths(slope, calibration)[0]), shape)

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
+from shardscope.errors import SpecError
+
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, and whose subcommands report their own unknown options."""
@@ -33,6 +35,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message and where to find help, and exit with status 2."""
+        message = str(SpecError(message))  # in short, if a value is very long
         end = "" if message.endswith("?") else "."
         self.exit(2, f"{self.prog}: {message}{end} Options and examples: {self.prog} --help\n")
 

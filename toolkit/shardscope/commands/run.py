@@ -53,10 +53,6 @@ def add_to(commands: Any) -> None:
         f"the kinds are {', '.join(KINDS)}",
     )
     parser.add_argument(
-        "--allow-pickle", action="store_true",
-        help="load a checkpoint from an earlier version; loading can run code, so only do this if you trust its author",
-    )  # fmt: skip
-    parser.add_argument(
         "--predict",
         action="store_true",
         help="predict the bytes that ranks send, their memory and the step time, instead of training",
@@ -100,7 +96,6 @@ def carry_out(arguments: argparse.Namespace) -> int:
         None if arguments.emulate is None else cluster or "this machine",
         root=arguments.root,
         resume=arguments.resume,
-        allow_pickle=arguments.allow_pickle,
         faults=faults,
         preflight=False,
         group=arguments.group,

@@ -25,7 +25,7 @@ from shardscope.spec.job_parts import full_name
 from shardscope.spec.layout import Layout, Precision
 from shardscope.spec.layout_optimizer import LayoutOptimizer, layout_optimizer, optimizer_names
 from shardscope.spec.layout_rules import recomputation_faults
-from shardscope.spec.model import Model, Transformer
+from shardscope.spec.model import Model, Transformer, transformer_of
 from shardscope.spec.numbers import LARGEST_COUNT
 
 TOKENS_A_STEP = 1 << 22
@@ -57,7 +57,7 @@ def plan(
     share the host links and no calibration has measured the time of offloading.
 
     Args:
-        model: A `Transformer`, or the name of a preset.
+        model: A `Transformer`, the name of a preset, or a module's `Model.from_module` that is a transformer.
         cluster: A `Cluster`, or the name of a cluster in the catalogue.
         objective: ``"time"``, ``"dollars"``, ``"headroom"``, ``"tokens_per_s"``, or weights of
             several, such as ``{"time": 2, "headroom": 1}``.
@@ -133,12 +133,13 @@ def known_model(model: Model | str) -> Transformer:
         SpecError: The name is unknown, or the model is not a transformer.
     """
     known = Model.of(model) if isinstance(model, str) else model
-    if not isinstance(known, Transformer):
+    found = transformer_of(known)
+    if found is None:
         raise SpecError(
             f"model={getattr(known, 'name', known)!r} is not a transformer; the planner splits transformers only: "
             "describe one with Model.transformer(...)"
         )
-    return known
+    return found
 
 
 def default_batch(model: Transformer) -> int:

@@ -53,11 +53,11 @@ def layout_failures(model: Transformer, cluster: Cluster, layout: Layout) -> Rel
     )
 
 
-def job_failures(job: Job, cluster: Cluster, model: Transformer, step_s: float | None) -> Reliability | None:
+def job_failures(job: Job, cluster: Cluster, num_params: int, step_s: float | None) -> Reliability | None:
     """Return what failures and checkpoints cost a job, at its own interval if it states one."""
     every = job.checkpoint.every
     return expected_failures(
-        cluster, num_params=model.num_params, optimizer=job.optimizer,
+        cluster, num_params=num_params, optimizer=job.optimizer,
         precision=IN_LAYOUTS.get(job.precision, job.precision),
         interval_s=every * step_s if isinstance(every, int) and step_s is not None else None,
     )  # fmt: skip

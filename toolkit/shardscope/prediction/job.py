@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,15 +20,17 @@ from shardscope.calibration.choice import calibration_of
 from shardscope.calibration.host_calibration import THIS_MACHINE, AnyCalibration, HostCalibration
 from shardscope.calibration.saved_calibration import Chosen, chosen
 from shardscope.calibration.spread import Floats, Widened, widened
+from shardscope.calibration.this_machine import Place
 from shardscope.errors import SpecError, require
 from shardscope.machine import num_gpus, usable_memory_bytes
 from shardscope.prediction.budget import Budgeted
-from shardscope.prediction.data_source import filling_s
+from shardscope.prediction.data_source import filling_s, with_waiting
 from shardscope.prediction.failures import job_failures
 from shardscope.prediction.host_interval import host_interval
 from shardscope.prediction.job_memory import kinds_by_rank, rank_memory
 from shardscope.prediction.job_time import job_time_term, loads_of
 from shardscope.prediction.job_view import job_html, job_text
+from shardscope.prediction.layout import uncertainty_of
 from shardscope.prediction.loads import (
     memory_on,
     run_seconds,
@@ -45,7 +47,6 @@ from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.job_parts import label_of
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
-from shardscope.spec.models import GPTConfig, model_config
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,6 +85,7 @@ class JobPrediction(Budgeted):
         host: The constants of this machine's CPU ranks; None on a cluster.
         is_calibrated: Whether `host` was measured here by `ss.calibrate`, or given; otherwise it ships with Shardscope.
         ignored: Sentence that says why a saved calibration is not used; None if none is ignored.
+        place: Cores and shared memory of the machine that `host` is of; None for those of this process.
     """
 
     job: Job
@@ -95,6 +97,7 @@ class JobPrediction(Budgeted):
     host: HostCalibration | None = None
     is_calibrated: bool = False
     ignored: str | None = None
+    place: Place | None = None
 
     @property
     def where(self) -> str:
@@ -155,7 +158,7 @@ class JobPrediction(Budgeted):
     def time(self) -> Term | None:
         """Time of one step, in seconds; None on GPUs of this machine, whose rates are unknown.
 
-        On a cluster, if the model is a GPT from the catalogue and the strategy corresponds to a valid layout, this is
+        On a cluster, if the model is a transformer and the strategy corresponds to a valid layout, this is
         the step time for that layout. Otherwise it is the sum over the model's operations, in which only
         messages between pipeline stages overlap with computation.
         """
@@ -164,17 +167,20 @@ class JobPrediction(Budgeted):
         if self.cluster is None or self.calibration is None:
             return job_time_term(self.step, self.found, self.traffic, self.rates)
         if self.as_layout is not None:
-            return time_term(*self.as_layout, self.cluster, self.calibration)
+            layout = time_term(*self.as_layout, self.cluster, self.calibration)
+            parts = with_waiting(layout.parts, self.step)
+            return layout if parts is layout.parts else Term.total("step", parts)
         return job_time_term(self.step, self.found, self.traffic, self.rates)
 
     @cached_property
     def rates(self) -> RankRates:
         """Compute, memory and link rates of one rank."""
         if self.cluster is not None and self.calibration is not None:
-            return RankRates.of_cluster(self.job, self.cluster, self.calibration)
+            model = self.found.table.as_transformer
+            return RankRates.of_cluster(self.step, self.cluster, self.calibration, model)
         host = self.host or HostCalibration.shipped()
         return RankRates.of_this_machine(
-            self.job, self.job.strategy.work(self.step.alike), host, emulated=self.emulated
+            self.job, self.job.strategy.work(self.step.alike), host, emulated=self.emulated, place=self.place
         )
 
     @cached_property
@@ -212,19 +218,24 @@ class JobPrediction(Budgeted):
         if self.calibration is None or self.step_time_s is None:
             return None
 
-        def seconds(moved: Calibration) -> Floats:
-            time = replace(self, calibration=moved).step_time_s
-            return np.array([np.nan if time is None else time])
+        assert self.time is not None
+        assert self.cluster is not None
+        if self.as_layout is not None and self.time.parts[0].name != "data":  # without waits for data
+            model, layout = self.as_layout
+            return uncertainty_of(model, self.cluster, layout, self.calibration)
+
+        def seconds(calibrations: Sequence[Calibration]) -> Floats:
+            times = (replace(self, calibration=each).step_time_s for each in calibrations)
+            return np.array([np.nan if time is None else time for time in times])
 
         return widened(seconds, self.calibration)
 
     @cached_property
     def as_layout(self) -> tuple[Transformer, Layout] | None:
         """The transformer and the layout whose step time is `time`; None if it is the sum over the operations."""
-        config = _config(self.job)
-        if self.cluster is None or not isinstance(config, GPTConfig):
+        model = self.found.table.as_transformer
+        if self.cluster is None or model is None:
             return None
-        model = config.transformer(label_of(self.job.model))
         try:
             layout = self.job.layout()
             layout.check(model, self.cluster)
@@ -251,13 +262,8 @@ class JobPrediction(Budgeted):
 
     @cached_property
     def filling_s(self) -> float:
-        """Time that a rank waits in all, in seconds, while an empty cache of training data is filled.
-
-        It is 0 with the step time for a layout, which leaves training data out.
-        """
-        if self.time is None or self.as_layout is not None:
-            return 0.0
-        return filling_s(self.step, self.time.value)
+        """Time that a rank waits in all, in seconds, while an empty cache of training data is filled."""
+        return 0.0 if self.time is None else filling_s(self.step, self.time.value)
 
     @property
     def peak_bytes(self) -> float | None:
@@ -317,7 +323,7 @@ class JobPrediction(Budgeted):
         """Tokens per second, over all ranks.
 
         Raises:
-            SpecError: The model is not a GPT from the catalogue, or the ranks run on GPUs of this machine.
+            SpecError: The model is not a transformer, or the ranks run on GPUs of this machine.
         """
         if self.seq is None:
             raise SpecError(
@@ -327,9 +333,9 @@ class JobPrediction(Budgeted):
 
     @property
     def seq(self) -> int | None:
-        """Number of tokens in a training sequence; None if the model is not a GPT from the catalogue."""
-        config = _config(self.job)
-        return config.seq if isinstance(config, GPTConfig) else None
+        """Number of tokens in a training sequence; None if the model is not a transformer."""
+        model = self.found.table.as_transformer
+        return None if model is None else model.seq
 
     @property
     def num_devices(self) -> int:
@@ -343,13 +349,10 @@ class JobPrediction(Budgeted):
 
     @cached_property
     def reliability(self) -> Reliability | None:
-        """What failures and checkpoints cost; None without a failure rate, or if the model is not in the catalogue."""
-        config = _config(self.job)
-        if self.cluster is None or not isinstance(config, GPTConfig):
+        """What failures and checkpoints cost; None without a failure rate."""
+        if self.cluster is None:
             return None
-        return job_failures(
-            self.job, self.cluster, config.transformer(label_of(self.job.model)), self.step_time_s
-        )
+        return job_failures(self.job, self.cluster, self.found.table.num_params, self.step_time_s)
 
     @property
     def note(self) -> str | None:
@@ -489,7 +492,3 @@ def _place(job: Job, cluster: Cluster | None) -> tuple[bool, Backend]:
     if job.device == "cuda" and not here:  # another machine's GPUs, one per rank
         return True, "nccl"
     return here > 0, "nccl" if job.world_size <= here else "gloo"
-
-
-def _config(job: Job) -> Any:
-    return model_config(job.model) if isinstance(job.model, str) else None

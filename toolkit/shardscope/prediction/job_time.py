@@ -92,6 +92,8 @@ def _pass(
     a pass takes at least what the rank itself computes.
     """
     trace, is_forward = step.trace, name == "forward"
+    if rates.passes is not None:
+        return _of_transformer(rates.passes.forward if is_forward else rates.passes.backward, step, work)
     count = step.samples * step.micro_batches * work.computing
     flops = (1 if is_forward else step.job.backward_passes) * found.table.flops * count
     units = len(step.trace.units) * step.micro_batches
@@ -123,6 +125,18 @@ def _pass(
         gathered,
     )  # fmt: skip
     return Term.total(name, parts if units else parts[:-1])
+
+
+def _of_transformer(each: Term, step: JobStep, work: Work) -> Term:
+    """Return the term for all passes of a rank through its share of a transformer, given one pass through all of it."""
+    times = step.micro_batches * work.computing
+    parts = (
+        replace(
+            part, value=part.value * times, formula=f"m × {part.formula}", inputs={**part.inputs, "m": times}
+        )
+        for part in each.parts
+    )
+    return Term.total(each.name, tuple(parts))
 
 
 def _optimizer(step: JobStep, rates: RankRates) -> Term:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,7 +19,7 @@ from shardscope.calibration.calibration import Calibration, Interval
 from shardscope.calibration.choice import calibration_of
 from shardscope.calibration.host_calibration import AnyCalibration
 from shardscope.calibration.software import memory_model
-from shardscope.calibration.spread import Floats, Widened, widened
+from shardscope.calibration.spread import Floats, Widened, stacked, widened
 from shardscope.prediction.budget import Budgeted
 from shardscope.prediction.failures import failures_text, layout_failures
 from shardscope.prediction.step.held import memory_with, room_on
@@ -185,10 +186,10 @@ class Prediction(Budgeted):
 
 def uncertainty_of(model: Transformer, cluster: Cluster, layout: Layout, calibration: Calibration) -> Widened:
     """Return the interval of a layout's step time, and the constants that widen it most."""
-    table = Layouts.of([layout])
 
-    def seconds(moved: Calibration) -> Floats:
-        return step_time(model, table, cluster, moved).total
+    def seconds(calibrations: Sequence[Calibration]) -> Floats:
+        table = Layouts.of([layout] * len(calibrations))
+        return step_time(model, table, cluster, stacked(calibrations)).total
 
     return widened(seconds, calibration)
 

@@ -12,7 +12,7 @@ from shardscope.prediction.observed import ObservedPrediction
 from shardscope.spec import Job
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.layout import Layout
-from shardscope.spec.model import Model, Transformer
+from shardscope.spec.model import LayerTable, Model, Transformer, transformer_of
 from shardscope.spec.observed import ObservedJob
 
 
@@ -28,7 +28,7 @@ def predict(
 ) -> JobPrediction: ...
 @overload
 def predict(
-    job: Transformer | str,
+    job: Transformer | LayerTable | str,
     cluster: Cluster,
     layout: Layout,
     calibration: AnyCalibration | None = None,
@@ -36,7 +36,7 @@ def predict(
     software: str | None = None,
 ) -> Prediction: ...
 def predict(
-    job: Job | Transformer | str,
+    job: Job | Transformer | LayerTable | str,
     cluster: Cluster | EmulatedCluster | None = None,
     layout: Layout | None = None,
     calibration: AnyCalibration | None = None,
@@ -46,8 +46,8 @@ def predict(
     """Predict bytes sent, memory and step time of a job, or memory and step time for a layout of a large model.
 
     Args:
-        job: A job; a transformer or the name of one, if `layout` is given; or the ``run.job`` of a training loop
-            recorded by `ss.observe`, for which bytes sent and model states are predicted.
+        job: A job; a transformer, the name of one or a traced module that is one, if `layout` is given; or the
+            ``run.job`` of a training loop recorded by `ss.observe`, of which traffic and model states are predicted.
         cluster: The cluster to train on; the layout, or the job's ranks, must use all of its devices. For a job, None
             means this machine, and an emulated cluster (`ss.Cluster.emulated`) this machine's cores with its links.
         layout: The layout of the model; omit it for a job.
@@ -71,6 +71,7 @@ def predict(
             the layout specifies, or the job's model cannot be traced.
     """
     known = Model.of(job) if isinstance(job, str) and layout is not None else job
+    known = transformer_of(known) or known
     if not isinstance(known, Job | Transformer):
         require(known, Job, by="predict", write="ss.predict(ss.Job(...))")
     if isinstance(known, ObservedJob):

@@ -10,15 +10,17 @@ import numpy as np
 
 from shardscope.analytic.communication.network import Network
 from shardscope.analytic.communication.traffic import Sent
+from shardscope.analytic.job_step import JobStep
 from shardscope.calibration.calibration import Calibration
 from shardscope.calibration.host_calibration import HostCalibration, HostMachine, HostTransport, knot_shares
-from shardscope.calibration.this_machine import core_speed
-from shardscope.machine import can_share_memory, usable_cores
+from shardscope.calibration.this_machine import Place, core_speed
 from shardscope.prediction.step.machine import Machine
+from shardscope.prediction.step.passes import Passes, whole_passes
 from shardscope.spec import Job
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.job import IN_LAYOUTS
 from shardscope.spec.link import Link
+from shardscope.spec.model import Transformer
 from shardscope.spec.strategy import Work
 
 
@@ -79,6 +81,8 @@ class RankRates(NamedTuple):
     """Latency of the emulated link, in seconds; those of messages that do not wait for each other overlap."""
     overlaps: bool = False
     """Whether messages between stages travel over links while ranks compute; if not, through memory, by the cores."""
+    passes: Passes | None = None
+    """Passes of one micro-batch through a transformer on a cluster; None to sum up traced operations."""
 
     def per_message_s(self, sent: Sent, carried_s: float | None = None) -> float:
         """Return the seconds per message of a collective, besides its latency and the time for its bytes.
@@ -104,8 +108,9 @@ class RankRates(NamedTuple):
 
     @classmethod
     def of_this_machine(
-        cls, job: Job, work: Sequence[Work], host: HostCalibration, *, emulated: EmulatedCluster | None = None
-    ) -> RankRates:
+        cls, job: Job, work: Sequence[Work], host: HostCalibration, *,
+        emulated: EmulatedCluster | None = None, place: Place | None = None,
+    ) -> RankRates:  # fmt: skip
         """Return the rates of one rank of `job` on this machine, whose cores the ranks share.
 
         Ranks on emulated processors mostly sleep, and need no core for that. But what all do at the same time queues up
@@ -121,20 +126,23 @@ class RankRates(NamedTuple):
                 what depends on the number of ranks by the number of cores.
             emulated: The emulated cluster that the ranks run on: between several nodes, its links carry TCP, and its
                 largest slowdown includes the time that ranks wait for a core.
+            place: Cores and shared memory that the ranks have; None for those of this process.
         """
-        speed, cores = relative_speed(host), host.machine.cores / usable_cores()
-        slow = max(shared_slowdown(host, active_ranks(work)), 0.0 if emulated is None else emulated.slowdown)
+        place = place or Place.here()
+        speed, cores = relative_speed(host), host.machine.cores / place.cores
+        slow = shared_slowdown(host, active_ranks(work), place.cores)
+        slow = max(slow, 0.0 if emulated is None else emulated.slowdown)
         ranks = job.world_size * cores
         updates = None if emulated is None else emulated.memory_bandwidth
         is_idle = _sleeps(emulated) and not _sleeps(host.cluster)
         alone = min(ranks, host.machine.cores) if is_idle else ranks
-        sent = _messages(job, host, ranks, emulated, is_idle=is_idle)
+        sent = _messages(job, host, ranks, emulated, place, is_idle=is_idle)
 
         def fixed(name: str) -> float:
             return host.value(name, ranks=alone) * max(1.0, ranks / alone)
 
         return cls(
-            flops=host.value("flops") * speed.flops / slow * min(job.threads, usable_cores()),
+            flops=host.value("flops") * speed.flops / slow * min(job.threads, place.cores),
             bandwidth=host.value("bandwidth") * speed.bandwidth / slow,
             operation_s=host.value("operation_s") * slow,
             step_s=fixed("step_s"),
@@ -155,13 +163,28 @@ class RankRates(NamedTuple):
         )
 
     @classmethod
-    def of_cluster(cls, job: Job, cluster: Cluster, calibration: Calibration) -> RankRates:
+    def of_cluster(
+        cls, step: JobStep, cluster: Cluster, calibration: Calibration, model: Transformer | None = None
+    ) -> RankRates:
         """Return the rates of one device of `cluster`, with the link rate of the slowest link between the ranks.
+
+        Args:
+            step: The training step.
+            cluster: The cluster.
+            calibration: Its constants.
+            model: The transformer that the job trains; None if it trains another model.
 
         Raises:
             SpecError: The device supports none of the dtypes of the job's precision.
         """
+        job = step.job
         machine = Machine.of(cluster, calibration, IN_LAYOUTS.get(job.precision, "fp32"))
+        passes = None
+        if model is not None and job.precision in IN_LAYOUTS:
+            passes = whole_passes(
+                model, cluster, calibration, micro_batch=step.samples, precision=IN_LAYOUTS[job.precision],
+                recompute=job.recompute,
+            )  # fmt: skip
         link, latency = (float(figure) for figure in machine.link(job.world_size, 1))
         return cls(
             flops=machine.matmul_rate / (2.0 if job.precision == "fp64" else 1.0),
@@ -171,9 +194,10 @@ class RankRates(NamedTuple):
             link=link,
             message_s=latency + calibration.collective_s,
             source=f"rates: {calibration.name}",
-            optimizer_bandwidth=machine.memory_rate,
+            optimizer_bandwidth=cluster.device.memory_bandwidth * calibration.optimizer_efficiency,
             codec_bandwidth=machine.memory_rate,
             overlaps=True,
+            passes=passes,
         )
 
 
@@ -194,15 +218,15 @@ def stated_rates(emulated: EmulatedCluster | None, limit: Link | None) -> RankRa
     )
 
 
-def shared_slowdown(host: HostCalibration, active: float) -> float:
-    """Return the slowdown of ranks that share this machine's cores.
+def shared_slowdown(host: HostCalibration, active: float, cores: float) -> float:
+    """Return the slowdown of ranks that share the cores of a machine.
 
     Beyond the measured numbers of ranks, it is at least the number of ranks for each core.
     """
-    at = max(1.0, active * host.machine.cores / usable_cores())
+    at = max(1.0, active * host.machine.cores / cores)
     slow = host.value("slowdown", ranks=at)
     is_measured = at <= (host.rows("slowdown")[-1].ranks or 1)
-    return slow if is_measured else max(slow, active / usable_cores())
+    return slow if is_measured else max(slow, active / cores)
 
 
 def active_ranks(work: Sequence[Work]) -> float:
@@ -215,11 +239,13 @@ def _sleeps(emulated: EmulatedCluster | None) -> bool:
     return emulated is not None and emulated.flops is not None
 
 
-def transport_of(job: Job, emulated: EmulatedCluster | None = None) -> HostTransport:
+def transport_of(
+    job: Job, emulated: EmulatedCluster | None = None, place: Place | None = None
+) -> HostTransport:
     """Return what carries the messages of a job's CPU ranks on this machine, or on an emulated cluster."""
     if emulated is not None and emulated.link is not None:
         return "network"
-    return "tcp" if job.transport == "tcp" or not can_share_memory() else "shm"
+    return "tcp" if job.transport == "tcp" or not (place or Place.here()).shares_memory else "shm"
 
 
 def network_of(
@@ -261,8 +287,9 @@ class _Messages(NamedTuple):
 
 
 def _messages(
-    job: Job, host: HostCalibration, ranks: float, emulated: EmulatedCluster | None, *, is_idle: bool
-) -> _Messages:
+    job: Job, host: HostCalibration, ranks: float, emulated: EmulatedCluster | None, place: Place, *,
+    is_idle: bool,
+) -> _Messages:  # fmt: skip
     """Return how ranks send.
 
     Args:
@@ -270,9 +297,10 @@ def _messages(
         host: Constants of this machine.
         ranks: Number of ranks.
         emulated: The emulated cluster that the ranks run on.
+        place: Cores and shared memory that the ranks have.
         is_idle: Whether ranks sleep, so that messages do not wait for computation.
     """
-    transport, limit = transport_of(job, emulated), limit_of(job, emulated)
+    transport, limit = transport_of(job, emulated, place), limit_of(job, emulated)
     known = transport if host.has("message_s", transport) else "tcp"
     loopback = "tcp" if transport == "network" else transport
     at = min(ranks, host.machine.cores) if is_idle else ranks  # more sleeping ranks than cores take turns
@@ -283,16 +311,16 @@ def _messages(
     if not is_idle:
         computing_s = host.value("message_s", ranks=ranks, transport=known)
         return _Messages(bandwidth, computing_s, latency_s, memory)
-    idle = _idle_messages(host, loopback)
+    idle = _idle_messages(host, loopback, place.cores)
     return _Messages(bandwidth, idle.seconds[0], latency_s, memory, idle)
 
 
-def _idle_messages(host: HostCalibration, transport: str) -> IdleMessages:
-    """Return the messages of ranks that sleep: the shipped ones, if the calibration has none."""
+def _idle_messages(host: HostCalibration, transport: str, usable: float) -> IdleMessages:
+    """Return the messages of ranks that sleep on so many cores: the shipped ones, if the calibration has none."""
     is_shipped = not host.has("idle_message_s", transport)
     if is_shipped:
         host = HostCalibration.shipped()
-    rows, cores = host.rows("idle_message_s", transport), usable_cores() / host.machine.cores
+    rows, cores = host.rows("idle_message_s", transport), usable / host.machine.cores
     ranks, seconds = tuple((row.ranks or 1) * cores for row in rows), tuple(row.value for row in rows)
     return IdleMessages(ranks, seconds, is_shipped)
 

@@ -62,7 +62,6 @@ def main(
     path: str,
     resume: str | None = None,
     code: str | None = None,
-    allow_pickle: bool = False,
     modules: tuple[str, tuple[str, ...]] | None = None,
 ) -> str:
     """Run one rank of the run at `path` to its end. Return the rank's final state; never return after a failure.
@@ -71,7 +70,6 @@ def main(
         path: The run directory.
         resume: Directory of a run to resume from its newest checkpoint, or a checkpoint; None starts from scratch.
         code: Digest of the user's code, if the job has any.
-        allow_pickle: Whether the checkpoint to resume from may be a pickle.
         modules: Modules in the driver's current folder that the code may import, as the fields of `UserModules`; None
             if there are none.
     """
@@ -80,7 +78,7 @@ def main(
     clock.adopt(os.environ.get(clock.VARIABLE))
     if modules is not None:
         make_importable(UserModules(*modules))
-    start = None if resume is None else Resume(Path(resume), allow_pickle)
+    start = None if resume is None else Resume(Path(resume))
     return _work(RunDir(Path(path), code), start)
 
 
@@ -111,7 +109,7 @@ def _train(run: RunDir, resume: Resume | None, events: EventWriter, job: Job | N
             if job.elastic is not None and run.by_torchrun.exists():
                 resume = newest_of(run, context, resume)
             source = None if resume is None else resume.checkpoints
-            saved = resume_newest(trainer, source, allow_pickle=resume is not None and resume.allow_pickle)
+            saved = resume_newest(trainer, source)
             if saved is not None:
                 announce_resize(run, job, context, saved)
             drift = job.strategy.drift(context.world_size)
@@ -208,10 +206,10 @@ def _under_torchrun() -> None:
         parser.error(
             f"--run-dir {run.path} already contains a run; give a new one (--resume resumes from an old one)"
         )
-    resume = Resume(options.resume.absolute(), options.allow_pickle) if options.resume else None
+    resume = Resume(options.resume.absolute()) if options.resume else None
     if count:
         source = restart_under_torchrun(run, None if resume is None else str(resume.source), count, rank)
-        resume = None if source.resume is None else Resume(Path(source.resume), options.allow_pickle)
+        resume = None if source.resume is None else Resume(Path(source.resume))
     elif int(os.environ.get("LOCAL_RANK", "0")) == 0:
         run.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         run.write_control(run.by_torchrun, "")

@@ -23,7 +23,7 @@ from shardscope.spec import Job
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.link import Link
-from shardscope.spec.model import Model, Transformer
+from shardscope.spec.model import Model, Transformer, transformer_of
 
 
 class Failure(NamedTuple):
@@ -102,6 +102,7 @@ class Simulator:
                 predict_job(model, cluster, calibration, software=software), variation, overlap=overlap
             )
         else:
+            model = transformer_of(model) or model
             require(
                 model,
                 Transformer,

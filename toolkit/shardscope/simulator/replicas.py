@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardscope.errors import SpecError
+from shardscope.errors import SpecError, quoted
 from shardscope.simulator.graph import Flags, Floats, Graph, Ints, Times, run
+from shardscope.spec.numbers import LARGEST_QUANTITY
 
 _DRAWS = 1 << 22
 """Largest number of random numbers that are drawn at once."""
@@ -35,13 +36,17 @@ class Variation:
             SpecError: A value is out of range.
         """
         if not 0 <= self.jitter < 10:
-            raise SpecError(f"jitter={self.jitter} is not valid; give a number from 0 to 10, such as 0.05")
+            raise SpecError(
+                f"jitter={quoted(self.jitter)} is not valid; give a number from 0 to 10, such as 0.05"
+            )
+        if self.seed < 0:
+            raise SpecError(f"seed={quoted(self.seed)} is not valid; give a whole number, 0 or more")
         for rank, factor in self.stragglers.items():
             if not 0 <= rank < num_ranks:
                 raise SpecError(f"stragglers has rank {rank}, but ranks are numbered 0 to {num_ranks - 1}")
-            if not 0 < factor < np.inf:
+            if not 0 < factor <= LARGEST_QUANTITY:
                 raise SpecError(
-                    f"stragglers[{rank}]={factor} is not valid; give a positive number, such as 1.5"
+                    f"stragglers[{rank}]={quoted(factor)} is not valid; give a positive number, such as 1.5"
                 )
 
     @property

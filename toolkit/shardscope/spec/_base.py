@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from pydantic.json_schema import JsonSchemaValue
     from pydantic_core import CoreSchema
 
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+"""What file names that are not UTF-8 contain."""
 _PLAIN = (str, int, float, type(None))
 _WANTED = {
     "int": "a whole number",
@@ -62,13 +65,11 @@ class Spec(BaseModel):
     """Frozen pydantic model that reports each validation error as one readable sentence.
 
     A subclass may name one field in `_positional`, which can then be given without its name:
-    ``Optimizer("lamb", lr=2e-3)``. `_former_names` maps the old names of renamed fields to the new ones. JSON may use
-    the old names; in Python, the error for an old name states the new one.
+    ``Optimizer("lamb", lr=2e-3)``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     _positional: ClassVar[str | None] = None
-    _former_names: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, /, *args: Any, **fields: Any) -> None:
         if args:
@@ -149,7 +150,7 @@ class Spec(BaseModel):
 
     @classmethod
     def from_fields(cls, fields: Any) -> Self:
-        """Build the value from a mapping of field names to values, as in JSON; former field names are accepted too.
+        """Build the value from a mapping of field names to values, as in JSON.
 
         Raises:
             SpecError: `fields` is not a mapping with string keys, or a field is invalid.
@@ -158,16 +159,7 @@ class Spec(BaseModel):
             raise SpecError(
                 f"{cls.__name__} must be a JSON object with field names as keys, such as {{...}}; got {quoted(fields)}"
             )
-        return cls(**{cls._present_name(name, fields): value for name, value in fields.items()})
-
-    @classmethod
-    def _present_name(cls, name: str, fields: Mapping[str, Any]) -> str:
-        """Return the current name for a field in JSON.
-
-        If the JSON contains both the former and the current name, the former is returned and then rejected as unknown.
-        """
-        present = cls._former_names.get(name, name)
-        return name if present in fields else present
+        return cls(**fields)
 
     @model_validator(mode="before")
     @classmethod
@@ -176,19 +168,24 @@ class Spec(BaseModel):
             return fields
         known, fields = cls.__pydantic_fields__, without_unknown(cls, fields)
         for name, value in fields.items():
-            if name in known and type(value) not in _PLAIN:
+            if name in known and (type(value) not in _PLAIN or isinstance(value, str)):
                 cls._check_form(name, value)
         return fields
 
     @classmethod
     def _check_form(cls, name: str, value: Any) -> None:
-        """Reject a bool for a field that does not accept one, and a mapping whose keys are not strings."""
+        """Reject a bool for a field that takes none, text that JSON cannot hold, and keys that are not strings."""
         if isinstance(value, bool) and not takes(cls.model_fields[name].annotation, bool):
             raise SpecError(
                 f"{cls._prefix()}{name}={value} is a bool, which this field does not accept; "
                 "give a valid value, or leave it out"
             )
         for item in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(item, str) and _HALF_CHARACTER.search(item):
+                raise SpecError(
+                    f"{cls._prefix()}{name}={quoted(item)} is not text in UTF-8, so it cannot be saved; rename what it "
+                    "names, or give other text"
+                )
             if isinstance(item, dict) and not all(isinstance(key, str) for key in item):
                 raise SpecError(
                     f"{cls._prefix()}{name}={quoted(value)} has keys that are not strings; use setting names"
@@ -209,11 +206,6 @@ def _readable(cls: type[Spec], error: ValidationError) -> SpecError:
     path = [str(part) for part in problem["loc"]]
     if problem["type"] == "extra_forbidden":
         owner = cls.__name__ if len(path) == 1 else ".".join(path[:-1])
-        if path[-1] in cls._former_names:
-            present = cls._former_names[path[-1]]
-            return SpecError(
-                f"{owner} has no field {path[-1]!r}, which was renamed to {present!r}; give {present}=..."
-            )
         return unknown_name(f"{owner} field", path[-1], cls.model_fields)
     field = ".".join(path) or cls.__name__
     if problem["type"] == "missing":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
@@ -53,8 +53,6 @@ class Job(Spec):
         >>> Job(model="mlp", data="digits", strategy="ring", world_size=4, steps=50).batch.per_rank(4)
         16
     """
-
-    _former_names: ClassVar = {"schedule": "lr_schedule"}
 
     model: Named
     """The network to train: a built-in name such as ``"mlp"`` (all: `shardscope.spec.models.MODELS`), a callable that
@@ -144,7 +142,7 @@ class Job(Spec):
 
     @classmethod
     def from_fields(cls, fields: Any) -> Self:
-        """Build the job from a mapping of field names to values, as in JSON; former field names are accepted too.
+        """Build the job from a mapping of field names to values, as in JSON.
 
         The fields of an observed training loop become an `ObservedJob`.
 

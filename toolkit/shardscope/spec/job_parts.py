@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import gcd
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator, PrivateAttr, model_validator
 
@@ -20,7 +20,6 @@ class Batch(Spec):
     """Sizes of the global batch, for one optimizer step, and of the micro-batch, for one forward pass."""
 
     _positional = "global_batch"
-    _former_names: ClassVar = {"global_size": "global_batch", "micro_size": "micro_batch"}
 
     global_batch: Count = 64
     """Samples in one optimizer step over all ranks. 1 to 2147483647, divisible by the number of ranks, or in proportion

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, SerializeAsAny
@@ -11,11 +9,6 @@ from pydantic import BeforeValidator, SerializeAsAny
 from shardscope.errors import SpecError
 from shardscope.spec import registry
 from shardscope.spec.compression import Compression
-
-FORMER: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {"topk-1%": {"name": "topk", "ratio": 0.01}, "powersgd-4": {"name": "powersgd", "rank": 4}}
-)
-"""For each name that layouts of earlier versions used: the method in JSON."""
 
 
 def compression_names() -> tuple[str, ...]:
@@ -31,11 +24,10 @@ def layout_compression(value: Any) -> Compression:
         SpecError: There is no such method, or its class does not state `codec_passes`.
 
     Example:
-        >>> layout_compression("powersgd-4").label, layout_compression("topk") == layout_compression("topk-1%")
-        ('powersgd', True)
+        >>> layout_compression("powersgd").rank
+        4
     """
-    former = FORMER.get(value) if isinstance(value, str) else None
-    found: Compression = Compression.resolve(dict(former) if former else value)
+    found: Compression = Compression.resolve(value)
     if found.is_here and found.codec_passes is None:
         raise SpecError(
             f"compression={found.name!r} does not state how often packing reads or writes the gradient, which is "
@@ -46,4 +38,4 @@ def layout_compression(value: Any) -> Compression:
 
 
 AnyLayoutCompression = Annotated[SerializeAsAny[Compression], BeforeValidator(layout_compression)]
-"""A field that accepts a compression method, its name, its class, its JSON, or a name in `FORMER`."""
+"""A field that accepts a compression method, its name, its class, or its JSON."""

@@ -68,8 +68,6 @@ class Method(Spec, metaclass=_ByName):
     """The folder of the built-in methods of this kind, in `shardscope.methods`."""
     needs_code: ClassVar[tuple[str, ...]] = ()
     """Members with defaults that a stand-in for a missing class must not use, because the class may override them."""
-    removed_settings: ClassVar[frozenset[str]] = frozenset()
-    """Names of settings of earlier versions, which are ignored in JSON."""
     name: ClassVar[str]
     """The method's name, unique within its kind: lower-case letters, digits and hyphens."""
 
@@ -107,7 +105,7 @@ class Method(Spec, metaclass=_ByName):
             {key: fields[key] for key in _ORIGINS if fields.get(key) is not None},
         )
         found = registry.find(cls.base_class(), name) if isinstance(name, str) else None
-        ignored = ("name", *_ORIGINS, *(found.removed_settings if found else ()))
+        ignored = ("name", *_ORIGINS)
         settings = {key: value for key, value in fields.items() if key not in ignored}
         if Method not in cls.__bases__:  # `cls` is a method, not a kind; the fields may include its name
             return super().from_fields(settings if name == cls.name else fields)

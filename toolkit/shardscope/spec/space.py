@@ -46,8 +46,6 @@ PLAIN = (
 )  # fmt: skip
 """Settings without nested settings. ``warmup`` is a fraction of the steps. ``lr_rule`` (``none``, ``linear`` or
 ``sqrt``) scales the learning rate from the job's own batch size to the trial's batch size."""
-FORMER_NAMES = {"schedule": "lr_schedule"}
-"""Current name for each setting that studies of earlier versions name differently."""
 LR_RULES = ("none", "linear", "sqrt")
 _NAME = re.compile(r"(?P<owner>[a-z_]+)(\[(?P<branch>[a-z0-9-]+)\])?(\.(?P<setting>[a-z_0-9]+))?")
 
@@ -199,7 +197,7 @@ def parse_name(name: str) -> Name:
         raise SpecError(
             f"space: {quoted(name)} is not the name of a setting; write for example 'optimizer[lamb].lr'"
         )
-    parts = Name(FORMER_NAMES.get(found["owner"], found["owner"]), found["branch"], found["setting"])
+    parts = Name(found["owner"], found["branch"], found["setting"])
     if parts.owner not in (*BRANCHES, *PLAIN):
         nested = [f"{owner}.{parts.owner}" for owner in BRANCHES if parts.owner in _nested(owner)]
         if nested:

@@ -21,8 +21,6 @@ FAMILIES = (
     "One process", "A central server", "All-reduce", "Without a centre", "Layers apart", "State in shards",
 )  # fmt: skip
 """Headings of the built-in strategies in lists, in the order in which such systems appeared."""
-_FORMER_NAME = "kind"
-"""Key of the strategy's name in JSON that earlier versions wrote."""
 
 
 _CARGO = {
@@ -104,12 +102,6 @@ class Strategy(Method):
         is_method = isinstance(taken, type) and issubclass(taken, Method)
         value = int(variant) if re.fullmatch("[0-9]{1,18}", variant) and not is_method else variant
         return {"name": name, method.variant: value} if variant else {"name": name}
-
-    @classmethod
-    def from_fields(cls, fields: Any) -> Any:
-        if isinstance(fields, dict) and _FORMER_NAME in fields and "name" not in fields:
-            fields = {"name" if key == _FORMER_NAME else key: value for key, value in fields.items()}
-        return super().from_fields(fields)
 
     @classmethod
     def check_class(cls) -> None:

@@ -56,7 +56,7 @@ _BASE: Mapping[Kind, str] = {
     "s": "seconds",
     "W": "watts",
 }
-_QUANTITY = re.compile(r"\s*([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(.*?)\s*")
+_NUMBER = re.compile(r"[-+]?(?:\d[\d_]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 
 
 def parse(text: str, kind: Kind, *, field: str = "value") -> float:
@@ -75,12 +75,12 @@ def parse(text: str, kind: Kind, *, field: str = "value") -> float:
         25000000000.0
     """
     assert kind in get_args(Kind), kind
-    match = _QUANTITY.fullmatch(text)
+    match = _NUMBER.match(text.strip())
     if match is None:
         raise SpecError(
             f"{field}={quoted(text)} is not a quantity; write a number and its unit, such as {_EXAMPLES[kind]}"
         )
-    number, unit = match.groups()
+    number, unit = match[0], match.string[match.end() :].strip()
     if not unit and not float(number.replace("_", "")):
         return 0.0
     if not unit:
@@ -107,7 +107,10 @@ def quantity(value: object, kind: Kind, *, field: str) -> float:
         raise SpecError(
             f"{field}={quoted(value)} is not a quantity; write {_EXAMPLES[kind]}, or give {_BASE[kind]}"
         )
-    number = parse(value, kind, field=field) if isinstance(value, str) else float(value)
+    try:
+        number = parse(value, kind, field=field) if isinstance(value, str) else float(value)
+    except OverflowError:
+        number = math.inf
     if not 0 <= number < math.inf:
         raise SpecError(f"{field}={quoted(value)} is not valid: it should be finite, and 0 or more")
     return number

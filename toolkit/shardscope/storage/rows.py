@@ -50,17 +50,19 @@ def require_batch(job: Job) -> None:
 def training_rows(job: Job) -> int | None:
     """Return the number of rows that a job trains on.
 
-    None if the user's code decides it, or if the data cannot be read, of which ranks report the reason.
+    None if the user's code decides it, or if the data cannot be read or have no rows, of which ranks report the reason.
     """
     is_named = isinstance(job.model, str)
     config = model_config(job.model) if isinstance(job.model, str) else None
     seq = config.seq if isinstance(config, GPTConfig) else SEQ
     try:
         if isinstance(job.data, Shards):
-            return _rows_of_shards(job.data, seq, is_known=is_named)
-        return _rows_of(job.data, seq, is_known=is_named) if isinstance(job.data, str) else None
-    except (DataError, OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
+            found = _rows_of_shards(job.data, seq, is_known=is_named)
+        else:
+            found = _rows_of(job.data, seq, is_known=is_named) if isinstance(job.data, str) else None
+    except Exception:  # noqa: BLE001 - NumPy evaluates headers, so damage raises any error
         return None
+    return found or None
 
 
 def _rows_of(data: str, seq: int, *, is_known: bool) -> int | None:
@@ -103,7 +105,8 @@ def held_out_every(num_rows: int) -> int:
 def _num_tokens(path: Path) -> int:
     match path.suffix.lower():
         case ".npy":
-            return len(np.load(path, mmap_mode="r", allow_pickle=False))
+            tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+            return len(tokens) if tokens.ndim == 1 else 0
         case ".bin":
             return path.stat().st_size // 2
         case _:

@@ -123,6 +123,11 @@ def _samples(file: tarfile.TarFile) -> Iterator[tuple[str, dict[str, tarfile.Tar
                 yield now, parts
                 parts = {}
             now = key
+            if suffix in parts:
+                raise DataError(
+                    f"{file.name!r} has the member {member.name!r} twice in a row, of which only one would be read; "
+                    "write each sample once, under a name of its own"
+                )
             parts[suffix] = member
         _require_end(file, now)
     except (tarfile.TarError, OSError) as error:

@@ -25,6 +25,7 @@ from shardscope.errors import SpecError
 from shardscope.spec.model.step import RECOMPUTE_MODES
 from shardscope.spec.model.table import LayerRow, LayerTable
 from shardscope.training import cpu_scratch, cuda_scratch, onednn
+from shardscope.training.architecture import Operations
 from shardscope.training.cuda_casts import CudaCasts
 from shardscope.training.data.batches import call
 from shardscope.training.flops import flop_counter
@@ -130,6 +131,7 @@ def describe(
         name=name or type(module).__name__,
         layers=tuple(row.layer(samples) for row in rows if not row.is_empty),
         step=step,
+        as_transformer=traced.operations.transformer(name or type(module).__name__),
         notes=tuple(_notes(module, traced.flops.uncounted, on_gpu=on_gpu)),
     )
 
@@ -244,6 +246,7 @@ class _Trace:
     def __init__(self, module: nn.Module, inputs: Arguments) -> None:
         self.module, self.inputs = module, inputs
         self.flops = flop_counter()
+        self.operations = Operations(module)
         held = [*module.buffers(), *(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))]
         known = Storages()
         known.add("held", held)
@@ -259,7 +262,7 @@ class _Trace:
         """
         rows = [self._watched(name, layer) for name, layer in _layers_of(self.module)]
         self._own_parameters(rows)
-        with self.flops, self.saved.active():
+        with self.flops, self.saved.active(), self.operations:
             output = call(self.module, self.inputs)
             self.outside.flops = self.flops.get_total_flops() - sum(row.flops for row in rows)
             self.outside.saved_bytes = self.saved.bytes - sum(row.saved_bytes for row in rows)

@@ -108,13 +108,12 @@ class RunReplicas:
         return copy if copy is not None and step_of(copy) >= on_disk else None
 
 
-def resume_newest(trainer: Trainer, disk: Path | None, *, allow_pickle: bool = False) -> Loaded | None:
+def resume_newest(trainer: Trainer, disk: Path | None) -> Loaded | None:
     """Resume from the newest copy in memory or, if that is older or cannot be loaded, from the disk.
 
     Args:
         trainer: The trainer, before its first step.
         disk: A checkpoint, or a folder of checkpoints; None if there is none.
-        allow_pickle: Whether to read checkpoints of earlier versions, which are pickles and can run code.
 
     Returns:
         What was loaded; None if there is neither.
@@ -131,7 +130,7 @@ def resume_newest(trainer: Trainer, disk: Path | None, *, allow_pickle: bool = F
             if disk is None:
                 raise
             notes.append(f"the newest copy in memory was not used: {error}")
-    return None if disk is None else trainer.resume(disk, allow_pickle=allow_pickle, notes=notes)
+    return None if disk is None else trainer.resume(disk, notes=notes)
 
 
 def _newest_step(disk: Path) -> int:

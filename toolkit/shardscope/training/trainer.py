@@ -210,14 +210,11 @@ class Trainer:
         if self.weights.note is not None and self.strategy.data_rank == 0:
             context.events.emit("loss_note", step=0, text=self.weights.note)
 
-    def resume(
-        self, source: Path, *, allow_pickle: bool = False, kind: str = "disk", notes: Sequence[str] = ()
-    ) -> Loaded:
+    def resume(self, source: Path, *, kind: str = "disk", notes: Sequence[str] = ()) -> Loaded:
         """Load a checkpoint, or the newest complete one in a folder; training continues with this job's settings.
 
         Args:
             source: A checkpoint, or a folder of checkpoints.
-            allow_pickle: Whether to read checkpoints of earlier versions, which are pickles and can run code.
             kind: Where the source is, for the event: ``disk``, or ``replica`` for a copy in memory.
             notes: Sentences for the user on why this source is used, for the event.
 
@@ -226,9 +223,7 @@ class Trainer:
         """
         from shardscope.training import checkpoint  # a slow import, needed only to save or resume
 
-        saved = checkpoint.load(
-            source, strategy=self.strategy, optimizer=self.optimizer, allow_pickle=allow_pickle
-        )
+        saved = checkpoint.load(source, strategy=self.strategy, optimizer=self.optimizer)
         if saved.step > self.job.last_step:
             raise CheckpointError(
                 f"checkpoint {saved.path} is from step {saved.step}, but this job ends after step "

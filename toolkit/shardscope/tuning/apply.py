@@ -15,7 +15,7 @@ from shardscope.errors import DataError, SpecError
 from shardscope.machine import usable_memory_bytes
 from shardscope.runtime.launcher.preflight import memory_needed
 from shardscope.spec import Batch, Compression, Job, LRSchedule, Optimizer
-from shardscope.spec.space import BRANCHES, FORMER_NAMES, Choices, Space, Value, parse_name
+from shardscope.spec.space import BRANCHES, Choices, Space, Value, parse_name
 from shardscope.spec.units import gib_text, positive, quantity
 from shardscope.storage.rows import require_batch, require_rows, training_rows
 
@@ -39,7 +39,6 @@ def apply(job: Job, params: Mapping[str, Value], *, equal: str = "samples") -> J
     Raises:
         SpecError: The settings are incompatible with each other or with the job.
     """
-    params = {FORMER_NAMES.get(name, name): value for name, value in params.items()}
     parts = {name: parse_name(name) for name in params}
     fields: dict[str, Any] = {name: params[name] for name in _COPIED_FIELDS if name in params}
     batch = int(str(params.get("batch", job.batch.global_batch)))

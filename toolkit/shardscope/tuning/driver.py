@@ -48,7 +48,7 @@ from shardscope.tuning.records import (
 )
 from shardscope.tuning.samplers import constrain, suggest
 from shardscope.tuning.storage import StorageRetry, within
-from shardscope.tuning.untried import all_settings, tried_all, tried_before, used_up_text, waiting_settings
+from shardscope.tuning.untried import Settings, all_settings, settings_left, tried_before, used_up_text
 
 if TYPE_CHECKING:
     from shardscope.tuning.priors import EqualBudgets
@@ -152,8 +152,8 @@ class TrialDriver:
         self._impossible = 0
         self._stopping = False
         self._settings = all_settings(self.definition)  # of the space; None if it is endless
-        self._has_repeated = False  # whether the sampler's last choice had been tried
-        self.used_up = ""  # a sentence, once the study has ended early because it has tried its whole space
+        self._repeats = 0  # consecutive choices of the sampler that had been tried
+        self.used_up = ""  # a sentence, once the study has ended early because nothing new is left to try
 
     # The loop.
 
@@ -183,6 +183,8 @@ class TrialDriver:
                 if not self._start():
                     self._read_at = time.monotonic()
                     break
+                if self._repeats:
+                    break  # so that whoever calls this can stop a study whose sampler repeats itself
         return bool(self.live) or self._unsettled is not None or not (self._stopping or self._is_over)
 
     def stop(self) -> None:
@@ -227,12 +229,14 @@ class TrialDriver:
         """Start a trial, or recheck the one whose start is undecided; return False if none can be started now."""
         trials = self.retry(self._read_trials)
         ended = recovery.ended(trials)
-        self._is_over = ended >= self.trials or tried_all(self._settings, trials)
+        left = settings_left(self._settings, trials, self._repeats)
+        is_used_up = left == [] and all(trial.state.is_finished() for trial in trials)
+        self._is_over = ended >= self.trials or is_used_up
         if self._is_over and ended < self.trials:
             self.used_up = used_up_text(self._settings, ended)
         try:
             if self._unsettled is None:
-                if recovery.begun(trials) >= self.trials or (trial := self._next(trials)) is None:
+                if recovery.begun(trials) >= self.trials or (trial := self._next(trials, left)) is None:
                     return False
                 self._begun = trial.number
                 self.retry(trial.set_user_attr, DRIVER, self._identity)
@@ -250,20 +254,16 @@ class TrialDriver:
             trials = self.study.get_trials(deepcopy=False)
         return trials
 
-    def _next(self, trials: list[FrozenTrial]) -> optuna.Trial | None:
+    def _next(self, trials: list[FrozenTrial], left: list[Settings] | None) -> optuna.Trial | None:
         """Return a trial to retry, else a rerun that the user requested, else a new trial; None if no slot is left."""
         open_slots = self.trials - len(recovery.slots(trials))
         for number in [*recovery.retries(trials), *(recovery.asked_again(trials) if open_slots > 0 else [])]:
             held = self.retry(self.writer.take, number)
             if held is not None:
                 return self.retry(optuna.Trial, self.study, held)
-        if open_slots <= 0:
+        if open_slots <= 0 or left == []:
             return None
-        left = waiting_settings(self._settings, trials)
-        if left == []:
-            return None
-        if left and (self._has_repeated or len(left) <= open_slots):
-            self._has_repeated = False
+        if left and (self._repeats or len(left) <= open_slots):
             chosen = random.Random(len(trials)).choice(left)
             self.retry(self.study.enqueue_trial, chosen, user_attrs={DRAWN: True})
         elif self.choose is not None:
@@ -292,7 +292,7 @@ class TrialDriver:
             params = self._draw(trial)
             earlier = tried_before(trial.number, self.retry(self.study.get_trials, deepcopy=False))
             if earlier is not None:
-                self._has_repeated = True
+                self._repeats += 1
                 reason = f"trial {earlier} has the same settings"
                 self._tell(trial, None, TrialState.FAIL, {REASON: reason, NOT_COUNTED: OVER_BUDGET})
                 return
@@ -300,7 +300,7 @@ class TrialDriver:
         except SpecError as error:
             self._tell_impossible(trial, str(error))
             return
-        self._impossible = 0
+        self._impossible = self._repeats = 0
         self._launch(trial, params, job)
 
     def _draw(self, trial: optuna.Trial) -> dict[str, Value]:

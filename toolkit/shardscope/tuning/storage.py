@@ -187,7 +187,7 @@ def open_storage(storage: str | BaseStorage | None, name: str, root: str | Path 
         raise StudyError(
             f"storage={shown!r} is damaged, or not a database: {text}; restore a copy of it, or give another storage"
         ) from error
-    except (ValueError, _sql_errors().ArgumentError) as error:
+    except (ValueError, LookupError, _sql_errors().ArgumentError) as error:
         text = _without(storage, _first_line(error))
         raise StudyError(f"storage={shown!r} is not the URL of a storage: {text}") from error
 

@@ -16,13 +16,15 @@ from shardscope.tuning.records import DRAWN, ORIGIN, OVER_BUDGET, RETRY_OF, not_
 
 _MOST = 10_000
 """Number of settings above which a space counts as endless, since studies do not try so many."""
+_MOST_REPEATS = 20
+"""A study of an endless space ends after this many consecutive choices that had been tried, which are not run."""
 Settings = Mapping[str, Any]
 """Settings under the names, and with the values, that the study stores."""
 
 
 def all_settings(definition: Definition) -> list[Settings] | None:
-    """Return all settings of a study's space; None if there are too many, or infinitely many."""
-    space, defaults = definition.space, branches_of(definition.job)
+    """Return all settings that a study searches; None if there are too many, or infinitely many."""
+    space, defaults = definition.searched, branches_of(definition.job)
     if any(_values(parameter) is None for parameter in space.parameters.values()):
         return None
 
@@ -44,25 +46,26 @@ def untried(settings: Sequence[Settings], trials: Sequence[FrozenTrial]) -> list
     return [each for each in settings if _key(each) not in tried]
 
 
-def waiting_settings(
-    settings: Sequence[Settings] | None, trials: Sequence[FrozenTrial]
+def settings_left(
+    settings: Sequence[Settings] | None, trials: Sequence[FrozenTrial], repeats: int
 ) -> list[Settings] | None:
-    """Return the untried settings of a finite space; None of an endless one, or if a queued trial comes first."""
-    if settings is None or any(trial.state == TrialState.WAITING for trial in trials):
+    """Return the untried settings of a finite space; None of an endless one, or if a queued trial comes first.
+
+    Of an endless space none are left once the sampler repeats itself: `repeats` times in a row.
+    """
+    if any(trial.state == TrialState.WAITING for trial in trials):
         return None
+    if settings is None:
+        return [] if repeats >= _MOST_REPEATS else None
     return untried(settings, trials)
 
 
-def tried_all(settings: Sequence[Settings] | None, trials: Sequence[FrozenTrial]) -> bool:
-    """Return whether no settings of a finite space are left, and all trials have ended."""
-    is_finished = all(trial.state.is_finished() for trial in trials)
-    return settings is not None and is_finished and not untried(settings, trials)
-
-
 def used_up_text(settings: Sequence[Settings] | None, ended: int) -> str:
-    """Return a sentence that says that a study has ended because all settings have been tried, after `ended` trials."""
-    tried, after = plural(len(settings or ()), "setting"), plural(ended, "trial")
-    return f"All {tried} of the space have been tried, so the study ends after {after}."
+    """Return a sentence that says that a study has ended because nothing new is left to try, after `ended` trials."""
+    after = f"so the study ends after {plural(ended, 'trial')}."
+    if settings is None:
+        return f"The sampler has chosen settings that had been tried {_MOST_REPEATS} times in a row, {after}"
+    return f"All {plural(len(settings), 'setting')} of the space have been tried, {after}"
 
 
 def tried_before(number: int, trials: Sequence[FrozenTrial]) -> int | None:

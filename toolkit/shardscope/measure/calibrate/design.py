@@ -163,7 +163,7 @@ def _node_slowdown(prediction: JobPrediction) -> float | None:
         return None
     active = active_ranks(prediction.job.strategy.work(prediction.step.alike))
     slow = prediction.emulated.slowdown
-    return slow if slow > shared_slowdown(_host(prediction), active) else None
+    return slow if slow > shared_slowdown(_host(prediction), active, usable_cores()) else None
 
 
 def _seconds(time: Term) -> Floats:

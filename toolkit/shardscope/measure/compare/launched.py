@@ -13,7 +13,8 @@ from shardscope.measure.compare.parts import time_rows
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.observed import ObservedPrediction
 from shardscope.runtime import Run
-from shardscope.runtime.record.launch_prediction import LaunchPrediction
+from shardscope.runtime.launcher.preflight import constants_of
+from shardscope.runtime.record.launch_prediction import LaunchConstants, LaunchPrediction
 
 _SAME = 1e-3
 """Relative difference up to which a step time that is predicted again is the recorded one."""
@@ -25,17 +26,19 @@ class Launched:
 
     run: Run
     prediction: LaunchPrediction | None
+    constants: LaunchConstants | None = None
+    """Those with which the run is predicted; None stands for those of today."""
 
     @classmethod
     def of(cls, run: Run) -> Launched:
         """Read what was predicted at the launch of a run."""
-        return cls(run, run.predicted)
+        return cls(run, run.predicted, constants_of(run))
 
     @property
     def is_outdated(self) -> bool:
         """Whether predictions of today have other constants than the recorded ones, as after `ss.calibrate`."""
-        known = None if self.prediction is None else self.prediction.calibration
-        return known is not None and known != chosen(self.run.cluster).calibration
+        known = self.constants
+        return known is not None and known.calibration != chosen(self.run.cluster).calibration
 
     @property
     def conditions(self) -> str:
@@ -62,7 +65,7 @@ class Launched:
             notes: Sentences about the comparison.
             per: Name of the whole step's row.
         """
-        if self.prediction is None:
+        if self.prediction is None and self.constants is None:
             notes.append("No prediction was recorded when this run was launched, so it is predicted now.")
             return list(times)
         again_s = prediction.step_time_s

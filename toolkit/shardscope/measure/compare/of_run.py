@@ -28,7 +28,7 @@ from shardscope.runlog.schema import Event
 from shardscope.runlog.spans import finished_steps
 from shardscope.runtime import Run
 from shardscope.runtime.launcher.preflight import preflight, preflight_of
-from shardscope.runtime.record.launch_prediction import LaunchPrediction
+from shardscope.runtime.record.launch_prediction import LaunchConstants
 from shardscope.runtime.record.status import Cause
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.observed import ObservedJob
@@ -89,7 +89,7 @@ def compare(
         if cluster is None and calibration is None and not isinstance(run.job, ObservedJob):
             launched = Launched.of(run)
             newer = _predicted(run, None, None) if launched.is_outdated else None
-        prediction = _predicted(run, cluster, calibration, launched.prediction if launched else None)
+        prediction = _predicted(run, cluster, calibration, launched.constants if launched else None)
     return _compared(run, events, prediction, launched, newer)
 
 
@@ -172,18 +172,18 @@ def _predicted(
     run: Run,
     cluster: Cluster | EmulatedCluster | None,
     calibration: AnyCalibration | None,
-    launched: LaunchPrediction | None = None,
+    launched: LaunchConstants | None = None,
 ) -> JobPrediction | ObservedPrediction:
     """Return the prediction of a run's job on a cluster; None takes the emulated cluster of the run, if any.
 
-    With `launched`, its constants are taken, if it has any.
+    With `launched`, these constants are taken.
     """
     if isinstance(run.job, ObservedJob):
         return predict(run.job) if cluster is None else predict(run.job, cluster)
-    constants = None if launched is None else launched.constants_here
+    constants = None if launched is None else launched.here
     found = predict(run.resized_job, cluster or run.cluster, calibration=constants or calibration)
     if launched is not None and constants is not None:
-        return replace(found, is_calibrated=launched.is_calibrated)
+        return replace(found, is_calibrated=launched.is_calibrated, place=launched.place)
     return found
 
 

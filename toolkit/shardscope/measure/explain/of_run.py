@@ -29,7 +29,7 @@ from shardscope.prediction.job import JobPrediction
 from shardscope.runlog.schema import OBSERVING, Event
 from shardscope.runlog.spans import finished_steps
 from shardscope.runtime import Run
-from shardscope.runtime.launcher.preflight import preflight
+from shardscope.runtime.launcher.preflight import constants_of, preflight
 from shardscope.spec import Job
 
 LEAST_LOSS = 0.1
@@ -83,11 +83,11 @@ def explain(run: Run | str | Path, *, root: str | Path | None = None) -> Explana
 def explain_events(run: Run, events: Sequence[Event]) -> Explanation:
     """Explain a run from its newest events; see `explain`."""
     job = run.resized_job
-    prediction = preflight(job, run.cluster, launched=run.predicted).prediction
+    launched = constants_of(run)
+    prediction = preflight(job, run.cluster, launched=launched).prediction
     step = measured_step(events, job, prediction, cores=_cores(run))
     if step is None:
         raise RunUnreadable(f"run {run.id} has no finished step with recorded spans yet; wait for a step")
-    launched = run.predicted
     return explanation(
         step, job, lambda job: preflight(job, run.cluster, launched=launched).prediction, cores=_cores(run)
     )

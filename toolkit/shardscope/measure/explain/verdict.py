@@ -9,7 +9,7 @@ from shardscope.measure.explain.losses import losses
 from shardscope.measure.explain.of_run import measured_step
 from shardscope.runlog.steps import WARM_UP_STEPS, StepKinds
 from shardscope.runtime import Run
-from shardscope.runtime.launcher.preflight import preflight
+from shardscope.runtime.launcher.preflight import constants_of, preflight
 
 
 class Verdict(NamedTuple):
@@ -36,7 +36,7 @@ def verdict(run: Run, before: Run) -> Verdict | None:
     if not rate or not rate_before:
         return None
     then, now = (
-        preflight(each.job, each.cluster, launched=run.predicted).prediction for each in (run, before)
+        preflight(each.job, each.cluster, launched=constants_of(run)).prediction for each in (run, before)
     )
     predicted = None
     if then is not None and now is not None and then.step_time_s and now.step_time_s:

@@ -191,12 +191,12 @@ class Agent:
         former: Job | None = None  # before a resize whose ranks have not ended yet
         try:
             while not self.not_started:
-                ending = self._attempt(job, source)
+                began_t, ending = clock.now(), self._attempt(job, source)
                 failed_t, size = clock.now(), next_size(self.run, launched, job.world_size, ending)
                 if size is not None:
                     former, job, source = job, launched.at_size(size), restarts.source()
                     continue
-                if former is not None and not self._cut and cannot_start(self.run, ending):
+                if former is not None and not self._cut and cannot_start(self.run, ending, began_t):
                     job, source = former, restarts.source()
                 else:
                     following = None if self._cut else restarts.after(ending)
@@ -254,7 +254,6 @@ class Agent:
                 str(self.run.path),
                 source.resume,
                 self.request["code"],
-                self.request["allow_pickle"],
                 self.request["modules"],
             )
         except ChildFailedError as failed:

@@ -19,17 +19,21 @@ from shardscope.spec import Job
 from shardscope.spec.units import plural
 
 
-def cannot_start(run: RunDir, ending: Ending) -> bool:
-    """Return whether the ranks of a resized run have failed before their first step, so that the former ones go on."""
+def cannot_start(run: RunDir, ending: Ending, began_t: float) -> bool:
+    """Return whether the ranks of a resized run have failed before their first step, so that the former ones go on.
+
+    Args:
+        run: Directory of the run.
+        ending: How they ended.
+        began_t: Time on the run's clock from which on they were started.
+    """
     is_over = (
         ending.cause in (Cause.REQUESTED, Cause.DIRECTORY_GONE, Cause.DRIVER_ENDED)
         or run.stop_request.exists()
     )
     if ending.state != "failed" or is_over:
         return False
-    kinds = [event["event"] for event in read_events(run.path)]
-    newest = max((place for place, kind in enumerate(kinds) if kind == "process"), default=0)
-    return "step" not in kinds[newest:]
+    return not any(event["event"] == "step" and event["t"] >= began_t for event in read_events(run.path))
 
 
 def next_size(run: RunDir, job: Job, world_size: int, ending: Ending) -> int | None:

@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
 
 class Resume(NamedTuple):
-    """What to resume from: a run directory or a checkpoint in one, and whether the checkpoint may be a pickle."""
+    """What to resume from: a run directory or a checkpoint in one."""
 
     source: Path
-    allow_pickle: bool = False
 
     @property
     def checkpoints(self) -> Path:

@@ -132,7 +132,7 @@ class _Ranks:
     def _run(self, config: LaunchConfig, request: dict[str, Any]) -> NodeResult:
         try:
             states = elastic_launch(config, worker.main)(
-                request["run"], request["resume"], request["code"], request["allow_pickle"], request["modules"]
+                request["run"], request["resume"], request["code"], request["modules"]
             )  # fmt: skip
         except SignalException:
             return NodeResult("terminated")

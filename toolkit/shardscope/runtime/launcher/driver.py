@@ -13,6 +13,7 @@ from shardscope.errors import LaunchError, SpecError, quoted
 from shardscope.runtime.agent.user_modules import beyond_current_folder, of_current_folder
 from shardscope.runtime.launcher.driver_server import TOOLKIT, driver
 from shardscope.runtime.record.about import About
+from shardscope.runtime.record.launch_prediction import LaunchConstants, LaunchPrediction
 from shardscope.runtime.record.processes import process_started
 from shardscope.runtime.record.run import Run
 from shardscope.runtime.record.rundir import RunDir, cluster_of, find_resumable, runs_root, unwritable
@@ -45,7 +46,6 @@ def launch(
     *,
     root: str | Path | None = None,
     resume: Run | str | Path | None = None,
-    allow_pickle: bool = False,
     detach: bool = False,
     gated: bool = False,
     faults: Faults | str | None = None,
@@ -67,8 +67,6 @@ def launch(
             bit-identical to an uninterrupted one. The exceptions are asynchronous and bounded-staleness parameter
             servers, whose order of updates depends on timing. A run that was on an emulated cluster, or a checkpoint in
             its directory, resumes on an equal cluster unless `cluster` is given.
-        allow_pickle: With `resume`: whether to read a checkpoint from an earlier version, which is a pickle and can run
-            code when it is read. Use it only for files from people you trust.
         detach: Whether the run outlives this process. Otherwise it is stopped when this process ends.
         gated: Whether you end or continue the run after each evaluation, by `Run.stop` or `Run.approve`. Ranks wait for
             your decision, but no longer than a step takes, and not at all after two consecutive late decisions.
@@ -78,7 +76,7 @@ def launch(
         preflight: Whether to reject a job whose ranks are predicted not to fit in this machine's memory. This traces
             one step of each new model, which takes a few tenths of a second if this process or an earlier launch has
             already imported torch. A job with a model, data or loss function of your own is not checked. False starts
-            the job without this check, and without recording its predicted step time.
+            the job without this check, and without recording its predicted step time (but with the constants for it).
         group: Name of a group of runs that are compared with each other; None groups runs by model and data. It is not
             part of the job, and `Run.group` can change it later.
         made_by: Name of the tool that launches the run for a measurement of its own, such as ``check``; `runs` hides
@@ -109,33 +107,41 @@ def launch(
         raise SpecError(
             "gated=True has no effect on a job with eval_every=None; set the job's eval_every, for example to 10"
         )
-    if allow_pickle and resume is None:
-        raise SpecError(
-            "allow_pickle=True has no effect without resume; omit it, or set resume to a run or checkpoint"
-        )
     job.require_code()
     plan = Faults.of(faults)
     plan.check(job, on)
     _require_cache_limit(job)
     require_batch(job)
-    predicted = None
-    if preflight and not job.user_functions:  # only ranks may call user functions
-        from shardscope.runtime.launcher.preflight import predicted_at_launch
-
-        needed, predicted = predicted_at_launch(job, on)
-        if needed is not None:
-            needed.require_fits("launch it anyway with preflight=False")
+    predicted = _predicted(job, on, is_checked=preflight)
     said = {name: text for name, text in (("group", group), ("made_by", made_by)) if text is not None}
     about = About.checked(**said).fields() if said else {}
     run = RunDir.create(job, runs_root(root), gated=gated, about=about, cluster=on, faults=plan)
     try:
         if predicted is not None:
             predicted.write(run)
-        _hand_over(run, _request(run, job, earlier, detach=detach, allow_pickle=allow_pickle))
+        _hand_over(run, _request(run, job, earlier, detach=detach))
     except BaseException as error:  # interrupts too, so that no run stays in state "starting" forever
         _give_up(run, error)
         raise
     return Run(run, job)
+
+
+def _predicted(
+    job: Job, cluster: EmulatedCluster | None, *, is_checked: bool
+) -> LaunchPrediction | LaunchConstants | None:
+    """Return what is recorded of a job's prediction: its step time, or only the constants for it; None on GPUs.
+
+    Raises:
+        LaunchError: The job is checked, and does not fit in this machine's memory.
+    """
+    from shardscope.runtime.launcher.preflight import constants_at_launch, predicted_at_launch
+
+    step = None
+    if is_checked and not job.user_functions:  # only ranks may call user functions
+        needed, step = predicted_at_launch(job, cluster)
+        if needed is not None:
+            needed.require_fits("launch it anyway with preflight=False")
+    return step or constants_at_launch(job, cluster)
 
 
 def _give_up(run: RunDir, error: BaseException) -> None:
@@ -212,13 +218,10 @@ def _imports(job: Job) -> list[str]:
     return [*dict.fromkeys(modules), *also]
 
 
-def _request(
-    run: RunDir, job: Job, resume: str | None, *, detach: bool, allow_pickle: bool
-) -> dict[str, object]:
+def _request(run: RunDir, job: Job, resume: str | None, *, detach: bool) -> dict[str, object]:
     return {
         "run": str(run.path),
         "resume": resume,
-        "allow_pickle": allow_pickle,
         "code": run.code,
         "detach": detach,
         "emulated": run.read_cluster() is not None,

@@ -13,7 +13,8 @@ from shardscope.machine import num_gpus, usable_memory_bytes
 from shardscope.prediction.job import JobPrediction, predict_job
 from shardscope.prediction.traced import Traced, traced
 from shardscope.runtime.launcher.driver_server import trace_on_server
-from shardscope.runtime.record.launch_prediction import LaunchPrediction
+from shardscope.runtime.record.launch_prediction import LaunchConstants, LaunchPrediction
+from shardscope.runtime.record.rundir import RunDir
 from shardscope.spec import Job
 from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.data import DATA
@@ -117,7 +118,7 @@ def preflight(
     cluster: EmulatedCluster | None = None,
     *,
     calls_functions: bool = False,
-    launched: LaunchPrediction | None = None,
+    launched: LaunchConstants | None = None,
 ) -> Preflight:
     """Predict a job before it starts. Rejects nothing; a job that cannot be predicted gets an empty `Preflight`.
 
@@ -126,7 +127,7 @@ def preflight(
         cluster: The emulated cluster that it runs on; None for this machine itself.
         calls_functions: Whether the user's functions may be called in this process. They may do anything, so they run
             on ranks only unless the user asks for it.
-        launched: A prediction whose constants are taken; None, or one without constants, takes those of today.
+        launched: The constants that are taken; None takes those of today.
     """
     try:
         require_batch(job)
@@ -141,10 +142,10 @@ def preflight(
         return traces[-1]
 
     try:
-        constants = None if launched is None else launched.constants_here
+        constants = None if launched is None else launched.here
         found = predict_job(job, cluster, constants, trace=trace)
         if launched is not None and constants is not None:
-            found = replace(found, is_calibrated=launched.is_calibrated)
+            found = replace(found, is_calibrated=launched.is_calibrated, place=launched.place)
         _ = found.by_rank  # computed inside the try block, since a user's method may fail
         why_not = traces[0].uncomputable if traces and _runs_on_cpus(job) else ""
         return Preflight(found, found.run_time_s, impossible=why_not)
@@ -154,12 +155,17 @@ def preflight(
         return Preflight(None, problem=f"{type(error).__name__}: {error}")
 
 
+def constants_of(run: Run) -> LaunchConstants | None:
+    """Return the constants of a run's launch; None if they were not recorded."""
+    return LaunchConstants.of_run(RunDir(run.path))
+
+
 def preflight_of(run: Run) -> Preflight:
     """Predict a run's job with the constants of its launch, so that all its predictions stay what they were then.
 
     Runs without recorded constants, such as those of earlier versions, are predicted with those of today.
     """
-    return preflight(run.resized_job, run.cluster, launched=run.predicted)
+    return preflight(run.resized_job, run.cluster, launched=constants_of(run))
 
 
 class AtLaunch(NamedTuple):
@@ -184,6 +190,11 @@ def predicted_at_launch(job: Job, cluster: EmulatedCluster | None = None) -> AtL
         return _at_launch(job, cluster)
     except Exception:  # noqa: BLE001 - any error in the user's code; its ranks will report it
         return AtLaunch()
+
+
+def constants_at_launch(job: Job, cluster: EmulatedCluster | None) -> LaunchConstants | None:
+    """Return the constants with which a job that is about to start can be predicted later; None on GPUs."""
+    return LaunchConstants.now(cluster) if _runs_on_cpus(job) else None
 
 
 def memory_needed(job: Job) -> MemoryNeed | None:

@@ -14,15 +14,79 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardscope.calibration.calibration import Interval
 from shardscope.calibration.host_calibration import HostCalibration
+from shardscope.calibration.saved_calibration import chosen
+from shardscope.calibration.this_machine import Place
 from shardscope.errors import RunUnreadable, ShardscopeError
-from shardscope.machine import usable_cores
 
 if TYPE_CHECKING:
     from shardscope.prediction.job import JobPrediction
     from shardscope.runtime.record.rundir import RunDir
+    from shardscope.spec.cluster import EmulatedCluster
 
 FILE = "prediction.json"
 _SCHEMA = 2
+
+
+class LaunchConstants(NamedTuple):
+    """The constants with which a run is predicted, as they were at its launch; also recorded where no step time was.
+
+    Attributes:
+        calibration: The constants.
+        is_calibrated: Whether they were measured by `ss.calibrate` instead of shipped with Shardscope.
+        speed: Speed of the machine relative to the one on which they were measured: FLOP/s and memory bandwidth.
+        place: Cores and shared memory of the machine; None if they were not recorded.
+    """
+
+    calibration: HostCalibration
+    is_calibrated: bool
+    speed: tuple[float, float] = (1.0, 1.0)
+    place: Place | None = None
+
+    @classmethod
+    def now(cls, cluster: EmulatedCluster | None) -> LaunchConstants:
+        """Return those with which a job on this machine, or on an emulated cluster, is predicted now."""
+        from shardscope.prediction.rates import relative_speed
+
+        found = chosen(cluster)
+        return cls(found.calibration, found.is_saved, relative_speed(found.calibration), Place.here())
+
+    @classmethod
+    def of_run(cls, run: RunDir) -> LaunchConstants | None:
+        """Return those of a run; None if none were recorded, or if the file is damaged."""
+        try:
+            found: Any = run.read_json(FILE)
+            flops, bandwidth = map(float, found.get("speed", (1.0, 1.0)))
+            known = _calibration(found.get("calibration"))
+            is_valid = known is not None and 0 < flops < inf and 0 < bandwidth < inf
+            cores, shares_memory = found.get("cores"), found.get("shares_memory")
+            is_placed = cores is not None and 0 < float(cores) < inf and isinstance(shares_memory, bool)
+            place = Place(float(cores), shares_memory) if is_placed else None
+            return (
+                cls(known, bool(found["is_calibrated"]), (flops, bandwidth), place)
+                if known and is_valid
+                else None
+            )
+        except (RunUnreadable, TypeError, KeyError, ValueError, AttributeError):
+            return None
+
+    def write(self, run: RunDir) -> None:
+        """Write the file of a run that is launched now without a predicted step time."""
+        calibration = json.loads(self.calibration.to_json())
+        place = {} if self.place is None else self.place._asdict()
+        told = {"is_calibrated": self.is_calibrated, "speed": self.speed, "load": _load() or 0.0, **place}
+        run.write_json(FILE, {"schema": _SCHEMA, **told, "calibration": calibration})
+
+    @property
+    def here(self) -> HostCalibration:
+        """The constants, to predict with here as then: a machine's cores are not timed anew."""
+        from shardscope.prediction.rates import relative_speed
+
+        host, now = self.calibration, relative_speed(self.calibration)
+        yardsticks = {
+            "numpy_flops": host.numpy_flops * now.flops / self.speed[0],
+            "numpy_bandwidth": host.numpy_bandwidth * now.bandwidth / self.speed[1],
+        }
+        return host.model_copy(update=yardsticks)
 
 
 class LaunchPrediction(NamedTuple):
@@ -66,7 +130,7 @@ class LaunchPrediction(NamedTuple):
 
     def write(self, run: RunDir) -> None:
         """Write the file of a run that is being launched now."""
-        found = self._replace(load=_load() or 0.0, cores=usable_cores())._asdict()
+        found = {**self._replace(load=_load() or 0.0)._asdict(), **Place.here()._asdict()}
         found["calibration"] = None if self.calibration is None else json.loads(self.calibration.to_json())
         run.write_json(FILE, {"schema": _SCHEMA, **found})
 
@@ -99,21 +163,6 @@ class LaunchPrediction(NamedTuple):
             )
         except (RunUnreadable, TypeError, KeyError, ValueError, AttributeError):
             return None
-
-    @property
-    def constants_here(self) -> HostCalibration | None:
-        """The constants of the launch, to predict with here as then: a machine's cores are not timed anew."""
-        from shardscope.prediction.rates import relative_speed
-
-        host = self.calibration
-        if host is None:
-            return None
-        now = relative_speed(host)
-        yardsticks = {
-            "numpy_flops": host.numpy_flops * now.flops / self.speed[0],
-            "numpy_bandwidth": host.numpy_bandwidth * now.bandwidth / self.speed[1],
-        }
-        return host.model_copy(update=yardsticks)
 
     def conditions(self, num_ranks: int) -> str:
         """Return a sentence that says when and with which constants this was predicted, and how busy the machine was.

@@ -36,6 +36,7 @@ from shardscope.spec import Job
 from shardscope.spec.job_parts import label_of
 from shardscope.spec.observed import ObservedJob
 from shardscope.spec.units import plural
+from shardscope.storage.rows import require_batch
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -531,6 +532,7 @@ class Run:
         it would without this call.
 
         Raises:
+            DataError: A batch that is scaled with the number of ranks would be larger than the data.
             SpecError: The job is not elastic or cannot train on this number of ranks, the run has ended, or its ranks
                 were started by torchrun, where nodes join and leave instead.
             RunUnreadable: The run directory cannot be written.
@@ -540,9 +542,13 @@ class Run:
             >>> run.resize(4).wait().summary().world_sizes  # doctest: +SKIP
             '2 → 4'
         """
-        job = self.job.at_size(
-            index(world_size)
-        )  # raises SpecError if the job does not suit the number of ranks
+        try:
+            job = self.job.at_size(index(world_size))  # refuses a number of ranks that the job does not suit
+        except TypeError:
+            raise SpecError(
+                f"world_size={quoted(world_size)} is not a whole number; give 4, for example"
+            ) from None
+        require_batch(job)
         if isinstance(job.strategy, Pipeline):
             for event in self.events("pipeline_layers")[-1:]:  # which only ranks know of a user's model
                 job.strategy.check_depth(event["count"], job.world_size, of="the model")

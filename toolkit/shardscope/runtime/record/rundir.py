@@ -34,7 +34,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from shardscope.errors import LaunchError, RunNotFound, RunUnreadable, SpecError
+from shardscope.errors import LaunchError, RunNotFound, RunUnreadable, SpecError, quoted
 from shardscope.runlog.files import overwrite, parse_json, read_json, read_text, replace_whole
 from shardscope.runlog.reducer import RunLog
 from shardscope.runlog.summary import Summary, summarise, summary_from
@@ -65,8 +65,15 @@ def unwritable(where: str | Path, error: OSError) -> LaunchError:
 
 
 def runs_root(root: str | Path | None = None) -> Path:
-    """Return the folder of all runs: `root`, else ``$SHARDSCOPE_RUNS``, else ``./runs``."""
-    return Path(root or os.environ.get(ROOT_VARIABLE) or "runs").absolute()
+    """Return the folder of all runs: `root`, else ``$SHARDSCOPE_RUNS``, else ``./runs``.
+
+    Raises:
+        SpecError: No folder can have this name.
+    """
+    name = str(root or os.environ.get(ROOT_VARIABLE) or "runs")
+    if "\0" in name:
+        raise SpecError(f"root={quoted(name)} has a null byte, which no folder's name has; leave it out")
+    return Path(name).absolute()
 
 
 def this_host() -> str:

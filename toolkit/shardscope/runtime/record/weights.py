@@ -61,14 +61,8 @@ def _saved(run: Run, step: int | None) -> Path:
 
 def _of_checkpoint(path: Path) -> dict[str, Any]:
     from shardscope.training.checkpoint.index import read_index, verify
-    from shardscope.training.checkpoint.pickled import is_pickled
     from shardscope.training.checkpoint.pieces import CheckpointReader
 
-    if is_pickled(path):
-        raise CheckpointError(
-            f"checkpoint {path} is a pickle from an earlier version, which is not read here because it can run code; "
-            "resume the run from it and save a new checkpoint"
-        )
     index = read_index(path)
     verify(path, index, index.files)
     reader = CheckpointReader(path, index)

@@ -10,6 +10,7 @@ from shardscope.errors import SpecError
 from shardscope.spec._base import Spec
 from shardscope.spec.model.base import Model
 from shardscope.spec.model.step import StepTrace
+from shardscope.spec.model.transformer import Transformer
 from shardscope.spec.numbers import Total
 
 
@@ -36,6 +37,8 @@ class LayerTable(Model):
     layers: tuple[LayerRow, ...]
     step: StepTrace | None = None
     """Trace of the memory of a training step; None if it was not traced."""
+    as_transformer: Transformer | None = None
+    """The transformer that the module is, recognised by its products and parameters; None if it is another model."""
     notes: tuple[str, ...] = ()
     """Sentences on what the trace leaves out, such as operations without a FLOP formula."""
 
@@ -64,3 +67,9 @@ class LayerTable(Model):
     def saved_bytes(self) -> float:
         """Bytes that one sample's forward pass saves for the backward pass."""
         return sum(layer.saved_bytes for layer in self.layers)
+
+
+def transformer_of(model: object) -> Transformer | None:
+    """Return a transformer itself, or the one that a traced module was recognised as; None for anything else."""
+    found = model.as_transformer if isinstance(model, LayerTable) else model
+    return found if isinstance(found, Transformer) else None

@@ -11,7 +11,6 @@
     compressor_state  the state of compressors
     index             the JSON index of tensors and files, and its validation
     pieces            tensors stored in rectangular pieces, so that a job can resume with any number of ranks
-    pickled           checkpoints of earlier versions, loaded only with allow_pickle=True, as a pickle can run code
 
 A checkpoint is written to ``step-N.partial``, and renamed to ``step-N`` when the files of all ranks are on disk. So a
 folder with the final name is always complete. It can be loaded with a different number of ranks or a different

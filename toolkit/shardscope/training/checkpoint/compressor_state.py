@@ -22,7 +22,6 @@ from torch import Tensor
 
 from shardscope.errors import CheckpointError, SpecError
 from shardscope.spec import Compression
-from shardscope.training.checkpoint.pickled import PickledReader
 from shardscope.training.checkpoint.pieces import CheckpointReader
 from shardscope.training.strategies.base import RankStrategy
 
@@ -62,7 +61,7 @@ def method_of(compression: Compression) -> str:
 
 def restore_compressor_state(
     strategy: RankStrategy,
-    reader: CheckpointReader | PickledReader,
+    reader: CheckpointReader,
     saved_layout: str | None,
     saved_method: str | None,
 ) -> RestoredState:
@@ -116,7 +115,7 @@ def _name(rank: int) -> str:
     return f"compression-{rank}"
 
 
-def _zeros_for_saved(reader: CheckpointReader | PickledReader) -> dict[int, dict[str, Tensor]]:
+def _zeros_for_saved(reader: CheckpointReader) -> dict[int, dict[str, Tensor]]:
     """Return a tensor of zeros for each compressor tensor in the checkpoint, by rank and name."""
     saved: dict[int, dict[str, Tensor]] = {}
     for key in sorted(reader.keys):
@@ -127,7 +126,5 @@ def _zeros_for_saved(reader: CheckpointReader | PickledReader) -> dict[int, dict
     return saved
 
 
-def _filled(
-    reader: CheckpointReader | PickledReader, rank: int, zeros: dict[str, Tensor]
-) -> dict[str, Tensor]:
+def _filled(reader: CheckpointReader, rank: int, zeros: dict[str, Tensor]) -> dict[str, Tensor]:
     return dict(reader.fill({_name(rank): zeros})[_name(rank)])

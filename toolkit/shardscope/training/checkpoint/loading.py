@@ -22,7 +22,6 @@ from shardscope.training.checkpoint.contents import (
 )
 from shardscope.training.checkpoint.folders import complete_checkpoints, is_checkpoint
 from shardscope.training.checkpoint.index import FILE, Damaged, read_index, verify
-from shardscope.training.checkpoint.pickled import PICKLE, PickledReader, is_pickled
 from shardscope.training.checkpoint.pieces import CheckpointReader
 from shardscope.training.context import RankContext
 from shardscope.training.optim.state import complete
@@ -41,7 +40,7 @@ class Loaded:
         step: The step after which the checkpoint was saved.
         data: The position in the data after that step, from `GlobalSampler.state_dict`.
         restored: The result of restoring the compressor's state.
-        world_size: Number of ranks that saved the checkpoint; None in checkpoints of earlier versions.
+        world_size: Number of ranks that saved the checkpoint.
         notes: Sentences for the user, one for each part of the state that was changed or dropped.
     """
 
@@ -53,21 +52,18 @@ class Loaded:
     world_size: int | None = None
 
 
-def load(
-    source: Path, *, strategy: RankStrategy, optimizer: torch.optim.Optimizer, allow_pickle: bool = False
-) -> Loaded:
+def load(source: Path, *, strategy: RankStrategy, optimizer: torch.optim.Optimizer) -> Loaded:
     """Load a checkpoint into model and optimizer. All ranks must call this together.
 
     Args:
         source: A checkpoint, or a run's checkpoint folder, from which the newest complete checkpoint is loaded.
         strategy: The strategy that holds the model.
         optimizer: The strategy's optimizer.
-        allow_pickle: Whether to read checkpoints of earlier versions, which are pickles and can run code.
 
     Raises:
         CheckpointError: There is no checkpoint, all are damaged, or the checkpoint was saved with a different model.
     """
-    reader, notes = _open(source, strategy.context, allow_pickle=allow_pickle)
+    reader, notes = _open(source, strategy.context)
     try:
         return _load(reader, notes, strategy, optimizer)
     except Damaged as error:
@@ -86,7 +82,7 @@ def _misfit(path: Path, reason: str) -> str:
 
 
 def _load(
-    reader: CheckpointReader | PickledReader,
+    reader: CheckpointReader,
     notes: Sequence[str],
     strategy: RankStrategy,
     optimizer: torch.optim.Optimizer,
@@ -114,13 +110,9 @@ def _load(
     return Loaded(reader.path, int(extra["step"]), data, restored, told, extra.get("world_size"))
 
 
-def _restore_random_state(reader: CheckpointReader | PickledReader, context: RankContext) -> None:
+def _restore_random_state(reader: CheckpointReader, context: RankContext) -> None:
     """Restore this rank's random state; if the checkpoint has none for this rank, keep the state from seeding."""
     mine = random_key(context.rank)
-    if isinstance(reader, PickledReader):  # pickled checkpoints have only PyTorch's state, under another key
-        saved = _fill_known(reader, {"extra": {mine: torch.get_rng_state()}})["extra"]
-        set_random_state({"torch": saved[mine]} if saved else {}, context.device)
-        return
     saved = _fill_known(reader, {mine: random_state(context.device)})[mine]
     set_random_state(saved, context.device)
 
@@ -134,9 +126,7 @@ def _averaging_notes(known: set[str], asked: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _fill_known(
-    reader: CheckpointReader | PickledReader, state: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
+def _fill_known(reader: CheckpointReader, state: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the entries of `state` that the checkpoint contains, filled from it; older checkpoints have fewer."""
     return reader.fill({
         part: {
@@ -151,9 +141,7 @@ def _fill_known(
 # Choice of the checkpoint.
 
 
-def _open(
-    source: Path, context: RankContext, *, allow_pickle: bool
-) -> tuple[CheckpointReader | PickledReader, list[str]]:
+def _open(source: Path, context: RankContext) -> tuple[CheckpointReader, list[str]]:
     """Open the checkpoint to load, the same on all ranks; return its reader, and notes on newer ones that are damaged.
 
     Raises:
@@ -173,7 +161,7 @@ def _open(
     damages: list[str] = []
     for path in reversed(found):
         try:
-            reader, damage = _verified_by_all(path, context, allow_pickle=allow_pickle)
+            reader, damage = _verified_by_all(path, context)
         except CheckpointError as error:
             raise CheckpointError("; ".join([*damages, str(error)])) from None
         if reader is not None:
@@ -198,7 +186,7 @@ class _ReadAttempt:
     Attributes:
         content: Checksum of the index, if the rank can read the checkpoint.
         damage: Reason why the checkpoint is damaged.
-        refusal: Reason why the rank does not read an undamaged checkpoint, for example because it is a pickle.
+        refusal: Reason why the rank does not read an undamaged checkpoint, for example because of its byte order.
     """
 
     content: int | None = None
@@ -206,20 +194,18 @@ class _ReadAttempt:
     refusal: str | None = None
 
 
-def _verified_by_all(
-    path: Path, context: RankContext, *, allow_pickle: bool
-) -> tuple[CheckpointReader | PickledReader | None, str | None]:
+def _verified_by_all(path: Path, context: RankContext) -> tuple[CheckpointReader | None, str | None]:
     """Check a checkpoint on all ranks, each of which verifies some of its files.
 
     Returns:
         A reader and None if the checkpoint is intact; else None and a description of the first damage.
 
     Raises:
-        CheckpointError: A rank may not read an undamaged checkpoint, for example because it is a pickle.
+        CheckpointError: A rank may not read an undamaged checkpoint, for example because of its byte order.
     """
-    reader: CheckpointReader | PickledReader | None = None
+    reader: CheckpointReader | None = None
     try:
-        reader, content = _read(path, context, allow_pickle=allow_pickle)
+        reader, content = _read(path, context)
         look = _ReadAttempt(content)
     except (Damaged, OSError) as error:
         look = _ReadAttempt(damage=str(error))
@@ -235,13 +221,8 @@ def _verified_by_all(
     return (None, damages[0]) if damages else (reader, None)
 
 
-def _read(
-    path: Path, context: RankContext, *, allow_pickle: bool
-) -> tuple[CheckpointReader | PickledReader, int]:
+def _read(path: Path, context: RankContext) -> tuple[CheckpointReader, int]:
     """Verify some of the files of a checkpoint; return a reader and a checksum of the index."""
-    if is_pickled(path):
-        reader = PickledReader.open(path, allowed=allow_pickle)
-        return reader, zlib.crc32((path / PICKLE).read_bytes())
     index = read_index(path)
     verify(path, index, sorted(index.files)[context.rank :: context.world_size])
     return CheckpointReader(path, index), zlib.crc32((path / FILE).read_bytes())
@@ -255,7 +236,7 @@ def _instead(named: Path, context: RankContext) -> str:
     for name in reversed(gather_items(context, _names(named.parent, context))[0]):
         if name == named.name:
             continue
-        with suppress(CheckpointError):  # a pickle
-            if _verified_by_all(named.parent / name, context, allow_pickle=False)[0] is not None:
+        with suppress(CheckpointError):  # such as of another byte order
+            if _verified_by_all(named.parent / name, context)[0] is not None:
                 return f"the newest intact checkpoint is {named.parent / name}"
     return "there is no other intact checkpoint"

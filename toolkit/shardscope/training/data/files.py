@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -40,9 +39,9 @@ def read_path(path: Path, *, seq: int, vocab: int | None = None) -> Dataset:
         )
     except DataError as error:
         raise DataError(f"data={str(path)!r}: {error}") from None
-    except (OSError, ValueError, EOFError, BadZipFile) as error:
-        kind = path.suffix or "text"
-        raise DataError(f"data={str(path)!r} cannot be read as {kind}: {error}") from None
+    except Exception as error:  # noqa: BLE001 - NumPy evaluates headers, so damage raises any error
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        raise DataError(f"data={str(path)!r} cannot be read as {path.suffix or 'text'}: {why}") from None
 
 
 def _require_file(path: Path) -> None:
@@ -81,7 +80,7 @@ def _tokens(path: Path) -> Array:
     tokens: Array
     match path.suffix.lower():
         case ".npy":
-            tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+            tokens = np.atleast_1d(np.load(path, mmap_mode="r", allow_pickle=False))
         case ".bin":
             tokens = np.memmap(path, dtype="<u2", mode="r")
         case _:

@@ -27,7 +27,6 @@ class Ring(BucketedStrategy):
     family = "All-reduce"
     look = MethodStyle("#e06c2c")
     carries = frozenset({"sums", "packets", "layers", "steps"})
-    removed_settings = frozenset({"trace_chunks"})
 
     directions: Literal[1, 2] = 1
     """Number of directions: with 1, all chunks travel clockwise; with 2, half of each bucket travels in each direction,

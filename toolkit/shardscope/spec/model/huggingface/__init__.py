@@ -52,9 +52,7 @@ def from_hf(path: str | Path) -> Transformer:
         SpecError: There is no such file, it is not a JSON object, its ``model_type`` is unknown, a key is missing, or
             the model has a feature that a `Transformer` cannot describe.
     """
-    file = Path(path)
-    file = file / "config.json" if file.is_dir() else file
-    keys = _read(file)
+    file, keys = _read(Path(path))
     named = str(keys.get("_name_or_path") or keys.get("model_type")).rstrip("/").rpartition("/")[2]
     if not _is_in(READERS, keys.get("model_type")) and (text := text_keys(keys, file)) is not None:
         keys, named = text, f"{named}-text"
@@ -112,8 +110,9 @@ def _family(kind: str) -> str:
     return "".join(takewhile(str.isalpha, kind))
 
 
-def _read(file: Path) -> Fields:
+def _read(file: Path) -> tuple[Path, Fields]:
     try:
+        file = file / "config.json" if file.is_dir() else file
         keys = parsed_json(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise SpecError(
@@ -125,4 +124,4 @@ def _read(file: Path) -> Fields:
         raise SpecError(
             f"{file} contains a {type(keys).__name__}; give the config.json of a model, which contains a JSON object"
         )
-    return keys
+    return file, keys

@@ -1,8 +1,6 @@
-"""Fields of jobs that were renamed: JSON of earlier versions is read, Python is told the present name."""
+"""Micro-batches of a step, and the names of precisions in jobs, layouts and studies."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 
@@ -11,51 +9,10 @@ from shardscope.analytic.memory.states import RECIPES, model_state_bytes, model_
 from shardscope.tuning.apply import apply
 from shardscope.tuning.definition import Definition
 
-OLD = {
-    "model": "mlp", "data": "digits", "strategy": {"kind": "ring"}, "world_size": 4,
-    "schedule": {"name": "cosine", "warmup_steps": 2}, "batch": {"global_size": 128, "micro_size": 8},
-}  # fmt: skip
-NEW = ss.Job(
+JOB = ss.Job(
     model="mlp", data="digits", strategy="ring", world_size=4,
     lr_schedule=ss.LRSchedule("cosine", warmup_steps=2), batch=ss.Batch(128, micro_batch=8),
 )  # fmt: skip
-
-
-def test_a_job_json_of_an_earlier_version_describes_the_same_job() -> None:
-    assert ss.Job.from_json(json.dumps(OLD)) == NEW
-    assert ss.Job.from_json(NEW.to_json()) == NEW
-    assert ss.Batch.from_fields(OLD["batch"]) == NEW.batch
-
-
-def test_a_study_of_an_earlier_version_has_the_same_definition() -> None:
-    space = ss.Space(
-        {"batch": ss.PowersOfTwo(32, 128), "optimizer.lr": ss.Between(low=1e-4, high=1e-2, log=True)}
-    )
-    now = Definition(job=NEW, space=space, objectives=("loss",))
-    assert Definition.from_json(json.dumps({**json.loads(now.to_json()), "job": OLD})) == now
-
-
-@pytest.mark.parametrize(
-    ("made", "says"),
-    [
-        (
-            lambda: ss.Batch(global_size=64),
-            "Batch has no field 'global_size', which was renamed to 'global_batch'; give global_batch=",
-        ),
-        (
-            lambda: ss.Batch(64, micro_size=8),
-            "Batch has no field 'micro_size', which was renamed to 'micro_batch'",
-        ),
-        (lambda: ss.Job(**OLD), "Job has no field 'schedule', which was renamed to 'lr_schedule'"),
-        (
-            lambda: ss.Batch.from_fields({"global_size": 64, "global_batch": 32}),
-            "Batch has no field 'global_size'",
-        ),
-    ],
-)
-def test_python_is_told_the_present_name(made, says: str) -> None:
-    with pytest.raises(ss.SpecError, match=says):
-        made()
 
 
 @pytest.mark.parametrize(
@@ -75,7 +32,7 @@ def test_a_job_counts_the_micro_batches_of_a_step(strategy, world_size: int, bat
 @pytest.mark.parametrize(("alias", "full"), [("bf16", "bf16-mixed"), ("fp16", "fp16-mixed")])
 def test_short_names_of_mixed_precisions_are_aliases_in_jobs_and_layouts(alias: str, full: str) -> None:
     assert ss.Job(model="mlp", data="digits", precision=alias).precision == full
-    assert ss.Job.from_fields({**OLD, "precision": alias}) == NEW.replace(precision=full)
+    assert JOB.replace(precision=alias) == JOB.replace(precision=full)
     assert ss.Layout(precision=alias) == ss.Layout(precision=full)
     assert model_state_bytes(1, precision=alias) == model_state_bytes(1, precision=full) == 16
 
@@ -93,5 +50,5 @@ def test_autocast_keeps_whole_weights_under_a_name_of_its_own() -> None:
 
 def test_a_study_over_the_short_names_trains_what_they_stand_for() -> None:
     space = ss.Space({"precision": ["fp32", "bf16"]})
-    assert apply(NEW, {"precision": "bf16"}).precision == "bf16-mixed"
-    assert Definition(job=NEW, space=space, objectives=("loss",)).space == space
+    assert apply(JOB, {"precision": "bf16"}).precision == "bf16-mixed"
+    assert Definition(job=JOB, space=space, objectives=("loss",)).space == space

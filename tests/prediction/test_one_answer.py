@@ -1,0 +1,104 @@
+"""One job has one step time: by a model's name or by its function, as a job or as a layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+
+import shardscope as ss
+from shardscope.errors import SpecError
+from shardscope.prediction.job import JobPrediction
+from shardscope.spec.model import Transformer
+from shardscope.spec.registry import names
+from shardscope.spec.strategy import Strategy
+from shardscope.training.models import build_model
+
+PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed")
+STRATEGIES = sorted({*names(Strategy)} - {"single", "pipeline"} | {"pipeline:1f1b", "parameter-server:async"})
+CASES = [
+    pytest.param(
+        strategy, precision, devices,
+        marks=[] if (precision, devices) == (PRECISIONS[number % 3], 8) else pytest.mark.slow,
+    )
+    for number, strategy in enumerate(STRATEGIES)
+    for precision in PRECISIONS
+    for devices in (1, 2, 8, 64)
+]  # fmt: skip
+
+
+def gpt_nano() -> nn.Module:
+    return build_model("gpt-nano")
+
+
+def predicted(
+    model: str | Callable[[], nn.Module], strategy: str, devices: int, **settings: Any
+) -> JobPrediction:
+    job = ss.Job(
+        model=model, data="python-source", strategy=strategy if devices > 1 else "single", world_size=devices,
+        batch=ss.Batch(global_batch=4 * devices, micro_batch=2), **settings,
+    )  # fmt: skip
+    nodes = max(1, devices // 8)
+    return ss.predict(
+        job, ss.Cluster.of("a100-80gb", nodes=nodes, per_node=devices // nodes), software="fsdp2"
+    )
+
+
+@pytest.mark.parametrize(("strategy", "precision", "devices"), CASES)
+def test_a_model_by_name_by_function_and_in_a_layout_takes_the_same_time(
+    strategy: str, precision: str, devices: int
+) -> None:
+    try:
+        named = predicted("gpt-nano", strategy, devices, precision=precision)
+    except SpecError as error:
+        pytest.skip(str(error))  # such as more pipeline stages than layers
+    wrapped = predicted(gpt_nano, strategy, devices, precision=precision)
+    assert named.step_time_s == wrapped.step_time_s
+    assert named.peak_bytes == wrapped.peak_bytes
+    assert named.interval == wrapped.interval
+    assert named.cluster is not None
+    model = wrapped.found.table.as_transformer
+    assert isinstance(model, Transformer)
+    if named.as_layout is not None:
+        layout = ss.predict(model, named.cluster, named.job.layout(), software="fsdp2")
+        assert named.step_time_s == pytest.approx(layout.step_time_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_a_strategy_without_a_layout_computes_as_long_as_one_that_has_one(
+    recompute: str, devices: int
+) -> None:
+    """Passes, recomputation and launches are those of the layout; only messages and the update differ."""
+    replicas = predicted("gpt-nano", "ring", 8, recompute=recompute).time
+    gossip = predicted("gpt-nano", "gossip", 8, recompute=recompute).time
+    assert replicas is not None
+    assert gossip is not None
+    kinds = ("compute", "recomputation", "launches and fixed cost")
+    layout = sum(part.value for part in replicas.parts if part.name in kinds)
+    job = gossip["forward"].value + gossip["backward"].value + gossip["fixed cost"].value
+    assert job == pytest.approx(layout, rel=1e-9)
+
+
+class TwoTowers(nn.Module):
+    """A model that is no transformer: the sum over its operations remains its time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(64, 10), nn.Linear(64, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        rows = images.flatten(1)
+        scores: Tensor = self.one(rows) * self.two(rows)
+        return scores
+
+
+def test_a_model_that_is_no_transformer_is_the_sum_over_its_operations() -> None:
+    job = ss.Job(model=TwoTowers, data="digits", strategy="ring", world_size=4, batch=32)
+    found = ss.predict(job, ss.Cluster.of("a100-80gb", per_node=4))
+    assert found.as_layout is None
+    assert found.rates.passes is None
+    assert found.time is not None
+    assert found.time["forward"]["matrix products"].value > 0
