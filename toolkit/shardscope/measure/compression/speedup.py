@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from shardscope.analytic.communication.exchange import level_rate
 from shardscope.errors import SpecError
+from shardscope.machine import usable_cores
 from shardscope.measure.compression.arguments import bandwidth_of, methods_of
 from shardscope.measure.compression.break_even import USUAL, refuse_unsteady
 from shardscope.measure.compression.codecs import codec_seconds
@@ -290,7 +291,7 @@ def _step(found: JobPrediction, more_s: float) -> PredictedStep:
     assert isinstance(strategy, BucketedStrategy)
     parts = {part.name: part.value for part in found.time.parts}
     communication_s, _ = parts.pop("communication", 0.0), parts.pop("codec", 0.0)
-    slow = shared_slowdown(found.host, active_ranks(strategy.work(found.step)))
+    slow = shared_slowdown(found.host, active_ranks(strategy.work(found.step)), usable_cores())
     codec_s = slow * codec_seconds(found.job, found.step.buckets(strategy.bucket_mb))
     compute_s = max(0.0, sum(parts.values()) + more_s)
     return PredictedStep(
