@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import threading
 import time
+import tomllib
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -41,11 +42,18 @@ def main(what: str) -> int:
 
 
 def _install_package(what: str) -> int:
-    extra, words = {
-        "package": ("fast", "Shardscope and its pinned dependencies"),
-        "dev": ("dev", "the test tools"),
+    project = tomllib.loads((BINDER.parent / "pyproject.toml").read_text())
+    extras, group, words = {
+        "package": (["fast"], [], "Shardscope and its pinned dependencies"),
+        "dev": (
+            project["project"]["optional-dependencies"],
+            project["dependency-groups"]["dev"],
+            "the test tools",
+        ),
     }[what]
-    return _install(words, ["-c", str(BINDER / "constraints.txt"), "-e", f"{BINDER.parent}[{extra}]"])
+    ours = f"{BINDER.parent}[{','.join(extras)}]"
+    # `pip install --group` needs pip 25.1, and new environments of Python 3.11 have an older one
+    return _install(words, ["-c", str(BINDER / "constraints.txt"), "-e", ours, *group])
 
 
 def _install_torch() -> int:

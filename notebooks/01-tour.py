@@ -86,7 +86,7 @@ ss.compare(run)
 
 # %%
 trace = Trace.read(run)
-say(figures.timeline_text(figures.timeline_info(trace)))
+say(figures.caption(figures.timeline, trace))
 figures.timeline(trace)
 
 # %% [markdown]

@@ -28,9 +28,7 @@ import pandas as pd
 
 import shardscope as ss
 from shardscope.analytic.schedules import build
-from shardscope.machine import usable_cores
-from shardscope_widgets import StepPlayer, Trace, figures, say, summary
-from shardscope_widgets.words import bytes_text, duration_text
+from shardscope_widgets import StepPlayer, Trace, bytes_text, duration_text, figures, say, summary
 
 RANKS = 4
 # "model" may also be your own nn.Module class; see notebook 10.
@@ -48,7 +46,7 @@ def train(strategy, **changes):
 first = ss.Job(strategy="single", **COMMON)
 say(
     f"The common job: `{first.model}` on `{first.data}`, {first.steps} steps of {first.batch.global_batch} samples, on "
-    f"{RANKS} ranks that share {usable_cores():g} cores."
+    f"{RANKS} ranks that share the cores of this machine."
 )
 
 # %% [markdown]
@@ -71,11 +69,11 @@ single
 # %%
 server, ring = train(ss.ParameterServer(dedicated=True)), train("ring")
 both = [Trace.read(run) for run in (server, ring)]
-info = figures.links_info(both)
+info = figures.info(figures.links, both)
 times = info.runs[0].most / info.runs[1].most
 say(
-    f"{figures.links_text(info)} The server's link carries **{times:.1f} times** as much as the busiest link of "
-    f"the ring."
+    f"{figures.caption(figures.links, both)} The server's link carries **{times:.1f} times** as much as the busiest "
+    f"link of the ring."
 )
 figures.links(both)
 
@@ -88,7 +86,7 @@ figures.links(both)
 
 # %%
 stale = Trace.read(train(ss.ParameterServer(mode="ssp", staleness=2)))
-say(figures.staleness_text(figures.staleness_info(stale)))
+say(figures.caption(figures.staleness, stale))
 figures.staleness(stale)
 
 # %% [markdown]
@@ -100,11 +98,11 @@ figures.staleness(stale)
 # %%
 tree, rings = train("tree"), train("hierarchical:2")
 levels = [Trace.read(run) for run in (tree, rings)]
-info = figures.links_info(levels)
+info = figures.info(figures.links, levels)
 uneven = [max(bar.total for bar in run.bars) / min(bar.total for bar in run.bars) for run in info.runs]
 say(
-    f"{figures.links_text(info)} The busiest rank carries {uneven[0]:.1f} times the traffic of the quietest in the "
-    f"tree, and {uneven[1]:.1f} times in the ring of rings."
+    f"{figures.caption(figures.links, levels)} The busiest rank carries {uneven[0]:.1f} times the traffic of the "
+    f"quietest in the tree, and {uneven[1]:.1f} times in the ring of rings."
 )
 figures.links(levels)
 
@@ -116,7 +114,7 @@ figures.links(levels)
 
 # %%
 gossip = Trace.read(train("gossip", steps=30))
-say(figures.consensus_text(figures.consensus_info([gossip])))
+say(figures.caption(figures.consensus, [gossip]))
 figures.consensus([gossip])
 
 # %% [markdown]
@@ -131,7 +129,7 @@ figures.consensus([gossip])
 # %%
 micro = ss.Batch(global_batch=24, micro_batch=3)
 ideal = build("1f1b", RANKS, micro.global_batch // 3).timeline({"F": 10.0, "B": 20.0})
-say(figures.schedule_text(figures.schedule_info(ideal, schedule="1f1b")))
+say(figures.caption(figures.schedule, ideal, schedule="1f1b"))
 figures.schedule(ideal, schedule="1f1b")
 
 # %% [markdown]
@@ -140,18 +138,14 @@ figures.schedule(ideal, schedule="1f1b")
 # %%
 pipelines = [train(f"pipeline:{schedule}", batch=micro) for schedule in ("gpipe", "1f1b")]
 gpipe, one_f_one_b = map(Trace.read, pipelines)
-info = figures.gantt_info(one_f_one_b)
+info = figures.info(figures.gantt, one_f_one_b)
 extra = round(info.bubble, 2) - round(info.ideal, 2)
-cores = (
-    f"The other {extra:.0%} is time that ranks wait for a message or for a core: they share {usable_cores():g} cores."
-    if extra > 0.005
-    else ""
-)
-say(f"{figures.gantt_text(info)} {cores}")
+cores = f"The other {extra:.0%} is time that ranks wait for a message or for a core." if extra > 0.005 else ""
+say(f"{figures.caption(figures.gantt, one_f_one_b)} {cores}")
 figures.gantt(one_f_one_b)
 
 # %%
-say(figures.gantt_text(figures.gantt_info(gpipe)))
+say(figures.caption(figures.gantt, gpipe))
 figures.gantt(gpipe)
 
 # %% [markdown]
@@ -172,8 +166,7 @@ kinds = ("all-reduce", "zero-1", "zero-2", "zero-3")
 sharded = {kind: train(kind, batch=RANKS) for kind in kinds}
 stages = {kind: Trace.read(run) for kind, run in sharded.items()}
 alone = Trace.read(train("single", world_size=1, batch=RANKS))
-info = figures.memory_kinds_info(list(stages.values()), alone=alone)
-say(figures.memory_kinds_text(info))
+say(figures.caption(figures.memory_kinds, list(stages.values()), alone=alone))
 figures.memory_kinds(list(stages.values()), alone=alone)
 
 

@@ -27,17 +27,15 @@
 # %%
 import pandas as pd
 
+import shardscope as ss
 from shardscope.analytic.memory import memory_term, model_states, tensor_room
-from shardscope.spec.cluster import Device
-from shardscope.spec.layout import Layout
-from shardscope.spec.model import Model
 from shardscope_widgets import MemoryCalculator, figures, say
 
 GIB = 2**30
 # What tensors can take of an A100's 80 GB: the driver's context and free blocks of the allocator take the rest.
-DEVICE = tensor_room(Device.of("a100-80gb"), "megatron-core")
+DEVICE = tensor_room(ss.Device.of("a100-80gb"), "megatron-core")
 
-model = Model.transformer(name="7.5B", layers=36, hidden=4096, heads=32, vocab=51200, seq=2048)
+model = ss.Model.transformer(name="7.5B", layers=36, hidden=4096, heads=32, vocab=51200, seq=2048)
 # Megatron-Core accumulates gradients in fp32: four bytes each.
 states = model_states(model.num_params, precision="bf16-mixed", gradient_bytes=4)
 per_param = {kind: size / model.num_params for kind, size in states._asdict().items()}
@@ -65,7 +63,7 @@ def held(layout):
     return {**{kind.name: kind.value / GIB for kind in stage.parts}, "total": stage.value / GIB}
 
 
-stages = [Layout(data=64, zero=zero, global_batch=64) for zero in range(4)]
+stages = [ss.Layout(data=64, zero=zero, global_batch=64) for zero in range(4)]
 table = pd.DataFrame({f"ZeRO {layout.zero}": held(layout) for layout in stages}).T
 fits = [stage for stage, total in table["total"].items() if total * GIB <= DEVICE]
 say(
@@ -78,8 +76,7 @@ table.round(1)
 
 # %%
 tree = memory_term(model, stages[1])
-info = figures.memory_plan_info(tree, capacity_bytes=DEVICE, device="A100 80GB")
-say(figures.memory_plan_text(info))
+say(figures.caption(figures.memory_plan, tree, capacity_bytes=DEVICE, device="A100 80GB"))
 figures.memory_plan(tree, capacity_bytes=DEVICE, device="A100 80GB")
 
 # %% [markdown]
@@ -100,7 +97,7 @@ say(f"*{block.name}* = {block.formula} = {block.value / GIB:.1f} GiB. Source: {b
 table = pd.DataFrame(
     {
         f"recompute {recompute}": {
-            micro: held(Layout(data=64, zero=1, micro_batch=micro, global_batch=512, recompute=recompute))[
+            micro: held(ss.Layout(data=64, zero=1, micro_batch=micro, global_batch=512, recompute=recompute))[
                 "total"
             ]
             for micro in (1, 2, 4, 8)
@@ -123,7 +120,7 @@ table.round(1)
 # %%
 def in_stages(schedule):
     chunks = 2 if schedule.startswith("v-") else 1
-    return Layout(data=8, pipeline=4, zero=1, global_batch=128, schedule=schedule, virtual_stages=chunks)
+    return ss.Layout(data=8, pipeline=4, zero=1, global_batch=128, schedule=schedule, virtual_stages=chunks)
 
 
 table = pd.DataFrame(
@@ -143,8 +140,7 @@ table.round(1)
 
 # %%
 tree = memory_term(model, in_stages("1f1b"))
-info = figures.memory_plan_info(tree, capacity_bytes=DEVICE, device="A100 80GB")
-say(figures.memory_plan_text(info))
+say(figures.caption(figures.memory_plan, tree, capacity_bytes=DEVICE, device="A100 80GB"))
 figures.memory_plan(tree, capacity_bytes=DEVICE, device="A100 80GB")
 
 # %% [markdown]
@@ -155,7 +151,7 @@ figures.memory_plan(tree, capacity_bytes=DEVICE, device="A100 80GB")
 
 # %%
 settings = {
-    "model": Model.of("megatron-1t"),
+    "model": ss.Model.of("megatron-1t"),
     "data": 6,
     "tensor": 8,
     "pipeline": 64,

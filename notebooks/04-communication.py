@@ -34,7 +34,7 @@ LINK = {"bandwidth": 12.5e9, "latency": 5e-6}  # bytes per second and seconds
 
 evolution = ("parameter-server", "ring", "tree", "double-binary-tree", "halving-doubling")
 question = figures.CommunicationQuestion(algorithms=evolution, num_bytes=GRADIENTS, workers=WORKERS, **LINK)
-say(figures.curves_text(figures.by_size_info(question)))
+say(figures.caption(figures.by_size, question))
 calculator = CommunicationCalculator(
     algorithms=list(evolution),
     workers=WORKERS,
@@ -138,7 +138,7 @@ for crossing in comm.crossover("tree", "ring", over="workers", num_bytes=1e6, **
 # close for any W. Which wins here?
 
 # %%
-say(figures.curves_text(figures.by_size_info(question)))
+say(figures.caption(figures.by_size, question))
 figures.by_size(question)
 
 # %% [markdown]
@@ -194,7 +194,7 @@ modern = ("ring", "tree", "hierarchical", "optical-ring")
 question = figures.CommunicationQuestion(
     algorithms=modern, num_bytes=1e6, workers=1024, options=options, **LINK
 )
-say(figures.curves_text(figures.by_workers_info(question)))
+say(figures.caption(figures.by_workers, question))
 figures.by_workers(question)
 
 # %% [markdown]
@@ -208,7 +208,7 @@ figures.by_workers(question)
 question = figures.CommunicationQuestion(
     algorithms=evolution, num_bytes=GRADIENTS, workers=WORKERS, compute_s=0.1, **LINK
 )
-say(figures.efficiency_text(figures.efficiency_info(question)))
+say(figures.caption(figures.efficiency, question))
 figures.efficiency(question)
 
 # %% [markdown]

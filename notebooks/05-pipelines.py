@@ -52,7 +52,7 @@ def peak(schedule, microbatches=MICRO_BATCHES):
 def show(schedule, microbatches=MICRO_BATCHES):
     """The chart of a schedule, with a sentence about it."""
     drawn = timeline(schedule, microbatches)
-    say(figures.schedule_text(figures.schedule_info(drawn, schedule=schedule)))
+    say(figures.caption(figures.schedule, drawn, schedule=schedule))
     return figures.schedule(drawn, schedule=schedule)
 
 
@@ -123,7 +123,7 @@ show("1f1b")
 
 # %%
 idle = {
-    name: max(figures.schedule_info(timeline(name), schedule=name).idle_ms)
+    name: max(figures.info(figures.schedule, timeline(name), schedule=name).idle_ms)
     for name in ("1f1b", "interleaved")
 }
 say(
@@ -205,10 +205,10 @@ job = ss.Job(
 )
 run = ss.launch(job).wait(timeout=120)
 trace = Trace.read(run)
-lengths = {step: figures.gantt_info(trace, last_step=step).end_ms for step in sorted(trace.ops)[3:]}
+lengths = {step: figures.info(figures.gantt, trace, last_step=step).end_ms for step in sorted(trace.ops)[3:]}
 typical = sorted(lengths, key=lengths.get)[len(lengths) // 2]
-measured = figures.gantt_info(trace, last_step=typical)
-say(figures.gantt_text(measured))
+measured = figures.info(figures.gantt, trace, last_step=typical)
+say(figures.caption(figures.gantt, trace, last_step=typical))
 figures.gantt(trace, last_step=typical)
 
 # %% [markdown]

@@ -72,7 +72,7 @@ runs = [
     train(method) for method in dict.fromkeys(("none", best.compression.label, "int8", "topk", "powersgd"))
 ]
 traces = [Trace.read(run) for run in runs]
-info = figures.compression_info(traces)
+info = figures.info(figures.compression, traces)
 measured = {run.method_label: run.step_s for run in info.runs}
 frame = whole.to_frame().set_index("method")
 say(f"**{whole.limit}**")
@@ -123,7 +123,7 @@ pd.DataFrame(speeds).map("{:.2f}".format).assign(loss=frame["loss"]).loc[methods
 # %%
 found = ss.break_even(job, methods=METHODS, workers=(2, 4, 8, 16, 32), latency_s=LINK.latency_s)
 here = (job.world_size, LINK.bandwidth)
-say(figures.break_even_text(figures.break_even_info(found, here=here)))
+say(figures.caption(figures.break_even, found, here=here))
 fastest = found.best(*here)
 say(
     f"At {LINK.label}, the exchange alone is at most {fastest.speedup:.3g} times faster compressed, with "
@@ -177,7 +177,7 @@ milliseconds.map("{:.1f} ms".format).assign(**{"sent (all ranks)": sent.map("{:,
 # And the runs. Hover over the bars for the times of computing, packing, and waiting for the network.
 
 # %%
-for sentence in figures.compression_text(info).splitlines():
+for sentence in figures.caption(figures.compression, traces).splitlines():
     say(f"- {sentence}")
 figures.compression(traces)
 

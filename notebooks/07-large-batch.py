@@ -29,7 +29,7 @@ import pandas as pd
 
 import shardscope as ss
 from shardscope.analytic import large_batch
-from shardscope_widgets import Trace, figures, say
+from shardscope_widgets import figures, say
 
 FEWEST, CRITICAL = 100, 256
 batches = [16, 64, 256, 1024, 4096]
@@ -61,7 +61,7 @@ sweep = ss.batch_sweep(
     optimizers=("nesterov", "adamw", "lars", "lamb"),
     rates={"nesterov": 0.03, "adamw": 5e-3, "lars": 3.0, "lamb": 1e-2},
 )  # fmt: skip
-say(figures.batch_sweep_text(figures.batch_sweep_info(sweep)))
+say(figures.caption(figures.batch_sweep, sweep))
 figures.batch_sweep(sweep)
 
 # %% [markdown]
@@ -88,14 +88,14 @@ sweep.table
 # %%
 run = ss.launch(job.replace(record=ss.Record(noise_scale=True))).wait(timeout=60)
 noise = run.noise_scale()
-say(figures.noise_scale_text(figures.noise_scale_info_of(Trace.read(run))))
+say(figures.caption(figures.noise_scale, run))
 figures.noise_scale(run)
 
 # %% [markdown]
 # This limit and that of the experiment answer different questions:
 
 # %%
-say(figures.batch_limits_text(figures.batch_sweep_info(sweep, critical_batch=noise.latest)))
+say(figures.batch_limits_text(figures.info(figures.batch_sweep, sweep, critical_batch=noise.latest)))
 
 # %% [markdown]
 # Does compression disturb the measurement? It should not: gradients are measured before they are packed.
@@ -112,8 +112,9 @@ say(
 # The first table again, as a curve, for the critical batch size that was measured instead of the assumed one.
 
 # %%
-say(figures.target_cost_text(figures.TargetCostInfo(FEWEST, noise.latest, sweep.batches)))
-figures.target_cost(min_steps=FEWEST, critical_batch=noise.latest, batches=sweep.batches)
+target = {"min_steps": FEWEST, "critical_batch": noise.latest, "batches": sweep.batches}
+say(figures.caption(figures.target_cost, **target))
+figures.target_cost(**target)
 
 # %% [markdown]
 # ## Which learning rate? By test
@@ -126,7 +127,7 @@ figures.target_cost(min_steps=FEWEST, critical_batch=noise.latest, batches=sweep
 BATCH = 64
 found = ss.lr_range_test(job.replace(optimizer="lamb", batch=BATCH), low=1e-4, high=10.0, steps=60)
 say(
-    f"{figures.lr_range_text(figures.lr_range_info(found))} Whole runs in the experiment selected "
+    f"{figures.caption(figures.lr_range, found)} Whole runs in the experiment selected "
     f"{sweep.point('lamb', BATCH).rate:.2g} for LAMB at batch size {BATCH}."
 )
 figures.lr_range(found)
@@ -160,7 +161,7 @@ pd.DataFrame(
 # %%
 clamped = ss.Optimizer("lamb", variant="pytorch-optimizer")
 layered = ss.launch(job.replace(optimizer=clamped, compression="topk")).wait(timeout=60)
-for sentence in figures.layers_text(figures.layers_info(layered.layers())).splitlines():
+for sentence in figures.caption(figures.layers, layered).splitlines():
     say(f"- {sentence}")
 figures.layers(layered)
 

@@ -28,7 +28,6 @@
 
 # %%
 import shardscope as ss
-from shardscope.tuning.session import StudySession
 from shardscope_widgets import TuningLab, figures, say
 
 job = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, batch=64, steps=24)
@@ -55,7 +54,7 @@ except ss.SpecError as error:
 
 # %%
 study = ss.tune(job, space, trials=16, name="notebook")
-session = StudySession.open(name="notebook", trials=16)
+session = ss.StudySession.open(name="notebook", trials=16)
 print(session.report())
 
 # %% [markdown]
@@ -91,7 +90,7 @@ lab
 before = len(study.trials)
 more = ss.tune(name="notebook", trials=18)
 say(
-    f"{before} trials before, **{len(more.trials)}** now; {len(StudySession.open(name='notebook').front())} "
+    f"{before} trials before, **{len(more.trials)}** now; {len(ss.StudySession.open(name='notebook').front())} "
     f"of them are on the front."
 )
 
@@ -110,7 +109,7 @@ found = ss.train_population(
     interval_steps=8,
     seed=1,
 )
-say(figures.lineage_text(figures.lineage_info(found)))
+say(figures.caption(figures.lineage, found))
 figures.lineage(found)
 
 # %% [markdown]

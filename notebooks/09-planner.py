@@ -44,8 +44,7 @@ planner
 # %%
 import shardscope as ss
 from shardscope.analytic import reliability
-from shardscope.planner import REASONS, short
-from shardscope.spec.units import duration_text
+from shardscope_widgets import duration_text
 
 TOKENS = 300e9  # what GPT-3 was trained on
 cluster = ss.Cluster.of("a100-80gb", nodes=128, per_node=8)
@@ -63,7 +62,7 @@ if beyond is None:
 else:
     say(
         f"With {beyond.lacking}, a step would take {duration_text(beyond.step_time_s)} instead of "
-        f"{duration_text(plans.best.step_time_s)}: {short(beyond.layout)}."
+        f"{duration_text(plans.best.step_time_s)}."
     )
 
 # %% [markdown]
@@ -72,8 +71,8 @@ else:
 # The number of combinations that were rejected, by reason. `plans.best.layout` is ready for `ss.predict`.
 
 # %%
-reason, count = max(plans.rejected.items(), key=lambda item: item[1])
-say(f"Of {plans.considered:,} combinations, {count:,} are rejected because {REASONS[reason]}.")
+most = max(plans.rejected.values())
+say(f"Of {plans.considered:,} combinations, {most:,} are rejected for the most frequent reason.")
 figures.plan_rejections(plans)
 
 # %% [markdown]

@@ -37,12 +37,13 @@ import pandas as pd
 import plotly.express as px
 
 import shardscope as ss
-from shardscope.spec.data import DATA
-from shardscope_widgets import Trace, figures, say
-from shardscope_widgets.figures import theme
-from shardscope_widgets.words import bytes_text
+from shardscope_widgets import Trace, bytes_text, figures, say
 
-say(f"`digits`: {DATA['digits'].summary}; {DATA['digits'].num_rows:,} images.")
+usual = ss.Job(model="mlp", data="digits")
+say(
+    f"The built-in `{usual.model}` trains on `{usual.data}`, {usual.steps} steps of {usual.batch.global_batch} "
+    f"samples; below, a class of your own takes its place."
+)
 
 # %%
 from torch import nn
@@ -125,10 +126,7 @@ STEPS = 60
 schedule = Restarts(warmup_steps=5)
 factors = [schedule.factor(step, STEPS) for step in range(1, STEPS + 1)]
 say(f"{schedule.warmup_steps} steps of warm-up, then a restart every {schedule.period} steps.")
-theme.style(
-    px.line(x=range(1, STEPS + 1), y=factors, template="none"),
-    height=220, xaxis=theme.axis("step"), yaxis=theme.axis("factor"),
-)  # fmt: skip
+px.line(x=range(1, STEPS + 1), y=factors, labels={"x": "step", "y": "factor"}, height=220)
 
 # %% [markdown]
 # Did real ranks use it?
@@ -271,7 +269,7 @@ class OneAhead(ss.PipelineSchedule):
 
 table = ss.analytic.schedules.build("one-ahead", stages=3, microbatches=6)
 timeline = table.timeline({"F": 1.0, "B": 2.0})
-say(figures.schedule_text(figures.schedule_info(timeline, schedule="one-ahead")))
+say(figures.caption(figures.schedule, timeline, schedule="one-ahead"))
 figures.schedule(timeline, schedule="one-ahead")
 
 # %% [markdown]
@@ -298,7 +296,7 @@ say(
 
 
 # %%
-from shardscope.analytic.communication.traffic import packets
+from shardscope.analytic.communication import packets
 
 
 class SumOfAll(ss.OwnAllReduce):

@@ -26,9 +26,7 @@
 # %%
 import shardscope as ss
 from shardscope.analytic.communication import collective_time
-from shardscope.measure.pipeline_waits import pipeline_waits
-from shardscope.runtime.emulated import why_not_emulated
-from shardscope_widgets import Twin, figures, say
+from shardscope_widgets import Trace, Twin, figures, say
 
 SLOW, MEGABYTE = "100 Mbit/s", 1e6
 
@@ -56,7 +54,7 @@ say(
 # be more ranks than cores. Where the system forbids namespaces, ranks run on this machine, and pace what they send.
 
 # %%
-WHY_NOT = why_not_emulated()
+WHY_NOT = ss.why_not_emulated()
 STEPS = 4
 USUAL = {"model": "gpt-nano", "data": "python-source", "steps": STEPS, "record": ss.Record(memory_first=0)}
 
@@ -187,8 +185,8 @@ pipelines_runs, pipelines_found, pipelines_measured = measured(pipelines, pipeli
 bubbles = {}
 for count in (2, 8):
     run = pipelines_runs[f"{count} micro-batches"]
-    waits = pipeline_waits(run.events(), run.job)
-    bubbles[count] = (waits.bubble, waits.waiting)
+    step = figures.info(figures.gantt, Trace.read(run))
+    bubbles[count] = (step.ideal, step.usual.waiting if step.usual else step.bubble)
 told = "; ".join(
     f"{count} micro-batches: {counted:.0%} counted in the schedule, {share:.0%} measured"
     for count, (counted, share) in bubbles.items()
@@ -278,7 +276,7 @@ figures.step_times(packed_measured)
 # %%
 scaled, network = on(ss.Job(**USUAL, strategy="ring", world_size=4, batch=64), "1 Gbit/s", "1 ms")
 far = ss.extrapolate(scaled, network, workers=(1, 2, 4, 8, 16, 32, 64, 100), kind="weak")
-say(figures.scaling_text(figures.scaling_info(far)))
+say(figures.caption(figures.scaling, far))
 figures.scaling(far)
 
 # %%

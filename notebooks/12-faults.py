@@ -27,7 +27,6 @@ import numpy as np
 
 import shardscope as ss
 from shardscope.analytic import reliability
-from shardscope.runtime.emulated import why_not_emulated
 from shardscope_widgets import FaultLab, Trace, figures, say
 
 GPUS = 16384
@@ -62,7 +61,7 @@ job = ss.Job(
 )
 run = ss.launch(job, faults=ss.Faults().kill(rank=1, step=22)).wait(timeout=120)
 broken = Trace.read(run)
-say(figures.faults_text(figures.faults_info(broken)))
+say(figures.caption(figures.faults, broken))
 figures.faults(broken)
 
 # %% [markdown]
@@ -107,9 +106,8 @@ for every in sorted({2, min(max(best, 3), 15), 16}):
     told = f"every {every} steps", every * step_s, found.goodput, f"lost steps: {found.lost_steps}"
     measured.append(figures.MeasuredGoodput(*told))
 times = {"mtbf_s": float(np.mean(apart)), "save_s": costs.save_s, "restart_s": costs.restart_s}
-info = figures.goodput_info(**times, measured=measured)
-say(figures.goodput_text(info))
-figures.draw_goodput(info)
+say(figures.caption(figures.goodput, **times, measured=measured))
+figures.goodput(**times, measured=measured)
 
 # %% [markdown]
 # ## One slow rank
@@ -120,7 +118,7 @@ figures.draw_goodput(info)
 
 # %%
 FACTOR, COUNTED = 4.0, 6
-cluster = None if why_not_emulated() else ss.Cluster.emulated(1, per_node=3, flops=2e8)
+cluster = None if ss.why_not_emulated() else ss.Cluster.emulated(1, per_node=3, flops=2e8)
 usual = ss.Job(model="mlp", data="digits", strategy="ring", world_size=3, batch=48, steps=14)
 by_speed = usual.replace(batch=ss.Batch(48, shares="measured"))
 slow = ss.Faults().slow(rank=1, factor=FACTOR)

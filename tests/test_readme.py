@@ -1,4 +1,4 @@
-"""The README's blocks run in order, as a reader would run them: nothing is defined that the page does not define."""
+"""Blocks of README and guide run in order, as a reader would run them: a page uses only what it defines."""
 
 from __future__ import annotations
 
@@ -13,31 +13,37 @@ import shardscope as ss
 from shardscope import cli
 from shardscope.measure.calibrate import calibrate as calibrate_module
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "notebooks/guide").glob("*.md"))]
+TEXT = "\n".join(page.read_text() for page in PAGES)
+BLOCKS = {
+    page: re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    for page in PAGES
+    if "```python" in page.read_text()
+}
+LEARNS = {"README.md", "jobs.md"}
+"""The pages whose `run` is a job that learns."""
 FEWER = {
     "global_batch=64, micro_batch=8": "global_batch=32, micro_batch=4",
-    "careful = job.replace(": "careful = job.replace(batch=16, model='mlp', data='digits', ",
     "ss.check(job)": "ss.check(job, steps=2)",
     "compression_speedup(slow)": "compression_speedup(slow, methods=('int8', 'topk'))", "trials=12": "trials=5",
     "run --model gpt-nano": "run --steps 4 --model gpt-nano", "--trials 8": "--trials 4",
     "check --strategy": "check --steps 2 --model mlp --data digits --strategy",
 }  # fmt: skip
 """Samples, steps and trials, and what is enough to run each block and command (`--every-case`: as they are)."""
-COMMANDS = [
+COMMANDS = dict.fromkeys(
     line.partition("#")[0].strip()
-    for block in re.findall(r"```(?:sh|bash)\n(.*?)```", README, re.DOTALL)
-    for line in block.splitlines()
+    for block in re.findall(r"```(?:sh|bash)\n(.*?)```", TEXT, re.DOTALL)
+    for line in block.replace("\\\n", " ").splitlines()
     if line.startswith("shardscope ")
-]
+)
 
 
 @pytest.fixture(scope="module")
 def shortened(request: pytest.FixtureRequest) -> Callable[[str], str]:
     """Return a function that puts less into the texts in which `FEWER` names something."""
     fewer = {} if request.config.getoption("--every-case") else FEWER
-    every = "\n".join([*BLOCKS, *COMMANDS])
-    assert all(text in every for text in FEWER), "FEWER has a text that the page does not have any more"
+    assert all(text in TEXT for text in FEWER), "FEWER has a text that no page has any more"
 
     def less(text: str) -> str:
         for part, instead in fewer.items():
@@ -49,24 +55,33 @@ def shortened(request: pytest.FixtureRequest) -> Callable[[str], str]:
 
 def test_every_python_block_is_valid_and_every_command_can_be_parsed() -> None:
     assert len(BLOCKS) >= 6
-    for block in BLOCKS:
-        compile(block, "README.md", "exec")
+    for page, blocks in BLOCKS.items():
+        for block in blocks:
+            compile(block, page.name, "exec")
     assert len(COMMANDS) >= 12
     for command in COMMANDS:
         cli.build_parser().parse_args(shlex.split(command)[1:])
 
 
+def test_the_readme_is_short_and_leads_to_every_page_of_the_guide() -> None:
+    readme = PAGES[0].read_text()
+    assert len(readme.splitlines()) <= 200
+    assert [page.name for page in PAGES[1:] if f"(notebooks/guide/{page.name})" not in readme] == []
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", BLOCKS, ids=lambda page: page.stem)
 def test_the_python_blocks_run_in_order_and_the_first_job_learns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shortened: Callable[[str], str]
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shortened: Callable[[str], str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "readme"}
-    for block in BLOCKS:
+    for block in BLOCKS[page]:
         exec(shortened(block), names)
-    losses = names["run"].metrics().loss  # type: ignore[attr-defined]
-    assert losses.iloc[-1] < 0.6 * losses.iloc[0]
+    if page.name in LEARNS:
+        losses = names["run"].metrics().loss  # type: ignore[attr-defined]
+        assert losses.iloc[-1] < 0.6 * losses.iloc[0]
 
 
 @pytest.mark.slow
@@ -88,7 +103,8 @@ def test_the_commands_run_in_order(
 
 
 def test_the_sample_of_a_prediction_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    found = re.search(r"\.venv/bin/shardscope (.*?)\n```\n.*?```text\n(.*?)```", README, re.DOTALL)
+    guide = (ROOT / "notebooks/guide/planning.md").read_text()
+    found = re.search(r"\nshardscope (predict .*?)\n```\n.*?```text\n(.*?)```", guide, re.DOTALL)
     assert found
     assert cli.main(shlex.split(found[1].replace("\\\n", " "))) == 0
     printed = capsys.readouterr().out.splitlines()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import re
 import subprocess
 import sys
 import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+from public_api import member_text, signature_text
 
 PACKAGES = ("shardscope", "shardscope_widgets", "shardscope_widgets.figures", "shardscope.analytic")
 CHECKOUT = Path(__file__).parents[2]
@@ -21,25 +22,6 @@ _LOADED = (
 )
 
 
-def _signature(of: Any) -> str | None:
-    """Return a signature without names of modules and addresses; None if there is none."""
-    try:
-        text = str(inspect.signature(of))
-    except (TypeError, ValueError):
-        return None
-    text = re.sub(r" at 0x[0-9a-f]+", "", text)
-    return re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Za-z_])", "", text)
-
-
-def _member(of: type, name: str) -> str:
-    value = inspect.getattr_static(of, name)
-    if isinstance(value, classmethod | staticmethod):
-        return f"{type(value).__name__} {_signature(getattr(of, name))}"
-    if inspect.isfunction(value):
-        return f"method {_signature(value)}"
-    return "property" if isinstance(value, property) or hasattr(value, "func") else "attribute"
-
-
 def _described(value: Any) -> dict[str, Any]:
     """Return the kind, the signature and the fields and public members of a public name."""
     if inspect.ismodule(value):
@@ -47,14 +29,14 @@ def _described(value: Any) -> dict[str, Any]:
     if not inspect.isclass(value):
         return {
             "kind": "function" if callable(value) else type(value).__name__,
-            "signature": _signature(value),
+            "signature": signature_text(value),
         }
     fields = getattr(value, "model_fields", None) or getattr(value, "__dataclass_fields__", None) or {}
     return {
         "kind": "class",
-        "signature": _signature(value),
+        "signature": signature_text(value),
         "fields": list(fields) or list(getattr(value, "_fields", ())),
-        "members": {name: _member(value, name) for name in dir(value) if not name.startswith("_")},
+        "members": {name: member_text(value, name) for name in dir(value) if not name.startswith("_")},
     }
 
 

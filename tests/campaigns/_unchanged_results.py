@@ -20,6 +20,7 @@ from _unchanged_tools import attempt, plain
 
 import shardscope as ss
 from shardscope import cli
+from shardscope.spec.space import Space
 
 _MLP = {"model": "mlp", "data": "digits", "world_size": 2, "batch": 32, "steps": 12, "seed": 3}
 _GPT = {"model": "gpt-nano", "data": "python-source", "world_size": 2, "batch": 8, "steps": 6, "seed": 3}
@@ -34,7 +35,7 @@ _RUNS: dict[str, dict[str, Any]] = {
     "failed": {**_MLP, "strategy": "ring"},
 }
 _KILLED = ("recovered", "failed")
-_SPACE = ss.Space({"optimizer[adamw].lr": (1e-3, 1e-1, "log")})
+_SPACE = Space({"optimizer[adamw].lr": (1e-3, 1e-1, "log")})
 _AGO = re.compile(r"\b\d+ ?(?:s|seconds?|min|minutes?|h|hours?|days?) ago\b")
 _TIMES = re.compile(r"\d[\d.,]*(?:e[+-]?\d+)?")
 

@@ -36,7 +36,7 @@ TRAIN = """
     told = {"error": None, "whole": 0, "damaged": []}
     try:
         run = ss.launch(job, root=root)
-    except ss.LaunchError as error:
+    except ss.errors.LaunchError as error:
         print(json.dumps({**told, "state": "refused", "error": str(error)}))
         sys.exit()
     try:

@@ -23,6 +23,7 @@ from _nasty import IN_JSON, IN_PYTHON, mutated
 import shardscope as ss
 from shardscope.errors import ShardscopeError
 from shardscope.spec import Compression, Optimizer, registry
+from shardscope.spec.space import Space
 from shardscope.spec.strategy import strategies
 
 CASES = 16_000
@@ -88,7 +89,7 @@ def _read_json(source: random.Random) -> object:
 
 def _describe_space(source: random.Random) -> object:
     fields = mutated(source, SPACE, times=source.randint(1, 3), values=IN_JSON + IN_PYTHON)
-    return ss.Space(fields)
+    return Space(fields)
 
 
 def _describe_layout(source: random.Random) -> object:

@@ -28,9 +28,10 @@ from conformance import counted
 from conformance.alone import trainer_in
 from conformance.ranks import RankPool
 from shardscope.errors import DataError
+from shardscope.methods.strategies.single import Single
 
 STRATEGIES: dict[str, list[Any]] = {
-    "single": [ss.Single()],
+    "single": [Single()],
     "all-reduce": [ss.AllReduce(), ss.AllReduce(bucket_mb=0.0005)],
     "ring": [ss.Ring(), ss.Ring(bucket_mb=0.0005, slice_mb=0.0001)],
     "tree": [ss.Tree()],

@@ -13,7 +13,7 @@ from shardscope.cli import main
 from shardscope.errors import SpecError
 from shardscope.measure.accuracy import Accuracy
 from shardscope.runtime.record.launch_prediction import FILE
-from shardscope_widgets.figures import accuracy_info, draw_accuracy
+from shardscope_widgets.figures._accuracy import accuracy_info, draw_accuracy
 
 
 @pytest.fixture(scope="module")

@@ -286,7 +286,7 @@ def test_a_run_is_laid_beside_a_prediction_for_the_device_on_which_it_ran(
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path, ran: Run) -> None:
     empty: Any = Mock(spec=ss.Run, id="too-early", job=ran.job, resized_job=ran.job, events=list)
-    with pytest.raises(ss.RunUnreadable, match="too-early has nothing to compare.*wait for a step"):
+    with pytest.raises(ss.errors.RunUnreadable, match="too-early has nothing to compare.*wait for a step"):
         compare(empty)
     with pytest.raises(ss.SpecError, match=r"prediction is for 1 rank,.*ss.predict"):
         compare(ran, prediction=ss.predict(ss.Job(model="mlp", data="digits", strategy="single")))

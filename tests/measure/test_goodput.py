@@ -138,7 +138,9 @@ def test_what_cannot_be_predicted_is_refused(killed: ss.Run, arguments: dict[str
 
 def test_a_run_without_restarts_has_no_costs_to_predict_from(tmp_path: Path) -> None:
     run = ss.launch(small_job(), root=tmp_path).wait(60)
-    with pytest.raises(ss.RunUnreadable, match="has 0 checkpoints between steps and 0 restarts; give a run"):
+    with pytest.raises(
+        ss.errors.RunUnreadable, match="has 0 checkpoints between steps and 0 restarts; give a run"
+    ):
         ss.goodput(run, mtbf_s=5)
 
 
@@ -159,5 +161,7 @@ def test_steps_that_a_fault_slows_down_are_no_usual_steps(tmp_path: Path) -> Non
 def test_a_run_that_saves_after_every_step_does_not_tell_what_a_save_takes(tmp_path: Path) -> None:
     job = small_job(steps=16, recovery=ss.Recovery(1, replica_every=1))
     run = ss.launch(job, faults=ss.Faults().kill(0, step=9), root=tmp_path).wait(60)
-    with pytest.raises(ss.RunUnreadable, match=r"after every step, so the time of a save is unknown; give"):
+    with pytest.raises(
+        ss.errors.RunUnreadable, match=r"after every step, so the time of a save is unknown; give"
+    ):
         ss.goodput(run, mtbf_s=5)

@@ -16,6 +16,7 @@ from shardscope.calibration import saved_calibration, this_machine
 from shardscope.calibration.host_calibration import HostCalibration, HostMachine
 from shardscope.calibration.this_machine import CoreSpeed, core_speed
 from shardscope.cli import main
+from shardscope.measure.compare.comparison import Comparison
 from shardscope.measure.compare.of_run import comparison_or_reason
 from shardscope.prediction import rates
 from shardscope.runtime.launcher.preflight import preflight_of
@@ -57,7 +58,7 @@ def calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostCalibrati
     return found
 
 
-def step(comparison: ss.Comparison | str) -> list[float]:
+def step(comparison: Comparison | str) -> list[float]:
     """The predicted time of a step, and its interval."""
     assert not isinstance(comparison, str)
     row = comparison["time", "step"]

@@ -8,9 +8,10 @@ import pytest
 
 import shardscope as ss
 from conformance.emulated import needs_namespaces
-from shardscope.measure.scaling.result import Point
+from shardscope.measure.scaling.result import Point, Scaling
 from shardscope.measure.scaling.sizes import sized_cluster, sized_job
-from shardscope_widgets.figures import scaling, scaling_info, scaling_text
+from shardscope_widgets.figures import scaling
+from shardscope_widgets.figures._scaling import scaling_info, scaling_text
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, batch=64, steps=6)
 POINTS = (
@@ -20,8 +21,8 @@ POINTS = (
     Point("strong", 4, 32, predicted_s=0.1),
 )
 MORE = Point("weak", 8, 256, predicted_s=0.3, measured_s=0.625)
-WEAK = ss.Scaling(JOB, ss.Cluster.emulated(flops="1 GFLOP/s"), "four nodes", POINTS[:2])
-FOUND = ss.Scaling(JOB, None, "this machine", POINTS)
+WEAK = Scaling(JOB, ss.Cluster.emulated(flops="1 GFLOP/s"), "four nodes", POINTS[:2])
+FOUND = Scaling(JOB, None, "this machine", POINTS)
 
 
 def test_weak_scaling_keeps_the_batch_per_worker_and_strong_scaling_the_global_batch() -> None:
@@ -112,13 +113,13 @@ def test_measurements_of_another_cluster_are_left_out_of_an_extrapolation() -> N
 def test_the_note_is_about_an_interval_from_measurements_only() -> None:
     cluster = ss.Cluster.of("a100-80gb", per_node=8)
     of_eight = Point("weak", 8, 256, predicted_s=0.2, measured_s=0.25)
-    found = ss.extrapolate(ss.Scaling(JOB, cluster, cluster.name, (of_eight,)), workers=(8, 16))
+    found = ss.extrapolate(Scaling(JOB, cluster, cluster.name, (of_eight,)), workers=(8, 16))
     assert found.is_measured
     assert found.note == ""
 
 
 def test_efficiency_is_relative_to_the_fewest_workers_that_were_measured() -> None:
-    found = ss.Scaling(JOB, None, "this machine", (POINTS[0]._replace(measured_s=None), *POINTS[1:2], MORE))
+    found = Scaling(JOB, None, "this machine", (POINTS[0]._replace(measured_s=None), *POINTS[1:2], MORE))
     assert found.efficiencies("measured_s") == [None, 1.0, 0.8]
 
 

@@ -9,6 +9,7 @@ from shardscope.analytic import communication as comm
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import model_states, module_memory
 from shardscope.planner import SearchAxes
+from shardscope.prediction.layout import Prediction
 from shardscope.spec import registry
 from shardscope.spec.layout_compression import compression_names
 from shardscope.spec.layout_optimizer import PUBLISHED, optimizer_names
@@ -18,7 +19,7 @@ MODEL = Model.transformer(layers=4, hidden=256, heads=4, vocab=1000, seq=128)
 CLUSTER = ss.Cluster.of("a100-80gb", nodes=1, per_node=8)
 
 
-def predicted(**fields: object) -> ss.Prediction:
+def predicted(**fields: object) -> Prediction:
     return ss.predict(MODEL, CLUSTER, ss.Layout(data=8, global_batch=8, **fields))
 
 

@@ -172,10 +172,11 @@ def test_the_labs_list_them(site: Path) -> None:
 @pytest.mark.slow
 def test_a_study_searches_over_them(site: Path, tmp_path: Path) -> None:
     code = f"""
+        from shardscope.spec.space import Space
         from shardscope.tuning.apply import apply, check
         methods = {{"compression": ["none", "first-half"], "compression[first-half].share": (0.1, 0.5)}}
         for axes in (methods, {{"strategy": ["ring", "gathered", "pipeline:patient"]}}):
-            check(job_of(), ss.Space(axes))
+            check(job_of(), Space(axes))
         print(apply(job_of(), {{"strategy": "pipeline:patient"}}).strategy.label)
         space = {{
             "strategy": ["ring", "gathered"], "optimizer": ["adamw", "lion"], "lr_schedule": ["constant", "sawtooth"],

@@ -22,6 +22,7 @@ from shardscope.conformance import (
     check_method,
 )
 from shardscope.spec import registry
+from shardscope.spec.space import Space
 from shardscope.tuning.apply import apply
 from shardscope.tuning.definition import Definition
 
@@ -250,7 +251,7 @@ class TestSavedJobs:
             print(job.lr_schedule.settings)
             try:
                 ss.load_job({str(run.path)!r})
-            except ss.UntrustedCode as error:
+            except ss.errors.UntrustedCode as error:
                 print(error)
             print(ss.load_job({str(run.path)!r}, trust_code=True).lr_schedule.factor(2, 6))
         """
@@ -286,7 +287,7 @@ def test_it_is_an_axis_of_a_study_with_its_settings(tmp_path: Path) -> None:
     with pytest.raises(
         ss.SpecError, match=r"space: sawtooth setting='perod' is not known; did you mean 'period'"
     ):
-        ss.Space({"lr_schedule[sawtooth].perod": (2, 5)})
+        Space({"lr_schedule[sawtooth].perod": (2, 5)})
 
 
 def complete(study: Any) -> int:
@@ -321,12 +322,12 @@ class TestStudiesOfOtherCode:
         assert complete(tuned(1, job=job_of(**changes), space=space)) == 1
         ss.register(run_cell(0.8))
         with pytest.raises(
-            ss.StudyError,
+            ss.errors.StudyError,
             match="study 'mine' was created with other arguments: lr_schedule='sawtooth' had different code; resume",
         ):
             tuned(2, job=job_of(**changes), space=space)
         with pytest.raises(
-            ss.StudyError,
+            ss.errors.StudyError,
             match="'mine' was created with different code for lr_schedule='sawtooth'; restore that code",
         ):
             tuned(2)
@@ -335,7 +336,7 @@ class TestStudiesOfOtherCode:
         assert complete(tuned(3, job=job_of(**changes), space=space)) == 3
 
     def test_one_that_does_not_say_is_gone_on_with(self, tuned: Any) -> None:
-        space = ss.Space({"lr_schedule": ["constant", "sawtooth"]})
+        space = Space({"lr_schedule": ["constant", "sawtooth"]})
         old, new = (Definition(job=job_of(), space=space, objectives=("loss",), code=code)
                     for code in (None, {"lr_schedule='sawtooth'": "0"}))  # fmt: skip
         assert old.difference(new) is None
@@ -475,7 +476,7 @@ def test_jobs_and_studies_of_earlier_versions_are_read() -> None:
     assert ss.Job.from_fields({**written, "schedule": fields}).lr_schedule == ss.LRSchedule(
         "cosine", warmup_steps=2
     )
-    space = ss.Space({"schedule": ["cosine", "linear"]})
+    space = Space({"schedule": ["cosine", "linear"]})
     assert apply(job_of(), {"schedule": "linear"}).lr_schedule.name == "linear"
     assert space.parameters["schedule"].ends() == ("cosine", "linear")
     definition = Definition(job=job_of(), space=space, objectives=("loss",))

@@ -17,6 +17,7 @@ import shardscope as ss
 from oracle import plain
 from oracle.models import MODELS
 from shardscope import errors
+from shardscope.methods.strategies.single import Single
 from shardscope.runtime.tools.check import read_parameters
 
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5, "bf16-mixed": 2e-2}
@@ -28,7 +29,7 @@ WORST = 1e-3
 TIMEOUT_S = 120.0
 
 STRATEGIES: dict[str, list[Any]] = {
-    "single": [ss.Single()],
+    "single": [Single()],
     "all-reduce": [ss.AllReduce(), ss.AllReduce(bucket_mb=0.0005)],
     "ring": [ss.Ring(), ss.Ring(directions=2), ss.Ring(bucket_mb=0.0005, slice_mb=0.0001)],
     "tree": [ss.Tree()],

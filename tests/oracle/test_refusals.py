@@ -10,6 +10,7 @@ import pytest
 
 import shardscope as ss
 from oracle import grid, plain
+from shardscope.methods.strategies.single import Single
 
 PLAN = plain.Plan(steps=4, batch=24, settings={"lr": 0.05})
 NEEDS_A_GRADIENT = ("all-reduce", "ring", "tree", "hierarchical", "zero-1")
@@ -33,7 +34,7 @@ EXAMPLES: dict[str, list[grid.Case]] = {
     "no gradient for a server": [case("unused", ss.ParameterServer())],
     "different layers": [case("branch", ss.Zero2()), case("branch", ss.Zero3(), world_size=3)],
     "sparse gradient": [
-        case("sparse", ss.Single(), world_size=1, optimizer="adamw"),
+        case("sparse", Single(), world_size=1, optimizer="adamw"),
         case("sparse", ss.Ring(), optimizer="lamb"),
     ],
     "cannot be cut": [case("lstm", ss.Pipeline())],

@@ -10,6 +10,7 @@ from typing import Any
 import shardscope as ss
 from conformance.ranks import RankPool
 from shardscope.analytic.job_step import JobStep
+from shardscope.measure.compare.comparison import Comparison
 from shardscope.measure.compare.of_run import compare
 from shardscope.runtime import Run
 from shardscope.runtime.record.rundir import RunDir
@@ -85,7 +86,7 @@ def hold_traffic(job: ss.Job, trace: StepTrace, ranks: Sequence[Events]) -> int:
     return num_exact
 
 
-def hold_compared(job: ss.Job, folder: Path) -> ss.Comparison:
+def hold_compared(job: ss.Job, folder: Path) -> Comparison:
     """Assert that `compare` agrees, and that each term that the ranks have measured has its counterpart."""
     run = Run(RunDir(folder), job)
     found = compare(run)

@@ -11,6 +11,7 @@ from shardscope.analytic import reliability
 from shardscope.analytic.memory.states import checkpoint_bytes
 from shardscope.cli import main
 from shardscope.errors import SpecError
+from shardscope.planner import Plans
 from shardscope_widgets import figures
 
 HOURS = 50_000.0
@@ -89,7 +90,7 @@ def test_a_training_that_never_ends_says_so() -> None:
 
 
 def test_plans_and_their_pages_count_failures() -> None:
-    def planned(hours: float | None) -> ss.Plans:
+    def planned(hours: float | None) -> Plans:
         cluster = ss.Cluster.of("a100-80gb", nodes=128, device_mtbf_hours=hours)
         return ss.plan("gpt3-175b", cluster, global_batch=1536, top=2, fix={"tensor": 8, "zero": 1})
 

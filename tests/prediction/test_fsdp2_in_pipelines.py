@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 import shardscope as ss
+from shardscope.prediction.layout import Prediction
 
 MODEL = ss.Model.of("llama-2-13b")
 CLUSTER = ss.Cluster.of("h100-80gb", nodes=4)
 LAYOUT = ss.Layout(data=4, tensor=2, pipeline=4, zero=2, global_batch=32)
 
 
-def term(prediction: ss.Prediction, tree: str, name: str) -> float:
+def term(prediction: Prediction, tree: str, name: str) -> float:
     found = [each for each in getattr(prediction, tree).walk() if each.name == name]
     return sum(each.value for each in found)
 

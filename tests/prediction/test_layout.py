@@ -11,6 +11,7 @@ import shardscope as ss
 from shardscope import cli
 from shardscope.analytic.show import figure, term_html, term_text
 from shardscope.errors import SpecError
+from shardscope.prediction.layout import Prediction
 
 MODEL = ss.Model.transformer(name="gpt3-175b", layers=96, hidden=12288, heads=96, vocab=51200, seq=2048)
 CLUSTER = ss.Cluster.of("a100-80gb", nodes=128)
@@ -21,11 +22,11 @@ LAYOUT = ss.Layout(
 
 
 @pytest.fixture(scope="module")
-def prediction() -> ss.Prediction:
+def prediction() -> Prediction:
     return ss.predict(MODEL, CLUSTER, LAYOUT)
 
 
-def test_the_figures_follow_from_the_step(prediction: ss.Prediction) -> None:
+def test_the_figures_follow_from_the_step(prediction: Prediction) -> None:
     step, tokens = prediction.step_time_s, 1536 * 2048
     assert prediction.tokens_per_s == pytest.approx(tokens / step)
     assert prediction.time_to_train(300e9) == pytest.approx(300e9 / tokens * step)
@@ -36,7 +37,7 @@ def test_the_figures_follow_from_the_step(prediction: ss.Prediction) -> None:
     assert low < step < high
 
 
-def test_gpt_3_trains_in_about_the_days_the_paper_says(prediction: ss.Prediction) -> None:
+def test_gpt_3_trains_in_about_the_days_the_paper_says(prediction: Prediction) -> None:
     """34 days on 1,024 A100 (Narayanan et al. 2021, section 5.1): within the prediction's own interval."""
     days = prediction.time_to_train(300e9) / 86400
     low, high = (edge / prediction.step_time_s * days for edge in prediction.interval)
@@ -52,7 +53,7 @@ def test_dollars_are_hours_times_devices_times_price() -> None:
         priced.time_to_train(0)
 
 
-def test_every_leaf_has_a_formula_and_a_source(prediction: ss.Prediction) -> None:
+def test_every_leaf_has_a_formula_and_a_source(prediction: Prediction) -> None:
     for term in prediction.time.walk():
         if not term.parts:
             assert term.formula, term.name
@@ -60,7 +61,7 @@ def test_every_leaf_has_a_formula_and_a_source(prediction: ss.Prediction) -> Non
             assert term.inputs, term.name
 
 
-def test_the_prediction_is_readable_and_goes_to_json(prediction: ss.Prediction) -> None:
+def test_the_prediction_is_readable_and_goes_to_json(prediction: Prediction) -> None:
     assert "pipeline bubble" in repr(prediction)
     assert prediction._repr_html_().count("<details") == prediction._repr_html_().count("</details>") > 10
     read = json.loads(json.dumps(prediction.to_dict()))

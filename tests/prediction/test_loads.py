@@ -10,19 +10,21 @@ import pytest
 import shardscope as ss
 from shardscope.analytic.memory import tensor_room
 from shardscope.analytic.stragglers import expected_slowest
+from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.loads import awaited, rank_loads
 from shardscope.prediction.stale_updates import gradients_per_s
+from shardscope.simulator import Simulation
 
 SLOW = {3: 2.0}
 
 
-def predicted(slowdown: dict[int, float] | None = None, **changes: Any) -> ss.JobPrediction:
+def predicted(slowdown: dict[int, float] | None = None, **changes: Any) -> JobPrediction:
     fields = {"model": "mlp", "data": "digits", "strategy": "ring", "world_size": 4, "batch": 56, **changes}
     cluster = ss.Cluster.emulated(nodes=fields["world_size"], flops="2 MFLOP/s", slowdown=slowdown)
     return ss.predict(ss.Job(**fields), cluster)
 
 
-def passes_s(prediction: ss.JobPrediction) -> float:
+def passes_s(prediction: JobPrediction) -> float:
     assert prediction.time is not None
     return prediction.time["forward"].value + prediction.time["backward"].value
 
@@ -165,7 +167,7 @@ def test_a_step_that_does_not_wait_for_the_slowest_is_not_simulated() -> None:
         ss.simulate.predicted(predicted(SLOW, strategy=ss.ParameterServer(backups=1)))
 
 
-def computing_by_rank(simulated: ss.Simulation) -> list[float]:
+def computing_by_rank(simulated: Simulation) -> list[float]:
     seconds = [0.0] * simulated.num_devices
     for event in simulated.timeline.events:
         if event.kind in ("forward", "backward"):

@@ -9,6 +9,7 @@ import pytest
 
 import shardscope as ss
 from shardscope.analytic.communication.network import Network
+from shardscope.prediction.job import JobPrediction
 from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.cluster.emulated import PAYLOAD
 
@@ -35,7 +36,7 @@ def communication(found: Any) -> float:
     return float(found.time["communication"].value)
 
 
-def wire_seconds(prediction: ss.JobPrediction) -> float:
+def wire_seconds(prediction: JobPrediction) -> float:
     """Predicted time on the links, as stated, without messages' fixed times and the links' efficiency."""
     assert prediction.host is not None
     share = prediction.host.value("link_efficiency", transport="network")

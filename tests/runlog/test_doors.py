@@ -21,7 +21,7 @@ import shardscope as ss
 from conformance.runs import small_job
 from shardscope.measure.compare.of_run import compare
 from shardscope.tuning.measured import TrialReader
-from shardscope_widgets.figures import comparison_info
+from shardscope_widgets.figures._comparison import comparison_info
 from shardscope_widgets.report import write_report
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import bytes_text, duration_text, rate_text

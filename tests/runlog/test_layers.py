@@ -11,6 +11,7 @@ from shardscope.runlog.layers import Layers, reports_layers
 from shardscope.tuning.measured import TrialReader, with_layer_statistics
 from shardscope.tuning.records import measured_from, measured_to
 from shardscope_widgets import Trace, figures
+from shardscope_widgets.figures import _layers
 
 OFTEN = ss.Record(layers_every=1)
 
@@ -36,8 +37,8 @@ def test_a_healthy_run_tells_of_every_layer_and_raises_no_alarm():
     assert row.ratio == pytest.approx(row.weight_norm / row.update_norm)
     assert repr(layers) == "<Layers: 14 with trust ratios; no alarms>"
     # the same from a trace, as the lab draws it, and nothing in a study's record
-    info = figures.layers_info_of(Trace.read(run))
-    assert info == figures.layers_info(layers, label=run.name)
+    info = _layers.layers_info_of(Trace.read(run))
+    assert info == _layers.layers_info(layers, label=run.name)
     assert len(figures.layers(run).data) == 2
     assert TrialReader(run).poll().alarms == ()
 
@@ -53,7 +54,7 @@ def test_a_tight_clamp_pins_ratios_and_a_study_keeps_the_alarm():
     measured = TrialReader(run).poll()
     assert measured.alarms == (alarm.text,)
     assert measured_from(measured_to(measured)) == measured
-    assert alarm.text in figures.layers_text(figures.layers_info_of(Trace.read(run)))
+    assert alarm.text in _layers.layers_text(_layers.layers_info_of(Trace.read(run)))
 
 
 @pytest.mark.slow
@@ -91,7 +92,7 @@ def test_a_layer_that_blows_up_is_named_although_the_run_has_failed():
     alarm = run.layers().alarms[0]
     assert alarm.kind == "not finite"
     assert alarm.layers[0] in alarm.text
-    assert figures.draw_layers(figures.layers_info(run.layers())).data
+    assert _layers.draw_layers(_layers.layers_info(run.layers())).data
 
 
 def test_without_decay_a_variant_may_adapt_nothing():

@@ -91,11 +91,11 @@ def test_a_newer_log_is_refused_in_one_sentence(runs_root: Path) -> None:
         f"rank-1.jsonl has events of schema version {SCHEMA + 1}, but this version of Shardscope reads only up to "
         f"{SCHEMA}; upgrade shardscope to read this run"
     )
-    with pytest.raises(ss.RunUnreadable) as refused:
+    with pytest.raises(ss.errors.RunUnreadable) as refused:
         ss.Run.attach(newer)
     assert str(refused.value) == f"run {newer.name} cannot be read: {sentence}"
     for _ in range(2):  # no later poll returns the rest as if it were the whole
-        with pytest.raises(ss.RunUnreadable, match="upgrade shardscope"):
+        with pytest.raises(ss.errors.RunUnreadable, match="upgrade shardscope"):
             attached.events()
     assert [run.name for run in ss.runs()] == ["good"]
     assert sentence[:40] in ss.runs().note

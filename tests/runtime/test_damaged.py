@@ -47,7 +47,7 @@ def test_a_damaged_job_hides_no_good_run(text: str, bad: Path, capsys: pytest.Ca
     assert listed() == ["good"]
     assert bad.name in ss.runs().note
     assert ss.runs().note.startswith("1 run could not be read: ")
-    with pytest.raises(ss.RunUnreadable, match=bad.name):
+    with pytest.raises(ss.errors.RunUnreadable, match=bad.name):
         ss.Run.attach(bad)
     assert cli.main(["runs"]) == 0
     told = capsys.readouterr()
@@ -137,7 +137,7 @@ def test_nothing_but_a_file_of_moderate_size_is_read(name: str, kind: str, bad: 
         file.symlink_to({"loop": file, "zero": Path("/dev/zero"), "passwd": Path("/etc/passwd")}[kind])
     assert listed()[-1] == "good"
     if name == "job.json":
-        with pytest.raises(ss.RunUnreadable, match=r"job\.json (is|has) "):
+        with pytest.raises(ss.errors.RunUnreadable, match=r"job\.json (is|has) "):
             ss.Run.attach(bad)
     else:
         run = ss.Run.attach(bad)

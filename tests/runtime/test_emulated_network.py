@@ -98,7 +98,7 @@ def test_it_needs_no_root(capabilities: str) -> None:
 def test_where_tools_are_missing_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(sys, "platform", "linux")
-    with pytest.raises(ss.LaunchError, match="ip and tc missing; install iproute2"):
+    with pytest.raises(ss.errors.LaunchError, match="ip and tc missing; install iproute2"):
         EmulatedNetwork(ss.Cluster.emulated(nodes=2))
 
 
@@ -109,7 +109,7 @@ def test_a_network_that_is_not_set_up_in_time_is_given_up(
     monkeypatch.setattr(hub, "__file__", str(tmp_path / "hub.py"))
     monkeypatch.setattr(network, "_why_not_at_all", str)
     monkeypatch.setattr(network, "_SETUP_S", 0.1)
-    with pytest.raises(ss.LaunchError, match="was not set up within 0.1 s, .* launch again when"):
+    with pytest.raises(ss.errors.LaunchError, match="was not set up within 0.1 s, .* launch again when"):
         EmulatedNetwork(ss.Cluster.emulated(nodes=2))
 
 
@@ -122,7 +122,7 @@ def test_a_command_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) 
 def test_on_other_systems_it_says_what_to_do_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network.sys, "platform", "darwin")
     with pytest.raises(
-        ss.LaunchError, match="network namespaces need Linux; emulate slower links without it"
+        ss.errors.LaunchError, match="network namespaces need Linux; emulate slower links without it"
     ):
         EmulatedNetwork(ss.Cluster.emulated(nodes=2))
 
@@ -135,7 +135,7 @@ def test_a_command_that_fails_ends_the_network(monkeypatch: pytest.MonkeyPatch) 
         network.subprocess, "Popen", lambda *a, **o: hubs.append((p := popen(*a, **o)).pid) or p
     )
     monkeypatch.setattr(network, "network_plan", _with_a_wrong_command)
-    with pytest.raises(ss.LaunchError, match="cannot be emulated here: ip: "):
+    with pytest.raises(ss.errors.LaunchError, match="cannot be emulated here: ip: "):
         EmulatedNetwork(ss.Cluster.emulated(nodes=2))
     assert all_gone(hubs)
 

@@ -240,7 +240,7 @@ def test_what_cannot_run_there_is_refused_before_it_starts(job: dict[str, object
 
 
 def test_a_cluster_of_other_machines_is_refused() -> None:
-    with pytest.raises(ss.LaunchError, match="start the job on your machines with torchrun"):
+    with pytest.raises(ss.errors.LaunchError, match="start the job on your machines with torchrun"):
         ss.launch(small_job(), ss.Cluster.of("h100", nodes=1, per_node=2))  # type: ignore[arg-type]
 
 

@@ -19,6 +19,7 @@ from conformance.runs import SHORT_TEXT, small_job
 from shardscope import cli
 from shardscope.runtime.export.tables import traffic_frame
 from shardscope.runtime.export.trackers import figures_of, settings_of
+from shardscope.simulator import Simulation
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ SLOW = ss.Link(bandwidth=1e4, latency=1e-3)
 """A link on which a step of these small jobs takes a minute, so that the noise of computing does not count."""
 
 
-def as_traced(run: ss.Run, folder: Path) -> ss.Simulation:
+def as_traced(run: ss.Run, folder: Path) -> Simulation:
     """Export one step of a run, and simulate it on `SLOW` links."""
     pytest.importorskip("google.protobuf")
     path = run.export(folder / "deep" / "step", format="chakra")

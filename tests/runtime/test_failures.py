@@ -111,14 +111,14 @@ def test_code_that_cannot_be_sent_is_refused_at_once() -> None:
         with lock:
             return nn.Linear(64, 10)
 
-    with pytest.raises(ss.LaunchError, match="model=make_model cannot be sent to the ranks"):
+    with pytest.raises(ss.errors.LaunchError, match="model=make_model cannot be sent to the ranks"):
         ss.launch(small_job(model=make_model))
     assert ss.runs() == []
 
 
 def test_a_root_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ss.LaunchError, match="cannot write the run directory"):
+    with pytest.raises(ss.errors.LaunchError, match="cannot write the run directory"):
         ss.launch(small_job(), root=tmp_path / "file")
 
 

@@ -171,6 +171,6 @@ def test_waiting_for_a_control_file_that_stays_out_of_reach_ends(
     monkeypatch.setattr(files.os, "open", refusing(errno.EMFILE, 10**9, "stop_at"))
     run.write_control(run.stop_at, "5")
     began = time.monotonic()
-    with pytest.raises(ss.RunUnreadable, match="stop_at cannot be read"):
+    with pytest.raises(ss.errors.RunUnreadable, match="stop_at cannot be read"):
         StopControl(run, rank=1, world_size=2).should_stop(6)
     assert time.monotonic() - began < 20

@@ -47,7 +47,9 @@ def test_a_job_on_gpus_has_its_memory_and_no_time_in_a_line() -> None:
 
 def test_a_job_that_does_not_fit_is_not_launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(home, "usable_memory_bytes", lambda: 1e6)
-    with pytest.raises(ss.LaunchError, match=r"it would take .* MB that this machine has.*preflight=False"):
+    with pytest.raises(
+        ss.errors.LaunchError, match=r"it would take .* MB that this machine has.*preflight=False"
+    ):
         ss.launch(JOB, root=tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -56,7 +58,7 @@ def test_it_is_launched_all_the_same_where_one_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(home, "usable_memory_bytes", lambda: 1000)
-    with pytest.raises(ss.LaunchError, match="the job does not fit"):
+    with pytest.raises(ss.errors.LaunchError, match="the job does not fit"):
         ss.launch(JOB, root=tmp_path)
     assert len(ss.launch(JOB, root=tmp_path, preflight=False).wait(60).metrics()) == 3
 

@@ -94,7 +94,7 @@ def test_a_launch_whose_directory_cannot_be_written_is_one_sentence(monkeypatch:
 
     monkeypatch.setattr(driver, "_hand_over", refuse)
     with pytest.raises(
-        ss.LaunchError, match=r"cannot write the run directory .*: Read-only file system; set"
+        ss.errors.LaunchError, match=r"cannot write the run directory .*: Read-only file system; set"
     ):
         ss.launch(small_job())
 

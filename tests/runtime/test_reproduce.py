@@ -16,6 +16,7 @@ from shardscope import cli
 from shardscope.runtime.record import code_file
 from shardscope.runtime.record.provenance import FILE
 from shardscope.runtime.tools import reproduce
+from shardscope.runtime.tools.reproduce import first_difference
 
 
 @pytest.fixture(autouse=True)
@@ -44,11 +45,11 @@ def test_a_run_launched_again_has_the_same_losses_to_the_bit_and_nothing_is_warn
     again = ss.reproduce(run.id).wait(100)
     assert again.id != run.id
     assert again.summary().steps == 4
-    assert ss.first_difference(run, again) is None
+    assert first_difference(run, again) is None
     other = ss.launch(job.replace(seed=8)).wait(100)
-    assert ss.first_difference(run, other) == 1
+    assert first_difference(run, other) == 1
     monkeypatch.setattr(code_file, "_written_here", set())  # as in another process
-    with pytest.raises(ss.UntrustedCode, match="trust_code=True"):
+    with pytest.raises(ss.errors.UntrustedCode, match="trust_code=True"):
         ss.reproduce(run)
 
 
@@ -126,6 +127,6 @@ def test_losses_that_are_not_finite_are_equal_to_themselves(runs_root: Path) -> 
             event["loss"] = "nan"
 
     edit(one / "rank-0.jsonl", explode)
-    assert ss.first_difference(one, two) == 4
+    assert first_difference(one, two) == 4
     edit(two / "rank-0.jsonl", explode)
-    assert ss.first_difference(one, two) is None
+    assert first_difference(one, two) is None

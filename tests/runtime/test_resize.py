@@ -206,7 +206,9 @@ def test_a_size_for_which_a_users_model_is_not_deep_enough_is_refused(
 def test_a_batch_that_would_grow_larger_than_the_data_is_refused(tmp_path: Path) -> None:
     job = small_job(batch=800, elastic=ss.Elastic(least=2, most=4, batch="scaled"))
     run = Run(RunDir.create(job, tmp_path), job)
-    with pytest.raises(ss.DataError, match="global_batch=1600 is out of range for data with 1442 rows"):
+    with pytest.raises(
+        ss.errors.DataError, match="global_batch=1600 is out of range for data with 1442 rows"
+    ):
         run.resize(4)
     assert not RunDir(run.path).resize_request.exists()
 

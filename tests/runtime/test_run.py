@@ -79,7 +79,7 @@ def test_is_found_again_with_its_whole_history(tmp_path: Path) -> None:
 
 
 def test_unknown_runs_are_refused_in_one_sentence() -> None:
-    with pytest.raises(ss.RunNotFound, match="no run 'nowhere'"):
+    with pytest.raises(ss.errors.RunNotFound, match="no run 'nowhere'"):
         ss.Run.attach("nowhere")
     for reader in (ss.compare, ss.explain, ss.jitter, ss.reproduce):
         with pytest.raises(ss.SpecError, match="None is not a run; give a Run, its name or its directory"):

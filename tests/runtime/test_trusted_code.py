@@ -71,18 +71,19 @@ def test_a_job_without_code_is_read_without_asking(runs_root: Path, mark: Path) 
 def test_code_of_anybody_else_is_named_and_not_run(own: Path, mark: Path) -> None:
     foreign(own, mark)
     with pytest.raises(
-        ss.UntrustedCode, match=r"carries code: model='make_model' in .*user_code\.pkl .*trust_code=True"
+        ss.errors.UntrustedCode,
+        match=r"carries code: model='make_model' in .*user_code\.pkl .*trust_code=True",
     ):
         ss.load_job(own)
     assert not mark.exists()
-    with pytest.raises(ss.LaunchError, match="does not contain the functions of this job"):
+    with pytest.raises(ss.errors.LaunchError, match="does not contain the functions of this job"):
         ss.load_job(own, trust_code=True)
     assert mark.exists(), "this test would not notice code that runs"
 
 
 def test_trusted_code_that_cannot_be_loaded_is_one_sentence(own: Path) -> None:
     (own / CODE_FILE).write_bytes(b"no pickle")
-    with pytest.raises(ss.LaunchError, match="cannot be loaded"):
+    with pytest.raises(ss.errors.LaunchError, match="cannot be loaded"):
         ss.load_job(own, trust_code=True)
 
 
@@ -138,7 +139,7 @@ def test_ranks_load_only_what_their_own_launch_wrote(own: Path, mark: Path) -> N
     launched = RunDir.create(small_job(model=make_model), own.parent)
     assert launched.read_job(with_code=True).user_code["model"].function.__name__ == "make_model"
     foreign(launched.path, mark)
-    with pytest.raises(ss.LaunchError, match="has changed since the launch"):
+    with pytest.raises(ss.errors.LaunchError, match="has changed since the launch"):
         launched.read_job(with_code=True)
     assert RunDir(launched.path).read_job(with_code=True).user_code["model"].name == "make_model"
     (launched.path / CODE_FILE).write_bytes(code)

@@ -20,6 +20,7 @@ from shardscope.runlog.chakra import (
     read_traces,
     write_nodes,
 )
+from shardscope.simulator import Simulation
 
 LINK = ss.Link(bandwidth=1e9, latency=1e-4)
 INSTANT = ss.Link(bandwidth=1e9, latency=0.0)
@@ -44,7 +45,7 @@ def message(
     return TraceNode(id_, "message", type_, after, attributes=about)
 
 
-def replay(folder: Path, *traces: list[TraceNode]) -> ss.Simulation:
+def replay(folder: Path, *traces: list[TraceNode]) -> Simulation:
     pytest.importorskip("google.protobuf")
     paths = [folder / f"replay.{rank}.et" for rank in range(len(traces))]
     for path, nodes in zip(paths, traces, strict=True):

@@ -6,6 +6,7 @@ import pytest
 
 import shardscope as ss
 from shardscope.analytic.memory.states import RECIPES, model_state_bytes, model_states
+from shardscope.spec.space import Space
 from shardscope.tuning.apply import apply
 from shardscope.tuning.definition import Definition
 
@@ -49,6 +50,6 @@ def test_autocast_keeps_whole_weights_under_a_name_of_its_own() -> None:
 
 
 def test_a_study_over_the_short_names_trains_what_they_stand_for() -> None:
-    space = ss.Space({"precision": ["fp32", "bf16"]})
+    space = Space({"precision": ["fp32", "bf16"]})
     assert apply(JOB, {"precision": "bf16"}).precision == "bf16-mixed"
     assert Definition(job=JOB, space=space, objectives=("loss",)).space == space

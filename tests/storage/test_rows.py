@@ -107,7 +107,7 @@ def test_a_batch_larger_than_the_data_is_refused_before_anything_starts(kind: st
         f"global_batch={known + 1} is out of range for data with {known} rows; use a size from 1 to {known}"
     )
     for check in (True, False):
-        with pytest.raises(ss.DataError, match=sentence):
+        with pytest.raises(ss.errors.DataError, match=sentence):
             ss.launch(job, root=tmp_path / "runs", preflight=check)
     assert not (tmp_path / "runs").exists()
     assert preflight(job).refusal == sentence
@@ -183,7 +183,7 @@ def test_data_that_cannot_be_read_do_not_end_the_launch_but_are_named_by_the_ran
 ) -> None:
     path = make(tmp_path)
     assert training_rows(ss.Job(model="mlp" if path.suffix == ".npz" else "gpt-nano", data=str(path))) is None
-    with pytest.raises(ss.DataError, match=r"data='.*'") as refused:
+    with pytest.raises(ss.errors.DataError, match=r"data='.*'") as refused:
         load_data(str(path), seq=GPT.seq)
     assert why in str(refused.value)
     assert "\n" not in str(refused.value)

@@ -13,6 +13,7 @@ import shardscope as ss
 from conformance.studies import instant
 from shardscope import cli
 from shardscope.errors import StudyError
+from shardscope.spec.space import Space
 from shardscope.tuning.priors import default_space
 from shardscope.tuning.progress import trial_line
 from shardscope.tuning.session import StudySession
@@ -96,7 +97,7 @@ def test_a_resumed_study_draws_what_it_drew() -> None:
     assert optimizers("resumed") == {"lamb": 4, "adamw": 2, "nesterov": 1}
     definition = StudySession.open(name="resumed").definition
     assert set(definition.searched.parameters) == set(LAMB)
-    assert definition.searched.parameters["optimizer"] == ss.Space(LAMB).parameters["optimizer"]
+    assert definition.searched.parameters["optimizer"] == Space(LAMB).parameters["optimizer"]
     whole = {**definition.space.parameters}
     with pytest.raises(StudyError, match="the space has changed in optimizer"):
         ss.tune(JOB, whole, trials=8, name="resumed")

@@ -14,6 +14,7 @@ from shardscope.tuning.batch_sweep import MOST_ADDED, _Grid, _next_place
 from shardscope.tuning.progress import SweepProgress
 from shardscope.tuning.sweep_result import BatchSweep, Cell, SweepPoint
 from shardscope_widgets import figures
+from shardscope_widgets.figures import _batch_sweep
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=16, batch=32)
 
@@ -52,10 +53,10 @@ def test_no_error_at_all_can_be_drawn() -> None:
 
 
 def test_the_chart_and_its_words() -> None:
-    info = figures.batch_sweep_info(SWEEP)
+    info = _batch_sweep.batch_sweep_info(SWEEP)
     assert [line.largest for line in info.lines] == [32, 64, None]
     assert info.lines[1].medians == (0.45, 0.4, None)
-    assert figures.batch_sweep_text(info) == (
+    assert _batch_sweep.batch_sweep_text(info) == (
         "**The batch can grow to 64 before the target is missed. lamb reaches 64, sgd 32, lars misses it at every size "
         "tried: lamb helps here.**\n\n"
         "- The target: a validation loss of 0.5 or less, after 512 samples at every batch size.\n"
@@ -82,14 +83,14 @@ def test_words_connect_the_limit_with_the_target_the_rates_and_the_critical_batc
         point("sgd", 16, 0.4, seeds=1), point("sgd", 32, 0.9, seeds=1, rates=(0.1, 0.2, 0.4)),
         point("lars", 16, 0.3, seeds=1), point("lars", 32, 0.9, seeds=1),
     )  # fmt: skip
-    info = figures.batch_sweep_info(BatchSweep(JOB, "loss", 0.5, points, points[0]), critical_batch=20.4)
-    text = figures.batch_sweep_text(info)
+    info = _batch_sweep.batch_sweep_info(BatchSweep(JOB, "loss", 0.5, points, points[0]), critical_batch=20.4)
+    text = _batch_sweep.batch_sweep_text(info)
     assert "It is 1.25 times 0.4, the highest validation loss at batch size 16 (that of sgd)" in text
     assert "lars ties sgd at 16: it does not help here.**" in text
     assert "At batch size 32, the best rate of sgd is the lowest tried, so its limit may be higher." in text
     assert "The critical batch size, 20, says up to where a larger batch saves steps" in text
     assert "that reached the target, 16, says up to where 512 samples still make enough steps" in text
-    figure = figures.draw_batch_sweep(info)
+    figure = _batch_sweep.draw_batch_sweep(info)
     assert "one seed" in figure.layout.annotations[0].text
     assert "critical batch size, 20" in [note.text for note in figure.layout.annotations]
 
@@ -108,12 +109,12 @@ def test_the_answer_states_the_accuracy_before_and_after_the_limit() -> None:
         SweepPoint("adamw", batch, 512 // batch, 0.1, (loss,), 1, (0.1,), 0.002, (accuracy,))
         for batch, loss, accuracy in ((16, 0.3, 0.975), (32, 0.4, 0.97), (64, 0.9, 0.9))
     ]
-    info = figures.batch_sweep_info(BatchSweep(JOB, "loss", 0.5, tuple(points)))
-    assert figures.batch_sweep_text(info).startswith(
+    info = _batch_sweep.batch_sweep_info(BatchSweep(JOB, "loss", 0.5, tuple(points)))
+    assert _batch_sweep.batch_sweep_text(info).startswith(
         "**The batch can grow to 32 before the target is missed, with adamw. Validation accuracy of adamw: 97.5% at "
         "16, 97.0% at 32 and 90.0% at 64.**"
     )
-    assert "accuracy 97.5%<br>" in figures.draw_batch_sweep(info).data[0].customdata[0][0]
+    assert "accuracy 97.5%<br>" in _batch_sweep.draw_batch_sweep(info).data[0].customdata[0][0]
 
 
 def test_the_table_says_in_words_what_was_reached_and_what_was_not_run() -> None:

@@ -24,7 +24,9 @@ def test_a_damaged_database_is_named(tmp_path: Path, damage: str) -> None:
     file.write_bytes(
         {"half": whole[: len(whole) // 2], "zeros": bytes(5000), "text": b"trial,loss\n" * 900}[damage]
     )
-    with pytest.raises(ss.StudyError, match=r"study.db' is damaged, or not a database: .*; restore a copy"):
+    with pytest.raises(
+        ss.errors.StudyError, match=r"study.db' is damaged, or not a database: .*; restore a copy"
+    ):
         open_storage(url, "study", tmp_path)
 
 
@@ -44,7 +46,7 @@ def test_a_damaged_table_is_named_when_the_study_is_opened(tmp_path: Path) -> No
     opened = open_storage(url, "study", tmp_path)
     with (
         pytest.raises(
-            ss.StudyError, match=r"^the storage of study 'study' is damaged: .*; restore a copy of it"
+            ss.errors.StudyError, match=r"^the storage of study 'study' is damaged: .*; restore a copy of it"
         ),
         answering("study"),
     ):
@@ -56,7 +58,7 @@ def test_a_missing_permission_is_no_damage(tmp_path: Path, monkeypatch: pytest.M
         raise exc.ProgrammingError("CREATE TABLE", {}, Exception("permission denied for schema public"))
 
     monkeypatch.setattr(storage, "RDBStorage", denied)
-    with pytest.raises(ss.StudyError, match=r"host/db' rejects the call: .*permission denied"):
+    with pytest.raises(ss.errors.StudyError, match=r"host/db' rejects the call: .*permission denied"):
         open_storage("postgresql://me@host/db", "study", tmp_path)
 
 

@@ -97,4 +97,4 @@ def test_whole_ends_of_a_setting_with_fractions_are_an_interval() -> None:
 
 
 def test_powers_of_two_can_be_written_as_a_tuple() -> None:
-    assert ss.Space({"batch": (32, 128, "log2")}) == ss.Space({"batch": ss.PowersOfTwo(32, 128)})
+    assert Space({"batch": (32, 128, "log2")}) == Space({"batch": ss.PowersOfTwo(32, 128)})

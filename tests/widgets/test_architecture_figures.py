@@ -11,7 +11,7 @@ from shardscope import Pipeline
 from shardscope.runlog.schema import Moved
 from shardscope.spec import Batch, Job
 from shardscope_widgets import figures
-from shardscope_widgets.figures import theme
+from shardscope_widgets.figures import _consensus, _links, _memory_kinds, _pipeline, _staleness, theme
 from shardscope_widgets.figures._stacks import RunBars, StackBar
 from shardscope_widgets.figures._staleness import MOST_POINTS
 from shardscope_widgets.trace import Trace
@@ -27,7 +27,7 @@ def trace_of(events, strategy="pipeline", world_size=2, **about) -> Trace:
 class TestMemoryKinds:
     def test_each_rank_is_one_bar_of_the_newest_step(self):
         trace = trace_of(memory_events(2, step=1, activations=1) + memory_events(2, step=2), "zero-1")
-        (run,) = figures.memory_kinds_info([trace]).runs
+        (run,) = _memory_kinds.memory_kinds_info([trace]).runs
         assert run == RunBars(
             "zero-1",
             (
@@ -39,23 +39,23 @@ class TestMemoryKinds:
 
     def test_one_process_is_a_line_at_what_it_holds(self):
         alone = trace_of(memory_events(1), "single", 1)
-        info = figures.memory_kinds_info([trace_of(memory_events(2, shards=2), "zero-1")], alone=alone)
+        info = _memory_kinds.memory_kinds_info([trace_of(memory_events(2, shards=2), "zero-1")], alone=alone)
         assert info.alone == 3_600_000
         (line,) = figures.memory_kinds([trace_of(memory_events(2), "zero-1")], alone=alone).layout.shapes
         assert line.x0 == line.x1 == 3_600_000
 
     def test_runs_that_do_not_tell_are_left_out(self):
-        assert figures.memory_kinds_info([Trace("id", "old", "ring", world_size=2)]).runs == ()
-        assert "No run" in figures.memory_kinds_text(figures.memory_kinds_info([]))
+        assert _memory_kinds.memory_kinds_info([Trace("id", "old", "ring", world_size=2)]).runs == ()
+        assert "No run" in _memory_kinds.memory_kinds_text(_memory_kinds.memory_kinds_info([]))
 
     def test_a_server_is_named(self):
         trace = Trace("id", "parameter-server", "parameter-server", world_size=1)
         trace.feed([{"event": "start", "t": 0.0, "rank": 0, "role": "server"}, *memory_events(1)])
-        assert figures.memory_kinds_info([trace]).runs[0].bars[0].name == "rank 0, server"
+        assert _memory_kinds.memory_kinds_info([trace]).runs[0].bars[0].name == "rank 0, server"
 
     def test_it_is_also_there_in_words(self):
-        info = figures.memory_kinds_info([trace_of(memory_events(1, activations=0), "zero-1", 1)])
-        assert figures.memory_kinds_text(info) == (
+        info = _memory_kinds.memory_kinds_info([trace_of(memory_events(1, activations=0), "zero-1", 1)])
+        assert _memory_kinds.memory_kinds_text(info) == (
             "zero-1: up to 3.3 MB held by tensors on a rank: 48% optimizer state, 24% parameters, 24% gradients and "
             "3% buffers."
         )
@@ -64,13 +64,13 @@ class TestMemoryKinds:
 class TestLinks:
     def test_each_rank_is_one_bar_of_what_it_sent_and_received(self):
         trace = Trace.read(fake_run("ring", 2, steps=2))
-        (run,) = figures.links_info([trace, Trace.read(fake_run("single", steps=2))]).runs
+        (run,) = _links.links_info([trace, Trace.read(fake_run("single", steps=2))]).runs
         assert run.bars == (StackBar("rank 0", (800_000, 800_000)), StackBar("rank 1", (800_000, 800_000)))
 
     def test_the_busiest_link_is_named(self):
         trace = Trace("id", "parameter-server", "parameter-server", world_size=2)
         trace.links = {0: Moved(300, 300), 1: Moved(100, 100)}
-        assert figures.links_text(figures.links_info([trace])) == (
+        assert _links.links_text(_links.links_info([trace])) == (
             "parameter-server: the busiest link (rank 0) carries 600 B per step, 1.5 times the mean of 2 ranks."
         )
         assert figures.links([trace]).data
@@ -88,7 +88,7 @@ class TestGantt:
         for event in once:
             again = [[op, stage, part + 4, a + length, b + length] for op, stage, part, a, b in event["ops"]]
             trace.feed([event | {"ops": [*event["ops"], *again]}])
-        info = figures.gantt_info(trace)
+        info = _pipeline.gantt_info(trace)
         assert info.ideal == pytest.approx(1 / 5)
         assert info.bubble == pytest.approx(info.ideal, abs=1e-4)
 
@@ -97,7 +97,7 @@ class TestGantt:
 
         def took_s():
             started = time.thread_time()
-            assert len(figures.gantt_info(trace).ops) == 8192
+            assert len(_pipeline.gantt_info(trace).ops) == 8192
             return time.thread_time() - started
 
         assert any(took_s() < 0.5 for _ in range(20))
@@ -105,14 +105,14 @@ class TestGantt:
     @pytest.mark.parametrize(("stages", "parts"), [(2, 4), (4, 8), (3, 1)])
     def test_the_bubble_of_equal_stages_is_the_formulas(self, stages, parts):
         trace = trace_of(schedule_events(stages, parts), world_size=stages, schedule="gpipe")
-        info = figures.gantt_info(trace)
+        info = _pipeline.gantt_info(trace)
         assert info.bubble == pytest.approx((stages - 1) / (parts + stages - 1), abs=1e-4)
         assert info.ideal == pytest.approx(info.bubble, abs=1e-4)
         assert (info.num_stages, info.num_micro_batches) == (stages, parts)
 
     def test_a_formula_is_only_named_where_there_is_one(self):
         trace = trace_of(schedule_events(2, 2, split=True), schedule="zb")
-        info = figures.gantt_info(trace)
+        info = _pipeline.gantt_info(trace)
         assert info.ideal is None
         assert {op.op for op in info.ops} == {"F", "I", "W"}
 
@@ -122,16 +122,16 @@ class TestGantt:
             event | {"ops": [[*op, start, end + (end - start)] for *op, start, end in event["ops"]]}
             for event in schedule_events(2, 4, step=6)
         ]
-        info = figures.gantt_info(trace_of(steps + slow, schedule="gpipe"))
-        text = figures.gantt_text(info)
+        info = _pipeline.gantt_info(trace_of(steps + slow, schedule="gpipe"))
+        text = _pipeline.gantt_text(info)
         assert "step 6: 4 micro-batches" in text
         assert "(medians: 150 ms, 20%)" in text
-        title = figures.draw_gantt(info._replace(bubble=0.41)).layout.annotations[0].text
+        title = _pipeline.draw_gantt(info._replace(bubble=0.41)).layout.annotations[0].text
         assert title == "<b>gpipe</b>, step 6: waiting 20% (this step 41%), bubble 20%"
 
     def test_stages_of_one_rank_are_told_apart_by_shade(self):
         trace = trace_of(schedule_events(2, 2, virtual=2), schedule="interleaved")
-        info = figures.gantt_info(trace)
+        info = _pipeline.gantt_info(trace)
         assert {(op.rank, op.stage, op.turn) for op in info.ops} == {
             (0, 0, 0),
             (0, 2, 1),
@@ -143,7 +143,7 @@ class TestGantt:
 
     def test_a_step_that_a_rank_has_not_told_yet_is_not_shown(self):
         trace = trace_of(schedule_events(2, 2, step=1) + schedule_events(2, 2, step=2)[:1])
-        assert figures.gantt_info(trace).step == 1
+        assert _pipeline.gantt_info(trace).step == 1
 
     def test_the_micro_batches_are_numbered_in_the_bars(self):
         drawn = figures.gantt(trace_of(schedule_events(2, 3)))
@@ -151,23 +151,23 @@ class TestGantt:
         assert drawn.layout.uniformtext.mode == "hide"
 
     def test_it_is_also_there_in_words(self):
-        info = figures.gantt_info(trace_of(schedule_events(2, 4), schedule="gpipe"))
-        assert figures.gantt_text(info) == (
+        info = _pipeline.gantt_info(trace_of(schedule_events(2, 4), schedule="gpipe"))
+        assert _pipeline.gantt_text(info) == (
             "pipeline, step 1: 4 micro-batches through 2 stages on 2 ranks take 150 ms, and ranks wait 20% of it. The "
             "bubble alone would be 20%: that is with stages of equal cost and backward passes twice as long as "
             "forward ones."
         )
-        assert "No schedule" in figures.gantt_text(
-            figures.gantt_info(Trace("id", "run", "pipeline", world_size=2))
+        assert "No schedule" in _pipeline.gantt_text(
+            _pipeline.gantt_info(Trace("id", "run", "pipeline", world_size=2))
         )
 
 
 class TestStaleness:
     def test_gradients_are_counted_by_how_far_behind_they_were(self):
-        info = figures.staleness_info(trace_of(update_events([[0, 2], [1], [2]]), bound=2.0))
+        info = _staleness.staleness_info(trace_of(update_events([[0, 2], [1], [2]]), bound=2.0))
         assert info.counts == ((0, 1), (1, 1), (2, 2))
         assert info.over_time == ((0.0, 2), (0.01, 1), (0.02, 2))
-        assert figures.staleness_text(info) == (
+        assert _staleness.staleness_text(info) == (
             "pipeline: 4 gradients in 3 updates, on average 1.2 and at most 2 updates behind, with the bound 2."
         )
 
@@ -175,18 +175,18 @@ class TestStaleness:
         events = update_events([[0], [3]])
         assert len(figures.staleness(trace_of(events, bound=3.0)).layout.shapes) == 2
         assert figures.staleness(trace_of(events)).layout.shapes == ()
-        assert "with no bound" in figures.staleness_text(figures.staleness_info(trace_of(events)))
+        assert "with no bound" in _staleness.staleness_text(_staleness.staleness_info(trace_of(events)))
 
     def test_a_synchronous_server_has_nothing_to_tell(self):
         events = update_events([[0, 0]])
-        assert not figures.staleness_info(trace_of(events, bound=0.0)).is_telling
-        assert figures.staleness_info(trace_of(events, bound=1.0)).is_telling
-        assert not figures.staleness_info(trace_of([])).is_telling
+        assert not _staleness.staleness_info(trace_of(events, bound=0.0)).is_telling
+        assert _staleness.staleness_info(trace_of(events, bound=1.0)).is_telling
+        assert not _staleness.staleness_info(trace_of([])).is_telling
 
     def test_a_long_run_is_thinned_to_the_stalest(self):
         values = [[0]] * 5000
         values[777] = [9]
-        info = figures.staleness_info(trace_of(update_events(values)))
+        info = _staleness.staleness_info(trace_of(update_events(values)))
         assert len(info.over_time) <= MOST_POINTS
         assert max(value for _, value in info.over_time) == 9
 
@@ -194,9 +194,9 @@ class TestStaleness:
 class TestConsensus:
     def test_the_distance_is_one_value_a_step_and_zero_leaves_a_gap(self):
         trace = trace_of(consensus_events([0.1, 0.01, 0.0]), "gossip")
-        (curve,) = figures.consensus_info([trace, Trace("id", "ring", "ring", world_size=2)]).curves
+        (curve,) = _consensus.consensus_info([trace, Trace("id", "ring", "ring", world_size=2)]).curves
         assert (curve.steps, curve.values) == ((1, 2, 3), (0.1, 0.01, None))
-        assert "at most 1.0e-01 of its norm" in figures.consensus_text(figures.consensus_info([trace]))
+        assert "at most 1.0e-01 of its norm" in _consensus.consensus_text(_consensus.consensus_info([trace]))
 
     def test_the_axis_is_logarithmic(self):
         assert figures.consensus([trace_of(consensus_events([0.1]), "gossip")]).layout.yaxis.type == "log"

@@ -10,6 +10,7 @@ import pytest
 from shardscope.analytic.communication import ALGORITHMS, OPS, collective_time
 from shardscope.errors import SpecError
 from shardscope_widgets import CommunicationCalculator, figures
+from shardscope_widgets.figures import _communication, _communication_plots, _efficiency
 from shardscope_widgets.figures._communication_look import LOOKS
 from shardscope_widgets.figures._who_sends import WORKERS, has_picture, picture, round_text, who_sends_svg
 
@@ -27,7 +28,7 @@ def calculator():
 
 
 def test_curves_are_the_formulas_values() -> None:
-    info = figures.by_size_info(QUESTION)
+    info = _communication.by_size_info(QUESTION)
     for line in info.lines:
         times = collective_time(
             op="all_reduce", algorithm=line.algorithm, num_bytes=line.x, workers=64, **LINK
@@ -37,14 +38,16 @@ def test_curves_are_the_formulas_values() -> None:
 
 
 def test_a_diamond_stands_where_two_curves_meet_and_is_named() -> None:
-    info = figures.by_size_info(QUESTION)
+    info = _communication.by_size_info(QUESTION)
     assert [(c.below, c.above) for c in info.crossings] == [("parameter-server", "tree"), ("tree", "ring")]
     figure = figures.by_size(QUESTION)
     (diamonds,) = (trace for trace in figure.data if trace.name == "fastest algorithm changes")
     assert list(diamonds.x) == [c.value for c in info.crossings]
     named = " ".join(annotation.text for annotation in figure.layout.annotations)
     assert "ring from 710 kB on" in named
-    assert "tree overtakes parameter server at" in figures.curves_text(info).replace("Tree", "tree")
+    assert "tree overtakes parameter server at" in _communication_plots.curves_text(info).replace(
+        "Tree", "tree"
+    )
 
 
 def test_hovering_shows_formula_inputs_and_source() -> None:
@@ -63,39 +66,46 @@ def test_an_algorithm_that_cannot_is_left_out_with_its_reason() -> None:
     question = figures.CommunicationQuestion(
         algorithms=("ring", "hierarchical"), workers=12, options={"hierarchical": {"per_node": 8}}, **LINK
     )
-    info = figures.by_size_info(question)
+    info = _communication.by_size_info(question)
     assert [line.algorithm for line in info.lines] == ["ring"]
-    assert "Left out: hierarchical (per_node=8 does not divide workers=12" in figures.curves_text(info)
-    workers = figures.by_workers_info(question).lines[1].x
+    assert (
+        "Left out: hierarchical (per_node=8 does not divide workers=12"
+        in _communication_plots.curves_text(info)
+    )
+    workers = _communication.by_workers_info(question).lines[1].x
     assert all(count % min(8, count) == 0 for count in workers)
 
 
 def test_efficiency_falls_with_workers_and_is_told() -> None:
-    info = figures.efficiency_info(QUESTION)
+    info = _communication.efficiency_info(QUESTION)
     for line in info.lines:
         assert (np.diff(line.strong) <= 0).all()
-    assert "On 64 workers, the best of these algorithms reach" in figures.efficiency_text(info)
+    assert "On 64 workers, the best of these algorithms reach" in _efficiency.efficiency_text(info)
 
 
 def test_an_algorithm_that_cannot_be_among_so_many_is_not_called_the_fastest() -> None:
     none = replace(
         QUESTION, algorithms=("parameter-server",), options={"parameter-server": {"servers": 65_536}}
     )
-    assert figures.efficiency_info(none).lines == ()
+    assert _communication.efficiency_info(none).lines == ()
     many = replace(
         QUESTION, algorithms=("parameter-server", "tree"), options={"parameter-server": {"servers": 128}}
     )
-    assert "tree is the fastest" in figures.curves_text(figures.by_workers_info(many))
-    assert ", tree)" in figures.efficiency_text(figures.efficiency_info(many))
+    assert "tree is the fastest" in _communication_plots.curves_text(_communication.by_workers_info(many))
+    assert ", tree)" in _efficiency.efficiency_text(_communication.efficiency_info(many))
     alone = replace(QUESTION, workers=1)
-    assert "none of these algorithms has a value" in figures.curves_text(figures.by_workers_info(alone))
+    assert "none of these algorithms has a value" in _communication_plots.curves_text(
+        _communication.by_workers_info(alone)
+    )
 
 
 def test_algorithms_that_are_equally_fast_are_all_named() -> None:
     tied = replace(QUESTION, algorithms=("double-binary-tree", "halving-doubling", "tree"), num_bytes=1e8)
     names = "double binary tree and halving-doubling"
-    assert f"{names} are the fastest of these algorithms" in figures.curves_text(figures.by_size_info(tied))
-    assert f"(weak scaling, {names})" in figures.efficiency_text(figures.efficiency_info(tied))
+    assert f"{names} are the fastest of these algorithms" in _communication_plots.curves_text(
+        _communication.by_size_info(tied)
+    )
+    assert f"(weak scaling, {names})" in _efficiency.efficiency_text(_communication.efficiency_info(tied))
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -6,6 +6,7 @@ import pytest
 
 from shardscope.runlog.epochs import Epoch, Epochs
 from shardscope_widgets import figures
+from shardscope_widgets.figures import _epochs
 
 
 def two_epochs(opened=4):
@@ -15,17 +16,17 @@ def two_epochs(opened=4):
 
 
 def test_an_epoch_counts_once_a_step_has_finished():
-    assert figures.epochs_info(two_epochs()) == figures.EpochsInfo((
-        figures.EpochRow(1, pytest.approx(0.5), 0.0, 4_000_000), figures.EpochRow(2, pytest.approx(0.1), 1.0, 0),
+    assert _epochs.epochs_info(two_epochs()) == _epochs.EpochsInfo((
+        _epochs.EpochRow(1, pytest.approx(0.5), 0.0, 4_000_000), _epochs.EpochRow(2, pytest.approx(0.1), 1.0, 0),
     ))  # fmt: skip
 
 
 def test_words_compare_the_first_epoch_with_the_last():
-    assert figures.epochs_text(figures.epochs_info(two_epochs())) == (
+    assert _epochs.epochs_text(_epochs.epochs_info(two_epochs())) == (
         "In epoch 1, a step takes 500 ms, 0% of the shards are in the cache and 4 MB are fetched; in epoch 2, 100 ms, "
         "100% of the shards are in the cache and 0 B are fetched: 5.0 times as fast."
     )
-    assert figures.epochs_text(figures.epochs_info(Epochs())) == "No step on shards has finished yet."
+    assert _epochs.epochs_text(_epochs.epochs_info(Epochs())) == "No step on shards has finished yet."
     assert "no cache" in figures.epochs(two_epochs(opened=0)).data[1].text
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conformance.events import step_event
-from shardscope_widgets import figures
+from shardscope_widgets.figures import _faults, _faults_plot
 from shardscope_widgets.figures._faults import DETECTION, LOST, RESIZE, RESTART, START, TRAINING
 from shardscope_widgets.figures._faults_plot import faults_parts
 from shardscope_widgets.trace import Trace
@@ -67,7 +67,7 @@ def info_of(events):
     trace = Trace("id", "a run", "ring", world_size=2)
     for event in events:
         trace.feed([event])  # one by one, as a lab receives them
-    return figures.faults_info(trace)
+    return _faults.faults_info(trace)
 
 
 def bars_of(info, rank):
@@ -101,7 +101,7 @@ class TestInfo:
         info = info_of(broken()[: 4 + 14 + 2])
         assert info.incidents[0].again_s is None
         assert info.bars[-1].kind == DETECTION
-        assert "are starting again" in figures.faults_text(info)
+        assert "are starting again" in _faults.faults_text(info)
 
     def test_a_second_failure_further_back_takes_steps_that_seemed_safe(self):
         again = [
@@ -117,7 +117,7 @@ class TestInfo:
         info = info_of([*started(0.0), *steps(1, 5, 1.0)])
         assert [kind for kind, *_ in bars_of(info, 0)] == [START, TRAINING]
         assert info.incidents == ()
-        assert "no rank has failed" in figures.faults_text(info)
+        assert "no rank has failed" in _faults.faults_text(info)
 
     def test_a_rank_that_vanished_without_a_word_failed_at_its_newest_event(self):
         info = info_of([event for event in broken() if event["event"] != "fault"])
@@ -140,10 +140,10 @@ class TestResizes:
 
     def test_the_resize_is_told_timed_and_marked(self):
         info = info_of(grown())
-        text = figures.faults_text(info)
+        text = _faults.faults_text(info)
         assert "Resized from 2 to 3 ranks after step 5; training continued after 1 s." in text
         assert text.endswith("went into steps that count; resizes 1 s.")
-        assert [note.text for note in figures.draw_faults(info).layout.annotations] == ["3 ranks"]
+        assert [note.text for note in _faults_plot.draw_faults(info).layout.annotations] == ["3 ranks"]
 
     def test_its_note_is_above_the_line_of_its_pause_where_that_is_low(self):
         low = [
@@ -152,15 +152,15 @@ class TestResizes:
             *started(1.3, (0, 1, 2)),
             *steps(3, 40, 2.5, ranks=(0, 1, 2)),
         ]
-        (note,) = figures.draw_faults(info_of(low)).layout.annotations
+        (note,) = _faults_plot.draw_faults(info_of(low)).layout.annotations
         assert (note.yref, note.y, note.yanchor) == ("y2", 2, "bottom")
-        (note,) = figures.draw_faults(info_of(grown())).layout.annotations
+        (note,) = _faults_plot.draw_faults(info_of(grown())).layout.annotations
         assert (note.yref, note.y) == ("y2 domain", 0)
 
     def test_until_the_new_ranks_train_they_are_starting(self):
         info = info_of([event for event in grown() if event["t"] < 2.5])
         assert info.resizes[0].again_s is None
-        assert "after step 5; the ranks are starting." in figures.faults_text(info)
+        assert "after step 5; the ranks are starting." in _faults.faults_text(info)
 
     def test_a_failure_after_a_resize_is_one_of_the_ranks_after_it(self):
         info = info_of(
@@ -184,7 +184,7 @@ class TestResizes:
         assert (info.incidents[0].before, info.incidents[0].after) == (3, 2)
         measured = [info.seconds(kind) for kind in (LOST, DETECTION, RESTART, RESIZE)]
         assert measured == pytest.approx([0.2, 0.05, 0.95, 1.0])
-        text = figures.faults_text(info)
+        text = _faults.faults_text(info)
         assert text.startswith("Resized from 2 to 3 ranks after step 5")
         assert "Rank 1 was killed, noticed after 50 ms; training continued on 2 ranks after 1 s" in text
         assert "lost work 200 ms, detection 50 ms, restarts 950 ms and resizes 1 s." in text
@@ -206,7 +206,7 @@ class TestResizes:
 
 class TestText:
     def test_it_names_the_rank_the_checkpoint_the_lost_steps_and_the_goodput(self):
-        text = figures.faults_text(info_of(broken()))
+        text = _faults.faults_text(info_of(broken()))
         assert text.startswith(
             "Rank 1 killed before step 8, noticed after 100 ms; training continued after 1.25 s"
         )
@@ -223,13 +223,13 @@ class TestText:
             events += started(begin + 0.6)
             begin += 1.0
         info = info_of([*events, *steps(1, 3, begin)])
-        assert figures.faults_text(info).startswith("5 failures")
-        assert figures.faults_text(info).count("was killed") == 3
+        assert _faults.faults_text(info).startswith("5 failures")
+        assert _faults.faults_text(info).count("was killed") == 3
 
 
 class TestDrawing:
     def test_lost_work_failure_and_checkpoint_are_marked(self):
-        figure = figures.draw_faults(info_of(broken()))
+        figure = _faults_plot.draw_faults(info_of(broken()))
         named = {trace.name for trace in figure.data if trace.showlegend}
         assert named == {
             START, TRAINING, LOST, DETECTION, RESTART, "failure", "resumed from",
@@ -248,4 +248,4 @@ class TestDrawing:
         info = info_of([*started(0.0), *steps(1, 5, 1.0), slow])
         assert [(mark.rank, mark.at_s) for mark in info.marks] == [(0, 1.25)]
         assert info.incidents == ()
-        assert "Also: rank 0 computes 3 times slower in steps 3 to 4." in figures.faults_text(info)
+        assert "Also: rank 0 computes 3 times slower in steps 3 to 4." in _faults.faults_text(info)

@@ -10,9 +10,10 @@ import pytest
 import shardscope as ss
 from conformance.runs import wait_for
 from shardscope.spec import Checkpoint, Recovery
-from shardscope_widgets import FaultLab, figures
+from shardscope_widgets import FaultLab
 from shardscope_widgets.fault_lab import Breaker
 from shardscope_widgets.fault_lab._words import Standing, drop_text, kill_text, slow_text
+from shardscope_widgets.figures import _faults
 from shardscope_widgets.job_form.choices import JobChoices
 from shardscope_widgets.job_form.from_job import choices_of
 from shardscope_widgets.kit.guard import Guard
@@ -49,7 +50,7 @@ class TestLab:
             lab.close()
 
     def test_times_are_in_order_and_add_up(self, killed):
-        info = figures.faults_info(Trace.read(killed))
+        info = _faults.faults_info(Trace.read(killed))
         (incident,) = info.incidents
         assert 0 < incident.failed_s <= incident.detected_s < incident.again_s < info.end_s
         for rank in (0, 1):

@@ -15,8 +15,9 @@ from shardscope.runlog.spans import union
 from shardscope.runlog.steps import Step, Steps
 from shardscope.spec import Job
 from shardscope_widgets import figures
-from shardscope_widgets.figures import Curve, Shares, SpanBar, theme
-from shardscope_widgets.figures._curves import LossView, moving_average
+from shardscope_widgets.figures import _comparison, _curves, _timeline, theme
+from shardscope_widgets.figures._curves import Curve, LossView, moving_average
+from shardscope_widgets.figures._timeline import Shares, SpanBar
 from shardscope_widgets.trace import Trace
 from widgets.fake_runs import fake_run
 
@@ -39,12 +40,12 @@ def trace_of(*losses: float, strategy: str = "ring") -> Trace:
 
 class TestCurves:
     def test_without_smoothing_only_the_values_are_drawn(self):
-        info = figures.loss_info([trace_of(3.0, 2.0)], LossView(0))
+        info = _curves.loss_info([trace_of(3.0, 2.0)], LossView(0))
         (look,) = theme.run_looks([Trace("id", "run", "ring", world_size=2)])
         assert info.curves == (Curve("run", look, (1, 2), (3.0, 2.0), (3.0, 2.0)),)
 
     def test_the_average_has_the_span_that_the_heading_states(self):
-        info = figures.loss_info([trace_of(3.0, 2.0, 1.0)], LossView(3))
+        info = _curves.loss_info([trace_of(3.0, 2.0, 1.0)], LossView(3))
         assert info.curves[0].smooth == pytest.approx((3.0, 7 / 3, 11 / 7))
         assert (
             "exponential average over 3 steps"
@@ -74,7 +75,7 @@ class TestCurves:
         assert figures.loss([bad]).layout.yaxis.range is None, "alone, it has the whole axis"
 
     def test_what_is_not_finite_leaves_a_gap(self):
-        (curve,) = figures.loss_info([trace_of(3.0, math.nan, 1.0)]).curves
+        (curve,) = _curves.loss_info([trace_of(3.0, math.nan, 1.0)]).curves
         assert curve.values == (3.0, None, 1.0)
 
     def test_throughput_counts_tokens_only_if_every_run_does(self):
@@ -82,15 +83,15 @@ class TestCurves:
             run_id="id", label="images", strategy="ring", world_size=1,
             steps=Steps([Step(1, loss=1.0, step_time_s=0.5, samples=16)]),
         )  # fmt: skip
-        assert figures.throughput_info([trace_of(1.0)]).unit == "tokens/s"
-        assert figures.throughput_info([trace_of(1.0), images]).unit == "samples/s"
+        assert _curves.throughput_info([trace_of(1.0)]).unit == "tokens/s"
+        assert _curves.throughput_info([trace_of(1.0), images]).unit == "samples/s"
 
     def test_bytes_are_exact_and_never_smoothed(self):
-        (curve,) = figures.traffic_info([trace_of(*range(20))]).curves
+        (curve,) = _curves.traffic_info([trace_of(*range(20))]).curves
         assert curve.smooth == curve.values == tuple(1000 * n for n in range(1, 21))
 
     def test_a_long_run_is_thinned(self):
-        (curve,) = figures.loss_info([trace_of(*range(10_000))]).curves
+        (curve,) = _curves.loss_info([trace_of(*range(10_000))]).curves
         assert len(curve.steps) == len(curve.values) <= 600
 
     @given(st.lists(st.floats(-1e6, 1e6), min_size=1))
@@ -131,16 +132,18 @@ class TestTimeline:
     trace.feed([step_event(1, step_time_s=0.01, spans=spans)])
 
     def test_idle_is_what_no_lane_covers(self):
-        info = figures.timeline_info(self.trace)
+        info = _timeline.timeline_info(self.trace)
         (idle,) = [bar for bar in info.bars if bar.name == "idle"]
         assert (idle.start_ms, idle.start_ms + idle.duration_ms) == pytest.approx((6, 8), abs=1e-3)
         assert SpanBar(0, "communication", "all_reduce", 2.0, 4.0, 64, 1) in info.bars
 
     def test_communication_beside_compute_counts_as_hidden(self):
-        assert figures.timeline_info(self.trace).shares == pytest.approx(Shares(0.6, 0.4, 0.2, 0.2), abs=1e-3)
+        assert _timeline.timeline_info(self.trace).shares == pytest.approx(
+            Shares(0.6, 0.4, 0.2, 0.2), abs=1e-3
+        )
 
     def test_it_is_also_there_in_words(self):
-        text = figures.timeline_text(figures.timeline_info(self.trace))
+        text = _timeline.timeline_text(_timeline.timeline_info(self.trace))
         assert text == (
             "run, step 1, 10 ms: on average, a rank spends 60% computing, 20% communicating or waiting and 20% idle. "
             "Computing includes 20% in which it also communicates or waits."
@@ -149,12 +152,12 @@ class TestTimeline:
     def test_the_window_never_spans_steps_that_were_not_recorded(self):
         trace = Trace.read(fake_run("ring", 2, steps=9))
         del trace.spans[8]
-        assert figures.timeline_info(trace, num_steps=3).steps == (9,)
-        assert figures.timeline_info(trace, last_step=7, num_steps=3).steps == (5, 6, 7)
+        assert _timeline.timeline_info(trace, num_steps=3).steps == (9,)
+        assert _timeline.timeline_info(trace, last_step=7, num_steps=3).steps == (5, 6, 7)
 
     def test_a_run_without_spans_says_so(self):
-        assert "No spans: no step" in figures.timeline_text(
-            figures.timeline_info(Trace("id", "run", "ring", world_size=2))
+        assert "No spans: no step" in _timeline.timeline_text(
+            _timeline.timeline_info(Trace("id", "run", "ring", world_size=2))
         )
 
     @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(sorted).map(tuple)))
@@ -173,11 +176,11 @@ class TestComparison:
         other.job = Job(model="mlp", data="digits", batch=128)
         again = trace_of(1.0, 1.0, 1.0, strategy="single")
         again.world_size, again.job = 1, Job(model="mlp", data="digits", strategy="single", batch=256)
-        speeds = [row.speed for row in figures.comparison_info([single, double, other, again])]
+        speeds = [row.speed for row in _comparison.comparison_info([single, double, other, again])]
         assert speeds == [1.0, 2.0, None, 1.0], "another batch is another workload"
 
     def test_a_run_without_steps_has_a_row_of_dashes(self):
-        (row,) = figures.comparison_info([Trace("id", "run", "ring", world_size=4)])
+        (row,) = _comparison.comparison_info([Trace("id", "run", "ring", world_size=4)])
         assert row.cells() == ("run", "4", "0", *["–"] * 9)
         assert row._replace(step_time_s=1.0, predicted_s=1.06).cells()[-1] == "+6%"
 

@@ -6,7 +6,6 @@ import pytest
 
 import shardscope as ss
 from shardscope.prediction.job import predict_job
-from shardscope_widgets import figures
 from shardscope_widgets.figures import _ghosts
 from shardscope_widgets.figures._compression import compression_info, compression_text, draw_compression
 from shardscope_widgets.figures._ghosts import Ghost, GhostPart
@@ -45,7 +44,7 @@ def test_a_prediction_becomes_plain_values():
 
 
 def test_throughput_bytes_and_memory_get_dashes_at_the_predicted_values(trace):
-    throughput, sent, memory = figures.overview_ghosts(trace, GHOST)
+    throughput, sent, memory = _ghosts.overview_ghosts(trace, GHOST)
     assert throughput["y"] == [2 * 1024 / 0.05] * 2
     assert (sent["x"], sent["y"], sent["line"]["dash"]) == ([1, 6], [2_000_000.0] * 2, "dash")
     assert (memory["x"], memory["y"]) == (["rank 0", "rank 1"], [3e6, 3e6])
@@ -53,17 +52,17 @@ def test_throughput_bytes_and_memory_get_dashes_at_the_predicted_values(trace):
 
 def test_the_larger_gap_of_step_time_and_bytes_is_named(trace):
     slow, many = GHOST._replace(step_s=0.2), GHOST._replace(step_s=trace.step_time_s)
-    assert "Largest gap: step time, 200 ms predicted and " in figures.overview_gap(trace, slow)
-    assert "Largest gap: bytes per step, 2 MB predicted and 1.6 MB measured." in figures.overview_gap(
+    assert "Largest gap: step time, 200 ms predicted and " in _ghosts.overview_gap(trace, slow)
+    assert "Largest gap: bytes per step, 2 MB predicted and 1.6 MB measured." in _ghosts.overview_gap(
         trace, many
     )
     exact = GHOST._replace(sent_bytes=trace.bytes_per_step, step_s=trace.step_time_s)
-    assert figures.overview_gap(trace, exact).endswith("Every part agrees within 2%.")
+    assert _ghosts.overview_gap(trace, exact).endswith("Every part agrees within 2%.")
 
 
 def test_the_timeline_has_one_more_row_with_the_predicted_step(trace):
     info = timeline_info(trace, num_steps=2)
-    forward, sent = figures.timeline_ghosts(info, GHOST)
+    forward, sent = _ghosts.timeline_ghosts(info, GHOST)
     assert (forward["base"], forward["x"], forward["y"]) == (list(info.starts_ms), [10.0, 10.0], [2, 2])
     assert sent["base"] == [start + 10.0 for start in info.starts_ms]
     layout = _ghosts.with_ghost_row(info, timeline_layout(info), GHOST)
@@ -72,7 +71,7 @@ def test_the_timeline_has_one_more_row_with_the_predicted_step(trace):
 
 
 def test_the_part_with_the_largest_gap_is_named_below_the_timeline(trace):
-    text = figures.timeline_gap(trace, timeline_info(trace), GHOST)
+    text = _ghosts.timeline_gap(trace, timeline_info(trace), GHOST)
     assert "Largest gap: communication, 40 ms predicted and " in text
 
 

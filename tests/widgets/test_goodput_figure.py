@@ -7,12 +7,13 @@ import pytest
 
 from shardscope.analytic import reliability
 from shardscope_widgets import figures
+from shardscope_widgets.figures import _goodput
 
 TIMES = {"mtbf_s": 3600.0, "save_s": 20.0, "restart_s": 300.0}
 
 
 def test_the_curve_is_that_of_the_formula_and_highest_at_the_marked_interval():
-    info = figures.goodput_info(**TIMES)
+    info = _goodput.goodput_info(**TIMES)
     expected = reliability.expected(**TIMES, interval_s=np.array(info.intervals_s))
     assert info.goodputs == pytest.approx(tuple(expected.goodput))
     assert max(info.goodputs) == pytest.approx(info.best, rel=1e-3)
@@ -24,17 +25,17 @@ def test_measured_runs_are_drawn_with_short_labels_that_do_not_meet():
         figures.MeasuredGoodput("every 2 steps", 2.0, 0.5, "3 steps lost"),
         figures.MeasuredGoodput("every 3 steps", 3.0, 0.5),
     ]
-    info = figures.goodput_info(**TIMES, measured=measured)
+    info = _goodput.goodput_info(**TIMES, measured=measured)
     assert info.intervals_s[0] <= 2.0
-    assert [trace.name for trace in figures.draw_goodput(info).data] == [
+    assert [trace.name for trace in _goodput.draw_goodput(info).data] == [
         "expected",
         "best interval (Daly)",
         "measured",
     ]
-    text = figures.goodput_text(info)
+    text = _goodput.goodput_text(info)
     assert "checkpoints that take 20 s" in text
     assert f"the expected goodput there is {info.best:.0%}" in text
-    drawn = figures.draw_goodput(info)
+    drawn = _goodput.draw_goodput(info)
     assert list(drawn.data[2].customdata) == ["<br>3 steps lost", ""]
     assert list(drawn.data[2].hovertext) == ["every 2 steps", "every 3 steps"]
     ticks = drawn.layout.xaxis.ticktext
@@ -44,7 +45,7 @@ def test_measured_runs_are_drawn_with_short_labels_that_do_not_meet():
 
 
 def test_labels_stand_away_from_the_curve_and_move_where_they_would_meet():
-    on_curve = figures.goodput_info(**TIMES)
+    on_curve = _goodput.goodput_info(**TIMES)
     at = dict(zip(on_curve.intervals_s, on_curve.goodputs, strict=True))
     place = min(at, key=lambda interval_s: abs(interval_s - 100))
     measured = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import shardscope as ss
-from shardscope_widgets import figures
+from shardscope_widgets.figures import _noise_scale
 from shardscope_widgets.job_form.choices import JobChoices
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab.panels import Panels
@@ -25,10 +25,10 @@ def test_a_run_that_measures_it_shows_what_the_run_itself_says() -> None:
     trace, panels = Trace.read(run), Panels()
     panels.draw(trace, [trace])
     assert panels.noise.box.layout.display is None
-    told, info = run.noise_scale(), figures.noise_scale_info_of(trace)
+    told, info = run.noise_scale(), _noise_scale.noise_scale_info_of(trace)
     assert info is not None
     assert (info.steps, info.batch, info.critical[-1]) == (told.steps, 32, pytest.approx(told.latest))
-    assert figures.noise_scale_text(info) in panels.noise.words.value
+    assert _noise_scale.noise_scale_text(info) in panels.noise.words.value
 
 
 def test_other_runs_have_no_such_panel() -> None:

@@ -11,6 +11,7 @@ import pytest
 from shardscope.analytic.large_batch import RateSuggestions
 from shardscope.analytic.large_batch.noise_scale import NoiseScale
 from shardscope_widgets import figures
+from shardscope_widgets.figures import _lr_range, _noise_scale, _target_cost
 
 
 def measured(critical=(80.0, 100.0), low=(0.0, 70.0), high=(math.inf, 160.0), batch=64):
@@ -19,12 +20,12 @@ def measured(critical=(80.0, 100.0), low=(0.0, 70.0), high=(math.inf, 160.0), ba
 
 
 def info_of(**changes):
-    return figures.noise_scale_info(measured(**changes), [1, 2], [2.5, 2.0], label="ring-mlp")
+    return _noise_scale.noise_scale_info(measured(**changes), [1, 2], [2.5, 2.0], label="ring-mlp")
 
 
 class TestNoiseScale:
     def test_what_has_no_end_has_no_place_on_the_axis(self):
-        assert info_of() == figures.NoiseScaleInfo(
+        assert info_of() == _noise_scale.NoiseScaleInfo(
             label="ring-mlp", batch=64, steps=(1, 2), critical=(80.0, 100.0), low=(None, 70.0), high=(None, 160.0),
             loss_steps=(1, 2), loss=(2.5, 2.0), smooth_loss=pytest.approx((2.5, 2.225), abs=1e-3),
         )  # fmt: skip
@@ -43,20 +44,22 @@ class TestNoiseScale:
         ],
     )
     def test_words_say_where_the_batch_in_use_is(self, batch, words):
-        text = figures.noise_scale_text(info_of(batch=batch))
+        text = _noise_scale.noise_scale_text(info_of(batch=batch))
         assert text.startswith(
             "ring-mlp: the critical batch size is about 100 samples (95 % confidence interval 70 to 160)"
         )
         assert words in text
 
     def test_words_for_what_is_not_known(self):
-        assert "No step" in figures.noise_scale_text(figures.noise_scale_info(measured((), (), ()), [], []))
+        assert "No step" in _noise_scale.noise_scale_text(
+            _noise_scale.noise_scale_info(measured((), (), ()), [], [])
+        )
         lost = info_of(critical=(math.inf, math.inf))
-        assert "cannot be distinguished from noise yet" in figures.noise_scale_text(lost)
-        assert "no upper limit yet" in figures.noise_scale_text(info_of(high=(math.inf, math.inf)))
+        assert "cannot be distinguished from noise yet" in _noise_scale.noise_scale_text(lost)
+        assert "no upper limit yet" in _noise_scale.noise_scale_text(info_of(high=(math.inf, math.inf)))
 
     def test_the_drawing_has_a_band_a_line_and_the_batch_in_use(self):
-        figure = figures.draw_noise_scale(info_of())
+        figure = _noise_scale.draw_noise_scale(info_of())
         low, high, critical, raw, smooth = figure.data
         assert high.fill == "tonexty"
         assert tuple(low.y)[1:] == (70.0,)
@@ -64,7 +67,7 @@ class TestNoiseScale:
         assert raw.yaxis == smooth.yaxis == "y2"
         (line,) = figure.layout.shapes
         assert line.y0 == line.y1 == 64
-        assert figures.draw_noise_scale(figures.noise_scale_info(measured((), (), ()), [], [])).data
+        assert _noise_scale.draw_noise_scale(_noise_scale.noise_scale_info(measured((), (), ()), [], [])).data
 
     def test_a_run_is_all_it_takes(self):
         import pandas as pd
@@ -83,7 +86,7 @@ def range_of(exploded=True):
 
 class TestLrRange:
     def test_the_axis_shows_the_fall_and_not_the_explosion(self):
-        info = figures.lr_range_info(range_of())
+        info = _lr_range.lr_range_info(range_of())
         assert (info.bottom, info.top) == (0.75, 2.6)
         assert [(mark.name, mark.lr) for mark in info.marks] == [
             ("steepest fall", pytest.approx(10**-2.5)),
@@ -92,13 +95,13 @@ class TestLrRange:
         ]
 
     def test_words_say_where_to_begin(self):
-        text = figures.lr_range_text(figures.lr_range_info(range_of()))
+        text = _lr_range.lr_range_text(_lr_range.lr_range_info(range_of()))
         assert text == (
             "The smoothed loss falls fastest at a learning rate of 0.0032, a good first choice, and is lowest at 0.01 "
             "(a tenth of which is 0.001). It rises above its initial value at 0.32, and has diverged at 1, where the "
             "test ended."
         )
-        calm = figures.lr_range_text(figures.lr_range_info(range_of(exploded=False)))
+        calm = _lr_range.lr_range_text(_lr_range.lr_range_info(range_of(exploded=False)))
         assert "has not diverged at 1, so higher rates may work too" in calm
 
     def test_the_drawing_has_a_line_for_each_mark(self):
@@ -111,9 +114,11 @@ class TestLrRange:
 
 
 def test_the_cost_of_a_target_marks_the_critical_batch_size_and_the_tested_ones() -> None:
-    info = figures.TargetCostInfo(100, 64.0, (32, 64))
+    info = _target_cost.TargetCostInfo(100, 64.0, (32, 64))
     assert info.cost([32, 64]) == ([9600.0, 12800.0], [300.0, 200.0])
-    assert "it takes 200 steps at the critical batch size of 64 samples" in figures.target_cost_text(info)
+    assert "it takes 200 steps at the critical batch size of 64 samples" in _target_cost.target_cost_text(
+        info
+    )
     curve, tested, critical = figures.target_cost(min_steps=100, critical_batch=64.0, batches=(32, 64)).data
     assert tested.text == ("32", "64")
     assert (tested.x, tested.y) == ((9600.0, 12800.0), (300.0, 200.0))

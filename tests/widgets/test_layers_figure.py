@@ -61,37 +61,37 @@ def test_ranks_come_together(layers: Layers):
 
 
 def test_the_figure_shows_what_there_is(layers: Layers):
-    info = figures.layers_info(layers, label="run")
+    info = _layers.layers_info(layers, label="run")
     assert info.rows[0].bound == ("clamp",) * 4
     assert info.debts[0].last == 4.0
-    cells, crosses, debt = figures.draw_layers(info).data
+    cells, crosses, debt = _layers.draw_layers(info).data
     assert cells.z[0][0] == pytest.approx(-0.30103)
     assert list(cells.z[1]) == [None] * 4
     assert list(crosses.x) == [0, 1, 2, 3]
     assert list(debt.y) == [1.0, 2.0, 3.0, 4.0]
     assert "limited by clamp" in cells.text[0][0]
     assert "not adapted" in cells.text[1][0]
-    assert [bar.type for bar in figures.draw_layers(info._replace(debts=())).data] == ["heatmap", "scatter"]
-    assert [bar.type for bar in figures.draw_layers(info._replace(rows=())).data] == ["scatter"]
+    assert [bar.type for bar in _layers.draw_layers(info._replace(debts=())).data] == ["heatmap", "scatter"]
+    assert [bar.type for bar in _layers.draw_layers(info._replace(rows=())).data] == ["scatter"]
     silent = info._replace(rows=(), debts=(), alarms=())
     assert not silent.is_telling
-    assert figures.layers_text(silent) == "No step has been sampled yet."
+    assert _layers.layers_text(silent) == "No step has been sampled yet."
 
 
 def test_the_words_are_those_of_the_figure(layers: Layers):
-    text = figures.layers_text(figures.layers_info(layers, label="run"))
+    text = _layers.layers_text(_layers.layers_info(layers, label="run"))
     first, alarm = text.split("\n")
     assert first == (
         "run: trust ratios at step 4 lie between 0.5 (a.weight) and 0.5 (a.weight); 1 layer not adapted; crosses are "
         "ratios limited by clamp. The largest residual is in a.weight, 4 times the gradient of a step."
     )
     assert alarm.startswith("Alarm: the trust ratio of a.weight is limited by clamp in 100%")
-    healthy = figures.layers_info(Layers("sgd", (), (residuals([0.1, 0.2]),)))
-    assert figures.layers_text(healthy).endswith("No alarm.")
+    healthy = _layers.layers_info(Layers("sgd", (), (residuals([0.1, 0.2]),)))
+    assert _layers.layers_text(healthy).endswith("No alarm.")
 
 
 def test_long_runs_are_thinned_and_keep_their_first_step():
-    info = figures.layers_info(layers_of([event(step) for step in range(1, 1001)], LAMB))
+    info = _layers.layers_info(layers_of([event(step) for step in range(1, 1001)], LAMB))
     assert info.steps[0] == 1
     assert len(info.steps) <= _layers.MOST_SAMPLES + 1
     assert _layers._round_steps((1, *range(10, 130, 10))) == [0, 2, 4, 6, 8, 10, 12]
@@ -122,34 +122,34 @@ def test_a_run_that_ended_in_what_is_no_number_says_so(num_looks: int):
     ]
     trace = replace(Trace.of(fake_run()), optimizer=LAMB)
     trace.feed(events)
-    info = figures.layers_info_of(trace)
+    info = _layers.layers_info_of(trace)
     assert info.steps[-1] == num_looks
     assert any(f"the trust ratio of a.weight is nan at step {num_looks}" in text for text in info.alarms)
-    text = figures.layers_text(info)
+    text = _layers.layers_text(info)
     assert f"no trust ratio is known at step {num_looks}." in text
     assert "No alarm." not in text
-    assert figures.draw_layers(info).data
-    whole = figures.layers_info(layers_of(events, LAMB))
+    assert _layers.draw_layers(info).data
+    whole = _layers.layers_info(layers_of(events, LAMB))
     assert (whole.steps[-1], whole.alarms) == (num_looks, info.alarms)
 
 
 def test_what_is_owed_is_drawn_to_the_last_step():
     events = [event(step, owed=[["residual", "a.weight", 1.0 * step, 1.0]]) for step in range(1, 132)]
-    info = figures.layers_info(layers_of(events, LAMB))
+    info = _layers.layers_info(layers_of(events, LAMB))
     assert info.debts[0].last == 131.0
 
 
 def test_a_residual_that_no_alarm_checks_is_grey_and_the_text_says_why() -> None:
     small = ResidualSeries("a.bias", "residual", STEPS, (1.0, 1.5, 1.5, 1.5), (0.05,) * 4)
     brief = residuals([5.0, 6.0, 7.0, 8.0], layer="a.weight")
-    info = figures.layers_info(Layers(LAMB, (), (brief, small)))
+    info = _layers.layers_info(Layers(LAMB, (), (brief, small)))
     assert [(debt.layer, debt.is_checked) for debt in info.debts] == [("a.bias", False), ("a.weight", True)]
-    grey, coloured = figures.draw_layers(info).data
+    grey, coloured = _layers.draw_layers(info).data
     assert (grey.name, grey.line.color, grey.showlegend) == ("a.bias", figures.theme.AXIS, False)
     assert (coloured.name, coloured.showlegend) == ("a.weight", True)
-    assert "no alarm is raised for 1 layer above the threshold of 10, because" in figures.layers_text(info)
-    assert "only ends above 10" not in figures.layers_text(info)
+    assert "no alarm is raised for 1 layer above the threshold of 10, because" in _layers.layers_text(info)
+    assert "only ends above 10" not in _layers.layers_text(info)
     steps = tuple(range(1, 9))
     ends = ResidualSeries("a.weight", "residual", steps, (*(5.0,) * 7, 11.0), (1.0,) * 8)
-    text = figures.layers_text(figures.layers_info(Layers(LAMB, (), (ends,))))
+    text = _layers.layers_text(_layers.layers_info(Layers(LAMB, (), (ends,))))
     assert "a.weight only ends above 10, and alarms compare the median of the last quarter" in text

@@ -10,6 +10,7 @@ import pytest
 from shardscope.tuning.population.record import MemberStart, Outcome, Plan
 from shardscope.tuning.population.view import MemberInterval
 from shardscope_widgets import figures
+from shardscope_widgets.figures import _lineage
 from shardscope_widgets.figures._lineage import WORST_TO_BEST
 
 PLAN = Plan({}, {}, 3, 3, 20, ("loss", "bytes"), 0.25, 0.25, 0)
@@ -42,14 +43,14 @@ TREE = population(
 
 
 def test_a_parent_stands_amid_its_children_and_ends_have_rows_of_their_own() -> None:
-    info = figures.lineage_info(TREE)
+    info = _lineage.lineage_info(TREE)
     assert [node.parent for node in info.nodes] == [None, None, None, 0, 1, 1, 5, 4, 5]
     assert [node.row for node in info.nodes] == [0, 1.75, 4, 0, 1, 2.5, 2, 1, 3]
     assert (info.rows, info.steps, info.objective) == (5, 20, "loss")
 
 
 def test_no_two_lines_cross() -> None:
-    info = figures.lineage_info(TREE)
+    info = _lineage.lineage_info(TREE)
     pairs = [(info.nodes[node.parent], node) for node in info.nodes if node.parent is not None]
     for first_parent, first in pairs:
         for second_parent, second in pairs:
@@ -58,15 +59,15 @@ def test_no_two_lines_cross() -> None:
 
 
 def test_the_best_is_of_the_last_interval_that_is_over_and_its_ancestors_are_marked() -> None:
-    info = figures.lineage_info(TREE)
+    info = _lineage.lineage_info(TREE)
     marked = [(node.interval, node.member) for node in info.nodes if node.is_ancestor]
     assert marked == [(1, 1), (2, 2)]
-    by_bytes = figures.lineage_info(TREE, "bytes")
+    by_bytes = _lineage.lineage_info(TREE, "bytes")
     assert [(n.interval, n.member) for n in by_bytes.nodes if n.is_ancestor] == [(1, 0), (2, 0)]
 
 
 def test_each_dot_tells_its_settings_and_what_was_explored() -> None:
-    info = figures.lineage_info(TREE)
+    info = _lineage.lineage_info(TREE)
     assert info.nodes[5].hover == (
         "member 2, steps 21 to 40", "loss 0.25", "bytes 20", "copied member 1, then explored:",
         "optimizer.lr 0.1 → 0.12", "compression none",
@@ -76,11 +77,11 @@ def test_each_dot_tells_its_settings_and_what_was_explored() -> None:
 
 
 def test_the_tree_is_there_in_words() -> None:
-    assert figures.lineage_text(figures.lineage_info(TREE)) == (
+    assert _lineage.lineage_text(_lineage.lineage_info(TREE)) == (
         "3 members, 3 intervals of 20 steps. A member copied a better one 2 times. 1 interval of a member "
         "failed. The best is member 2, loss 0.25; its weights were trained by member 1 and member 2."
     )
-    assert figures.lineage_text(figures.lineage_info(population())) == "No member has started."
+    assert _lineage.lineage_text(_lineage.lineage_info(population())) == "No member has started."
 
 
 def test_the_drawing_shows_who_took_over_and_how_good_each_was() -> None:

@@ -13,6 +13,7 @@ from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model
 from shardscope_widgets import MemoryCalculator, figures
+from shardscope_widgets.figures import _memory_plan
 from shardscope_widgets.figures._memory_plan import GIB, gib_text, symbols_text, table_rows
 
 GPT3 = {"model": "gpt3-175b", "data": 8, "tensor": 8, "pipeline": 8, "zero": 1, "micro_batch": 4}
@@ -39,7 +40,7 @@ def test_degrees_that_are_not_given_are_one():
     mine = MemoryCalculator(model="llama-3-8b", device="h100-80gb", data=8)
     assert mine.chosen_layout().num_devices == 8
     assert re.match(
-        r"Each device needs [\d.]+ GiB, but a device has [\d.]+ GiB", figures.memory_plan_text(mine.info)
+        r"Each device needs [\d.]+ GiB, but a device has [\d.]+ GiB", _memory_plan.memory_plan_text(mine.info)
     )
     for start in ({}, {"framework": "fsdp2"}):
         assert MemoryCalculator(**start).chosen_layout().num_devices == 1024
@@ -153,7 +154,7 @@ def test_offloading_says_what_the_host_holds(calculator):
 
 def test_words_and_table_tell_what_the_bars_show(calculator):
     info = calculator.info
-    text = figures.memory_plan_text(info)
+    text = _memory_plan.memory_plan_text(info)
     assert text.startswith("Stage 0 of 8, which uses the most memory, takes")
     sizes = [block.num_bytes for block in table_rows(info)]
     assert sizes == sorted(sizes, reverse=True)

@@ -9,6 +9,7 @@ import pytest
 from shardscope.analytic.schedules import build
 from shardscope.spec.layout import schedule_names
 from shardscope_widgets import PipelineExplorer, Trace, figures
+from shardscope_widgets.figures import _schedule
 from shardscope_widgets.figures._schedule import StepFunction, schedule_json
 from shardscope_widgets.pipeline_explorer._comparison import comparison_html, comparison_info
 from widgets.fake_runs import schedule_events
@@ -16,7 +17,7 @@ from widgets.fake_runs import schedule_events
 
 def predicted(name="1f1b", stages=2, microbatches=2, **times):
     timeline = build(name, stages, microbatches).timeline(times or {"F": 1.0, "I": 1.0, "W": 1.0})
-    return figures.schedule_info(timeline, schedule=name)
+    return _schedule.schedule_info(timeline, schedule=name)
 
 
 class TestFigure:
@@ -65,7 +66,7 @@ class TestFigure:
         return sorted((rank, round(base, 2), round(length, 2), text) for rank, base, length, text in rows)
 
     def test_words_say_what_the_figure_shows(self):
-        text = figures.schedule_text(predicted("zbv", 4, 8, F=5.0, I=5.0, W=5.0))
+        text = _schedule.schedule_text(predicted("zbv", 4, 8, F=5.0, I=5.0, W=5.0))
         assert text.startswith(
             "ZB-V: 8 micro-batches through 8 stages on 4 ranks take 255 ms, and ranks are idle for 5.9% of it"
         )

@@ -67,7 +67,7 @@ def test_clicking_a_point_chooses_its_plan(planner):
 
 
 def test_stages_differ_by_symbol_and_points_spread_over_the_axis(planner):
-    info = figures.plans_info(planner.plans)
+    info = _plans.plans_info(planner.plans)
     dots = [trace for trace in _plans.scatter(info)["data"] if trace["mode"] == "markers"]
     symbols = [trace["marker"]["symbol"] for trace in dots]
     assert len(set(symbols)) == len(symbols) == len({point.pipeline for point in info.points})
@@ -338,13 +338,13 @@ class TestFigures:
         return plan(small_model(), machine(nodes=2, per_node=4), global_batch=16, fix={"offload": "none"})
 
     def test_points_are_the_front_and_the_best_others(self, plans):
-        info = figures.plans_info(plans, most=50)
+        info = _plans.plans_info(plans, most=50)
         assert len(info.points) == 50
         on_front = [info.points[place] for place in info.front]
         assert [point.time_s for point in on_front] == list(plans.front["step_time_s"])
 
     def test_terms_add_up_to_the_step_and_the_device(self, plans):
-        info = figures.terms_info(plans, (1, 3))
+        info = _plans.terms_info(plans, (1, 3))
         for place, seconds, gib in zip((0, 2), info.seconds, info.gib, strict=True):
             assert sum(seconds.values()) == pytest.approx(plans[place].step_time_s)
             assert sum(gib.values()) * 2**30 == pytest.approx(plans[place].memory_bytes)

@@ -15,6 +15,7 @@ from shardscope.errors import LaunchError
 from shardscope.measure.compare.comparison import Comparison
 from shardscope.measure.compare.view import inside_text, overview
 from shardscope_widgets import demo, figures, write_report
+from shardscope_widgets.figures import _predicted
 from shardscope_widgets.training_lab import _outcome
 from shardscope_widgets.training_lab._outcome import OutcomePanel
 from widgets.fake_runs import fake_run, step_events
@@ -22,7 +23,7 @@ from widgets.made_comparison import made_comparison
 
 
 def test_bars_are_of_one_unit_in_each_panel_without_sums_messages_and_single_collectives() -> None:
-    traffic, memory, time = figures.compared_info(made_comparison()).panels
+    traffic, memory, time = _predicted.compared_info(made_comparison()).panels
     assert (traffic.unit, traffic.terms) == ("kB", ("ring_all_reduce", "all_gather"))
     assert traffic.values == {"predicted": (4.096, 1.024), "measured": (4.096, 2.048)}
     assert traffic.errors == ("exact", "-50%")

@@ -15,7 +15,7 @@ from plotly.offline import get_plotlyjs_version
 
 from shardscope.spec.strategy import strategies
 from shardscope_widgets import demo, write_report
-from shardscope_widgets.figures import comparison_info
+from shardscope_widgets.figures._comparison import comparison_info
 from shardscope_widgets.report._page import Page
 from shardscope_widgets.trace import Trace
 from widgets.fake_runs import consensus_events, fake_run, memory_events, schedule_events, update_events

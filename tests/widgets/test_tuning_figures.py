@@ -6,6 +6,7 @@ import pytest
 from torch import nn
 
 import shardscope as ss
+from shardscope.spec.space import Space
 from shardscope.tuning.measured import TrialMetrics
 from shardscope.tuning.records import TrialRecord
 from shardscope.tuning.report import StudyReport
@@ -15,9 +16,7 @@ from shardscope_widgets.tuning_lab import _summary, _table
 from shardscope_widgets.tuning_lab._relink import PENDING, Relinker, notes_of
 
 OBJECTIVES = ("loss", "seconds", "bytes")
-SPACE = ss.Space(
-    {"optimizer.lr": (1e-3, 1e-1, "log"), "batch": ss.PowersOfTwo(32, 128), "warmup": (0.0, 0.3)}
-)
+SPACE = Space({"optimizer.lr": (1e-3, 1e-1, "log"), "batch": ss.PowersOfTwo(32, 128), "warmup": (0.0, 0.3)})
 
 
 def record(number, state="complete", *, loss=1.0, step_s=0.01, sent=1000, start=2.0, steps=10, **fields):

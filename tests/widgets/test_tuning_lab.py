@@ -9,6 +9,7 @@ import pytest
 
 import shardscope as ss
 from shardscope.errors import SpecError, StudyError
+from shardscope.spec.space import Space
 from shardscope.tuning.priors import default_space
 from shardscope.tuning.session import StudySession
 from shardscope_widgets.tuning_lab import _search
@@ -16,7 +17,7 @@ from shardscope_widgets.tuning_lab._code import job_code
 from shardscope_widgets.tuning_lab._words import status_text
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=6)
-SPACE = ss.Space({"optimizer.lr": (1e-3, 1e-1, "log"), "compression": ["none", "int8"]})
+SPACE = Space({"optimizer.lr": (1e-3, 1e-1, "log"), "compression": ["none", "int8"]})
 
 
 def named(lab, name):
@@ -29,7 +30,7 @@ class TestSearching:
         assert _search.space_of(rows, _search.first_state(rows), JOB) == default_space(JOB)
 
     def test_rows_of_a_space_give_that_space(self):
-        space = ss.Space(
+        space = Space(
             {"optimizer.lr": (3e-4, 0.07, "log"), "batch": ss.PowersOfTwo(32, 128), "compression": ["topk", "none"],
              "compression[topk].ratio": (0.013, 0.4), "seed": [3, 5]}
         )  # fmt: skip
@@ -38,7 +39,7 @@ class TestSearching:
 
     def test_a_setting_of_a_choice_that_is_not_picked_is_hidden_and_not_searched(self):
         rows = _search.rows_of(
-            JOB, ss.Space({"compression": ["none", "topk"], "compression[topk].ratio": (0.01, 0.1)})
+            JOB, Space({"compression": ["none", "topk"], "compression[topk].ratio": (0.01, 0.1)})
         )
         state = _search.first_state(rows)
         state["compression"]["picked"] = state["compression"]["picked"][:1]
@@ -54,7 +55,7 @@ class TestSearching:
         ],
     )
     def test_what_cannot_be_searched_is_said_in_one_sentence(self, change, said):
-        rows = _search.rows_of(JOB, ss.Space({"warmup": (0.0, 0.3)}))
+        rows = _search.rows_of(JOB, Space({"warmup": (0.0, 0.3)}))
         state = _search.first_state(rows)
         state["warmup"] |= change
         with pytest.raises(SpecError, match=said):
@@ -238,7 +239,7 @@ def test_a_click_on_prune_when_the_trial_has_just_ended_is_no_error(make_tuning_
 
 @pytest.mark.slow
 def test_a_study_that_baselines_have_joined_goes_on(make_tuning_lab):
-    space = ss.Space({"optimizer": ["lamb"], "optimizer[lamb].lr": (1e-3, 1e-1, "log")})
+    space = Space({"optimizer": ["lamb"], "optimizer[lamb].lr": (1e-3, 1e-1, "log")})
     lab = make_tuning_lab(JOB, space, name="joined", trials=2)
     lab.start()
     assert lab.wait(200)
@@ -260,7 +261,7 @@ def test_a_study_that_baselines_have_joined_goes_on(make_tuning_lab):
 
 
 def test_baselines_are_a_box_that_says_how_many_trials_they_take_and_can_be_unticked(make_tuning_lab):
-    space = ss.Space({"optimizer": ["lamb"], "optimizer[lamb].lr": (1e-3, 1e-1, "log")})
+    space = Space({"optimizer": ["lamb"], "optimizer[lamb].lr": (1e-3, 1e-1, "log")})
     lab = make_tuning_lab(JOB, space, name="boxed", trials=2)
     box = lab.screen.baselines
     assert [box.value, box.layout.display, box.disabled] == [True, None, False]

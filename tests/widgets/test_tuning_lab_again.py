@@ -8,12 +8,13 @@ import pytest
 
 import shardscope as ss
 from shardscope.errors import SpecError, StudyError
+from shardscope.spec.space import Space
 from shardscope.tuning.session import StudySession
 from shardscope_widgets.tuning_lab import _study
 from shardscope_widgets.tuning_lab._chosen import Watched
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=6)
-SPACE = ss.Space({"optimizer": ["lamb"], "optimizer[lamb].lr": (1e-3, 1e-1, "log")})
+SPACE = Space({"optimizer": ["lamb"], "optimizer[lamb].lr": (1e-3, 1e-1, "log")})
 
 
 def last_loss(run):

@@ -11,6 +11,7 @@ import shardscope as ss
 from shardscope.runlog.step_events import MESSAGE, StepEvent, StepEvents
 from shardscope.spec.look import Arrangement
 from shardscope_widgets import Twin, figures
+from shardscope_widgets.figures import _residual, _twin
 from shardscope_widgets.figures._ghosts import GhostPart
 from shardscope_widgets.figures._residual import OTHERS, residual_parts
 from shardscope_widgets.figures._twin import MOST_RANKS, twin_parts
@@ -49,7 +50,7 @@ def twin(trained):
 class TestFigures:
     def test_a_message_counts_as_communication_of_both_ranks_and_touching_ones_are_one_bar(self):
         sent = [message(0, 1, 0.003, 0.004), message(1, 0, 0.004, 0.006)]
-        (first, second) = figures.twin_info(step_of("simulated", 2, *sent)).rows
+        (first, second) = _twin.twin_info(step_of("simulated", 2, *sent)).rows
         for row in (first, second):
             assert [(bar.name, bar.start_ms, bar.duration_ms) for bar in row.bars] == [
                 ("forward", 1.0, 2.0), ("all_reduce", 3.0, pytest.approx(3.0)),
@@ -57,18 +58,18 @@ class TestFigures:
             assert (row.start_ms, row.total_ms) == (1.0, pytest.approx(5.0))
 
     def test_a_receiver_of_a_pipelines_message_waits_and_is_idle(self):
-        info = figures.twin_info(step_of("measured", 2, message(0, 1, 0.003, 0.005, "send")))
+        info = _twin.twin_info(step_of("measured", 2, message(0, 1, 0.003, 0.005, "send")))
         names = [[bar.name for bar in row.bars] for row in info.rows]
         assert names == [["forward", "send"], ["forward", "recv"]]
         assert [row.busy_ms for row in info.rows] == [pytest.approx(4.0), pytest.approx(2.0)]
 
     def test_a_recorded_collective_is_not_drawn_twice_because_its_messages_are_known(self):
         span = [StepEvent(rank, "communication", "all_reduce", 0.003, 0.006) for rank in range(2)]
-        info = figures.twin_info(step_of("measured", 2, *span, message(0, 1, 0.003, 0.004)))
+        info = _twin.twin_info(step_of("measured", 2, *span, message(0, 1, 0.003, 0.004)))
         assert [bar.name for bar in info.rows[1].bars] == ["forward", "all_reduce"]
 
     def test_rows_of_a_rank_are_next_to_each_other_and_the_prediction_is_last(self):
-        info = figures.twin_info(step_of("measured"), step_of("simulated"), PARTS)
+        info = _twin.twin_info(step_of("measured"), step_of("simulated"), PARTS)
         assert [(row.rank, row.origin) for row in info.rows] == [
             (0, "measured"), (0, "simulated"), (1, "measured"), (1, "simulated"), (None, "predicted"),
         ]  # fmt: skip
@@ -79,9 +80,9 @@ class TestFigures:
         assert layout["xaxis"]["range"][1] > 3.0
 
     def test_only_the_first_ranks_of_many_are_drawn(self):
-        info = figures.twin_info(step_of("measured", MOST_RANKS + 4))
+        info = _twin.twin_info(step_of("measured", MOST_RANKS + 4))
         assert (len(info.rows), info.hidden) == (MOST_RANKS, 4)
-        assert "of 12 are drawn" in figures.twin_text(info)
+        assert "of 12 are drawn" in _twin.twin_text(info)
 
     def test_step_times_are_drawn_as_far_as_they_are_known(self):
         rows = [figures.StepTimesRow("a", 0.1, 0.2), figures.StepTimesRow("b", 0.3)]
@@ -95,7 +96,7 @@ class TestFigures:
         assert after.data[-1].text == (" 150 ms", "")
 
     def test_bars_of_the_waterfall_lead_from_the_expected_to_the_measured_step(self):
-        info = figures.residual_info(made_comparison().residual())
+        info = _residual.residual_info(made_comparison().residual())
         assert info.bars[0].label == "predicted step"
         assert info.bars[-1].label == "measured step"
         inner = info.bars[1:-1]
@@ -185,7 +186,7 @@ def test_a_recorded_training_loop_has_bytes_and_memory_but_no_expected_step(tmp_
 
 def twin_rows(twin):
     found = twin.findings
-    return figures.twin_info(found.measured(found.typical), found.simulated, found.predicted).rows
+    return _twin.twin_info(found.measured(found.typical), found.simulated, found.predicted).rows
 
 
 def test_without_runs_it_says_how_to_launch_one(tmp_path):

@@ -12,3 +12,5 @@ from shardscope_widgets.trace import Trace as Trace
 from shardscope_widgets.training_lab import TrainingLab as TrainingLab
 from shardscope_widgets.tuning_lab import TuningLab as TuningLab
 from shardscope_widgets.twin import Twin as Twin
+from shardscope_widgets.words import bytes_text as bytes_text
+from shardscope_widgets.words import duration_text as duration_text

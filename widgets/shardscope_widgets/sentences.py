@@ -15,7 +15,7 @@ def say(text: object) -> None:
     """Display `text` as Markdown below a cell; a dollar sign in it is a dollar, not the start of a formula.
 
     Example:
-        >>> say(figures.links_text(figures.links_info(traces)))  # doctest: +SKIP
+        >>> say(figures.caption(figures.links, traces))  # doctest: +SKIP
     """
     display(
         Markdown(_CODE_OR_DOLLAR.sub(lambda found: found[0] if len(found[0]) > 1 else _DOLLAR, str(text)))

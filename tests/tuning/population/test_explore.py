@@ -14,6 +14,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 import shardscope as ss
+from shardscope.spec.space import Space
 from shardscope.tuning.population import Ranges
 from shardscope.tuning.population.conditional import Conditional
 
@@ -120,7 +121,7 @@ def test_a_bad_space_is_refused_in_one_sentence(space: dict[str, Any], words: st
 
 
 def test_a_space_of_branches_is_explored_within_its_branches() -> None:
-    space = ss.Space(
+    space = Space(
         parameters={
             "optimizer": ["adamw", "lamb"],
             "optimizer[lamb].lr": (1e-3, 1e-1, "log"),
@@ -147,15 +148,13 @@ def test_what_no_checkpoint_would_fit_is_refused(name: str) -> None:
     with pytest.raises(
         ss.SpecError, match=rf"space\['{name}'\] cannot change while a member trains"
     ) as refused:
-        Conditional(ss.Space({name: values}), JOB)
+        Conditional(Space({name: values}), JOB)
     assert "\n" not in str(refused.value)
 
 
 def test_a_value_that_no_job_can_have_is_refused_as_a_study_does() -> None:
     with pytest.raises(ss.SpecError, match=r"space\['compression'\]: 'topk' is not possible") as refused:
-        Conditional(
-            ss.Space({"compression": ["none", "topk"]}), JOB.replace(strategy="pipeline", world_size=2)
-        )
+        Conditional(Space({"compression": ["none", "topk"]}), JOB.replace(strategy="pipeline", world_size=2))
     assert "\n" not in str(refused.value)
     with pytest.raises(ss.SpecError, match="has no effect: compression is 'none'"):
-        Conditional(ss.Space({"compression[topk].ratio": (0.1, 0.5)}), JOB)
+        Conditional(Space({"compression[topk].ratio": (0.1, 0.5)}), JOB)

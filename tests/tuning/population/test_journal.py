@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import shardscope as ss
-from shardscope.tuning.population import driver
+from shardscope.tuning.population import PopulationError, driver
 from shardscope.tuning.population.journal import Journal, is_held, read_lines
 from shardscope.tuning.population.members import Stopped
 from shardscope.tuning.population.record import (
@@ -66,7 +66,7 @@ def test_a_population_begun_when_more_accuracy_was_better_is_refused_and_one_of_
     assert plan.own == ("accuracy",)
     with Journal(tmp_path / "journal.jsonl") as journal:
         journal.append({name: value for name, value in own.items() if name != "own"})
-    with pytest.raises(ss.PopulationError, match="""'accuracy'.* with objectives='error'"""):
+    with pytest.raises(PopulationError, match="""'accuracy'.* with objectives='error'"""):
         _ = ss.Population(tmp_path).best
     loss = plan_line(Plan({}, {}, 2, 1, 4, ("loss",), 0.25, 0.25, 0))
     assert Course.of([{name: value for name, value in loss.items() if name != "own"}]).plan == Plan(
@@ -89,7 +89,7 @@ def test_a_population_that_compared_members_on_the_test_split_is_read_and_not_tr
     (tmp_path / "journal.jsonl").write_text("\n".join([json.dumps(plan), *lines[1:], ""]))
     assert ss.Population(tmp_path).plan.split == "test"
     with pytest.raises(
-        ss.PopulationError, match="compared its members on the test split.* needs a different folder"
+        PopulationError, match="compared its members on the test split.* needs a different folder"
     ):
         ss.train_population(job, space, members=2, intervals=2, folder=tmp_path)
 
@@ -100,7 +100,7 @@ def test_there_is_one_writer_and_it_is_private(tmp_path: Path) -> None:
     with Journal(path):
         assert is_held(path)
         with pytest.raises(
-            ss.PopulationError, match="is being trained by another process; wait for it, or stop"
+            PopulationError, match="is being trained by another process; wait for it, or stop"
         ):
             Journal(path)
     assert not is_held(path)

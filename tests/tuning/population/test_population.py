@@ -18,6 +18,7 @@ import pytest
 import shardscope as ss
 from conformance.runs import small_job, wait_for
 from shardscope.runlog.writer import encode
+from shardscope.tuning.population import PopulationError
 from shardscope.tuning.population import driver as driver_module
 from shardscope.tuning.population import members as members_module
 from shardscope.tuning.population.journal import Journal
@@ -286,7 +287,7 @@ def test_members_that_fail_are_said_and_replaced(tmp_path: Path) -> None:
 
 def test_if_all_fail_it_says_so_and_ends(tmp_path: Path) -> None:
     with pytest.raises(
-        ss.PopulationError, match="all 2 members failed in interval 1; the first: member 0 failed"
+        PopulationError, match="all 2 members failed in interval 1; the first: member 0 failed"
     ):
         short(tmp_path / "p", members=2, space={"optimizer": [ss.Optimizer("sgd", lr=1e30)]})
     assert ss.Population(tmp_path / "p").state == "failed"
@@ -306,7 +307,7 @@ def test_stops_when_asked_and_goes_on_later(tmp_path: Path, monkeypatch: pytest.
     driver = threading.Thread(target=lambda: trained.append(short(folder, members=2, intervals=2)))
     driver.start()
     wait_for(lambda: lines_of(folder, "outcome"))
-    with pytest.raises(ss.PopulationError, match="is being trained by another process"):
+    with pytest.raises(PopulationError, match="is being trained by another process"):
         short(folder, members=2, intervals=2)
     assert ss.Population(folder).state == "running"
     ss.Population(folder).stop()
@@ -316,11 +317,11 @@ def test_stops_when_asked_and_goes_on_later(tmp_path: Path, monkeypatch: pytest.
     assert trained[0].state == "stopped"
     assert not any(run.is_alive for home in folder.glob("runs/*/*") for run in ss.runs(home))
     with pytest.raises(
-        ss.PopulationError, match="was created with members=2, not 3; resume with the original value"
+        PopulationError, match="was created with members=2, not 3; resume with the original value"
     ):
         short(folder, members=3, intervals=2)
     space = {"optimizer.lr": (1e-5, 1.0, "log"), "batch": (16, 64, "log2")}
-    with pytest.raises(ss.PopulationError, match=r"was created with space\['optimizer.lr'\]="):
+    with pytest.raises(PopulationError, match=r"was created with space\['optimizer.lr'\]="):
         short(folder, members=2, intervals=2, space=space)
     assert short(folder, members=2, intervals=2).state == "completed"
 

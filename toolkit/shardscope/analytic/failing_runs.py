@@ -21,6 +21,13 @@ from shardscope.analytic.large_batch.scaling import positive
 from shardscope.analytic.reliability import Floats, not_negative
 from shardscope.errors import SpecError
 
+__all__ = [
+    "FailingRun",
+    "duration_s",
+    "duration_with_progress_s",
+    "simulated_s",
+]
+
 _ROUNDING = 1e-9
 _MOST_FAILURES = 100_000
 _NextFailure = Callable[[Floats, Floats], Floats | None]

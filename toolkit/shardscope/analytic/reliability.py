@@ -25,6 +25,15 @@ from shardscope.analytic.large_batch.scaling import positive
 from shardscope.errors import SpecError
 from shardscope.spec.checkpoint import daly_interval
 
+__all__ = [
+    "LLAMA_3_DEVICE_MTBF_S",
+    "Reliability",
+    "daly_interval_s",
+    "expected",
+    "job_mtbf_s",
+    "young_interval_s",
+]
+
 Floats = npt.NDArray[np.float64]
 
 LLAMA_3_DEVICE_MTBF_S = 54 * 86400 * 16384 / 419

@@ -23,6 +23,12 @@ import numpy.typing as npt
 
 from shardscope.errors import SpecError
 
+__all__ = [
+    "Jitter",
+    "expected_slowest",
+    "jitter_of",
+]
+
 Floats = npt.NDArray[np.float64]
 Distribution = Literal["normal", "lognormal"]
 

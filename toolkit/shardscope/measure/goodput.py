@@ -11,6 +11,7 @@ from statistics import fmean
 
 import numpy as np
 
+from shardscope._experimental import experimental
 from shardscope.analytic.failing_runs import (
     FailingRun,
     duration_s,
@@ -138,6 +139,7 @@ class ExpectedGoodput:
         return f"goodput {self.mean:.1%} ({low:.1%} to {high:.1%} in 90 % of runs) with {failing}: {told}"
 
 
+@experimental
 def goodput(
     run: Run | str | Path,
     *,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from shardscope._experimental import experimental
 from shardscope.analytic.stragglers import Floats, Jitter, jitter_of
 from shardscope.errors import RunUnreadable, SpecError
 from shardscope.runlog.schema import Event
@@ -20,6 +21,7 @@ _PASSES = ("forward", "backward")
 _FEWEST = 2
 
 
+@experimental
 def jitter(
     run: Run | str | Path, *, ranks: Sequence[int] | None = None, root: str | Path | None = None
 ) -> Jitter:

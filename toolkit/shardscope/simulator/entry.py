@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from shardscope._experimental import experimental
 from shardscope.analytic.terms import Term
 from shardscope.calibration.host_calibration import AnyCalibration
 from shardscope.errors import SpecError, require
@@ -165,6 +166,7 @@ class Simulator:
         variation = Variation(dict(stragglers or {}), jitter, seed)
         return simulate_asynchronous(predict_job(job, cluster, calibration), variation, steps=steps)
 
+    @experimental
     def chakra(
         self,
         paths: Sequence[str | Path],

@@ -1,12 +1,11 @@
 """Figures: pure functions that turn the data of runs into Plotly figures.
 
-Every figure has two functions: for example, ``loss_info(traces)`` computes plain values, which tests can compare with
-``==``, and ``loss(traces)`` draws them. Functions such as ``timeline_text`` describe a figure in words, for use as a
-caption.
+``figures.loss(traces)`` draws one. ``figures.info(figures.loss, traces)`` returns the values that it draws, and
+``figures.caption(figures.links, traces)`` says in words what a figure shows.
 
 Example:
-    >>> from shardscope_widgets import figures
-    >>> figures.loss([figures.Trace.read(run) for run in ss.runs()[:3]])  # doctest: +SKIP
+    >>> from shardscope_widgets import Trace, figures
+    >>> figures.loss([Trace.read(run) for run in ss.runs()[:3]])  # doctest: +SKIP
 """
 
 from shardscope._lazy import attach

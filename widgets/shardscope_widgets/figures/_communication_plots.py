@@ -241,3 +241,6 @@ def curves_text(info: CostCurvesInfo) -> str:
         words.append("No other is faster anywhere along the axis." if at and len(info.lines) > 1 else "")
     words += [f"Left out: {title(left.algorithm)} ({left.why})." for left in info.left_out]
     return " ".join(filter(None, words))
+
+
+by_size_text = by_workers_text = curves_text

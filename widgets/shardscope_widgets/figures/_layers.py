@@ -332,6 +332,11 @@ def _late_note(info: LayersInfo) -> dict[str, Any]:
     )
 
 
+def layers_info_of_run(run: Any) -> LayersInfo:
+    """Return the data of the figure of a `shardscope.Run`."""
+    return layers_info(run.layers(), label=run.name)
+
+
 def layers(run: Any) -> go.Figure:
     """Draw the trust ratios and compression residuals of a `shardscope.Run`, by layer."""
-    return draw_layers(layers_info(run.layers(), label=run.name))
+    return draw_layers(layers_info_of_run(run))

@@ -180,11 +180,14 @@ def _losses(info: NoiseScaleInfo) -> list[go.Scatter]:
     ]
 
 
+def noise_scale_info_of_run(run: Any) -> NoiseScaleInfo:
+    """Return the data of the figure of a `shardscope.Run`."""
+    metrics = run.metrics().dropna(subset=["loss"])
+    return noise_scale_info(
+        run.noise_scale(), metrics["step"].tolist(), metrics["loss"].tolist(), label=run.name
+    )
+
+
 def noise_scale(run: Any) -> go.Figure:
     """Draw the critical batch size of a `shardscope.Run` over its steps, with the batch in use and the loss."""
-    metrics = run.metrics().dropna(subset=["loss"])
-    return draw_noise_scale(
-        noise_scale_info(
-            run.noise_scale(), metrics["step"].tolist(), metrics["loss"].tolist(), label=run.name
-        )
-    )
+    return draw_noise_scale(noise_scale_info_of_run(run))

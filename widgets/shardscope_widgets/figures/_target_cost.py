@@ -74,6 +74,13 @@ def _marks(
     )  # fmt: skip
 
 
+def target_cost_info(
+    *, min_steps: float, critical_batch: float, batches: Sequence[int] = ()
+) -> TargetCostInfo:
+    """Return the data of the figure; the arguments are those of `target_cost`."""
+    return TargetCostInfo(min_steps, critical_batch, tuple(batches))
+
+
 def target_cost(*, min_steps: float, critical_batch: float, batches: Sequence[int] = ()) -> go.Figure:
     """Draw how many steps and samples reach a target, by batch size.
 
@@ -82,4 +89,6 @@ def target_cost(*, min_steps: float, critical_batch: float, batches: Sequence[in
         critical_batch: Critical batch size, in samples.
         batches: Batch sizes to mark, in samples.
     """
-    return draw_target_cost(TargetCostInfo(min_steps, critical_batch, tuple(batches)))
+    return draw_target_cost(
+        target_cost_info(min_steps=min_steps, critical_batch=critical_batch, batches=batches)
+    )

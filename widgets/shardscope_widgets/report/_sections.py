@@ -10,7 +10,7 @@ from shardscope.measure.compare.comparison import Comparison
 from shardscope.measure.compare.view import OVERVIEW, as_html, inside_text, overview
 from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope_widgets import figures
-from shardscope_widgets.figures import _curves, theme
+from shardscope_widgets.figures import _consensus, _curves, _pipeline, _staleness, _timeline, theme
 from shardscope_widgets.figures._agreement import AgreementRow, agreement_info, draw_agreement
 from shardscope_widgets.figures._memory_kinds import KIND_NAMES
 from shardscope_widgets.figures._stacks import RunBars, StackBar, draw_stacks
@@ -154,18 +154,18 @@ def _one_of_each(entries: Iterable[Entry]) -> list[Entry]:
 
 def _pictures(entry: Entry) -> Iterable[tuple[go.Figure, str]]:
     trace = entry.trace
-    passes = figures.gantt_info(trace)
+    passes = _pipeline.gantt_info(trace)
     if passes.ops:
-        yield figures.draw_gantt(passes), f"{figures.gantt_text(passes)} {_PASSES}"
-    timeline = figures.timeline_info(trace)
+        yield _pipeline.draw_gantt(passes), f"{_pipeline.gantt_text(passes)} {_PASSES}"
+    timeline = _timeline.timeline_info(trace)
     if timeline.steps and not passes.ops:
-        yield figures.timeline(trace), f"{figures.timeline_text(timeline)} {_TIMELINE}"
-    staleness = figures.staleness_info(trace)
+        yield figures.timeline(trace), f"{_timeline.timeline_text(timeline)} {_TIMELINE}"
+    staleness = _staleness.staleness_info(trace)
     if staleness.is_telling:
-        yield figures.draw_staleness(staleness), f"{figures.staleness_text(staleness)} {_STALENESS}"
-    consensus = figures.consensus_info([trace])
+        yield _staleness.draw_staleness(staleness), f"{_staleness.staleness_text(staleness)} {_STALENESS}"
+    consensus = _consensus.consensus_info([trace])
     if consensus.curves:
-        yield figures.draw_consensus(consensus), f"{figures.consensus_text(consensus)} {_CONSENSUS}"
+        yield _consensus.draw_consensus(consensus), f"{_consensus.consensus_text(consensus)} {_CONSENSUS}"
 
 
 def predicted_section(page: Page, comparisons: Sequence[Comparison]) -> str:

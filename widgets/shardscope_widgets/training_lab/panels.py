@@ -23,8 +23,16 @@ import pandas as pd  # noqa: F401
 import plotly.graph_objects as go
 
 from shardscope.spec.settings import one_process_baseline
-from shardscope_widgets import figures
-from shardscope_widgets.figures import theme
+from shardscope_widgets.figures import (
+    _compression,
+    _consensus,
+    _layers,
+    _memory_kinds,
+    _noise_scale,
+    _pipeline,
+    _staleness,
+    theme,
+)
 from shardscope_widgets.figures._ghosts import Ghost
 from shardscope_widgets.kit import markup
 from shardscope_widgets.kit.live_figure import LiveFigure
@@ -88,19 +96,25 @@ class Panels:
         for all shown runs. `ghosts` are predicted values by run id.
         """
         ghost = (ghosts or {}).get(focus.run_id) if focus else None
-        gantt = figures.gantt_info(focus, last_step=last_step, ghost=ghost) if focus else None
-        stale = figures.staleness_info(focus) if focus else None
-        noise = figures.noise_scale_info_of(focus) if focus else None
-        layers = figures.layers_info_of(focus) if focus else None
-        apart, packed = figures.consensus_info(shown), figures.compression_info(shown, ghosts=ghosts)
-        memory = figures.memory_kinds_info(shown, alone=alone_beside(focus, shown), ghosts=ghosts)
-        self.schedule.draw(gantt, gantt and gantt.ops, figures.draw_gantt, figures.gantt_text)
-        self.staleness.draw(stale, stale and stale.is_telling, figures.draw_staleness, figures.staleness_text)
-        self.consensus.draw(apart, apart.curves, figures.draw_consensus, figures.consensus_text)
-        self.compression.draw(packed, packed.is_telling, figures.draw_compression, figures.compression_text)
-        self.noise.draw(noise, noise, figures.draw_noise_scale, figures.noise_scale_text)
-        self.layers.draw(layers, layers and layers.is_telling, figures.draw_layers, figures.layers_text)
-        self.memory.draw(memory, memory.runs, figures.draw_memory_kinds, figures.memory_kinds_text)
+        gantt = _pipeline.gantt_info(focus, last_step=last_step, ghost=ghost) if focus else None
+        stale = _staleness.staleness_info(focus) if focus else None
+        noise = _noise_scale.noise_scale_info_of(focus) if focus else None
+        layers = _layers.layers_info_of(focus) if focus else None
+        apart, packed = _consensus.consensus_info(shown), _compression.compression_info(shown, ghosts=ghosts)
+        memory = _memory_kinds.memory_kinds_info(shown, alone=alone_beside(focus, shown), ghosts=ghosts)
+        self.schedule.draw(gantt, gantt and gantt.ops, _pipeline.draw_gantt, _pipeline.gantt_text)
+        self.staleness.draw(
+            stale, stale and stale.is_telling, _staleness.draw_staleness, _staleness.staleness_text
+        )
+        self.consensus.draw(apart, apart.curves, _consensus.draw_consensus, _consensus.consensus_text)
+        self.compression.draw(
+            packed, packed.is_telling, _compression.draw_compression, _compression.compression_text
+        )
+        self.noise.draw(noise, noise, _noise_scale.draw_noise_scale, _noise_scale.noise_scale_text)
+        self.layers.draw(layers, layers and layers.is_telling, _layers.draw_layers, _layers.layers_text)
+        self.memory.draw(
+            memory, memory.runs, _memory_kinds.draw_memory_kinds, _memory_kinds.memory_kinds_text
+        )
 
 
 def alone_beside(focus: Trace | None, shown: Sequence[Trace]) -> Trace | None:

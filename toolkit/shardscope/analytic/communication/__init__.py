@@ -41,7 +41,7 @@ from shardscope.analytic.communication.ring import (
     spanning_link,
 )
 from shardscope.analytic.communication.stepwise import stepwise_bytes
-from shardscope.analytic.communication.traffic import Sent, Traffic, sent_bytes
+from shardscope.analytic.communication.traffic import Sent, Traffic, packets, sent_bytes
 from shardscope.analytic.communication.tree import tree_all_reduce_bytes
 from shardscope.analytic.communication.zero import (
     ShardCollectives,
@@ -90,6 +90,7 @@ __all__ = [
     "Sent",
     "ShardCollectives",
     "Traffic",
+    "packets",
     "sent_bytes",
     "flat_shards_traffic",
 ]

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
+from shardscope._experimental import experimental
 from shardscope.analytic.stragglers import Jitter
 from shardscope.calibration.calibration import Calibration, Interval
 from shardscope.calibration.host_calibration import HostCalibration
@@ -23,6 +24,7 @@ from shardscope.spec.cluster import Cluster, EmulatedCluster
 _PATIENCE_S = 3600.0
 
 
+@experimental
 def scaling(
     job: Job,
     workers: Iterable[int] = (1, 2, 4, 8),
@@ -71,6 +73,7 @@ def scaling(
     return Scaling(job, cluster, _name(cluster), in_order(points), " ".join(told))
 
 
+@experimental
 def extrapolate(
     job: Job | Scaling | Run,
     cluster: Cluster | EmulatedCluster | None = None,

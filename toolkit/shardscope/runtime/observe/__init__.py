@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardscope._experimental import experimental
 from shardscope.runtime.record.run import Run
 from shardscope.spec import Record
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
+@experimental
 def observe(
     model: nn.Module,
     optimizer: Optimizer | None = None,

@@ -46,7 +46,7 @@ def reproduce(
 
     Example:
         >>> again = ss.reproduce("20260102-030405-mine").wait()  # doctest: +SKIP
-        >>> ss.first_difference("20260102-030405-mine", again)  # None: bit-identical  # doctest: +SKIP
+        >>> first_difference("20260102-030405-mine", again)  # None: bit-identical  # doctest: +SKIP
     """
     earlier = Run.attach(run, root)
     job = load_job(earlier, trust_code=trust_code)

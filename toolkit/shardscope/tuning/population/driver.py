@@ -15,6 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from shardscope._experimental import experimental
 from shardscope.errors import SpecError
 from shardscope.runtime import Run
 from shardscope.runtime.record.rundir import runs_root
@@ -44,6 +45,7 @@ from shardscope.tuning.population.view import Population
 Space = Explorable | spec.Space | Mapping[str, Any]
 
 
+@experimental
 def train_population(
     job: Job,
     space: Space,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardscope._experimental import experimental
 from shardscope.errors import RunNotFound
 from shardscope.runtime import Run
 from shardscope.tuning.population.exploit import first_front, ranked
@@ -31,6 +32,7 @@ class MemberInterval:
         return self.move.member
 
 
+@experimental
 class Population:
     """Population that is stored in a folder; returned by `train_population`, or constructed from the folder.
 
