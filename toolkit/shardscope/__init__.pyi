@@ -74,3 +74,29 @@ from shardscope.tuning.session import StudySession as StudySession
 from shardscope.tuning.tune import tune as tune
 
 __version__: str
+
+from shardscope.errors import CheckpointError as CheckpointError  # kept
+from shardscope.errors import DataError as DataError  # kept
+from shardscope.errors import LaunchError as LaunchError  # kept
+from shardscope.errors import RunNotFound as RunNotFound  # kept
+from shardscope.errors import RunUnreadable as RunUnreadable  # kept
+from shardscope.errors import StudyError as StudyError  # kept
+from shardscope.errors import UntrustedCode as UntrustedCode  # kept
+from shardscope.measure.accuracy import Accuracy as Accuracy  # kept
+from shardscope.measure.compare.comparison import Comparison as Comparison  # kept
+from shardscope.measure.compare_runs.comparison import RunsComparison as RunsComparison  # kept
+from shardscope.measure.explain.of_run import Explanation as Explanation  # kept
+from shardscope.measure.goodput import ExpectedGoodput as ExpectedGoodput  # kept
+from shardscope.measure.scaling.result import Scaling as Scaling  # kept
+from shardscope.methods.strategies.single import Single as Single  # kept
+from shardscope.planner import Plans as Plans  # kept
+from shardscope.prediction.job import JobPrediction as JobPrediction  # kept
+from shardscope.prediction.layout import Prediction as Prediction  # kept
+from shardscope.runtime.tools.check_report import CheckReport as CheckReport  # kept
+from shardscope.runtime.tools.reproduce import first_difference as first_difference  # kept
+from shardscope.simulator import AsyncSimulation as AsyncSimulation  # kept
+from shardscope.simulator import Simulation as Simulation  # kept
+from shardscope.spec.space import Between as Between  # kept
+from shardscope.spec.space import Choices as Choices  # kept
+from shardscope.spec.space import Space as Space  # kept
+from shardscope.tuning.population import PopulationError as PopulationError  # kept

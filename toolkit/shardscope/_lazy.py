@@ -1,8 +1,8 @@
 """Lazy imports for packages (PEP 562): each name is imported when first used, so a package loads in milliseconds.
 
-A package lists its names in its stub, `__init__.pyi`, one per line: ``from shardscope.spec import Job as Job``.
-Type checkers read the stub directly; `attach` provides the same names at run time. This module imports very little, so
-that it loads quickly.
+A package lists its names in its stub, `__init__.pyi`, one per line: ``from shardscope.spec import Job as Job``. A name
+with ``# kept`` at the end is found as well, for code that uses it, but not listed: it may go. Type checkers read the
+stub directly; `attach` provides the same names at run time. This module imports very little, so that it loads quickly.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ def attach(package: str, file: str) -> tuple[Callable[[str], object], Callable[[
     with open(file.removesuffix(".py") + ".pyi", encoding="utf-8") as stub:
         lines = [line.split() for line in stub if line.startswith("from ")]
     homes = {name: home for _from, home, _import, name, *_ in lines}
+    listed = sorted(name for _from, _home, _import, name, *more in lines if more[-1:] != ["kept"])
     module = sys.modules[package]
 
     def load(name: str) -> object:
@@ -28,4 +29,4 @@ def attach(package: str, file: str) -> tuple[Callable[[str], object], Callable[[
         setattr(module, name, value)
         return value
 
-    return load, lambda: sorted({*vars(module), *homes}), sorted(homes)
+    return load, lambda: sorted({*vars(module), *listed}), listed
