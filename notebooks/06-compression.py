@@ -29,38 +29,39 @@ import pandas as pd
 
 import shardscope as ss
 from shardscope.analytic import communication as comm
-from shardscope.measure.loss_increase import MEASURED_ON, loss_increase, loss_text
-from shardscope.spec.models import MODELS
-from shardscope.spec.units import bit_rate_text, bytes_text, duration_text
 from shardscope_widgets import Trace, TrainingLab, figures, say
 
 MODEL = "gpt-nano"
 LINK = ss.Link(bandwidth="100 Mbit/s", latency="1 ms")  # the link between your own machines
 METHODS = ("bf16", "int8", "int4", "topk", "powersgd")
 rates = [LINK.bandwidth * factor for factor in (1, 10, 100)]
-job = ss.Job(model=MODEL, data="python-source", batch=16, world_size=2, link=LINK)
-plain_bytes = comm.ring_all_reduce_bytes(MODELS[MODEL].num_params, 4, job.world_size).max()
-times = [f"{duration_text(plain_bytes / rate)} at {bit_rate_text(rate)}" for rate in rates]
+job = ss.Job(model=MODEL, data="python-source", strategy="ring", batch=16, world_size=2, link=LINK)
+
+
+def bits(rate):
+    """Bytes per second as text."""
+    return f"{8e-9 * rate:.3g} Gbit/s" if rate >= 1.25e8 else f"{8e-6 * rate:.3g} Mbit/s"
+
+
+plain_bytes = ss.predict(job).sent_bytes.max()
+times = [f"{1e3 * plain_bytes / rate:,.3g} ms at {bits(rate)}" for rate in rates]
 say(
-    f"Uncompressed, each of {job.world_size} workers sends {bytes_text(plain_bytes)} of gradients per step of "
+    f"Uncompressed, each of {job.world_size} workers sends {plain_bytes / 1e6:.3g} MB of gradients per step of "
     f"{MODEL}: {', '.join(times)}."
 )
 
 # %% [markdown]
 # ## On which link does compression pay off, and with which method?
 #
-# `compression_speedup` predicts the whole step with each method, from a short probe of this machine. Then real
-# processes run on the link: uncompressed, with the method that is recommended, and with others. Only methods whose loss
-# stays within their tolerance are recommended.
+# `compression_speedup` predicts the whole step with each method, as `ss.predict` does, with packing times measured
+# here; a short probe corrects how fast this machine computes. Then real processes run on the link: uncompressed, with
+# the method that is recommended, and with others. Only methods whose loss stays within their tolerance are recommended.
+
 
 # %%
-from shardscope.measure.compression_limit import compression_limit
-from shardscope.measure.compression_speedup import MARGIN
-
-
 def train(compression="none", **changes):
     """One run of the common job, to its end."""
-    fields = {"strategy": "ring", "steps": 20, **changes}
+    fields = {"steps": 20, **changes}
     return ss.launch(job.replace(compression=compression, **fields)).wait(timeout=120)
 
 
@@ -73,27 +74,21 @@ runs = [
 traces = [Trace.read(run) for run in runs]
 info = figures.info(figures.compression, traces)
 measured = {run.method_label: run.step_s for run in info.runs}
-answer = compression_limit(whole, measured)
-say(answer.sentence)
 frame = whole.to_frame().set_index("method")
-losses = {
-    step.compression.label: loss_text(step.compression, job.optimizer.name, with_tolerance=True)
-    for step in whole.steps
-}
-harmless = {step.compression.label for step in whole.harmless}
-out = [f"{name} ({text})" for name, text in losses.items() if name not in harmless]
+say(f"**{whole.limit}**")
+out = [f"{name} ({row['loss']})" for name, row in frame.iterrows() if not row["is_harmless"]]
 say(
-    f"Not recommended because of its loss: {'; '.join(out) or 'no method'}. Losses: {MEASURED_ON}. "
-    f"Whole steps at {LINK.label}, among {job.world_size} workers:"
+    f"Not recommended because of its loss: {'; '.join(out) or 'no method'}. "
+    f"Losses: {whole.losses.attrs['measured_on']}. Whole steps at {LINK.label}, among {job.world_size} workers:"
 )
 pd.DataFrame(
     {
         name: {
-            "predicted step": duration_text(frame["step_s"][name]),
-            "measured step": duration_text(step_s),
+            "predicted step": f"{1e3 * frame['step_s'][name]:.3g} ms",
+            "measured step": f"{1e3 * step_s:.3g} ms",
             "predicted speed-up": f"{frame['speed'][name]:.2f}",
             "measured speed-up": f"{measured['none'] / step_s:.2f}",
-            "loss": loss_text(ss.Compression(name), job.optimizer.name).removeprefix("loss "),
+            "loss": frame["loss"][name].removeprefix("loss "),
         }
         for name, step_s in measured.items()
     }
@@ -105,20 +100,18 @@ pd.DataFrame(
 # The same prediction for other bandwidths. Nothing is measured again.
 
 # %%
-faster = {bit_rate_text(rate): whole.at(rate) for rate in rates}
-chosen = {name: at.recommended for name, at in faster.items()}
+faster = {bits(rate): whole.at(rate) for rate in rates}
 below = {step.compression.label: whole.pays_below(step) for step in whole.harmless if step.compression.is_on}
 say(
     "Fastest method within its tolerance: "
-    + ", ".join(f"**{step.compression.label}** at {name}" for name, step in chosen.items())
-    + f". A whole step is {MARGIN - 1:.0%} faster below "
-    + ", ".join(
-        f"{bit_rate_text(below[name])} with {name}" for name in sorted(below, key=below.get, reverse=True)
-    )
+    + ", ".join(f"**{at.recommended.compression.label}** at {name}" for name, at in faster.items())
+    + ". A whole step is faster by more than the error of predictions below "
+    + ", ".join(f"{bits(below[name])} with {name}" for name in sorted(below, key=below.get, reverse=True))
     + ". Predicted speed-ups:"
 )
 speeds = {name: at.to_frame().set_index("method")["speed"] for name, at in faster.items()}
-pd.DataFrame(speeds).map("{:.2f}".format).assign(loss=pd.Series(losses)).loc[list(losses)]
+methods = [step.compression.label for step in whole.steps]
+pd.DataFrame(speeds).map("{:.2f}".format).assign(loss=frame["loss"]).loc[methods]
 
 # %% [markdown]
 # ## Exchange only
@@ -131,12 +124,11 @@ pd.DataFrame(speeds).map("{:.2f}".format).assign(loss=pd.Series(losses)).loc[lis
 found = ss.break_even(job, methods=METHODS, workers=(2, 4, 8, 16, 32), latency_s=LINK.latency_s)
 here = (job.world_size, LINK.bandwidth)
 say(figures.caption(figures.break_even, found, here=here))
-plain, packed = (frame.loc[name] for name in ("none", best.compression.label))
+fastest = found.best(*here)
 say(
-    "A whole step also includes what this machine's processes need to hand over and copy messages: "
-    f"{duration_text(plain['software_s'])} uncompressed, {duration_text(packed['software_s'])} with {packed.name}. "
-    "The exchange leaves it out: hence a method that sends fewer bytes may gain in whole steps above its break-even "
-    "bandwidth."
+    f"At {LINK.label}, the exchange alone is at most {fastest.speedup:.3g} times faster compressed, with "
+    f"{fastest.compression.label}; a whole step, {whole.speedup(whole.best):.3g} times, with "
+    f"{whole.best.compression.label}."
 )
 figures.break_even(found, here=here)
 
@@ -148,7 +140,7 @@ figures.break_even(found, here=here)
 # method does not support the optimizer, or that the pair was not run.
 
 # %%
-costs = loss_increase()
+costs = whole.losses
 tolerance, increase = costs["tolerance"], costs.drop(columns="tolerance")
 over = increase.gt(tolerance, axis=0)
 everywhere = increase.index[~over.any(axis=1) & increase.notna().all(axis=1)]
@@ -195,7 +187,7 @@ figures.compression(traces)
 # %%
 REASONS = {
     "computing": ("the machine was less busy than during the probe", "it was busier than during the probe"),
-    "packing": ("packing was timed on a busier machine", "the ranks share the cores while they pack"),
+    "packing": ("packing was timed on a busier machine", "the ranks were busier while they packed"),
     "waiting": ("sending overlapped with computing", "a rank also waits for the slower rank"),
 }  # less time than predicted, more time
 gaps = pd.DataFrame(
@@ -203,7 +195,7 @@ gaps = pd.DataFrame(
         run.method_label: {
             "computing": run.parts[0] - step["compute_s"],
             "packing": run.parts[1] - step["codec_s"],
-            "waiting": run.parts[2] - step["wire_s"] - step["software_s"],
+            "waiting": run.parts[2] - step["communication_s"],
             "predicted": step["step_s"],
             "measured": run.step_s,
         }
@@ -217,7 +209,7 @@ is_slower = bool(miss["measured"] > miss["predicted"])
 part = (miss[[*REASONS]] * (1 if is_slower else -1)).idxmax()
 say(
     f"At {LINK.label}, measured steps differ from predicted ones by {off.abs().min():.0%} to {off.abs().max():.0%}. "
-    f"The largest miss is {worst}: {duration_text(miss['predicted'])} predicted, {duration_text(miss['measured'])} "
+    f"The largest miss is {worst}: {1e3 * miss['predicted']:.3g} ms predicted, {1e3 * miss['measured']:.3g} ms "
     f"measured. The largest part of it is {part} ({1e3 * miss[part]:+.1f} ms): {REASONS[part][is_slower]}. "
     "Measured minus predicted:"
 )
@@ -333,7 +325,7 @@ pd.DataFrame(
 
 # %%
 lab = TrainingLab(model=MODEL, strategy="ring", world_size=2, steps=30, compression="int8")
-lab.bandwidth = bit_rate_text(LINK.bandwidth)
+lab.bandwidth = LINK.label.partition(",")[0]
 lab
 
 # %% [markdown]

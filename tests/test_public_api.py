@@ -22,20 +22,6 @@ EXPERIMENTAL = (
     ss.goodput, ss.jitter, ss.scaling, ss.extrapolate, ss.observe, ss.train_population, ss.Population,
     ss.simulate.chakra,
 )  # fmt: skip
-INNER = {
-    "06-compression": {
-        "shardscope.measure.loss_increase.MEASURED_ON",
-        "shardscope.measure.loss_increase.loss_increase",
-        "shardscope.measure.loss_increase.loss_text",
-        "shardscope.measure.compression_limit.compression_limit",
-        "shardscope.measure.compression_speedup.MARGIN",
-        "shardscope.spec.models.MODELS",
-        "shardscope.spec.units.bit_rate_text",
-        "shardscope.spec.units.bytes_text",
-        "shardscope.spec.units.duration_text",
-    }
-}
-"""Names that a notebook still imports from inner modules."""
 
 
 def test_public_names_signatures_and_options_are_those_of_the_snapshot() -> None:
@@ -96,7 +82,7 @@ def test_pages_and_notebooks_use_public_names_only(page: Path) -> None:
         inner = name not in public() and (not known or known[-1] in PACKAGES or _is_module(known[-1]))
         if inner:
             unknown.add(name)
-    assert unknown - INNER.get(page.stem, set()) == set(), "add it to the public names, or use one of them"
+    assert unknown == set(), "add it to the public names, or use one of them"
 
 
 def test_names_that_are_not_public_are_seen() -> None:

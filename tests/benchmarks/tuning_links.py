@@ -49,7 +49,7 @@ def projected(session: StudySession, link: ss.Link) -> float:
     """Seconds of a step, by the slider's own code."""
     objectives = session.definition.objectives
     trials = trials_info(session.records(), objectives, steps_of=lambda _: STEPS)
-    found = Relinker(LINKS).onto(trials, objectives, link)[0]
+    found = Relinker(session.job).onto(trials, objectives, link)[0]
     return found.values["seconds"] / STEPS
 
 

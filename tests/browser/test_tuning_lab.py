@@ -152,7 +152,24 @@ def test_start_watch_prune_open_stop_reload_and_go_on(opened):
     lost = [number for number, state, counted, _ in records if state == "failed" and not counted]
     taken = [origin for *_, origin in records if origin is not None]
     assert sorted(taken) == sorted(lost)  # each that was cut short is run again, once
+    moved_to_another_link(opened)
     assert opened.kernel("[lab.problem, lab.is_running]") == ["", False]
+
+
+def moved_to_another_link(notebook):
+    """Tick the box: the front, the words and every trial with a time are those of the other link, without new runs."""
+    page = notebook.page
+    page.locator(f"{LAB} .widget-checkbox", has_text="Another link").locator("input").check()
+    told = page.locator(f"{LAB} .ss-words", has_text="Times predicted for 100 Mbit/s, 1 ms")
+    told.wait_for(timeout=120_000)
+    notebook.until("[trial.note for trial in lab.pictures._on_link if trial.note]", [])
+    pairs = notebook.kernel(
+        "[[a.values['seconds'], b.values['seconds']] for a, b in zip(lab._trials, lab.pictures._on_link)"
+        " if 'seconds' in a.values]"
+    )
+    assert pairs
+    assert all(there < here for here, there in pairs)  # the trials' own link has fifteen times the latency
+    assert "seconds of training on 100 Mbit/s, 1 ms" in page.evaluate(f"{FRONT}.layout.xaxis.title.text")
 
 
 def has_rows(page, count):

@@ -29,7 +29,6 @@ from conformance.damage import damage, plant_code, recorded_run
 from conformance.runs import small_job
 from shardscope import cli
 from shardscope.errors import ShardscopeError
-from shardscope.measure.projection import Projector
 from shardscope.runtime.tools.check import both_jobs
 from shardscope.tuning.measured import TrialReader
 from shardscope_widgets import TrainingLab, html
@@ -110,7 +109,6 @@ def _readers_of(path: Path, folder: Path) -> Iterator[tuple[str, Callable[[], An
         "report": lambda run: _harmless(write_report([run], folder / "report.html").read_text()),
         "comparison": lambda run: _harmless(html.summary([run])._repr_html_()),
         "meter": lambda run: TrialReader(run).poll(),
-        "projection": Projector,
         "check": lambda run: both_jobs(run.job, 2),
         "stop": lambda run: run.stop(grace_s=0.0),
         "load_job": ss.load_job,

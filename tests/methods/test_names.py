@@ -22,7 +22,7 @@ EXCEPTED = {
     "toolkit/shardscope/simulator/collective.py": ALGORITHMS,
     "toolkit/shardscope/spec/optimizer.py": {"linear", "sqrt"},  # rules by which the rate is scaled
     "toolkit/shardscope/training/strategies/fully_sharded.py": {"ring"},  # a setting: whose collectives
-    "toolkit/shardscope/measure/loss_increase.py": {"sgd", "nesterov", "lars", "adamw", "lamb"},  # a measured table
+    "toolkit/shardscope/measure/compression/loss_increase.py": {"sgd", "nesterov", "lars", "adamw", "lamb"},  # measured
     "widgets/shardscope_widgets/communication_calculator/_asked.py": ALGORITHMS,
     "widgets/shardscope_widgets/step_player/_picture.py": {"ring", "tree"},  # how ranks are arranged
     "widgets/shardscope_widgets/figures/_communication_look.py": ALGORITHMS,

@@ -10,7 +10,7 @@ import pytest
 import shardscope as ss
 from conformance.events import step_event, traffic
 from shardscope.analytic.communication.exchange import ExchangeCost
-from shardscope.measure.break_even import BreakEven, MethodWorth
+from shardscope.measure.compression.break_even import BreakEven, MethodWorth
 from shardscope.spec import Compression, Job, Link
 from shardscope_widgets import figures
 from shardscope_widgets.figures import _break_even, _compression

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from torch import nn
 
 import shardscope as ss
 from shardscope.spec.space import Space
@@ -12,7 +13,7 @@ from shardscope.tuning.report import StudyReport
 from shardscope_widgets import figures
 from shardscope_widgets.figures import _front, _importances, _parallel, _slices, _trial_curves, _trials
 from shardscope_widgets.tuning_lab import _summary, _table
-from shardscope_widgets.tuning_lab._relink import UNFINISHED, notes_of, relinked
+from shardscope_widgets.tuning_lab._relink import PENDING, Relinker, notes_of
 
 OBJECTIVES = ("loss", "seconds", "bytes")
 SPACE = Space({"optimizer.lr": (1e-3, 1e-1, "log"), "batch": ss.PowersOfTwo(32, 128), "warmup": (0.0, 0.3)})
@@ -123,15 +124,44 @@ def test_importances_say_what_they_need():
     assert "optimizer.lr matters most (80%)" in _importances.importances_text(told)
 
 
+JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2)
+SLOW = ss.Link(bandwidth="10 Mbit/s", latency="1 ms")
+
+
 def test_another_link_moves_times_and_the_front_and_says_who_has_no_place(four):
-    steps = {0: 0.05, 1: 0.2, 2: 0.3, 3: "its strategy cannot be projected"}
-    moved = relinked(four, OBJECTIVES, lambda trial: steps[trial.number])
-    assert [trial.values.get("seconds") for trial in moved] == [0.5, 2.0, 3.0, None]
+    """Trial 0 sends a hundredth of what trials 1 and 2 send; steps of trial 3 differ."""
+    methods = ["topk", "none", "none", ss.Compression("local-sgd", every=2)]
+    relinker = Relinker(lambda number: JOB.replace(compression=methods[number]))
+    waiting = relinker.onto(four, OBJECTIVES, SLOW, budget_s=0.0)
+    assert notes_of(waiting) == {PENDING: [0, 1, 2, 3]}
+    moved = relinker.onto(four, OBJECTIVES, SLOW)
+    told = [ss.predict(JOB.replace(compression=name, link=SLOW)).step_time_s
+            - ss.predict(JOB.replace(compression=name)).step_time_s for name in methods[:2]]  # fmt: skip
+    measured = [trial.values["seconds"] for trial in four]
+    assert [trial.values.get("seconds") for trial in moved] == [
+        pytest.approx(measured[0] + 10 * told[0]), pytest.approx(measured[1] + 10 * told[1]),
+        pytest.approx(measured[2] + 10 * told[1]), None,
+    ]  # fmt: skip
     assert [trial.number for trial in moved if trial.is_front] == [0]
-    assert notes_of(moved) == {"its strategy cannot be projected": [3]}
+    assert notes_of(moved) == {"its steps differ with compression='local-sgd every=2'": [3]}
     assert _front.front_info(moved, link="10 Mbit/s").missing == 1
-    waiting = relinked(trials(record(0, "running")), OBJECTIVES, lambda _: 1.0)
-    assert notes_of(waiting) == {UNFINISHED: [0]}
+
+
+def test_on_its_own_link_a_trial_takes_what_it_took_and_own_functions_and_pipelines_are_predicted():
+    def linear():
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    own = JOB.replace(link=SLOW, strategy="pipeline:gpipe", batch=ss.Batch(64, micro_batch=16))
+    jobs = [own, JOB.replace(model=linear, link=SLOW), JOB.replace(strategy="parameter-server")]
+    three = trials(*map(record, range(3)))
+    faster = ss.Link(bandwidth="1 Gbit/s", latency="1 ms")
+    relinker = Relinker(jobs.__getitem__)
+    there, here = (relinker.onto(three, OBJECTIVES, link) for link in (faster, SLOW))
+    times = [[trial.values["seconds"] for trial in each] for each in (three, here, there)]
+    assert times[1][:2] == times[0][:2]
+    assert times[1][2] > times[0][2]
+    assert times[2][0] < times[0][0]
+    assert all(time >= 0 for time in times[2])
 
 
 def test_the_order_of_trials_is_across_and_the_best_so_far_the_line():

@@ -9,7 +9,6 @@ import pytest
 
 import shardscope as ss
 from shardscope.errors import SpecError, StudyError
-from shardscope.spec.link import Link
 from shardscope.spec.space import Space
 from shardscope.tuning.priors import default_space
 from shardscope.tuning.session import StudySession
@@ -236,12 +235,6 @@ def test_a_click_on_prune_when_the_trial_has_just_ended_is_no_error(make_tuning_
     prune.click()  # it has ended before the click, but the button is not disabled yet
     assert lab.problem == ""
     assert lab.session.records()[0].state == "complete"
-
-
-def test_links_of_the_slider_are_links():
-    from shardscope_widgets.tuning_lab._settings import LINKS
-
-    assert Link(bandwidth="100 Mbit/s", latency="1 ms") in LINKS
 
 
 @pytest.mark.slow

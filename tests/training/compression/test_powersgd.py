@@ -19,7 +19,6 @@ import shardscope as ss
 from conformance.compressor import CompressorConformance, bucket_of, carrier_of, make
 from conformance.ranks import RankPool
 from shardscope.analytic.communication import ring_all_reduce_bytes, stepwise_bytes
-from shardscope.measure.break_even import gradient_buckets
 from shardscope.methods.compressors.powersgd._torch import PowerSgdCompressor
 from shardscope.methods.compressors.powersgd._torch_orthogonal import orthonormalize_, unit_rows_
 from shardscope.training.compression import Bucket
@@ -263,7 +262,7 @@ def test_a_resumed_run_ends_its_warmup_at_the_same_step() -> None:
     second = ss.launch(whole, resume=first).wait(60)
     once = ss.launch(whole).wait(60)
     assert second.metrics()["loss"].tolist() == once.metrics()["loss"].tolist()[2:]
-    buckets = gradient_buckets(whole)
+    buckets = ss.predict(whole).step.buckets(whole.strategy.bucket_mb)
     for run in (first, second, once):
         for event in run.events("step"):
             sent = stepwise_bytes(run.job.compression, buckets, 2, step=event["step"], steps=5)

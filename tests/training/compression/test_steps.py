@@ -22,7 +22,6 @@ from conformance.compressor import (
 from conformance.ranks import RankPool
 from shardscope.analytic.communication import stepwise_bytes
 from shardscope.errors import SpecError
-from shardscope.measure.break_even import gradient_buckets
 from shardscope.methods.compressors.onebit_adam._torch import OneBit
 from shardscope.methods.compressors.sign._torch import BlockSign
 from shardscope.methods.optimizers.lamb._torch_frozen import FreezableLamb
@@ -414,7 +413,7 @@ def test_what_a_resumed_run_sends_is_foretold_by_when_its_moment_was_frozen(
     second = ss.launch(whole.replace(steps=then, until=14), resume=first).wait(60)
     (went_on,) = [event for event in second.events("resume") if event["rank"] == 0]
     assert went_on["warmup_ended"] == ends
-    buckets = gradient_buckets(whole)
+    buckets = ss.predict(whole).step.buckets(whole.strategy.bucket_mb)
     for run, told in ((first, None), (second, went_on["warmup_ended"])):
         for event in run.events("step"):
             sent = stepwise_bytes(

@@ -1,4 +1,4 @@
-"""Functions to find the steps in which all ranks recorded spans, and to compute the time that spans cover."""
+"""Functions to find the steps that all ranks have finished, and to compute the time that spans cover."""
 
 from __future__ import annotations
 
@@ -9,16 +9,6 @@ from shardscope.runlog.schema import Event
 
 Interval = tuple[float, float]
 _COUNTS = ("payload_bytes", "sent_bytes", "received_bytes", "messages", "calls")
-
-
-def lane_of(event: Event, lane: str) -> list[Interval]:
-    """Return the start and end times of a rank's spans in one lane of a step, in Unix seconds, sorted.
-
-    Args:
-        event: Step event of the rank.
-        lane: ``compute``, ``communication`` or ``codec``.
-    """
-    return sorted((start, end) for name, _, start, end, _ in event["spans"] if name == lane)
 
 
 def phase_seconds(
@@ -77,12 +67,6 @@ def finished_steps(events: Iterable[Event], world_size: int) -> dict[int, list[E
         for number, row in sorted(steps.items())
         if len(row) == world_size
     }
-
-
-def finished_with_spans(events: Iterable[Event], world_size: int) -> list[list[Event]]:
-    """Return the step events of each finished step in which all ranks recorded spans, as lists sorted by rank."""
-    rows = finished_steps(events, world_size).values()
-    return [row for row in rows if all(event.get("spans") for event in row)]
 
 
 def _with_late(step: Event, late: Event) -> Event:

@@ -198,15 +198,6 @@ class Strategy(Method):
 
     # Its traffic and memory, and the object that trains.
 
-    @property
-    def ranks_meet(self) -> bool:
-        """Whether every communication of a step involves all ranks, in the same order."""
-        return True
-
-    def ring_size(self, collective: str, world_size: int) -> int:  # noqa: ARG002
-        """Return the number of ranks in the ring that runs this collective."""
-        return world_size
-
     def exchanged_bytes(
         self,
         gradient_bytes: int,  # noqa: ARG002

@@ -15,7 +15,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -110,10 +110,6 @@ class Span:
     def seconds(self) -> float:
         """Length of the span, in seconds."""
         return self.end - self.start
-
-    def since(self, zero: float) -> Span:
-        """Return the span with its times in seconds since `zero`."""
-        return replace(self, start=self.start - zero, end=self.end - zero)
 
     def as_row(self) -> list[Any]:
         """Return the span as a list for events, with times rounded to microseconds; ``Span(*row)`` restores it."""

@@ -14,8 +14,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from shardscope.analytic.communication.exchange import exchange_time
-from shardscope.measure.arguments import bandwidth_of
-from shardscope.measure.break_even import BUSY, BreakEven
+from shardscope.measure.compression.arguments import bandwidth_of
+from shardscope.measure.compression.break_even import BUSY, BreakEven
 from shardscope.spec.look import DASHES
 from shardscope.spec.units import bit_rate_text
 from shardscope_widgets.figures import theme
@@ -61,7 +61,7 @@ class BreakEvenInfo(NamedTuple):
 
 
 def break_even_info(found: BreakEven, *, here: tuple[int, float | str] | None = None) -> BreakEvenInfo:
-    """Return the data of the chart for a result of `shardscope.measure.break_even`.
+    """Return the data of the chart for a result of `ss.break_even`.
 
     Args:
         found: Exchange times and break-even bandwidths of the methods.
@@ -223,7 +223,7 @@ def break_even(found: BreakEven, *, here: tuple[int, float | str] | None = None)
     """Draw the break-even bandwidth of each method against the number of workers.
 
     Args:
-        found: Result of `shardscope.measure.break_even`.
+        found: Result of `ss.break_even`.
         here: Number of workers and bandwidth of a link to mark, in bytes per second or as text with a unit.
     """
     return draw(break_even_info(found, here=here))

@@ -433,7 +433,6 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
                 self._draw()
             self._summary.tell(self._shown, trials, self.trials, is_running=running)
         self._say_state()
-        self.pictures.read_ahead(self._trials)
         if now - self._drew_run_at > DRAW_RUN_EVERY_S:
             self._drew_run_at = now
             self._draw_run()

@@ -20,11 +20,10 @@ from shardscope_widgets.tuning_lab._fit import ImportancesFit
 from shardscope_widgets.tuning_lab._relink import PENDING, Relinker, notes_of
 from shardscope_widgets.tuning_lab._run_view import RunView
 from shardscope_widgets.tuning_lab._screen import TABS, TuningScreen
-from shardscope_widgets.tuning_lab._settings import LINKS
 from shardscope_widgets.tuning_lab._study import Shown
 
-READ_WITHIN_S = 0.06
-"""Seconds per tick spent on reading finished runs for the link sliders; other runs are read at later ticks."""
+PREDICT_WITHIN_S = 0.06
+"""Seconds per redraw spent on predicting trials on another link; other trials follow at later ticks."""
 
 
 class PictureChoices(NamedTuple):
@@ -39,7 +38,7 @@ class PictureChoices(NamedTuple):
 
 
 class Pictures:
-    """Draws trials, with caches of expensive data: runs read for predictions, newest importances, and watched run."""
+    """Draws trials, with caches of expensive data: predictions, newest importances, and watched run."""
 
     def __init__(self, screen: TuningScreen, guard: Guard) -> None:
         self._screen, self._guard = screen, guard
@@ -51,7 +50,8 @@ class Pictures:
 
     def forget(self) -> None:
         """Clear all caches when another study is shown."""
-        self.relinker, self._fit = Relinker(LINKS), ImportancesFit()
+        self._relinker: Relinker | None = None
+        self._fit = ImportancesFit()
         self._on_link: list[TrialInfo] = []
         self._link: Link | None = None
         self.leave_run()
@@ -63,7 +63,7 @@ class Pictures:
         """Draw the front, the learning curves, the table and the selected tab."""
         screen = self._screen
         chosen = look.chosen if look.chosen >= 0 else None
-        self._link, self._on_link = look.link, self._relinked(trials, look)
+        self._link, self._on_link = look.link, self._relinked(session, trials, look)
         label = look.link.label if look.link else ""
         shown = self._on_link
         info = front_info(shown, x=look.x, y=look.y, colour=look.colour, chosen=chosen, link=label)
@@ -74,10 +74,14 @@ class Pictures:
         self._draw_page(session, shown, look)
         self._draw_chosen(shown, look)
 
-    def _relinked(self, trials: Sequence[TrialInfo], look: PictureChoices) -> list[TrialInfo]:
-        if look.link is None:
+    def _relinked(
+        self, session: StudySession | None, trials: Sequence[TrialInfo], look: PictureChoices
+    ) -> list[TrialInfo]:
+        if look.link is None or session is None:
             return list(trials)
-        return self.relinker.onto(trials, look.objectives, look.link, budget_s=READ_WITHIN_S)
+        if self._relinker is None:
+            self._relinker = Relinker(session.job)
+        return self._relinker.onto(trials, look.objectives, look.link, budget_s=PREDICT_WITHIN_S)
 
     def _draw_page(
         self, session: StudySession | None, trials: Sequence[TrialInfo], look: PictureChoices
@@ -92,10 +96,6 @@ class Pictures:
         elif page == TABS.index("Importances"):
             self._fit.want(session, trials, look.y)
             self._screen.draw_importances(self._fit.info)
-
-    def read_ahead(self, trials: Sequence[TrialInfo]) -> None:
-        """Read finished runs in advance, so that the first move of a link slider is fast."""
-        self.relinker.read_ahead(trials, budget_s=READ_WITHIN_S)
 
     def has_more(self) -> bool:
         """Return whether a visible part was incomplete when it was drawn, so that it must be drawn again."""

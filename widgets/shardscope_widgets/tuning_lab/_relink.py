@@ -1,112 +1,87 @@
-"""Predict the times of finished trials on another network link without new runs, with a cache of the runs."""
+"""Predict the times of trials on another network link: as measured, plus the change that `ss.predict` expects."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from shardscope.errors import ShardscopeError
-from shardscope.measure.projection import Projector
-from shardscope.runtime.record.run import Run
-from shardscope.spec import Link
+from shardscope.prediction.job import JobPrediction, predict_job
+from shardscope.runtime.launcher.preflight import preflight
+from shardscope.spec import Job, Link
 from shardscope_widgets.figures._trials import TrialInfo, with_front
 
 PENDING = "its time on this link is being computed"
-UNFINISHED = "it has not ended yet"
-_FINISHED = ("complete", "pruned")
-
-
-def relinked(
-    trials: Sequence[TrialInfo], objectives: Collection[str], step_on_link: Callable[[TrialInfo], float | str]
-) -> list[TrialInfo]:
-    """Return the trials with their predicted times on another link, and with the resulting front.
-
-    Args:
-        trials: Trials as measured.
-        objectives: Objectives of the study, for the front.
-        step_on_link: Function that returns the step time of a trial on the link in seconds, or why it is unknown.
-    """
-    return with_front([_moved(trial, step_on_link) for trial in trials], objectives)
-
-
-def _moved(trial: TrialInfo, step_on_link: Callable[[TrialInfo], float | str]) -> TrialInfo:
-    if "seconds" not in trial.values:
-        return trial
-    told = step_on_link(trial) if trial.state in _FINISHED else UNFINISHED
-    rest = {name: value for name, value in trial.values.items() if name != "seconds"}
-    if isinstance(told, str):
-        return replace(trial, values=rest, note=told)
-    return replace(trial, values={**rest, "seconds": told * trial.steps})
 
 
 class Relinker:
-    """Predicts the step times that a study's runs would have on other network links.
+    """Predicts the times that a study's trials would take on other links.
 
-    Each run is read once and simulated once for all links of a grid. The prediction for a link of the grid is then a
-    look-up; for any other link it costs about as much as for the whole grid.
+    Predictions are kept, so that a link that was shown before costs nothing.
 
     Args:
-        links: Links whose bandwidths and latencies, in all combinations, form the grid.
+        job_of: Function that returns the job of a trial, given its number.
     """
 
-    def __init__(self, links: Sequence[Link]) -> None:
-        self._bandwidths = sorted({link.bandwidth for link in links})
-        self._latencies = sorted({link.latency_s for link in links})
-        self._read: dict[int, Known | str] = {}
-
-    def read_ahead(self, trials: Sequence[TrialInfo], *, budget_s: float) -> bool:
-        """Read finished trials for up to `budget_s` seconds; return True if all have been read."""
-        deadline = time.monotonic() + budget_s
-        for trial in trials:
-            if trial.state in _FINISHED and trial.number not in self._read:
-                if time.monotonic() > deadline:
-                    return False
-                self._read[trial.number] = self._played(trial)
-        return True
+    def __init__(self, job_of: Callable[[int], Job]) -> None:
+        self._job_of = job_of
+        self._own: dict[int, JobPrediction | str] = {}
+        self._longer: dict[tuple[int, Link], float | str] = {}
 
     def onto(
         self, trials: Sequence[TrialInfo], objectives: Collection[str], link: Link, *, budget_s: float = 60.0
     ) -> list[TrialInfo]:
-        """Return the trials with the times predicted for `link`.
+        """Return the trials with the times predicted for `link`, and with the resulting front.
 
-        Trials that could not be read within `budget_s` seconds have the note `PENDING`.
+        Trials that could not be predicted within `budget_s` seconds have the note `PENDING`.
+
+        Args:
+            trials: Trials with times as measured.
+            objectives: Objectives of the study, for the front.
+            link: The link of each rank.
+            budget_s: Time after which no other trial is predicted, in seconds.
         """
-        self.read_ahead(trials, budget_s=budget_s)
+        deadline = time.monotonic() + budget_s
+        return with_front([self._moved(trial, link, deadline) for trial in trials], objectives)
 
-        def step(trial: TrialInfo) -> float | str:
-            known = self._read.get(trial.number, PENDING)
-            return known if isinstance(known, str) else self._step(known, link)
+    def _moved(self, trial: TrialInfo, link: Link, deadline: float) -> TrialInfo:
+        if "seconds" not in trial.values:
+            return trial
+        key = trial.number, link
+        if key not in self._longer and time.monotonic() < deadline:
+            self._longer[key] = self._longer_s(trial.number, link)
+        longer_s = self._longer.get(key, PENDING)
+        rest = {name: value for name, value in trial.values.items() if name != "seconds"}
+        if isinstance(longer_s, str):
+            return replace(trial, values=rest, note=longer_s)
+        seconds = max(0.0, trial.values["seconds"] + trial.steps * longer_s)
+        return replace(trial, values={**rest, "seconds": seconds})
 
-        return relinked(trials, objectives, step)
-
-    def _step(self, known: Known, link: Link) -> float:
-        if link.bandwidth in self._bandwidths and link.latency_s in self._latencies:
-            place = self._bandwidths.index(link.bandwidth), self._latencies.index(link.latency_s)
-            return float(known.table[place])
-        return known.projector.on(link).step_s
-
-    def _played(self, trial: TrialInfo) -> Known | str:
-        if trial.run is None or not Path(trial.run).is_dir():
-            return "its run directory is not on this machine"
-        try:
-            projector = Projector(Run.attach(trial.run))
-        except ShardscopeError as error:
-            return str(error)
-        table = projector.step_on(np.array(self._bandwidths)[:, None], np.array(self._latencies)[None, :])
-        return Known(projector, table)
+    def _longer_s(self, number: int, link: Link) -> float | str:
+        """Return how much longer a step is predicted to take on a link than on its own, or why that is unknown."""
+        if number not in self._own:
+            try:
+                self._own[number] = _predicted(self._job_of(number))
+            except ShardscopeError as error:
+                self._own[number] = str(error)
+        own = self._own[number]
+        if isinstance(own, str):
+            return own
+        there = predict_job(own.job.replace(link=link), trace=lambda _: own.found)
+        assert own.step_time_s is not None
+        assert there.step_time_s is not None
+        return there.step_time_s - own.step_time_s
 
 
-class Known(NamedTuple):
-    """One run, and its step time in seconds on every link of the grid (bandwidth by latency)."""
-
-    projector: Projector
-    table: NDArray[np.float64]
+def _predicted(job: Job) -> JobPrediction | str:
+    """Return the prediction of a job, or why there is none that holds for all steps."""
+    if not job.compression.steps_are_alike:
+        return f"its steps differ with compression={job.compression.label!r}"
+    found = preflight(job, calls_functions=True)
+    if found.prediction is None:
+        return found.problem or found.impossible
+    return found.prediction if found.prediction.has_rates else str(found.prediction.note)
 
 
 def notes_of(trials: Sequence[TrialInfo]) -> dict[str, list[int]]:

@@ -23,8 +23,6 @@ BANDWIDTHS = tuple(
 )  # fmt: skip
 LATENCIES = ("0 s", "5 us", "10 us", "20 us", "50 us", "0.1 ms", "0.2 ms", "0.5 ms", "1 ms", "2 ms", "5 ms", "10 ms",
              "20 ms", "50 ms")  # fmt: skip
-LINKS = tuple(Link(bandwidth=rate, latency_s=late) for rate in BANDWIDTHS for late in LATENCIES)
-"""All links that the sliders can select."""
 
 
 class StudyChoices(JobChoices):

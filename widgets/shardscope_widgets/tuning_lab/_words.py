@@ -177,7 +177,7 @@ def link_text(label: str, notes: Mapping[str, Sequence[int]]) -> str:
     ]
     return " ".join(
         [
-            f"Times predicted for {label}, using the measured computing and packing times.",
+            f"Times predicted for {label}: as measured, changed by what the link is predicted to take.",
             *(f"{t}." for t in told),
         ]
     )

@@ -1,4 +1,4 @@
-"""Fit the knots to measured step times and parts: robust least squares with a prior, by damped Gauss-Newton steps.
+"""Fit the knots to measured step times and parts: robust least squares with a prior.
 
 The residual of a step time is relative, since what counts is the relative error of predictions; that of a part is
 relative to the part and the step, since a small part need not be exact. The loss is Cauchy's, so that runs that another
@@ -15,6 +15,7 @@ import numpy as np
 
 from shardscope.measure.calibrate.design import Design, Floats
 from shardscope.measure.calibrate.observed import PARTS, Observed
+from shardscope.measure.calibrate.robust import minimum
 
 _STEP, _PART, _PART_OF_STEP = 0.08, 0.15, 0.05
 """Standard deviations: of the logarithm of a step time, and of a part, relative to itself and to the step."""
@@ -22,7 +23,6 @@ _CAUCHY = 1.5
 """Residual, in standard deviations, at which a run counts half."""
 _SPREADS = (16.0, 4.0, 1.0)
 """Factors of `_CAUCHY`, one after the other."""
-_MOST_STEPS = 60
 
 
 @dataclass(frozen=True)
@@ -64,38 +64,17 @@ def fit(
         share: Weight of each run; None for 1.
         start: Where to start; None for the prior's mean.
     """
-    each = np.ones(len(measured.step)) if share is None else share
-    x: Floats = prior.mean if start is None else start
+
+    def residuals(x: Floats) -> Floats:
+        return _residuals(design, measured, x)[0].ravel()
+
+    def slopes(x: Floats) -> Floats:
+        return _residuals(design, measured, x)[1].reshape(-1, len(x))
+
+    each = 1.0 if share is None else np.repeat(share, len(PARTS))
+    x, root = prior.mean if start is None else start, np.diag(1 / prior.deviation)
     for spread in _SPREADS if start is None else _SPREADS[-1:]:
-        x = _minimum(design, measured, prior, share=each, x=x, scale=_CAUCHY * spread)
-    return x
-
-
-def _minimum(
-    design: Design, measured: Measured, prior: Prior, *, share: Floats, x: Floats, scale: float
-) -> Floats:
-    """Return the minimum of the loss with this scale that is reached from x."""
-    damping = 1e-3
-    error, slope = _residuals(design, measured, x)
-    loss = _loss(error, share, x, prior, scale)
-    for _ in range(_MOST_STEPS):
-        weight = share[:, None] / (1.0 + (error / scale) ** 2)
-        normal = np.einsum("rpk,rp,rpl->kl", slope, weight, slope) + np.diag(prior.deviation**-2.0)
-        gradient = np.einsum("rpk,rp->k", slope, weight * error) + (x - prior.mean) / prior.deviation**2
-        for _ in range(8):
-            change = -np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient)
-            change = np.clip(change, -1.0, 1.0)
-            new_error, new_slope = _residuals(design, measured, x + change)
-            new_loss = _loss(new_error, share, x + change, prior, scale)
-            if new_loss <= loss:
-                break
-            damping *= 5.0
-        else:
-            return x
-        x, error, slope, damping = x + change, new_error, new_slope, max(damping / 10.0, 1e-9)
-        if loss - new_loss < 1e-6 * loss:
-            return x
-        loss = new_loss
+        x = minimum(residuals, slopes, x, mean=prior.mean, root=root, scale=_CAUCHY * spread, share=each)
     return x
 
 
@@ -117,8 +96,3 @@ def _residuals(design: Design, measured: Measured, x: Floats) -> tuple[Floats, F
         [(whole / step[:, None] / _STEP)[:, None], slopes[:, :-1] / deviation[:, :, None]], axis=1
     )
     return error, slope
-
-
-def _loss(error: Floats, share: Floats, x: Floats, prior: Prior, scale: float) -> float:
-    robust = scale**2 / 2 * np.log1p((error / scale) ** 2)
-    return float((robust * share[:, None]).sum() + (((x - prior.mean) / prior.deviation) ** 2).sum() / 2)

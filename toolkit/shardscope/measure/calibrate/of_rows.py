@@ -28,6 +28,7 @@ from shardscope.calibration.spread import (
     slopes,
 )
 from shardscope.errors import SpecError, require
+from shardscope.measure.calibrate.robust import minimum
 from shardscope.measure.calibrate.shapes import helpful, with_factors
 from shardscope.measure.calibrate.tables import Given, Rows, read_rows
 from shardscope.measure.scoreboard.rows import Row, RowGroups
@@ -43,14 +44,6 @@ _NARROWING = (16.0, 4.0, 1.0)
 """Factors of `_CAUCHY`, one after the other: with a wide loss there is one minimum (Blake and Zisserman 1987)."""
 _ENOUGH = 3
 """Number of configurations from which a row can be an outlier, and errors can be cross-validated."""
-_TURNS = 8
-"""Most Gauss-Newton steps at one width of the loss; most fits end after three."""
-_SIZES = (1.0, 0.5, 0.25, 0.1, 0.03)
-"""Fractions of a Gauss-Newton step to try: constants stop at their limits, so that a whole step can overshoot."""
-_AT_LIMIT = 1e-3
-"""Distance at which a factor is at its limit."""
-_STIFF = 1e9
-"""Weight that keeps a factor where it is."""
 _PRIOR_ROWS = 4.0
 """Number of rows that the usual noise counts for in the estimate of the noise."""
 _Z = 1.645
@@ -140,6 +133,14 @@ def fitted(rows: Sequence[Row], before: Calibration) -> Fit:
     if before.rows:  # their wider deviation is in the covariance; a narrower one now would forget them
         noise = wide
     _check_peak(rows, before)
+    root = np.asarray(np.linalg.cholesky(inverse).T, np.float64)
+
+    def residuals(x: Floats) -> Floats:
+        return np.asarray((np.log(tables.seconds(moved(before, x))) - measured) / noise)
+
+    def slopes_at(x: Floats) -> Floats:
+        return slopes(tables.seconds, before, x)[1] / noise
+
     first, prior_slope = slopes(tables.seconds, before, nothing)
     _check_possible(rows, measured - first)
     apart = np.abs(measured - first - np.median(measured - first))
@@ -147,7 +148,9 @@ def fitted(rows: Sequence[Row], before: Calibration) -> Fit:
     for widths in ((np.inf,),) if agree or len(set(groups)) < _ENOUGH else (_NARROWING, (np.inf,)):
         x = nothing
         for width in widths:
-            x = _descended(tables, measured, before, inverse, x, noise=noise, width=_CAUCHY * width * wide)
+            scale = _CAUCHY * width * wide / noise
+            x = minimum(residuals, slopes_at, x, mean=nothing, root=root, scale=scale)
+            x = np.minimum(x, np.maximum(limits(before, x), 0.0))
         predicted, slope = slopes(tables.seconds, before, x)
         off = measured - predicted
         weights = _weights(off, _CAUCHY * widths[-1] * wide)
@@ -194,65 +197,9 @@ def _check_possible(rows: Sequence[Row], off: Floats) -> None:
             )
 
 
-def _descended(
-    tables: RowGroups,
-    measured: Floats,
-    before: Calibration,
-    inverse: Floats,
-    x: Floats,
-    *,
-    noise: float,
-    width: float,
-) -> Floats:
-    """Return the factors after Gauss-Newton steps from x, each as far as the exact loss decreases most."""
-
-    def loss(at: Floats) -> float:
-        off = measured - np.log(tables.seconds(moved(before, at)))
-        squares = off**2 if np.isinf(width) else width**2 * np.log1p((off / width) ** 2)
-        return float(squares.sum() / noise**2 + at @ inverse @ at)
-
-    def within(at: Floats) -> Floats:
-        return np.minimum(at, np.maximum(limits(before, at), 0.0))
-
-    least = loss(x)
-    for _ in range(_TURNS):
-        predicted, slope = slopes(tables.seconds, before, x)
-        off = measured - predicted
-        tried = []
-        for held in _held(np.where(limits(before, x) <= x + _AT_LIMIT, 1.0, 0.0)):
-            stay = _STIFF * held
-            normal, right = _normal(inverse, slope, off + slope @ x, _weights(off, width) / noise**2)
-            step = np.linalg.solve(normal + np.diag(stay), right + stay * x) - x
-            tried += [within(x + size * step) for size in _SIZES]
-        losses = [loss(at) for at in tried]
-        best = int(np.argmin(losses))
-        if losses[best] >= least * (1 - 1e-4):
-            break
-        x, least = tried[best], losses[best]
-    return x
-
-
-def _held(at_limit: Floats) -> list[Floats]:
-    """Return masks of the factors that a step leaves alone: none, those at their limits, the scale, or both.
-
-    The scale moves all factors, so it has a kink in the loss where one of them reaches its limit.
-    """
-    nothing, scale = np.zeros(len(FACTORS)), np.array([name == "scale" for name in FACTORS], np.float64)
-    return [nothing, scale, at_limit, np.maximum(scale, at_limit)] if at_limit.any() else [nothing]
-
-
 def _weights(off: Floats, width: float) -> Floats:
     """Return the weight of each row in a Cauchy loss whose residuals count half at `width`."""
     return 1.0 / (1.0 + (off / width) ** 2)
-
-
-def _solved(inverse: Floats, slope: Floats, target: Floats, weights: Floats) -> Floats:
-    return np.asarray(np.linalg.solve(*_normal(inverse, slope, target, weights)))
-
-
-def _normal(inverse: Floats, slope: Floats, target: Floats, weights: Floats) -> tuple[Floats, Floats]:
-    """Return both sides of the normal equations of the factors; weights are inverse variances."""
-    return inverse + (slope.T * weights) @ slope, (slope.T * weights) @ target
 
 
 def _configurations(rows: Sequence[Row]) -> list[int]:
@@ -267,7 +214,8 @@ def _left_out(
     found = np.empty(len(target))
     for group in set(groups):
         mine = np.array(groups) == group
-        x = _solved(inverse, slope[~mine], target[~mine], weights[~mine])
+        normal = inverse + (slope[~mine].T * weights[~mine]) @ slope[~mine]
+        x = np.linalg.solve(normal, (slope[~mine].T * weights[~mine]) @ target[~mine])
         found[mine] = target[mine] - slope[mine] @ x
     return found
 

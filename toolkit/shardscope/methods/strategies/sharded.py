@@ -156,11 +156,6 @@ class FullyShardedStrategy(ZeroStrategy):
                 f"compression={job.compression.name!r}; use replicas=1"
             )
 
-    @property
-    def ranks_meet(self) -> bool:
-        """Whether all ranks form one group, so that no gradients are exchanged across groups."""
-        return self.replicas == 1
-
     @required
     def gathers(self, micro_batches: int) -> int:
         """Return the number of times that all parameters are all-gathered in one step."""

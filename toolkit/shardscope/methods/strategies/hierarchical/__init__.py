@@ -65,16 +65,6 @@ class Hierarchical(BucketedStrategy):
                 f"use one of {divisors_text(job.world_size, near=self.per_node)}"
             )
 
-    def ring_size(self, collective: str, world_size: int) -> int:
-        """Return the number of ranks in a collective's ring.
-
-        The all-reduce across nodes uses rings with one rank per node; the other collectives use rings inside a node.
-        """
-        per_node = self.ranks_per_node(world_size, world_size)
-        if not collective.startswith("ring_") or per_node in (1, world_size):
-            return world_size
-        return world_size // per_node if collective == "ring_all_reduce" else per_node
-
     def sum_traffic(self, num_elements: int, element_bytes: int, step: JobStep) -> Traffic:
         from shardscope.analytic.communication.traffic import by_hierarchy
 

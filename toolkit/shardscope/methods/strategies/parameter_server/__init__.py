@@ -244,11 +244,6 @@ class ParameterServer(Strategy):
                 f"use max_grad_norm='off' with clip_norm={norm}, or servers=1"
             )
 
-    @property
-    def ranks_meet(self) -> bool:
-        """Whether all ranks exchange gradients together; true only in a synchronous run that drops nothing."""
-        return self.is_lockstep
-
     def exchanged_bytes(self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1) -> float:
         """Return the bytes of one push and one pull per worker; a worker and a server on the same rank send none."""
         remote = len(self.workers(world_size)) - (0 if self.dedicated else 1)

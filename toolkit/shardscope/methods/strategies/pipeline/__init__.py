@@ -198,11 +198,6 @@ class Pipeline(Strategy):
         check_split(self.split, num_layers, world_size * self.stages_per_rank, of=of)
 
     @property
-    def ranks_meet(self) -> bool:
-        """False, because each stage sends only to its neighbours, independently of other ranks."""
-        return False
-
-    @property
     def _is_measured(self) -> bool:
         """Whether the split is known only once the ranks have measured times."""
         return self.split in ("time", "speed")

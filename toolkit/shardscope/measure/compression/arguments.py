@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from numbers import Integral
 
 from shardscope.errors import SpecError
-from shardscope.spec import Compression, Link
+from shardscope.spec import Compression
 from shardscope.spec.units import positive, quantity
 
 
@@ -55,21 +55,6 @@ def whole(field: str, value: object, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise SpecError(f"{field}={value!r} is not valid: it should be an integer of {least} or more")
     return int(value)
-
-
-def link_of(link: Link | str | None) -> Link | None:
-    """Return a given link unchanged, or the link with the given name in the catalogue; None stays None.
-
-    Raises:
-        SpecError: There is no link with that name, or the text is a bandwidth, without a latency.
-    """
-    if link is None or isinstance(link, Link):
-        return link
-    if not isinstance(link, str):
-        raise SpecError(
-            f"link={link!r} is not a link; give for example Link(bandwidth='1 Gbit/s', latency='1 ms')"
-        )
-    return Link.of(link)
 
 
 def latency_of(latency: float | str) -> float:

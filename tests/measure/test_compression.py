@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import shardscope as ss
-from shardscope.measure import codecs, compression_speedup
-from shardscope.measure.break_even import gradient_shapes
-from shardscope.measure.codecs import codec_seconds
-from shardscope.measure.loss_increase import is_within_tolerance, loss_increase, loss_text
-from shardscope.measure.messages import message_seconds
-from shardscope.measure.probe import Probed, probed
-from shardscope.spec.models import MODELS
+from shardscope.measure.compression import codecs, speedup
+from shardscope.measure.compression.codecs import codec_seconds
+from shardscope.measure.compression.loss_increase import is_within_tolerance, loss_increase, loss_text
+from shardscope.measure.compression.speedup import MARGIN, PredictedStep, Worth
 from shardscope.training.compression import Bucket
 
 JOB = ss.Job(model="mlp", data="digits", world_size=2)
-
-
-def test_shapes_are_those_of_the_models_own_parameters() -> None:
-    shapes = gradient_shapes(JOB)
-    elements = [1 for _ in range(len(shapes))]
-    for index, shape in enumerate(shapes):
-        for size in shape:
-            elements[index] *= size
-    assert sum(elements) == MODELS["mlp"].num_params
 
 
 def test_packing_takes_time_and_nothing_takes_none() -> None:
@@ -205,115 +196,62 @@ def test_a_job_whose_batch_two_ranks_cannot_share_is_looked_at_all_the_same() ->
 
 
 @pytest.fixture
-def message_s(monkeypatch: pytest.MonkeyPatch) -> float:
-    """What a message is said to cost in software, instead of measuring it."""
-    monkeypatch.setattr("shardscope.measure.compression_speedup.message_seconds", lambda _job, _link: 1e-3)
-    return 1e-3
+def codec_s(monkeypatch: pytest.MonkeyPatch) -> float:
+    """What packing is said to take alone on a core, instead of measuring it."""
+    monkeypatch.setattr(speedup, "codec_seconds", lambda job, _buckets: 0.01 * job.compression.is_on)
+    return 0.01
 
 
-class Probe:
-    """A run as `compression_speedup` sees it, whose ranks wrote down so many steps."""
+SLOW = ss.Link(bandwidth="10 Mbit/s", latency="1 ms")
 
-    id, is_alive, cluster = "there", False, None
 
-    def __init__(self, job: ss.Job, steps: int, **fields: object) -> None:
-        self.job = job.replace(steps=steps)
-        self.__dict__.update(fields)
+@pytest.mark.parametrize("method", ["none", "int8", "topk", "powersgd"])
+@pytest.mark.parametrize("link", [None, SLOW, "10GbE"])
+def test_a_step_is_that_of_predict_but_for_packing(codec_s: float, method: str, link: Any) -> None:
+    found = ss.compression_speedup(JOB, methods=method, link=link).steps[-1]
+    predicted = ss.predict(JOB.replace(compression=method, link=link))
+    parts = {part.name: part.value for part in predicted.time.parts}
+    assert found.communication_s == pytest.approx(parts["communication"])
+    assert found.compute_s == pytest.approx(
+        predicted.step_time_s - parts["communication"] - parts.get("codec", 0)
+    )
+    assert found.sent_bytes == predicted.sent_bytes.max()
+    assert found.codec_s >= codec_s if found.compression.is_on else found.codec_s == 0
 
-    def events(self, _kind: str | None = None) -> list[dict]:
-        spans = [["compute", "forward", 0.0, 1.0, 0], ["communication", "all_reduce", 1.0, 3.0, 8]]
-        traffic = {"all_reduce": {"sent_bytes": 100, "received_bytes": 100}}
-        return [
-            {
-                "event": "step",
-                "rank": rank,
-                "step": 1 + step,
-                "spans": spans,
-                "traffic": traffic,
-                "step_time_s": 3.0,
-            }
-            for step in range(self.job.steps)
-            for rank in range(self.job.world_size)
-        ]
+
+@pytest.mark.usefixtures("codec_s")
+def test_a_probe_moves_all_steps_by_how_much_slower_than_predicted_it_was() -> None:
+    probe: Any = SimpleNamespace(
+        id="there", cluster=None, job=JOB.replace(steps=8, name="probe", link="10GbE")
+    )
+    predicted_s = ss.predict(probe.job).step_time_s
+    probe.summary = lambda: SimpleNamespace(step_time_s=predicted_s + 0.5)
+    with_it, without = (
+        ss.compression_speedup(JOB, methods="int8", link=SLOW, probe=each) for each in (probe, None)
+    )
+    for moved, told in zip(with_it.steps, without.steps, strict=True):
+        assert moved.step_s == pytest.approx(told.step_s + 0.5)
+    probe.summary = lambda: SimpleNamespace(step_time_s=None)
+    with pytest.raises(ss.SpecError, match="probe='there' has no finished step; wait for it"):
+        ss.compression_speedup(JOB, methods="int8", probe=probe)
 
 
 @pytest.mark.parametrize(
-    ("probe", "message"),
+    ("changed", "message"),
     [
-        (Probe(JOB.replace(batch=32), 8), "probe='there' ran with batch=.*32.*, but the job has .*64"),
-        (Probe(JOB.replace(optimizer="lamb"), 8), "probe='there' ran with optimizer="),
-        (
-            Probe(JOB.replace(compression="int8"), 8),
-            "probe='there' ran with compression='int8'; pass an uncompressed",
-        ),
-        (
-            Probe(JOB.replace(link=ss.Link(bandwidth="1 Gbit/s", latency_s=0)), 8),
-            r"probe='there' ran on an emulated link \(1 Gbit/s, 0 s\); pass an uncompressed run with link=None",
-        ),
-        (
-            Probe(JOB, 2),
-            "probe='there' has no spans of all ranks after its 2 warm-up steps; pass a longer run",
-        ),
-        (Probe(JOB, 8, is_alive=True), "probe='there' is still running; wait for it"),
+        ({"batch": 32}, "probe='there' ran with batch=.*32.*, but the uncompressed job has .*64"),
+        ({"optimizer": "lamb"}, "probe='there' ran with optimizer="),
+        ({"compression": "int8"}, "probe='there' ran with compression=.*; pass an uncompressed run"),
     ],
 )
-def test_a_probe_that_tells_nothing_of_this_job_is_refused(probe: Probe, message: str) -> None:
+def test_a_probe_of_another_job_is_refused(changed: dict, message: str) -> None:
+    probe: Any = SimpleNamespace(id="there", job=JOB.replace(**changed))
     with pytest.raises(ss.SpecError, match=message):
-        ss.compression_speedup(JOB, methods="int8", probe=probe)  # type: ignore[arg-type]
-
-
-@pytest.mark.usefixtures("message_s")
-def test_a_probe_may_differ_in_what_takes_no_time() -> None:
-    probe = Probe(JOB.replace(name="other", lr_schedule="cosine", steps=50), 3)
-    job = JOB.replace(compression="int8", link=ss.Link(bandwidth="1 Gbit/s", latency_s=0))
-    found = ss.compression_speedup(job, methods="bf16", link="10GbE", probe=probe)  # type: ignore[arg-type]
-    assert found.plain.compute_s == 1.0
-    assert found.link == f"a link of {ss.Link.of('10GbE').label}"
-
-
-def test_software_costs_something_a_message_and_a_byte(message_s: float) -> None:
-    """The probe sends 100 bytes in 2 s; of what that takes, its three buckets' six messages are a part."""
-    job = JOB.replace(strategy=ss.Ring(bucket_mb=0.02))
-    probe: Any = Probe(job, 8)
-    byte_s = (2.0 - 6 * message_s) / 100
-    for method, rounds in (("none", 6), ("int8", 6), ("powersgd", 12)):
-        paced = ss.compression_speedup(job, methods=method, link="10GbE", probe=probe).steps[-1]
-        assert paced.software_s == pytest.approx(rounds * message_s + paced.sent_bytes * byte_s)
-        assert paced.step_s == pytest.approx(1.0 + paced.codec_s + paced.wire_s + paced.software_s)
-        own = ss.compression_speedup(job, methods=method, probe=probe).steps[-1]
-        assert (own.wire_s, own.software_s) == pytest.approx((own.sent_bytes * byte_s, rounds * message_s))
-
-
-@pytest.mark.slow
-def test_what_a_message_costs_is_measured_on_real_ranks() -> None:
-    cost = message_seconds(JOB, ss.Link(bandwidth="1 Mbit/s", latency="2 ms"))
-    (run,) = ss.runs(all=True)
-    assert (run.name, run.job.world_size, run.state) == ("messages", 2, "completed")
-    starts, ends = ([[span[at] for span in event["spans"] if span[0] == "communication"]
-                     for event in run.events("step") if event["step"] == 20] for at in (2, 3))  # fmt: skip
-    for bucket in range(3):  # each of the two rounds takes the latency at least, which is no cost of software
-        took = max(rank[bucket] for rank in ends) - max(rank[bucket] for rank in starts)
-        assert took >= 2 * 2e-3
-    assert 0 < cost < 0.1
-
-
-def test_computing_is_what_is_left_of_a_step_without_waiting() -> None:
-    """Messages from 1 to 4 and 5 to 8; until 2, and from 6 to 7, the backward pass and another go on beside them."""
-
-    class Overlapped(Probe):
-        def events(self, _kind: str | None = None) -> list[dict]:
-            lanes = [("compute", 0, 2), ("communication", 1, 4), ("communication", 5, 8), ("compute", 6, 7)]
-            spans = [[lane, "any", float(start), float(end), 0] for lane, start, end in lanes]
-            traffic = {"all_reduce": {"sent_bytes": 100, "received_bytes": 100}}
-            row = {"event": "step", "spans": spans, "traffic": traffic, "step_time_s": 10.0}
-            return [{"step": step, "rank": rank, **row} for step in (1, 2, 3) for rank in range(2)]
-
-    probe: Any = Overlapped(JOB, 3)
-    assert probed(JOB, probe) == (10.0 - (4 - 2) - (8 - 5 - 1), 100, 6.0)
+        ss.compression_speedup(JOB, methods="int8", probe=probe)
 
 
 @pytest.mark.sampled
-@pytest.mark.usefixtures("message_s")
+@pytest.mark.usefixtures("codec_s")
 @pytest.mark.parametrize(
     ("strategy", "world_size", "precision"),
     [(ss.Ring, 2, "fp32"), (ss.Ring, 3, "fp32"), (ss.AllReduce, 2, "fp64")],
@@ -325,7 +263,7 @@ def test_what_is_foretold_of_many_buckets_is_what_they_send(
     """To the byte, and message by message: those of a link without end take nothing but their latency."""
     job = JOB.replace(strategy=strategy(bucket_mb=0.02), world_size=world_size, batch=12, precision=precision)
     link = ss.Link(bandwidth="1e9 Gbit/s", latency_s=1.0)
-    found = ss.compression_speedup(job, methods=method, link=link, probe=Probe(job, 8))  # type: ignore[arg-type]
+    found = ss.compression_speedup(job, methods=method, link=link)
     run = ss.launch(job.replace(compression=method, steps=3)).wait(60)
     last = [event["traffic"] for event in run.events("step") if event["step"] == 3]
     assert found.steps[-1].sent_bytes == max(
@@ -335,14 +273,7 @@ def test_what_is_foretold_of_many_buckets_is_what_they_send(
     calls = {name: row["calls"] for name, row in last[0].items()}
     rounds = sum(count * (1 if name.startswith("packet") else ring) for name, count in calls.items())
     assert sum(calls.values()) > 2
-    assert found.steps[-1].wire_s == pytest.approx(rounds, rel=1e-4)
-
-
-def test_a_probe_of_a_long_schedule_is_its_own_job() -> None:
-    from shardscope.measure.probe import PROBE_STEPS, plain_job
-
-    job = JOB.replace(steps=100, lr_schedule=ss.LRSchedule("linear", warmup_steps=20))
-    assert plain_job(job).steps == PROBE_STEPS
+    assert found.steps[-1].communication_s == pytest.approx(rounds, rel=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +282,7 @@ def test_a_probe_of_a_long_schedule_is_its_own_job() -> None:
         ({"methods": []}, r"methods=\[\] is empty or not a list"),
         ({"link": "1 Gbit/s"}, "link='1 Gbit/s' is a bandwidth, which needs a latency"),
         ({"link": "carrier pigeon"}, "link='carrier pigeon' is not known"),
-        ({"link": 1e9}, "link=1000000000.0 is not a link; give for example Link"),
+        ({"link": 1e9}, "link=1000000000.0 is not valid: it should be"),
     ],
 )
 def test_what_worth_cannot_look_at_is_refused_before_anything_runs(change: dict, message: str) -> None:
@@ -360,35 +291,31 @@ def test_what_worth_cannot_look_at_is_refused_before_anything_runs(change: dict,
     assert not ss.runs(all=True)
 
 
-def test_a_verdict_is_said_before_anything_compressed_has_run() -> None:
+def test_a_verdict_is_said_before_anything_has_run() -> None:
     slow = ss.compression_speedup(
         JOB, methods=["int8", "topk"], link=ss.Link(bandwidth="1 Mbit/s", latency="1 ms")
     )
     assert slow.best.compression.is_on
     assert slow.verdict.startswith("On a link of 1 Mbit/s, 1 ms, compression pays off: with ")
-    assert len(ss.runs(all=True)) == 2  # the probe, and the one that tells what a message costs
-    assert list(slow.to_frame().columns)[:2] == ["method", "step_s"]
+    assert not ss.runs(all=True)
+    frame = slow.to_frame().set_index("method")
+    assert list(frame.columns)[:2] == ["step_s", "compute_s"]
+    assert frame.loc["topk", "loss"] == "loss 19% higher with AdamW, tolerance 3%"
+    assert frame["is_harmless"].to_dict() == {"none": True, "int8": True, "topk": False}
+    assert slow.losses.equals(loss_increase())
 
 
-def test_the_same_measurements_say_that_it_does_not_pay_on_a_quick_link(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Steps of some milliseconds are measured too coarsely for this to be left to the machine."""
-    num_bytes = 4.0 * MODELS["mlp"].num_params
-    monkeypatch.setattr(compression_speedup, "probe_of", lambda job: None)
-    monkeypatch.setattr(compression_speedup, "probed", lambda job, run: Probed(0.005, num_bytes, 0.0008))
-    monkeypatch.setattr(compression_speedup, "message_seconds", lambda job, link: 0.0003)
-    monkeypatch.setattr(
-        compression_speedup, "codec_seconds", lambda job, buckets: 0.0005 * job.compression.is_on
-    )
+@pytest.mark.usefixtures("codec_s")
+def test_it_pays_on_a_slow_link_and_not_on_a_quick_one_and_at_asks_the_same() -> None:
     slow, quick = (
         ss.compression_speedup(JOB, methods=["int8"], link=ss.Link(bandwidth=bandwidth, latency=0.0))
         for bandwidth in ("1 Mbit/s", "1000 Gbit/s")
     )
     assert slow.pays
     assert not quick.pays
-    assert quick.plain.step_s == pytest.approx(0.0058, rel=1e-3)
-    assert "does not pay off: the uncompressed step of 5.8 ms is the fastest" in quick.verdict
+    assert "does not pay off: the uncompressed step of " in quick.verdict
+    for moved, told in zip(slow.at("1000 Gbit/s").steps, quick.steps, strict=True):
+        assert moved.step_s == pytest.approx(told.step_s)
 
 
 def test_only_rings_and_all_reduces_of_several_ranks_are_predicted() -> None:
@@ -399,13 +326,73 @@ def test_only_rings_and_all_reduces_of_several_ranks_are_predicted() -> None:
         ss.compression_speedup(JOB.replace(strategy="zero-3"))
 
 
-def test_a_gain_within_the_error_of_predictions_is_no_reason_to_compress() -> None:
-    from shardscope.measure.compression_speedup import PredictedStep, Worth
+def test_steps_on_gpus_have_no_predicted_time() -> None:
+    with pytest.raises(
+        ss.SpecError, match="a step of the job has no predicted time: the ranks compute on GPUs"
+    ):
+        ss.compression_speedup(JOB.replace(device="cuda"))
 
-    plain = PredictedStep(ss.Compression("none"), 100.0, 0.1, 0.0, 0.0, 0.0)
-    packed = PredictedStep(ss.Compression("int4"), 10.0, 0.09, 0.003, 0.0, 0.002)
+
+def test_a_gain_within_the_error_of_predictions_is_no_reason_to_compress() -> None:
+    plain = PredictedStep(ss.Compression("none"), 100.0, 0.1, 0.0, 0.0)
+    packed = PredictedStep(ss.Compression("int4"), 10.0, 0.09, 0.003, 0.002)
     found = Worth("a link", (plain, packed))
     assert not found.pays
     assert found.verdict == (
         "On a link, compression does not pay off: int4 would be 5% faster, less than the prediction error."
     )
+
+
+def made(method: str, sent: float, rest_s: float, *, rate: float = 1e6) -> PredictedStep:
+    return PredictedStep(ss.Compression(method), sent, rest_s, 0.0, sent / rate)
+
+
+@pytest.fixture
+def whole() -> Worth:
+    """On 8 Mbit/s, 1 MB takes 1 s: 1.1 s uncompressed, 0.25 s with int4, and less with topk, whose loss suffers."""
+    steps = (made("none", 1e6, 0.1), made("int4", 1e5, 0.15), made("topk", 1e4, 0.1))
+    link = ss.Link(bandwidth="8 Mbit/s", latency="1 ms")
+    return Worth(f"a link of {link.label}", steps, link, "adamw")
+
+
+def test_at_the_bandwidth_found_the_step_is_faster_by_the_margin(whole: Worth) -> None:
+    plain, int4, _ = whole.at(whole.pays_below(whole.steps[1])).steps
+    assert plain.step_s / int4.step_s == pytest.approx(MARGIN)
+
+
+def test_another_bandwidth_changes_only_the_time_of_the_bytes(whole: Worth) -> None:
+    faster = whole.at("80 Mbit/s")
+    assert faster.link == "a link of 80 Mbit/s, 1 ms"
+    assert [one.step_s for one in faster.steps] == pytest.approx([0.2, 0.16, 0.101])
+
+
+def test_no_link_is_faster_than_the_machines_own(whole: Worth) -> None:
+    limited = replace(whole, own_rate=1e7)
+    assert limited.at("800 Mbit/s").steps == limited.at("80 Mbit/s").steps
+    assert limited.pays_below(whole.steps[1]) == math.inf
+    assert "**" not in limited.limit
+    assert limited.limit == "On any link use int4."
+
+
+def test_the_machines_own_link_has_no_bandwidth_to_change(whole: Worth) -> None:
+    own = Worth("the machine's own link", whole.steps)
+    for ask in (lambda: own.at("1 Gbit/s"), lambda: own.pays_below(own.steps[1]), lambda: own.limit):
+        with pytest.raises(ss.SpecError, match="own link does not depend on a bandwidth; pass link="):
+            ask()
+
+
+def test_only_a_method_whose_loss_is_within_its_tolerance_is_recommended(whole: Worth) -> None:
+    assert whole.best.compression.name == "topk"
+    assert whole.recommended.compression.name == "int4"
+    assert "compression pays off: with int4 a step takes 250 ms instead of 1.1 s" in whole.verdict
+    assert "topk would be faster" in whole.verdict
+    assert "loss 19% higher with AdamW, tolerance 3%" in whole.verdict
+
+
+def test_the_limit_is_said_in_a_sentence(whole: Worth) -> None:
+    above = "no method whose loss stays within its tolerance gains 15%."
+    assert whole.limit == f"Below 97.7 Mbit/s use int4; above it {above}"
+    lossy = replace(whole, steps=(whole.steps[0], whole.steps[2]))
+    assert lossy.limit == f"On no link does compression pay off: {above}"
+    mild = replace(whole, steps=(*whole.steps[:2], made("int8", 2e5, 0.01)))
+    assert mild.limit == "On any link use int8."

@@ -24,15 +24,20 @@ from shardscope.analytic.communication.exchange import (
     exchange_time,
     level_bandwidth,
 )
-from shardscope.analytic.sharding import replica_buckets
 from shardscope.errors import SpecError
-from shardscope.measure.arguments import bandwidth_of, latency_of, methods_of, whole, workers_of
-from shardscope.measure.loss_increase import loss_text
-from shardscope.methods.strategies.bucketed import BucketedStrategy
+from shardscope.measure.compression.arguments import (
+    bandwidth_of,
+    latency_of,
+    methods_of,
+    whole,
+    workers_of,
+)
+from shardscope.measure.compression.loss_increase import loss_text
+from shardscope.methods.strategies.ring import Ring
+from shardscope.prediction.job import predict_job
 from shardscope.spec import Compression, Job
 from shardscope.spec.compression import Shapes
 from shardscope.spec.job_parts import label_of
-from shardscope.spec.strategy import Strategy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -177,15 +182,16 @@ def break_even(
     whole("repeats", repeats, 1)
     for compression in compressions:
         refuse_unsteady(compression)
-    ring = Strategy("ring", bucket_mb=getattr(job.strategy, "bucket_mb", None))
+    own_mb = getattr(job.strategy, "bucket_mb", None)
+    ring = Ring() if own_mb is None else Ring(bucket_mb=own_mb)
     ringed = job.replace(strategy=ring, world_size=2, batch=2, compression=Compression("none"), elastic=None)
     jobs = [ringed.replace(compression=one) for one in compressions]
-    buckets = gradient_buckets(ringed)
-    plain = tuple(exchange(ringed, buckets, count) for count in counts)
+    buckets = predict_job(ringed).step.buckets(ring.bucket_mb)
+    plain = tuple(_exchange(ringed, buckets, count) for count in counts)
     worths = []
     for own, times in zip(jobs, _packing_lines(jobs, buckets, counts, repeats), strict=True):
         fastest, median = (
-            tuple(exchange(own, buckets, count, codec_s=s) for count, s in zip(counts, line, strict=True))
+            tuple(_exchange(own, buckets, count, codec_s=s) for count, s in zip(counts, line, strict=True))
             for line in times
         )
         levels, low_levels = (
@@ -208,28 +214,15 @@ def break_even(
     )
 
 
-def exchange(job: Job, buckets: Sequence[Shapes], workers: int, *, codec_s: float = 0.0) -> ExchangeCost:
-    """Return the cost of the gradient exchange in one step, with the job's precision and ring directions.
-
-    Args:
-        job: The job.
-        buckets: Shapes of the gradients in each bucket.
-        workers: Number of workers.
-        codec_s: Time for packing and unpacking in the step, in seconds.
-    """
-    return exchange_of(
-        job.compression, buckets, workers, codec_s=codec_s, element_bytes=job.element_bytes,
-        directions=getattr(job.strategy, "ring_directions", None) or 1,
-    )  # fmt: skip
+def _exchange(job: Job, buckets: Sequence[Shapes], workers: int, *, codec_s: float = 0.0) -> ExchangeCost:
+    return exchange_of(job.compression, buckets, workers, codec_s=codec_s, element_bytes=job.element_bytes)
 
 
 def _packing_lines(
     jobs: Sequence[Job], buckets: Sequence[Shapes], workers: Sequence[int], repeats: int
 ) -> list[tuple[list[float], list[float]]]:
     """Return the packing times of each job for each number of workers, in seconds: the fastest, and the median."""
-    from shardscope.measure.codecs import (
-        packing_times,
-    )  # needs torch, which predictions without packing times do not load
+    from shardscope.measure.compression.codecs import packing_times  # needs torch
 
     least, most = min(workers), max(workers)
     counts = [
@@ -264,27 +257,3 @@ def refuse_unsteady(compression: Compression) -> None:
             f"compression={compression.label!r} sends different data while it warms up, so no single step can be "
             "predicted; use warmup_steps=0 to predict the steps after the warm-up"
         )
-
-
-def gradient_shapes(job: Job) -> list[tuple[int, ...]]:
-    """Return the shapes of the trained parameters of a job's model, in order."""
-    import torch
-
-    from shardscope.training.models import build_model
-    from shardscope.training.trainer import resolve
-
-    state = torch.get_rng_state()
-    model = build_model(resolve(job.model), dtype=torch.float32)
-    torch.set_rng_state(state)
-    return [tuple(p.shape) for p in model.parameters() if p.requires_grad]
-
-
-def gradient_buckets(job: Job) -> Sequence[Shapes]:
-    """Return the shapes of the trained parameters, grouped into the buckets of ``ring`` and ``all-reduce``.
-
-    The job's strategy must exchange gradients in buckets.
-    """
-    assert isinstance(job.strategy, BucketedStrategy)
-    return replica_buckets(
-        gradient_shapes(job)[::-1], job.strategy.bucket_mb, element_bytes=job.element_bytes
-    )
