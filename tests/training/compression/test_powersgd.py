@@ -307,7 +307,7 @@ def test_many_buckets_cut_anew_in_a_real_model(strategy: str, pool: RankPool, tm
     compression = ss.Compression("powersgd", rank=2)
     job = ss.Job(
         model="gpt-nano", data="python-source", batch=12, steps=4, world_size=pool.world_size, seed=1,
-        strategy={"kind": strategy, "bucket_mb": 0.05}, compression=compression,
+        strategy={"name": strategy, "bucket_mb": 0.05}, compression=compression,
     )  # fmt: skip
 
     def body(context: RankContext) -> dict[str, Any]:
