@@ -286,7 +286,11 @@ def compression_speedup(
 def _step(found: JobPrediction, more_s: float) -> PredictedStep:
     """Return a predicted step, whose computation takes `more_s` longer than predicted."""
     if found.time is None or found.host is None:
-        raise SpecError(f"a step of the job has no predicted time: {found.note}")
+        raise SpecError(
+            "the job's ranks compute on GPUs of this machine, whose step time is not predicted; describe them as a "
+            "cluster, and compare ss.predict(job.replace(compression=...), ss.Cluster.of('h100', per_node="
+            f"{found.job.world_size})) with and without compression"
+        )
     strategy = found.job.strategy
     assert isinstance(strategy, BucketedStrategy)
     parts = {part.name: part.value for part in found.time.parts}
