@@ -327,9 +327,7 @@ def test_only_rings_and_all_reduces_of_several_ranks_are_predicted() -> None:
 
 
 def test_steps_on_gpus_have_no_predicted_time() -> None:
-    with pytest.raises(
-        ss.SpecError, match="compute on GPUs of this machine, .*ss.predict"
-    ):
+    with pytest.raises(ss.SpecError, match="compute on GPUs of this machine, .*ss.predict"):
         ss.compression_speedup(JOB.replace(device="cuda"))
 
 
