@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import shardscope as ss
 from shardscope.errors import SpecError
 from shardscope.prediction.job import JobPrediction
+from shardscope.prediction.job_time import job_time_term
 from shardscope.spec.model import Transformer
 from shardscope.spec.registry import names
 from shardscope.spec.strategy import Strategy
@@ -82,6 +83,19 @@ def test_a_strategy_without_a_layout_computes_as_long_as_one_that_has_one(
     assert job == pytest.approx(layout, rel=1e-9)
 
 
+def test_fp64_is_slower_than_fp32_and_equal_shares_are_no_shares() -> None:
+    half, whole = (
+        predicted("gpt-nano", "gossip", 8, precision=name).step_time_s for name in ("fp32", "fp64")
+    )
+    assert half is not None
+    assert whole is not None
+    assert half < whole < 2 * half
+    cluster = ss.Cluster.of("a100-80gb", per_node=4)
+    job = ss.Job(model="gpt-nano", data="python-source", strategy="ring", world_size=4, batch=16)
+    shared = job.replace(batch=ss.Batch(16, shares=(4, 4, 4, 4)))
+    assert ss.predict(shared, cluster).step_time_s == ss.predict(job, cluster).step_time_s
+
+
 class TwoTowers(nn.Module):
     """A model that is no transformer: the sum over its operations remains its time."""
 
@@ -102,3 +116,21 @@ def test_a_model_that_is_no_transformer_is_the_sum_over_its_operations() -> None
     assert found.rates.passes is None
     assert found.time is not None
     assert found.time["forward"]["matrix products"].value > 0
+
+
+@pytest.mark.parametrize("device", ["a100-80gb", "h100-80gb", "v100-32gb"])
+@pytest.mark.parametrize("model", ["gpt-nano", "gpt-mini", "gpt-25m", "gpt-124m"])
+def test_traced_operations_take_about_as_long_as_the_layers_that_they_are(model: str, device: str) -> None:
+    """So a transformer that is not recognised, and what else a model does, is predicted on the same ground."""
+    for samples in (1, 8, 64):
+        job = ss.Job(
+            model=model, data="python-source", strategy="single", batch=ss.Batch(samples, micro_batch=samples),
+            precision="fp16-mixed" if device == "v100-32gb" else "bf16-mixed",
+        )  # fmt: skip
+        found = ss.predict(job, ss.Cluster.of(device, per_node=1))
+        passes, traced = (
+            sum(time[name].value for name in ("forward", "backward"))
+            for rates in (found.rates, found.rates._replace(passes=None))
+            for time in [job_time_term(found.step, found.found, found.traffic, rates)]
+        )
+        assert traced == pytest.approx(passes, rel=0.15), samples

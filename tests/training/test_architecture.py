@@ -38,10 +38,11 @@ HUGGING_FACE: dict[str, dict[str, Any]] = {
     "qwen2": SIZES,
     "qwen3": {**SIZES, "head_dim": 24},
     "olmo2": SIZES,
+    "gpt2, with dropout": {**GPT2, "attn_pdrop": 0.1},
 }
 ANSWERED = (
     "layers", "hidden", "heads", "kv_heads", "head_size", "ffn", "vocab", "seq", "gated", "tied", "norm",
-    "num_params", "layer_params", "embedding_params", "head_params",
+    "window", "num_params", "layer_params", "embedding_params", "head_params",
 )  # fmt: skip
 
 
@@ -96,23 +97,138 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """Embedding, blocks and an output projection."""
 
-    def __init__(self, *blocks: nn.Module, extra: nn.Module | None = None, classes: int = 50) -> None:
+    def __init__(
+        self,
+        *blocks: nn.Module,
+        first: nn.Module | None = None,
+        extra: nn.Module | None = None,
+        classes: int = 50,
+    ) -> None:
         super().__init__()
         self.tokens, self.blocks = nn.Embedding(50, 32), nn.ModuleList(blocks)
-        self.extra, self.head = extra, nn.Linear(32, classes, bias=False)
+        self.first, self.extra, self.head = first, extra, nn.Linear(32, classes, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens)
+        x = self.tokens(tokens) if self.first is None else self.first(self.tokens(tokens))
         for block in self.blocks:
             x = block(x)
         scores: Tensor = self.head(x if self.extra is None else self.extra(x))
         return scores
 
 
+class Positions(nn.Module):
+    """Positions as a parameter, as in minGPT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(1, 20, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table[:, : x.shape[1]]
+
+
+class Encoder(nn.Module):
+    """Torch's own layers, with their dropout; sequences come first if `is_batch_first` is false."""
+
+    def __init__(self, *, is_batch_first: bool = True, dropout: float = 0.1) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=dropout, batch_first=is_batch_first)
+        self.tokens, self.head = nn.Embedding(50, 32), nn.Linear(32, 50)
+        self.encoder, self.is_batch_first = (
+            nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+            is_batch_first,
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.encoder(self.tokens(tokens if self.is_batch_first else tokens.T))
+        scores: Tensor = self.head(x)
+        return scores
+
+
+@pytest.mark.parametrize(
+    ("make", "positions"),
+    [
+        (Encoder, "rotary"),
+        (lambda: Encoder(is_batch_first=False, dropout=0.0), "rotary"),
+        (lambda: Decoder(Block(), Block(), first=Positions()), "learned"),
+        (lambda: nn.Sequential(Decoder(Block(), Block())), "rotary"),
+        (lambda: nn.Sequential(nn.Embedding(50, 32), Block(), Block(), nn.Linear(32, 50)), "rotary"),
+    ],
+)
+def test_other_ways_to_write_one_are_recognised(make: Callable[[], nn.Module], positions: str) -> None:
+    found = traced(make(), seq=16).as_transformer
+    assert found is not None
+    assert (found.layers, found.hidden, found.ffn, found.seq, found.positions) == (2, 32, 64, 16, positions)
+
+
 def test_a_module_of_ones_own_is_recognised() -> None:
     found = traced(Decoder(Block(), Block()), seq=16).as_transformer
     assert found is not None
     assert (found.layers, found.heads, found.ffn, found.tied, found.bias) == (2, 4, 64, False, True)
+
+
+class Scan(nn.Module):
+    """Work without products, one token after the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = [x[:, 0]]
+        for at in range(1, 4 * x.shape[1]):
+            states.append(0.9 * states[-1] + x[:, at % x.shape[1]])
+        return torch.stack(states[: x.shape[1]], 1)
+
+
+class Halves(nn.Module):
+    """Sequences cut into halves, as more samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.unflatten(1, (2, -1)).flatten(0, 1)
+
+
+class OtherAttention(Block):
+    """Attention over other keys: four times as many, a window of them, or with a gate."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.qkv(self.one(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mask = None
+        if self.kind == "more":
+            key, value = (torch.cat([each] * 4, 2) for each in (key, value))
+        else:
+            size = x.shape[1]
+            mask = torch.ones(size, size, dtype=torch.bool, device=x.device).tril().triu(-3)
+        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.down(functional.gelu(self.up(self.two(x))))
+
+
+class ZeroDim(nn.Module):
+    """A list of layers, and a lookup of a single number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.kinds = nn.ModuleList([nn.Linear(16, 16)] * 2), nn.Embedding(3, 16)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = tokens.float() + self.kinds(torch.tensor(1, device=tokens.device))
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+
+
+class Conditional(nn.Module):
+    """An operator of higher order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(50, 8), nn.Linear(8, 50)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = torch.cond(torch.tensor(data=True), lambda x: x.sin(), lambda x: x.cos(), (self.tokens(tokens),))
+        scores: Tensor = self.head(x)
+        return scores
 
 
 def frozen() -> nn.Module:
@@ -131,6 +247,12 @@ def shared() -> nn.Module:
     [
         frozen,
         shared,
+        ZeroDim,
+        Conditional,
+        lambda: Decoder(Block(), Block(), first=Scan()),
+        lambda: Decoder(Block(), Block(), first=Halves()),
+        lambda: Decoder(OtherAttention("more"), OtherAttention("more")),
+        lambda: Decoder(OtherAttention("window"), OtherAttention("window")),
         lambda: Decoder(Block(), Block(ffn=128)),
         lambda: Decoder(Block(), Block(heads=2)),
         lambda: Decoder(Block(fused=False), Block(fused=False)),

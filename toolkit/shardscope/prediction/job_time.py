@@ -23,6 +23,7 @@ from shardscope.prediction.loads import awaited, rank_loads, rank_updates
 from shardscope.prediction.network_time import SEND, Load, StepLoads, step_plan
 from shardscope.prediction.pipeline_time import exposed_messages_s, pass_seconds
 from shardscope.prediction.rates import RankRates
+from shardscope.prediction.step.micro import soft_maximum
 from shardscope.prediction.traced import Traced
 from shardscope.spec.strategy import Work
 
@@ -39,11 +40,15 @@ def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: 
     Only reading from a slow source overlaps with other terms, and messages between pipeline stages with computation if
     they travel over links.
 
-    Each operation takes the time of its matrix products or of its memory traffic, plus the time of its launch. The
-    optimizer takes the time to read and write all states on the rank where that takes longest, plus a time per tensor,
-    and the codec the time to read and write the gradient and its packets. Each collective takes as long as its slowest
-    rank needs to send or to receive its bytes, or the busiest link if messages share links, and to send its messages.
-    Ranks of different speeds wait for the one that computes longest, apart from those whose gradients are dropped.
+    Each operation takes the time of its matrix products or of its memory traffic, plus the time of its launch. On GPUs,
+    products take longer the smaller their matrices are, and launches overlap with computation, as in layouts; a
+    transformer's passes are those of a layout.
+
+    The optimizer takes the time to read and write all states on the rank where that takes longest, plus a time per
+    tensor, and the codec the time to read and write the gradient and its packets. Each collective takes as long as its
+    slowest rank needs to send or to receive its bytes, or the busiest link if messages share links, and to send its
+    messages. Ranks of different speeds wait for the one that computes longest, apart from those whose gradients are
+    dropped.
 
     Args:
         step: The training step to predict.
@@ -116,14 +121,32 @@ def _pass(
         trace.forward_operations if is_forward else trace.num_operations - trace.forward_operations
     )
     launched = num_operations * step.micro_batches * work.computing
-    parts = (
-        _term("matrix products", flops / rates.flops, "FLOP / rate", rates, _ROOFLINE, FLOP=flops, rate=rates.flops),
-        _term("other operations", moved / rates.bandwidth, "bytes / bandwidth", rates, _ROOFLINE, bytes=moved,
-              bandwidth=rates.bandwidth),
-        _term("launches", launched * rates.operation_s, "operations × time per launch", rates, "traced",
-              operations=launched),
-        gathered,
-    )  # fmt: skip
+    products = _term(
+        "matrix products", flops / rates.flops, "FLOP / rate", rates, _ROOFLINE, FLOP=flops, rate=rates.flops
+    )
+    others = _term("other operations", moved / rates.bandwidth, "bytes / bandwidth", rates, _ROOFLINE, bytes=moved,
+                   bandwidth=rates.bandwidth)  # fmt: skip
+    launches = _term(
+        "launches",
+        launched * rates.operation_s,
+        "operations × time per launch",
+        rates,
+        "traced",
+        operations=launched,
+    )
+    if rates.half_size is not None:
+        directions = 1 if is_forward else step.job.backward_passes
+        weights = trace.weight_elements * step.micro_batches * work.computing
+        elements = 2 * (trace.product_elements * count + weights) * directions
+        slower = flops + rates.half_size * elements
+        products = replace(
+            products, value=slower / rates.flops, formula="(FLOP + w × 2 × elements) / rate",
+            inputs={**products.inputs, "w": rates.half_size, "elements": elements / 2},
+        )  # fmt: skip
+        busy = products.value + others.value
+        waiting = max(0.0, float(soft_maximum(np.array(launches.value), np.array(busy))) - busy)
+        launches = replace(launches, value=waiting, formula="(launches³ + work³)^⅓ − work")
+    parts = (products, others, launches, gathered)
     return Term.total(name, parts if units else parts[:-1])
 
 

@@ -23,6 +23,10 @@ from shardscope.spec.link import Link
 from shardscope.spec.model import Transformer
 from shardscope.spec.strategy import Work
 
+KERNELS_PER_OPERATION = 1.6
+"""Kernels that a traced operation launches on a GPU. Calibrations are fitted with the kernels of a transformer's block
+(`prediction.step.micro`), 90 in both passes, of which the trace of a block in mixed precision has 56 operations."""
+
 
 class IdleMessages(NamedTuple):
     """Time per message of ranks that do not compute, by how many of them send at the same time.
@@ -81,6 +85,9 @@ class RankRates(NamedTuple):
     """Latency of the emulated link, in seconds; those of messages that do not wait for each other overlap."""
     overlaps: bool = False
     """Whether messages between stages travel over links while ranks compute; if not, through memory, by the cores."""
+    half_size: float | None = None
+    """Size of the matrices of which a device multiplies half as fast as of huge ones, where launches overlap with
+    computation; None where they do not, and `flops` is reached at all sizes."""
     passes: Passes | None = None
     """Passes of one micro-batch through a transformer on a cluster; None to sum up traced operations."""
 
@@ -180,16 +187,17 @@ class RankRates(NamedTuple):
         job = step.job
         machine = Machine.of(cluster, calibration, IN_LAYOUTS.get(job.precision, "fp32"))
         passes = None
-        if model is not None and job.precision in IN_LAYOUTS:
+        slower = 2.0 if job.precision == "fp64" else 1.0
+        if model is not None:
             passes = whole_passes(
-                model, cluster, calibration, micro_batch=step.samples, precision=IN_LAYOUTS[job.precision],
-                recompute=job.recompute,
+                model, cluster, calibration, micro_batch=step.samples, recompute=job.recompute,
+                precision=IN_LAYOUTS.get(job.precision, "fp32"), slower=slower,
             )  # fmt: skip
         link, latency = (float(figure) for figure in machine.link(job.world_size, 1))
         return cls(
-            flops=machine.matmul_rate / (2.0 if job.precision == "fp64" else 1.0),
+            flops=machine.matmul_rate / slower,
             bandwidth=machine.memory_rate,
-            operation_s=calibration.launch_s,
+            operation_s=calibration.launch_s * KERNELS_PER_OPERATION,
             step_s=calibration.step_s,
             link=link,
             message_s=latency + calibration.collective_s,
@@ -197,6 +205,7 @@ class RankRates(NamedTuple):
             optimizer_bandwidth=cluster.device.memory_bandwidth * calibration.optimizer_efficiency,
             codec_bandwidth=machine.memory_rate,
             overlaps=True,
+            half_size=calibration.half_size,
             passes=passes,
         )
 

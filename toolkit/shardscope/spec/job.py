@@ -343,7 +343,7 @@ class Job(Spec):
                 f"strategy={self.strategy.label!r} has no corresponding layout, because a layout describes only "
                 "replicas, equal ZeRO shards and pipeline stages; use for example strategy='ring' or 'zero-3'"
             )
-        if self.batch.shares is not None:
+        if self.batch.shares is not None and len({*self.batch.shares}) > 1:
             raise SpecError(
                 f"batch.shares={self.batch.shares!r} has no corresponding layout, because replicas of a layout have "
                 "equal shares; leave shares out"

@@ -1,39 +1,46 @@
 """Recognises a transformer in a module, from its parameters and the shapes of the products of its forward pass.
 
 The formulas for layouts then apply to a module of any class exactly as to a model from the catalogue. What they would
-not describe is not recognised: blocks that differ, mixtures of experts, attention that is not one fused kernel, frozen
-or shared blocks, and anything with other products or another number of parameters than the transformer found.
+not describe is not recognised: blocks that differ, mixtures of experts, attention that is not one fused kernel or has a
+mask of its own, such as a window, frozen or shared blocks, many more operations, and anything with other products or
+another number of parameters than the transformer found.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import product
+from contextlib import suppress
+from itertools import groupby, product
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from shardscope.errors import SpecError
 from shardscope.spec.model import Transformer
+from shardscope.training.data.batches import call
 
 _ATEN = torch.ops.aten
 _MATRICES = {_ATEN.mm: 0, _ATEN.addmm: 1}
 """Place of the left matrix among the arguments of a product of two matrices."""
 _NEGLIGIBLE = 0.01
 """Largest share of the FLOPs that other operations may have, such as the products that compute rotary angles."""
+_MOST = 70
+"""Most operations in the forward pass of a block, and outside the blocks: with more, launches would take longer than
+those of the formulas. Blocks whose norms and rotary positions are written out in Python have up to 55."""
+_QUERY_KEY_VALUE = 3
 
 
 class _Call(NamedTuple):
-    """One operation: a product of (m x k) by (k x n) matrices, attention on queries, a lookup, or another product.
+    """One operation that a transformer's formulas count.
 
     Attributes:
-        kind: ``product``, ``attention``, ``lookup``, or ``other`` for other operations with FLOPs.
+        kind: ``product``, ``attention`` or ``lookup``.
         unit: Number of the block that runs it, from 1; 0 outside the blocks.
-        sizes: m, k and n; the shape of the queries; the shapes of table and indices; or the FLOPs.
+        sizes: m, k and n; the shapes of queries and keys; or the shapes of table and indices.
     """
 
     kind: str
@@ -44,9 +51,13 @@ class _Call(NamedTuple):
 class Operations(TorchDispatchMode):
     """Dispatch mode that records the products, attention and embeddings of a forward pass, by block."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, module: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.module, self.blocks, self.calls = module, _most_alike(module), list[_Call]()
+        self.module, self.blocks, self.calls = module, _alike(module), list[_Call]()
+        self.num_operations: Counter[int] = Counter()
+        self.is_plain = True
         self._unit = 0
         for number, block in enumerate(self.blocks, 1):
             block.register_forward_pre_hook(lambda *_, number=number: self._enter(number))
@@ -59,34 +70,78 @@ class Operations(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         results = func(*args, **(kwargs or {}))
-        packet, name = func.overloadpacket, func.overloadpacket.__name__
+        try:
+            self._record(func, args, kwargs or {})
+        except Exception:  # noqa: BLE001 - a trace must not fail because of what is only recognised in it
+            self.is_plain = False
+        return results
+
+    def _record(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        packet = func.overloadpacket
+        if func.namespace == "aten" and not func.is_view:
+            self.num_operations[self._unit] += 1
         if packet in _MATRICES:
             (m, k), (_, n) = (each.shape for each in args[_MATRICES[packet] :][:2])
             self.calls.append(_Call("product", self._unit, (m, k, n)))
-        elif name.startswith("_scaled_dot_product"):
-            self.calls.append(_Call("attention", self._unit, tuple(args[0].shape)))
+        elif packet.__name__.startswith("_scaled_dot_product"):
+            tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+            self.is_plain &= len(tensors) == _QUERY_KEY_VALUE  # others are masks: windows, positions, padding
+            self.calls.append(
+                _Call("attention", self._unit, tuple(tuple(each.shape) for each in tensors[:2]))
+            )
         elif packet is _ATEN.embedding:
             self.calls.append(_Call("lookup", self._unit, (tuple(args[0].shape), tuple(args[1].shape))))
-        elif packet in flop_registry:
-            flops = flop_registry[packet](*args, **(kwargs or {}), out_val=results)
-            self.calls.append(_Call("other", self._unit, (flops,)))
-        return results
 
-    def transformer(self, name: str) -> Transformer | None:
-        """Return the transformer that has run, or None if it is not one; `name` is what the result is called."""
+    @property
+    def may_drop(self) -> bool:
+        """Whether a pass without dropout may tell more: with dropout, attention on a CPU is separate products."""
+        kinds = {each.kind for each in self.calls}
+        return bool(self.blocks) and "lookup" in kinds and "attention" not in kinds
+
+    def transformer(self, name: str, samples: int, flops: float) -> Transformer | None:
+        """Return the transformer that has run, or None if it is not one.
+
+        Args:
+            name: What the result is called.
+            samples: Number of sequences in the example.
+            flops: FLOPs of the whole forward pass, of which the products found must be nearly all.
+        """
         try:
-            return _transformer(self.module, self.blocks, self.calls, name)
-        except (SpecError, _UnlikeError):
+            _need(self.is_plain and all(self.num_operations[unit] <= _MOST for unit in self.num_operations))
+            _need(_flops(self.calls) >= (1 - _NEGLIGIBLE) * flops)
+            return _transformer(self.module, self.blocks, self.calls, name, samples)
+        except (SpecError, _UnlikeError, ArithmeticError, LookupError, TypeError, ValueError):
             return None
 
 
-def _most_alike(module: nn.Module) -> list[nn.Module]:
-    """Return the contents of the list of modules of one class that has the most parameters; empty if there is none."""
-    lists = [
-        [*part.children()] for part in module.modules() if isinstance(part, nn.ModuleList | nn.Sequential)
+def without_dropout(module: nn.Module, inputs: Any) -> Operations:
+    """Return the operations of a forward pass of a module in evaluation mode; `inputs` are its arguments."""
+    operations = Operations(module.eval())
+    with suppress(Exception), operations:
+        call(module, inputs)
+    return operations
+
+
+def _flops(calls: Sequence[_Call]) -> float:
+    products = sum(prod(each.sizes) for each in calls if each.kind == "product")
+    attention = [each.sizes for each in calls if each.kind == "attention"]
+    return float(2 * products + sum(4 * prod(queries) * keys[2] for queries, keys in attention))
+
+
+def _alike(module: nn.Module) -> list[nn.Module]:
+    """Return the longest run of neighbours of one class, by parameters, that contain no embedding; empty if none."""
+    runs = [
+        [*run]
+        for part in module.modules()
+        if isinstance(part, nn.ModuleList | nn.Sequential)
+        for _, run in groupby(part.children(), type)
     ]
-    alike = [parts for parts in lists if len({type(part) for part in parts}) == 1]
-    return max(alike, key=_num_params, default=[])
+    without = [
+        run
+        for run in runs
+        if not any(isinstance(each, nn.Embedding) for part in run for each in part.modules())
+    ]
+    return max(without, key=_num_params, default=[])
 
 
 def _num_params(modules: Sequence[nn.Module]) -> int:
@@ -103,26 +158,25 @@ def _need(holds: object) -> None:
 
 
 def _transformer(
-    module: nn.Module, blocks: Sequence[nn.Module], calls: Sequence[_Call], name: str
+    module: nn.Module, blocks: Sequence[nn.Module], calls: Sequence[_Call], name: str, samples: int
 ) -> Transformer:
     _need(blocks and all(parameter.requires_grad for parameter in module.parameters()))
-    tables = [call.sizes for call in calls if call.kind == "lookup"]
-    _need(tables and not any(call.unit for call in calls if call.kind == "lookup"))
+    tables = [each.sizes for each in calls if each.kind == "lookup"]
+    _need(tables and not any(each.unit for each in calls if each.kind == "lookup"))
     (vocab, hidden), indices = max(tables, key=lambda table: prod(table[1]))
-    seq, tokens = indices[-1], prod(indices)
-    products = [call for call in calls if call.kind in {"product", "attention"}]
-    flops = 2 * sum(prod(call.sizes) for call in products if call.kind == "product")
-    _need(sum(call.sizes[0] for call in calls if call.kind == "other") <= _NEGLIGIBLE * flops)
-    _need(all(call.sizes[0] == tokens for call in products if call.kind == "product"))
-    _need([call.sizes for call in products if not call.unit] == [(tokens, hidden, vocab)])
+    tokens = prod(indices)
+    seq = tokens // samples
+    products = [each for each in calls if each.kind in {"product", "attention"}]
+    _need(all(each.sizes[0] == tokens for each in products if each.kind == "product"))
+    _need([each.sizes for each in products if not each.unit] == [(tokens, hidden, vocab)])
     numbers = range(1, len(blocks) + 1)
-    found = {_block_sizes([call for call in products if call.unit == unit]) for unit in numbers}
+    found = {_block_sizes([each for each in products if each.unit == unit], samples, seq) for unit in numbers}
     _need(len(found) == 1)
     sizes = dict(found.pop())
     _need(sizes["hidden"] == hidden)
-    sizes |= {**_norms(blocks[0], sizes), **_positions(tables, vocab, hidden, seq)}
     inside = {id(parameter) for block in blocks for parameter in block.parameters()}
     around = [tuple(each.shape) for each in module.parameters() if id(each) not in inside]
+    sizes |= {**_norms(blocks[0], sizes), **_positions(tables, around, (vocab, hidden), seq)}
     matrices = around.count((vocab, hidden)) - [shape for shape, _ in tables].count((vocab, hidden))
     _need(matrices in {0, 1})
     sizes |= {"tied": matrices == 0}
@@ -138,21 +192,26 @@ def _transformer(
     raise _UnlikeError
 
 
-def _block_sizes(calls: Sequence[_Call]) -> tuple[tuple[str, Any], ...]:
+def _block_sizes(calls: Sequence[_Call], samples: int, seq: int) -> tuple[tuple[str, Any], ...]:
     """Return the sizes of a block from its products and its attention, in order."""
-    at = [place for place, call in enumerate(calls) if call.kind == "attention"]
+    at = [place for place, each in enumerate(calls) if each.kind == "attention"]
     _need(len(at) == 1 and at[0] > 0)
-    _, heads, _, size = calls[at[0]].sizes
+    (_, heads, _, size), (_, key_heads, _, _) = queries, keys = calls[at[0]].sizes
+    _need((queries[0], queries[2]) == (keys[0], keys[2]) == (samples, seq))
     hidden = calls[0].sizes[1]
-    inward, others = ([call.sizes[1:] for call in part] for part in (calls[: at[0]], calls[at[0] + 1 :]))
-    keys = sum(width for _, width in inward) - heads * size
-    _need(all(width == hidden for width, _ in inward) and keys > 0 and keys % (2 * size) == 0)
+    inward, others = ([each.sizes[1:] for each in part] for part in (calls[: at[0]], calls[at[0] + 1 :]))
+    widths = sorted(width for _, width in inward)
+    both = sum(widths) - heads * size
+    _need(all(width == hidden for width, _ in inward) and both > 0 and both % (2 * size) == 0)
+    _need(len(widths) == 1 or heads * size in widths)
+    _need(len(widths) <= 2 or widths.count(both // 2) >= 2)
+    _need(key_heads in {heads, both // (2 * size)})
     _need(len(others) >= 3 and (heads * size, hidden) in others)
     others.remove((heads * size, hidden))
     (ffn, after), up = others[-1], [n for k, n in others[:-1] if k == hidden]
     _need(after == hidden and len(up) == len(others) - 1 and up in ([ffn], [ffn] * 2, [2 * ffn]))
     return tuple({
-        "hidden": hidden, "heads": heads, "kv_heads": keys // (2 * size), "head_size": size, "ffn": ffn,
+        "hidden": hidden, "heads": heads, "kv_heads": both // (2 * size), "head_size": size, "ffn": ffn,
         "gated": sum(up) == 2 * ffn,
     }.items())  # fmt: skip
 
@@ -166,12 +225,12 @@ def _norms(block: nn.Module, sizes: Mapping[str, Any]) -> dict[str, Any]:
         return {"norm": "unweighted"}
     hidden, size = sizes["hidden"], sizes["head_size"]
     of_heads = [sizes["heads"] * size, sizes["kv_heads"] * size]
-    is_whole = {hidden} != {*widths} >= {*of_heads}
+    is_whole = {hidden} != {*widths} and not Counter(of_heads) - Counter(widths)
     for width in of_heads if is_whole else ():
         widths.remove(width)
     within = [width for width in widths if width != hidden]
     has_biases = any(len(tensors) > 1 for _, tensors in norms)
-    is_layer_norm = has_biases or any(isinstance(part, nn.LayerNorm) for part, _ in norms)
+    is_layer_norm = has_biases or any("LayerNorm" in type(part).__name__ for part, _ in norms)
     return {
         "norm": "layernorm" if is_layer_norm else "rmsnorm",
         "norm_bias": has_biases or not is_layer_norm,
@@ -180,11 +239,14 @@ def _norms(block: nn.Module, sizes: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _positions(tables: Sequence[Any], vocab: int, hidden: int, seq: int) -> dict[str, Any]:
-    """Return the fields on positions: learned if a second table is looked up; otherwise taken for rotary ones."""
+def _positions(
+    tables: Sequence[Any], around: Sequence[tuple[int, ...]], table: tuple[int, int], seq: int
+) -> dict[str, Any]:
+    """Return the fields on positions: learned if there is a second table or a parameter; otherwise taken for rotary."""
     learned = [shape for shape, _ in tables]
-    learned.remove((vocab, hidden))
+    learned.remove(table)
+    learned += [shape[1:] for shape in around if len(shape) == 3 and shape[0] == 1]
     if not learned:
         return {"positions": "rotary"}
-    _need(len(learned) == 1 and learned[0][1] == hidden)
+    _need(len(learned) == 1 and learned[0][1] == table[1] and learned[0][0] >= seq)
     return {"positions": "learned", "num_positions": 0 if learned[0][0] == seq else learned[0][0]}

@@ -24,8 +24,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from shardscope.errors import SpecError
 from shardscope.spec.model.step import RECOMPUTE_MODES
 from shardscope.spec.model.table import LayerRow, LayerTable
+from shardscope.spec.model.transformer import Transformer
 from shardscope.training import cpu_scratch, cuda_scratch, onednn
-from shardscope.training.architecture import Operations
+from shardscope.training.architecture import Operations, without_dropout
 from shardscope.training.cuda_casts import CudaCasts
 from shardscope.training.data.batches import call
 from shardscope.training.flops import flop_counter
@@ -105,6 +106,10 @@ def describe(
             inputs = _inputs(arguments, module)
             traced = _Trace(_shadow(module), inputs)
             rows = traced.run()
+            transformer = traced.transformer(name or type(module).__name__, samples)
+            if transformer is None and traced.operations.may_drop:
+                traced.operations = without_dropout(_shadow(module), inputs)
+                transformer = traced.transformer(name or type(module).__name__, samples)
             step = None
             if memory:
                 (shapes,) = tuple(_inputs((targets,), module))
@@ -131,7 +136,7 @@ def describe(
         name=name or type(module).__name__,
         layers=tuple(row.layer(samples) for row in rows if not row.is_empty),
         step=step,
-        as_transformer=traced.operations.transformer(name or type(module).__name__),
+        as_transformer=transformer,
         notes=tuple(_notes(module, traced.flops.uncounted, on_gpu=on_gpu)),
     )
 
@@ -237,7 +242,8 @@ class _LayerTotals:
             num_params=sum(parameter.numel() for parameter in self.parameters),
             num_tensors=len(self.parameters),
             flops=self.flops / samples,
-            saved_bytes=self.saved_bytes / samples,
+            saved_bytes=max(0.0, self.saved_bytes)
+            / samples,  # what an earlier layer saved may be freed meanwhile
             output_bytes=self.output_bytes / samples,
         )
 
@@ -268,6 +274,12 @@ class _Trace:
             self.outside.saved_bytes = self.saved.bytes - sum(row.saved_bytes for row in rows)
         del output
         return [*self.order, *(row for row in rows if row not in self.order), self.outside]
+
+    def transformer(self, name: str, samples: int) -> Transformer | None:
+        """Return the transformer that the module is, if all of its operations have a FLOP formula; else None."""
+        if self.flops.uncounted:
+            return None
+        return self.operations.transformer(name, samples, self.flops.get_total_flops())
 
     def _watched(self, name: str, layer: nn.Module) -> _LayerTotals:
         row = _LayerTotals(name, [])

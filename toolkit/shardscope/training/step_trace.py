@@ -105,6 +105,8 @@ def trace_step(
         moved_bytes=plain.ledger.moved_bytes / samples,
         forward_operations=plain.forward_operations,
         forward_bytes=plain.forward_bytes / samples,
+        product_elements=plain.product_elements / samples,
+        weight_elements=plain.weight_elements,
         largest_bytes=plain.ledger.largest_bytes / samples,
     )
 
@@ -136,7 +138,7 @@ class _Step:
         self.ledger = AllocationLedger(held, self._note, scratch)
         self.saved = Activations(held, changed=lambda _: self._see_saved(self.mark))
         self.output_bytes = self.num_outputs = self.loss_bytes = 0
-        self.forward_operations = self.forward_bytes = 0
+        self.forward_operations = self.forward_bytes = self.product_elements = self.weight_elements = 0
         self._places = {id(parameter): place for place, parameter in enumerate(module.parameters())}
         self._arrived: dict[int, None] = {}
 
@@ -155,6 +157,9 @@ class _Step:
         with self.ledger, self.saved.active(), self.casts():
             loss = self._loss()
             self.forward_operations, self.forward_bytes = self.ledger.num_operations, self.ledger.moved_bytes
+            self.product_elements, self.weight_elements = (
+                self.ledger.product_elements, self.ledger.weight_elements,
+            )  # fmt: skip
             self.note("loss", 0, 0)
             loss.backward()
         self.note("leave", 0, self.mark.done)

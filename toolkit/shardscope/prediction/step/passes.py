@@ -33,13 +33,27 @@ def whole_passes(
     micro_batch: int,
     precision: str,
     recompute: str,
+    slower: float = 1.0,
 ) -> Passes:
-    """Return the passes of a micro-batch of `micro_batch` sequences; `precision` and `recompute` are a layout's."""
+    """Return the passes of a micro-batch of `micro_batch` sequences.
+
+    Args:
+        model: The transformer.
+        cluster: The cluster.
+        calibration: Its constants.
+        micro_batch: Number of sequences.
+        precision: A layout's precision.
+        recompute: What is recomputed.
+        slower: Factor by which products and memory are slower than in this precision.
+    """
     layout = Layout(
         micro_batch=micro_batch, global_batch=micro_batch, precision=precision, recompute=recompute
     )
     table = Layouts.of([layout])
-    one = micro_table(model, Machine.of(cluster, calibration, precision), table).take(slice(0, 1))
+    machine = Machine.of(cluster, calibration, precision)
+    rates = ("matmul_rate", "wide_rate", "attention_rate", "unfused_rate", "memory_rate")
+    machine = machine._replace(**{name: getattr(machine, name) / slower for name in rates})
+    one = micro_table(model, machine, table).take(slice(0, 1))
     edge, inputs = float(one["edge"][0]), {"layers": float(model.layers), "samples": float(micro_batch)}
 
     def term(name: str, layers: float, ends: float) -> Term:

@@ -104,6 +104,10 @@ class StepTrace(Spec):
     """Part of `num_operations` in the forward pass and the loss."""
     forward_bytes: NonNegativeFloat = 0.0
     """Part of `moved_bytes` in the forward pass and the loss, for one sample."""
+    product_elements: NonNegativeFloat = 0.0
+    """Elements of the operands and results of matrix products and convolutions in the forward pass, for one sample."""
+    weight_elements: NonNegativeFloat = 0.0
+    """Elements of their operands that do not grow with the batch."""
     largest_bytes: NonNegativeFloat = 0.0
     """Bytes of the largest tensor that the step allocates, without gradients of parameters, for one sample."""
 

@@ -87,6 +87,9 @@ class AllocationLedger(TorchDispatchMode):
         num_operations: Number of operations that returned tensors; operations that return views are not counted.
         moved_bytes: Total bytes read and written by these operations, without operations whose time is computed from
             their FLOPs (such as matrix products).
+        product_elements: Number of elements of the arguments and results of these others that do not exist during the
+            whole step.
+        weight_elements: The same of those that do, such as weights.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ class AllocationLedger(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Any] = []
         self.num_operations = 0
-        self.moved_bytes = 0
+        self.moved_bytes = self.product_elements = self.weight_elements = 0
         self._held, self._after, self._scratch = held, after, scratch
         self._alive: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
         self._sums: list[tuple[set[int], set[int]]] = []
@@ -112,8 +115,13 @@ class AllocationLedger(TorchDispatchMode):
         made = [self._serial(storage) for storage in _storages_in(results)]
         if made and not func.is_view:
             self.num_operations += 1
+            tensors = leaf_tensors((args, results))
             if func.overloadpacket not in flop_registry:
-                self.moved_bytes += sum(map(num_bytes, leaf_tensors((args, results))))
+                self.moved_bytes += sum(map(num_bytes, tensors))
+            else:
+                held = sum(each.numel() for each in tensors if None not in self._held.kinds(each))
+                self.weight_elements += held
+                self.product_elements += sum(each.numel() for each in tensors) - held
         if func in _PASSED_ON:
             taken = {self._serial(storage) for storage in _storages_in(args)}
             self._sums.append((set(made), taken))
