@@ -130,7 +130,7 @@ class Fitted(Shown, Spec):
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:  # a name with a null byte raises ValueError
             raise SpecError(
-                f"calibration={quoted(str(path))} cannot be read: {error}; give the path of a saved one"
+                f"calibration={str(path)!r} cannot be read: {error}; give the path of a saved one"
             ) from None
         return cls.from_json(text)
 
