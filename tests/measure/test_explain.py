@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from pathlib import Path
 from subprocess import run as run_process
 from types import SimpleNamespace
 from typing import Any
@@ -264,6 +265,7 @@ def timed_run(job: ss.Job, step_s: float) -> Any:
     return SimpleNamespace(
         cluster=None,
         job=job,
+        path=Path("a folder without recorded constants"),
         summary=lambda: SimpleNamespace(samples_per_s=job.batch.global_batch / step_s),
         predicted=None,
         metrics=lambda: pd.DataFrame({"step_time_s": [step_s] * 20}),
