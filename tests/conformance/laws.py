@@ -131,7 +131,7 @@ def draw_job(source: random.Random) -> tuple[ss.Job, dict[str, Any]]:
             cluster |= {"racks": 2, "rack_bandwidth": 10 ** source.uniform(6, 9)}
         try:
             job = ss.Job(
-                model=model, data="digits" if model == "mlp" else "python-source", strategy={"kind": kind, **settings},
+                model=model, data="digits" if model == "mlp" else "python-source", strategy={"name": kind, **settings},
                 world_size=ranks,
                 batch=ss.Batch(ranks * source.choice((2, 4, 8)), micro_batch=source.choice((None, 1, 2))),
                 optimizer=source.choice(("adamw", "sgd", "lamb")), recompute=source.choice(("none", "full")),

@@ -467,19 +467,3 @@ class TestDigests:
         }  # fmt: skip
         assert pickle.loads(pickle.dumps(job)) == job
         assert apply(job, {"batch": 32}).lr_schedule.settings["period"] == 3
-
-
-def test_jobs_and_studies_of_earlier_versions_are_read() -> None:
-    fields = {"name": "cosine", "warmup_steps": 2, "power": None, "final_ratio": None}
-    written = json.loads(job_of().to_json())
-    del written["lr_schedule"]
-    assert ss.Job.from_fields({**written, "schedule": fields}).lr_schedule == ss.LRSchedule(
-        "cosine", warmup_steps=2
-    )
-    space = Space({"schedule": ["cosine", "linear"]})
-    assert apply(job_of(), {"schedule": "linear"}).lr_schedule.name == "linear"
-    assert space.parameters["schedule"].ends() == ("cosine", "linear")
-    definition = Definition(job=job_of(), space=space, objectives=("loss",))
-    old = json.loads(definition.to_json())
-    old["job"]["schedule"] = old["job"].pop("lr_schedule")
-    assert Definition.from_fields(old) == definition

@@ -137,7 +137,7 @@ def spoilt() -> Any:
 @pytest.mark.parametrize("kind", ["ring", "all-reduce", "zero-1"])
 def test_what_one_rank_alone_refuses_ends_the_run_with_its_words(kind: str) -> None:
     """Its later buckets stay at home: peers, still in the first, would take them for that."""
-    job = small_job(strategy={"kind": kind, "bucket_mb": 0.05}, compression="int8", model=spoilt)
+    job = small_job(strategy={"name": kind, "bucket_mb": 0.05}, compression="int8", model=spoilt)
     said = r"rank 1 .*failed at step \d: NotFinite: the gradient of '\d.weight' is not finite at step \d, which comp"
     started = time.monotonic()
     with pytest.raises(ss.RunFailed, match=said):

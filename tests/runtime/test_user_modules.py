@@ -112,7 +112,11 @@ def test_modules_beside_the_notebook_are_found_also_those_named_like_a_librarys(
     for name in ("beside", "wave"):
         (folder / f"{name}.py").write_text(MODEL)
     (folder / "later.py").write_text(DATA)
-    text = USES_MODULES.replace("import sys\n", "import sys, shardscope.runtime.launcher.driver\n", 1)
+    text = USES_MODULES.replace(
+        "import sys\n",
+        "import sys, shardscope.runtime.launcher.driver, shardscope.runtime.launcher.preflight\n",
+        1,
+    )
     done = run(script(tmp_path / "elsewhere.py", text), folder)
     assert done.stdout.split() == ["completed"] * 2, done.stdout + done.stderr
     assert list((tmp_path / "marks").iterdir()) == []

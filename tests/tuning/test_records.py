@@ -27,8 +27,8 @@ def test_a_trial_asked_for_again_is_taken_before_the_seeds_that_are_left_and_is_
     session.study.enqueue_trial({"optimizer": "lamb"}, user_attrs={ORIGIN: AGAIN})
     *_, seed, asked = session.records()
     assert (seed.state, asked.state) == ("unused", "waiting")
-    assert session.driver._next(session.study.get_trials()) is None
+    assert session.driver._next(session.study.get_trials(), None) is None
     session.driver.trials = 2
-    taken = session.driver._next(session.study.get_trials())
+    taken = session.driver._next(session.study.get_trials(), None)
     assert taken is not None
     assert taken.number == asked.number
