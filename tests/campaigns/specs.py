@@ -54,7 +54,7 @@ def _job(source: random.Random) -> dict[str, Any]:
     kind = source.choice(list(strategies()))
     return {
         "model": source.choice(("mlp", "gpt-nano", "cnn")), "data": source.choice(("digits", "python-source", "a.txt")),
-        "strategy": source.choice((kind, {"kind": kind})), "world_size": source.choice((1, 2, 4)),
+        "strategy": source.choice((kind, {"name": kind})), "world_size": source.choice((1, 2, 4)),
         "optimizer": source.choice(("sgd", {"name": source.choice(registry.names(Optimizer)), "lr": 0.1})),
         "lr_schedule": source.choice(("cosine", {"name": "polynomial", "warmup_steps": 3, "power": 2.0})),
         "batch": source.choice((64, {"global_batch": 64, "micro_batch": 8})), "steps": 10, "clip_norm": 1.0, "seed": 1,
