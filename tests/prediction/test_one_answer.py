@@ -116,6 +116,7 @@ def test_a_model_that_is_no_transformer_is_the_sum_over_its_operations() -> None
     assert found.time["forward"]["matrix products"].value > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["a100-80gb", "h100-80gb", "v100-32gb"])
 @pytest.mark.parametrize("model", ["gpt-nano", "gpt-mini", "gpt-25m", "gpt-124m"])
 def test_traced_operations_take_about_as_long_as_the_layers_that_they_are(model: str, device: str) -> None:
