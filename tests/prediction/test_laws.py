@@ -155,6 +155,18 @@ def test_laws_of_layouts(seed: int) -> None:
     assert broken_by_layout(random.Random(seed)) == []
 
 
+def test_more_flops_do_not_change_other_constants() -> None:
+    """Host traffic alone sets the time of these passes, so that a step with a longer fixed cost would be longer."""
+    layout = ss.Layout(
+        tensor=4, pipeline=8, global_batch=4, micro_batch=4, sequence_parallel=True, offload="activations"
+    )
+    cluster = ss.Cluster.of("h100-80gb", nodes=4)
+    peaks = {precision: 10 * rate for precision, rate in cluster.device.peak_flops.items()}
+    better = cluster.replace(device=cluster.device.replace(peak_flops=peaks))
+    usual, now = (ss.predict("gemma-2-9b", each, layout).step_time_s for each in (cluster, better))
+    assert now <= usual
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_laws_of_jobs(seed: int) -> None:

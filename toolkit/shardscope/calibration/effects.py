@@ -22,6 +22,7 @@ import numpy.typing as npt
 from shardscope.calibration.attention_kernels import KERNELS
 from shardscope.calibration.calibration import FACTORS, Calibration, ridge_of
 from shardscope.calibration.software import SOFTWARE, Software
+from shardscope.spec import catalogue
 from shardscope.spec.cluster import Device
 
 OTHER = "other"
@@ -86,8 +87,13 @@ def architecture(device: str) -> str:
 
 
 def trend_of(device: Device) -> float:
-    """Return the factor of the trend: the logarithm of the 16-bit peak FLOP/s relative to an A100's."""
-    peaks = device.peak_flops
+    """Return the factor of the trend: the logarithm of the 16-bit peak FLOP/s relative to an A100's.
+
+    The trend is one between generations of devices. So a device from the catalogue keeps its factor if its peak FLOP/s
+    are changed; otherwise constants that do not concern computation would change as well, such as `step_s`.
+    """
+    known = Device.of(device.name) if catalogue.has("devices", device.name) else device
+    peaks = known.peak_flops
     peak = next((peaks[name] for name in ("bf16", "fp16") if name in peaks), max(peaks.values()))
     return log(peak / _fitted()["trend_from"])
 

@@ -91,10 +91,10 @@ def even_time(
 
     With m micro-batches, a step takes m times as long as one micro-batch on the slowest stage, plus the bubble,
     messages between stages, exposed gradient reduction, and the update. Times follow from the model's sizes, the
-    catalogue's rates and the calibration's constants. More of anything never makes a step longer, with one exception:
-    under schedules that split the backward pass, whose steps may depend little on the time of some passes, shorter
-    passes leave the last stage less slack for the output projection, which can cost more than they save (0.25 % at
-    most, in 2 of 4,800 draws).
+    catalogue's rates and the calibration's constants. With the same constants, more of anything never makes a step
+    longer, with one exception: under schedules that split the backward pass, whose steps may depend little on the time
+    of some passes, shorter passes leave the last stage less slack for the output projection, which can cost more than
+    they save (0.25 % at most, in 2 of 4,800 draws).
 
     Args:
         model: The model.
