@@ -148,7 +148,7 @@ def parts_of(blocks: Blocks, rows: LayoutRows, host_capacity: float = np.inf) ->
     parameters = blocks.dense.parameters + blocks.experts.parameters
     optimizer = blocks.dense.optimizer + blocks.experts.optimizer
     peak, offload = peak_at(blocks, rows), rows.layouts.offload
-    buffers = peak.buffers + blocks.placeholders + blocks.workspace
+    buffers = peak.buffers + blocks.placeholders + blocks.workspace + blocks.received
     if not offload.any():
         return MemoryParts(
             parameters + peak.copies, peak.gradients, optimizer, peak.activations, buffers, NONE, NONE

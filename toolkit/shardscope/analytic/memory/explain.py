@@ -15,16 +15,22 @@ from shardscope.analytic.memory.moments import (
     AT_LOSS,
     BEGINS,
     ENDS,
+    HEAD,
+    LAST_BUT_ONE,
     LOSS,
     MOMENTS,
+    ROOT,
+    SECOND,
     UPDATE,
     Peak,
+    UnitMoment,
     gradients_of,
 )
 from shardscope.analytic.memory.offload import OFFLOADS_ACTIVATIONS, OFFLOADS_OPTIMIZER, OFFLOADS_STATES
 from shardscope.analytic.memory.room import tensor_room
 from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows, held_by, rows_of
 from shardscope.analytic.memory.stage import (
+    NONE,
     Blocks,
     Elements,
     blocks_of,
@@ -140,6 +146,13 @@ def _moment(stages: _Stages, at: At) -> str:
     return MOMENTS[int(at(stages.peak.moment))]
 
 
+def _unit(blocks: Blocks, moment: int, at: At) -> UnitMoment | None:
+    """Return the moment of a stage whose ranks gather whole units; None if they do not."""
+    if blocks.units is None or not at(blocks.units.is_on):
+        return None
+    return next(unit for unit in blocks.units.moments if unit.moment == moment)
+
+
 At = Callable[[Any], float]
 """Function that selects one stage's value from an array with one value per stage."""
 
@@ -153,7 +166,8 @@ def _states(stages: _Stages, at: At) -> tuple[Term, ...]:
         "optimizer": recipe.master + stages.layout.optimizer.states.bytes_per_param(recipe.state),
     }
     stage = stages.layout.zero
-    sharded = {"parameters": stage >= 3, "gradients": rows.shards_gradients[0], "optimizer": stage >= 1}
+    shards_weights = stage >= 3 - rows.casts or bool(rows.gathers_units[0])
+    sharded = {"parameters": shards_weights, "gradients": rows.shards_gradients[0], "optimizer": stage >= 1}
     narrowed = {"parameters": recipe.narrowed}
     terms = []
     exist = at(gradients_of(blocks))
@@ -185,14 +199,14 @@ def _states(stages: _Stages, at: At) -> tuple[Term, ...]:
         away = (OFFLOADS_OPTIMIZER if kind == "optimizer" else OFFLOADS_STATES)[rows.layouts.offload][0]
         if away:
             parts = [_offloaded(part, stages.layout) for part in parts]
-        elif existing.get(kind, 1.0) < 1:
+        elif existing.get(kind, 1.0) != 1.0:
             parts = [_existing(part, existing[kind], _moment(stages, at)) for part in parts]
         terms.append(Term.total(kind, tuple(parts)))
     return tuple(terms)
 
 
 def _existing(term: Term, share: float, moment: str) -> Term:
-    """Return the term of gradients of which only a part exists at the peak."""
+    """Return the term of gradients of which only a part exists at the peak, or of two micro-batches those of both."""
     formula = f"{term.formula} × those that exist {moment}"
     inputs = {**term.inputs, "those that exist": share}
     return Term(term.name, share * term.value, "bytes", formula, inputs, term.source)
@@ -274,6 +288,8 @@ def _activations(stages: _Stages, at: At) -> Term:
     moment = int(at(stages.peak.moment))
     if moment == ENDS and not is_away:
         formula += ", without all layers but the first of one micro-batch"
+    elif moment in (SECOND, LAST_BUT_ONE, ROOT) and not is_away:
+        formula += ", without the layers whose backward pass is over"
     elif moment == UPDATE:
         formula, mask_bytes, outputs = "freed before the update", 0.0, 0.0
     layers = Term(
@@ -289,8 +305,8 @@ def _activations(stages: _Stages, at: At) -> Term:
     return Term.total("activations", (layers, *(term for term in others if term.value)))
 
 
-def _buffers(stages: _Stages, at: At) -> Term:
-    """Return the term of buffers: temporary tensors at the peak, gathered parameters, and others."""
+def _working(stages: _Stages, unit: UnitMoment | None, at: At) -> Term:
+    """Return the term of temporary tensors at the peak."""
     rows, layout, blocks, moment = stages.rows, stages.layout, stages.blocks, int(at(stages.peak.moment))
     habits = rows.framework
     of_logit, later = logit_bytes(habits, rows.recipe)
@@ -298,31 +314,41 @@ def _buffers(stages: _Stages, at: At) -> Term:
         "bs": at(rows.shape.tokens), "h": rows.model.hidden, "V": rows.model.vocab, "t": layout.tensor,
         "bytes of a logit": of_logit,
     }  # fmt: skip
-    ranks = at(rows.zero_ranks)
     source = f"{habits.name}: {habits.source}"
     if moment == UPDATE:
-        working = Term(
+        return Term(
             "gradients of the update", at(blocks.update), "bytes",
-            "(4Ψ in float32, with ZeRO 2Ψ flat too) / N + flat buffers that stay", {"N": ranks}, source,
+            "(4Ψ in float32, with ZeRO 2Ψ flat too) / N + flat buffers that stay", {"N": at(rows.zero_ranks)}, source,
         )  # fmt: skip
-    elif moment in AT_LOSS:
+    if moment in AT_LOSS:
         logits = at(blocks.at_loss)
         if moment == LOSS and blocks.early is not None:
             logits -= at(blocks.early.logits_later)
             inputs["bytes of a logit"] = of_logit - later
-        working = Term(
+        return Term(
             "logits", logits, "bytes",
             f"bsV × bytes of a logit{'' if habits.whole_logits else ' / t'}"
             " + 3 × 2bsh / t′ + 2 × 2bsh where t′ > 1", inputs, source,
         )  # fmt: skip
-    else:
-        working = Term(
-            "layer in its backward pass", at(blocks.in_layer), "bytes",
-            "gradients of inner activations and of the residual"
-            + (_AFTER_OTHERS if layout.recompute_layers else _RECOMPUTED_TOO[layout.recompute])
-            + (", and the output of the stage" if habits.keeps_outputs and layout.pipeline > 1 else ""),
-            inputs, source,
+    if unit is not None and moment in (HEAD, ROOT):
+        return Term(
+            "gradient of logits", at(unit.working), "bytes", "(bsV / t + 3bsh / t′) × bytes of an activation",
+            inputs | {"bytes of an activation": rows.recipe.activation}, source,
         )  # fmt: skip
+    return Term(
+        "layer in its backward pass", at(blocks.in_layer), "bytes",
+        "gradients of inner activations and of the residual"
+        + (_AFTER_OTHERS if layout.recompute_layers else _RECOMPUTED_TOO[layout.recompute])
+        + (", and the output of the stage" if habits.keeps_outputs and layout.pipeline > 1 else ""),
+        inputs, source,
+    )  # fmt: skip
+
+
+def _buffers(stages: _Stages, at: At) -> Term:
+    """Return the term of buffers: temporary tensors at the peak, gathered parameters, and others."""
+    rows, layout, blocks, moment = stages.rows, stages.layout, stages.blocks, int(at(stages.peak.moment))
+    habits, ranks, unit = rows.framework, at(rows.zero_ranks), _unit(blocks, moment, at)
+    source = f"{habits.name}: {habits.source}"
     gathered, bucket = "(1 + prefetched) × largest layer × (1 - 1/N)", "largest layer × (1 - 1/N)"
     if habits.live_elements:
         gathered = "live parameters, or the largest matrix; all weights if autograd holds them"
@@ -334,11 +360,20 @@ def _buffers(stages: _Stages, at: At) -> Term:
         "elements of a buffer": habits.bucket_elements,
         "buffers": habits.buckets if layout.zero >= 3 else 1,
     }
-    in_bucket = (
-        blocks.bucket if moment in (BEGINS, ENDS) else blocks.copied if moment == UPDATE else blocks.standing
-    )
+    in_bucket = blocks.copied if moment == UPDATE else blocks.standing
+    if moment in (BEGINS, ENDS):
+        arriving = NONE if blocks.early is None else blocks.early.arriving
+        in_bucket = blocks.bucket + arriving
+        if at(arriving):
+            bucket += ", and the largest gradients before they are added to those of an earlier micro-batch"
+    in_gathered = blocks.gathered * (moment != UPDATE)
+    if unit is not None:
+        gathered, bucket = "root unit, running layer and prefetched one", "gradients before they are reduced"
+        in_gathered, in_bucket = unit.gathered, unit.bucket
+        if layout.zero == 2:
+            gathered = "all units whose backward pass is not over"
     others = (
-        Term("gathered parameters", at(blocks.gathered) * (moment != UPDATE), "bytes", gathered,
+        Term("gathered parameters", at(in_gathered), "bytes", gathered,
              {"N": ranks, "prefetched": habits.prefetched, "live": habits.live_elements}, f"{ZERO}, stage 3"),
         Term("gradient bucket", at(in_bucket), "bytes", bucket,
              {"N": ranks, "bytes of a gradient": bucket_bytes(rows)} | flat,
@@ -347,5 +382,7 @@ def _buffers(stages: _Stages, at: At) -> Term:
              {"t": layout.tensor}, "TransformerEngine 2.x, get_dummy_wgrad"),
         Term("matrix-product workspace", at(blocks.workspace), "bytes", "constant", {},
              "cuBLAS in torch, for the threads of the forward and the backward pass"),
+        Term("receive buffers", at(blocks.received), "bytes", "2 × a slice of at most 4 MiB of a chunk", {"N": ranks},
+             "rings of Shardscope's jobs"),
     )  # fmt: skip
-    return Term.total("buffers", (working, *(term for term in others if term.value)))
+    return Term.total("buffers", (_working(stages, unit, at), *(term for term in others if term.value)))

@@ -25,6 +25,9 @@ class Framework(NamedTuple):
     casts: bool = False
     """Whether 16-bit mixed precision keeps weights and gradients in float32, without other master weights. ZeRO 2 and 3
     shard both, and cast weights when they are gathered; otherwise autocast does."""
+    gathers_units: bool = False
+    """Whether ZeRO 2 and 3 gather and reduce whole units, as `fully_shard` does: each layer, and all other parameters
+    as the root unit. See `analytic.memory.units`."""
     whole_in_pipelines: bool = False
     """Whether a pipeline keeps whole gradients, in float32, until its last micro-batch, and reduces them only then."""
     dropout: bool = False
@@ -45,6 +48,8 @@ class Framework(NamedTuple):
     float32_logits: tuple[int, int] | None = None
     """`logits_bytes` and `logits_later` in fp32, where logits need no cast, and tensors in the activations' precision
     are wider; None for the same as in 16 bits."""
+    autocast_logits: tuple[int, int] | None = None
+    """`logits_bytes` and `logits_later` if autocast computes the loss of 16-bit logits; None for the same as else."""
     every_other_product: bool = False
     """Whether selective recomputation keeps attention and the output of every other matrix product of a dense layer,
     and recomputes all other operations; otherwise it recomputes core attention alone."""
@@ -94,6 +99,8 @@ class Framework(NamedTuple):
     """Whether these outputs are sharded over tensor ranks, and gathered for the backward pass."""
     copies_to_reduce: bool = False
     """Whether replicas without ZeRO copy all gradients into buckets, which stay allocated, to reduce them."""
+    keeps_replicas_gradients: bool = False
+    """Whether the gradients of several replicas are in buckets that stay allocated, also with ZeRO 1."""
     reserved: float = 1.035
     """Bytes that the caching allocator reserves, for each byte of the peak: the median of SimuMax's 11 runs."""
     message_bytes: float = 0.0
@@ -127,7 +134,8 @@ FSDP2 = Framework(
     "fully_shard gathers one block in advance; F.cross_entropy on logits.float() keeps bf16 logits, fp32 logits, their "
     "log-softmax and its gradient; SiLU and product are two operations; torchtitan's selective op recomputation; "
     "torch.distributed.pipelining reduces gradients only in the last backward pass (set_requires_gradient_sync); "
-    "DistributedDataParallel, which replaces it without ZeRO, has gradient_as_bucket_view off by default; AdamW "
+    "gradients of replicas are views of buckets, as with DistributedDataParallel's gradient_as_bucket_view; under "
+    "autocast, F.cross_entropy of 16-bit logits takes 10 bytes of each (tests/benchmarks/memory_gpu.py); AdamW "
     "with fused=True, while its default on CUDA, foreach, takes about another float32 copy of a rank's weights in the "
     "update (torch/optim/optimizer.py)",
     casts=True,
@@ -136,9 +144,11 @@ FSDP2 = Framework(
     logits_bytes=14,
     logits_later=4,
     float32_logits=(12, 4),
+    autocast_logits=(10, 2),
     every_other_product=True,
     stops_early=True,
-    copies_to_reduce=True,
+    keeps_replicas_gradients=True,
+    gathers_units=True,
 )
 TORCHTITAN = FSDP2._replace(
     name="torchtitan of 2025",
@@ -150,16 +160,22 @@ TORCHTITAN = FSDP2._replace(
 )
 LIGHTNING = FSDP2._replace(
     name="Lightning",
-    source=f"{FSDP2.source}; loops/optimization/automatic.py: Closure.closure zeroes the gradients of the last step "
+    source=f"{FSDP2.source}; but DistributedDataParallel has gradient_as_bucket_view off by default; "
+    "loops/optimization/automatic.py: Closure.closure zeroes the gradients of the last step "
     "after the forward pass of the next one",
     keeps_gradients_from=0,
+    keeps_replicas_gradients=False,
+    gathers_units=False,
+    copies_to_reduce=True,
+    autocast_logits=None,
 )
 LLM_FOUNDRY = FSDP2._replace(
     name="LLM Foundry",
-    source="FSDP as in FSDP2; models/mpt/modeling_mpt.py: loss_fn is fused_crossentropy by default, whose kernel reads "
-    "16-bit logits and writes 16-bit gradients",
+    source="FSDP much as in FSDP2; models/mpt/modeling_mpt.py: loss_fn is fused_crossentropy by default, whose kernel "
+    "reads 16-bit logits and writes 16-bit gradients",
     logits_bytes=4,
     logits_later=2,
+    gathers_units=False,
     float32_logits=(8, 4),
 )
 NEMO = MEGATRON_CORE._replace(

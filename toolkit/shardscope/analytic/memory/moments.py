@@ -18,15 +18,18 @@ in flight, or if the framework keeps gradients allocated from step to step (`Fra
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import reduce
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from shardscope.analytic.memory.rows import Floats
-from shardscope.analytic.memory.stage import NONE, Blocks
 
-LOSS, LOGITS, BEGINS, ENDS, UPDATE = range(5)
+if TYPE_CHECKING:
+    from shardscope.analytic.memory.stage import Blocks, Early
+
+LOSS, LOGITS, BEGINS, ENDS, UPDATE, HEAD, SECOND, LAST_BUT_ONE, ROOT = range(9)
 AT_LOSS = (LOSS, LOGITS)
 MOMENTS = (
     "as the loss is computed",
@@ -34,8 +37,27 @@ MOMENTS = (
     "as the backward pass begins",
     "as the backward pass ends",
     "in the update",
+    "as the output projection's gradient is computed",
+    "in the backward pass, after its first layer",
+    "in the backward pass, before its last layer",
+    "as gradients outside layers are reduced",
 )
 """Names of the moments, by number."""
+
+
+class UnitMoment(NamedTuple):
+    """What a rank that gathers whole units holds at one moment of a step, in bytes; see `memory.units`."""
+
+    moment: int
+    """Index into `MOMENTS`."""
+    layers_done: Floats
+    """Number of layers whose backward pass has ended."""
+    gradients: Floats
+    working: Floats
+    """Temporary tensors of the loss or of a layer."""
+    gathered: Floats
+    bucket: Floats
+    """Gradients that are not reduced yet, and the buffer from which they are."""
 
 
 class Peak(NamedTuple):
@@ -78,18 +100,44 @@ def peak_of(blocks: Blocks, gradients: Floats, offloaded: Floats, here: npt.NDAr
         moment = np.where(at_loss >= in_layer, LOGITS, BEGINS)
         return Peak(moment, gradients, saved, copies, np.maximum(at_loss, in_layer))
     early = blocks.early
+    in_layer += early.arriving
     before = gradients * early.accumulates
     begun = np.where(early.accumulates, gradients, np.minimum(early.gradients, gradients))
     left = np.minimum(saved, all_saved - blocks.saved_once * (1 - 1 / early.layers))
     begin, end, update = (part * here for part in (early.copies_begin, early.copies_end, early.copies_update))
+    head = early.copies_head * here
     best, *others = (
-        Peak(np.full(1, LOSS), before, saved, copies, at_loss - early.logits_later),
-        Peak(np.full(1, LOGITS), before, saved, begin, at_loss),
+        Peak(np.full(1, LOSS), before, saved, copies + head, at_loss - early.logits_later),
+        Peak(np.full(1, LOGITS), before, saved, begin + head, at_loss),
         Peak(np.full(1, BEGINS), begun, saved, begin, in_layer),
         Peak(np.full(1, ENDS), gradients, left, end, in_layer),
-        Peak(np.full(1, UPDATE), gradients, NONE, update, blocks.update + blocks.copied),
+        Peak(np.full(1, UPDATE), gradients, np.zeros(1), update, blocks.update + blocks.copied),
     )
     for other in others:
-        is_more = other.total > best.total
-        best = Peak(*(np.where(is_more, theirs, ours) for theirs, ours in zip(other, best, strict=True)))
-    return best
+        best = _larger(best, other)
+    if blocks.units is None:
+        return best
+    by_unit = [_in_units(blocks, early, unit, saved, all_saved) for unit in blocks.units.moments]
+    of_units = reduce(_larger, by_unit)
+    is_on = blocks.units.is_on
+    return Peak(*(np.where(is_on, mine, other) for mine, other in zip(of_units, best, strict=True)))
+
+
+def _larger(one: Peak, other: Peak) -> Peak:
+    is_more = other.total > one.total
+    return Peak(*(np.where(is_more, theirs, ours) for theirs, ours in zip(other, one, strict=True)))
+
+
+def _in_units(blocks: Blocks, early: Early, unit: UnitMoment, saved: Floats, all_saved: Floats) -> Peak:
+    """Return the bytes at one moment of a rank that gathers whole units."""
+    done = unit.layers_done / early.layers
+    left = np.minimum(saved, all_saved - blocks.saved_once * done)
+    copies = blocks.copies
+    if unit.moment == UPDATE:
+        left, copies = np.zeros(1), early.copies_update
+    elif unit.moment in AT_LOSS:
+        copies = (copies if unit.moment == LOSS else early.copies_begin) + early.copies_head
+    else:
+        copies = np.maximum(early.copies_end, early.copies_begin * (1 - done))
+    buffers = unit.working + unit.gathered + unit.bucket
+    return Peak(np.full(1, unit.moment), unit.gradients, left, copies, buffers)

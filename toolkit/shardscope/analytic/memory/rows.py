@@ -85,6 +85,8 @@ class LayoutRows(NamedTuple):
     """Bytes by which an element of the residual stream exceeds that of other activations."""
     casts: bool
     """Whether weights are kept in float32, and cast to 16 bits when they are gathered, as by `Framework.casts`."""
+    gathers_units: npt.NDArray[np.bool_]
+    """Whether ZeRO gathers and reduces whole units, by layout; see `memory.units`."""
 
 
 def rows_of(
@@ -100,6 +102,9 @@ def rows_of(
             for.
     """
     framework = known_framework(framework)
+    if framework.autocast_logits and layouts.precision.endswith("autocast"):
+        logits, later = framework.autocast_logits
+        framework = framework._replace(logits_bytes=logits, logits_later=later)
     recipe, shape = _recipe(layouts.precision, framework, device), _shape(model, layouts)
     zero_ranks, casts = layouts.shard.astype(float), _casts(layouts.precision, framework)
     wider = _wider(layouts, recipe, casts=casts)
@@ -139,6 +144,10 @@ def rows_of(
         recomputes_in_part=bool(layouts.recompute_layers.any()),
         wider=wider,
         casts=casts,
+        gathers_units=shards_gradients(layouts, framework)
+        & (zero_ranks > 1)
+        & framework.gathers_units
+        & (not recipe.master),
     )
 
 

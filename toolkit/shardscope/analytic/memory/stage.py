@@ -12,6 +12,7 @@ from shardscope.analytic.memory.architecture import torch_workspace_bytes
 from shardscope.analytic.memory.offload import OFFLOADS_OPTIMIZER
 from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows, held_by
 from shardscope.analytic.memory.states import ElementBytes, ModelStates, optimizer_bytes, partitioned
+from shardscope.analytic.memory.units import UnitMoments, sizes_of, unit_moments
 from shardscope.analytic.memory.weights import WeightShapes
 from shardscope.analytic.recomputation import recomputed_by_kind
 
@@ -30,8 +31,12 @@ class Early(NamedTuple):
     """Gradients of one layer and of the output projection, if the rank has it."""
     logits_later: Floats
     """Logits' bytes at the gradient of the logits, in excess of those as the loss is computed."""
+    arriving: Floats
+    """Gradients that have been computed, but not yet added to those of an earlier micro-batch."""
+    copies_head: Floats
+    """The low-precision copy of the output projection, which lives until its backward pass."""
     copies_begin: Floats
-    """Low-precision copies of weights as the backward pass begins."""
+    """Low-precision copies of weights as the backward pass of layers begins."""
     copies_end: Floats
     """Low-precision copies of weights as the backward pass ends."""
     copies_update: Floats
@@ -75,8 +80,12 @@ class Blocks(NamedTuple):
     """Placeholder gradients, as in `Framework.reused_gradient`."""
     workspace: Floats
     """Workspace for matrix products."""
+    received: Floats
+    """Buffers in which a rank of a ring receives parts of gradients and weights."""
     early: Early | None
     """What differs before all gradients exist; None if they always do."""
+    units: UnitMoments | None
+    """Moments of ranks that gather whole units; None if none do."""
 
 
 class Elements(NamedTuple):
@@ -115,6 +124,14 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
     bucket = _bucket(rows, own, copied)
     outputs, whole_output = _outputs(rows, held)
     dense, experts = _dense_states(rows, own, held), _expert_states(rows, own, held)
+    early = _early(rows, own, held, dense.gradients + experts.gradients, copies)
+    units = None
+    if early is not None and rows.gathers_units.any():
+        moments = unit_moments(
+            rows, own, held, loss=held.head * rows.at_loss, later=early.logits_later, in_layer=in_layer,
+            accumulates=early.accumulates,
+        )  # fmt: skip
+        units = UnitMoments(rows.gathers_units, moments)
     return Blocks(
         dense=dense,
         experts=experts,
@@ -133,7 +150,9 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
         update=_update(rows, own),
         placeholders=_placeholders(rows, held),
         workspace=np.full(1, torch_workspace_bytes(rows.device) * framework.has_workspaces),
-        early=_early(rows, own, held, dense.gradients + experts.gradients, copies),
+        received=_received(rows, own, held) if framework.gathers_units else NONE,
+        early=early,
+        units=units,
     )
 
 
@@ -191,7 +210,11 @@ def _partitioned(rows: LayoutRows, whole: ModelStates, ranks: Floats) -> ModelSt
     """Return the states after sharding by ZeRO over `ranks` ranks."""
     zero = rows.layouts.zero
     return partitioned(
-        whole, stage=zero, ranks=ranks, gradients=rows.shards_gradients, parameters=zero >= 3 - rows.casts
+        whole,
+        stage=zero,
+        ranks=ranks,
+        gradients=rows.shards_gradients,
+        parameters=(zero >= 3 - rows.casts) | rows.gathers_units,
     )
 
 
@@ -225,7 +248,8 @@ def _copies(rows: LayoutRows, own: Elements) -> Floats:
         return NONE
     experts = own.experts if own.experts is not None else 0
     copied = np.where(zero == 2, own.dense, own.matrices.dense) if rows.casts else own.matrices.dense
-    return np.asarray(recipe.copies * (copied + experts) * (zero < 3))
+    are_kept = np.where(rows.gathers_units, not rows.casts, zero < 3)
+    return np.asarray(recipe.copies * (copied + experts) * are_kept)
 
 
 def _gathered_weights(rows: LayoutRows, own: Elements) -> Floats:
@@ -256,6 +280,8 @@ def _early(rows: LayoutRows, own: Elements, held: Holding, gradients: Floats, co
     if not framework.keeps_gradients_from and not framework.float32_update and not casts:
         return None
     keeps = layouts.zero >= framework.keeps_gradients_from
+    if framework.keeps_replicas_gradients:
+        keeps |= (layouts.zero < 2) & (rows.zero_ranks > 1)
     if framework.accumulators and layouts.precision == "bf16-mixed":
         keeps = np.ones_like(keeps)
     layer = own.layer if own.layer_experts is None else own.layer + own.layer_experts
@@ -269,8 +295,11 @@ def _early(rows: LayoutRows, own: Elements, held: Holding, gradients: Floats, co
         if rows.casts:
             is_freed &= layouts.zero != 2
         begin = np.where(is_freed, end, copies)
+    accumulates = keeps | (rows.pipeline.microbatches > held.in_flight)
+    words = held.head * own.vocabulary
+    matrix = own.matrix if own.layer_experts is None else own.matrix + own.layer_experts
     return Early(
-        accumulates=keeps | (rows.pipeline.microbatches > held.in_flight),
+        accumulates=accumulates,
         layers=held.layers,
         gradients=gradients * share,
         logits_later=held.head
@@ -278,6 +307,8 @@ def _early(rows: LayoutRows, own: Elements, held: Holding, gradients: Floats, co
         * rows.model.vocab
         * rows.shape.tokens
         / sharing,
+        arriving=recipe.gradient * (words + matrix) * accumulates * framework.casts,
+        copies_head=recipe.copies * words * (casts and not rows.casts),
         copies_begin=begin,
         copies_end=end,
         copies_update=update,
@@ -358,6 +389,21 @@ def _update(rows: LayoutRows, own: Elements) -> Floats:
         stay = (layouts.zero >= 3) & (rows.borrowed[2][0] > 0) & (temporary > 0)
         temporary = temporary + _buffers(rows) * stay
     return np.asarray(temporary)
+
+
+def _received(rows: LayoutRows, own: Elements, held: Holding) -> Floats:
+    """Return the bytes of a ring's receive buffers, which are of two slices of at most 4 MiB of a rank's chunk.
+
+    ZeRO 1 reduces buckets of at most 25 MiB, ZeRO 2 and 3 units; see `analytic.memory.held.ring_buffer_bytes`.
+    """
+    zero, width = rows.layouts.zero, rows.recipe.parameter
+    sizes = sizes_of(rows, own, held)
+    whole = np.where(
+        zero > 1, np.maximum(sizes.root, sizes.layer), np.minimum(sizes.every, 25 * 2**20 / width)
+    )
+    chunk = width * whole / rows.zero_ranks
+    slices = np.maximum(1.0, np.ceil(chunk / (4 * 2**20)))
+    return np.asarray(2 * chunk / slices * ((zero > 0) & (rows.zero_ranks > 1)))
 
 
 def _saved(rows: LayoutRows, held: Holding) -> tuple[Floats, Floats]:
