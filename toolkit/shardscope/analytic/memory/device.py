@@ -81,7 +81,7 @@ def device_memory(
         True
     """
     build = partial(rows_of, model, framework=framework, device=device)
-    found = [_fullest(rows, build, host_capacity) for rows in _in_cache(layouts)]
+    found = [_each_kind(rows, build, host_capacity) for rows in _in_cache(layouts)]
     columns = zip(*found, strict=True)
     return MemoryParts(*(np.concatenate(column) for column in columns))
 
@@ -100,7 +100,26 @@ def _rows_at(layouts: Layouts, rows: slice | npt.NDArray[np.intp]) -> Layouts:
     return Layouts(**columns)
 
 
-def _fullest(layouts: Layouts, build: Callable[[Layouts], LayoutRows], host_capacity: float) -> MemoryParts:
+Builder = Callable[[Layouts], LayoutRows]
+
+
+def _each_kind(layouts: Layouts, build: Builder, host_capacity: float) -> MemoryParts:
+    """Return the memory of the fullest rank, by the moments of units for layouts whose ranks gather whole units."""
+    rows = build(layouts)
+    gathers = rows.gathers_units
+    if not gathers.any():
+        return _fullest(layouts, rows, build, host_capacity)
+    most = np.zeros((len(MemoryParts._fields), len(layouts)))
+    for at in (np.flatnonzero(gathers), np.flatnonzero(~gathers)):
+        if at.size:
+            some = _rows_at(layouts, at)
+            most[:, at] = np.stack(
+                [np.broadcast_to(part, at.size) for part in _fullest(some, build(some), build, host_capacity)]
+            )
+    return MemoryParts(*most)
+
+
+def _fullest(layouts: Layouts, rows: LayoutRows, build: Builder, host_capacity: float) -> MemoryParts:
     """Return the memory of the pipeline rank that needs the most.
 
     Only these candidates are compared: the first rank, the last, and the first rank whose layers all have experts. With
@@ -110,9 +129,10 @@ def _fullest(layouts: Layouts, build: Callable[[Layouts], LayoutRows], host_capa
     the second rank if the first has one layer or micro-batch less. Offloaded bytes are the maximum over all candidates,
     possibly from another rank.
     """
-    rows = build(layouts)
     model, pipeline = rows.model, rows.pipeline
     last = pipeline.ranks - 1
+    if rows.gathers_units.any():  # not in a pipeline
+        return parts_of(blocks_of(rows, np.zeros_like(last)), rows, host_capacity)
     places = [np.zeros_like(last), last]
     if model.mixture and model.mixture.dense_layers:
         per_rank = np.maximum(1.0, pipeline.layers)

@@ -146,11 +146,9 @@ def _moment(stages: _Stages, at: At) -> str:
     return MOMENTS[int(at(stages.peak.moment))]
 
 
-def _unit(blocks: Blocks, moment: int, at: At) -> UnitMoment | None:
+def _unit(blocks: Blocks, moment: int) -> UnitMoment | None:
     """Return the moment of a stage whose ranks gather whole units; None if they do not."""
-    if blocks.units is None or not at(blocks.units.is_on):
-        return None
-    return next(unit for unit in blocks.units.moments if unit.moment == moment)
+    return next((unit for unit in blocks.units if unit.moment == moment), None)
 
 
 At = Callable[[Any], float]
@@ -347,7 +345,7 @@ def _working(stages: _Stages, unit: UnitMoment | None, at: At) -> Term:
 def _buffers(stages: _Stages, at: At) -> Term:
     """Return the term of buffers: temporary tensors at the peak, gathered parameters, and others."""
     rows, layout, blocks, moment = stages.rows, stages.layout, stages.blocks, int(at(stages.peak.moment))
-    habits, ranks, unit = rows.framework, at(rows.zero_ranks), _unit(blocks, moment, at)
+    habits, ranks, unit = rows.framework, at(rows.zero_ranks), _unit(blocks, moment)
     source = f"{habits.name}: {habits.source}"
     gathered, bucket = "(1 + prefetched) × largest layer × (1 - 1/N)", "largest layer × (1 - 1/N)"
     if habits.live_elements:

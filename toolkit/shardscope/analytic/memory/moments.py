@@ -100,6 +100,9 @@ def peak_of(blocks: Blocks, gradients: Floats, offloaded: Floats, here: npt.NDAr
         moment = np.where(at_loss >= in_layer, LOGITS, BEGINS)
         return Peak(moment, gradients, saved, copies, np.maximum(at_loss, in_layer))
     early = blocks.early
+    if blocks.units:
+        by_unit = (_in_units(blocks, early, unit, saved, all_saved, here) for unit in blocks.units)
+        return reduce(_larger, by_unit)
     in_layer += early.arriving
     before = gradients * early.accumulates
     begun = np.where(early.accumulates, gradients, np.minimum(early.gradients, gradients))
@@ -115,12 +118,7 @@ def peak_of(blocks: Blocks, gradients: Floats, offloaded: Floats, here: npt.NDAr
     )
     for other in others:
         best = _larger(best, other)
-    if blocks.units is None:
-        return best
-    by_unit = [_in_units(blocks, early, unit, saved, all_saved) for unit in blocks.units.moments]
-    of_units = reduce(_larger, by_unit)
-    is_on = blocks.units.is_on
-    return Peak(*(np.where(is_on, mine, other) for mine, other in zip(of_units, best, strict=True)))
+    return best
 
 
 def _larger(one: Peak, other: Peak) -> Peak:
@@ -128,7 +126,14 @@ def _larger(one: Peak, other: Peak) -> Peak:
     return Peak(*(np.where(is_more, theirs, ours) for theirs, ours in zip(other, one, strict=True)))
 
 
-def _in_units(blocks: Blocks, early: Early, unit: UnitMoment, saved: Floats, all_saved: Floats) -> Peak:
+def _in_units(  # noqa: PLR0917
+    blocks: Blocks,
+    early: Early,
+    unit: UnitMoment,
+    saved: Floats,
+    all_saved: Floats,
+    here: npt.NDArray[np.bool_],
+) -> Peak:
     """Return the bytes at one moment of a rank that gathers whole units."""
     done = unit.layers_done / early.layers
     left = np.minimum(saved, all_saved - blocks.saved_once * done)
@@ -140,4 +145,4 @@ def _in_units(blocks: Blocks, early: Early, unit: UnitMoment, saved: Floats, all
     else:
         copies = np.maximum(early.copies_end, early.copies_begin * (1 - done))
     buffers = unit.working + unit.gathered + unit.bucket
-    return Peak(np.full(1, unit.moment), unit.gradients, left, copies, buffers)
+    return Peak(np.full(1, unit.moment), unit.gradients * here, left, copies * here, buffers)

@@ -9,10 +9,11 @@ import numpy.typing as npt
 
 from shardscope.analytic.memory.activations import FULL, logit_bytes
 from shardscope.analytic.memory.architecture import torch_workspace_bytes
+from shardscope.analytic.memory.moments import UnitMoment
 from shardscope.analytic.memory.offload import OFFLOADS_OPTIMIZER
 from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows, held_by
 from shardscope.analytic.memory.states import ElementBytes, ModelStates, optimizer_bytes, partitioned
-from shardscope.analytic.memory.units import UnitMoments, sizes_of, unit_moments
+from shardscope.analytic.memory.units import sizes_of, unit_moments
 from shardscope.analytic.memory.weights import WeightShapes
 from shardscope.analytic.recomputation import recomputed_by_kind
 
@@ -84,8 +85,8 @@ class Blocks(NamedTuple):
     """Buffers in which a rank of a ring receives parts of gradients and weights."""
     early: Early | None
     """What differs before all gradients exist; None if they always do."""
-    units: UnitMoments | None
-    """Moments of ranks that gather whole units; None if none do."""
+    units: tuple[UnitMoment, ...]
+    """Moments of ranks that gather whole units; empty if the ranks of these layouts do not."""
 
 
 class Elements(NamedTuple):
@@ -115,7 +116,11 @@ class Elements(NamedTuple):
 
 
 def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
-    """Return the memory of the rank at position `place` of each layout's pipeline, by block."""
+    """Return the memory of the rank at position `place` of each layout's pipeline, by block.
+
+    Either all layouts gather whole units, or none of them does.
+    """
+    assert rows.gathers_units.all() or not rows.gathers_units.any()
     model, framework = rows.model, rows.framework
     held = held_by(place, rows.pipeline, dense=model.mixture.dense_layers if model.mixture else None)
     own = elements_of(rows, held)
@@ -125,13 +130,12 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
     outputs, whole_output = _outputs(rows, held)
     dense, experts = _dense_states(rows, own, held), _expert_states(rows, own, held)
     early = _early(rows, own, held, dense.gradients + experts.gradients, copies)
-    units = None
+    units: tuple[UnitMoment, ...] = ()
     if early is not None and rows.gathers_units.any():
-        moments = unit_moments(
+        units = unit_moments(
             rows, own, held, loss=held.head * rows.at_loss, later=early.logits_later, in_layer=in_layer,
             accumulates=early.accumulates,
         )  # fmt: skip
-        units = UnitMoments(rows.gathers_units, moments)
     return Blocks(
         dense=dense,
         experts=experts,

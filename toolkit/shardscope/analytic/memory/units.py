@@ -42,14 +42,6 @@ AHEAD = 1
 """Number of layers that are gathered in advance."""
 
 
-class UnitMoments(NamedTuple):
-    """The moments of layouts whose ranks gather whole units."""
-
-    is_on: npt.NDArray[np.bool_]
-    """Whether a layout's ranks do."""
-    moments: tuple[UnitMoment, ...]
-
-
 class Sizes(NamedTuple):
     """Elements of the units of a rank's model, without sharding."""
 
