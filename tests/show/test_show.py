@@ -15,6 +15,9 @@ from hypothesis import strategies as st
 
 from shardscope import show
 from shardscope.analytic.terms import Term
+from shardscope.measure.explain.losses import Loss
+from shardscope.measure.explain.of_run import Explanation
+from shardscope.runtime.record.listing import Runs
 from shardscope.show import Cell, Sentences, Shown, Table, Tree, padded
 from shardscope.show import html as html_of
 from shardscope.show import text as text_of
@@ -167,3 +170,16 @@ def test_importing_it_loads_neither_pandas_nor_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "set()"
+
+
+def test_a_column_of_texts_is_aligned_left_and_one_of_numbers_right() -> None:
+    table = Table.of_frame(pd.DataFrame({"method": ["int8", "none"], "bits": [8, 32]}))
+    assert table.num_left == 1
+    assert table.text().splitlines()[1] == "int8      8"
+
+
+def test_all_results_of_measurements_are_shown_as_tables() -> None:
+    found = Explanation("Ranks wait.", "idle", 0.2, None, None, (Loss("idle", 0.2, 1),))
+    assert "<td" in found._repr_html_()
+    assert str(found).startswith("Ranks wait.\n\nloss of time")
+    assert "No runs." in Runs()._repr_html_()

@@ -89,7 +89,7 @@ def _table(found: JobPrediction) -> Table:
         )
         for name, sent in (found.traffic or {}).items()
     ]
-    return Table(["collective", "sent per rank", "messages", "sent by all", ""], rows, num_left=0, gap=1)
+    return Table(["collective", "sent per rank", "messages", "sent by all", ""], rows, gap=1)
 
 
 def _span(values: Any, text: Callable[[int], str]) -> str:

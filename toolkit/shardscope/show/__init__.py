@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import groupby, zip_longest
+from itertools import groupby, takewhile, zip_longest
 from operator import add
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -120,7 +120,7 @@ class Table:
     def of_frame(
         cls, frame: pd.DataFrame, caption: str = "", more: str = "", *, texts: Texts = MappingProxyType({})
     ) -> Table:
-        """Return a data frame as a table.
+        """Return a data frame as a table, whose first columns are aligned left if they are texts.
 
         Args:
             frame: The data frame, whose missing values become empty cells.
@@ -135,7 +135,8 @@ class Table:
             ["" if value is None or value != value else way(value) for way, value in zip(ways, row, strict=True)]  # noqa: PLR0124 - NaN
             for row in frame.itertuples(index=False, name=None)
         ]  # fmt: skip
-        return cls([*frame.columns], rows, caption, more, num_left=0, gap=1)
+        names = [*takewhile(lambda name: all(isinstance(value, str) for value in frame[name]), frame.columns)]
+        return cls([*frame.columns], rows, caption, more, num_left=len(names), gap=1)
 
     def text(self) -> str:
         """Return the table as aligned text."""

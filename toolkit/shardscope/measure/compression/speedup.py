@@ -26,9 +26,10 @@ from shardscope.methods.strategies.bucketed import BucketedStrategy
 from shardscope.prediction.job import JobPrediction, predict_job
 from shardscope.prediction.rates import active_ranks, shared_slowdown
 from shardscope.runtime import Run
+from shardscope.show import Part, Sentences, Shown, Table
 from shardscope.spec import Compression, Job, Link
 from shardscope.spec.strategy import Strategy, strategies_where
-from shardscope.spec.units import bit_rate_text, duration_text
+from shardscope.spec.units import bit_rate_text, bytes_text, duration_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,8 +64,8 @@ class PredictedStep:
         return self.compute_s + self.codec_s + self.communication_s
 
 
-@dataclass(frozen=True)
-class Worth:
+@dataclass(frozen=True, repr=False)
+class Worth(Shown):
     """Predicted step times of all methods on one link.
 
     Attributes:
@@ -228,8 +229,18 @@ class Worth:
         ]  # fmt: skip
         return pd.DataFrame(rows)
 
-    def __repr__(self) -> str:
-        return self.verdict
+    def _shown(self) -> list[Part]:
+        rows = [
+            [
+                step.compression.label,
+                duration_text(step.step_s),
+                f"{self.speedup(step):.3g} ×",
+                bytes_text(step.sent_bytes),
+            ]
+            for step in sorted(self.steps, key=lambda step: step.step_s)
+        ]
+        table = Table(["method", "step", "speed-up", "sent by the busiest rank"], rows)
+        return [Sentences([self.verdict], is_titled=False), table]
 
 
 def _in_a_ring(strategy: Strategy) -> bool:

@@ -30,14 +30,15 @@ from shardscope.runlog.schema import OBSERVING, Event
 from shardscope.runlog.spans import finished_steps
 from shardscope.runtime import Run
 from shardscope.runtime.launcher.preflight import constants_of, preflight
+from shardscope.show import Part, Sentences, Shown, Table
 from shardscope.spec import Job
 
 LEAST_LOSS = 0.1
 """Smallest loss, as a fraction of the step, that is worth a change."""
 
 
-@dataclass(frozen=True)
-class Explanation:
+@dataclass(frozen=True, repr=False)
+class Explanation(Shown):
     """Where the time of a run goes, as returned by `explain`.
 
     Attributes:
@@ -55,6 +56,13 @@ class Explanation:
     change: Mapping[str, Any] | None
     expected: float | None
     losses: tuple[Loss, ...] = ()
+
+    def _shown(self) -> list[Part]:
+        rows = [[loss.cause, f"{loss.share:.1%}", str(loss.rank)] for loss in self.losses]
+        return [
+            Sentences([self.sentence], is_titled=False),
+            Table(["loss of time", "share of the step", "rank"], rows),
+        ]
 
 
 def explain(run: Run | str | Path, *, root: str | Path | None = None) -> Explanation:

@@ -16,12 +16,15 @@ from typing import NamedTuple
 from shardscope.errors import RunUnreadable
 from shardscope.runtime.record.run import Run
 from shardscope.runtime.record.rundir import RunDir, holds_run, runs_root
-from shardscope.runtime.record.status import printable
+from shardscope.runtime.record.status import printable, state_text
+from shardscope.show import Sentences, Table, html
 from shardscope.spec import Job
 from shardscope.spec.units import plural
 
 _NAMED = 3
 """Maximum number of skipped runs that the note names; the others are only counted."""
+_SHOWN = 20
+"""Maximum number of runs in the table that a notebook shows."""
 _LONGEST_REASON = 160
 """Maximum length of a reason in the note, in characters; longer reasons are shortened."""
 
@@ -51,6 +54,25 @@ class Runs(list[Run]):
 
     def __repr__(self) -> str:
         return "\n".join([super().__repr__(), *filter(None, [self.note])])
+
+    def _repr_html_(self) -> str:
+        rows = [
+            [
+                run.id,
+                state_text(run.state, run.restarts, run.cause),
+                run.job.strategy.label,
+                str(run.job.world_size),
+            ]
+            for run in self[:_SHOWN]
+        ]
+        more = f"{plural(len(self) - _SHOWN, 'older run')}." if len(self) > _SHOWN else ""
+        table = Table(
+            ["run", "state", "strategy", "ranks"],
+            rows,
+            num_left=3,
+            more=" ".join(filter(None, [more, self.note])),
+        )
+        return html([table if rows else Sentences(["No runs.", *filter(None, [self.note])], is_titled=False)])
 
 
 def runs(root: str | Path | None = None, *, all: bool = False, group: str | None = None) -> Runs:  # noqa: A002
