@@ -11,16 +11,17 @@ import numpy.typing as npt
 from scipy.stats import binom
 
 from published.all_tables import Table
-from published.coverage import constant_half_width, coverage_p_value
+from published.coverage import ENOUGH, constant_half_width, coverage_p_value
 from published.effects_fit import Found, Spreads, estimated, noise_index
-from shardscope.commands.scoreboard import ENOUGH
-from shardscope.measure.scoreboard.intervals import (
+from shardscope.measure.scoreboard.one_step import (
     LEVEL,
+    Ends,
+    Known,
     Z,
+    ends_of,
     inside,
     interval_score,
 )
-from shardscope.measure.scoreboard.one_step import Ends, Known, ends_of
 from shardscope.measure.scoreboard.score import constant_mfu_seconds, plain_seconds
 
 Floats = npt.NDArray[np.float64]

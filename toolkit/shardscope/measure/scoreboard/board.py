@@ -15,9 +15,8 @@ from shardscope.calibration.calibration import Calibration
 from shardscope.calibration.choice import calibration_for
 from shardscope.calibration.software import software_of
 from shardscope.measure.scoreboard.one_step import OneStep
-from shardscope.measure.scoreboard.ranking import Ranking
 from shardscope.measure.scoreboard.rows import Row, predicted_seconds
-from shardscope.measure.scoreboard.score import Floats, Score, constant_mfu_seconds, plain_seconds
+from shardscope.measure.scoreboard.score import Floats, Ranking, Score, constant_mfu_seconds, plain_seconds
 from shardscope.prediction.layout import uncertainty_of
 
 
