@@ -48,7 +48,7 @@ from shardscope.analytic.memory import (
     stage_memory,
 )
 from shardscope.calibration.calibration import Calibration
-from shardscope.measure.scoreboard.rows import predicted_seconds
+from shardscope.measure.calibrate.rows import predicted_seconds
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 

@@ -11,16 +11,16 @@ import pytest
 from scipy.stats import spearmanr
 
 import shardscope as ss
+from published.formulas import Ranking, losses
+from published.lines import board
+from published.one_step import OneStep
 from published.shipped import scores, step_times
 from published.tables import published
 from shardscope import cli
 from shardscope.calibration.effects import composed, table_scores
 from shardscope.calibration.software import SOFTWARE
 from shardscope.commands.scoreboard import shipped_scores
-from shardscope.measure.scoreboard.board import board, calibration_of_row
-from shardscope.measure.scoreboard.one_step import OneStep
-from shardscope.measure.scoreboard.rows import predicted_seconds
-from shardscope.measure.scoreboard.score import Ranking, Score, losses, rank_correlation
+from shardscope.measure.calibrate.rows import Score, calibration_of_row, predicted_seconds, rank_correlation
 from shardscope.spec.cluster import Device
 
 
@@ -166,7 +166,7 @@ def test_steps_of_ones_own_are_compared_with_predictions(
     assert cli.main(["scoreboard", "--rows", str(file), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     (line,), (first, second) = printed["tables"], printed["rows"]
-    assert (line["dataset"], line["rows"], line["n"]) == ("mine", "never fitted", 2)
+    assert (line["dataset"], line["n"], line["covered_percent"]) == ("mine", 2, 100)
     layout = ss.Layout(data=4, tensor=8, global_batch=256, recompute="full")
     found = ss.predict("llama-2-13b", ss.Cluster.of("a100-80gb", nodes=4), layout)
     assert first["predicted_s"] == pytest.approx(found.step_time_s)
@@ -176,8 +176,15 @@ def test_steps_of_ones_own_are_compared_with_predictions(
     assert cli.main(["scoreboard", "--rows", str(file)]) == 0
     printed = capsys.readouterr().out
     assert "second" in printed
-    assert "constant MFU" in printed
-    assert "0 of 1" in printed or "1 of 1" in printed
+    assert (
+        "2 steps: mean error 12.9 %, largest 19.1 %, 100 % inside the interval, rank correlation" in printed
+    )
+    file.write_text("\n".join(STEPS.splitlines()[:2]))
+    assert cli.main(["scoreboard", "--rows", str(file)]) == 0
+    assert (
+        "1 step: mean error 6.7 %, largest 6.7 %, 100 % inside the interval; predicted"
+        in capsys.readouterr().out
+    )
 
 
 def test_an_option_of_rows_is_refused_without_them(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import shardscope as ss
+from published.one_step import OneStep
 from shardscope.calibration.calibration import Calibration
 from shardscope.calibration.choice import calibration_for
 from shardscope.calibration.layer_shape import OTHERS, SHAPE_SPREAD, shape_of
 from shardscope.calibration.software import SOFTWARE
 from shardscope.errors import SpecError
+from shardscope.measure.calibrate.rows import Row, predicted_seconds
 from shardscope.measure.calibrate.shapes import helpful, learnt, with_factors
-from shardscope.measure.scoreboard.one_step import OneStep
-from shardscope.measure.scoreboard.rows import Row, predicted_seconds
 from shardscope.spec.cluster import Cluster, Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Mixture, Transformer

@@ -13,16 +13,8 @@ from scipy.stats import binom
 from published.all_tables import Table
 from published.coverage import ENOUGH, constant_half_width, coverage_p_value
 from published.effects_fit import Found, Spreads, estimated, noise_index
-from shardscope.measure.scoreboard.one_step import (
-    LEVEL,
-    Ends,
-    Known,
-    Z,
-    ends_of,
-    inside,
-    interval_score,
-)
-from shardscope.measure.scoreboard.score import constant_mfu_seconds, plain_seconds
+from published.formulas import constant_mfu_seconds, plain_seconds
+from published.one_step import LEVEL, Ends, Known, Z, ends_of, inside, interval_score
 
 Floats = npt.NDArray[np.float64]
 Widths = tuple[float, float]

@@ -11,7 +11,7 @@ branch, and of models whose sizes are not stated.
 from __future__ import annotations
 
 from published.tables.machines import network
-from shardscope.measure.scoreboard.rows import Row
+from shardscope.measure.calibrate.rows import Row
 from shardscope.spec.cluster import Cluster, Link
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer

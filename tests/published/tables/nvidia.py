@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from published.tables.papers import llama
-from shardscope.measure.scoreboard.rows import Row
+from shardscope.measure.calibrate.rows import Row
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer

@@ -7,7 +7,7 @@ of gradients clipped. Times are medians of the last 8 of 12 steps.
 
 from __future__ import annotations
 
-from shardscope.measure.scoreboard.rows import Row
+from shardscope.measure.calibrate.rows import Row
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from published.tables.machines import A100_80, H100, NVLINK3, NVLINK4, cluster, network
 from shardscope.analytic.compute.flops import megatron_flops, model_flops
 from shardscope.analytic.compute.work import Split, attention_core
-from shardscope.measure.scoreboard.rows import Row
+from shardscope.measure.calibrate.rows import Row
 from shardscope.spec.layout import Layout, Recompute
 from shardscope.spec.model import Transformer
 

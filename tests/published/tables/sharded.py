@@ -9,7 +9,7 @@ from __future__ import annotations
 from published.tables.machines import A100_80, H100, NVLINK3, NVLINK4, cluster, network
 from published.tables.papers import llama
 from shardscope.analytic.compute.flops import model_flops
-from shardscope.measure.scoreboard.rows import Row
+from shardscope.measure.calibrate.rows import Row
 from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer

@@ -18,7 +18,7 @@ from typing import Any
 from published.tables.machines import V100_16, V100_32, cluster, network
 from published.tables.papers import VOCAB, gpt
 from shardscope.analytic.compute.flops import megatron_flops
-from shardscope.measure.scoreboard.rows import Row
+from shardscope.measure.calibrate.rows import Row
 from shardscope.spec.cluster import Cluster, Link
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer

@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from math import nan
+from math import isnan, nan
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,11 @@ from shardscope.commands._rows import add_rows_options, given_to_rows, refuse_wi
 from shardscope.commands._table import aligned
 from shardscope.errors import SpecError
 from shardscope.spec.layout import Layout
+from shardscope.spec.units import plural
 
 if TYPE_CHECKING:
     from shardscope.calibration.effects import TableScore
-    from shardscope.measure.scoreboard.board import RowScore
+    from shardscope.measure.calibrate.rows import RowScore
 
 ABOUT = """\
 Compare predicted step times with published ones: as your layouts are predicted, and
@@ -93,22 +94,37 @@ def shipped_scores() -> dict[str, Any]:
     def defined(found: dict[str, Any]) -> dict[str, Any]:
         return {name: nan if value is None else value for name, value in found.items()}
 
-    text = (files("shardscope.measure.scoreboard") / "scores.json").read_text("utf-8")
+    text = (files("shardscope.calibration") / "catalogue" / "scores.json").read_text("utf-8")
     return dict(json.loads(text, object_hook=defined))
 
 
 def print_own(arguments: argparse.Namespace) -> None:
     """Print how well steps that a user measured are predicted: all together, and each."""
+    import numpy as np
+
+    from shardscope.measure.calibrate.rows import Score, calibration_of_row, row_scores
     from shardscope.measure.calibrate.tables import read_rows
-    from shardscope.measure.scoreboard.board import board, row_scores
 
     rows = read_rows(arguments.rows, given_to_rows(arguments))
-    lines = [line.to_dict() for line in board({arguments.rows.stem: rows})]
     each = row_scores(rows)
+    score = Score.of(
+        *(np.array([getattr(row, name) for row in each]) for name in ("predicted_s", "measured_s"))
+    )
+    covered = 100 * sum(row.is_inside for row in each) / len(each)
+    used = list(dict.fromkeys(calibration_of_row(row).name for row in rows))
     if arguments.json:
-        print(as_json({"tables": lines, "rows": [row._asdict() for row in each]}))
-    else:
-        print(f"{text(lines)}\n\n{rows_text(each)}")
+        line = {
+            "dataset": arguments.rows.stem, "n": score.rows, "mape_percent": score.mape, "worst_percent": score.worst,
+            "rank_correlation": score.rank, "covered_percent": covered, "calibrations": used,
+        }  # fmt: skip
+        print(as_json({"tables": [line], "rows": [row._asdict() for row in each]}))
+        return
+    rank = "" if isnan(score.rank) else f", rank correlation {score.rank:.3f}"
+    print(
+        f"{rows_text(each)}\n\n"
+        f"{plural(score.rows, 'step')}: mean error {score.mape:.1f} %, largest {score.worst:.1f} %, {covered:.0f} % "
+        f"inside the interval{rank}; predicted with {', '.join(used)}"
+    )
 
 
 def rows_text(rows: Sequence[RowScore]) -> str:

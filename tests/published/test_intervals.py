@@ -8,8 +8,8 @@ from scipy.optimize import minimize_scalar
 from scipy.stats import binom, binomtest, norm
 
 from published.coverage import ENOUGH, constant_half_width, coverage_p_value
+from published.one_step import Known, Z, interval_score
 from shardscope.calibration.effects import table_scores
-from shardscope.measure.scoreboard.one_step import Known, Z, interval_score
 
 
 @pytest.mark.parametrize("rows", [1, 7, 20, 43])

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from shardscope.calibration.calibration import Calibration
 from shardscope.calibration.effects import fitted_noise, row_noise
 from shardscope.calibration.spread import covariance_of, moved, shape_half_widths, slopes
-from shardscope.measure.scoreboard.rows import Row, RowGroups
+from shardscope.measure.calibrate.rows import Row, RowGroups
 
 Floats = npt.NDArray[np.float64]
 

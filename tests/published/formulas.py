@@ -1,4 +1,4 @@
-"""Errors of predictions against measurements, choices by predicted times, and two trivial formulas as baselines."""
+"""Choices by predicted times, and two trivial formulas of step times as baselines."""
 
 from __future__ import annotations
 
@@ -11,37 +11,10 @@ import numpy.typing as npt
 
 from shardscope.analytic.compute.flops import hardware_flops, model_flops
 from shardscope.analytic.recomputation import recomputed_in_model
-from shardscope.measure.scoreboard.rows import Row
+from shardscope.measure.calibrate.rows import Row
 from shardscope.prediction.step.machine import FORMATS
 
 Floats = npt.NDArray[np.float64]
-
-
-class Score(NamedTuple):
-    """Errors of predicted against measured step times."""
-
-    mape: float
-    """Mean of |predicted / measured - 1|, in per cent."""
-    worst: float
-    """Largest |predicted / measured - 1|, in per cent."""
-    rank: float
-    """Spearman's rank correlation; NaN for a single row, and for rows with equal times."""
-    rows: int
-
-    @classmethod
-    def of(cls, predicted: Floats, measured: Floats) -> Score:
-        """Return the score of predicted against measured step times in seconds, shape `(rows,)` each."""
-        off = 100 * np.abs(predicted / measured - 1)
-        return cls(float(off.mean()), float(off.max()), rank_correlation(predicted, measured), len(off))
-
-
-def rank_correlation(left: Floats, right: Floats) -> float:
-    """Return Spearman's rank correlation; NaN if all values of one side are equal."""
-    from scipy.stats import spearmanr  # takes half a second
-
-    if min(len(np.unique(left)), len(np.unique(right))) < 2:
-        return float("nan")  # SciPy would warn
-    return float(spearmanr(left, right).statistic)
 
 
 NEAR = 0.03
