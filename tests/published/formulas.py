@@ -106,3 +106,25 @@ def _peak(row: Row) -> float:
     return (
         peaks[next(name for name in FORMATS[row.layout.precision] if name in peaks)] * row.layout.num_devices
     )
+
+
+def megatron_flops(
+    batch: npt.ArrayLike,
+    seq: npt.ArrayLike,
+    layers: npt.ArrayLike,
+    hidden: npt.ArrayLike,
+    vocab: npt.ArrayLike,
+) -> Floats:
+    """Return the FLOPs of a step with full recomputation: F = 96 B s l h² (1 + s/(6h) + V/(16 l h)).
+
+    Source: Narayanan et al. 2021 (arXiv 2104.04473), equation 3.
+
+    Args:
+        batch: B, number of sequences in the global batch.
+        seq: s, tokens per sequence.
+        layers: l, number of transformer layers.
+        hidden: h, hidden size.
+        vocab: V, vocabulary size.
+    """
+    b, s, l, h, v = (np.asarray(each, float) for each in (batch, seq, layers, hidden, vocab))  # noqa: E741
+    return np.asarray(96 * b * s * l * h**2 * (1 + s / (6 * h) + v / (16 * l * h)))

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from published.formulas import megatron_flops
 from published.tables.machines import A100_80, H100, NVLINK3, NVLINK4, cluster, network
-from shardscope.analytic.compute.flops import megatron_flops, model_flops
+from shardscope.analytic.compute.flops import model_flops
 from shardscope.analytic.compute.work import Split, attention_core
 from shardscope.measure.calibrate.rows import Row
 from shardscope.spec.layout import Layout, Recompute

@@ -15,9 +15,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from published.formulas import megatron_flops
 from published.tables.machines import V100_16, V100_32, cluster, network
 from published.tables.papers import VOCAB, gpt
-from shardscope.analytic.compute.flops import megatron_flops
 from shardscope.measure.calibrate.rows import Row
 from shardscope.spec.cluster import Cluster, Link
 from shardscope.spec.layout import Layout
