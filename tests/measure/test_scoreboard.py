@@ -113,7 +113,9 @@ def test_the_command_prints_the_tables_that_ship_and_all_tables_left_out(
     assert cli.main(["scoreboard"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("Korthikanti, table 5") == 2
-    beaten = [n for n, each in table_scores().items() if each.left_out > min(each.plain, each.constant_mfu)]
+    beaten = [
+        n for n, each in table_scores().items() if each["left_out"] > min(each["plain"], each["constant_mfu"])
+    ]
     assert f"A trivial formula predicts {len(beaten)} of {len(table_scores())} tables better" in printed
     assert all(name in printed.rpartition("A trivial formula")[2] for name in beaten)
     assert "plain formula" in printed

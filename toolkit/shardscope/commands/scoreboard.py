@@ -18,7 +18,6 @@ from shardscope.spec.layout import Layout
 from shardscope.spec.units import plural
 
 if TYPE_CHECKING:
-    from shardscope.calibration.effects import TableScore
     from shardscope.measure.calibrate.rows import RowScore
 
 ABOUT = """\
@@ -77,10 +76,9 @@ def carry_out(arguments: argparse.Namespace) -> int:
         return 0
     lines, left_out = shipped_scores()["tables"], table_scores()
     if arguments.json:
-        scores = {name: score._asdict() for name, score in left_out.items()}
-        print(as_json({"tables": lines, "left_out": scores}))
+        print(as_json({"tables": lines, "left_out": left_out}))
     else:
-        most = max(score.rows for score in left_out.values())
+        most = max(int(score["rows"]) for score in left_out.values())
         print(
             f"Predicted as your layouts are\n{text(lines)}\n\n"
             f"Predicted without the table (of larger tables, {most} rows drawn at random)\n{left_out_text(left_out)}"
@@ -145,7 +143,7 @@ def rows_text(rows: Sequence[RowScore]) -> str:
     )  # fmt: skip
 
 
-def left_out_text(scores: Mapping[str, TableScore]) -> str:
+def left_out_text(scores: Mapping[str, Mapping[str, float]]) -> str:
     """Return a table of the scores of left-out tables, with their medians and worst values."""
     fields = ("left_out", "after", "one_scalar", "covered", "plain", "constant_mfu")
     header = [
@@ -156,9 +154,10 @@ def left_out_text(scores: Mapping[str, TableScore]) -> str:
         digits = (1, 1, 1, 0, 1, 1)
         return name, rows, *(f"{value:.{place}f} %" for value, place in zip(values, digits, strict=True))
 
-    table = [[getattr(score, field) for field in fields] for score in scores.values()]
+    table = [[score[field] for field in fields] for score in scores.values()]
     lines = [
-        cells(name, str(score.rows), row) for (name, score), row in zip(scores.items(), table, strict=True)
+        cells(name, str(int(score["rows"])), row)
+        for (name, score), row in zip(scores.items(), table, strict=True)
     ]
     columns = list(zip(*table, strict=True))
     lines.append(cells("median", "", [median(column) for column in columns]))
@@ -170,9 +169,11 @@ def left_out_text(scores: Mapping[str, TableScore]) -> str:
     return f"{aligned(header, lines)}\n{_beaten(scores)}"
 
 
-def _beaten(scores: Mapping[str, TableScore]) -> str:
+def _beaten(scores: Mapping[str, Mapping[str, float]]) -> str:
     """Return a sentence that names the tables that a trivial formula predicts better."""
-    names = [name for name, each in scores.items() if each.left_out > min(each.plain, each.constant_mfu)]
+    names = [
+        name for name, each in scores.items() if each["left_out"] > min(each["plain"], each["constant_mfu"])
+    ]
     told = f"A trivial formula predicts {len(names)} of {len(scores)} tables better"
     return f"{told}: {'; '.join(names)}." if names else f"{told}."
 
