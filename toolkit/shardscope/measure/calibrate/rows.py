@@ -17,7 +17,7 @@ from shardscope.calibration.calibration import Calibration
 from shardscope.calibration.choice import calibration_for
 from shardscope.calibration.software import software_of
 from shardscope.prediction.layout import uncertainty_of
-from shardscope.prediction.step import StepParts, step_time
+from shardscope.prediction.step import step_time
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -39,28 +39,6 @@ class Row:
     """Published inputs of the run, without measurements."""
     software: str = "megatron-core"
     """Software that ran it; a name of `calibration.software.SOFTWARE`."""
-
-    @classmethod
-    def of(
-        cls,
-        dataset: str,
-        model: Transformer,
-        cluster: Cluster,
-        layout: Layout,
-        seconds: float,
-        *,
-        software: str = "megatron-core",
-        release: str = "",
-    ) -> Row:
-        """Return a row whose inputs are its model, its cluster, its layout and the software's release.
-
-        Defaults of the layout are left out, so that keys of fitted rows remain valid when `Layout` gets a new field.
-        """
-        inputs = {
-            "model": model.name, "seq": model.seq, "devices": cluster.device.name, "nodes": cluster.nodes,
-            "layout": set_fields(layout), "release": release,
-        }  # fmt: skip
-        return cls(dataset, model, cluster, layout, seconds, inputs, software)
 
     @property
     def key(self) -> str:
@@ -100,14 +78,10 @@ class RowGroups(NamedTuple):
         )
         return cls(groups, np.argsort(places))
 
-    def parts(self, calibration: Calibration) -> StepParts:
-        """Return the parts of the rows' step times, one array per part, in the order of the rows."""
-        found = [step_time(model, table, cluster, calibration) for model, cluster, table in self.groups]
-        return StepParts(*(np.concatenate(part)[self.order] for part in zip(*found, strict=True)))
-
     def seconds(self, calibration: Calibration) -> Floats:
         """Return the predicted step time of each row, in seconds."""
-        return self.parts(calibration).total
+        found = [step_time(model, table, cluster, calibration).total for model, cluster, table in self.groups]
+        return np.concatenate(found)[self.order]
 
 
 def predicted_seconds(rows: Sequence[Row], calibration: Calibration) -> Floats:
