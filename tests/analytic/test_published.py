@@ -23,6 +23,7 @@ from analytic.published_tables import (
     ZERO_TABLE_1,
     ZERO_TABLE_2,
 )
+from published.formulas import megatron_flops
 from published.tables import published
 from published.tables.papers import (
     KORTHIKANTI_5,
@@ -36,7 +37,6 @@ from published.tables.papers import (
 )
 from shardscope.analytic.compute.flops import (
     hardware_flops,
-    megatron_flops,
     model_flops,
 )
 from shardscope.analytic.memory import (
@@ -48,7 +48,7 @@ from shardscope.analytic.memory import (
     stage_memory,
 )
 from shardscope.calibration.calibration import Calibration
-from shardscope.measure.scoreboard.rows import predicted_seconds
+from shardscope.measure.calibrate.rows import predicted_seconds
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 

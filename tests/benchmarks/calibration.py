@@ -48,7 +48,7 @@ def agreement(first: ss.HostCalibration, second: ss.HostCalibration) -> None:
     inside = []
     for row in first.constants:
         value, again, low, high = amounts_text(row.name, row.value, others[row.key], row.low, row.high)
-        inside.append(row.encloses(others[row.key]))
+        inside.append(row.low <= others[row.key] <= row.high)
         print(
             f"  {row.name:20} {scope(row):14} {value:>7} then {again:>7}  ({low} to {high})"
             + ("" if inside[-1] else "  outside")

@@ -59,10 +59,10 @@ def test_constants_of_another_device_with_the_same_chip_say_so() -> None:
 def test_every_table_that_effects_were_fitted_to_was_scored_without_it() -> None:
     scores = table_scores().values()
     assert len(scores) > 10
-    assert np.median([each.left_out for each in scores]) < min(
-        np.median([each.plain for each in scores]), np.median([each.constant_mfu for each in scores])
+    assert np.median([each["left_out"] for each in scores]) < min(
+        np.median([each["plain"] for each in scores]), np.median([each["constant_mfu"] for each in scores])
     )
-    assert np.median([each.after for each in scores]) < np.median([each.left_out for each in scores])
+    assert np.median([each["after"] for each in scores]) < np.median([each["left_out"] for each in scores])
 
 
 def test_a_share_above_one_is_refused() -> None:

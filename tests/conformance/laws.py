@@ -148,7 +148,7 @@ def broken_by_job(source: random.Random) -> list[str]:
     """Draw a job on an emulated cluster, and return the laws that its prediction breaks."""
     job, given = draw_job(source)
     bound = getattr(job.strategy, "bound", 0.0)
-    is_explained = 0 < bound < float("inf")  # see `prediction.stale_updates`
+    is_explained = 0 < bound < float("inf")  # see `prediction.loads.gradients_per_s`
     slack = ANOMALY if job.strategy.name == "pipeline" else SLACK
     usual = ss.predict(job, ss.Cluster.emulated(**given))
     factor, node, found = source.choice((1.1, 2.0, 10.0)), source.choice(list(given["slowdown"])), []

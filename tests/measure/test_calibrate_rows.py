@@ -13,8 +13,8 @@ import shardscope as ss
 from shardscope import cli
 from shardscope.calibration.spread import FACTORS, moved
 from shardscope.errors import DataError, SpecError
+from shardscope.measure.calibrate.rows import Row
 from shardscope.measure.calibrate.tables import Given, read_rows
-from shardscope.measure.scoreboard.rows import Row
 from shardscope.spec.model import Mixture, Transformer
 
 CLUSTER = ss.Cluster.of("a100-80gb", nodes=4)

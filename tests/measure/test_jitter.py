@@ -14,7 +14,7 @@ import pytest
 import shardscope as ss
 from conformance.runs import small_job
 from shardscope.measure import jitter
-from shardscope.measure.scaling.jitter_wait import jitter_wait_s
+from shardscope.measure.scaling.scaling import jitter_wait_s
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from published.formulas import megatron_flops
 from published.tables import published
 from published.tables.mlperf import LABELS, MLPERF
 from published.tables.volta import MEGATRON_2019, MEGATRON_2021
-from shardscope.analytic.compute.flops import hardware_flops, megatron_flops, model_flops
-from shardscope.measure.scoreboard.rows import Row
+from shardscope.analytic.compute.flops import hardware_flops, model_flops
+from shardscope.measure.calibrate.rows import Row
 
 NVIDIA_TFLOPS = {
     "NeMo 25.02, B200": (1722, 1506, 1474, 1658, 1387, 1268),

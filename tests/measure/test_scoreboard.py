@@ -11,18 +11,16 @@ import pytest
 from scipy.stats import spearmanr
 
 import shardscope as ss
+from published.formulas import Ranking, losses
+from published.lines import board
+from published.one_step import OneStep
 from published.shipped import scores, step_times
 from published.tables import published
 from shardscope import cli
 from shardscope.calibration.effects import composed, table_scores
 from shardscope.calibration.software import SOFTWARE
-from shardscope.commands.scoreboard import ENOUGH
-from shardscope.measure.scoreboard.board import board, calibration_of_row
-from shardscope.measure.scoreboard.one_step import OneStep
-from shardscope.measure.scoreboard.ranking import Ranking, losses
-from shardscope.measure.scoreboard.rows import predicted_seconds
-from shardscope.measure.scoreboard.score import Score, rank_correlation
-from shardscope.measure.scoreboard.shipped import shipped_scores
+from shardscope.commands.scoreboard import shipped_scores
+from shardscope.measure.calibrate.rows import Score, calibration_of_row, predicted_seconds, rank_correlation
 from shardscope.spec.cluster import Device
 
 
@@ -104,12 +102,9 @@ def test_scores_of_some_tables_that_ship_are_those_of_the_tables() -> None:
 
 def test_the_command_prints_all_tables_that_ship(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["scoreboard"]) == 0
-    now, without = capsys.readouterr().out.split("\n\nPredicted without the table")
-    left_out, intervals = without.split("\n\nIntervals without the table")
+    now, left_out = capsys.readouterr().out.split("\n\nPredicted without the table")
     assert {name for name in published() if f"\n{name} " not in now} == set()
     assert {name for name in table_scores() if f"\n{name} " not in left_out} == set()
-    large = {name for name, each in table_scores().items() if each.rows >= ENOUGH}
-    assert {name for name in table_scores() if f"\n{name} " in intervals} == large
 
 
 def test_the_command_prints_the_tables_that_ship_and_all_tables_left_out(
@@ -118,13 +113,14 @@ def test_the_command_prints_the_tables_that_ship_and_all_tables_left_out(
     assert cli.main(["scoreboard"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("Korthikanti, table 5") == 2
-    beaten = [n for n, each in table_scores().items() if each.left_out > min(each.plain, each.constant_mfu)]
+    beaten = [
+        n for n, each in table_scores().items() if each["left_out"] > min(each["plain"], each["constant_mfu"])
+    ]
     assert f"A trivial formula predicts {len(beaten)} of {len(table_scores())} tables better" in printed
     assert all(name in printed.rpartition("A trivial formula")[2] for name in beaten)
     assert "plain formula" in printed
     assert "BLOOM" in printed
-    assert "interval score" in printed
-    assert printed.count("LLM Foundry, h100") == 2
+    assert printed.count("LLM Foundry, h100") == 1
 
 
 def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,7 +168,7 @@ def test_steps_of_ones_own_are_compared_with_predictions(
     assert cli.main(["scoreboard", "--rows", str(file), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     (line,), (first, second) = printed["tables"], printed["rows"]
-    assert (line["dataset"], line["rows"], line["n"]) == ("mine", "never fitted", 2)
+    assert (line["dataset"], line["n"], line["covered_percent"]) == ("mine", 2, 100)
     layout = ss.Layout(data=4, tensor=8, global_batch=256, recompute="full")
     found = ss.predict("llama-2-13b", ss.Cluster.of("a100-80gb", nodes=4), layout)
     assert first["predicted_s"] == pytest.approx(found.step_time_s)
@@ -182,8 +178,15 @@ def test_steps_of_ones_own_are_compared_with_predictions(
     assert cli.main(["scoreboard", "--rows", str(file)]) == 0
     printed = capsys.readouterr().out
     assert "second" in printed
-    assert "constant MFU" in printed
-    assert "0 of 1" in printed or "1 of 1" in printed
+    assert (
+        "2 steps: mean error 12.9 %, largest 19.1 %, 100 % inside the interval, rank correlation" in printed
+    )
+    file.write_text("\n".join(STEPS.splitlines()[:2]))
+    assert cli.main(["scoreboard", "--rows", str(file)]) == 0
+    assert (
+        "1 step: mean error 6.7 %, largest 6.7 %, 100 % inside the interval; predicted"
+        in capsys.readouterr().out
+    )
 
 
 def test_an_option_of_rows_is_refused_without_them(capsys: pytest.CaptureFixture[str]) -> None:

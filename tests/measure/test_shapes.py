@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 import shardscope as ss
+from published.one_step import OneStep
+from published.rows import published_row
 from shardscope.calibration.calibration import Calibration
 from shardscope.calibration.choice import calibration_for
 from shardscope.calibration.layer_shape import OTHERS, SHAPE_SPREAD, shape_of
 from shardscope.calibration.software import SOFTWARE
 from shardscope.errors import SpecError
+from shardscope.measure.calibrate.rows import Row, predicted_seconds
 from shardscope.measure.calibrate.shapes import helpful, learnt, with_factors
-from shardscope.measure.scoreboard.one_step import OneStep
-from shardscope.measure.scoreboard.rows import Row, predicted_seconds
 from shardscope.spec.cluster import Cluster, Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Mixture, Transformer
@@ -41,7 +42,7 @@ def rows_of(known: Calibration, noise: float = 0.0) -> list[Row]:
                     data=data, tensor=tensor, pipeline=pipeline, global_batch=64, micro_batch=2, **SETTINGS
                 )
                 rows.append(
-                    Row.of("made", model(layers), CLUSTER, layout, 1.0, software="megatron-deepspeed")
+                    published_row("made", model(layers), CLUSTER, layout, 1.0, software="megatron-deepspeed")
                 )
     true = with_factors(known, {shape_of(r.model, r.layout): TENSOR_FACTORS[r.layout.tensor] for r in rows})
     seconds = predicted_seconds(rows, true) * np.exp(noise * random.normal(size=len(rows)))
@@ -133,7 +134,7 @@ def test_intervals_of_shapes_that_were_not_measured_include_what_is_not_known_of
         assert 0.9 * 1.645 * SHAPE_SPREAD * 0.8 < more <= 1.01 * 1.645 * SHAPE_SPREAD
         assert known["shape of layers"] == pytest.approx((more / after.between) ** 2)
         assert "shape of layers" in after.sentence
-        row = Row.of("made", model(12), CLUSTER, layout, 1.0, software="megatron-deepspeed")
+        row = published_row("made", model(12), CLUSTER, layout, 1.0, software="megatron-deepspeed")
         row = replace(row, seconds=float(predicted_seconds([row], none)[0]))
         scores = [OneStep.of([row], each).interval_score for each in (none, shaped)]
         assert scores[1] > scores[0]

@@ -18,7 +18,7 @@ from conformance.laws import broken_by_job, broken_by_layout
 from shardscope.analytic.schedules import build, closed
 from shardscope.analytic.schedules.counted import bubble
 from shardscope.analytic.schedules.paths import Case
-from shardscope.prediction.stale_updates import gradients_per_s
+from shardscope.prediction.loads import gradients_per_s
 from shardscope.spec.pipeline_schedule import PipelineSchedule, schedules
 
 

@@ -11,8 +11,7 @@ import shardscope as ss
 from shardscope.analytic.memory import tensor_room
 from shardscope.analytic.stragglers import expected_slowest
 from shardscope.prediction.job import JobPrediction
-from shardscope.prediction.loads import awaited, rank_loads
-from shardscope.prediction.stale_updates import gradients_per_s
+from shardscope.prediction.loads import awaited, gradients_per_s, rank_loads
 from shardscope.simulator import Simulation
 
 SLOW = {3: 2.0}

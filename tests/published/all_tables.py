@@ -16,7 +16,7 @@ from published.tables import published
 from shardscope.calibration.effects import effects_of, usual
 from shardscope.calibration.software import SOFTWARE
 from shardscope.calibration.spread import moved, slopes
-from shardscope.measure.scoreboard.rows import Row, RowGroups
+from shardscope.measure.calibrate.rows import Row, RowGroups
 
 Floats = npt.NDArray[np.float64]
 MOST_ROWS = 20

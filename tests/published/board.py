@@ -12,8 +12,8 @@ from pathlib import Path
 
 from published.calibrate import own_calibration
 from published.datasets import load
+from published.lines import board
 from shardscope.commands.scoreboard import text
-from shardscope.measure.scoreboard.board import board
 
 if __name__ == "__main__":
     lines = board(load(Path(sys.argv[1])), fitted="--fitted" in sys.argv[2:], chosen=own_calibration)

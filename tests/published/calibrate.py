@@ -20,11 +20,10 @@ import numpy.typing as npt
 
 from published.datasets import load
 from published.fit import Prior, Priors, fit
+from published.formulas import constant_mfu_seconds, kind_of, plain_seconds
 from shardscope.calibration.calibration import Calibration
+from shardscope.measure.calibrate.rows import Row, Score, calibration_of_row, predicted_seconds
 from shardscope.measure.calibrate.shapes import learnt, with_factors
-from shardscope.measure.scoreboard.board import calibration_of_row
-from shardscope.measure.scoreboard.rows import Row, predicted_seconds
-from shardscope.measure.scoreboard.score import Score, constant_mfu_seconds, kind_of, plain_seconds
 
 Floats = npt.NDArray[np.float64]
 

@@ -8,8 +8,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import binomtest
 
-from shardscope.measure.scoreboard.intervals import LEVEL
+from published.one_step import LEVEL
 
+ENOUGH = 20
+"""Fewest rows for which the coverage of a table is tested."""
 Floats = npt.NDArray[np.float64]
 
 

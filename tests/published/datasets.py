@@ -10,7 +10,7 @@ from typing import Any
 
 from published import foundry, simumax, titan, vtrain
 from shardscope.errors import DataError
-from shardscope.measure.scoreboard.rows import Row
+from shardscope.measure.calibrate.rows import Row
 
 READERS: Mapping[str, Callable[[Mapping[str, Any], str], list[Row]]] = {
     "vtrain_ground_truth_multi": partial(vtrain.rows, recompute="full"),

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from scipy.optimize import least_squares
 
 from shardscope.calibration.calibration import Calibration
-from shardscope.measure.scoreboard.rows import Row, RowGroups
+from shardscope.measure.calibrate.rows import Row, RowGroups
 
 Floats = npt.NDArray[np.float64]
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from published.tables.machines import A100_80, H100, NVLINK3, NVLINK4, cluster, network
-from shardscope.measure.scoreboard.rows import Row
+from shardscope.measure.calibrate.rows import Row
 from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer

@@ -34,10 +34,10 @@ from published.effects_fit import (
     shared,
     usual_spreads,
 )
+from published.formulas import constant_mfu_seconds, plain_seconds
 from published.left_out import Widths, best_widths, constant_of, left_out, print_scores, scores, trials
 from shardscope.calibration.effects import OTHER, architecture, effects_of
 from shardscope.calibration.software import SOFTWARE
-from shardscope.measure.scoreboard.score import constant_mfu_seconds, plain_seconds
 from shardscope.spec.cluster import Device
 
 Floats = npt.NDArray[np.float64]

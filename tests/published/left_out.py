@@ -11,17 +11,10 @@ import numpy.typing as npt
 from scipy.stats import binom
 
 from published.all_tables import Table
-from published.coverage import constant_half_width, coverage_p_value
+from published.coverage import ENOUGH, constant_half_width, coverage_p_value
 from published.effects_fit import Found, Spreads, estimated, noise_index
-from shardscope.commands.scoreboard import ENOUGH
-from shardscope.measure.scoreboard.intervals import (
-    LEVEL,
-    Z,
-    inside,
-    interval_score,
-)
-from shardscope.measure.scoreboard.one_step import Ends, Known, ends_of
-from shardscope.measure.scoreboard.score import constant_mfu_seconds, plain_seconds
+from published.formulas import constant_mfu_seconds, plain_seconds
+from published.one_step import LEVEL, Ends, Known, Z, ends_of, inside, interval_score
 
 Floats = npt.NDArray[np.float64]
 Widths = tuple[float, float]
@@ -128,7 +121,24 @@ def best_widths(tried: Trials, place: int | None = None) -> Widths:
 
 
 def scores(found: Sequence[LeftOut]) -> dict[str, dict[str, float]]:
-    """Return the scores of all tables, each with the widths that the others choose."""
+    """Return the scores of all tables, each with the widths that the others choose; errors in per cent.
+
+    ============================ ======================================================================================
+    left_out                     MAPE without any measured step of the table
+    after                        MAPE of the other rows after one row was measured: the median over which one
+    covered                      share of measured times inside the 90 % interval
+    covered_after                the same of the other rows after one row was measured; the mean over which one
+    bias                         mean of predicted / measured - 1
+    one_scalar                   MAPE of the other rows if one row sets the scale alone: the median over which one
+    p_value                      of the two-sided binomial test that intervals contain 90 % of measured times, 0 to 1
+    interval_score               mean interval score of the logarithms of times (Winkler 1972)
+    constant_interval_score      the same for intervals of a constant relative width around the same predictions, which
+                                 90 % of the other tables' rows need
+    plain, constant_mfu          MAPE of both trivial formulas with the constants of the other tables
+    ============================ ======================================================================================
+
+    The names that end in `after` say the same of the other rows after one row was measured.
+    """
     tables = [one.table for one in found]
     tried = trials(found)
     widths = [best_widths(tried, one.place) for one in found]

@@ -2,7 +2,7 @@
 
     cd tests; python -m published.shipped
 
-writes ``toolkit/shardscope/measure/scoreboard/scores.json`` anew. Do so after every change that moves predictions.
+writes ``toolkit/shardscope/calibration/catalogue/scores.json`` anew. Do so after every change that moves predictions.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from published.lines import board
 from published.memory.board import (
     fit_lines,
     memory_tables,
@@ -22,10 +23,9 @@ from published.memory.board import (
 )
 from published.tables import published
 from shardscope.commands._json import as_json
-from shardscope.measure.scoreboard.board import board
 
 HERE = Path(__file__).parent
-SCORES = HERE.parents[1] / "toolkit" / "shardscope" / "measure" / "scoreboard" / "scores.json"
+SCORES = HERE.parents[1] / "toolkit" / "shardscope" / "calibration" / "catalogue" / "scores.json"
 
 
 def scores() -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from published.tables.machines import cluster, network
-from shardscope.measure.scoreboard.rows import Row
+from shardscope.measure.calibrate.rows import Row
 from shardscope.spec.cluster import Device, Link
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import LatentAttention, Mixture, Transformer

@@ -20,10 +20,10 @@ from published.effects_fit import (
 )
 from published.hierarchy import Loss, mixed
 from published.left_out import Trial, best_widths, constant_scores, is_rejected, rejected_by_chance
+from published.one_step import Ends
 from shardscope.calibration.effects import composed, effects_of, fitted_effects, row_noise, usual
 from shardscope.calibration.software import SOFTWARE
 from shardscope.calibration.spread import covariance_of, moved
-from shardscope.measure.scoreboard.one_step import Ends
 from shardscope.spec.cluster import Device
 
 MADE = ("megatron-core", "megatron-deepspeed", "fsdp2", "torchtitan", "deepspeed")

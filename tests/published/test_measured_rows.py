@@ -12,11 +12,11 @@ import pytest
 from published.calibrate import RECIPES, own_calibration
 from published.datasets import load
 from published.fit import Prior, fit
+from published.lines import board
 from published.tables import published
 from shardscope.calibration.calibration import Calibration, catalogue
 from shardscope.errors import DataError
-from shardscope.measure.scoreboard.board import board
-from shardscope.measure.scoreboard.rows import predicted_seconds
+from shardscope.measure.calibrate.rows import predicted_seconds
 
 REFERENCE = Path(os.environ.get("SHARDSCOPE_MEASURED_ROWS", "no-such-file"))
 """A file of measured data sets as `published.datasets` reads it."""

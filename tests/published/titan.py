@@ -12,7 +12,7 @@ from typing import Any
 
 from published.tables.machines import NVLINK4, cluster, network
 from published.tables.papers import llama
-from shardscope.measure.scoreboard.rows import Row
+from shardscope.measure.calibrate.rows import Row
 from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from published.tables.machines import A100_80, NVLINK3, cluster, network
-from shardscope.measure.scoreboard.rows import Row
+from shardscope.measure.calibrate.rows import Row
 from shardscope.spec.layout import Layout, Recompute
 from shardscope.spec.model import Transformer
 

@@ -17,7 +17,7 @@ import shardscope as ss
 from conformance.damage import recorded_run
 from conformance.runs import SHORT_TEXT, small_job
 from shardscope import cli
-from shardscope.runtime.export.tables import traffic_frame
+from shardscope.runtime.export import traffic_frame
 from shardscope.runtime.export.trackers import figures_of, settings_of
 from shardscope.simulator import Simulation
 

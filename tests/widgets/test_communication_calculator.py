@@ -10,7 +10,7 @@ import pytest
 from shardscope.analytic.communication import ALGORITHMS, OPS, collective_time
 from shardscope.errors import SpecError
 from shardscope_widgets import CommunicationCalculator, figures
-from shardscope_widgets.figures import _communication, _communication_plots, _efficiency
+from shardscope_widgets.figures import _communication, _communication_plots
 from shardscope_widgets.figures._communication_look import LOOKS
 from shardscope_widgets.figures._who_sends import WORKERS, has_picture, picture, round_text, who_sends_svg
 
@@ -80,7 +80,7 @@ def test_efficiency_falls_with_workers_and_is_told() -> None:
     info = _communication.efficiency_info(QUESTION)
     for line in info.lines:
         assert (np.diff(line.strong) <= 0).all()
-    assert "On 64 workers, the best of these algorithms reach" in _efficiency.efficiency_text(info)
+    assert "On 64 workers, the best of these algorithms reach" in _communication_plots.efficiency_text(info)
 
 
 def test_an_algorithm_that_cannot_be_among_so_many_is_not_called_the_fastest() -> None:
@@ -92,7 +92,7 @@ def test_an_algorithm_that_cannot_be_among_so_many_is_not_called_the_fastest() -
         QUESTION, algorithms=("parameter-server", "tree"), options={"parameter-server": {"servers": 128}}
     )
     assert "tree is the fastest" in _communication_plots.curves_text(_communication.by_workers_info(many))
-    assert ", tree)" in _efficiency.efficiency_text(_communication.efficiency_info(many))
+    assert ", tree)" in _communication_plots.efficiency_text(_communication.efficiency_info(many))
     alone = replace(QUESTION, workers=1)
     assert "none of these algorithms has a value" in _communication_plots.curves_text(
         _communication.by_workers_info(alone)
@@ -105,7 +105,9 @@ def test_algorithms_that_are_equally_fast_are_all_named() -> None:
     assert f"{names} are the fastest of these algorithms" in _communication_plots.curves_text(
         _communication.by_size_info(tied)
     )
-    assert f"(weak scaling, {names})" in _efficiency.efficiency_text(_communication.efficiency_info(tied))
+    assert f"(weak scaling, {names})" in _communication_plots.efficiency_text(
+        _communication.efficiency_info(tied)
+    )
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -13,7 +13,7 @@ from published.memory.others import mist, simumax, torchtitan
 from published.memory.replicas import replicas
 from published.memory.rows import MemoryRow
 from published.tables import published
-from shardscope.measure.scoreboard.rows import Row
+from shardscope.measure.calibrate.rows import Row
 from shardscope.spec.layout import Layout
 
 

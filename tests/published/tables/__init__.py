@@ -9,7 +9,7 @@ from published.tables.own import one_h100
 from published.tables.papers import papers
 from published.tables.sharded import sharded
 from published.tables.volta import volta
-from shardscope.measure.scoreboard.rows import Row
+from shardscope.measure.calibrate.rows import Row
 
 
 def published() -> dict[str, list[Row]]:

@@ -10,8 +10,9 @@ branch, and of models whose sizes are not stated.
 
 from __future__ import annotations
 
+from published.rows import published_row
 from published.tables.machines import network
-from shardscope.measure.scoreboard.rows import Row
+from shardscope.measure.calibrate.rows import Row
 from shardscope.spec.cluster import Cluster, Link
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -96,4 +97,4 @@ def _row(table: str, layers: int, layout: Layout, seconds: float, software: str,
         intra=Link.of("nvlink-2"),
         inter=network(100, "Jean Zay: Omni-Path"),
     )
-    return Row.of(table, model, where, layout, seconds, software=software, release=run)
+    return published_row(table, model, where, layout, seconds, software=software, release=run)

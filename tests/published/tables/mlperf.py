@@ -10,7 +10,7 @@ attention in FP8.
 from __future__ import annotations
 
 from published.tables.nvidia import megatron_row
-from shardscope.measure.scoreboard.rows import Row
+from shardscope.measure.calibrate.rows import Row
 
 MLPERF = (
     ("3.0", "NVIDIA", "h100-80gb", "gpt3-175B", 512, 2048, 1, 4, 8, 1, 12, 12.0769, 313355),

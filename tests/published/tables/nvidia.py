@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from published.rows import published_row
 from published.tables.papers import llama
-from shardscope.measure.scoreboard.rows import Row
+from shardscope.measure.calibrate.rows import Row
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -214,10 +215,10 @@ def megatron_row(
     """
     where = _nvl72(devices) if device == "gb200" else Cluster.of(device, nodes=devices // 8)
     made = _layout(devices, precision, **layout)
-    return Row.of(table, _model(name), where, made, seconds, software=software, release=release)
+    return published_row(table, _model(name), where, made, seconds, software=software, release=release)
 
 
-_row = partial(Row.of, software="nemo")
+_row = partial(published_row, software="nemo")
 
 
 def _nvl72(devices: int) -> Cluster:

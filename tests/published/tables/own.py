@@ -7,7 +7,8 @@ of gradients clipped. Times are medians of the last 8 of 12 steps.
 
 from __future__ import annotations
 
-from shardscope.measure.scoreboard.rows import Row
+from published.rows import published_row
+from shardscope.measure.calibrate.rows import Row
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -51,4 +52,4 @@ def _row(size: str, seq: int, micro_batch: int, count: int, recomputes: bool, se
         global_batch=micro_batch * count, micro_batch=micro_batch, recompute="full" if recomputes else "none"
     )
     cluster = Cluster.of("h100-80gb", per_node=1)
-    return Row.of("FSDP2, one H100", model, cluster, layout, seconds, software="fsdp2")
+    return published_row("FSDP2, one H100", model, cluster, layout, seconds, software="fsdp2")

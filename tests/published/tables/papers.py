@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from published.formulas import megatron_flops
+from published.rows import published_row
 from published.tables.machines import A100_80, H100, NVLINK3, NVLINK4, cluster, network
-from shardscope.analytic.compute.flops import megatron_flops, model_flops
+from shardscope.analytic.compute.flops import model_flops
 from shardscope.analytic.compute.work import Split, attention_core
-from shardscope.measure.scoreboard.rows import Row
+from shardscope.measure.calibrate.rows import Row
 from shardscope.spec.layout import Layout, Recompute
 from shardscope.spec.model import Transformer
 
@@ -116,7 +118,7 @@ def _row(
     software: str = "megatron-core",
 ) -> Row:
     machine = cluster(A100_80, devices, intra=NVLINK3, inter=SELENE)
-    return Row.of(dataset, model, machine, layout, seconds, software=software)
+    return published_row(dataset, model, machine, layout, seconds, software=software)
 
 
 def _weak_scaling(

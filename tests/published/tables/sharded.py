@@ -6,10 +6,11 @@ network of its 64 A100; 200 Gbit/s a device are assumed. Runs that recompute eve
 
 from __future__ import annotations
 
+from published.rows import published_row
 from published.tables.machines import A100_80, H100, NVLINK3, NVLINK4, cluster, network
 from published.tables.papers import llama
 from shardscope.analytic.compute.flops import model_flops
-from shardscope.measure.scoreboard.rows import Row
+from shardscope.measure.calibrate.rows import Row
 from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -80,7 +81,7 @@ def _ibm(size: str, is_hybrid: bool, recompute: str, micro_batch: int, rate: flo
     layout = _zero_3(devices, micro_batch, recompute).replace(shard=8 if is_hybrid else 0)
     name = f"FSDP of IBM, {'A100' if old else 'H100'}"
     seconds = micro_batch * 4096 / rate
-    return Row.of(name, llama_2(size), where, layout, seconds, software="fsdp2-2.10")
+    return published_row(name, llama_2(size), where, layout, seconds, software="fsdp2-2.10")
 
 
 def _torchtitan(name: str, recompute: str, micro_batch: int, rate: float) -> Row:
@@ -88,7 +89,7 @@ def _torchtitan(name: str, recompute: str, micro_batch: int, rate: float) -> Row
     model = llama_2(size) if family == "llama2" else llama(f"llama3.1-{size}", 8192)
     where = cluster(A100_80, 64, intra=NVLINK3, inter=network(200, "assumed"))
     layout, seconds = _zero_3(64, micro_batch, recompute), micro_batch * model.seq / rate
-    return Row.of("torchtitan, A100", model, where, layout, seconds, software="torchtitan")
+    return published_row("torchtitan, A100", model, where, layout, seconds, software="torchtitan")
 
 
 def _roberta(size: str, devices: int, tflops: float | None, *, is_new: bool = False) -> Row:
@@ -104,7 +105,7 @@ def _roberta(size: str, devices: int, tflops: float | None, *, is_new: bool = Fa
     seconds = float(model_flops(model, layout.global_batch)) / (devices * tflops * 1e12)
     name = f"DeepSpeed 0.5.{9 if is_new else 4}, A100"
     software = "deepspeed" if is_new else "deepspeed-0.5"
-    return Row.of(name, model, where, layout, seconds, software=software)
+    return published_row(name, model, where, layout, seconds, software=software)
 
 
 def _zero_3(replicas: int, micro_batch: int, recompute: str) -> Layout:

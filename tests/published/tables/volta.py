@@ -15,10 +15,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from published.formulas import megatron_flops
+from published.rows import published_row
 from published.tables.machines import V100_16, V100_32, cluster, network
 from published.tables.papers import VOCAB, gpt
-from shardscope.analytic.compute.flops import megatron_flops
-from shardscope.measure.scoreboard.rows import Row
+from shardscope.measure.calibrate.rows import Row
 from shardscope.spec.cluster import Cluster, Link
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -134,7 +135,7 @@ def _megatron_2019(layers: int, hidden: int, heads: int, tensor: int, replicas: 
     first = float(megatron_flops(8, 1024, *MEGATRON_2019[0][:2], VOCAB))
     work = float(megatron_flops(8, 1024, layers, hidden, VOCAB)) / first
     seconds = FIRST_STEP_S * work / (tensor * per_cent / 100)
-    return Row.of("Megatron-LM 2019, V100", model, where, layout, seconds)
+    return published_row("Megatron-LM 2019, V100", model, where, layout, seconds)
 
 
 def _megatron_2021(
@@ -146,7 +147,7 @@ def _megatron_2021(
     )
     devices = layout.num_devices
     where = cluster(V100_16, devices, **NODE, per_node=min(8, devices))
-    return Row.of("Megatron-LM 2021, V100", gpt(layers, hidden, heads), where, layout, ms / 1e3)
+    return published_row("Megatron-LM 2021, V100", gpt(layers, hidden, heads), where, layout, ms / 1e3)
 
 
 def _deepspeed(nodes: int, zero: int, rate: float) -> Row:
@@ -154,7 +155,7 @@ def _deepspeed(nodes: int, zero: int, rate: float) -> Row:
     layout = _layout(data=8 * nodes, zero=zero, micro_batch=4, global_batch=32 * nodes)
     where = cluster(V100_16, 8 * nodes, **NODE)
     seconds = layout.global_batch / rate
-    return Row.of("DeepSpeed 0.3.0, V100", model, where, layout, seconds, software="deepspeed-0.5")
+    return published_row("DeepSpeed 0.3.0, V100", model, where, layout, seconds, software="deepspeed-0.5")
 
 
 def gpt2_run(
@@ -169,7 +170,7 @@ def gpt2_run(
 
 def _tuned(name: str, layers: int, hidden: int, heads: int, micro: int, rate: float) -> Row:
     run = gpt2_run(name, layers, hidden, heads, micro)
-    return Row.of("DeepSpeed 0.5, V100", *run, run[-1].global_batch / rate, software="deepspeed-0.5")
+    return published_row("DeepSpeed 0.5, V100", *run, run[-1].global_batch / rate, software="deepspeed-0.5")
 
 
 def lightning_run(layers: int, recompute: str, micro: int) -> tuple[Transformer, Cluster, Layout]:
@@ -183,4 +184,4 @@ def lightning_run(layers: int, recompute: str, micro: int) -> tuple[Transformer,
 
 def _lightning(layers: int, recompute: str, micro: int, ms: float) -> Row:
     run = lightning_run(layers, recompute, micro)
-    return Row.of("FSDP of Lightning, V100", *run, ms / 1e3, software="fsdp2-2.10")
+    return published_row("FSDP of Lightning, V100", *run, ms / 1e3, software="fsdp2-2.10")

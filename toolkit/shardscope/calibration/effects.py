@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from math import exp, log
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,51 +28,15 @@ from shardscope.spec.cluster import Device
 OTHER = "other"
 
 
-class TableScore(NamedTuple):
-    """Scores of one table of measured steps, predicted by effects estimated without it; errors in per cent."""
-
-    rows: int
-    left_out: float
-    """MAPE without any measured step of the table."""
-    after: float
-    """MAPE of the other rows after one row was measured: the median over which one."""
-    covered: float
-    """Share of measured times inside the 90 % interval."""
-    covered_after: float
-    """The same of the other rows after one row was measured; the mean over which one."""
-    bias: float
-    """Mean of predicted / measured - 1."""
-    one_scalar: float
-    """MAPE of the other rows if one row sets the scale alone: the median over which one."""
-    p_value: float
-    """P-value of the two-sided binomial test that intervals contain 90 % of measured times, between 0 and 1."""
-    p_value_after: float
-    """The same of the other rows after one row was measured, with the mean share over which one."""
-    interval_score: float
-    """Mean interval score of the logarithms of times, in per cent (Winkler 1972): the intervals' width, plus 20 times
-    the distance by which they are missed."""
-    constant_interval_score: float
-    """The same for intervals of a constant relative width around the same predictions, which 90 % of the other tables'
-    rows need."""
-    interval_score_after: float
-    """`interval_score` of the other rows after one row was measured; the mean over which one."""
-    constant_interval_score_after: float
-    """`constant_interval_score` after one row was measured."""
-    plain: float
-    """MAPE of the plain formula with the constant of the other tables."""
-    constant_mfu: float
-    """MAPE of a constant MFU, that of the other tables."""
-
-
 @cache
 def _fitted() -> Mapping[str, Any]:
     text = (files("shardscope.calibration") / "catalogue" / "effects" / "fitted.json").read_text("utf-8")
     return cast("Mapping[str, Any]", json.loads(text))
 
 
-def table_scores() -> Mapping[str, TableScore]:
-    """Return the scores of all tables, each predicted by effects that were fitted without it."""
-    return {name: TableScore(**score) for name, score in _fitted()["tables"].items()}
+def table_scores() -> Mapping[str, Mapping[str, float]]:
+    """Return the scores of all tables, each predicted by effects that were fitted without it; errors in per cent."""
+    return cast("Mapping[str, Mapping[str, float]]", _fitted()["tables"])
 
 
 def fitted_effects() -> Mapping[str, Mapping[str, float]]:

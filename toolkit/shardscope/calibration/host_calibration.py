@@ -67,10 +67,6 @@ class Constant(Spec):
         """What identifies the constant in its calibration."""
         return self.name, self.ranks, self.transport, self.nodes
 
-    def encloses(self, value: float) -> bool:
-        """Whether a value lies in the interval."""
-        return self.low <= value <= self.high
-
 
 class HostMachine(Spec):
     """What the constants of a calibration depend on: processor, number of cores, version of torch."""

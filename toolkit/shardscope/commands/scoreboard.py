@@ -3,41 +3,37 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from math import isnan, nan
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from shardscope.commands._json import as_json
 from shardscope.commands._rows import add_rows_options, given_to_rows, refuse_without_rows
-from shardscope.commands._scoreboard_memory import print_memory
 from shardscope.commands._table import aligned
 from shardscope.errors import SpecError
 from shardscope.spec.layout import Layout
+from shardscope.spec.units import plural
 
 if TYPE_CHECKING:
-    from shardscope.calibration.effects import TableScore
-    from shardscope.measure.scoreboard.board import RowScore
-
-ENOUGH = 20
-"""Fewest rows for which the coverage of a table is tested."""
+    from shardscope.measure.calibrate.rows import RowScore
 
 ABOUT = """\
-Compare predicted step times with published ones: each table as your layouts are
-predicted, as predicted without it, and how often 90% intervals hold without it.
-Scores are those of this release; --json adds the source of each table.
-
-  MAPE, worst, rank    mean and largest error, and rank correlation
-  best chosen          groups of layouts of one model, batch and number of devices, in
-                       which the one predicted to be fastest is at most 3% slower
-                       than the fastest
-  in interval          share of measured times inside the 90% interval
-  after one step       error of the other rows after one row of the table was
-                       measured: the median over which one
-  p                    of a two-sided binomial test that intervals contain 90%
-
-With --rows, your own steps are compared instead. Any option that `shardscope predict`
-has for a layout, such as --tensor, is a setting of all rows; their columns override it.
+Compare predicted step times with published ones: as your layouts are predicted, and
+by what all other tables say. Scores are those of this release. In the tables,
+"best chosen" is in how many groups of layouts the one predicted to be fastest is at
+most 3% slower than the fastest, and "after one step" the error of the other rows
+after one of them was measured. With --rows, your own steps are compared; options of
+a layout, such as --tensor, then apply to all rows, whose columns override them.
 """
+
+MEASURED_AS = {
+    "allocated": "tensors",
+    "reserved": "reserved by the allocator",
+    "process": "process (nvidia-smi)",
+}
 
 
 class _WithoutLayout(argparse.RawDescriptionHelpFormatter):
@@ -66,7 +62,6 @@ def add_to(commands: Any) -> None:
 def carry_out(arguments: argparse.Namespace) -> int:
     """Print one line per data set, as predicted now and as predicted without it."""
     from shardscope.calibration.effects import table_scores
-    from shardscope.measure.scoreboard.shipped import shipped_scores
 
     if arguments.rows is not None:
         if arguments.memory:
@@ -81,30 +76,53 @@ def carry_out(arguments: argparse.Namespace) -> int:
         return 0
     lines, left_out = shipped_scores()["tables"], table_scores()
     if arguments.json:
-        scores = {name: score._asdict() for name, score in left_out.items()}
-        print(as_json({"tables": lines, "left_out": scores}))
+        print(as_json({"tables": lines, "left_out": left_out}))
     else:
-        most = max(score.rows for score in left_out.values())
+        most = max(int(score["rows"]) for score in left_out.values())
         print(
             f"Predicted as your layouts are\n{text(lines)}\n\n"
             f"Predicted without the table (of larger tables, {most} rows drawn at random)\n{left_out_text(left_out)}"
-            f"\n\nIntervals without the table, of tables with at least {ENOUGH} rows\n{intervals_text(left_out)}"
         )
     return 0
 
 
+def shipped_scores() -> dict[str, Any]:
+    """Return the scores of published tables of step times and of memory, as `tests/published/shipped.py` found them."""
+
+    def defined(found: dict[str, Any]) -> dict[str, Any]:
+        return {name: nan if value is None else value for name, value in found.items()}
+
+    text = (files("shardscope.calibration") / "catalogue" / "scores.json").read_text("utf-8")
+    return dict(json.loads(text, object_hook=defined))
+
+
 def print_own(arguments: argparse.Namespace) -> None:
     """Print how well steps that a user measured are predicted: all together, and each."""
+    import numpy as np
+
+    from shardscope.measure.calibrate.rows import Score, calibration_of_row, row_scores
     from shardscope.measure.calibrate.tables import read_rows
-    from shardscope.measure.scoreboard.board import board, row_scores
 
     rows = read_rows(arguments.rows, given_to_rows(arguments))
-    lines = [line.to_dict() for line in board({arguments.rows.stem: rows})]
     each = row_scores(rows)
+    score = Score.of(
+        *(np.array([getattr(row, name) for row in each]) for name in ("predicted_s", "measured_s"))
+    )
+    covered = 100 * sum(row.is_inside for row in each) / len(each)
+    used = list(dict.fromkeys(calibration_of_row(row).name for row in rows))
     if arguments.json:
-        print(as_json({"tables": lines, "rows": [row._asdict() for row in each]}))
-    else:
-        print(f"{text(lines)}\n\n{rows_text(each)}")
+        line = {
+            "dataset": arguments.rows.stem, "n": score.rows, "mape_percent": score.mape, "worst_percent": score.worst,
+            "rank_correlation": score.rank, "covered_percent": covered, "calibrations": used,
+        }  # fmt: skip
+        print(as_json({"tables": [line], "rows": [row._asdict() for row in each]}))
+        return
+    rank = "" if isnan(score.rank) else f", rank correlation {score.rank:.3f}"
+    print(
+        f"{rows_text(each)}\n\n"
+        f"{plural(score.rows, 'step')}: mean error {score.mape:.1f} %, largest {score.worst:.1f} %, {covered:.0f} % "
+        f"inside the interval{rank}; predicted with {', '.join(used)}"
+    )
 
 
 def rows_text(rows: Sequence[RowScore]) -> str:
@@ -125,7 +143,7 @@ def rows_text(rows: Sequence[RowScore]) -> str:
     )  # fmt: skip
 
 
-def left_out_text(scores: Mapping[str, TableScore]) -> str:
+def left_out_text(scores: Mapping[str, Mapping[str, float]]) -> str:
     """Return a table of the scores of left-out tables, with their medians and worst values."""
     fields = ("left_out", "after", "one_scalar", "covered", "plain", "constant_mfu")
     header = [
@@ -136,9 +154,10 @@ def left_out_text(scores: Mapping[str, TableScore]) -> str:
         digits = (1, 1, 1, 0, 1, 1)
         return name, rows, *(f"{value:.{place}f} %" for value, place in zip(values, digits, strict=True))
 
-    table = [[getattr(score, field) for field in fields] for score in scores.values()]
+    table = [[score[field] for field in fields] for score in scores.values()]
     lines = [
-        cells(name, str(score.rows), row) for (name, score), row in zip(scores.items(), table, strict=True)
+        cells(name, str(int(score["rows"])), row)
+        for (name, score), row in zip(scores.items(), table, strict=True)
     ]
     columns = list(zip(*table, strict=True))
     lines.append(cells("median", "", [median(column) for column in columns]))
@@ -150,31 +169,13 @@ def left_out_text(scores: Mapping[str, TableScore]) -> str:
     return f"{aligned(header, lines)}\n{_beaten(scores)}"
 
 
-def _beaten(scores: Mapping[str, TableScore]) -> str:
+def _beaten(scores: Mapping[str, Mapping[str, float]]) -> str:
     """Return a sentence that names the tables that a trivial formula predicts better."""
-    names = [name for name, each in scores.items() if each.left_out > min(each.plain, each.constant_mfu)]
+    names = [
+        name for name, each in scores.items() if each["left_out"] > min(each["plain"], each["constant_mfu"])
+    ]
     told = f"A trivial formula predicts {len(names)} of {len(scores)} tables better"
     return f"{told}: {'; '.join(names)}." if names else f"{told}."
-
-
-def intervals_text(scores: Mapping[str, TableScore]) -> str:
-    """Return a table of the coverage and the interval score of left-out tables with enough rows for a test."""
-    header = [
-        "data set", "n", "in interval", "p", "interval score", "constant width",
-        "in interval after one step", "p after", "interval score after", "constant width after",
-    ]  # fmt: skip
-    rows = [
-        (
-            name, str(score.rows),
-            f"{score.covered:.0f} %", f"{score.p_value:.3f}",
-            f"{score.interval_score:.0f}", f"{score.constant_interval_score:.0f}",
-            f"{score.covered_after:.0f} %", f"{score.p_value_after:.3f}",
-            f"{score.interval_score_after:.0f}", f"{score.constant_interval_score_after:.0f}",
-        )
-        for name, score in scores.items()
-        if score.rows >= ENOUGH
-    ]  # fmt: skip
-    return aligned(header, rows)
 
 
 def text(lines: Sequence[Mapping[str, Any]]) -> str:
@@ -199,3 +200,46 @@ def text(lines: Sequence[Mapping[str, Any]]) -> str:
         for line in lines
     ]  # fmt: skip
     return aligned(header, rows)
+
+
+def print_memory(scores: Mapping[str, Any], *, to_json: bool) -> None:
+    """Print how well published memory is predicted: peaks, and which runs fit."""
+    if to_json:
+        print(as_json({"peaks": scores["peaks"], "fits": scores["fits"]}))
+        return
+    total, others = scores["total"], scores["without_largest"]
+
+    def foreseen(line: Mapping[str, Any]) -> str:
+        return f"({100 * line['foreseen'] / line['ran_out']:.0f} %)"
+
+    print(
+        f"Peak memory of the fullest device\n{peaks_text(scores['peaks'])}\n\n"
+        f"Does it fit\n{fits_text([*scores['fits'], total, others])}\n\n"
+        f"{total['foreseen']} of {total['ran_out']} runs that ran out of memory {foreseen(total)} are predicted to, "
+        f"and {others['foreseen']} of {others['ran_out']} {foreseen(others)} {others['dataset']}; "
+        f"{total['refused']} of {total['ran']} that ran ({100 * total['refused'] / total['ran']:.1f} %) "
+        "are wrongly refused"
+    )
+
+
+def peaks_text(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of the errors of predicted peaks."""
+    return aligned(
+        ["data set", "rows", "memory model", "what was measured", "n", "MAPE", "worst", "bias"],
+        [
+            (
+                line["dataset"], line["rows"], line["framework"], MEASURED_AS[line["counted"]], str(line["runs"]),
+                f"{line['mape']:.2f} %", f"{line['worst']:.2f} %", f"{line['bias']:+.2f} %",
+            )
+            for line in lines
+        ],
+    )  # fmt: skip
+
+
+def fits_text(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of how often "fits" was right."""
+    names = ("dataset", "ran", "refused", "ran_out", "foreseen")
+    return aligned(
+        ["data set", "runs that ran", "wrongly refused", "out of memory", "predicted"],
+        [tuple(str(line[name]) for name in names) for line in lines],
+    )

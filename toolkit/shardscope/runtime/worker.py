@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,6 @@ from shardscope.runlog import clock
 from shardscope.runlog.writer import EventWriter
 from shardscope.runtime.agent.control import StopControl, StoreNotes
 from shardscope.runtime.agent.restarts import restart_under_torchrun
-from shardscope.runtime.agent.resuming import Resume, announce_resize, newest_of
 from shardscope.runtime.agent.user_modules import UserModules, make_importable
 from shardscope.runtime.record.inject import PlanWatch
 from shardscope.runtime.record.processes import (
@@ -34,7 +34,7 @@ from shardscope.runtime.record.processes import (
     process_started,
 )
 from shardscope.runtime.record.provenance import record
-from shardscope.runtime.record.rundir import RunDir, faults_from
+from shardscope.runtime.record.rundir import RunDir, checkpoints_of, faults_from
 from shardscope.runtime.record.secondary_failure import is_secondary_failure
 from shardscope.spec import Job
 from shardscope.spec.faults import Faults
@@ -44,6 +44,11 @@ from shardscope.training.emulation import Emulation
 from shardscope.training.faults import FaultyControl, RankFaults, RankPlace
 from shardscope.training.run_replicas import resume_newest
 from shardscope.training.trainer import EvaluationError, Trainer
+
+if TYPE_CHECKING:
+    from shardscope.spec import Job
+    from shardscope.training.checkpoint import Loaded
+
 
 _COURTESY_S = 0.5
 """Time that a rank waits before it exits, in seconds, if it failed only because another rank had died. As soon as one
@@ -296,3 +301,37 @@ if __name__ == "__main__":
     os._exit(
         0
     )  # as at the end of `_work`: threads in the backend may abort the process when the interpreter shuts down
+
+
+class Resume(NamedTuple):
+    """What to resume from: a run directory or a checkpoint in one."""
+
+    source: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """The checkpoint, or the folder of checkpoints whose newest one is loaded."""
+        return checkpoints_of(self.source)
+
+
+def newest_of(run: RunDir, context: RankContext, otherwise: Resume | None) -> Resume | None:
+    """Return the run itself as what to resume from, if it has a checkpoint; the same on all ranks."""
+    from shardscope.training.checkpoint import complete_checkpoints  # a slow import
+
+    found = [bool(complete_checkpoints(run.path / "checkpoints"))] * context.world_size
+    if context.group is not None:
+        dist.all_gather_object(found, found[context.rank])
+    return Resume(run.path) if any(found) else otherwise
+
+
+def announce_resize(run: RunDir, job: Job, context: RankContext, saved: Loaded) -> None:
+    """On rank 0, write an event if a checkpoint or a copy of this run was saved by another number of ranks."""
+    from shardscope.training.checkpoint.memory import folder_here  # a slow import
+
+    sources = {run.path / "checkpoints": "disk", folder_here(): "replica"}
+    source = sources.get(saved.path.parent)
+    if context.rank == 0 and source is not None and saved.world_size not in (None, context.world_size):
+        context.events.emit(
+            "resize", step=saved.step, before=saved.world_size, world_size=context.world_size, source=source,
+            global_batch=job.batch.global_batch, lr=job.optimizer.lr,
+        )  # fmt: skip

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from shardscope.analytic.communication.asynchronous import mean_staleness
 from shardscope.errors import SpecError
 from shardscope.methods.strategies.parameter_server import ParameterServer
 from shardscope.prediction.job import JobPrediction
@@ -29,7 +28,8 @@ class AsyncSimulation:
         updates_per_s: Number of gradients that the servers apply per second, from all workers.
         staleness: Fraction of the gradients with each staleness, 0, 1, ...: the number of updates that the servers
             apply between reading the parameters for a gradient and applying it.
-        predicted_staleness: Mean staleness by the closed form, W - 1.
+        predicted_staleness: Mean staleness by the closed form: W - 1 for W workers, however much their speeds differ
+            (Zhang et al. 2016, arXiv 1511.05950, section 3, measure the same).
         worker_updates: Number of counted gradients of each worker.
         num_events: Number of events that the simulation processed.
     """
@@ -157,7 +157,7 @@ def _measured(built: _Built, ends: Floats, num_events: int) -> AsyncSimulation:
     return AsyncSimulation(
         updates_per_s=float(own.sum()) / servers / (last - first),
         staleness=np.asarray(counts / counts.sum()),
-        predicted_staleness=float(mean_staleness(workers)),
+        predicted_staleness=float(workers - 1),
         worker_updates=tuple(int(each) // servers for each in own),
         num_events=num_events,
     )

@@ -6,24 +6,28 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from inspect import Signature
-from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
+from inspect import Parameter, Signature, cleandoc
+from textwrap import indent
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import from_json
 
 from shardscope.errors import SpecError, quoted, unknown_name
 from shardscope.spec._field_texts import describe_fields
-from shardscope.spec._signature import docstring_of, signature_of
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
     from pydantic.json_schema import JsonSchemaValue
     from pydantic_core import CoreSchema
 
+
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 """What file names that are not UTF-8 contain."""
 _PLAIN = (str, int, float, type(None))
+"""Types whose values need no check in addition to pydantic's."""
 _WANTED = {
     "int": "a whole number",
     "int_from_float": "a whole number",
@@ -31,8 +35,6 @@ _WANTED = {
     "bool": "True or False",
 }
 """What to give instead, by the kind of pydantic's error."""
-"""Types whose values need no check in addition to pydantic's."""
-
 
 _left_out: ContextVar[list[str] | None] = ContextVar("left_out", default=None)
 """Names of the unknown fields dropped so far; None if unknown fields are rejected."""
@@ -219,3 +221,69 @@ def _readable(cls: type[Spec], error: ValidationError) -> SpecError:
 def takes(annotation: Any, kind: type) -> bool:
     """Return whether a type annotation is `kind` or `Any`, or contains one of them."""
     return annotation in (kind, Any) or any(takes(member, kind) for member in get_args(annotation))
+
+
+class _Type:
+    """The type of a field, written when it is shown."""
+
+    def __init__(self, field: FieldInfo) -> None:
+        self.field = field
+
+    def __repr__(self) -> str:
+        return type_text(self.field.annotation)
+
+
+class _Default:
+    """The default of a field, made and written when it is shown."""
+
+    def __init__(self, field: FieldInfo) -> None:
+        self.field = field
+
+    def __repr__(self) -> str:
+        default = self.field.get_default(call_default_factory=True)
+        return default._in_signature() if hasattr(default, "_in_signature") else repr(default)  # noqa: SLF001
+
+
+def signature_of(fields: Mapping[str, FieldInfo], positional: str | None) -> Signature:
+    """Return a signature with one parameter per field; `positional` comes first and can be given without its name."""
+    ordered = sorted(fields, key=lambda name: name != positional)
+    kinds = {positional: Parameter.POSITIONAL_OR_KEYWORD}
+    return Signature(
+        [
+            Parameter(
+                name,
+                kinds.get(name, Parameter.KEYWORD_ONLY),
+                annotation=_Type(fields[name]),
+                default=Parameter.empty if fields[name].is_required() else _Default(fields[name]),
+            )
+            for name in ordered
+        ]
+    )
+
+
+def docstring_of(docstring: str, fields: Mapping[str, FieldInfo]) -> str:
+    """Return a class's docstring with its fields added."""
+    texts = {name: field.description for name, field in fields.items() if field.description}
+    lines = [f"    {name}: {indent(text, 8 * ' ').lstrip()}" for name, text in texts.items()]
+    return "\n".join([cleandoc(docstring), *(["", "Args:", *lines] if lines else [])])
+
+
+def type_text(annotation: Any) -> str:
+    """Return a type without its bounds.
+
+    Example:
+        >>> type_text(Annotated[int, "at least 1"] | None), type_text(tuple[int, ...])
+        ('int | None', 'tuple[int, ...]')
+    """
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return type_text(inner[0])
+    if origin in (Union, UnionType):
+        return " | ".join(dict.fromkeys(map(type_text, inner)))
+    if annotation in (NoneType, ...):
+        return "None" if annotation is NoneType else "..."
+    if isinstance(origin, type):
+        return f"{origin.__name__}[{', '.join(map(type_text, inner))}]"
+    if hasattr(annotation, "_in_annotation"):
+        return str(annotation._in_annotation())  # noqa: SLF001
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")

@@ -20,12 +20,12 @@ from typing import BinaryIO
 import numpy as np
 
 from shardscope.errors import DataError
+from shardscope.spec.link import Link
 from shardscope.spec.shards import Shards
 from shardscope.spec.units import bytes_text
 from shardscope.storage.cache import ShardCache, make_private
 from shardscope.storage.caches import default_root
 from shardscope.storage.formats import Array, ShardFormat, ShardInfo, require_alike
-from shardscope.storage.pace import Pace
 
 _LOOK_EVERY_S = 1.0
 """Time after which the file of an open shard is compared again with what it was."""
@@ -267,3 +267,31 @@ def _cache_of(shards: ShardFormat, spec: Shards) -> ShardCache | None:
 def _window_bytes(shards: ShardFormat, spec: Shards) -> int:
     """Return the size of the largest shards of one window in the cache."""
     return sum(sorted((shard.unpacked_bytes for shard in shards.shards), reverse=True)[: spec.window])
+
+
+class Pace:
+    """The emulated connection of one rank: concurrent reads share its bandwidth, while their latencies overlap.
+
+    Args:
+        link: Bandwidth and latency of the connection.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._free_at = 0.0
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+
+    def wait(self, num_bytes: float, started: float) -> None:
+        """Sleep until a read of `num_bytes`, which began at `started` (`time.monotonic`), would be complete.
+
+        The time that the read really took is part of it. Returns early if the connection is closed.
+        """
+        with self._lock:
+            self._free_at = max(self._free_at, started) + num_bytes / self._link.bandwidth
+            until = self._free_at + self._link.latency_s
+        self._closed.wait(max(0.0, until - time.monotonic()))
+
+    def close(self) -> None:
+        """End all waits, so that threads which read ahead can end."""
+        self._closed.set()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import ipywidgets as widgets
 
+from shardscope.analytic import communication as comm
+from shardscope.errors import SpecError
+from shardscope.show import Table
 from shardscope_widgets.communication_calculator._asked import CommunicationInputs
 from shardscope_widgets.communication_calculator._controls import Ways, make_controls, panel
-from shardscope_widgets.communication_calculator._table import answers, answers_html
 from shardscope_widgets.communication_calculator._views import make_views
+from shardscope_widgets.figures._communication import CommunicationQuestion
+from shardscope_widgets.figures._communication_look import title
 from shardscope_widgets.kit.form import check_options
 from shardscope_widgets.kit.frame import LAB_CSS, Frame
 from shardscope_widgets.kit.guard import Guard
@@ -82,3 +86,61 @@ class CommunicationCalculator(widgets.VBox, CommunicationInputs):  # type: ignor
         rate = f"{bytes_text(question.bandwidth)}/s each way ({question.bandwidth * 8 / 1e9:.4g} Gbit/s)"
         what = f"{self.op.replace('_', '-')} of {bytes_text(self.num_bytes)}"
         return f"{what} among {plural(self.workers, 'worker')}, {rate}, {duration_text(question.latency)} per message"
+
+
+_HEADERS = (
+    "Algorithm",
+    "Time",
+    "Latency share",
+    "Busiest worker sends",
+    "Busiest link, one direction",
+    "Vs fastest",
+)
+
+
+class Answer(NamedTuple):
+    """Times in seconds and traffic in bytes of one algorithm for the current values of the controls.
+
+    `sent_bytes` is the traffic of the busiest worker, `carried_bytes` that of the busiest link in one direction.
+    """
+
+    algorithm: str
+    seconds: float
+    latency_s: float
+    sent_bytes: float
+    carried_bytes: float
+
+
+def answers(question: CommunicationQuestion) -> list[Answer]:
+    """Return the results of the algorithms that can run with these inputs, fastest first."""
+    found = []
+    for name in question.algorithms:
+        own: dict[str, Any] = {"op": question.op, "algorithm": name, **question.options.get(name, {})}
+        own |= {"num_bytes": question.num_bytes, "workers": question.workers, **question.link}
+        try:
+            outcome = comm.collective_outcome(**own)
+        except SpecError:
+            continue
+        values = (outcome.seconds, outcome.latency_s, outcome.sent_bytes, outcome.carried_bytes)
+        found.append(Answer(name, *map(float, values)))
+    return sorted(found, key=lambda answer: answer.seconds)
+
+
+def answers_html(found: list[Answer]) -> str:
+    """Return the results as an HTML table, with the fastest algorithm in bold."""
+    if not found:
+        return ""
+    least = found[0].seconds
+    fastest = {at: ' class="ss-fastest"' for at, answer in enumerate(found) if answer.seconds == least}
+    return Table(_HEADERS, [_row(answer, least) for answer in found]).html("ss-table", fastest)
+
+
+def _row(answer: Answer, least: float) -> list[str]:
+    return [
+        title(answer.algorithm),
+        duration_text(answer.seconds),
+        f"{answer.latency_s / answer.seconds:.0%}" if answer.seconds else "",
+        bytes_text(answer.sent_bytes),
+        bytes_text(answer.carried_bytes),
+        f"{answer.seconds / least:.3g} ×" if least > 0 else "",
+    ]

@@ -11,7 +11,6 @@ from shardscope.analytic.communication import ALGORITHMS
 from shardscope_widgets.figures import _communication as info
 from shardscope_widgets.figures import _communication_look as look
 from shardscope_widgets.figures import _communication_plots as plots
-from shardscope_widgets.figures import _efficiency as efficiency
 from shardscope_widgets.figures._communication import CommunicationQuestion
 from shardscope_widgets.figures._who_sends import has_picture, picture, round_text, who_sends_svg
 from shardscope_widgets.kit.live_figure import LiveFigure
@@ -28,9 +27,9 @@ def _draw_curves(shown: info.CostCurvesInfo) -> Drawing:
 def _draw_efficiency(question: CommunicationQuestion) -> Drawing:
     shown = info.efficiency_info(question)
     return (
-        efficiency.efficiency_traces(shown),
-        efficiency.efficiency_layout(shown),
-        efficiency.efficiency_text(shown),
+        plots.efficiency_traces(shown),
+        plots.efficiency_layout(shown),
+        plots.efficiency_text(shown),
     )
 
 

@@ -77,7 +77,7 @@ def draw_accuracy(info: AccuracyInfo) -> go.Figure:
         for number, text in info.constants
     ]
     return theme.style(
-        figure, height=340, legend=theme.LEGEND_ABOVE, margin={"l": 8, "r": 12, "t": 90, "b": 8},
+        figure, height=340, head=90,
         annotations=notes, shapes=[theme.rule(theme.GREY, y=1.0, width=1.5), *starts],
         xaxis=theme.axis("runs, in the order of their launch", range=[0.4, len(info.points) + 0.6], tickformat="d"),
         yaxis=theme.axis(

@@ -149,9 +149,7 @@ def draw_batch_sweep(info: SweepInfo) -> go.Figure:
         ],
         showlegend=True,
     )  # fmt: skip
-    return theme.style(
-        figure, height=436, legend=theme.LEGEND_ABOVE, margin={"l": 8, "r": 12, "t": 94, "b": 8}
-    )
+    return theme.style(figure, height=436, head=94)
 
 
 def _critical_rules(info: SweepInfo) -> list[dict[str, Any]]:

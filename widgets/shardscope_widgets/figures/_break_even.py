@@ -19,7 +19,7 @@ from shardscope.measure.compression.break_even import BUSY, BreakEven
 from shardscope.spec.look import DASHES
 from shardscope.spec.units import bit_rate_text
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures._compression_look import method_look
+from shardscope_widgets.figures.theme import method_look
 from shardscope_widgets.words import bytes_text, count_text, duration_text, listed, plural
 
 ANY_LINK = "any link"
@@ -151,8 +151,14 @@ def _levels(info: BreakEvenInfo, workers: int) -> str:
     return "; ".join(parts)
 
 
-def draw(info: BreakEvenInfo) -> go.Figure:
-    """Draw one line per method, with logarithmic axes; the top of the chart stands for any link."""
+def break_even(found: BreakEven, *, here: tuple[int, float | str] | None = None) -> go.Figure:
+    """Draw the break-even bandwidth of each method against the number of workers.
+
+    Args:
+        found: Result of `ss.break_even`.
+        here: Number of workers and bandwidth of a link to mark, in bytes per second or as text with a unit.
+    """
+    info = break_even_info(found, here=here)
     levels = [bits for line in info.lines for bits in (*line.bits_per_s, *line.low_bits_per_s) if bits]
     levels += [info.here[1]] if info.here else []
     low = np.log10(min([*levels, 1e8])) - 0.2
@@ -217,13 +223,3 @@ def _here(workers: int, bits: float) -> go.Scatter:
         x=[workers], y=[bits], name="this link", mode="markers", hoverinfo="name",
         marker={"symbol": "x", "size": 13, "color": "#d1495b", "line": {"width": 2, "color": "#fff"}},
     )  # fmt: skip
-
-
-def break_even(found: BreakEven, *, here: tuple[int, float | str] | None = None) -> go.Figure:
-    """Draw the break-even bandwidth of each method against the number of workers.
-
-    Args:
-        found: Result of `ss.break_even`.
-        here: Number of workers and bandwidth of a link to mark, in bytes per second or as text with a unit.
-    """
-    return draw(break_even_info(found, here=here))

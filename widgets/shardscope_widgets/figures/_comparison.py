@@ -98,8 +98,9 @@ def _row(trace: Trace, look: theme.RunStyle) -> RunRow:
     )  # fmt: skip
 
 
-def draw(rows: Sequence[RunRow]) -> go.Figure:
-    """Draw step time, bytes and growth of process memory as three groups of horizontal bars."""
+def comparison(traces: Sequence[Trace]) -> go.Figure:
+    """Draw step time, bytes sent per step and growth of process memory of several runs as bars."""
+    rows = comparison_info(traces)
     panels = (
         ("step_time_s", "s", [row.step_time_s for row in rows]),
         ("bytes_per_step", "B", [row.bytes_per_step for row in rows]),
@@ -149,8 +150,3 @@ def draw(rows: Sequence[RunRow]) -> go.Figure:
         )
         figure.add_annotation(theme.note(heading, x=left, y=1) | {"yshift": 6, "align": "left"})
     return theme.style(figure, height=106 + 30 * max(2, len(rows))).update_layout(margin_t=48)
-
-
-def comparison(traces: Sequence[Trace]) -> go.Figure:
-    """Draw step time, bytes sent per step and growth of process memory of several runs as bars."""
-    return draw(comparison_info(traces))

@@ -20,9 +20,9 @@ from shardscope.runlog.spans import covered
 from shardscope.runlog.steps import StepKinds, per_step
 from shardscope.spec.settings import uncompressed_baseline
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures._compression_look import method_look
 from shardscope_widgets.figures._ghosts import Gap, Ghost, diamonds, largest_gap
 from shardscope_widgets.figures._timeline import COMPUTE
+from shardscope_widgets.figures.theme import method_look
 from shardscope_widgets.trace import Trace, TraceSpan, named_apart
 from shardscope_widgets.words import bytes_text, duration_text, listed, plural
 
@@ -218,8 +218,7 @@ def draw_compression(info: CompressionInfo) -> go.Figure:
     return theme.style(
         figure,
         height=320,
-        legend=theme.LEGEND_ABOVE,
-        margin={"l": 8, "r": 12, "t": 92, "b": 8},
+        head=92,
     )
 
 

@@ -11,16 +11,17 @@ import plotly.graph_objects as go
 
 from shardscope.measure.compare_runs.view import DIVERGED
 from shardscope.runlog.figures import loss_text
+from shardscope.spec.units import plural
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures._compression_look import method_look
-from shardscope_widgets.figures._resizes import resize_notes
-from shardscope_widgets.figures.theme import RunStyle
+from shardscope_widgets.figures.theme import RunStyle, method_look
 from shardscope_widgets.trace import Trace, named_apart
 
 MOST_POINTS = 600
 """Maximum number of points per curve; for longer runs, only every second, third, ... step is drawn."""
 FEW_POINTS = 8
 """Number of steps below which each step has a marker."""
+_MOST_RESIZES = 12
+"""Maximum number of marks at changes of the number of ranks: the newest ones of all runs together."""
 SMOOTHING = 10
 """Default span of the exponential average, in steps."""
 
@@ -267,3 +268,22 @@ def throughput(traces: Sequence[Trace]) -> go.Figure:
 def traffic(traces: Sequence[Trace]) -> go.Figure:
     """Draw the bytes that several runs sent in each step."""
     return draw(traffic_info(traces))
+
+
+def resize_notes(info: RunCurvesInfo, *, x: str = "x", y: str = "y") -> list[dict[str, Any]]:
+    """Return a mark at the step axis for each change of the number of ranks, with the new number.
+
+    Args:
+        info: The curves.
+        x: Plotly reference of the step axis.
+        y: Plotly reference of the value axis.
+    """
+    changes = [(step, curve, ranks) for curve in info.curves for step, ranks in curve.resizes]
+    return [
+        {
+            "text": plural(ranks, "rank") if len(info.curves) == 1 else f"{curve.label}: {plural(ranks, 'rank')}",
+            "x": step, "xref": x, "y": 0, "yref": f"{y} domain", "ax": 0, "ay": -16, "showarrow": True, "arrowhead": 0,
+            "arrowwidth": 1, "arrowcolor": curve.look.colour, "font": {"size": 11, "color": theme.GREY},
+        }
+        for step, curve, ranks in sorted(changes, key=lambda change: change[0])[-_MOST_RESIZES:]
+    ]  # fmt: skip

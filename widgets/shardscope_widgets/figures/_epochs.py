@@ -66,8 +66,13 @@ def _cached(row: EpochRow) -> str:
     )
 
 
-def draw_epochs(info: EpochsInfo) -> go.Figure:
-    """Draw a bar per epoch: on the left the time of a step, on the right the hit rate of the cache."""
+def epochs(found: Epochs) -> go.Figure:
+    """Draw the time of a step and the hit rate in each epoch.
+
+    Example:
+        >>> epochs(run.reduced().epochs)  # doctest: +SKIP
+    """
+    info = epochs_info(found)
     numbers = [row.number for row in info.rows]
     rates = [row.hit_rate for row in info.rows]
     figure = go.Figure(
@@ -98,12 +103,3 @@ def draw_epochs(info: EpochsInfo) -> go.Figure:
         showlegend=False,
     )
     return theme.style(figure, height=260)
-
-
-def epochs(found: Epochs) -> go.Figure:
-    """Draw the time of a step and the hit rate in each epoch.
-
-    Example:
-        >>> epochs(run.reduced().epochs)  # doctest: +SKIP
-    """
-    return draw_epochs(epochs_info(found))

@@ -8,7 +8,6 @@ from typing import Any
 import plotly.graph_objects as go
 
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures._fault_resizes import Resized
 from shardscope_widgets.figures._faults import (
     DETECTION,
     LOST,
@@ -19,6 +18,7 @@ from shardscope_widgets.figures._faults import (
     FaultBar,
     FaultsInfo,
     Incident,
+    Resized,
     faults_info,
 )
 from shardscope_widgets.figures.theme import RunStyle
@@ -211,10 +211,7 @@ def _beside(at_s: float, info: FaultsInfo) -> dict[str, Any]:
 
 def empty_faults() -> go.Figure:
     """Return the figure without data, as the template of a live figure."""
-    return theme.style(
-        go.Figure(), height=_HEAD_PX + _FOOT_PX + _STEPS_PX, barmode="overlay", legend=theme.LEGEND_ABOVE,
-        margin={"l": 8, "r": 12, "t": _HEAD_PX, "b": 8},
-    )  # fmt: skip
+    return theme.style(go.Figure(), height=_HEAD_PX + _FOOT_PX + _STEPS_PX, barmode="overlay", head=_HEAD_PX)
 
 
 def draw_faults(info: FaultsInfo) -> go.Figure:

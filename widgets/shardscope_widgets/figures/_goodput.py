@@ -144,9 +144,7 @@ def draw_goodput(info: GoodputInfo) -> go.Figure:
             | {"xref": "x", "font": {"size": 11.5, "color": theme.GREY}, "xshift": 4, "yanchor": "top"}
         ],
     )
-    return theme.style(
-        figure, height=320, legend=theme.LEGEND_ABOVE, margin={"l": 8, "r": 12, "t": 44, "b": 8}
-    )
+    return theme.style(figure, height=320, head=44)
 
 
 def goodput(

@@ -186,8 +186,13 @@ def lineage_text(info: LineageInfo) -> str:
 # Drawing.
 
 
-def draw_lineage(info: LineageInfo) -> go.Figure:
-    """Draw the tree: one dot per interval of a member, joined to the dot whose checkpoint it resumed from."""
+def lineage(population: Population, objective: str | None = None) -> go.Figure:
+    """Draw the lineage of a population: which members kept their weights and which copied others, coloured by score.
+
+    Example:
+        >>> lineage(ss.Population("runs/20261121-190000-population-ring-mlp"))  # doctest: +SKIP
+    """
+    info = lineage_info(population, objective)
     figure = go.Figure([*_lines(info), *_dots(info)])
     last = max((node.interval for node in info.nodes), default=1)
     figure.update_layout(
@@ -198,9 +203,11 @@ def draw_lineage(info: LineageInfo) -> go.Figure:
         yaxis=theme.axis(showgrid=False, showticklabels=False, showline=False, range=[info.rows - 0.3, -0.7]),
     )  # fmt: skip
     return theme.style(
-        figure, height=max(220, _EDGES + _ROW * info.rows), margin={"l": 8, "r": 12, "t": 40, "b": 8},
+        figure,
+        height=max(220, _EDGES + _ROW * info.rows),
+        head=40,
         legend=theme.LEGEND_ABOVE | {"itemsizing": "constant"},
-    )  # fmt: skip
+    )
 
 
 def _lines(info: LineageInfo) -> list[go.Scatter]:
@@ -296,12 +303,3 @@ def _colour_bar(info: LineageInfo, scored: Sequence[Node], shares: Sequence[floa
         "title": {"text": info.objective, "side": "top"}, "thickness": 12, "len": 0.9, "outlinewidth": 0,
         "tickvals": [share for share, _ in ticks], "ticktext": [three_digits(score) for _, score in ticks],
     }  # fmt: skip
-
-
-def lineage(population: Population, objective: str | None = None) -> go.Figure:
-    """Draw the lineage of a population: which members kept their weights and which copied others, coloured by score.
-
-    Example:
-        >>> lineage(ss.Population("runs/20261121-190000-population-ring-mlp"))  # doctest: +SKIP
-    """
-    return draw_lineage(lineage_info(population, objective))

@@ -55,11 +55,7 @@ def _sentence(run: RunBars) -> str:
     )
 
 
-def draw(info: LinksInfo) -> go.Figure:
-    """Draw a stacked bar of the bytes sent and received by each rank."""
-    return draw_stacks(info.runs, LAYERS)
-
-
 def links(traces: Sequence[Trace]) -> go.Figure:
     """Draw the bytes sent and received over each rank's link in its newest step."""
-    return draw(links_info(traces))
+    info = links_info(traces)
+    return draw_stacks(info.runs, LAYERS)

@@ -76,8 +76,9 @@ def lr_range_text(info: LrRangeInfo) -> str:
     )
 
 
-def draw_lr_range(info: LrRangeInfo) -> go.Figure:
-    """Draw the loss against the learning rate on a logarithmic axis, with a line at each marked rate."""
+def lr_range(test: LrRange) -> go.Figure:
+    """Draw the result of ``shardscope.lr_range_test``."""
+    info = lr_range_info(test)
     hover = "rate %{x:.2e}: loss %{y:.4g}<extra></extra>"
     figure = go.Figure(
         [
@@ -110,8 +111,3 @@ def _mark(info: LrRangeInfo, mark: Mark) -> go.Scatter:
         x=[mark.lr, mark.lr], y=[info.bottom, info.top], mode="lines", line=line, name=f"{mark.name}, {mark.lr:.2g}",
         hovertemplate=f"{mark.name}: {mark.lr:.3g}<extra></extra>",
     )  # fmt: skip
-
-
-def lr_range(test: LrRange) -> go.Figure:
-    """Draw the result of ``shardscope.lr_range_test``."""
-    return draw_lr_range(lr_range_info(test))

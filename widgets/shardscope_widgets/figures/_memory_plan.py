@@ -132,18 +132,14 @@ def figure_dict(info: MemoryPlanInfo) -> dict[str, Any]:
     return {"data": [*_traces(info), _totals(info)], "layout": _layout(info, 1.13 * most)}
 
 
-def draw(info: MemoryPlanInfo) -> go.Figure:
-    """Draw a stacked bar per pipeline stage, with a dashed line at the capacity of a device."""
-    return go.Figure(figure_dict(info))
-
-
 def memory_plan(memory: Term, *, capacity_bytes: float, device: str = "") -> go.Figure:
     """Draw the predicted memory of each pipeline stage by block, with a dashed line at the capacity of a device.
 
     Example:
         >>> memory_plan(memory_term(model, layout), capacity_bytes=80e9, device="A100 80GB")  # doctest: +SKIP
     """
-    return draw(memory_plan_info(memory, capacity_bytes=capacity_bytes, device=device))
+    info = memory_plan_info(memory, capacity_bytes=capacity_bytes, device=device)
+    return go.Figure(figure_dict(info))
 
 
 def _traces(info: MemoryPlanInfo) -> list[dict[str, Any]]:

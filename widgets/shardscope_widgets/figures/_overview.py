@@ -1,4 +1,4 @@
-"""Loss, throughput, bytes sent and memory of several runs: four plots in one figure.
+"""Loss, throughput, bytes sent and memory of several runs: four plots in one figure, and the memory alone.
 
 The figure has a fixed number of slots for runs (`MOST_RUNS`), and each slot always has the same traces, so that
 updates of a live figure only change values and never add traces.
@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from shardscope.runlog.figures import FIGURES
-from shardscope_widgets.figures import _curves, _memory, theme
-from shardscope_widgets.figures._curves import PLAIN, SMOOTHING, LossView, RunCurvesInfo
-from shardscope_widgets.figures._memory import MemoryInfo
-from shardscope_widgets.figures._resizes import resize_notes
-from shardscope_widgets.trace import Trace
+from shardscope_widgets.figures import _curves, theme
+from shardscope_widgets.figures._curves import PLAIN, SMOOTHING, LossView, RunCurvesInfo, resize_notes
+from shardscope_widgets.figures.theme import RunStyle
+from shardscope_widgets.trace import Trace, named_apart
 
 MOST_RUNS = 8
 TRACES_A_RUN = 6
@@ -61,7 +60,7 @@ def overview_info(
         _curves.loss_info(shown, view),
         _curves.throughput_info(shown),
         _curves.traffic_info(shown),
-        _memory.memory_info(shown),
+        memory_info(shown),
     )
 
 
@@ -75,7 +74,7 @@ def run_properties(info: OverviewInfo) -> list[list[dict[str, Any]]]:
             for line in _curves.curve_lines(curves.curves[index], curves.unit)
         ]
         traffic = _curves.curve_lines(info.traffic.curves[index], "B")[1]
-        places.append([*lines, traffic, _memory.memory_bars(info.memory.runs[index])])
+        places.append([*lines, traffic, memory_bars(info.memory.runs[index])])
     return [
         [line | {"showlegend": number == 1, "visible": True} for number, line in enumerate(p)] for p in places
     ]
@@ -121,13 +120,14 @@ def empty(figure: go.Figure, places: int = MOST_RUNS) -> go.Figure:
         xaxis3=theme.axis("step", domain=_LEFT, anchor="y3", matches="x"),
         yaxis3=_curves.value_axis("B") | {"domain": _BOTTOM, "anchor": "x3"},
         xaxis4=theme.axis(domain=_RIGHT, anchor="y4", showgrid=False, type="category"),
-        yaxis4=_memory.memory_axis() | {"domain": _BOTTOM, "anchor": "x4"},
+        yaxis4=memory_axis() | {"domain": _BOTTOM, "anchor": "x4"},
     )
     return theme.style(figure, height=HEIGHT, barmode="group", bargap=0.35, bargroupgap=0.08)
 
 
-def draw(info: OverviewInfo) -> go.Figure:
-    """Draw the four plots, with one slot per run."""
+def overview(traces: Sequence[Trace], *, smoothing: int = SMOOTHING, is_log: bool = False) -> go.Figure:
+    """Draw loss, throughput, bytes sent and memory growth of any number of runs; see `loss` for the options."""
+    info = overview_info(traces, most=None, view=LossView(smoothing, is_log))
     places = run_properties(info)
     figure = empty(go.Figure(), len(places))
     for index, properties in enumerate(line for place in places for line in place):
@@ -138,6 +138,54 @@ def draw(info: OverviewInfo) -> go.Figure:
     return figure.update_layout(height=HEIGHT - 40 + head, margin_t=head, legend=theme.LEGEND_ABOVE)
 
 
-def overview(traces: Sequence[Trace], *, smoothing: int = SMOOTHING, is_log: bool = False) -> go.Figure:
-    """Draw loss, throughput, bytes sent and memory growth of any number of runs; see `loss` for the options."""
-    return draw(overview_info(traces, most=None, view=LossView(smoothing, is_log)))
+class MemoryBars(NamedTuple):
+    """Peak memory of the processes of one run, in bytes, by rank."""
+
+    label: str
+    look: RunStyle
+    ranks: tuple[int, ...]
+    process_bytes: tuple[int, ...]
+
+
+class MemoryInfo(NamedTuple):
+    """Peak memory of several runs, with one set of bars per run."""
+
+    runs: tuple[MemoryBars, ...]
+
+
+def memory_info(traces: Sequence[Trace]) -> MemoryInfo:
+    """Return the peak memory of each rank's process so far, for each run."""
+    looks = theme.run_looks(traces)
+    return MemoryInfo(tuple(map(_bars, named_apart(traces), looks)))
+
+
+def _bars(trace: Trace, look: RunStyle) -> MemoryBars:
+    ranks = tuple(sorted(trace.peak_memory))
+    return MemoryBars(trace.label, look, ranks, tuple(trace.peak_memory[rank] for rank in ranks))
+
+
+def memory_bars(bars: MemoryBars) -> dict[str, Any]:
+    """Return the trace properties of one run's bars."""
+    return {
+        "x": [f"rank {rank}" for rank in bars.ranks],
+        "y": bars.process_bytes,
+        "name": bars.label,
+        "marker": theme.striped(bars.look, white=0.65, size=6, solidity=0.25) | {"line": {"width": 0}},
+        "hovertemplate": "%{fullData.name}<br>%{x}: %{y:.3s}B<extra></extra>",
+        "legendgroup": bars.label,
+    }
+
+
+def memory_axis() -> dict[str, Any]:
+    """Return settings of the value axis for memory bars."""
+    return theme.axis(tickformat="~s", ticksuffix="B", rangemode="tozero", nticks=5)
+
+
+def memory(traces: Sequence[Trace]) -> go.Figure:
+    """Draw the peak memory of each rank's process, for several runs."""
+    figure = go.Figure([go.Bar(memory_bars(bars)) for bars in memory_info(traces).runs])
+    figure.update_layout(
+        xaxis=theme.axis(showgrid=False),
+        yaxis=memory_axis() | {"title": {"text": FIGURES["process_bytes"].title}},
+    )
+    return theme.style(figure, height=320, showlegend=True)

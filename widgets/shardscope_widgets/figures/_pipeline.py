@@ -228,10 +228,7 @@ def draw_gantt(info: GanttInfo) -> go.Figure:
         annotations=[theme.note(gantt_title(info), x=0, y=1) | {"yshift": 4}] if info.ops else [],
         uniformtext={"minsize": 9, "mode": "hide"},
     )
-    return theme.style(
-        figure, height=116 + ROW_PX * len(info.ranks), barmode="overlay", margin={"l": 8, "r": 12, "t": 62, "b": 8},
-        legend=theme.LEGEND_ABOVE,
-    )  # fmt: skip
+    return theme.style(figure, height=116 + ROW_PX * len(info.ranks), barmode="overlay", head=62)
 
 
 def _ghosts(info: GanttInfo) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
-"""A bar chart of a run next to its prediction: bytes by collective, memory by type, step time by part."""
+"""Bar charts of predicted beside measured values: the bytes, memory and time of one run, and step times of several."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import plotly.graph_objects as go
@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from shardscope.measure.compare.view import error_text, heading_of, value_text
 from shardscope.spec.units import suitable_unit
 from shardscope_widgets.figures import theme
+from shardscope_widgets.words import duration_text
 
 if TYPE_CHECKING:
     from shardscope.measure.compare.comparison import ComparedTerm, Comparison
@@ -23,6 +24,7 @@ LOOKS: Mapping[str, theme.RunStyle] = {
 }
 _ROW, _HEADING, _AXIS = 30, 40, 34
 """Heights of a term, a panel heading and a panel axis, in pixels."""
+_STEP_ROW, _STEP_FRAME = 26, 92
 
 
 class ComparedPanel(NamedTuple):
@@ -79,8 +81,13 @@ def _panel(comparison: Comparison, rows: list[ComparedTerm]) -> ComparedPanel:
     )
 
 
-def draw_compared(info: ComparedInfo) -> go.Figure:
-    """Draw the figure for `info`: panels one below the other, with errors on the right."""
+def compared(comparison: Comparison) -> go.Figure:
+    """Draw a run next to its prediction, with the error of each term.
+
+    Example:
+        >>> compared(ss.compare(run))  # doctest: +SKIP
+    """
+    info = compared_info(comparison)
     figure = go.Figure()
     heights = [_HEADING + _ROW * len(panel.terms) + _AXIS for panel in info.panels]
     total, top = max(sum(heights), 1), 0
@@ -139,10 +146,42 @@ def _bars(
     }
 
 
-def compared(comparison: Comparison) -> go.Figure:
-    """Draw a run next to its prediction, with the error of each term.
+class StepTimesRow(NamedTuple):
+    """One job: its name, and its step times in seconds; None for those that are not known."""
+
+    label: str
+    predicted: float | None
+    simulated: float | None = None
+    measured: float | None = None
+
+
+def step_times(rows: Sequence[StepTimesRow]) -> go.Figure:
+    """Draw a bar for each step time that is known, grouped by job in the order of `rows`.
 
     Example:
-        >>> compared(ss.compare(run))  # doctest: +SKIP
+        >>> step_times([StepTimesRow("ring", ss.predict(job).step_time_s)])  # doctest: +SKIP
     """
-    return draw_compared(compared_info(comparison))
+    columns = [name for name in LOOKS if any(getattr(row, name, None) is not None for row in rows)]
+    figure = go.Figure([_step_bars(rows, name) for name in columns])
+    figure.update_layout(
+        xaxis=theme.axis(tickformat="~s", ticksuffix="s", rangemode="tozero", nticks=6),
+        yaxis=theme.axis(
+            autorange="reversed", type="category", showgrid=False, fixedrange=True, ticklabelstandoff=6
+        ),
+    )
+    height = _STEP_FRAME + _STEP_ROW * max(1, len(columns)) * len(rows)
+    return theme.style(
+        figure, height=height, barmode="group", legend=theme.LEGEND_ABOVE, bargroupgap=0.06,
+        margin={"l": 8, "r": 70, "t": 44, "b": 8},
+    )  # fmt: skip
+
+
+def _step_bars(rows: Sequence[StepTimesRow], name: str) -> go.Bar:
+    values = [getattr(row, name) for row in rows]
+    texts = ["" if value is None else f" {duration_text(value)}" for value in values]
+    return go.Bar(
+        x=values, y=[row.label for row in rows], orientation="h", name=name, text=texts, textposition="outside",
+        textfont={"size": 11, "color": theme.GREY}, cliponaxis=False,
+        marker=theme.striped(LOOKS[name], size=5, solidity=0.25),
+        hovertemplate=f"<b>%{{y}}</b>, {name}:%{{text}}<extra></extra>",
+    )  # fmt: skip

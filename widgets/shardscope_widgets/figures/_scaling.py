@@ -71,8 +71,13 @@ def scaling_text(info: ScalingInfo) -> str:
     return " ".join(said)
 
 
-def draw_scaling(info: ScalingInfo) -> go.Figure:
-    """Draw the step times on the left and the efficiencies on the right."""
+def scaling(found: Scaling) -> go.Figure:
+    """Draw step time and efficiency by number of workers.
+
+    Args:
+        found: A result of `shardscope.scaling` or `shardscope.extrapolate`.
+    """
+    info = scaling_info(found)
     figure = go.Figure()
     for line in info.lines:
         if line.low:
@@ -83,7 +88,7 @@ def draw_scaling(info: ScalingInfo) -> go.Figure:
     text = [f"{number:,}" for number in every]
     x: dict[str, Any] = {"type": "log", "tickvals": every, "ticktext": text, "tickangle": 0}
     return theme.style(
-        figure, height=340, legend=theme.LEGEND_ABOVE, margin={"l": 8, "r": 12, "t": 80, "b": 8},
+        figure, height=340, head=80,
         annotations=[heading("Step time", HALVES[0][0]), heading("Efficiency", HALVES[1][0])],
         xaxis=theme.axis("workers", domain=HALVES[0], anchor="y", **x),
         xaxis2=theme.axis("workers", domain=HALVES[1], anchor="y2", **x),
@@ -122,12 +127,3 @@ def _band(line: ScalingLine) -> go.Scatter:
         x=[*line.workers, *line.workers[::-1]], y=[*line.high, *line.low[::-1]], mode="lines", fill="toself",
         line={"width": 0, "color": _COLOURS[line.kind]}, opacity=0.25, showlegend=False, hoverinfo="skip",
     )  # fmt: skip
-
-
-def scaling(found: Scaling) -> go.Figure:
-    """Draw step time and efficiency by number of workers.
-
-    Args:
-        found: A result of `shardscope.scaling` or `shardscope.extrapolate`.
-    """
-    return draw_scaling(scaling_info(found))

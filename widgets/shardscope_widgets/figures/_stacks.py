@@ -78,7 +78,7 @@ def draw_stacks(
     row_px = max(_FEWEST_PX, min(_ROW_PX, _ROW_PX * _ROOMY / (lowest + 0.6)))
     return theme.style(
         figure, height=round(_HEAD_PX + _FOOT_PX + row_px * (lowest + 0.6)), barmode="stack",
-        margin={"l": 8, "r": 12, "t": _HEAD_PX, "b": 8}, legend=theme.LEGEND_ABOVE,
+        head=_HEAD_PX,
     )  # fmt: skip
 
 

@@ -58,10 +58,7 @@ def draw_step_parts(info: StepPartsInfo) -> go.Figure:
         shapes=[] if info.alone_s is None else [theme.rule(theme.GREY, x=info.alone_s)],
     )
     height = _FRAME_PX + _ROW_PX * max(2, len(info.rows))
-    return theme.style(
-        figure, height=height, barmode="stack", legend=theme.LEGEND_ABOVE,
-        margin={"l": 8, "r": 12, "t": 72, "b": 8},
-    )  # fmt: skip
+    return theme.style(figure, height=height, barmode="stack", head=72)
 
 
 def _layer(name: str, look: RunStyle, rows: Sequence[StepPartsRow]) -> go.Bar:

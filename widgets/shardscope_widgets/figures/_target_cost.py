@@ -42,8 +42,15 @@ def target_cost_text(info: TargetCostInfo) -> str:
     )
 
 
-def draw_target_cost(info: TargetCostInfo) -> go.Figure:
-    """Draw steps against samples as a curve over batch sizes, with the critical batch size and `batches` marked."""
+def target_cost(*, min_steps: float, critical_batch: float, batches: Sequence[int] = ()) -> go.Figure:
+    """Draw how many steps and samples reach a target, by batch size.
+
+    Args:
+        min_steps: Fewest steps that reach the target, with a batch of any size.
+        critical_batch: Critical batch size, in samples.
+        batches: Batch sizes to mark, in samples.
+    """
+    info = target_cost_info(min_steps=min_steps, critical_batch=critical_batch, batches=batches)
     marked = [*info.batches, info.critical_batch]
     samples, steps = info.cost(np.geomspace(min(marked) / _BEYOND, max(marked) * _BEYOND, _POINTS).tolist())
     figure = go.Figure(
@@ -56,7 +63,7 @@ def draw_target_cost(info: TargetCostInfo) -> go.Figure:
     ])  # fmt: skip
     heading = f"<b>Cost of a target</b>  <span style='font-size:11px'>if {info.min_steps:g} steps are the fewest</span>"
     return theme.style(
-        figure, height=360, legend=theme.LEGEND_ABOVE, margin={"l": 8, "r": 12, "t": 66, "b": 8},
+        figure, height=360, head=66,
         annotations=[theme.note(heading, x=0, y=1) | {"yshift": 6}],
         xaxis=theme.axis("samples to the target", type="log", dtick=1),
         yaxis=theme.axis("steps to the target", type="log", dtick=1),
@@ -79,16 +86,3 @@ def target_cost_info(
 ) -> TargetCostInfo:
     """Return the data of the figure; the arguments are those of `target_cost`."""
     return TargetCostInfo(min_steps, critical_batch, tuple(batches))
-
-
-def target_cost(*, min_steps: float, critical_batch: float, batches: Sequence[int] = ()) -> go.Figure:
-    """Draw how many steps and samples reach a target, by batch size.
-
-    Args:
-        min_steps: Fewest steps that reach the target, with a batch of any size.
-        critical_batch: Critical batch size, in samples.
-        batches: Batch sizes to mark, in samples.
-    """
-    return draw_target_cost(
-        target_cost_info(min_steps=min_steps, critical_batch=critical_batch, batches=batches)
-    )

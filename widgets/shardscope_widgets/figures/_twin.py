@@ -260,18 +260,7 @@ def _row_name(row: TwinRow) -> str:
 
 def empty_twin() -> go.Figure:
     """Return the chart without rows, as the template of a live figure."""
-    return theme.style(
-        go.Figure(), height=_FRAME + _ROW, barmode="overlay", legend=theme.LEGEND_ABOVE,
-        margin={"l": 8, "r": 12, "t": 44, "b": 8},
-    )  # fmt: skip
-
-
-def draw_twin(info: TwinInfo) -> go.Figure:
-    """Draw the figure for `info`."""
-    traces, layout = twin_parts(info)
-    figure = empty_twin()
-    figure.add_traces(traces)
-    return figure.update_layout(layout)
+    return theme.style(go.Figure(), height=_FRAME + _ROW, barmode="overlay", head=44)
 
 
 def twin(
@@ -282,4 +271,8 @@ def twin(
     Example:
         >>> twin(run.step_events(), ss.simulate(run.job).timeline)  # doctest: +SKIP
     """
-    return draw_twin(twin_info(measured, simulated, predicted))
+    info = twin_info(measured, simulated, predicted)
+    traces, layout = twin_parts(info)
+    figure = empty_twin()
+    figure.add_traces(traces)
+    return figure.update_layout(layout)

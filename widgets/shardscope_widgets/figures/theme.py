@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from shardscope.spec import run_names
-from shardscope.spec.look import DASHES
+from shardscope.spec import Compression, registry, run_names
+from shardscope.spec.look import DASHES, MethodStyle
 from shardscope.spec.run_names import strategy_colour
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AXIS", "DASHES", "FONT", "GREY", "GRID", "HOVER", "IDLE", "LEGEND_ABOVE", "MEMORY_LOOKS", "MODEBAR",
     "MODEBAR_WIDTH", "OP_LOOKS", "PATTERNS", "RunStyle", "SPAN_LOOKS", "axis", "blank", "empty", "heading", "ink_on",
-    "look", "note", "rule", "run_looks", "span_look", "strategy_colour", "striped", "style", "tint",
+    "look", "method_look", "note", "rule", "run_looks", "span_look", "strategy_colour", "striped", "style", "tint",
 ]  # fmt: skip
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 GREY = "#757a83"
@@ -137,6 +137,15 @@ def run_looks(traces: Sequence[Trace]) -> list[RunStyle]:
     return [RunStyle(look.colour, DASHES[look.place], PATTERNS[look.place]) for look in looks]
 
 
+def method_look(name: str) -> MethodStyle:
+    """Return the plot style of a compression method; an unknown one gets a spare colour that depends only on its name.
+
+    A family of methods shares a hue; its methods differ in brightness, dash and marker.
+    """
+    method = registry.find(Compression, name)
+    return method.look if method else MethodStyle(strategy_colour(name), "dash", "x")
+
+
 def axis(title: str = "", **settings: Any) -> dict[str, Any]:
     """Return settings of one axis in the common style."""
     look = {
@@ -150,8 +159,14 @@ def axis(title: str = "", **settings: Any) -> dict[str, Any]:
     return look | settings
 
 
-def look(*, height: int, **layout: Any) -> dict[str, Any]:
-    """Return the layout of the common style, overridden by `layout`; `height` is in pixels."""
+def look(*, height: int, head: int | None = None, **layout: Any) -> dict[str, Any]:
+    """Return the layout of the common style, overridden by `layout`.
+
+    Args:
+        height: Height in pixels.
+        head: Space above the plots in pixels, with the legend at the top of the figure; None for the usual legend.
+        layout: Settings of Plotly's layout.
+    """
     common: dict[str, Any] = {
         "height": height,
         "autosize": True,
@@ -174,13 +189,15 @@ def look(*, height: int, **layout: Any) -> dict[str, Any]:
         "modebar": MODEBAR,
         "annotationdefaults": {"arrowcolor": GREY},
     }
+    if head is not None:
+        common |= {"legend": LEGEND_ABOVE, "margin": {"l": 8, "r": 12, "t": head, "b": 8}}
     settings = common | layout
     margin = settings["margin"]
     return settings | {"margin": margin | {"r": max(margin.get("r", 0), MODEBAR_WIDTH)}}
 
 
 def style(figure: go.Figure, *, height: int, **layout: Any) -> go.Figure:
-    """Apply the common style to `figure` and return it; `height` is in pixels."""
+    """Apply the common style to `figure` and return it; the settings are those of `look`."""
     return figure.update_layout(**look(height=height, **layout))
 
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import ipywidgets as widgets
+
 from shardscope.spec import Job, Link
 from shardscope.tuning.objectives import QUALITIES
 from shardscope.tuning.records import NOT_BEGUN, TrialRecord
@@ -14,11 +16,13 @@ from shardscope_widgets.figures._front import front_info
 from shardscope_widgets.figures._trial_curves import trial_curves_info
 from shardscope_widgets.figures._trials import TrialInfo, objective_text
 from shardscope_widgets.kit.guard import Guard
+from shardscope_widgets.trace import Trace
+from shardscope_widgets.training_lab.live import LiveView
+from shardscope_widgets.training_lab.panels import Panels
 from shardscope_widgets.tuning_lab import _words
 from shardscope_widgets.tuning_lab._chosen import Watched
 from shardscope_widgets.tuning_lab._fit import ImportancesFit
 from shardscope_widgets.tuning_lab._relink import PENDING, Relinker, notes_of
-from shardscope_widgets.tuning_lab._run_view import RunView
 from shardscope_widgets.tuning_lab._screen import TABS, TuningScreen
 from shardscope_widgets.tuning_lab._study import Shown
 
@@ -163,3 +167,28 @@ class Pictures:
         self._screen.run_box.children = ()
         self._screen.chosen.show_code(None)
         self._screen.chosen.figures.value = ""
+
+
+class RunView:
+    """View of one run; created only when a run is first opened, because its figures are large."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.live, self.panels = LiveView(), Panels()
+        self.live.focus.layout.display = "none"
+        self.box = widgets.VBox([self.live.box, self.panels.box])
+        self._trace: Trace | None = None
+        for control in (self.live.window, self.live.follow, self.live.last_step):
+            control.observe(guard.callback(self._redraw), "value")
+
+    def draw(self, trace: Trace) -> None:
+        """Draw the run `trace`."""
+        self._trace = trace
+        self.live.draw_overview([trace])
+        self._redraw()
+
+    def _redraw(self) -> None:
+        if self._trace is None or self.live.is_offering:
+            return
+        last = None if self.live.follow.value else self.live.last_step.value
+        self.live.draw_timeline(self._trace)
+        self.panels.draw(self._trace, [self._trace], last_step=last)

@@ -8,7 +8,6 @@ gradients saves time.
 """
 
 from shardscope.analytic.communication.algorithms import ALGORITHMS, OPS
-from shardscope.analytic.communication.all_reduce import all_reduce_bytes
 from shardscope.analytic.communication.collective import (
     CollectiveCost,
     collective_outcome,
@@ -32,6 +31,7 @@ from shardscope.analytic.communication.parameter_server import (
 )
 from shardscope.analytic.communication.pipeline import pipeline_bytes, tied_bytes
 from shardscope.analytic.communication.ring import (
+    all_reduce_bytes,
     chunk_sizes,
     group_strides,
     ring_all_gather_bytes,
@@ -39,8 +39,8 @@ from shardscope.analytic.communication.ring import (
     ring_reduce_scatter_bytes,
     ring_time,
     spanning_link,
+    stepwise_bytes,
 )
-from shardscope.analytic.communication.stepwise import stepwise_bytes
 from shardscope.analytic.communication.traffic import Sent, Traffic, packets, sent_bytes
 from shardscope.analytic.communication.tree import tree_all_reduce_bytes
 from shardscope.analytic.communication.zero import (

@@ -76,22 +76,6 @@ def hardware_flops(
     return np.asarray((3.0 * forward_flops(model) + again) * np.asarray(sequences, float))
 
 
-def megatron_flops(batch: Numbers, seq: Numbers, layers: Numbers, hidden: Numbers, vocab: Numbers) -> Floats:
-    """Return the FLOPs of a step with full recomputation: F = 96 B s l h² (1 + s/(6h) + V/(16 l h)).
-
-    Source: Narayanan et al. 2021 (arXiv 2104.04473), equation 3.
-
-    Args:
-        batch: B, number of sequences in the global batch.
-        seq: s, tokens per sequence.
-        layers: l, number of transformer layers.
-        hidden: h, hidden size.
-        vocab: V, vocabulary size.
-    """
-    b, s, l, h, v = (np.asarray(each, float) for each in (batch, seq, layers, hidden, vocab))  # noqa: E741
-    return np.asarray(96 * b * s * l * h**2 * (1 + s / (6 * h) + v / (16 * l * h)))
-
-
 def _core(model: Transformer) -> float:
     """Return the FLOPs of core attention in the forward pass of one sequence."""
     return _sum(work.attention_core(model, Split.of())) * model.layers

@@ -29,10 +29,9 @@ from shardscope.calibration.spread import (
 )
 from shardscope.errors import SpecError, require
 from shardscope.measure.calibrate.robust import minimum
+from shardscope.measure.calibrate.rows import Row, RowGroups, Score
 from shardscope.measure.calibrate.shapes import helpful, with_factors
 from shardscope.measure.calibrate.tables import Given, Rows, read_rows
-from shardscope.measure.scoreboard.rows import Row, RowGroups
-from shardscope.measure.scoreboard.score import Score
 from shardscope.prediction.step.machine import Machine
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout

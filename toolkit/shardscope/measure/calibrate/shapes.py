@@ -18,7 +18,7 @@ import numpy as np
 from shardscope.calibration.calibration import Calibration
 from shardscope.calibration.layer_shape import SHAPE_SPREAD, shape_of
 from shardscope.calibration.spread import Floats
-from shardscope.measure.scoreboard.rows import Row, RowGroups
+from shardscope.measure.calibrate.rows import Row, RowGroups
 
 NOISE = 0.03
 """Standard deviation of the logarithm of measured / predicted time, of rows with one shape."""

@@ -15,7 +15,7 @@ from shardscope.calibration.software import assumed_software, software_of
 from shardscope.errors import DataError, SpecError, quoted, unknown_name
 from shardscope.foreign_file import parsed_json, unpacked
 from shardscope.measure.calibrate.logs import decoded, row_of_log
-from shardscope.measure.scoreboard.rows import Row, set_fields
+from shardscope.measure.calibrate.rows import Row, set_fields
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model, Transformer

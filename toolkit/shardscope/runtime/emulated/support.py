@@ -14,13 +14,3 @@ def why_not_emulated() -> str:
             return ""
     except LaunchError as error:
         return str(error)
-
-
-def delays_in_kernel() -> bool:
-    """Return whether the kernel can add latency (netem).
-
-    Raises:
-        LaunchError: Clusters cannot be emulated here.
-    """
-    with EmulatedNetwork(EmulatedCluster.of(nodes=1, latency=1e-3)) as network:
-        return network.delays_in_kernel

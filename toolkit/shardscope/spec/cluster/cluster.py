@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic import NonNegativeFloat, PositiveFloat
 
-from shardscope.errors import SpecError
+from shardscope.errors import SpecError, quoted
 from shardscope.spec import catalogue
 from shardscope.spec._base import Spec
 from shardscope.spec.cluster.emulated import EmulatedCluster
-from shardscope.spec.cluster.mixed import slowest_device, slowest_link
 from shardscope.spec.cluster.parts import Device
-from shardscope.spec.cluster.usual import device_and_node, inter_link, intra_link, link_of, usual_price
-from shardscope.spec.link import Link
+from shardscope.spec.link import Link, is_rate
 from shardscope.spec.numbers import Degree
 from shardscope.spec.units import Bandwidth, BandwidthOrNone, Bytes, BytesOrNone, Seconds
 
@@ -181,3 +180,106 @@ def _mean_mtbf(parts: Sequence[Cluster]) -> float | None:
             return None
         rate += part.num_devices / part.device_mtbf_hours
     return sum(part.num_devices for part in parts) / rate
+
+
+def slowest_device(devices: Sequence[Device]) -> Device:
+    """Return a device with the worst value of every specification: lowest memory and rates, highest power limit.
+
+    The device has the dtypes that all devices support. Its power limit is None if that of any device is unknown.
+
+    Raises:
+        SpecError: The devices have no dtype in common.
+    """
+    if len({device.name for device in devices}) == 1:
+        return devices[0]
+    common = [name for name in devices[0].peak_flops if all(name in other.peak_flops for other in devices)]
+    names = " + ".join(dict.fromkeys(device.name for device in devices))
+    if not common:
+        raise SpecError(f"groups of {names} have no dtype in common; use devices that share one")
+    powers = [device.power_w for device in devices]
+    return Device(
+        name=names,
+        memory_bytes=min(device.memory_bytes for device in devices),
+        context_bytes=max(device.context_bytes for device in devices),
+        peak_flops={name: min(device.peak_flops[name] for device in devices) for name in common},
+        architecture=devices[0].architecture if len({device.architecture for device in devices}) == 1 else "",
+        memory_bandwidth=min(device.memory_bandwidth for device in devices),
+        power_w=None if None in powers else max(power for power in powers if power is not None),
+        host_bandwidth=min(device.host_bandwidth for device in devices),
+        source="the worst value of each specification of " + names,
+        recalled=tuple(sorted({field for device in devices for field in device.recalled})),
+    )
+
+
+def slowest_link(links: Sequence[Link]) -> Link:
+    """Return the link with the lowest bandwidth; in a tie, the one with the highest latency."""
+    return min(links, key=lambda link: (link.bandwidth, -link.latency_s))
+
+
+def device_and_node(name: str | Device) -> tuple[Device, Mapping[str, Any]]:
+    """Return a device from the catalogue with its usual node, or the device of a node type with that node.
+
+    A user-defined device has no usual node, and therefore no defaults.
+
+    Raises:
+        SpecError: Neither a device nor a node has this name.
+    """
+    if isinstance(name, Device):
+        return name, _node_of(name.name) if catalogue.has("devices", name.name) else {}
+    if isinstance(name, str) and catalogue.has("nodes", name):
+        node = catalogue.lookup("nodes", name, field="node")[1]
+        return Device.of(node["device"]), node
+    if not isinstance(name, str) or not catalogue.has("devices", name):
+        names = (*catalogue.table("devices"), *catalogue.table("nodes"))
+        raise catalogue.unknown("device or node", name, names)
+    return Device.of(name), _node_of(name)
+
+
+def _node_of(device: str) -> Mapping[str, Any]:
+    usual = catalogue.lookup("devices", device, field="device")[1]["node"]
+    return catalogue.lookup("nodes", usual, field="node")[1]
+
+
+def intra_link(link: str | Link | None, node: Mapping[str, Any]) -> Link:
+    """Return the link inside a node: the given link, or else the node's own."""
+    return link_of(link, "intra", Link.of(node["intra"]) if node else None)
+
+
+def inter_link(link: str | Link | None, ports: int | None, per_node: int, node: Mapping[str, Any]) -> Link:
+    """Return the link between nodes: the given link, or else the node's own, with one device's share of its bandwidth.
+
+    The node's own ports are divided among all its devices, even if the cluster uses only some of them.
+    """
+    found = link_of(link, "inter", Link.of(node["inter"]) if node else None)
+    if ports is not None:
+        return found.shared(ports, per_node)
+    return found.shared(node["ports"], node["per_node"]) if link is None else found
+
+
+def link_of(link: str | Link | None, field: str, usual: Link | None) -> Link:
+    """Return the link that a name or a bandwidth describes, or the usual link for None.
+
+    A bandwidth is combined with the latency of the usual link.
+    """
+    if isinstance(link, Link):
+        return link
+    if link is None:
+        if usual is None:
+            raise SpecError(
+                f"{field}=None is not valid for a user-defined device; give {field}='nvlink-4' or a Link"
+            )
+        return usual
+    if usual is None and is_rate(link):
+        raise SpecError(
+            f"{field}={quoted(link)} is a bandwidth, which needs a latency; "
+            f"give Link.of({quoted(link)}, latency_s='5 us')"
+        )
+    return Link.of(link, latency_s=usual.latency_s if usual and is_rate(link) else None, field=field)
+
+
+def usual_price(device: str) -> tuple[float | None, str]:
+    """Return the price per device and hour in US dollars (None if unknown), and the price's source with its date."""
+    if not catalogue.has("prices", device):
+        return None, ""
+    entry = catalogue.lookup("prices", device, field="device")[1]
+    return entry["usd_per_device_hour"], f"{entry['source']} ({entry['date']})"

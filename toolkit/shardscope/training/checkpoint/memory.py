@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -86,8 +85,3 @@ def bytes_before(folder: Path, step: int) -> int:
     """Return the size of the copies of earlier steps in a folder, in bytes."""
     older = [path for path in complete_checkpoints(folder) if step_of(path) < step]
     return sum(file.stat().st_size for path in older for file in path.iterdir())
-
-
-def forget(folder: Path) -> None:
-    """Delete what is in the memory of a node."""
-    shutil.rmtree(folder, ignore_errors=True)

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from shardscope.errors import CheckpointError
 from shardscope.training.checkpoint.agreement import on_every_rank
 from shardscope.training.checkpoint.background import BackgroundSave, Notices
 from shardscope.training.checkpoint.contents import contents_of
 from shardscope.training.checkpoint.pieces import HeldPiece, flat
-from shardscope.training.checkpoint.snapshot import HostCopies
 from shardscope.training.checkpoint.unchanged import Unchanged
 from shardscope.training.checkpoint.values import encode
 from shardscope.training.checkpoint.writing import PARTIAL, CheckpointPart, Report, balanced, not_written
@@ -191,3 +191,35 @@ class Saver:
 def _frozen(strategy: RankStrategy) -> set[str]:
     """Return the names in checkpoints of parameters that are not trained."""
     return {f"model.{name}" for name, p in strategy.model.named_parameters() if not p.requires_grad}
+
+
+@dataclass
+class HostCopies:
+    """Buffers in host memory, reused by every snapshot; page-locked if they are copied from a GPU.
+
+    A snapshot overwrites the previous one.
+    """
+
+    _buffers: dict[str, Tensor] = field(default_factory=dict)
+
+    def take(self, tensors: Mapping[str, HeldPiece]) -> tuple[dict[str, HeldPiece], Callable[[], None]]:
+        """Copy pieces, by the names of their tensors.
+
+        Copies from a GPU may still be in progress when this returns. Later changes on the same stream come after them.
+
+        Returns:
+            The copies, and a function that waits until they can be read.
+        """
+        copies = {key: replace(held, tensor=self._copied(key, held.tensor)) for key, held in tensors.items()}
+        self._buffers = {key: copy.tensor for key, copy in copies.items()}
+        if any(held.tensor.is_cuda for held in tensors.values()):
+            copied = torch.cuda.Event()
+            copied.record()
+            return copies, copied.synchronize
+        return copies, lambda: None
+
+    def _copied(self, key: str, tensor: Tensor) -> Tensor:
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        return buffer.copy_(tensor, non_blocking=tensor.is_cuda)

@@ -12,8 +12,10 @@ latency that is emulated, for compression or for replicas.
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -26,6 +28,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from shardscope.errors import SpecError
 from shardscope.training._compat import (
     FsdpUnit,
     fsdp_units,
@@ -70,7 +73,6 @@ from shardscope.training.strategies._relayout import (
     can_be_cut,
     units_with_parameters,
 )
-from shardscope.training.strategies._stray_parameters import refusing_strays
 from shardscope.training.strategies._unit_boundary import UnitBoundary
 from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, StepResult
 from shardscope.training.strategies.partitioned import ParameterShare, Partitioned
@@ -79,6 +81,7 @@ from shardscope.training.transports.shm import CannotShare, ShardBuffers
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
+
 
 _SEED_STRIDE = 7919
 _SHARED = "shards go through shared buffers, and are counted as the messages of a ring"
@@ -413,3 +416,31 @@ def _average(numbers: Sequence[Tensor]) -> None:
         means = flat.div_(dist.get_world_size()).split([number.numel() for number in numbers])
         for number, mean in zip(numbers, means, strict=True):
             number.copy_(mean.view(number.shape))
+
+
+@contextmanager
+def refusing_strays(model: nn.Module, strategy: str) -> Iterator[None]:
+    """Return a context manager within which FSDP2 replaces the parameters of `model` with shards.
+
+    A reference outside the model's modules, such as in a list or a closure, would still lead to the original parameter,
+    which keeps its initial values and is never trained.
+
+    On exit, each original parameter that is still referenced gets a hook, which raises a `SpecError` when a backward
+    pass computes a gradient for it.
+    """
+    replaced = {name: weakref.ref(p) for name, p in model.named_parameters() if p.requires_grad}
+    yield
+    gc.collect()  # frees unreferenced parameters
+    kept = {id(parameter) for parameter in model.parameters()}
+    for name, reference in replaced.items():
+        parameter = reference()
+        if parameter is not None and id(parameter) not in kept:
+            parameter.register_hook(partial(_refuse, name, strategy))
+
+
+def _refuse(name: str, strategy: str, gradient: Tensor) -> None:  # noqa: ARG001 - a hook receives the gradient
+    raise SpecError(
+        f"the model uses its parameter {name!r} through a reference outside its module, such as in a list or a "
+        f"closure, but strategy={strategy!r} has replaced the parameter with a shard; read the parameter from its "
+        "module in every forward pass, or use strategy='zero-1'"
+    )

@@ -7,11 +7,9 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.stats import binom, binomtest, norm
 
-from published.coverage import constant_half_width, coverage_p_value
+from published.coverage import ENOUGH, constant_half_width, coverage_p_value
+from published.one_step import Known, Z, interval_score
 from shardscope.calibration.effects import table_scores
-from shardscope.commands.scoreboard import ENOUGH
-from shardscope.measure.scoreboard.intervals import Z, interval_score
-from shardscope.measure.scoreboard.one_step import Known
 
 
 @pytest.mark.parametrize("rows", [1, 7, 20, 43])
@@ -81,10 +79,10 @@ def test_the_other_rows_are_predicted_by_the_constants_that_a_measured_row_makes
 
 
 def test_tables_with_enough_rows_were_tested_without_their_part_in_the_widths() -> None:
-    tested = [score for score in table_scores().values() if score.rows >= 20]
+    tested = [score for score in table_scores().values() if score["rows"] >= 20]
     assert len(tested) >= 4
     for score in tested:
-        assert score.p_value == pytest.approx(
-            coverage_p_value(round(score.covered * score.rows / 100), score.rows), abs=1e-3
+        assert score["p_value"] == pytest.approx(
+            coverage_p_value(round(score["covered"] * score["rows"] / 100), score["rows"]), abs=1e-3
         )
-        assert score.interval_score > 0
+        assert score["interval_score"] > 0

@@ -6,13 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from shardscope.calibration.calibration import Calibration
 from shardscope.calibration.effects import fitted_noise, row_noise
 from shardscope.calibration.spread import covariance_of, moved, shape_half_widths, slopes
-from shardscope.measure.scoreboard.intervals import Floats, Z, inside, interval_score
-from shardscope.measure.scoreboard.rows import Row, RowGroups
+from shardscope.measure.calibrate.rows import Row, RowGroups
 
+Floats = npt.NDArray[np.float64]
+
+LEVEL = 0.9
+"""Share of measurements that intervals are meant to contain."""
+Z = 1.645
+"""Half width of an interval that contains 90 % of a normal distribution, in standard deviations."""
 _TURNS = 3
 """Steps towards the factors that one row makes most likely; the last one hardly moves them."""
 
@@ -50,7 +56,7 @@ class OneStep(NamedTuple):
     covered_after: float
     """Share of the other rows inside their intervals, the mean over which row was measured; NaN for a single row."""
     interval_score: float
-    """Mean interval score; see `intervals.interval_score`."""
+    """Mean interval score; see `interval_score`."""
     interval_score_after: float
     """The same of the other rows after one row was measured; the mean over which one."""
 
@@ -143,3 +149,23 @@ def ends_of(
     """Return the intervals of rows, with `low` and `high` as those on one cluster."""
     between = Z * np.sqrt(np.maximum(np.einsum("ri,ij,rj->r", slope, covariance, slope), 0.0))
     return Ends(off, np.hypot(low, between), np.hypot(high, between))
+
+
+def inside(off: Floats, low: Floats | float, high: Floats | float) -> npt.NDArray[np.bool_]:
+    """Return which values lie between -low and high."""
+    return np.asarray((off >= -np.asarray(low)) & (off <= np.asarray(high)))
+
+
+def interval_score(off: Floats, low: Floats | float, high: Floats | float) -> float:
+    """Return the mean interval score of 90 % intervals, in the unit of `off`; less is better.
+
+    It is the width, plus 2 / 0.1 times the distance by which a value misses the interval (Winkler 1972; Gneiting and
+    Raftery 2007, JASA 102, equation 43).
+
+    Args:
+        off: log(measured / predicted) of each row.
+        low: Distance of the lower end from the prediction, in logarithms.
+        high: Distance of the upper end.
+    """
+    missed = np.maximum(-np.asarray(low) - off, 0.0) + np.maximum(off - np.asarray(high), 0.0)
+    return float(np.mean(np.asarray(low) + np.asarray(high) + 2 / (1 - LEVEL) * missed))

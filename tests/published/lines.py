@@ -1,4 +1,4 @@
-"""The scoreboard: prediction errors on tables of measured steps, and the errors of two trivial formulas.
+"""Prediction errors on tables of measured steps, one line per table, and the errors of two trivial formulas.
 
 Each row is predicted as a user's row is, with the calibration of its device and software. Rows that were fitted are
 scored only on request.
@@ -11,14 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from published.formulas import Floats, Ranking, constant_mfu_seconds, plain_seconds
+from published.one_step import OneStep
 from shardscope.calibration.calibration import Calibration
-from shardscope.calibration.choice import calibration_for
-from shardscope.calibration.software import software_of
-from shardscope.measure.scoreboard.one_step import OneStep
-from shardscope.measure.scoreboard.ranking import Ranking
-from shardscope.measure.scoreboard.rows import Row, predicted_seconds
-from shardscope.measure.scoreboard.score import Floats, Score, constant_mfu_seconds, plain_seconds
-from shardscope.prediction.layout import uncertainty_of
+from shardscope.measure.calibrate.rows import Row, Score, calibration_of_row, predicted_seconds
 
 
 class Line(NamedTuple):
@@ -33,7 +29,7 @@ class Line(NamedTuple):
     one_step: OneStep
     """Intervals, and errors after one row was measured; of several calibrations, the mean weighted by rows."""
     plain: Score
-    """Score of the plain formula, which has one constant per data set and precision; see `score.plain_seconds`."""
+    """Score of the plain formula, which has one constant per data set and precision; see `formulas.plain_seconds`."""
     constant_mfu: Score
     """Score of the formula that divides the model's FLOPs by a constant fraction of the peak FLOP/s."""
     ranking: Ranking
@@ -94,37 +90,6 @@ def board(
         if seen and fitted:
             lines.append(_line(name, seen, "fitted", chosen))
     return lines
-
-
-class RowScore(NamedTuple):
-    """One measured step beside its prediction, in seconds."""
-
-    label: str
-    measured_s: float
-    predicted_s: float
-    low_s: float
-    """Lower end of the 90 % interval."""
-    high_s: float
-
-    @property
-    def is_inside(self) -> bool:
-        """Whether the interval contains the measured time."""
-        return self.low_s <= self.measured_s <= self.high_s
-
-
-def row_scores(rows: Sequence[Row]) -> list[RowScore]:
-    """Return the prediction of each row, with the calibration that a user gets for its device and software."""
-    found = []
-    for row in rows:
-        known = uncertainty_of(row.model, row.cluster, row.layout, calibration_of_row(row))
-        predicted = float(predicted_seconds([row], calibration_of_row(row))[0])
-        found.append(RowScore(str(row.inputs["label"]), row.seconds, predicted, *known.interval))
-    return found
-
-
-def calibration_of_row(row: Row) -> Calibration:
-    """Return the calibration that a user gets for a row's device and software."""
-    return calibration_for(row.cluster.device, software_of(row.software))
 
 
 def _line(dataset: str, rows: Sequence[Row], kind: str, chosen: Callable[[Row], Calibration]) -> Line:

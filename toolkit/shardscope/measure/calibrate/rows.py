@@ -1,4 +1,4 @@
-"""Rows of published measurements: layout, model, cluster, step time, and a hash of the inputs as identifier."""
+"""Measured steps: layout, model, cluster, step time, a hash of the inputs as identifier, and errors of predictions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ import numpy.typing as npt
 
 from shardscope.analytic.layouts import Layouts
 from shardscope.calibration.calibration import Calibration
-from shardscope.prediction.step import StepParts, step_time
+from shardscope.calibration.choice import calibration_for
+from shardscope.calibration.software import software_of
+from shardscope.prediction.layout import uncertainty_of
+from shardscope.prediction.step import step_time
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -34,28 +39,6 @@ class Row:
     """Published inputs of the run, without measurements."""
     software: str = "megatron-core"
     """Software that ran it; a name of `calibration.software.SOFTWARE`."""
-
-    @classmethod
-    def of(
-        cls,
-        dataset: str,
-        model: Transformer,
-        cluster: Cluster,
-        layout: Layout,
-        seconds: float,
-        *,
-        software: str = "megatron-core",
-        release: str = "",
-    ) -> Row:
-        """Return a row whose inputs are its model, its cluster, its layout and the software's release.
-
-        Defaults of the layout are left out, so that keys of fitted rows remain valid when `Layout` gets a new field.
-        """
-        inputs = {
-            "model": model.name, "seq": model.seq, "devices": cluster.device.name, "nodes": cluster.nodes,
-            "layout": set_fields(layout), "release": release,
-        }  # fmt: skip
-        return cls(dataset, model, cluster, layout, seconds, inputs, software)
 
     @property
     def key(self) -> str:
@@ -95,19 +78,73 @@ class RowGroups(NamedTuple):
         )
         return cls(groups, np.argsort(places))
 
-    def parts(self, calibration: Calibration) -> StepParts:
-        """Return the parts of the rows' step times, one array per part, in the order of the rows."""
-        found = [step_time(model, table, cluster, calibration) for model, cluster, table in self.groups]
-        return StepParts(*(np.concatenate(part)[self.order] for part in zip(*found, strict=True)))
-
-    def seconds(self, calibration: Calibration) -> npt.NDArray[np.float64]:
+    def seconds(self, calibration: Calibration) -> Floats:
         """Return the predicted step time of each row, in seconds."""
-        return self.parts(calibration).total
+        found = [step_time(model, table, cluster, calibration).total for model, cluster, table in self.groups]
+        return np.concatenate(found)[self.order]
 
 
-def predicted_seconds(rows: Sequence[Row], calibration: Calibration) -> npt.NDArray[np.float64]:
+def predicted_seconds(rows: Sequence[Row], calibration: Calibration) -> Floats:
     """Return the predicted step time of each row, in seconds."""
     return RowGroups.of(rows).seconds(calibration)
+
+
+class RowScore(NamedTuple):
+    """One measured step beside its prediction, in seconds."""
+
+    label: str
+    measured_s: float
+    predicted_s: float
+    low_s: float
+    """Lower end of the 90 % interval."""
+    high_s: float
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the interval contains the measured time."""
+        return self.low_s <= self.measured_s <= self.high_s
+
+
+def row_scores(rows: Sequence[Row]) -> list[RowScore]:
+    """Return the prediction of each row, with the calibration that a user gets for its device and software."""
+    found = []
+    for row in rows:
+        known = uncertainty_of(row.model, row.cluster, row.layout, calibration_of_row(row))
+        predicted = float(predicted_seconds([row], calibration_of_row(row))[0])
+        found.append(RowScore(str(row.inputs["label"]), row.seconds, predicted, *known.interval))
+    return found
+
+
+def calibration_of_row(row: Row) -> Calibration:
+    """Return the calibration that a user gets for a row's device and software."""
+    return calibration_for(row.cluster.device, software_of(row.software))
+
+
+class Score(NamedTuple):
+    """Errors of predicted against measured step times."""
+
+    mape: float
+    """Mean of |predicted / measured - 1|, in per cent."""
+    worst: float
+    """Largest |predicted / measured - 1|, in per cent."""
+    rank: float
+    """Spearman's rank correlation; NaN for a single row, and for rows with equal times."""
+    rows: int
+
+    @classmethod
+    def of(cls, predicted: Floats, measured: Floats) -> Score:
+        """Return the score of predicted against measured step times in seconds, shape `(rows,)` each."""
+        off = 100 * np.abs(predicted / measured - 1)
+        return cls(float(off.mean()), float(off.max()), rank_correlation(predicted, measured), len(off))
+
+
+def rank_correlation(left: Floats, right: Floats) -> float:
+    """Return Spearman's rank correlation; NaN if all values of one side are equal."""
+    from scipy.stats import spearmanr  # takes half a second
+
+    if min(len(np.unique(left)), len(np.unique(right))) < 2:
+        return float("nan")  # SciPy would warn
+    return float(spearmanr(left, right).statistic)
 
 
 def _group(row: Row) -> str:
