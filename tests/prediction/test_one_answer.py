@@ -114,6 +114,16 @@ def test_fp64_is_slower_than_fp32_and_equal_shares_are_no_shares() -> None:
     assert ss.predict(shared, cluster).step_time_s == ss.predict(job, cluster).step_time_s
 
 
+def test_the_model_of_a_job_has_the_same_name_in_a_layout() -> None:
+    job = predicted("gpt-nano", "zero-2", 8)
+    assert job.cluster is not None
+    named = ss.predict("gpt-nano", job.cluster, job.job.layout(), software="fsdp2")
+    assert named.step_time_s == pytest.approx(job.step_time_s, rel=1e-12)
+    assert named.peak_bytes == pytest.approx(job.peak_bytes, rel=0.02)
+    with pytest.raises(SpecError, match="model='mlp' is not known"):
+        ss.Model.of("mlp")
+
+
 class TwoTowers(nn.Module):
     """A model that is no transformer: the sum over its operations remains its time."""
 

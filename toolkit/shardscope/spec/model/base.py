@@ -23,12 +23,13 @@ class Model(Spec):
 
     @classmethod
     def of(cls, name: str) -> Transformer | LayerTable:
-        """Return a published model by name (see `Model.names`), or the model that a ``config.json`` describes, by path.
+        """Return a model by name, or the model that a ``config.json`` describes, by path.
 
-        A name that contains a slash or ends in ``.json`` is treated as a path.
+        Names are those of published models (see `Model.names`), and of a job's transformers, such as ``gpt-mini``. A
+        name that contains a slash or ends in ``.json`` is treated as a path.
 
         Raises:
-            SpecError: The catalogue has no model of this name, or the file's model is not supported.
+            SpecError: There is no model of this name, or the file's model is not supported.
 
         Example:
             >>> Model.of("gpt2-xl").num_params

@@ -1,4 +1,4 @@
-"""Published models by name, from the catalogue."""
+"""Models by name: published ones, from the catalogue, and the transformers that jobs train."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import Any
 from shardscope.spec import catalogue
 from shardscope.spec.model.table import LayerTable
 from shardscope.spec.model.transformer import Transformer
+from shardscope.spec.models import MODELS, GPTConfig
 
 
 def preset(name: str) -> Transformer | LayerTable:
-    """Return the model with this name, in any spelling, or with this alias.
+    """Return the published model with this name or alias, in any spelling, or the transformer that a job can name.
 
     Raises:
-        SpecError: The catalogue has no model of this name.
+        SpecError: There is no such model.
     """
+    if isinstance(own := MODELS.get(name), GPTConfig):
+        return own.transformer(name)
     return _build(catalogue.lookup("models", name, field="model")[0])
 
 
