@@ -116,16 +116,16 @@ def guide_page(text: str, rendered: Collection[str]) -> str:
     """Return a page of the guide whose links and names lead to pages of the site."""
 
     def linked(match: re.Match[str]) -> str:
-        path = match[1]
+        text, path = match.groups()
         notebook = re.fullmatch(r"\.\./([\w-]+)\.ipynb", path)
         if notebook and notebook[1] in rendered:
-            return f"](../notebooks/{notebook[1]}.html)"
-        return f"]({GITHUB}/{(GUIDE / path).resolve().relative_to(ROOT)})"
+            return f'<a href="../notebooks/{notebook[1]}.html">{text}</a>'  # no page of this build, for MyST
+        return f"[{text}]({GITHUB}/{(GUIDE / path).resolve().relative_to(ROOT)})"
 
     text = text.rpartition("\n---\n")[0].replace('"../images/', '"images/')  # without the links back
     prose = re.split(r"(```.*?```)", text, flags=re.DOTALL)
     prose[::2] = [re.sub(r"`ss\.([\w.]+)`", r"{py:obj}`ss.\1 <shardscope.\1>`", part) for part in prose[::2]]
-    return re.sub(r"\]\((\.\./[^)]+)\)", linked, "".join(prose))
+    return re.sub(r"\[([^\]]+)\]\((\.\./[^)]+)\)", linked, "".join(prose))
 
 
 def _index(guide: list[str]) -> str:
@@ -140,7 +140,7 @@ def _index(guide: list[str]) -> str:
         + f"{code}\n"
         + cards([(name, _sentence(rows[name].replace("`", "``"))) for name in guide])
         + title("Reference", "-")
-        + cards([(name, about) for name, (_, about) in PARTS.items()])
+        + cards([(f"{short} <{name}>", about) for name, (short, about) in PARTS.items()])
         + toctree(guide, "Guide")
         + toctree([f"{short} <{name}>" for name, (short, _) in PARTS.items()], "Reference")
     )

@@ -17,7 +17,7 @@ def toctree(entries: Iterable[str], caption: str = "") -> str:
 
 
 def cards(entries: Iterable[tuple[str, str]]) -> str:
-    """Return boxes that lead to pages: their names, and what they have."""
+    """Return boxes that lead to pages: names, or titles and names as ``title <name>``, and what the pages have."""
     boxes = "".join(
         f"   .. container:: card\n\n      :doc:`{name}`\n\n      {about}\n\n" for name, about in entries
     )

@@ -11,6 +11,7 @@ from typing import Any
 from docutils import nodes
 from sphinx.domains.python import PyXRefRole
 from sphinx.ext.napoleon import GoogleDocstring
+from sphinx.util.inspect import signature, stringify_signature
 
 from shardscope import __version__
 
@@ -98,6 +99,16 @@ def inner_name(_app: Any, _env: Any, node: Any, shown: Any) -> Any:
     return shown
 
 
+def init_signature(
+    _app: Any, kind: str, _name: str, found: Any, _options: Any, _text: Any, _returned: Any
+) -> tuple[str, None] | None:
+    """Return the arguments of a class's own `__init__` where autodoc would show those of an inherited `__new__`."""
+    if kind != "class" or "__init__" not in vars(found) or found.__new__ is object.__new__:
+        return None
+    own = signature(found.__init__, bound_method=True)
+    return stringify_signature(own, show_return_annotation=False, unqualified_typehints=True), None
+
+
 def keep_bars(_app: Any, _kind: str, _name: str, _found: Any, _options: Any, lines: list[str]) -> None:
     """Escape the bars of norms such as |x|, which reStructuredText takes for substitutions; code keeps them."""
     parts = re.split(r"(`+[^`]*`+|^ *(?:>>>|\.\.\.).*$)", "\n".join(lines), flags=re.MULTILINE)
@@ -113,4 +124,5 @@ def setup(app: Any) -> None:
     """Register the role, and what is done to docstrings."""
     app.add_role("name", name_role)
     app.connect("missing-reference", inner_name)
+    app.connect("autodoc-process-signature", init_signature)
     app.connect("autodoc-process-docstring", keep_bars)

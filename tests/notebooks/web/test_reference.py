@@ -89,7 +89,7 @@ def test_pages_of_the_guide_lead_to_rendered_notebooks_and_else_to_the_repositor
     text = "See [a](../09-planner.ipynb), [b](../03-memory.ipynb), [c](planning.md) and `ss.plan`.\n\n---\n[README](x)"
     shown = reference.guide_page(text, {"09-planner"})
     assert shown == (
-        "See [a](../notebooks/09-planner.html), "
+        'See <a href="../notebooks/09-planner.html">a</a>, '
         "[b](https://github.com/shardscope/shardscope/blob/main/notebooks/03-memory.ipynb), [c](planning.md) "
         "and {py:obj}`ss.plan <shardscope.plan>`.\n"
     )
