@@ -4,9 +4,9 @@
     python .ci/dist.py --tag v0.1.0 --build-only  # the release workflow: one build, whose version is that of the tag
     python .ci/dist.py --keep python              # try the archives that are in dist/ with one interpreter
 
-A trial makes an environment, installs the wheel with the newest dependencies that it allows, and uses it from an empty
-folder: all public names, `shardscope --version`, a prediction, and a run on two ranks, compared with one process. Then
-the same with the sdist in place of the wheel. The package `build` must be installed where this builds.
+A trial makes an environment, installs the wheel with the newest dependencies that it allows (and the pinned torch), and
+uses it from an empty folder: all public names, `shardscope --version`, a prediction, and a run on two ranks, compared
+with one process. Then the same with the sdist in place of the wheel. To build, the package `build` must be installed.
 """
 
 from __future__ import annotations
