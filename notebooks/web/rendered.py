@@ -79,9 +79,11 @@ def as_html(notebook: Any, rendered: Collection[str] = ()) -> tuple[str, str]:
         template_name="basic",
         exclude_input_prompt=True,
         exclude_output_prompt=True,
-        exclude_anchor_links=True,
     )
     body, _ = exporter.from_notebook_node(notebook)
+    body = re.sub(
+        r'<a class="anchor-link".*?</a>', "", body
+    )  # excluding them would drop the headings' ids, too
     heading = next(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     title = re.sub(r"^#+\s*|`", "", heading.splitlines()[0])
     return title, re.sub(r'href="([\w-]+)\.ipynb', linked, body)

@@ -110,8 +110,9 @@ def test_links_to_missing_files_and_anchors_are_found(links, tmp_path):
 
 
 def test_a_rendered_notebook_leads_to_others_that_are_rendered_and_else_to_the_repository(rendered):
-    text = "# Title\n\n[a](01-tour.ipynb) and [b](02-architectures.ipynb#Part)"
+    text = "# A title\n\n[a](01-tour.ipynb) and [b](02-architectures.ipynb#Part)"
     _, shown = rendered.as_html(new_notebook(cells=[new_markdown_cell(text)]), {"01-tour"})
+    assert '<h1 id="A-title">A title</h1>' in shown
     assert 'href="01-tour.html"' in shown
     assert (
         'href="https://github.com/shardscope/shardscope/blob/main/notebooks/02-architectures.ipynb#Part"'
