@@ -24,6 +24,7 @@ GIVEN = {"ss": ss, "np": np}
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_examples_in_docstrings_do_what_they_say(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
