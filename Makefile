@@ -11,7 +11,7 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python3
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo "$$python"; exit; }; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test pytest check format bench pins clean
+.PHONY: help demo lab test pytest check format bench dist pins clean
 
 help:
 	@echo "make demo    train two models with every strategy on 1 process and on 4 ranks (1 to 2 minutes); table and HTML report"
@@ -21,6 +21,7 @@ help:
 	@echo "make check   run ruff (lint and format) and mypy"
 	@echo "make format  apply ruff fixes and formatting"
 	@echo "make bench   run the benchmarks and print their ratios"
+	@echo "make dist    build wheel and sdist, and try each in new environments of Python 3.11 to 3.14 (minutes)"
 	@echo "make pins    update binder/constraints.txt from .venv"
 	@echo "make clean   remove .venv and caches; keep runs"
 
@@ -47,6 +48,9 @@ format: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	@for file in tests/benchmarks/[a-z]*.py; do echo; echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+dist: $(VENV)/.installed-dev
+	@$(BIN)/python .ci/dist.py $(ARGS)
 
 pins: $(VENV)/.installed-dev
 	@{ head -1 binder/constraints.txt; \

@@ -5,7 +5,7 @@
 
 The page is a folder of static files. Pyodide runs Shardscope's own code in a worker, so every number comes from the
 functions that a notebook calls; Jupyter's own front end shows the widgets. `--notebooks` also runs the notebooks named
-and puts them beside the page.
+and puts them beside the page. The guide and the reference are in `reference/`. A broken link is an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from bundle import folder_of, write_bundle
+from links import broken_links
 from pyodide_files import PINS, PyodideMissing, fetch
+from reference import SphinxFailed, write_reference
 from steps import write_steps
 
 HERE = Path(__file__).parent
@@ -29,6 +31,10 @@ FRONT_END = {
 }
 
 
+class BrokenLinks(Exception):
+    """Links of the built site that lead nowhere."""
+
+
 def build(out: Path, *, pyodide: Path, notebooks: list[Path] | None = None) -> Path:
     """Write the page to `out`, which is emptied first, and return it.
 
@@ -36,6 +42,9 @@ def build(out: Path, *, pyodide: Path, notebooks: list[Path] | None = None) -> P
         out: Folder of the page.
         pyodide: Folder in which Pyodide's files are kept between builds; those missing are downloaded.
         notebooks: Notebooks to run and show.
+
+    Raises:
+        BrokenLinks: A page leads to what the site does not have.
     """
     files = fetch(pyodide)
     shutil.rmtree(out, ignore_errors=True)
@@ -52,6 +61,9 @@ def build(out: Path, *, pyodide: Path, notebooks: list[Path] | None = None) -> P
         "notebooks": _rendered(notebooks or [], out / "notebooks"),
     }
     (out / "about.json").write_text(json.dumps(about), encoding="utf-8")
+    write_reference(out / "reference", {path.stem for path in notebooks or []})
+    if broken := broken_links(out):
+        raise BrokenLinks("\n".join(broken))
     return out
 
 
@@ -81,7 +93,7 @@ def main() -> None:
     asked = parser.parse_args()
     try:
         out = build(asked.out, pyodide=asked.pyodide, notebooks=asked.notebooks)
-    except PyodideMissing as error:
+    except (PyodideMissing, SphinxFailed, BrokenLinks) as error:
         sys.exit(str(error))
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     print(f"{out}: {size / 1e6:.1f} MB")

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -19,6 +20,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 
+GITHUB = "https://github.com/shardscope/shardscope/blob/main/notebooks"
 PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PANELS = {
@@ -37,11 +39,16 @@ def render(notebooks: list[Path], folder: Path) -> list[dict[str, str]]:
     written = []
     for path in notebooks:
         print(f"Running {path}", flush=True)
-        title, body = as_html(run(path))
-        text = _FRAME.substitute(title=html.escape(title), body=body)
+        title, text = page(run(path), {each.stem for each in notebooks})
         (folder / f"{path.stem}.html").write_text(text, encoding="utf-8")
         written.append({"title": title, "file": f"{path.stem}.html"})
     return written
+
+
+def page(notebook: Any, rendered: Collection[str]) -> tuple[str, str]:
+    """Return the title of a notebook and its page, on which links to notebooks in `rendered` lead to their pages."""
+    title, body = as_html(notebook, rendered)
+    return title, _FRAME.substitute(title=html.escape(title), body=body)
 
 
 def run(path: Path) -> Any:
@@ -55,8 +62,16 @@ def run(path: Path) -> Any:
     return notebook
 
 
-def as_html(notebook: Any) -> tuple[str, str]:
-    """Return the title of a notebook, which is its first heading, and its cells as HTML."""
+def as_html(notebook: Any, rendered: Collection[str] = ()) -> tuple[str, str]:
+    """Return the title of a notebook, which is its first heading, and its cells as HTML.
+
+    Links to the notebooks in `rendered` lead to their pages, and links to others to the repository.
+    """
+
+    def linked(match: re.Match[str]) -> str:
+        name = match[1]
+        return f'href="{name}.html' if name in rendered else f'href="{GITHUB}/{name}.ipynb'
+
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             _put_html(output.get("data", {}))
@@ -64,12 +79,14 @@ def as_html(notebook: Any) -> tuple[str, str]:
         template_name="basic",
         exclude_input_prompt=True,
         exclude_output_prompt=True,
-        exclude_anchor_links=True,
     )
     body, _ = exporter.from_notebook_node(notebook)
+    body = re.sub(
+        r'<a class="anchor-link".*?</a>', "", body
+    )  # excluding them would drop the headings' ids, too
     heading = next(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     title = re.sub(r"^#+\s*|`", "", heading.splitlines()[0])
-    return title, re.sub(r'href="([\w-]+)\.ipynb', r'href="\1.html', body)
+    return title, re.sub(r'href="([\w-]+)\.ipynb', linked, body)
 
 
 def _put_html(data: dict[str, Any]) -> None:

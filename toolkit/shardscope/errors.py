@@ -1,7 +1,7 @@
 """All errors that a user can cause, derived from one base class.
 
 Each message is one sentence that names the field, quotes the given value and states what to do instead.
-Broken invariants of Shardscope itself are `assert`s, never one of these errors.
+Broken invariants of Shardscope itself are assertions, never one of these errors.
 """
 
 from __future__ import annotations

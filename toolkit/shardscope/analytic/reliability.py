@@ -1,7 +1,7 @@
 """Failures and checkpoints: mean time between failures, optimal checkpoint intervals and expected goodput.
 
 Devices fail independently and at a constant rate, so times between failures are exponentially distributed. A job fails
-when any of its devices fails, and then restarts from the newest complete checkpoint:
+when any of its devices fails, and then restarts from the newest complete checkpoint::
 
     step step step | save | step step step | save | step ✗  restart | step step step | save | ...
     └── interval ──┘                        └───┘       └─────────┘

@@ -86,7 +86,7 @@ def expected_slowest(
 
     Example:
         >>> round(float(expected_slowest(100.0, 5.0, 4096, distribution="normal")), 1)
-        117.6
+        118.1
 
     Raises:
         SpecError: An argument is out of range.

@@ -39,7 +39,7 @@ def step_events(
         >>> import shardscope as ss
         >>> step = ss.simulate.step_events(ss.Job(model="mlp", data="digits", strategy="ring", world_size=4))
         >>> len(step.messages), step.sent_bytes
-        (24, [260412, 260412, 260412, 260412])
+        (24, [260408, 260412, 260416, 260412])
 
     Raises:
         SpecError: There are more than 64 ranks, the strategy does not list its messages, or the job is invalid.

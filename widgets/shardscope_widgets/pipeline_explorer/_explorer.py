@@ -47,8 +47,9 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
         choices: Initial values of any traits.
 
     Example:
-        >>> explorer = PipelineExplorer(schedule="zbv", stages=4, microbatches=8)  # doctest: +SKIP
-        >>> explorer.timeline.bubble_fraction  # as shown in the figure
+        >>> explorer = PipelineExplorer(schedule="zbv", stages=4, microbatches=8)
+        >>> round(explorer.timeline.bubble_fraction, 3)  # as shown in the figure
+        0.059
     """
 
     schedule = own_trait(

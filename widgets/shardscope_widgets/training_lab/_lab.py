@@ -63,7 +63,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
 
     Example:
         >>> lab = TrainingLab(model="gpt-nano", strategy="ring", world_size=2)  # doctest: +SKIP
-        >>> lab.start()  # what the button does
+        >>> lab.start()  # what the button does  # doctest: +SKIP
     """
 
     shown = t.List(t.Unicode(), help="Ids of the runs shown in the plots, oldest first.")

@@ -63,7 +63,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
 
     Example:
         >>> lab = TuningLab(ss.Job(model="mlp", data="digits"), trials=20)  # doctest: +SKIP
-        >>> lab.start()  # what the button does
+        >>> lab.start()  # what the button does  # doctest: +SKIP
     """
 
     status = t.Unicode("", help="Status of the study, in words.")

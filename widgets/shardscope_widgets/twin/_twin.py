@@ -34,7 +34,7 @@ class Twin(widgets.VBox, Background):  # type: ignore[misc]
 
     Example:
         >>> twin = Twin(run)  # doctest: +SKIP
-        >>> twin.comparison.residual("simulated").sentence  # as shown below the waterfall
+        >>> twin.comparison.residual("simulated").sentence  # as shown below the waterfall  # doctest: +SKIP
     """
 
     run_id = t.Unicode("", help="Name of the run that is shown; empty if there is none.")

@@ -30,7 +30,7 @@ def index_bytes(num_elements: npt.ArrayLike, kept: npt.ArrayLike) -> Ints:
     files"; Fano 1971).
 
     Example:
-        >>> 8 * int(index_bytes(25_000_000, 250_000)) / 250_000  # bits per sent element
+        >>> round(8 * int(index_bytes(25_000_000, 250_000)) / 250_000, 2)  # bits per sent element
         8.56
     """
     n, k = (np.asarray(given, dtype=np.int64)[..., None] for given in (num_elements, kept))

@@ -276,3 +276,4 @@ FRAMEWORKS: MappingProxyType[str, Framework] = MappingProxyType(
         "paper": PAPER,
     }
 )
+"""How each framework keeps model states and activations, by name."""

@@ -5,7 +5,8 @@ Durations are those of one micro-batch on all stages of a rank, so they do not d
 Memory is in units of the activations of one micro-batch on all stages of a rank. Sending is assumed to take no time.
 
 The formulas agree with values computed from the schedules' tables (tests/analytic/test_schedules_closed.py) as follows,
-on p ranks:
+on p ranks::
+
     equal durations         bubble and memory are exact for every schedule and every valid number of micro-batches
     other durations         the bubble is exact, except for these schedules:
       zbv                   exact from 2p-1 micro-batches up, unless t_weight < t_input < t_f

@@ -33,8 +33,8 @@ class Loader:
         prefetch: Number of steps to read ahead; None for what suits the source.
 
     Example:
-        >>> sampler = GlobalSampler(len(dataset.train), 64, seed=0)
-        >>> with Loader(dataset.train, sampler, rank=0, world_size=4) as loader:
+        >>> sampler = GlobalSampler(len(dataset.train), 64, seed=0)  # doctest: +SKIP
+        >>> with Loader(dataset.train, sampler, rank=0, world_size=4) as loader:  # doctest: +SKIP
         ...     x, y = loader.batch(0)  # 16 rows
     """
 

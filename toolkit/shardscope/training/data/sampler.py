@@ -129,6 +129,7 @@ def shard(indices: Tensor, rank: int, world_size: int) -> Tensor:
     If the batch size is not a multiple of `world_size`, the first ranks get one row more than the others.
 
     Example:
+        >>> import torch
         >>> shard(torch.arange(8), rank=1, world_size=4)
         tensor([2, 3])
     """

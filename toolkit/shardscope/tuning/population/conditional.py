@@ -32,6 +32,7 @@ class Conditional(Ranges):
         SpecError: A setting cannot change during training, or has a value that makes every job invalid.
 
     Example:
+        >>> from random import Random
         >>> space = Space({"optimizer": ["adamw", "lars"], "optimizer[lars].momentum": (0.5, 0.95)})
         >>> job = Job(model="mlp", data="digits")
         >>> Conditional(space, job).draw(job, Random(3))

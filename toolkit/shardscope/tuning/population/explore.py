@@ -149,7 +149,7 @@ class Ranges:
         >>> job = Job(model="mlp", data="digits")
         >>> space = Ranges({"optimizer.lr": (1e-4, 1e-1, "log"), "batch": (16, 128, "log2")}, job)
         >>> space.draw(job, Random(0))
-        {'optimizer.lr': 0.03414..., 'batch': 64}
+        {'optimizer.lr': 0.03414..., 'batch': 128}
     """
 
     def __init__(self, given: Mapping[str, Any], job: Job) -> None:

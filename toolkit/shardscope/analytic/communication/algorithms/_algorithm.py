@@ -17,6 +17,7 @@ OPS = (
     "all_to_all",
     "send_recv",
 )
+"""All collective operations by name."""
 
 
 @dataclass(frozen=True)
