@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import shardscope as ss
-from shardscope.tuning.population import PopulationError, driver
+from shardscope.tuning.population import PopulationError
+from shardscope.tuning.population.driver import PopulationDriver, Stopped
 from shardscope.tuning.population.journal import Journal, is_held, read_lines
-from shardscope.tuning.population.members import Stopped
 from shardscope.tuning.population.record import (
     Course,
     MemberStart,
@@ -80,7 +80,7 @@ def test_a_population_that_compared_members_on_the_test_split_is_read_and_not_tr
     def stopped(*_: object, **__: object) -> None:
         raise Stopped
 
-    monkeypatch.setattr(driver, "train_all", stopped)
+    monkeypatch.setattr(PopulationDriver, "run", stopped)
     job, space = ss.Job(model="mlp", data="digits", steps=6), {"optimizer.lr": (1e-3, 1e-1, "log")}
     begun = ss.train_population(job, space, members=2, intervals=2, folder=tmp_path)
     assert begun.plan.split == "validation"

@@ -46,6 +46,7 @@ from shardscope.tuning.records import (
     TrialWriter,
     measured_to,
 )
+from shardscope.tuning.runs import GRACE_S, RunDriver
 from shardscope.tuning.samplers import constrain, suggest
 from shardscope.tuning.storage import StorageRetry, within
 from shardscope.tuning.untried import Settings, all_settings, settings_left, tried_before, used_up_text
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from shardscope.tuning.priors import EqualBudgets
 
 _RECOVER_EVERY_S = 5.0
-_GRACE_S = 1.0
 _READ_EVERY_S = 0.5
 """Time between two reads of the storage by a driver that has nothing to start, in seconds."""
 _SETTLE_S = 1.0
@@ -110,7 +110,7 @@ class Live:
 
 
 @dataclass
-class TrialDriver:
+class TrialDriver(RunDriver[Live]):
     """Driver that runs trials until the study has the requested number of them.
 
     Args:
@@ -144,13 +144,12 @@ class TrialDriver:
 
     def __post_init__(self) -> None:
         self._identity = recovery.enrol(self)
-        self._watch = recovery.Watch()
+        self._heartbeats = recovery.Watch()
         self._recovered_at = self._read_at = -math.inf
         self._begun: int | None = None  # number of a trial that exists in the study and has no run yet
         self._unsettled: tuple[optuna.Trial, float] | None = None
         self._is_over = False
         self._impossible = 0
-        self._stopping = False
         self._settings = all_settings(self.definition)  # of the space; None if it is endless
         self._repeats = 0  # consecutive choices of the sampler that had been tried
         self.used_up = ""  # a sentence, once the study has ended early because nothing new is left to try
@@ -179,27 +178,22 @@ class TrialDriver:
             self.retry(self._recover)
             self._recovered_at = time.monotonic()
         if time.monotonic() - self._read_at > _READ_EVERY_S:
-            while not self._stopping and len(self.live) < self.parallel:
+            while not self._is_stopping and len(self.live) < self.parallel:
                 if not self._start():
                     self._read_at = time.monotonic()
                     break
                 if self._repeats:
                     break  # so that whoever calls this can stop a study whose sampler repeats itself
-        return bool(self.live) or self._unsettled is not None or not (self._stopping or self._is_over)
+        return bool(self.live) or self._unsettled is not None or not (self._is_stopping or self._is_over)
 
     def stop(self) -> None:
         """Stop the runs; their trials are rerun first when the study is resumed.
 
         Returns even if the storage is unreachable: the next driver of the study detects the interrupted trials.
         """
-        self._stopping = True
         self.retry.given_up.set()
-        for live in self.live.values():
-            RunDir(live.run.path).request_stop(_GRACE_S)
-        for live in self.live.values():
-            live.run.stop(_GRACE_S)
         left = [*self.live, *([] if self._begun is None else [self._begun])]
-        self.live.clear()
+        super().stop()
         self._begun = self._unsettled = None
         if left:
             within(TOLD_WITHIN_S, self.retry, self._leave, left)
@@ -356,12 +350,7 @@ class TrialDriver:
 
     # Watching.
 
-    def _follow(self, live: Live) -> None:
-        alive = live.run.is_alive  # checked before reading, so that the last events are not missed
-        live.meter.read()
-        if not alive:
-            self._finish(live)
-            return
+    def _watch(self, live: Live) -> None:
         if time.monotonic() - live.beat > recovery.beat_s():
             live.beat = time.monotonic()
             self._write(live, recovery.HEARTBEAT, time.time())
@@ -385,7 +374,7 @@ class TrialDriver:
         try:
             self.retry(live.trial.set_user_attr, name, value)
         except UpdateFinishedTrialError:
-            live.run.stop(_GRACE_S)
+            live.run.stop(GRACE_S)
             self._drop(live)
 
     def _drop(self, live: Live) -> None:
@@ -393,7 +382,7 @@ class TrialDriver:
         self._read_at = -math.inf
 
     def _prune_run(self, live: Live, reason: str) -> None:
-        live.run.stop(_GRACE_S)
+        live.run.stop(GRACE_S)
         live.meter.read()
         self._tell_measured(live, None, TrialState.PRUNED, reason)
 
@@ -452,7 +441,7 @@ class TrialDriver:
     def _recover(self) -> None:
         """Take over the trials of dead drivers."""
         trials = self.study.get_trials(deepcopy=False)
-        for trial in self._watch.gone([trial for trial in trials if trial.number not in self.live]):
+        for trial in self._heartbeats.gone([trial for trial in trials if trial.number not in self.live]):
             self._adopt(trial, trials)
         recovery.replace_lost(self.study, self.study.get_trials(deepcopy=False))
 
@@ -471,7 +460,7 @@ class TrialDriver:
         else:
             recovery.mark_for_retry(self.writer, trial.number, "its driver ended before the run did")
             if run is not None:
-                RunDir(run.path).request_stop(_GRACE_S)  # the driver may be dead while the run still lives
+                RunDir(run.path).request_stop(GRACE_S)  # the driver may be dead while the run still lives
 
     def _measured_of(self, trial: FrozenTrial, run: Run) -> TrialMetrics:  # noqa: ARG002 - used by HalvingDriver
         return TrialReader(run).poll()

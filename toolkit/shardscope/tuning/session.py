@@ -11,7 +11,6 @@ import logging
 import operator
 import shlex
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,7 +57,6 @@ from shardscope.tuning.storage import (
     without_password,
 )
 
-_TICK_S = 0.02
 DEFAULT_TRIALS = 40
 _TRIALS = "trials"
 """Attribute of the study that holds its number of trials."""
@@ -197,17 +195,8 @@ class StudySession:
             timeout_s: Stop after this many seconds; the study can be resumed later. None sets no limit.
             on_tick: Called with the session many times a second.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        try:
-            with _quiet():
-                while self.driver.tick():
-                    if on_tick is not None:
-                        on_tick(self)
-                    if deadline is not None and time.monotonic() > deadline:
-                        break
-                    time.sleep(_TICK_S)
-        finally:
-            self.driver.stop()
+        with _quiet():
+            self.driver.run(timeout_s=timeout_s, on_tick=None if on_tick is None else lambda: on_tick(self))
 
     # Results.
 
