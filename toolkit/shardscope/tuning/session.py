@@ -41,7 +41,6 @@ from shardscope.tuning.pruning.halving import Rungs, agreed, rungs_of
 from shardscope.tuning.pruning.pruners import ByOptuna, pruner_of
 from shardscope.tuning.pruning.rungs import HalvingDriver
 from shardscope.tuning.records import PINNED, TrialRecord, TrialWriter
-from shardscope.tuning.recovery import ended
 from shardscope.tuning.report import StudyReport, report_of
 from shardscope.tuning.samplers import check_storage, sampler_of
 from shardscope.tuning.seeding import queue_seeds
@@ -128,7 +127,8 @@ class StudySession:
                 held.job, held.space if space is None else space, held.objectives if objectives is None else objectives,
                 held.own if objectives is None else own, held.equal if equal == "samples" else equal,
                 baselines=held.baselines, code=held.code,
-            ).replace(split=held.split, **({"drawn": held.drawn} if space is None else {}))  # fmt: skip
+            )  # fmt: skip
+            definition = definition.replace(drawn=held.drawn) if space is None else definition
         else:
             if isinstance(job, Job):
                 job.require_code()
@@ -154,9 +154,8 @@ class StudySession:
             if not is_new:
                 begun = definition_of(opened, name)
                 check_trials(study.get_trials(deepcopy=False), begun.space, study=name)
-                definition = definition.with_batches_of(begun).replace(
-                    batch_range=begun.batch_range, split=begun.split, drawn=begun.drawn
-                )
+                definition = definition.with_batches_of(begun)
+                definition = definition.replace(batch_range=begun.batch_range, drawn=begun.drawn)
             if not is_new and isinstance(sampler, str):
                 study.sampler.reseed_rng()  # else it would repeat the samples of the previous driver
             seed_it = partial(_seed, study, TrialWriter(opened, name), definition, is_creator=is_new)
@@ -174,13 +173,12 @@ class StudySession:
         judge = pruner_of(pruner, definition, promotes=rungs is not None)
         if isinstance(judge, ByOptuna):
             study.pruner = judge.pruner
-        has_baselines = baselines if definition.baselines is None else definition.baselines
         kind = TrialDriver if rungs is None else partial(HalvingDriver, rungs=rungs)
         driver = kind(
             study, writer, definition, trials, folder / "trials", own, parallel, pruner=judge,
             feasibility=limit,
-            choose=EqualBudgets(definition.space, definition.drawn) if has_baselines else None,
-            seed=None if is_new else partial(_prepare_resumed, definition, seed_it, study=study, trials=trials),
+            choose=EqualBudgets(definition.space, definition.drawn) if definition.baselines else None,
+            seed=None if is_new else partial(_prepare_resumed, definition, seed_it, study=name),
         )  # fmt: skip
         return cls(study, definition, driver, folder, storage)
 
@@ -277,13 +275,9 @@ class StudySession:
         )  # one attribute per trial, so none is overwritten
 
 
-def _prepare_resumed(
-    definition: Definition, seed_it: Callable[[], None], *, study: optuna.Study, trials: int
-) -> None:
-    """Check the code and the split of a resumed study and queue its missing seeds, before its driver runs trials."""
-    definition.require_code(study=study.study_name)
-    if ended(study.get_trials(deepcopy=False)) < trials:
-        definition.require_validation(study=study.study_name)
+def _prepare_resumed(definition: Definition, seed_it: Callable[[], None], *, study: str) -> None:
+    """Check the code of a resumed study and queue its missing seeds, before its driver runs trials."""
+    definition.require_code(study=study)
     seed_it()
 
 
@@ -324,7 +318,7 @@ def _define(
     own: Iterable[str],
     equal: Literal["samples", "steps"],
     *,
-    baselines: bool | None,
+    baselines: bool,
     code: Mapping[str, str] | None = None,
 ) -> Definition:
     """Return the requested definition; `code` holds the digests of a stored study, and None computes them here."""

@@ -370,11 +370,6 @@ def _folder(job: Job, folder: str | Path | None) -> Path:
 
 def _difference(folder: Path, old: Plan, new: Plan) -> str:
     """Return a sentence that states how the existing population in the folder differs from the requested one."""
-    if old.split != new.split:
-        return (
-            f"the population in {folder} compared its members on the test split, as earlier versions did, but they are "
-            "now compared on the validation split; its results can still be read, but training needs a different folder"
-        )
     field = next(name for name in vars(old) if getattr(old, name) != getattr(new, name))
     had, has = getattr(old, field), getattr(new, field)
     if isinstance(had, Mapping):

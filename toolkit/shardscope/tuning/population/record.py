@@ -27,8 +27,7 @@ class PopulationError(ShardscopeError):
 class Plan:
     """The arguments of `train_population`, with `job` and `space` as JSON.
 
-    `own` names the user-defined objectives; it is None if the journal does not record them. `split` is the split on
-    which members are compared; earlier versions used the test split.
+    `own` names the user-defined objectives, and `split` is the split on which members are compared.
     """
 
     job: Mapping[str, Any]
@@ -40,8 +39,8 @@ class Plan:
     quantile: float
     resample: float
     seed: int
-    own: tuple[str, ...] | None = field(default=None, compare=False)
-    split: Literal["validation", "test"] = "validation"
+    own: tuple[str, ...] = field(default=(), compare=False)
+    split: Literal["validation"] = "validation"
 
     @property
     def steps(self) -> int:
@@ -106,14 +105,12 @@ class Course:
         return course
 
     def take(self, line: Mapping[str, Any]) -> None:
-        """Update the progress with one more line; a second line with the same moves or outcome is ignored.
-
-        Raises:
-            PopulationError: The population is from a version that maximised the objective ``accuracy``.
-        """
+        """Update the progress with one more line; a second line with the same moves or outcome is ignored."""
         kind, fields = line["event"], {key: value for key, value in line.items() if key not in ("event", "t")}
         if kind == "plan":
-            self.plan = _plan_of(fields)
+            self.plan = Plan(
+                **{**fields, "objectives": tuple(fields["objectives"]), "own": tuple(fields["own"])}
+            )
         elif kind == "moves":
             moves = [MemberStart(**move) for move in fields["moves"]]
             self.moves.setdefault(fields["interval"], moves)
@@ -132,17 +129,6 @@ class Course:
     def last_interval(self) -> int:
         """Last interval that all members have completed; 0 if there is none."""
         return max((interval for interval in self.moves if self.is_over(interval)), default=0)
-
-
-def _plan_of(fields: Mapping[str, Any]) -> Plan:
-    own = None if fields.get("own") is None else tuple(fields["own"])
-    plan = Plan(**{"split": "test", **fields, "objectives": tuple(fields["objectives"]), "own": own})
-    if "accuracy" in plan.objectives and "accuracy" not in (own or ()):
-        raise PopulationError(
-            "this population was created with the objective 'accuracy', which was maximised, but objectives are now "
-            "minimised; train a new population, in another folder, with objectives='error'"
-        )
-    return plan
 
 
 def plan_line(plan: Plan) -> dict[str, Any]:
