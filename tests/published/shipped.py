@@ -21,7 +21,7 @@ from published.memory.board import (
     without_largest,
 )
 from published.tables import published
-from shardscope.commands._json import as_json
+from shardscope.commands._output import as_json
 from shardscope.measure.scoreboard.board import board
 
 HERE = Path(__file__).parent

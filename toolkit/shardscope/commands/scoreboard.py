@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from shardscope.commands._json import as_json
+from shardscope.commands._output import aligned, as_json
 from shardscope.commands._rows import add_rows_options, given_to_rows, refuse_without_rows
-from shardscope.commands._scoreboard_memory import print_memory
-from shardscope.commands._table import aligned
 from shardscope.errors import SpecError
 from shardscope.spec.layout import Layout
 
@@ -48,19 +46,18 @@ class _WithoutLayout(argparse.RawDescriptionHelpFormatter):
             super().add_argument(action)
 
 
-def add_to(commands: Any) -> None:
-    """Add this command to the parser's commands."""
-    parser = commands.add_parser(
-        "scoreboard",
-        help="compare predicted step times with published ones",
-        description=ABOUT,
-        usage="shardscope scoreboard [--rows FILE [options of the rows] | --memory] [--json]",
-        formatter_class=_WithoutLayout,
-    )
+HELP = "compare predicted step times with published ones"
+PARSER = {
+    "usage": "shardscope scoreboard [--rows FILE [options of the rows] | --memory] [--json]",
+    "formatter_class": _WithoutLayout,
+}
+JSON = "print the scores as JSON"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     add_rows_options(parser, purpose="compare these measured steps instead of published ones")
     parser.add_argument("--memory", action="store_true", help="compare memory instead of step times")
-    parser.add_argument("--json", action="store_true", help="print the scores as JSON")
-    parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
@@ -199,3 +196,53 @@ def text(lines: Sequence[Mapping[str, Any]]) -> str:
         for line in lines
     ]  # fmt: skip
     return aligned(header, rows)
+
+
+WORDS = {
+    "allocated": "tensors",
+    "reserved": "reserved by the allocator",
+    "process": "process (nvidia-smi)",
+}
+
+
+def print_memory(scores: Mapping[str, Any], *, to_json: bool) -> None:
+    """Print how well published memory is predicted: peaks, and which runs fit."""
+    if to_json:
+        print(as_json({"peaks": scores["peaks"], "fits": scores["fits"]}))
+        return
+    total, others = scores["total"], scores["without_largest"]
+
+    def foreseen(line: Mapping[str, Any]) -> str:
+        return f"({100 * line['foreseen'] / line['ran_out']:.0f} %)"
+
+    print(
+        f"Peak memory of the fullest device\n{peaks_text(scores['peaks'])}\n\n"
+        f"Does it fit\n{fits_text([*scores['fits'], total, others])}\n\n"
+        f"{total['foreseen']} of {total['ran_out']} runs that ran out of memory {foreseen(total)} are predicted to, "
+        f"and {others['foreseen']} of {others['ran_out']} {foreseen(others)} {others['dataset']}; "
+        f"{total['refused']} of {total['ran']} that ran ({100 * total['refused'] / total['ran']:.1f} %) "
+        "are wrongly refused"
+    )
+
+
+def peaks_text(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of the errors of predicted peaks."""
+    return aligned(
+        ["data set", "rows", "memory model", "what was measured", "n", "MAPE", "worst", "bias"],
+        [
+            (
+                line["dataset"], line["rows"], line["framework"], WORDS[line["counted"]], str(line["runs"]),
+                f"{line['mape']:.2f} %", f"{line['worst']:.2f} %", f"{line['bias']:+.2f} %",
+            )
+            for line in lines
+        ],
+    )  # fmt: skip
+
+
+def fits_text(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of how often "fits" was right."""
+    names = ("dataset", "ran", "refused", "ran_out", "foreseen")
+    return aligned(
+        ["data set", "runs that ran", "wrongly refused", "out of memory", "predicted"],
+        [tuple(str(line[name]) for name in names) for line in lines],
+    )
