@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from shardscope.tuning.population import PopulationError
-from shardscope.tuning.population.journal import Journal, is_held, read_lines
-from shardscope.tuning.population.record import (
+from shardscope.tuning.population.journal import (
     Course,
+    Journal,
     MemberStart,
     Outcome,
+    is_held,
     moves_line,
     outcome_line,
+    read_lines,
 )
 
 LINES = [

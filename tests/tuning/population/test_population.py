@@ -20,8 +20,7 @@ from conformance.runs import small_job, wait_for
 from shardscope.runlog.writer import encode
 from shardscope.tuning.population import PopulationError
 from shardscope.tuning.population import driver as driver_module
-from shardscope.tuning.population.journal import Journal
-from shardscope.tuning.population.record import Outcome, outcome_line
+from shardscope.tuning.population.journal import Journal, Outcome, outcome_line
 
 QUIET = ss.Record(spans_first=0, spans_every=10**6, memory_first=0, memory_every=None)
 DRIVER = """

@@ -15,6 +15,7 @@ from shardscope.spec.space import Choices, Parameter, PowersOfTwo, Space
 from shardscope.spec.units import plural
 from shardscope.tuning import apply
 from shardscope.tuning.batch_range import BatchRange
+from shardscope.tuning.measured import Objective
 from shardscope.tuning.objectives import OBJECTIVES, QUALITIES
 
 
@@ -140,6 +141,15 @@ class Definition(Spec):
         if self.objectives != other.objectives:
             return f"the objectives were {', '.join(self.objectives)}"
         return None if self.equal == other.equal else f"equal was {self.equal!r}"
+
+
+def named_objectives(
+    objectives: str | Sequence[str] | Mapping[str, Objective | None],
+) -> tuple[tuple[str, ...], dict[str, Objective]]:
+    """Return the names of the requested objectives, and the user-defined functions by name."""
+    names = (objectives,) if isinstance(objectives, str) else tuple(objectives)
+    own = {n: f for n, f in objectives.items() if f is not None} if isinstance(objectives, Mapping) else {}
+    return names, own
 
 
 def check_objectives(names: Sequence[str], own: Collection[str] = ()) -> None:

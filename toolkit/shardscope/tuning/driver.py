@@ -400,11 +400,14 @@ class TrialDriver(RunDriver[Live]):
             self._tell_measured(live, None, TrialState.FAIL, _sentence(error))
 
     def _complete(self, live: Live) -> None:
-        values, fault = values_of(self.definition, live.run, live.measured, self.own)
+        self._tell_measured(live, *self._result(live.run, live.measured))
+
+    def _result(self, run: Run, measured: TrialMetrics) -> tuple[list[float] | None, TrialState, str | None]:
+        """Return the values of a completed run, the state of its trial, and what is wrong with the values or None."""
+        values, fault = values_of(self.definition.objectives, run, measured, self.own)
         if fault is not None:
-            self._tell_measured(live, None, TrialState.FAIL, fault)
-        else:
-            self._tell_measured(live, list(values.values()), TrialState.COMPLETE, None)
+            return None, TrialState.FAIL, fault
+        return list(values.values()), TrialState.COMPLETE, None
 
     # Recording results.
 
@@ -412,10 +415,7 @@ class TrialDriver(RunDriver[Live]):
         self, live: Live, values: list[float] | None, state: TrialState, reason: str | None
     ) -> None:
         self._report(live)
-        attrs: dict[str, Any] = {MEASURED: measured_to(live.measured)}
-        if reason is not None:
-            attrs[REASON] = reason
-        self._tell(live.trial, values, state, attrs)
+        self._tell(live.trial, values, state, _measured_attrs(live.measured, reason))
         self._drop(live)
 
     def _report(self, live: Live) -> None:
@@ -453,10 +453,8 @@ class TrialDriver(RunDriver[Live]):
             self.writer.end(trial.number, TrialState.FAIL, None, {REASON: excess, NOT_COUNTED: OVER_BUDGET})
         elif run is not None and run.state == "completed":
             measured = self._measured_of(trial, run)
-            values, fault = values_of(self.definition, run, measured, self.own)
-            attrs = {MEASURED: measured_to(measured), **({REASON: fault} if fault else {})}
-            state = TrialState.FAIL if fault else TrialState.COMPLETE
-            self.writer.end(trial.number, state, None if fault else list(values.values()), attrs)
+            values, state, fault = self._result(run, measured)
+            self.writer.end(trial.number, state, values, _measured_attrs(measured, fault))
         else:
             recovery.mark_for_retry(self.writer, trial.number, "its driver ended before the run did")
             if run is not None:
@@ -478,6 +476,10 @@ class TrialDriver(RunDriver[Live]):
             return Run.attach(run) if recovery.is_among(run, self.folder) else None
         except RunNotFound:
             return None
+
+
+def _measured_attrs(measured: TrialMetrics, reason: str | None) -> dict[str, Any]:
+    return {MEASURED: measured_to(measured), **({} if reason is None else {REASON: reason})}
 
 
 def was_killed(run: Run) -> bool:

@@ -22,7 +22,7 @@ from shardscope.spec import Checkpoint, Job
 from shardscope.tuning.apply import MemoryLimit
 from shardscope.tuning.batch_range import BatchRange, around
 from shardscope.tuning.definition import Definition
-from shardscope.tuning.pruning.leftovers import delete
+from shardscope.tuning.pruning.halving import delete
 from shardscope.tuning.runs import run_to_end
 from shardscope.tuning.storage import answering, begun_as
 

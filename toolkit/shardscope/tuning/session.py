@@ -30,9 +30,8 @@ from shardscope.spec.job_parts import label_of
 from shardscope.spec.space import Space
 from shardscope.tuning import records as rows
 from shardscope.tuning.apply import MemoryLimit, apply, check_rows, checked_rows
-from shardscope.tuning.definition import Definition, code_of
+from shardscope.tuning.definition import Definition, code_of, named_objectives
 from shardscope.tuning.driver import Pruner, TrialDriver
-from shardscope.tuning.foreign import check_trials
 from shardscope.tuning.measured import Objective
 from shardscope.tuning.noise_probe import BatchesAround, resolve_batch_range
 from shardscope.tuning.objectives import DEFAULT_OBJECTIVES
@@ -40,7 +39,7 @@ from shardscope.tuning.priors import EqualBudgets, default_space, optimizers_of,
 from shardscope.tuning.pruning.halving import Rungs, agreed, rungs_of
 from shardscope.tuning.pruning.pruners import ByOptuna, pruner_of
 from shardscope.tuning.pruning.rungs import HalvingDriver
-from shardscope.tuning.records import PINNED, TrialRecord, TrialWriter
+from shardscope.tuning.records import PINNED, TrialRecord, TrialWriter, check_trials
 from shardscope.tuning.report import StudyReport, report_of
 from shardscope.tuning.samplers import check_storage, sampler_of
 from shardscope.tuning.seeding import queue_seeds
@@ -118,13 +117,11 @@ class StudySession:
         trials = None if trials is None else _whole("trials", trials, 1, _MOST_TRIALS)
         parallel, seed = _whole("parallel", parallel, 1, _MOST_PARALLEL), _whole("seed", seed, 0, _MOST_SEED)
         check_storage(sampler, storage)
-        own = (
-            {n: f for n, f in objectives.items() if f is not None} if isinstance(objectives, Mapping) else {}
-        )
+        names, own = named_objectives(DEFAULT_OBJECTIVES if objectives is None else objectives)
         if job is None:
             held, name = _stored(name, storage, root)
             definition = _define(
-                held.job, held.space if space is None else space, held.objectives if objectives is None else objectives,
+                held.job, held.space if space is None else space, held.objectives if objectives is None else names,
                 held.own if objectives is None else own, held.equal if equal == "samples" else equal,
                 baselines=held.baselines, code=held.code,
             )  # fmt: skip
@@ -132,7 +129,7 @@ class StudySession:
         else:
             if isinstance(job, Job):
                 job.require_code()
-            definition = _define(job, space, objectives, own, equal, baselines=baselines)
+            definition = _define(job, space, names, own, equal, baselines=baselines)
             checked_rows(definition.job)
             check_rows(definition.job, definition.space)
             name = name or f"{label_of(job.model)}-{job.strategy.name}"
@@ -314,7 +311,7 @@ def _whole(field: str, value: object, least: int, most: int) -> int:
 def _define(
     job: Job,
     space: Space | Mapping[str, Any] | None,
-    objectives: Sequence[str] | Mapping[str, Objective | None] | None,
+    objectives: tuple[str, ...],
     own: Iterable[str],
     equal: Literal["samples", "steps"],
     *,
@@ -324,8 +321,6 @@ def _define(
     """Return the requested definition; `code` holds the digests of a stored study, and None computes them here."""
     if not isinstance(job, Job):
         raise SpecError(f"tune takes a Job, got {type(job).__name__}; write ss.tune(ss.Job(...))")
-    if isinstance(objectives, str):
-        objectives = (objectives,)
     if space is None:
         space = default_space(job)
     elif not isinstance(space, Space):
@@ -333,9 +328,8 @@ def _define(
     drawn = optimizers_of(space) if baselines else None
     if baselines:
         space = with_baselines(space)
-    names = tuple(DEFAULT_OBJECTIVES if objectives is None else objectives)
     return Definition(
-        job=job, space=space, objectives=names, own=tuple(own), equal=equal, baselines=baselines, drawn=drawn,
+        job=job, space=space, objectives=objectives, own=tuple(own), equal=equal, baselines=baselines, drawn=drawn,
         code=code_of(job, space) if code is None else dict(code),
     )  # fmt: skip
 

@@ -30,14 +30,14 @@ from shardscope.runtime.record.rundir import runs_root
 from shardscope.spec import Checkpoint, Job
 from shardscope.spec import space as spec
 from shardscope.spec._base import Spec
-from shardscope.tuning.measured import Objective, TrialReader, interval_values
-from shardscope.tuning.population.conditional import Conditional
+from shardscope.tuning.definition import check_objectives, named_objectives
+from shardscope.tuning.measured import Objective, TrialReader, values_of
 from shardscope.tuning.population.exploit import choose_parents
-from shardscope.tuning.population.explore import Explorable, Ranges
-from shardscope.tuning.population.journal import NAME, Journal, read_lines
-from shardscope.tuning.population.objectives import costs_of, objectives_of
-from shardscope.tuning.population.record import (
+from shardscope.tuning.population.explore import MAY_CHANGE, Conditional, Explorable, Ranges
+from shardscope.tuning.population.journal import (
+    NAME,
     Course,
+    Journal,
     MemberStart,
     Outcome,
     Plan,
@@ -45,8 +45,8 @@ from shardscope.tuning.population.record import (
     moves_line,
     outcome_line,
     plan_line,
+    read_lines,
 )
-from shardscope.tuning.population.settings import MAY_CHANGE
 from shardscope.tuning.population.view import Population
 from shardscope.tuning.runs import RunDriver
 
@@ -101,7 +101,10 @@ def train_population(
         >>> space = {"optimizer.lr": (1e-4, 1e-1, "log"), "batch": (16, 128, "log2")}
         >>> ss.train_population(job, space, members=4, intervals=5).schedule()  # doctest: +SKIP
     """
-    names, own = objectives_of(objectives)
+    names, own = named_objectives(objectives)
+    if not names:
+        raise SpecError("objectives=() is empty; use for example ('loss', 'bytes')")
+    check_objectives(names, own)
     _check(members=members, intervals=intervals, quantile=quantile, resample=resample, at_once=at_once)
     each = _interval_steps(job, intervals, interval_steps)
     asked, job = job, job.replace(steps=intervals * each, until=None)
@@ -244,7 +247,7 @@ class PopulationDriver(RunDriver[Trainee]):
         run, member, path = live.run, live.move.member, str(live.run.path.relative_to(self.folder))
         is_complete = run.state == "completed"
         scores, problem = (
-            interval_values(self.plan.objectives, run, live.meter.poll(), self.own)
+            values_of(self.plan.objectives, run, live.meter.poll(), self.own, is_piece=True)
             if is_complete
             else ({}, self._problem(run))
         )
@@ -295,7 +298,7 @@ class PopulationDriver(RunDriver[Trainee]):
                 for member in range(self.plan.members)
             ]
         costs = {
-            outcome.member: None if outcome.scores is None else costs_of(outcome.scores, self.plan.objectives)
+            outcome.member: None if outcome.scores is None else outcome.costs(self.plan.objectives)
             for outcome in self._outcomes(interval - 1)
         }
         parents = choose_parents(costs, quantile=self.plan.quantile, random=self._random(interval, "parents"))

@@ -10,10 +10,15 @@
 
 Each setting of a clone is either resampled, with some probability, or perturbed. A category is never treated as a
 number, and the perturbation of an integer is never rounded to zero.
+
+Settings are named by dotted paths, such as ``optimizer.lr``, or by the names of a study's `Space` with its branches. A
+setting that belongs to a branch exists only while that branch is chosen: a clone that changes the branch samples the
+settings of the new one.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +26,75 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
-from shardscope.errors import SpecError
-from shardscope.spec import Job
-from shardscope.tuning.apply import checked_rows
-from shardscope.tuning.population.settings import Settings, as_json, check_path, with_settings
+from shardscope.errors import SpecError, unknown_name
+from shardscope.spec import Job, Method
+from shardscope.spec._base import Spec
+from shardscope.spec.space import Between, Choices, PowersOfTwo, Space, parse_name
+from shardscope.tuning.apply import apply, branches_of, check, checked_rows
+
+Settings = Mapping[str, Any]
+"""Settings by dotted path. Values are JSON: a number, a string, or the fields of a part of the job."""
+
+MAY_CHANGE = ("optimizer", "lr_schedule", "batch", "compression", "clip_norm", "strategy", "recompute")
+"""Fields of a job that may change without making a checkpoint unusable."""
+
+
+def check_path(job: Job, path: str) -> None:
+    """Reject a path that does not name a setting of `job` that may change during training.
+
+    Raises:
+        SpecError: The path is unknown; the message suggests the closest valid one.
+    """
+    head, _, leaf = path.partition(".")
+    if head not in MAY_CHANGE:
+        raise unknown_name("setting of the space", path, MAY_CHANGE)
+    if leaf:
+        part = getattr(job, head)
+        fields = list(type(part).model_fields) if isinstance(part, Spec) else []
+        fields += ["name"] * isinstance(part, Method)
+        if leaf not in fields:
+            raise unknown_name("setting of the space", path, [f"{head}.{field}" for field in fields])
+
+
+def with_settings(job: Job, settings: Settings) -> Job:
+    """Return `job` with its settings changed.
+
+    Args:
+        job: The job to change.
+        settings: New values by dotted path.
+
+    Raises:
+        SpecError: The settings are invalid for the job.
+
+    Example:
+        >>> job = Job(model="mlp", data="digits")
+        >>> with_settings(job, {"optimizer.lr": 0.01, "batch": 32}).batch.global_batch
+        32
+    """
+    changes: dict[str, Any] = {path: value for path, value in settings.items() if "." not in path}
+    parts: dict[str, dict[str, Any]] = {}
+    for path, value in settings.items():
+        head, _, leaf = path.partition(".")
+        if leaf:
+            parts.setdefault(head, {})[leaf] = value
+    job = job.replace(**changes) if changes else job
+    return job.replace(**{head: _with_fields(getattr(job, head), fields) for head, fields in parts.items()})
+
+
+def _with_fields(part: Spec, fields: Mapping[str, Any]) -> Spec:
+    """Return a part of a job with `fields` changed; a new method keeps the fields that were set explicitly."""
+    if isinstance(part, Method) and "name" in fields:
+        other: Spec = part.base_class().by_name(**{**part.changed, **fields})
+        return other
+    return part.replace(**fields)
+
+
+def as_json(value: Any) -> Any:
+    """Return a setting as JSON; a part of a job becomes the dictionary of its fields."""
+    if isinstance(value, Spec):
+        return value.model_dump(mode="json", exclude_none=True, exclude_defaults=isinstance(value, Method))
+    return value
+
 
 STEP = 0.2
 """Size of a perturbation, as a fraction of the value (Jaderberg et al. 2017, appendix A: factors of 0.8 and 1.2)."""
@@ -247,3 +317,66 @@ def _powers(path: str, value: Sequence[Any]) -> PowerOfTwo:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+_FIELDS = {"warmup": "lr_schedule", "lr_rule": "optimizer"}
+"""Field of the job that a setting changes, by the setting's name, where the two names differ."""
+
+
+class Conditional(Ranges):
+    """Explorable space that samples and perturbs settings within a `Space`, keyed by the names of its parameters.
+
+    Args:
+        space: Search space, as for a study.
+        job: Job that the settings belong to.
+
+    Raises:
+        SpecError: A setting cannot change during training, or has a value that makes every job invalid.
+
+    Example:
+        >>> space = Space({"optimizer": ["adamw", "lars"], "optimizer[lars].momentum": (0.5, 0.95)})
+        >>> job = Job(model="mlp", data="digits")
+        >>> Conditional(space, job).draw(job, Random(3))
+        {'optimizer': 'adamw'}
+    """
+
+    def __init__(self, space: Space, job: Job) -> None:
+        for name in space.parameters:
+            _check_may_change(name)
+        check(job, space, equal="steps")
+        self.space = space
+        self.axes = {name: _axis_of(parameter) for name, parameter in space.parameters.items()}
+
+    def _choose(self, job: Job, value_of: Callable[[str], Any]) -> dict[str, Any]:
+        chosen: dict[str, Any] = {}
+        for name in self.space.active(chosen, branches_of(job)):
+            chosen[name] = value_of(name)
+        return chosen
+
+    def apply(self, job: Job, settings: Settings) -> Job:
+        """Return `job` with these settings and the same number of steps."""
+        return apply(job, settings, equal="steps")
+
+    def describe(self) -> dict[str, Any]:
+        """Return the parameters of the space by name, as JSON."""
+        described: dict[str, Any] = json.loads(self.space.to_json())["parameters"]
+        return described
+
+
+def _check_may_change(name: str) -> None:
+    owner = parse_name(name).owner
+    if _FIELDS.get(owner, owner) not in MAY_CHANGE:
+        raise SpecError(
+            f"space[{name!r}] cannot change while a member trains: checkpoints would not fit; search it with "
+            "ss.tune, or set it in the job"
+        )
+
+
+def _axis_of(parameter: Choices | Between | PowersOfTwo) -> Axis:
+    if isinstance(parameter, Choices):
+        return Choice(parameter.values)
+    if isinstance(parameter, PowersOfTwo):
+        return PowerOfTwo(parameter.low, parameter.high)
+    if parameter.is_whole:
+        return Whole(int(parameter.low), int(parameter.high))
+    return Number(float(parameter.low), float(parameter.high), parameter.log)
