@@ -46,7 +46,7 @@ from shardscope.tuning.records import (
     TrialWriter,
     measured_to,
 )
-from shardscope.tuning.runs import GRACE_S, RunDriver
+from shardscope.tuning.runs import GRACE_S, RunDriver, Watched
 from shardscope.tuning.samplers import constrain, suggest
 from shardscope.tuning.storage import StorageRetry, within
 from shardscope.tuning.untried import Settings, all_settings, settings_left, tried_before, used_up_text
@@ -87,14 +87,12 @@ class Reporting(Protocol):
 
 
 @dataclass
-class Live:
+class Live(Watched):
     """A trial whose run this driver is watching."""
 
     trial: optuna.Trial
     params: Mapping[str, Value]
     job: Job
-    run: Run
-    meter: TrialReader
     decided_at: int = 0
     beat: float = field(default_factory=time.monotonic)
 
@@ -150,6 +148,7 @@ class TrialDriver(RunDriver[Live]):
         self._unsettled: tuple[optuna.Trial, float] | None = None
         self._is_over = False
         self._impossible = 0
+        self._stopping = False
         self._settings = all_settings(self.definition)  # of the space; None if it is endless
         self._repeats = 0  # consecutive choices of the sampler that had been tried
         self.used_up = ""  # a sentence, once the study has ended early because nothing new is left to try
@@ -178,19 +177,20 @@ class TrialDriver(RunDriver[Live]):
             self.retry(self._recover)
             self._recovered_at = time.monotonic()
         if time.monotonic() - self._read_at > _READ_EVERY_S:
-            while not self._is_stopping and len(self.live) < self.parallel:
+            while not self._stopping and len(self.live) < self.parallel:
                 if not self._start():
                     self._read_at = time.monotonic()
                     break
                 if self._repeats:
                     break  # so that whoever calls this can stop a study whose sampler repeats itself
-        return bool(self.live) or self._unsettled is not None or not (self._is_stopping or self._is_over)
+        return bool(self.live) or self._unsettled is not None or not (self._stopping or self._is_over)
 
     def stop(self) -> None:
         """Stop the runs; their trials are rerun first when the study is resumed.
 
         Returns even if the storage is unreachable: the next driver of the study detects the interrupted trials.
         """
+        self._stopping = True
         self.retry.given_up.set()
         left = [*self.live, *([] if self._begun is None else [self._begun])]
         super().stop()
@@ -345,7 +345,7 @@ class TrialDriver(RunDriver[Live]):
             return
         except LaunchError as error:
             raise recovery.not_launched(trial.number, error) from error
-        self.live[trial.number] = Live(trial, params, job, run, TrialReader(run))
+        self.live[trial.number] = Live(run, TrialReader(run), trial, params, job)
         self._write(self.live[trial.number], RUN, str(run.path))
 
     # Watching.

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from shardscope.runtime.record.run import Run
 from shardscope.runtime.record.rundir import RunDir
@@ -27,7 +27,8 @@ GRACE_S = 1.0
 """Time that a run has to end its step before it is killed, in seconds."""
 
 
-class Watched(Protocol):
+@dataclass
+class Watched:
     """A run under watch, and the reader of its events."""
 
     run: Run
@@ -42,7 +43,6 @@ class RunDriver(Generic[AnyWatched]):
 
     live: dict[int, AnyWatched]
     parallel: int
-    _is_stopping = False
 
     def tick(self) -> bool:
         """Follow the runs and start new ones; return whether more ticks are needed."""
@@ -72,7 +72,6 @@ class RunDriver(Generic[AnyWatched]):
 
     def stop(self) -> None:
         """Stop all runs."""
-        self._is_stopping = True
         for live in self.live.values():
             RunDir(live.run.path).request_stop(GRACE_S)
         for live in self.live.values():
@@ -101,27 +100,19 @@ class RunDriver(Generic[AnyWatched]):
         raise NotImplementedError
 
 
-@dataclass
-class OneRun:
-    """A run that is driven by itself."""
-
-    run: Run
-    meter: TrialReader
-
-
-class _One(RunDriver[OneRun]):
+class _One(RunDriver[Watched]):
     parallel = 1
 
     def __init__(self, run: Run, stop_when: Callable[[TrialReader], bool] | None) -> None:
-        self.live, self.stop_when, self.was_stopped = {0: OneRun(run, TrialReader(run))}, stop_when, False
+        self.live, self.stop_when, self.was_stopped = {0: Watched(run, TrialReader(run))}, stop_when, False
 
-    def _watch(self, live: OneRun) -> None:
+    def _watch(self, live: Watched) -> None:
         if self.stop_when is not None and self.stop_when(live.meter):
             live.run.stop()
             self.was_stopped = True
             self._finish(live)
 
-    def _finish(self, live: OneRun) -> None:
+    def _finish(self, live: Watched) -> None:
         live.meter.read()
         self.live.clear()
 

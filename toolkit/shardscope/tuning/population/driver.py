@@ -48,7 +48,7 @@ from shardscope.tuning.population.journal import (
     read_lines,
 )
 from shardscope.tuning.population.view import Population
-from shardscope.tuning.runs import RunDriver
+from shardscope.tuning.runs import RunDriver, Watched
 
 Space = Explorable | spec.Space | Mapping[str, Any]
 
@@ -127,13 +127,11 @@ class Stopped(Exception):
 
 
 @dataclass
-class Trainee:
+class Trainee(Watched):
     """A member that trains an interval."""
 
     move: MemberStart
     job: Job
-    run: Run
-    meter: TrialReader
     began: float = field(default_factory=time.monotonic)
 
 
@@ -225,7 +223,7 @@ class PopulationDriver(RunDriver[Trainee]):
             name=f"member-{move.member:02d}",
         )  # fmt: skip
         run = completed or launch(job, root=home, resume=self._parent_of(move))
-        self.live[move.member] = Trainee(move, job, run, TrialReader(run, is_piece=True))
+        self.live[move.member] = Trainee(run, TrialReader(run, is_piece=True), move, job)
         return True
 
     def _parent_of(self, move: MemberStart) -> Run | None:

@@ -20,9 +20,7 @@ from __future__ import annotations
 
 import json
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
@@ -129,80 +127,39 @@ class Explorable(Protocol):
         ...
 
 
-class Axis(ABC):
-    """One setting: how its values are sampled, and how a value is perturbed."""
-
-    @abstractmethod
-    def draw(self, random: Random) -> Any:
-        """Return a random value."""
-
-    @abstractmethod
-    def step(self, value: Any, random: Random) -> Any:
-        """Return a perturbed copy of `value`."""
+Axis = Choices | Between | PowersOfTwo | tuple[Any, ...]
+"""Range or choices of one setting. A tuple holds choices among whole parts of a job, which a `Space` does not have."""
 
 
-@dataclass(frozen=True)
-class Number(Axis):
-    """A real number between bounds."""
-
-    low: float
-    high: float
-    is_log: bool = False
-
-    def draw(self, random: Random) -> float:
-        if self.is_log:
-            return self._within(math.exp(random.uniform(math.log(self.low), math.log(self.high))))
-        return random.uniform(self.low, self.high)
-
-    def step(self, value: Any, random: Random) -> float:
-        share = random.choice((-STEP, STEP))
-        size = abs(value) if self.is_log else max(abs(value), LEAST_STEP * (self.high - self.low))
-        return self._within(value + share * size)
-
-    def _within(self, value: float) -> float:
-        return min(max(value, self.low), self.high)
+def drawn(axis: Axis, random: Random) -> Any:
+    """Return a random value."""
+    if isinstance(axis, PowersOfTwo):
+        return 1 << random.randint(*axis.exponents)
+    if not isinstance(axis, Between):
+        return random.choice(axis.values if isinstance(axis, Choices) else axis)
+    if axis.is_whole:
+        return random.randint(int(axis.low), int(axis.high))
+    if axis.log:
+        return _within(axis, math.exp(random.uniform(math.log(axis.low), math.log(axis.high))))
+    return random.uniform(axis.low, axis.high)
 
 
-@dataclass(frozen=True)
-class Whole(Axis):
-    """An integer between bounds."""
-
-    low: int
-    high: int
-
-    def draw(self, random: Random) -> int:
-        return random.randint(self.low, self.high)
-
-    def step(self, value: Any, random: Random) -> int:
-        size = max(1, round(STEP * abs(int(value))))
-        return min(max(int(value) + random.choice((-size, size)), self.low), self.high)
-
-
-@dataclass(frozen=True)
-class PowerOfTwo(Axis):
-    """A power of two between bounds."""
-
-    low: int
-    high: int
-
-    def draw(self, random: Random) -> int:
-        return 1 << random.randint(self.low.bit_length() - 1, self.high.bit_length() - 1)
-
-    def step(self, value: Any, random: Random) -> int:
-        return min(max(random.choice((int(value) // 2, int(value) * 2)), self.low), self.high)
-
-
-@dataclass(frozen=True)
-class Choice(Axis):
-    """One of several values without an order."""
-
-    choices: tuple[Any, ...]
-
-    def draw(self, random: Random) -> Any:
-        return random.choice(self.choices)
-
-    def step(self, value: Any, random: Random) -> Any:  # noqa: ARG002 - choices have no neighbours
+def perturbed(axis: Axis, value: Any, random: Random) -> Any:
+    """Return a perturbed copy of `value`; choices have no neighbours, so they stay as they are."""
+    if isinstance(axis, PowersOfTwo):
+        return min(max(random.choice((int(value) // 2, int(value) * 2)), axis.low), axis.high)
+    if not isinstance(axis, Between):
         return value
+    if axis.is_whole:
+        size = max(1, round(STEP * abs(int(value))))
+        return int(_within(axis, int(value) + random.choice((-size, size))))
+    share = random.choice((-STEP, STEP))
+    size = abs(value) if axis.log else max(abs(value), LEAST_STEP * (axis.high - axis.low))
+    return _within(axis, value + share * size)
+
+
+def _within(axis: Between, value: float) -> float:
+    return min(max(value, float(axis.low)), float(axis.high))
 
 
 class Ranges:
@@ -239,7 +196,7 @@ class Ranges:
             SpecError: None of `ATTEMPTS` draws is valid; the message gives the reason for the last one.
         """
         for attempt in range(ATTEMPTS):
-            settings = self._choose(job, lambda path: self.axes[path].draw(random))
+            settings = self._choose(job, lambda path: drawn(self.axes[path], random))
             try:
                 checked_rows(self.apply(job, settings))
             except SpecError as error:
@@ -256,7 +213,8 @@ class Ranges:
 
         def move(path: str) -> Any:
             is_new = path not in settings or random.random() < resample
-            return self.axes[path].draw(random) if is_new else self.axes[path].step(settings[path], random)
+            axis = self.axes[path]
+            return drawn(axis, random) if is_new else perturbed(axis, settings[path], random)
 
         for _ in range(ATTEMPTS):
             moved = self._choose(job, move)
@@ -278,7 +236,15 @@ class Ranges:
 
     def describe(self) -> dict[str, Any]:
         """Return the axes by path, as JSON."""
-        return {path: [type(axis).__name__, *vars(axis).values()] for path, axis in self.axes.items()}
+        return {path: _described(axis) for path, axis in self.axes.items()}
+
+
+def _described(axis: Axis) -> list[Any]:
+    if isinstance(axis, PowersOfTwo):
+        return ["PowerOfTwo", axis.low, axis.high]
+    if not isinstance(axis, Between):
+        return ["Choice", axis]
+    return ["Whole", axis.low, axis.high] if axis.is_whole else ["Number", axis.low, axis.high, axis.log]
 
 
 def _axis(path: str, value: Any) -> Axis:
@@ -286,7 +252,7 @@ def _axis(path: str, value: Any) -> Axis:
     if isinstance(value, list):
         if not value:
             raise SpecError(f"{path}=[] has nothing to choose from; give some values")
-        return Choice(tuple(map(as_json, value)))
+        return tuple(map(as_json, value))
     numbers = isinstance(value, tuple) and len(value) in (2, 3) and all(map(_is_number, value[:2]))
     scale = value[2] if numbers and len(value) == 3 else "linear"
     if not numbers or scale not in ("linear", "log", "log2"):
@@ -304,15 +270,15 @@ def _axis(path: str, value: Any) -> Axis:
             f"{path}={value!r} has the lower bound {low}, which has no logarithm; use a bound above 0"
         )
     if scale == "linear" and isinstance(low, int) and isinstance(high, int):
-        return Whole(low, high)
-    return Number(float(low), float(high), scale == "log")
+        return Between(low=low, high=high)
+    return Between(low=float(low), high=float(high), log=scale == "log")
 
 
-def _powers(path: str, value: Sequence[Any]) -> PowerOfTwo:
+def _powers(path: str, value: Sequence[Any]) -> PowersOfTwo:
     for bound in value[:2]:
         if not isinstance(bound, int) or bound < 1 or bound & (bound - 1):
             raise SpecError(f"{path}={tuple(value)!r}: {bound} is not a power of two; use 1, 2, 4, 8, ...")
-    return PowerOfTwo(*value[:2])
+    return PowersOfTwo(*value[:2])
 
 
 def _is_number(value: Any) -> bool:
@@ -345,7 +311,7 @@ class Conditional(Ranges):
             _check_may_change(name)
         check(job, space, equal="steps")
         self.space = space
-        self.axes = {name: _axis_of(parameter) for name, parameter in space.parameters.items()}
+        self.axes = dict(space.parameters)
 
     def _choose(self, job: Job, value_of: Callable[[str], Any]) -> dict[str, Any]:
         chosen: dict[str, Any] = {}
@@ -370,13 +336,3 @@ def _check_may_change(name: str) -> None:
             f"space[{name!r}] cannot change while a member trains: checkpoints would not fit; search it with "
             "ss.tune, or set it in the job"
         )
-
-
-def _axis_of(parameter: Choices | Between | PowersOfTwo) -> Axis:
-    if isinstance(parameter, Choices):
-        return Choice(parameter.values)
-    if isinstance(parameter, PowersOfTwo):
-        return PowerOfTwo(parameter.low, parameter.high)
-    if parameter.is_whole:
-        return Whole(int(parameter.low), int(parameter.high))
-    return Number(float(parameter.low), float(parameter.high), parameter.log)

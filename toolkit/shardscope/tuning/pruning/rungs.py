@@ -161,7 +161,7 @@ class HalvingDriver(TrialDriver):
         del self.held[number]
         held.meter.continue_with(run)
         held.meter.read()
-        self.live[number] = Live(held.trial, held.params, job, run, held.meter)
+        self.live[number] = Live(run, held.meter, held.trial, held.params, job)
         self.live[number].decided_at = held.meter.num_evaluations
         self._write(self.live[number], RUN, str(run.path))
 
