@@ -92,13 +92,12 @@ def lr_range_test(
         range_job(job, low=low, high=high, steps=steps), root=root, made_by="learning-rate range test"
     )
     exploded = run_to_end(run, stop_when=lambda meter: _has_exploded(_losses(meter.log)[1]))
-    lr, loss = _losses(run.reduced())
-    if run.error is not None:
+    error, lr, loss = run.error, *_losses(run.reduced())
+    if not exploded and error is not None:
         if not any(event["type"] in _NOT_A_NUMBER for event in run.events("error")):
-            raise run.error
+            raise error
         exploded = True
-    exploded = exploded or _has_exploded(loss)
-    return _read(run.id, lr, loss, exploded=exploded)
+    return _read(run.id, lr, loss, exploded=exploded or _has_exploded(loss))
 
 
 def range_job(job: Job, *, low: float, high: float, steps: int) -> Job:
