@@ -20,8 +20,8 @@ from conformance.runs import wait_for_steps
 from shardscope import cli
 from shardscope.commands import lab
 from shardscope.commands._job import build_job
+from shardscope.commands._output import aligned, human_bytes
 from shardscope.commands._progress import Progress, table
-from shardscope.commands._table import aligned, human_bytes
 from shardscope.commands.run import stop
 from shardscope.errors import LaunchError, SpecError
 from shardscope.runlog.reducer import RunLog

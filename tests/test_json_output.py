@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from shardscope.commands._json import as_json
+from shardscope.commands._output import as_json
 
 
 def test_numbers_that_json_does_not_have_become_null() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import shardscope as ss
 from shardscope import cli
-from shardscope.commands._colour import coloured
+from shardscope.commands._output import coloured
 from shardscope.commands.logs import read_logs
 
 

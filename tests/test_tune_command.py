@@ -21,7 +21,7 @@ from optuna.trial import TrialState
 import shardscope as ss
 from conformance.runs import wait_for_steps
 from shardscope import PowersOfTwo, cli
-from shardscope.commands._space import read_space
+from shardscope.commands.tune import read_space
 from shardscope.errors import SpecError
 from shardscope.runtime.record.bar import is_terminal
 from shardscope.tuning.objectives import OBJECTIVES

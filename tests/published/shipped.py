@@ -22,7 +22,7 @@ from published.memory.board import (
     without_largest,
 )
 from published.tables import published
-from shardscope.commands._json import as_json
+from shardscope.commands._output import as_json
 
 HERE = Path(__file__).parent
 SCORES = HERE.parents[1] / "toolkit" / "shardscope" / "calibration" / "catalogue" / "scores.json"

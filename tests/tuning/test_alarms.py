@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import shardscope as ss
-from shardscope.commands._study import as_dict
+from shardscope.commands.tune import as_dict
 from shardscope.tuning import report
 from shardscope.tuning.session import StudySession
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ import shardscope as ss
 from shardscope.errors import SpecError, StudyError
 from shardscope.tuning.batch_sweep import MOST_ADDED, _Grid, _next_place
 from shardscope.tuning.progress import SweepProgress
+from shardscope.tuning.runs import RunDriver
 from shardscope.tuning.sweep_result import BatchSweep, Cell, SweepPoint
 from shardscope_widgets import figures
 from shardscope_widgets.figures import _batch_sweep
@@ -212,20 +214,20 @@ def test_a_run_of_a_sweep_that_is_stopped_or_interrupted_is_no_result(
 ) -> None:
     asked = {"batches": ss.PowersOfTwo(32, 32), "optimizers": ["adamw"], "factors": [1.0], "seeds": [0]}
     runs: list[ss.Run] = []
-    wait = ss.Run.wait
+    tick = RunDriver.tick
 
-    def stopped(run: ss.Run, timeout: float | None = None) -> ss.Run:
-        runs.append(run)
-        return wait(run.stop(), timeout)
+    def stopped(driver: Any) -> bool:
+        runs.extend(live.run.stop() for live in driver.live.values())
+        return tick(driver)
 
-    def interrupted(run: ss.Run, timeout: float | None = None) -> ss.Run:
-        runs.append(run)
+    def interrupted(driver: Any) -> bool:
+        runs.extend(live.run for live in driver.live.values())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ss.Run, "wait", stopped)
+    monkeypatch.setattr(RunDriver, "tick", stopped)
     with pytest.raises(StudyError, match="was stopped; call the sweep again"):
         ss.batch_sweep(JOB.replace(steps=4000), name="stopped", **asked)  # type: ignore[arg-type]
-    monkeypatch.setattr(ss.Run, "wait", interrupted)
+    monkeypatch.setattr(RunDriver, "tick", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ss.batch_sweep(JOB.replace(steps=4000), name="stopped", **asked)  # type: ignore[arg-type]
     assert [run.state for run in runs] == ["stopped", "stopped"]

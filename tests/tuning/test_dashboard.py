@@ -87,16 +87,11 @@ def test_what_a_dashboard_writes_does_not_disturb_the_study(runs_root: Path) -> 
     assert any(record.params.get("optimizer.lr") == 0.02 for record in again.records())
 
 
-def test_a_study_that_has_its_definition_where_it_used_to_be_goes_on() -> None:
-    session = StudySession.open(JOB, SPACE, name="old")
-    study = optuna.create_study(
-        storage=session.study._storage, study_name="older", directions=["minimize"] * 3
-    )
-    study.set_user_attr(DEFINITION, session.definition.to_json())
-    older = StudySession.open(JOB, SPACE, name="older", storage=session.study._storage)
-    assert older.definition == session.definition
+def test_a_storage_that_is_given_as_an_object_has_no_command() -> None:
+    session = StudySession.open(JOB, SPACE, name="named")
+    other = StudySession.open(JOB, SPACE, name="other", storage=session.study._storage)
     with pytest.raises(StudyError, match="cannot be written in a shell"):
-        older.dashboard_command()
+        other.dashboard_command()
 
 
 def test_the_command_names_the_journal_or_the_storage_without_its_password(tmp_path: Path) -> None:

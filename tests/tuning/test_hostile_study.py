@@ -15,7 +15,7 @@ import shardscope as ss
 from shardscope.errors import StudyError
 from shardscope.spec.space import Space
 from shardscope.tuning.definition import Definition
-from shardscope.tuning.foreign import check_trials
+from shardscope.tuning.records import check_trials
 from shardscope.tuning.session import StudySession
 from shardscope.tuning.storage import create_or_load, open_storage, without_password
 

@@ -104,7 +104,7 @@ def test_watching_a_trial_costs_the_same_however_many_steps_it_has_taken(
     column = Steps.column
     monkeypatch.setattr(Steps, "column", lambda self, name: looked_at.append(name) or column(self, name))
     trial = driver.study.ask()
-    live = driver.live[trial.number] = Live(trial, {}, JOB, meter.run, meter)
+    live = driver.live[trial.number] = Live(meter.run, meter, trial, {}, JOB)
     for event in events[steps:]:
         with run.rank_file(0).open("ab") as file:
             file.write(event)

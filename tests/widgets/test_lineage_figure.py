@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardscope.tuning.population.record import MemberStart, Outcome, Plan
+from shardscope.tuning.population.journal import MemberStart, Outcome, Plan
 from shardscope.tuning.population.view import MemberInterval
 from shardscope_widgets import figures
 from shardscope_widgets.figures import _lineage

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from shardscope._version import __version__
 from shardscope.commands import (
@@ -39,7 +40,7 @@ from shardscope.commands import (
     stop,
     tune,
 )
-from shardscope.commands._colour import coloured
+from shardscope.commands._output import coloured
 from shardscope.commands._parser import Parser
 from shardscope.errors import RunFailed, ShardscopeError
 
@@ -81,8 +82,23 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"shardscope {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in COMMANDS:
-        command.add_to(commands)
+        _add_command(commands, command)
     return parser
+
+
+def _add_command(commands: Any, command: Any) -> None:
+    """Add a command as its module describes it; ``JSON`` is the help text of its option ``--json``."""
+    parser = commands.add_parser(
+        command.__name__.rpartition(".")[2],
+        help=command.HELP,
+        **({"description": command.ABOUT} if hasattr(command, "ABOUT") else {}),
+        **getattr(command, "PARSER", {}),
+    )
+    if hasattr(command, "add_options"):
+        command.add_options(parser)
+    if hasattr(command, "JSON"):
+        parser.add_argument("--json", action="store_true", help=command.JSON)
+    parser.set_defaults(carry_out=command.carry_out)
 
 
 def _exit_statuses() -> str:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import shardscope as ss
 from shardscope.spec.space import Space
 from shardscope.tuning.population import Ranges
-from shardscope.tuning.population.conditional import Conditional
+from shardscope.tuning.population.explore import Conditional
 
 JOB = ss.Job(model="mlp", data="digits", batch=32)
 SPACE: dict[str, Any] = {

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
-import shardscope as ss
-from shardscope.tuning.population import PopulationError, driver
-from shardscope.tuning.population.journal import Journal, is_held, read_lines
-from shardscope.tuning.population.members import Stopped
-from shardscope.tuning.population.record import (
+from shardscope.tuning.population import PopulationError
+from shardscope.tuning.population.journal import (
     Course,
+    Journal,
     MemberStart,
     Outcome,
-    Plan,
+    is_held,
     moves_line,
     outcome_line,
-    plan_line,
+    read_lines,
 )
 
 LINES = [
@@ -55,43 +52,6 @@ def test_a_line_that_is_there_twice_counts_once() -> None:
     course = Course.of([*LINES, again])
     assert course.outcomes[1, 0].scores == {"loss": 1.0}
     assert course.last_interval == 1
-
-
-def test_a_population_begun_when_more_accuracy_was_better_is_refused_and_one_of_the_users_own_is_not(
-    tmp_path: Path,
-) -> None:
-    own = plan_line(Plan({}, {}, 2, 1, 4, ("accuracy",), 0.25, 0.25, 0, own=("accuracy",)))
-    plan = Course.of([json.loads(json.dumps(own))]).plan
-    assert plan is not None
-    assert plan.own == ("accuracy",)
-    with Journal(tmp_path / "journal.jsonl") as journal:
-        journal.append({name: value for name, value in own.items() if name != "own"})
-    with pytest.raises(PopulationError, match="""'accuracy'.* with objectives='error'"""):
-        _ = ss.Population(tmp_path).best
-    loss = plan_line(Plan({}, {}, 2, 1, 4, ("loss",), 0.25, 0.25, 0))
-    assert Course.of([{name: value for name, value in loss.items() if name != "own"}]).plan == Plan(
-        {}, {}, 2, 1, 4, ("loss",), 0.25, 0.25, 0, own=()
-    )
-
-
-def test_a_population_that_compared_members_on_the_test_split_is_read_and_not_trained_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stopped(*_: object, **__: object) -> None:
-        raise Stopped
-
-    monkeypatch.setattr(driver, "train_all", stopped)
-    job, space = ss.Job(model="mlp", data="digits", steps=6), {"optimizer.lr": (1e-3, 1e-1, "log")}
-    begun = ss.train_population(job, space, members=2, intervals=2, folder=tmp_path)
-    assert begun.plan.split == "validation"
-    lines = (tmp_path / "journal.jsonl").read_text().splitlines()
-    plan = {name: value for name, value in json.loads(lines[0]).items() if name != "split"}
-    (tmp_path / "journal.jsonl").write_text("\n".join([json.dumps(plan), *lines[1:], ""]))
-    assert ss.Population(tmp_path).plan.split == "test"
-    with pytest.raises(
-        PopulationError, match="compared its members on the test split.* needs a different folder"
-    ):
-        ss.train_population(job, space, members=2, intervals=2, folder=tmp_path)
 
 
 def test_there_is_one_writer_and_it_is_private(tmp_path: Path) -> None:

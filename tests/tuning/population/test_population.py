@@ -20,9 +20,7 @@ from conformance.runs import small_job, wait_for
 from shardscope.runlog.writer import encode
 from shardscope.tuning.population import PopulationError
 from shardscope.tuning.population import driver as driver_module
-from shardscope.tuning.population import members as members_module
-from shardscope.tuning.population.journal import Journal
-from shardscope.tuning.population.record import Outcome
+from shardscope.tuning.population.journal import Journal, Outcome, outcome_line
 
 QUIET = ss.Record(spans_first=0, spans_every=10**6, memory_first=0, memory_every=None)
 DRIVER = """
@@ -107,7 +105,7 @@ def test_killed_at_any_line_it_ends_as_if_it_never_had_been(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: float
 ) -> None:
     """Every line of the journal is the last one that is written, not at all, in half, or whole; runs are made up."""
-    monkeypatch.setattr(driver_module, "train_all", made_up)
+    monkeypatch.setattr(driver_module.PopulationDriver, "run", made_up)
     monkeypatch.setattr(driver_module.Run, "attach", lambda path: path)
     monkeypatch.setattr(os, "fsync", lambda _: None)
     changes = {"members": 4, "intervals": 3}
@@ -151,30 +149,23 @@ def test_only_what_is_gone_on_from_stays_on_disk(
     fields = {"members": 4, "intervals": 3, "quantile": 0.25}
     countdown = iter([False, True])
 
-    def saving(trainees: Any, **rest: Any) -> None:
-        for trainee in trainees:
-            assert trainee.parent is None or list((trainee.parent / "checkpoints").iterdir())
-        if trainees and trainees[0].interval > 1:
-            before = f"interval-{trainees[0].interval - 1:03d}"
-            parents = {str(t.parent.relative_to(tmp_path / "p")) for t in trainees}
-            others = {run for run in saved(tmp_path / "p") if before in run} - parents
-            assert len(others) <= 4 - len(trainees)
-        made_up(
-            trainees, **{**rest, "on_outcome": lambda outcome: told_and_saved(outcome, rest["on_outcome"])}
-        )
+    def saving(driver: Any) -> None:
+        parents = [driver._parent_of(move) for move in driver.waiting]
+        assert all(parent is None or list((parent / "checkpoints").iterdir()) for parent in parents)
+        if parents and driver.interval > 1:
+            before = f"interval-{driver.interval - 1:03d}"
+            kept = {str(parent.relative_to(tmp_path / "p")) for parent in parents}
+            others = {run for run in saved(tmp_path / "p") if before in run} - kept
+            assert len(others) <= 4 - len(parents)
+        made_up(driver, save=True)
 
-    def told_and_saved(outcome: Any, on_outcome: Any) -> None:
-        place = tmp_path / "p" / outcome.run / "checkpoints" / "step-3"
-        place.mkdir(parents=True)
-        on_outcome(outcome)
-
-    def dying(driver: Any, line: Any, write: Any = driver_module._Driver._write) -> None:
+    def dying(driver: Any, line: Any, write: Any = driver_module.PopulationDriver._write) -> None:
         write(driver, line)
         if line["event"] == (dies_at or "") and next(countdown, False):
             raise Killed
 
-    monkeypatch.setattr(driver_module, "train_all", saving)
-    monkeypatch.setattr(driver_module._Driver, "_write", dying)
+    monkeypatch.setattr(driver_module.PopulationDriver, "run", saving)
+    monkeypatch.setattr(driver_module.PopulationDriver, "_write", dying)
     if dies_at is not None:
         with pytest.raises(Killed):
             short(tmp_path / "p", **fields)
@@ -182,23 +173,19 @@ def test_only_what_is_gone_on_from_stays_on_disk(
     assert saved(population.folder) == {entry.outcome.run for entry in population.front}
 
 
-def made_up(trainees: Any, *, at_once: int, asked_to_stop: Any, on_outcome: Any) -> None:
+def made_up(driver: Any, *, save: bool = False) -> None:
     """Outcomes that follow from settings alone; one in five fails."""
-    assert at_once == 1
-    assert not asked_to_stop()
-    for trainee in trainees:
-        where = (trainee.interval, trainee.move.member)
-        score = Random(f"{where} {trainee.move.settings}").random()
+    assert driver.parallel == 1
+    assert not driver.stop_request.exists()
+    for move in driver.waiting:
+        where = (driver.interval, move.member)
+        score = Random(f"{where} {move.settings}").random()
         failed = score < 0.2
-        on_outcome(
-            Outcome(
-                *where,
-                f"runs/interval-{trainee.interval:03d}/{trainee.move.member}/run",
-                None if failed else {"loss": score},
-                "it failed" if failed else None,
-                7,
-            )
-        )
+        run = f"runs/interval-{driver.interval:03d}/{move.member}/run"
+        if save:
+            (driver.folder / run / "checkpoints" / "step-3").mkdir(parents=True)
+        scores = None if failed else {"loss": score}
+        driver._write(outcome_line(Outcome(*where, run, scores, "it failed" if failed else None, 7)))
 
 
 def lines_of(folder: Path, event: str) -> list[dict[str, Any]]:
@@ -296,14 +283,14 @@ def test_if_all_fail_it_says_so_and_ends(tmp_path: Path) -> None:
 def test_stops_when_asked_and_goes_on_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "p"
     trained: list[ss.Population] = []
-    launch, is_asked = members_module.launch, threading.Event()
+    launch, is_asked = driver_module.launch, threading.Event()
 
     def launch_in_time(*arguments: Any, **options: Any) -> ss.Run:
         if lines_of(folder, "outcome"):
             is_asked.wait(120)  # else all could have ended before
         return launch(*arguments, **options)
 
-    monkeypatch.setattr(members_module, "launch", launch_in_time)
+    monkeypatch.setattr(driver_module, "launch", launch_in_time)
     driver = threading.Thread(target=lambda: trained.append(short(folder, members=2, intervals=2)))
     driver.start()
     wait_for(lambda: lines_of(folder, "outcome"))
@@ -377,7 +364,7 @@ class Halving:
 
 
 def test_any_space_that_can_be_explored_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver_module, "train_all", made_up)
+    monkeypatch.setattr(driver_module.PopulationDriver, "run", made_up)
     monkeypatch.setattr(driver_module.Run, "attach", lambda path: path)
     population = short(tmp_path / "p", members=8, intervals=4, interval_steps=1, space=Halving(), seed=2)
     clones = [entry for entry in population.entries() if entry.move.origin == "cloned"]

@@ -17,7 +17,7 @@ from shardscope.tuning import driver
 from shardscope.tuning.definition import Definition
 from shardscope.tuning.front import QUICKER_BY
 from shardscope.tuning.measured import TrialMetrics
-from shardscope.tuning.pruning.curves import improvement
+from shardscope.tuning.pruning.outlook import improvement
 from shardscope.tuning.pruning.pruners import Finished, ParetoPruner
 from shardscope.tuning.session import StudySession
 

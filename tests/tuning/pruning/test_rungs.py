@@ -85,7 +85,7 @@ def test_a_piece_that_ends_after_its_trial_was_taken_over_is_not_held() -> None:
     take_over(session, other, number)
     from shardscope.tuning.driver import Live
 
-    driver.live[number] = Live(held.trial, held.params, JOB, held.meter.run, held.meter)
+    driver.live[number] = Live(held.meter.run, held.meter, held.trial, held.params, JOB)
     driver._complete(driver.live[number])
     assert (driver.held, driver.live) == ({}, {})
 

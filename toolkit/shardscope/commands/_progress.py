@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
-from shardscope.commands._table import aligned, human_bytes
+from shardscope.commands._output import aligned, human_bytes
 from shardscope.runlog.figures import FIGURES, figure_text, loss_text
 from shardscope.runlog.reducer import RunLog
 from shardscope.runtime.record.bar import bar, is_terminal

@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardscope.commands._calibration import add_software_option
 from shardscope.commands._fields import given_fields
-from shardscope.commands.predict import add_layout_options, named_model
+from shardscope.commands._options import add_layout_options, add_software_option, named_model, refuse
 from shardscope.errors import SpecError
 from shardscope.spec.layout import Layout
 
@@ -39,12 +38,8 @@ def refuse_without_rows(arguments: argparse.Namespace, *, instead: str = "") -> 
         arguments: The parsed arguments.
         instead: The given option that takes no rows, such as ``--memory``; empty if there is none.
     """
-    for option in (*_OF_ROWS, *given_fields(arguments, Layout)):
-        if getattr(arguments, option) is not None:
-            flag = f"--{option.replace('_', '-')}"
-            if instead:
-                raise SpecError(f"{flag} has no effect with {instead}; leave it out")
-            raise SpecError(f"{flag} has no effect without --rows; add --rows FILE, or leave it out")
+    why = f"with {instead}; leave" if instead else "without --rows; add --rows FILE, or leave"
+    refuse(arguments, (*_OF_ROWS, *given_fields(arguments, Layout)), f"has no effect {why} it out")
 
 
 def given_to_rows(arguments: argparse.Namespace) -> Given:

@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardscope.commands._json import as_json
-from shardscope.commands._table import aligned
+from shardscope.commands._output import aligned, as_json
 from shardscope.disk_cache import LIMIT
 from shardscope.errors import DataError, SpecError
 from shardscope.spec.units import bytes_text, plural, quantity
@@ -18,14 +17,16 @@ if TYPE_CHECKING:
     from shardscope.storage.caches import DataCache
 
 
-def add_to(commands: Any) -> None:
-    """Add this command to the parser's commands."""
-    parser = commands.add_parser(
-        "cache",
-        help="list and limit the caches of data sets on disk",
-        description="List the caches of data sets on disk (Shards(cache=...)), the least recently used first. "
-        f"Set {LIMIT} to limit all of them together, such as {LIMIT}='100 GB'.",
-    )
+HELP = "list and limit the caches of data sets on disk"
+ABOUT = (
+    "List the caches of data sets on disk (Shards(cache=...)), the least recently used first. "
+    f"Set {LIMIT} to limit all of them together, such as {LIMIT}='100 GB'."
+)
+JSON = "print the caches as JSON"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     parser.add_argument(
         "--folder",
         type=Path,
@@ -38,8 +39,6 @@ def add_to(commands: Any) -> None:
         "as '20 GB'",
     )
     parser.add_argument("--clear", action="store_true", help="delete all caches that are not in use")
-    parser.add_argument("--json", action="store_true", help="print the caches as JSON")
-    parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:

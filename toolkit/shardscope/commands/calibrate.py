@@ -8,22 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from shardscope.commands._emulated import add_emulation_option, emulated_from
+from shardscope.commands._options import add_root, attach, refuse
 from shardscope.commands._rows import add_rows_options, given_to_rows, refuse_without_rows
-from shardscope.commands._runs import ROOT_HELP, attach
 from shardscope.errors import SpecError
 from shardscope.runtime.record.bar import is_terminal
 
+HELP = "measure this machine, so that predictions for it are accurate"
+ABOUT = (
+    "Launch short real runs for less than a minute, and fit to them the constants with which steps of "
+    "jobs on this machine are predicted and simulated. They are saved for this user, and later predictions use "
+    "them. Keep the machine quiet meanwhile. With --rows, fit the constants of a GPU cluster to measured steps. "
+    "The options of a layout are settings of all rows, which their columns override."
+)
+JSON = "print the calibration as JSON"
 
-def add_to(commands: Any) -> None:
-    """Add this command to the parser's commands."""
-    parser = commands.add_parser(
-        "calibrate",
-        help="measure this machine, so that predictions for it are accurate",
-        description="Launch short real runs for less than a minute, and fit to them the constants with which steps of "
-        "jobs on this machine are predicted and simulated. They are saved for this user, and later predictions use "
-        "them. Keep the machine quiet meanwhile. With --rows, fit the constants of a GPU cluster to measured steps. "
-        "The options of a layout are settings of all rows, which their columns override.",
-    )
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     add_emulation_option(parser)
     parser.add_argument(
         "--runs",
@@ -32,13 +33,11 @@ def add_to(commands: Any) -> None:
         help="refine the saved calibration with these runs instead of measuring",
     )
     add_rows_options(parser, purpose="fit a GPU cluster's constants to measured steps")
-    parser.add_argument("--root", type=Path, metavar="FOLDER", help=ROOT_HELP)
+    add_root(parser)
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="also write the calibration to this JSON file"
     )
     parser.add_argument("--no-save", action="store_true", help="do not use it for later predictions")
-    parser.add_argument("--json", action="store_true", help="print the calibration as JSON")
-    parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
@@ -63,11 +62,8 @@ def print_rows(arguments: argparse.Namespace) -> None:
     """Calibrate a GPU cluster with measured steps, and print the result."""
     from shardscope.measure.calibrate.entry import calibrate
 
-    for option in ("emulate", "runs"):
-        if getattr(arguments, option) is not None:
-            raise SpecError(
-                f"--{option} cannot be combined with --rows, which are of a GPU cluster; leave one out"
-            )
+    why = "cannot be combined with --rows, which are of a GPU cluster; leave one out"
+    refuse(arguments, ("emulate", "runs"), why)
     for flag, given in (("--no-save", arguments.no_save), ("--root", arguments.root is not None)):
         if given:
             raise SpecError(

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from shardscope.commands._colour import coloured
 from shardscope.commands._job import add_job_options, build_job
-from shardscope.commands._runs import ROOT_HELP
+from shardscope.commands._options import add_root
+from shardscope.commands._output import aligned, coloured
 from shardscope.commands._signals import Terminated, sigterm_interrupts
-from shardscope.commands._table import aligned
 
 if TYPE_CHECKING:
     from shardscope.runtime import Run
@@ -21,18 +19,18 @@ if TYPE_CHECKING:
 STEPS = 8
 
 
-def add_to(commands: Any) -> None:
-    """Add this command to the parser's commands."""
-    parser = commands.add_parser(
-        "check",
-        help="train a job with its strategy and on one process, and compare every loss and parameter",
-        description="Train a job with its strategy and on one process, and compare every loss and parameter. "
-        "Exit status 1 if they do not agree.",
-    )
+HELP = "train a job with its strategy and on one process, and compare every loss and parameter"
+ABOUT = (
+    "Train a job with its strategy and on one process, and compare every loss and parameter. "
+    "Exit status 1 if they do not agree."
+)
+JSON = "print the report as JSON and no progress"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     add_job_options(parser, steps=STEPS)
-    parser.add_argument("--root", type=Path, metavar="FOLDER", help=ROOT_HELP)
-    parser.add_argument("--json", action="store_true", help="print the report as JSON and no progress")
-    parser.set_defaults(carry_out=carry_out)
+    add_root(parser)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import Any
 
-from shardscope.commands._calibration import CALIBRATION_HELP, named_calibration
-from shardscope.commands._cluster import add_cluster_options, build_cluster
-from shardscope.commands._json import as_json
-from shardscope.commands._runs import ROOT_HELP, attach
+from shardscope.commands import _options
+from shardscope.commands._output import as_json
 from shardscope.errors import SpecError
 
+HELP = "compare a run with its prediction, or runs with each other"
+ABOUT = (
+    "With one run: compare it with its prediction for this machine, or for the cluster on which it "
+    "ran, term by term: bytes and messages by collective, memory by type, step time by part. Exit status 1 if a "
+    "measured value differs from an exact prediction, or lies outside predicted bounds. With several runs: compare "
+    "the settings in which they differ, and their results."
+)
+JSON = "print the comparison as JSON"
 
-def add_to(commands: Any) -> None:
-    """Add this command to the parser's commands."""
-    parser = commands.add_parser(
-        "compare",
-        help="compare a run with its prediction, or runs with each other",
-        description="With one run: compare it with its prediction for this machine, or for the cluster on which it "
-        "ran, term by term: bytes and messages by collective, memory by type, step time by part. Exit status 1 if a "
-        "measured value differs from an exact prediction, or lies outside predicted bounds. With several runs: compare "
-        "the settings in which they differ, and their results.",
-    )
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     parser.add_argument("run", nargs="+", help="a run's id, as `shardscope runs` lists it, or its path")
     parser.add_argument(
         "--baseline", metavar="RUN", help="with several runs: the run against which to give changes"
     )
-    parser.add_argument("--root", type=Path, metavar="FOLDER", help=ROOT_HELP)
-    add_cluster_options(parser)
-    parser.add_argument("--calibration", help=CALIBRATION_HELP)
-    parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
-    parser.set_defaults(carry_out=carry_out)
+    _options.add_root(parser)
+    _options.add_cluster_options(parser)
+    _options.add_calibration(parser)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
@@ -47,8 +42,8 @@ def _with_prediction(arguments: argparse.Namespace) -> int:
         raise SpecError(
             "--baseline has no effect with one run; give two or more runs, or leave --baseline out"
         )
-    run, cluster = attach(arguments.run[0], arguments.root), build_cluster(arguments)
-    found = compare(run, cluster, calibration=named_calibration(arguments.calibration))
+    run, cluster = _options.attach(arguments.run[0], arguments.root), _options.build_cluster(arguments)
+    found = compare(run, cluster, calibration=_options.named_calibration(arguments.calibration))
     print(as_json(found.to_dict()) if arguments.json else found)
     return 1 if found.disagreeing else 0
 
@@ -57,12 +52,10 @@ def _with_each_other(arguments: argparse.Namespace) -> int:
     """Print the comparison of several runs."""
     from shardscope.measure.compare_runs.of_runs import compare_runs
 
-    for option in ("cluster", "nodes", "per_node", "calibration"):
-        if getattr(arguments, option) is not None:
-            flag = f"--{option.replace('_', '-')}"
-            raise SpecError(f"{flag} has no effect with several runs; give one run, or leave {flag} out")
-    runs = [attach(name, arguments.root) for name in arguments.run]
-    baseline = None if arguments.baseline is None else attach(arguments.baseline, arguments.root)
+    why = "has no effect with several runs; give one run, or leave {flag} out"
+    _options.refuse(arguments, ("cluster", "nodes", "per_node", "calibration"), why)
+    runs = [_options.attach(name, arguments.root) for name in arguments.run]
+    baseline = None if arguments.baseline is None else _options.attach(arguments.baseline, arguments.root)
     found = compare_runs(runs, baseline=baseline)
     print(as_json(found.to_dict()) if arguments.json else found)
     return 0

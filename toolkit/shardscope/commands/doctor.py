@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-
-def add_to(commands: Any) -> None:
-    """Add this command to the parser's commands."""
-    parser = commands.add_parser("doctor", help="report what this machine can do and what is missing")
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.set_defaults(carry_out=carry_out)
+HELP = "report what this machine can do and what is missing"
+JSON = "print the findings as JSON"
 
 
 def carry_out(arguments: argparse.Namespace) -> int:

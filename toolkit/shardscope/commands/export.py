@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from shardscope.commands._json import as_json
-from shardscope.commands._runs import add_run_argument, attach
+from shardscope.commands._options import add_run_argument, attach
+from shardscope.commands._output import as_json
 from shardscope.runtime.export import FORMATS
 
 _FILE = {"chrome-trace": ".json", "pt": ".pt", "safetensors": ".safetensors"}
 
 
-def add_to(commands: Any) -> None:
-    """Add this command to the parser's commands."""
-    parser = commands.add_parser(
-        "export",
-        help="write a run, or its weights, in the format of another tool: Parquet, safetensors, ...",
-    )
+HELP = "write a run, or its weights, in the format of another tool: Parquet, safetensors, ..."
+JSON = "print the run, the format and the path as JSON"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     add_run_argument(parser)
     written = "; ".join(f"{name}: {about}" for name, (_, about) in FORMATS.items())
     parser.add_argument("--format", required=True, choices=FORMATS, help=written)
@@ -26,8 +25,6 @@ def add_to(commands: Any) -> None:
         metavar="PATH",
         help="file or folder, or URI of an MLflow server (default: in this folder, named after the run)",
     )
-    parser.add_argument("--json", action="store_true", help="print the run, the format and the path as JSON")
-    parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:

@@ -8,7 +8,6 @@ import shutil
 import sys
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from shardscope.errors import LaunchError, SpecError
 
@@ -19,9 +18,11 @@ EXTENSIONS = ("shardscope_widgets.server", "shardscope_widgets.warm_start")
 else enables the second."""
 
 
-def add_to(commands: Any) -> None:
-    """Add this command to the parser's commands."""
-    parser = commands.add_parser("lab", help="open the tour notebook in JupyterLab")
+HELP = "open the tour notebook in JupyterLab"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     parser.add_argument(
         "folder",
         nargs="?",
@@ -31,7 +32,6 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--port", type=int, help="port on 127.0.0.1 (default: 8888, or the next free one)")
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
-    parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:

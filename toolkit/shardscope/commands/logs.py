@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import Any
 
-from shardscope.commands._colour import coloured
-from shardscope.commands._json import as_json
-from shardscope.commands._runs import add_run_argument, attach
+from shardscope.commands._options import add_run_argument, attach
+from shardscope.commands._output import as_json, coloured
 from shardscope.errors import SpecError
 from shardscope.runlog.files import read_tail
 from shardscope.runtime.record.status import printable
@@ -19,20 +17,20 @@ _OF_A_RANK = re.compile(r"^(?:node-(\d+)/)?(?:.*/)?(\d+)/(?:stdout|stderr)\.log$
 """Names of the logs of a rank: the emulated node, if it is on one, and its rank on the node or in the run."""
 
 
-def add_to(commands: Any) -> None:
-    """Add this command to the parser's commands."""
-    parser = commands.add_parser(
-        "logs",
-        help="print what the processes of a run wrote to their terminals",
-        description="Print what the ranks of a run, and the agent that started them, wrote to stdout and stderr; the "
-        "last 64 KiB of each.",
-    )
+HELP = "print what the processes of a run wrote to their terminals"
+ABOUT = (
+    "Print what the ranks of a run, and the agent that started them, wrote to stdout and stderr; the "
+    "last 64 KiB of each."
+)
+JSON = "print the output by file as JSON"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     add_run_argument(parser)
     parser.add_argument(
         "--rank", type=int, metavar="N", help="only the output of this rank (default: of all processes)"
     )
-    parser.add_argument("--json", action="store_true", help="print the output by file as JSON")
-    parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:

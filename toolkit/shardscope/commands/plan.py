@@ -6,12 +6,9 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from shardscope.commands._calibration import CALIBRATION_HELP, add_software_option, named_calibration
-from shardscope.commands._cluster import add_model_and_cluster, cluster_of
+from shardscope.commands import _options
 from shardscope.commands._fields import add_field, given_fields
-from shardscope.commands._json import as_json
-from shardscope.commands._table import aligned
-from shardscope.commands.predict import add_seq_option, named_model
+from shardscope.commands._output import aligned, as_json
 from shardscope.errors import SpecError
 from shardscope.spec.layout import Layout
 from shardscope.spec.layout_optimizer import optimizer_names
@@ -24,13 +21,14 @@ _OF_A_LAYOUT = ("precision", "optimizer")
 """Fields of a layout that have their own option because they are not searched; ``--fix`` sets searched fields."""
 
 
-def add_to(commands: Any) -> None:
-    """Add this command to the parser's commands."""
-    parser = commands.add_parser(
-        "plan", help="search every layout of a model on a cluster and rank those that fit"
-    )
-    add_model_and_cluster(parser)
-    add_seq_option(parser)
+HELP = "search every layout of a model on a cluster and rank those that fit"
+JSON = "print plans and counts as JSON"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
+    _options.add_model_and_cluster(parser)
+    _options.add_seq_option(parser)
     add_field(parser, Layout, "global_batch", default="about 4 million tokens")
     parser.add_argument(
         "--objective", default="time", metavar="NAME or NAME=WEIGHT,...",
@@ -45,15 +43,13 @@ def add_to(commands: Any) -> None:
     )
     for name in _OF_A_LAYOUT:
         add_field(parser, Layout, name, names=optimizer_names() if name == "optimizer" else ())
-    parser.add_argument("--calibration", help=CALIBRATION_HELP)
-    add_software_option(parser)
+    _options.add_calibration(parser)
+    _options.add_software_option(parser)
     parser.add_argument("--top", type=int, default=10, help="rows of the table (default: 10)")
     parser.add_argument(
         "--config", type=int, metavar="RANK",
         help="print the settings with which the framework runs the plan with this number, instead of the table",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print plans and counts as JSON")
-    parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
@@ -83,11 +79,11 @@ def _search(arguments: argparse.Namespace) -> Plans:
     from shardscope.planner import plan
 
     return plan(
-        named_model(arguments),
-        cluster_of(arguments),
+        _options.named_model(arguments),
+        _options.cluster_of(arguments),
         _objective(arguments.objective),
         top=arguments.top,
-        calibration=named_calibration(arguments.calibration),
+        calibration=_options.named_calibration(arguments.calibration),
         software=arguments.software,
         fix=dict(_fixed(text) for text in arguments.fix),
         **given_fields(arguments, Layout),

@@ -5,30 +5,30 @@ from __future__ import annotations
 import argparse
 import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from shardscope.commands._json import as_json
-from shardscope.commands._runs import ROOT_HELP, attach
+from shardscope.commands._options import add_root, attach
+from shardscope.commands._output import as_json
 from shardscope.errors import SpecError
 
 if TYPE_CHECKING:
     from shardscope.runtime import Run
 
 
-def add_to(commands: Any) -> None:
-    """Add this command to the parser's commands."""
-    parser = commands.add_parser(
-        "report",
-        help="write an HTML report on runs: findings, figures, settings, predictions",
-        description="Write a report on runs as one HTML file that needs no network and no server.",
-    )
+HELP = "write an HTML report on runs: findings, figures, settings, predictions"
+ABOUT = "Write a report on runs as one HTML file that needs no network and no server."
+JSON = "print the path and the findings as JSON"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     parser.add_argument(
         "runs",
         metavar="RUN",
         nargs="*",
         help="ids or paths of runs (default: all runs in the folder, oldest first)",
     )
-    parser.add_argument("--root", type=Path, metavar="FOLDER", help=ROOT_HELP)
+    add_root(parser)
     parser.add_argument(
         "--to",
         type=Path,
@@ -45,8 +45,6 @@ def add_to(commands: Any) -> None:
         default=True,
         help="also compare each run with its prediction, which takes a second or two per job",
     )
-    parser.add_argument("--json", action="store_true", help="print the path and the findings as JSON")
-    parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:

@@ -5,29 +5,25 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from typing import Any
 
 from shardscope.commands._job import if_trusted
-from shardscope.commands._json import as_json
-from shardscope.commands._runs import add_run_argument, attach
+from shardscope.commands._options import add_run_argument, attach
+from shardscope.commands._output import as_json
 from shardscope.commands.run import follow
 
+HELP = "train the job of a run again, and compare the losses"
+ABOUT = "Train the job of a run again and compare the losses bit by bit. Exit status 1 if they differ."
+JSON = "print the result as JSON and no progress"
 
-def add_to(commands: Any) -> None:
-    """Add this command to the parser's commands."""
-    parser = commands.add_parser(
-        "reproduce",
-        help="train the job of a run again, and compare the losses",
-        description="Train the job of a run again and compare the losses bit by bit. Exit status 1 if they differ.",
-    )
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     add_run_argument(parser)
     parser.add_argument(
         "--trust-code",
         action="store_true",
         help="load the user's functions saved next to job.json, which runs code",
     )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON and no progress")
-    parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from shardscope.commands._json import as_json
-from shardscope.commands._runs import add_run_argument, attach
+from shardscope.commands._options import add_run_argument, attach
+from shardscope.commands._output import as_json
 from shardscope.spec.units import plural
 
+HELP = "change the number of ranks of a run while it trains"
+ABOUT = (
+    "Change the number of ranks of a run while it trains. Its job must be elastic, as started with "
+    "`shardscope run --elastic 2:8`."
+)
+JSON = "print the id and the number of ranks as JSON"
 
-def add_to(commands: Any) -> None:
-    """Add this command to the parser's commands."""
-    parser = commands.add_parser(
-        "resize",
-        help="change the number of ranks of a run while it trains",
-        description="Change the number of ranks of a run while it trains. Its job must be elastic, as started with "
-        "`shardscope run --elastic 2:8`.",
-    )
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     add_run_argument(parser)
     parser.add_argument("ranks", type=int, help="new number of ranks")
-    parser.add_argument("--json", action="store_true", help="print the id and the number of ranks as JSON")
-    parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:

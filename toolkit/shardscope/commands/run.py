@@ -6,15 +6,13 @@ import argparse
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from shardscope.commands._cluster import add_cluster_options, build_cluster
 from shardscope.commands._emulated import add_emulation_option, build_emulated
 from shardscope.commands._job import add_job_options, build_job
-from shardscope.commands._json import as_json
+from shardscope.commands._options import add_cluster_options, add_root, build_cluster, refuse
+from shardscope.commands._output import as_json
 from shardscope.commands._progress import Progress, table
-from shardscope.commands._runs import ROOT_HELP
 from shardscope.commands._signals import Terminated, sigterm_interrupts
 from shardscope.errors import SpecError
 from shardscope.runlog.reducer import RunLog
@@ -28,20 +26,20 @@ if TYPE_CHECKING:
 POLL_S = 0.1
 
 
-def add_to(commands: Any) -> None:
-    """Add this command to the parser's commands."""
-    parser = commands.add_parser(
-        "run",
-        help="train a job on real ranks",
-        description="Train a job on real ranks. Ctrl-C stops it cleanly.",
-    )
+HELP = "train a job on real ranks"
+ABOUT = "Train a job on real ranks. Ctrl-C stops it cleanly."
+JSON = "print the result as JSON and no progress"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     add_job_options(parser)
     parser.add_argument("--name", help="name of the run directory")
     parser.add_argument(
         "--group",
         help="group of runs with which it is compared (default: the model and its data); not part of the job",
     )
-    parser.add_argument("--root", type=Path, metavar="FOLDER", help=ROOT_HELP)
+    add_root(parser)
     parser.add_argument(
         "--resume",
         help="run to resume from its newest checkpoint, or the path of a checkpoint; a run that was on an emulated "
@@ -67,8 +65,6 @@ def add_to(commands: Any) -> None:
         action="store_true",
         help="train even if the job is predicted not to fit in this machine's memory",
     )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON and no progress")
-    parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
@@ -77,7 +73,8 @@ def carry_out(arguments: argparse.Namespace) -> int:
     job = build_job(arguments)  # reports errors before the slow imports
     if arguments.predict:
         return _predict(job, arguments, cluster)
-    _refuse_options_of_predict(arguments)
+    why = "has no effect without --predict; add --predict, or leave {flag} out"
+    refuse(arguments, ("cluster", "nodes", "per_node", "tokens"), why)
 
     from shardscope.runtime import launch
     from shardscope.runtime.launcher.preflight import preflight
@@ -148,13 +145,6 @@ def _predict(job: Job, arguments: argparse.Namespace, emulated: EmulatedCluster 
         for name, value in for_tokens(found, arguments.tokens).items():
             print(f"{name}: {value:.4g}")
     return 1 if found.fits is False else 0
-
-
-def _refuse_options_of_predict(arguments: argparse.Namespace) -> None:
-    for option in ("cluster", "nodes", "per_node", "tokens"):
-        if getattr(arguments, option) is not None:
-            flag = f"--{option.replace('_', '-')}"
-            raise SpecError(f"{flag} has no effect without --predict; add --predict, or leave {flag} out")
 
 
 def watch(run: Run, progress: Progress) -> None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardscope.commands._colour import OF_STATE, coloured
-from shardscope.commands._json import as_json
-from shardscope.commands._runs import ROOT_HELP
-from shardscope.commands._table import aligned
+from shardscope.commands._options import add_root
+from shardscope.commands._output import OF_STATE, aligned, as_json, coloured
 from shardscope.runlog.figures import FIGURES, figure_text
 from shardscope.runtime.record.status import printable, state_text
 from shardscope.spec.job_parts import label_of
@@ -19,10 +16,13 @@ if TYPE_CHECKING:
     from shardscope.runtime import Run
 
 
-def add_to(commands: Any) -> None:
-    """Add this command to the parser's commands."""
-    parser = commands.add_parser("runs", help="list the runs on disk, newest first")
-    parser.add_argument("--root", type=Path, metavar="FOLDER", help=ROOT_HELP)
+HELP = "list the runs on disk, newest first"
+JSON = "print the runs as JSON"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
+    add_root(parser)
     parser.add_argument(
         "--all",
         action="store_true",
@@ -31,8 +31,6 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--group", help="only the runs of this group; by default, a group is a model and its data"
     )
-    parser.add_argument("--json", action="store_true", help="print the runs as JSON")
-    parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:

@@ -10,9 +10,8 @@ from math import isnan, nan
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from shardscope.commands._json import as_json
+from shardscope.commands._output import aligned, as_json
 from shardscope.commands._rows import add_rows_options, given_to_rows, refuse_without_rows
-from shardscope.commands._table import aligned
 from shardscope.errors import SpecError
 from shardscope.spec.layout import Layout
 from shardscope.spec.units import plural
@@ -44,19 +43,18 @@ class _WithoutLayout(argparse.RawDescriptionHelpFormatter):
             super().add_argument(action)
 
 
-def add_to(commands: Any) -> None:
-    """Add this command to the parser's commands."""
-    parser = commands.add_parser(
-        "scoreboard",
-        help="compare predicted step times with published ones",
-        description=ABOUT,
-        usage="shardscope scoreboard [--rows FILE [options of the rows] | --memory] [--json]",
-        formatter_class=_WithoutLayout,
-    )
+HELP = "compare predicted step times with published ones"
+PARSER = {
+    "usage": "shardscope scoreboard [--rows FILE [options of the rows] | --memory] [--json]",
+    "formatter_class": _WithoutLayout,
+}
+JSON = "print the scores as JSON"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     add_rows_options(parser, purpose="compare these measured steps instead of published ones")
     parser.add_argument("--memory", action="store_true", help="compare memory instead of step times")
-    parser.add_argument("--json", action="store_true", help="print the scores as JSON")
-    parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:

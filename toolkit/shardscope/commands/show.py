@@ -7,10 +7,9 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from shardscope.commands._colour import OF_STATE, coloured
-from shardscope.commands._json import as_json
+from shardscope.commands._options import add_run_argument, attach
+from shardscope.commands._output import OF_STATE, as_json, coloured
 from shardscope.commands._progress import table
-from shardscope.commands._runs import add_run_argument, attach
 from shardscope.runtime.record.card import recovery_facts
 from shardscope.runtime.record.status import printable
 from shardscope.spec.job_parts import label_of
@@ -19,18 +18,14 @@ if TYPE_CHECKING:
     from shardscope.runtime import Run
 
 
-def add_to(commands: Any) -> None:
-    """Add this command to the parser's commands."""
-    parser = commands.add_parser(
-        "show",
-        help="show the settings, the state and the results of one run",
-        description="Show the settings, the state and the results of one run, and why it failed if it did.",
-    )
+HELP = "show the settings, the state and the results of one run"
+ABOUT = "Show the settings, the state and the results of one run, and why it failed if it did."
+JSON = "print the job, the state and the results as JSON"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     add_run_argument(parser)
-    parser.add_argument(
-        "--json", action="store_true", help="print the job, the state and the results as JSON"
-    )
-    parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:

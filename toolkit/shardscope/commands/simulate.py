@@ -8,12 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardscope.commands._calibration import CALIBRATION_HELP, add_software_option, named_calibration
-from shardscope.commands._cluster import add_cluster_options, build_cluster
+from shardscope.commands import _options
 from shardscope.commands._fields import given_fields
 from shardscope.commands._job import read_job
-from shardscope.commands._json import as_json
-from shardscope.commands.predict import add_layout_options, named_model
+from shardscope.commands._output import as_json
 from shardscope.errors import SpecError
 from shardscope.spec.layout import Layout
 from shardscope.spec.link import Link
@@ -28,14 +26,16 @@ _ONLY = {
 """By what is simulated: the options that have an effect on it alone; those of a layout belong to a model."""
 
 
-def add_to(commands: Any) -> None:
-    """Add this command to the parser's commands."""
-    parser = commands.add_parser(
-        "simulate",
-        help="simulate a step event by event: of a layout, of a job, or from traces of its ranks",
-        description="Simulate one training step event by event, and divide its time into parts. Give a model, a "
-        "cluster and the options of a layout; or a job; or the Chakra traces of a step's ranks and a link.",
-    )
+HELP = "simulate a step event by event: of a layout, of a job, or from traces of its ranks"
+ABOUT = (
+    "Simulate one training step event by event, and divide its time into parts. Give a model, a "
+    "cluster and the options of a layout; or a job; or the Chakra traces of a step's ranks and a link."
+)
+JSON = "print the step, its lanes and links as JSON"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     parser.add_argument(
         "model", nargs="?", help="a model from the catalogue, or the path of a Hugging Face config.json"
     )
@@ -47,9 +47,9 @@ def add_to(commands: Any) -> None:
         "--trace", nargs="+", metavar="FILE",
         help="Chakra traces, one of each rank, such as step.*.et; ranks are the numbers in their names",
     )  # fmt: skip
-    add_cluster_options(parser)
-    parser.add_argument("--calibration", help=CALIBRATION_HELP)
-    add_software_option(parser)
+    _options.add_cluster_options(parser)
+    _options.add_calibration(parser)
+    _options.add_software_option(parser)
     parser.add_argument(
         "--link",
         help="with --trace: the link of each rank, such as 25GbE or 200 Gbit/s (default: the cluster's)",
@@ -74,9 +74,7 @@ def add_to(commands: Any) -> None:
         help="standard deviation of each computation's time, relative to its mean (default: 0)",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="seed of the jitter (default: 0)")
-    add_layout_options(parser)
-    parser.add_argument("--json", action="store_true", help="print the step, its lanes and links as JSON")
-    parser.set_defaults(carry_out=carry_out)
+    _options.add_layout_options(parser)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
@@ -102,7 +100,7 @@ def _simulated(arguments: argparse.Namespace) -> Simulation:
     if arguments.trace is not None:
         algorithms = _unique("--algorithm", map(_algorithm, arguments.algorithm or []))
         return simulate.chakra(_by_rank(arguments.trace), _link(arguments), algorithms=algorithms, **varied)
-    cluster, known = build_cluster(arguments), named_calibration(arguments.calibration)
+    cluster, known = _options.build_cluster(arguments), _options.named_calibration(arguments.calibration)
     if arguments.job is not None:
         job = read_job(arguments.job, trust_code=bool(arguments.trust_code))
         overlap = bool(arguments.overlap)
@@ -115,7 +113,12 @@ def _simulated(arguments: argparse.Namespace) -> Simulation:
         )
     layout = Layout(**given_fields(arguments, Layout))
     return simulate(
-        named_model(arguments), cluster, layout, calibration=known, software=arguments.software, **varied
+        _options.named_model(arguments),
+        cluster,
+        layout,
+        calibration=known,
+        software=arguments.software,
+        **varied,
     )
 
 
@@ -127,11 +130,13 @@ def _check_options(arguments: argparse.Namespace, asked: str) -> None:
     """
     layout = [*Layout.model_fields, "seq"]
     known = {*_ONLY[asked], *(layout if asked == "model" else ())}
-    for name in (*dict.fromkeys(each for names in _ONLY.values() for each in names), *layout):
-        if name not in known and getattr(arguments, name) is not None:
-            flag = f"--{name.replace('_', '-')}"
-            what = "a model" if asked == "model" else f"--{asked}"
-            raise SpecError(f"{flag} has no effect with {what}; leave {flag} out")
+    others = dict.fromkeys([each for names in _ONLY.values() for each in names] + layout)
+    what = "a model" if asked == "model" else f"--{asked}"
+    _options.refuse(
+        arguments,
+        [name for name in others if name not in known],
+        f"has no effect with {what}; leave {{flag}} out",
+    )
 
 
 def _by_rank(paths: list[str]) -> list[str]:
@@ -176,7 +181,7 @@ def _algorithm(text: str) -> tuple[str, str]:
 
 def _link(arguments: argparse.Namespace) -> Link:
     """Return the link of each rank: the one that is named, or the one between nodes, or inside the only node."""
-    cluster = build_cluster(arguments)
+    cluster = _options.build_cluster(arguments)
     if (arguments.link is None) == (cluster is None):
         raise SpecError("--trace needs --link or --cluster; give one, such as --link 25GbE")
     if arguments.link is not None:

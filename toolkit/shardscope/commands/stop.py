@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from shardscope.commands._colour import OF_STATE, coloured
-from shardscope.commands._json import as_json
-from shardscope.commands._runs import add_run_argument, attach
+from shardscope.commands._options import add_run_argument, attach
+from shardscope.commands._output import OF_STATE, as_json, coloured
 from shardscope.errors import SpecError
 
+HELP = "stop a run at its next step, and keep its records"
+JSON = "print the id and the final state as JSON"
 
-def add_to(commands: Any) -> None:
-    """Add this command to the parser's commands."""
-    parser = commands.add_parser("stop", help="stop a run at its next step, and keep its records")
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     add_run_argument(parser)
     parser.add_argument(
         "--grace-s", type=float, default=5.0, help="seconds to wait before killing the run (default: 5)"
     )
-    parser.add_argument("--json", action="store_true", help="print the id and the final state as JSON")
-    parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:

@@ -6,46 +6,45 @@ import argparse
 import shlex
 import sys
 import time
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardscope.commands._job import add_job_options, build_job, job_flag
-from shardscope.commands._json import as_json
-from shardscope.commands._runs import ROOT_HELP
+from shardscope.commands._options import add_root
+from shardscope.commands._output import aligned, as_json
 from shardscope.commands._signals import Terminated, sigterm_interrupts
-from shardscope.commands._space import read_space
-from shardscope.commands._study import as_dict, as_text
 from shardscope.errors import SpecError
+from shardscope.foreign_file import parsed_json
 from shardscope.tuning.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
-from shardscope.tuning.progress import StudyProgress, measuring_text
+from shardscope.tuning.progress import StudyProgress, measuring_text, settings_text, value_text
 
 if TYPE_CHECKING:
     from shardscope.spec import Job
+    from shardscope.tuning.records import TrialRecord
     from shardscope.tuning.session import StudySession
 
 _OF_A_NEW_STUDY = ("space", "objective", "batch_range", "name", "baselines")
-
-
-def add_to(commands: Any) -> None:
-    """Add this command to the parser's commands."""
-    parser = commands.add_parser(
-        "tune",
-        help="tune the settings of a job in a study of real runs",
-        description="Tune the settings of a job; every trial is a real run.\n"
-        "Ctrl-C stops the study without losing anything; --resume NAME resumes it.",
-        epilog=_objectives_text(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_job_options(parser)
-    _add_study_options(parser)
-    parser.add_argument("--json", action="store_true", help="print the result as JSON and no progress")
-    parser.set_defaults(carry_out=carry_out)
 
 
 def _objectives_text() -> str:
     """Return descriptions of all objectives, one per line."""
     rows = [f"    {name:9} {about}" for name, about in OBJECTIVES.items()]
     return "\n".join(["objectives, all measured, lower is better:", *rows])
+
+
+HELP = "tune the settings of a job in a study of real runs"
+ABOUT = (
+    "Tune the settings of a job; every trial is a real run.\n"
+    "Ctrl-C stops the study without losing anything; --resume NAME resumes it."
+)
+PARSER = {"epilog": _objectives_text(), "formatter_class": argparse.RawDescriptionHelpFormatter}
+JSON = "print the result as JSON and no progress"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
+    add_job_options(parser)
+    _add_study_options(parser)
 
 
 def _add_study_options(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +88,7 @@ def _add_study_options(parser: argparse.ArgumentParser) -> None:
         help="run the unchanged job, AdamW and SGD with Nesterov momentum at their usual learning rates, and settings "
         "from the literature before sampled ones (default: yes)",
     )  # fmt: skip
-    parser.add_argument("--root", type=Path, metavar="FOLDER", help=ROOT_HELP)
+    add_root(parser)
     known = parser.add_mutually_exclusive_group()
     known.add_argument(
         "--resume",
@@ -191,3 +190,98 @@ def _check_nothing_new(arguments: argparse.Namespace) -> None:
             f"{option} applies only to a new study, but --{'resume' if arguments.resume else 'report'} names an "
             f"existing one; leave {option} out, or create another study"
         )
+
+
+def read_space(options: Sequence[str]) -> dict[str, Any] | None:
+    """Parse the values of ``--space`` into the parameters of a `Space`; return None if there are no values.
+
+    Raises:
+        SpecError: A value does not have the form NAME=RANGE, or a name is given twice.
+
+    Example:
+        >>> read_space(["optimizer=adamw,lamb", "optimizer.lr=1e-4:1e-1:log"])
+        {'optimizer': ['adamw', 'lamb'], 'optimizer.lr': (0.0001, 0.1, 'log')}
+    """
+    space: dict[str, Any] = {}
+    for option in options:
+        name, equals, text = option.partition("=")
+        if not (name and equals and text):
+            raise SpecError(
+                f"--space {option!r} is not NAME=RANGE; write for example optimizer.lr=1e-4:1e-1:log or "
+                "optimizer=adamw,lamb"
+            )
+        if name in space:
+            raise SpecError(f"--space names {name!r} twice; name it once")
+        space[name] = _parameter(name, text, option)
+    return space or None
+
+
+def _parameter(name: str, text: str, option: str) -> Any:
+    """Parse a range into an interval if it contains a colon, else into a list of choices.
+
+    Strategies are always parsed as choices, because their names may contain colons.
+    """
+    if ":" not in text or name == "strategy":
+        values = [_value(part) for part in text.split(",")]
+        if len(values) < 2:
+            raise SpecError(
+                f"--space {option!r} has only one choice; write {name}=LOW:HIGH, or several choices separated by commas"
+            )
+        return values
+    low, high, *log = text.split(":")
+    ends = [_value(low), _value(high)]
+    if log not in ([], ["log"]) or not all(isinstance(end, int | float) for end in ends):
+        raise SpecError(
+            f"--space {option!r} is not a valid interval; write {name}=LOW:HIGH or {name}=LOW:HIGH:log"
+        )
+    if name != "batch":
+        return (*ends, *log)
+
+    from shardscope.spec.space import PowersOfTwo
+
+    return PowersOfTwo(low=ends[0], high=ends[1])
+
+
+def _value(text: str) -> Any:
+    """Parse a JSON value, or return the text itself."""
+    try:
+        return parsed_json(text)
+    except ValueError:
+        return text
+
+
+def as_text(session: StudySession, records: Sequence[TrialRecord]) -> str:
+    """Return the Pareto front as a table, the report, and where the study is stored."""
+    report = session.report()
+    names, front = session.definition.objectives, report.front
+    rows = [
+        [str(one.number), *(value_text(n, (one.values or {})[n]) for n in names), settings_text(one.params)]
+        for one in front
+    ]
+    parts = [aligned(["trial", *names, "settings"], rows)] if rows else []
+    if records:
+        parts.append(str(report))
+    parts.append(
+        f"The study is stored in {session.where}\nOpen it in Optuna Dashboard: {session.dashboard_command()}"
+    )
+    return "\n\n".join(parts)
+
+
+def as_dict(session: StudySession, records: Sequence[TrialRecord]) -> dict[str, Any]:
+    """Return the study, its Pareto front and its trials as a JSON object."""
+    report = session.report()
+    front = {record.number for record in report.front}
+    return {
+        "study": report.name, "where": session.where, "dashboard": session.dashboard_command(),
+        "trials_wanted": session.driver.trials, "objectives": list(session.definition.objectives),
+        "states": dict(report.states), "samplers": dict(report.samplers), "batches": report.batches,
+        "verdict": report.verdict, "front": sorted(front), "front_by_noise": list(report.by_noise),
+        "trials": [
+            {
+                "number": record.number, "state": record.state, "counted": record.counted,
+                "params": dict(record.params), "values": dict(record.values or {}), "reason": record.reason,
+                "alarms": list(record.alarms), "origin": record.origin, "sampler": record.sampler, "run": record.run,
+            }
+            for record in records
+        ],
+    }  # fmt: skip

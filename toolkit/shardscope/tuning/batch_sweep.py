@@ -28,7 +28,7 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from shardscope.analytic.large_batch import scaled_lr
-from shardscope.errors import RunFailed, SpecError, StudyError
+from shardscope.errors import SpecError, StudyError
 from shardscope.runtime import Run, launch
 from shardscope.spec import Job, LRSchedule, Optimizer, Record
 from shardscope.spec.space import PowersOfTwo
@@ -37,6 +37,7 @@ from shardscope.tuning.driver import MOST_ATTEMPTS, was_killed
 from shardscope.tuning.measured import TrialReader
 from shardscope.tuning.objectives import QUALITIES
 from shardscope.tuning.progress import SweepProgress
+from shardscope.tuning.runs import run_to_end
 from shardscope.tuning.storage import folder_of
 from shardscope.tuning.sweep_result import TARGET_MARGIN, BatchSweep, Cell, SweepPoint, worst_of
 
@@ -275,25 +276,17 @@ def _run_to_end(job: Job, folder: Path) -> Run:
         RunFailed: The run was killed at each of `MOST_ATTEMPTS` attempts.
         StudyError: The run was stopped by the user.
     """
-    for attempt in range(MOST_ATTEMPTS):
+    for _ in range(MOST_ATTEMPTS):
         run = launch(job, root=folder)
-        try:
-            run.wait()
-        except RunFailed:
-            if not was_killed(run):
-                return run
-            if attempt + 1 == MOST_ATTEMPTS:
-                raise
-        except BaseException:
-            run.stop()
-            raise
-        if run.state == "completed":
-            return run
+        run_to_end(run)
         if run.state == "stopped":
             raise StudyError(
                 f"run {run.id} of the sweep was stopped; call the sweep again to continue with that run"
             )
-    raise AssertionError
+        if run.state == "completed" or not was_killed(run):
+            return run
+    assert run.error is not None
+    raise run.error
 
 
 def _job(job: Job, optimizer: str, batch: int, rate: float, seed: int) -> Job:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -15,6 +15,7 @@ from shardscope.spec.space import Choices, Parameter, PowersOfTwo, Space
 from shardscope.spec.units import plural
 from shardscope.tuning import apply
 from shardscope.tuning.batch_range import BatchRange
+from shardscope.tuning.measured import Objective
 from shardscope.tuning.objectives import OBJECTIVES, QUALITIES
 
 
@@ -33,25 +34,17 @@ class Definition(Spec):
     """Whether a trial with a different batch size trains on as many samples as the job, or for as many steps."""
     batch_range: BatchRange | None = None
     """How the range of batch sizes was chosen; None if the study did not choose it."""
-    baselines: bool | None = None
-    """Whether baseline optimizers are included and settings from the literature are run first.
-
-    None if the stored study does not record this; `difference` then ignores it.
-    """
+    baselines: bool = False
+    """Whether baseline optimizers are included and settings from the literature are run first."""
     drawn: tuple[str, ...] | None = None
     """The optimizers that the sampler draws; `space` also contains those that only baseline trials use.
 
-    None draws every optimizer of `space`, as studies of earlier versions do; `difference` then ignores it.
+    None draws every optimizer of `space`.
     """
-    split: Literal["validation", "test"] = "validation"
-    """The split on which trials are compared. Studies from earlier versions used the test split."""
-    code: dict[str, str] | None = None
-    """Digests from `code_of` for the user-defined methods in `job` and `space`; None if not recorded."""
-
-    @classmethod
-    def from_fields(cls, fields: Any) -> Self:
-        """Build a definition from JSON fields; if ``split`` is missing, trials were compared on the test split."""
-        return super().from_fields({"split": "test", **fields} if isinstance(fields, dict) else fields)
+    split: Literal["validation"] = "validation"
+    """The split on which trials are compared."""
+    code: dict[str, str] = Field(default_factory=dict)
+    """Digests from `code_of` for the user-defined methods in `job` and `space`."""
 
     @model_validator(mode="after")
     def _check_objectives(self) -> Definition:
@@ -105,26 +98,13 @@ class Definition(Spec):
             StudyError: The code of a user-defined method has changed.
             SpecError: A user-defined method is not defined in this process.
         """
-        changed = _changed(self.code or {}, {**(self.code or {}), **code_of(self.job, self.space)})
+        changed = _changed(self.code, {**self.code, **code_of(self.job, self.space)})
         if changed:
             raise StudyError(
                 f"study {study!r} was created with different code for {changed}; restore that code, or create a "
                 "study with another name"
             )
         self.job.require_code()
-
-    def require_validation(self, *, study: str) -> None:
-        """Check, before new trials run, that the earlier trials were compared on the validation split.
-
-        Raises:
-            StudyError: The earlier trials were compared on the test split, so new ones cannot be compared with them.
-        """
-        if self.split == "test" and self.quality is not None:
-            raise StudyError(
-                f"study {study!r} compared its trials on the test split, as earlier versions did, but trials are now "
-                "compared on the validation split; its results can still be read, but to run more trials, create a "
-                "study with another name"
-            )
 
     def with_batches_of(self, stored: Definition) -> Definition:
         """Return this definition with the batch range of `stored`, the stored definition, if the study chose both."""
@@ -140,27 +120,36 @@ class Definition(Spec):
 
     def difference(self, other: Definition) -> str | None:
         """Return a clause that states the first difference between two definitions; None if they are equal."""
-        known = {key: text for key, text in (other.code or {}).items() if key in (self.code or {})}
-        recoded = _changed(known, self.code or {})
+        known = {key: text for key, text in other.code.items() if key in self.code}
+        recoded = _changed(known, self.code)
         if recoded:
             return f"{recoded} had different code"
         if self.job.model_dump() != other.job.model_dump():
             changed = _changed(self.job.model_dump(), other.job.model_dump())
             return f"the job differs in {changed}"
-        if None not in (self.baselines, other.baselines) and self.baselines != other.baselines:
+        if self.baselines != other.baselines:
             return f"baselines was {self.baselines}"
         names = {
             name
             for name in {*self.space.parameters, *other.space.parameters}
             if self.space.parameters.get(name) != other.space.parameters.get(name)
         }
-        if None not in (self.drawn, other.drawn) and set(self.drawn or ()) != set(other.drawn or ()):
+        if set(self.drawn or ()) != set(other.drawn or ()):
             names.add("optimizer")
         if names:
             return f"the space has changed in {', '.join(sorted(names))}"
         if self.objectives != other.objectives:
             return f"the objectives were {', '.join(self.objectives)}"
         return None if self.equal == other.equal else f"equal was {self.equal!r}"
+
+
+def named_objectives(
+    objectives: str | Sequence[str] | Mapping[str, Objective | None],
+) -> tuple[tuple[str, ...], dict[str, Objective]]:
+    """Return the names of the requested objectives, and the user-defined functions by name."""
+    names = (objectives,) if isinstance(objectives, str) else tuple(objectives)
+    own = {n: f for n, f in objectives.items() if f is not None} if isinstance(objectives, Mapping) else {}
+    return names, own
 
 
 def check_objectives(names: Sequence[str], own: Collection[str] = ()) -> None:

@@ -46,6 +46,7 @@ from shardscope.tuning.records import (
     TrialWriter,
     measured_to,
 )
+from shardscope.tuning.runs import GRACE_S, RunDriver, Watched
 from shardscope.tuning.samplers import constrain, suggest
 from shardscope.tuning.storage import StorageRetry, within
 from shardscope.tuning.untried import Settings, all_settings, settings_left, tried_before, used_up_text
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from shardscope.tuning.priors import EqualBudgets
 
 _RECOVER_EVERY_S = 5.0
-_GRACE_S = 1.0
 _READ_EVERY_S = 0.5
 """Time between two reads of the storage by a driver that has nothing to start, in seconds."""
 _SETTLE_S = 1.0
@@ -87,14 +87,12 @@ class Reporting(Protocol):
 
 
 @dataclass
-class Live:
+class Live(Watched):
     """A trial whose run this driver is watching."""
 
     trial: optuna.Trial
     params: Mapping[str, Value]
     job: Job
-    run: Run
-    meter: TrialReader
     decided_at: int = 0
     beat: float = field(default_factory=time.monotonic)
 
@@ -110,7 +108,7 @@ class Live:
 
 
 @dataclass
-class TrialDriver:
+class TrialDriver(RunDriver[Live]):
     """Driver that runs trials until the study has the requested number of them.
 
     Args:
@@ -144,7 +142,7 @@ class TrialDriver:
 
     def __post_init__(self) -> None:
         self._identity = recovery.enrol(self)
-        self._watch = recovery.Watch()
+        self._heartbeats = recovery.Watch()
         self._recovered_at = self._read_at = -math.inf
         self._begun: int | None = None  # number of a trial that exists in the study and has no run yet
         self._unsettled: tuple[optuna.Trial, float] | None = None
@@ -194,12 +192,8 @@ class TrialDriver:
         """
         self._stopping = True
         self.retry.given_up.set()
-        for live in self.live.values():
-            RunDir(live.run.path).request_stop(_GRACE_S)
-        for live in self.live.values():
-            live.run.stop(_GRACE_S)
         left = [*self.live, *([] if self._begun is None else [self._begun])]
-        self.live.clear()
+        super().stop()
         self._begun = self._unsettled = None
         if left:
             within(TOLD_WITHIN_S, self.retry, self._leave, left)
@@ -351,17 +345,12 @@ class TrialDriver:
             return
         except LaunchError as error:
             raise recovery.not_launched(trial.number, error) from error
-        self.live[trial.number] = Live(trial, params, job, run, TrialReader(run))
+        self.live[trial.number] = Live(run, TrialReader(run), trial, params, job)
         self._write(self.live[trial.number], RUN, str(run.path))
 
     # Watching.
 
-    def _follow(self, live: Live) -> None:
-        alive = live.run.is_alive  # checked before reading, so that the last events are not missed
-        live.meter.read()
-        if not alive:
-            self._finish(live)
-            return
+    def _watch(self, live: Live) -> None:
         if time.monotonic() - live.beat > recovery.beat_s():
             live.beat = time.monotonic()
             self._write(live, recovery.HEARTBEAT, time.time())
@@ -385,7 +374,7 @@ class TrialDriver:
         try:
             self.retry(live.trial.set_user_attr, name, value)
         except UpdateFinishedTrialError:
-            live.run.stop(_GRACE_S)
+            live.run.stop(GRACE_S)
             self._drop(live)
 
     def _drop(self, live: Live) -> None:
@@ -393,7 +382,7 @@ class TrialDriver:
         self._read_at = -math.inf
 
     def _prune_run(self, live: Live, reason: str) -> None:
-        live.run.stop(_GRACE_S)
+        live.run.stop(GRACE_S)
         live.meter.read()
         self._tell_measured(live, None, TrialState.PRUNED, reason)
 
@@ -411,11 +400,14 @@ class TrialDriver:
             self._tell_measured(live, None, TrialState.FAIL, _sentence(error))
 
     def _complete(self, live: Live) -> None:
-        values, fault = values_of(self.definition, live.run, live.measured, self.own)
+        self._tell_measured(live, *self._result(live.run, live.measured))
+
+    def _result(self, run: Run, measured: TrialMetrics) -> tuple[list[float] | None, TrialState, str | None]:
+        """Return the values of a completed run, the state of its trial, and what is wrong with the values or None."""
+        values, fault = values_of(self.definition.objectives, run, measured, self.own)
         if fault is not None:
-            self._tell_measured(live, None, TrialState.FAIL, fault)
-        else:
-            self._tell_measured(live, list(values.values()), TrialState.COMPLETE, None)
+            return None, TrialState.FAIL, fault
+        return list(values.values()), TrialState.COMPLETE, None
 
     # Recording results.
 
@@ -423,10 +415,7 @@ class TrialDriver:
         self, live: Live, values: list[float] | None, state: TrialState, reason: str | None
     ) -> None:
         self._report(live)
-        attrs: dict[str, Any] = {MEASURED: measured_to(live.measured)}
-        if reason is not None:
-            attrs[REASON] = reason
-        self._tell(live.trial, values, state, attrs)
+        self._tell(live.trial, values, state, _measured_attrs(live.measured, reason))
         self._drop(live)
 
     def _report(self, live: Live) -> None:
@@ -452,7 +441,7 @@ class TrialDriver:
     def _recover(self) -> None:
         """Take over the trials of dead drivers."""
         trials = self.study.get_trials(deepcopy=False)
-        for trial in self._watch.gone([trial for trial in trials if trial.number not in self.live]):
+        for trial in self._heartbeats.gone([trial for trial in trials if trial.number not in self.live]):
             self._adopt(trial, trials)
         recovery.replace_lost(self.study, self.study.get_trials(deepcopy=False))
 
@@ -464,14 +453,12 @@ class TrialDriver:
             self.writer.end(trial.number, TrialState.FAIL, None, {REASON: excess, NOT_COUNTED: OVER_BUDGET})
         elif run is not None and run.state == "completed":
             measured = self._measured_of(trial, run)
-            values, fault = values_of(self.definition, run, measured, self.own)
-            attrs = {MEASURED: measured_to(measured), **({REASON: fault} if fault else {})}
-            state = TrialState.FAIL if fault else TrialState.COMPLETE
-            self.writer.end(trial.number, state, None if fault else list(values.values()), attrs)
+            values, state, fault = self._result(run, measured)
+            self.writer.end(trial.number, state, values, _measured_attrs(measured, fault))
         else:
             recovery.mark_for_retry(self.writer, trial.number, "its driver ended before the run did")
             if run is not None:
-                RunDir(run.path).request_stop(_GRACE_S)  # the driver may be dead while the run still lives
+                RunDir(run.path).request_stop(GRACE_S)  # the driver may be dead while the run still lives
 
     def _measured_of(self, trial: FrozenTrial, run: Run) -> TrialMetrics:  # noqa: ARG002 - used by HalvingDriver
         return TrialReader(run).poll()
@@ -489,6 +476,10 @@ class TrialDriver:
             return Run.attach(run) if recovery.is_among(run, self.folder) else None
         except RunNotFound:
             return None
+
+
+def _measured_attrs(measured: TrialMetrics, reason: str | None) -> dict[str, Any]:
+    return {MEASURED: measured_to(measured), **({} if reason is None else {REASON: reason})}
 
 
 def was_killed(run: Run) -> bool:

@@ -6,7 +6,6 @@ end are from fastai's ``lr_find``.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from itertools import takewhile
 from math import isfinite
@@ -15,8 +14,10 @@ from typing import TYPE_CHECKING
 
 from shardscope.analytic.large_batch import RateSuggestions, smoothed_loss, suggest_rates
 from shardscope.errors import SpecError
-from shardscope.runtime import Run, launch
+from shardscope.runlog.reducer import RunLog
+from shardscope.runtime import launch
 from shardscope.spec import Checkpoint, Job, LRSchedule
+from shardscope.tuning.runs import run_to_end
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +28,6 @@ negative, the loss must exceed it by three times its absolute value."""
 FEWEST_STEPS = 10
 _NOT_A_NUMBER = ("TrainingError", "NotFinite")
 """Types of the error event that a rank writes when its loss or gradients are not finite."""
-_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,13 @@ def lr_range_test(
     run = launch(
         range_job(job, low=low, high=high, steps=steps), root=root, made_by="learning-rate range test"
     )
-    try:
-        exploded = _watch(run)
-    except BaseException:  # including an interrupt: without a caller, nothing would stop the run
-        run.stop()
-        raise
-    lr, loss = _losses(run)
-    return _read(run.id, lr, loss, exploded=exploded)
+    exploded = run_to_end(run, stop_when=lambda meter: _has_exploded(_losses(meter.log)[1]))
+    error, lr, loss = run.error, *_losses(run.reduced())
+    if not exploded and error is not None:
+        if not any(event["type"] in _NOT_A_NUMBER for event in run.events("error")):
+            raise error
+        exploded = True
+    return _read(run.id, lr, loss, exploded=exploded or _has_exploded(loss))
 
 
 def range_job(job: Job, *, low: float, high: float, steps: int) -> Job:
@@ -118,28 +118,9 @@ def range_job(job: Job, *, low: float, high: float, steps: int) -> Job:
     )  # fmt: skip
 
 
-def _watch(run: Run) -> bool:
-    """Wait until the run ends, or stop it when the loss explodes; return whether the loss exploded.
-
-    Raises:
-        RunFailed: The run failed for another reason.
-    """
-    while run.is_alive:
-        _, loss = _losses(run)
-        if _has_exploded(loss):
-            run.stop()
-            return True
-        time.sleep(_POLL_S)
-    if run.error is not None:
-        if not any(event["type"] in _NOT_A_NUMBER for event in run.events("error")):
-            raise run.error
-        return True
-    return _has_exploded(_losses(run)[1])
-
-
-def _losses(run: Run) -> tuple[list[float], list[float]]:
+def _losses(log: RunLog) -> tuple[list[float], list[float]]:
     """Return learning rates and losses of the steps so far, up to the first loss that is not finite."""
-    taken = [*takewhile(lambda step: isfinite(step.loss), run.reduced().steps)]
+    taken = [*takewhile(lambda step: isfinite(step.loss), log.steps)]
     return [step.lr for step in taken], [step.loss for step in taken]
 
 

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING
 
 from shardscope.runlog.layers import reports_layers
 from shardscope.runlog.reducer import Evaluation, RunLog
@@ -16,9 +15,6 @@ from shardscope.runlog.tail import Tail
 from shardscope.runtime.record.run import Run
 from shardscope.spec import Job
 from shardscope.tuning.objectives import QUALITIES
-
-if TYPE_CHECKING:
-    from shardscope.tuning.definition import Definition
 
 _ALARM_GROWTH = 4
 """Alarms are recomputed when the number of layer samples has grown by a quarter, and when the run has ended."""
@@ -199,30 +195,20 @@ Objective = Callable[[Run], float]
 
 
 def values_of(
-    definition: Definition, run: Run, measured: TrialMetrics, own: Mapping[str, Objective]
+    names: Sequence[str],
+    run: Run,
+    measured: TrialMetrics,
+    own: Mapping[str, Objective],
+    *,
+    is_piece: bool = False,
 ) -> tuple[dict[str, float], str | None]:
-    """Return the objective values of a completed run, and a sentence that states what is wrong with them, or None."""
-    return _values(dict.fromkeys(definition.objectives, run.job.steps), run, measured, own)
+    """Return the objective values of a completed run, and a sentence that states what is wrong with them, or None.
 
-
-def interval_values(
-    names: Sequence[str], run: Run, measured: TrialMetrics, own: Mapping[str, Objective]
-) -> tuple[dict[str, float], str | None]:
-    """Return objective values of a run that trains a part of its job: quality at its end, other objectives per step.
-
-    The second item is a sentence that states what is wrong with the values; None if all are valid.
+    Of a piece, a run that trains a part of its job: quality at its end, and other objectives per step.
     """
-    return _values(
-        {name: run.job.last_step if name in QUALITIES else 1 for name in names}, run, measured, own
-    )
-
-
-def _values(
-    steps: Mapping[str, int], run: Run, measured: TrialMetrics, own: Mapping[str, Objective]
-) -> tuple[dict[str, float], str | None]:
-    """Return the value of each objective over its number of steps, and an error sentence (None if all are valid)."""
     values: dict[str, float] = {}
-    for name, count in steps.items():
+    for name in names:
+        count = run.job.steps if not is_piece else run.job.last_step if name in QUALITIES else 1
         value = _own_value(name, own[name], run) if name in own else measured.objective(name, count)
         if isinstance(value, str):
             return {}, value

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -23,7 +22,8 @@ from shardscope.spec import Checkpoint, Job
 from shardscope.tuning.apply import MemoryLimit
 from shardscope.tuning.batch_range import BatchRange, around
 from shardscope.tuning.definition import Definition
-from shardscope.tuning.pruning.leftovers import delete
+from shardscope.tuning.pruning.halving import delete
+from shardscope.tuning.runs import run_to_end
 from shardscope.tuning.storage import answering, begun_as
 
 BatchesAround = Literal["noise", "job"]
@@ -33,8 +33,6 @@ _SHARE = 0.5
 _SMOOTHING = 0.95
 """Decay factor of the exponential average over steps. The span is short (about 20 steps) because the noise scale keeps
 growing."""
-_POLL_S = 0.05
-_GRACE_S = 1.0
 
 
 class NotMeasured(StudyError):
@@ -151,17 +149,11 @@ def _run(
     if on_probe is not None:
         on_probe(probe)
     run = launch(probe, root=root)
-    try:
-        while run.is_alive:
-            if stopping is not None and stopping.is_set():
-                raise NotMeasured(
-                    "stopped while the noise scale was being measured, before the study was created; allow more time, "
-                    "or centre the batch sizes on the job's own (batch_range='job')"
-                )
-            time.sleep(_POLL_S)
-    finally:
-        if run.is_alive:
-            run.stop(_GRACE_S)
+    if run_to_end(run, stop_when=lambda _: stopping is not None and stopping.is_set()):
+        raise NotMeasured(
+            "stopped while the noise scale was being measured, before the study was created; allow more time, or "
+            "centre the batch sizes on the job's own (batch_range='job')"
+        )
     return run
 
 

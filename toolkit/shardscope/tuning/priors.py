@@ -47,15 +47,12 @@ _LEVELS = 3
 """Number of compressors among the seeds; they are spread evenly over those that pay off, ordered by cost."""
 
 
-ORIGINS = ("default", "baseline", "prior")
-
-
 class Seed(NamedTuple):
     """Settings to run before any others are sampled."""
 
     params: Mapping[str, Value]
     origin: str
-    """Reason why the seed is tried: one of `ORIGINS`."""
+    """Reason why the seed is tried: ``default``, ``baseline`` or ``prior``."""
 
 
 def default_space(job: Job) -> Space:

@@ -100,14 +100,12 @@ def report_of(name: str, records: Sequence[TrialRecord], definition: Definition)
     return StudyReport(
         name, objective, rows, tuple(record for record in records if record.number in clear),
         tuple(sorted(states.items())), _verdict(rows, objective), tuple(drew.items()), definition.batches, alarms,
-        _test(rows, records, definition), by_noise,
+        _test(rows, records), by_noise,
     )  # fmt: skip
 
 
-def _test(rows: Sequence[OptimizerRow], records: Sequence[TrialRecord], definition: Definition) -> str | None:
+def _test(rows: Sequence[OptimizerRow], records: Sequence[TrialRecord]) -> str | None:
     """Return a sentence with the best trial's result on the test split, evaluated once, after the last step."""
-    if definition.split == "test":
-        return "Its trials were compared on the test split, as earlier versions did."
     best = next((record for record in records if rows and record.number == rows[0].number), None)
     if best is None or best.measured is None or best.measured.test is None:
         return None

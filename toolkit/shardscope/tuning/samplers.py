@@ -149,31 +149,13 @@ def _seconds(trial: FrozenTrial) -> float | None:
     return None if measured is None or measured.step_s is None else measured.step_s * measured.steps
 
 
-def _tpe(seed: int) -> BaseSampler:
-    return optuna.samplers.TPESampler(seed=seed)
-
-
-def _auto(seed: int) -> BaseSampler:
-    return ByCost(_tpe(seed), GaussianProcess.seeded(seed))
-
-
-def _gp(seed: int) -> BaseSampler:
-    return ByCost(_tpe(seed), GaussianProcess.seeded(seed), expensive_s=0)
-
-
-def _nsga(seed: int) -> BaseSampler:
-    return optuna.samplers.NSGAIISampler(seed=seed, population_size=16)
-
-
-def _random(seed: int) -> BaseSampler:
-    return optuna.samplers.RandomSampler(seed=seed)
+def _by_cost(expensive_s: float) -> Callable[[int], BaseSampler]:
+    return lambda seed: ByCost(TPESampler(seed=seed), GaussianProcess.seeded(seed), expensive_s)
 
 
 def _qmc(seed: int) -> BaseSampler:
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", optuna.exceptions.ExperimentalWarning
-        )  # the description in `SAMPLERS` says that it is experimental
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # its description says so
         return optuna.samplers.QMCSampler(seed=seed, scramble=True, warn_independent_sampling=False)
 
 
@@ -184,19 +166,25 @@ def _cma_es(seed: int) -> BaseSampler:
 
 
 SAMPLERS: Mapping[str, tuple[Callable[[int], BaseSampler], str]] = {
-    "auto": (_auto, "tpe, then gp once a trial takes half a minute or more; the default"),
-    "tpe": (_tpe, "tree of Parzen estimators"),
+    "auto": (
+        _by_cost(EXPENSIVE_TRIAL_S),
+        "tpe, then gp once a trial takes half a minute or more; the default",
+    ),
+    "tpe": (lambda seed: TPESampler(seed=seed), "tree of Parzen estimators"),
     "gp": (
-        _gp,
+        _by_cost(0),
         "Gaussian process; needs fewer trials, but seconds of CPU for each: for trials of half a minute or more",
     ),
     "qmc": (_qmc, "a scrambled Sobol sequence, evenly spread; experimental in Optuna"),
-    "nsga": (_nsga, "NSGA-II; for hundreds of trials"),
+    "nsga": (
+        lambda seed: optuna.samplers.NSGAIISampler(seed=seed, population_size=16),
+        "NSGA-II; for hundreds of trials",
+    ),
     "cma-es": (
         _cma_es,
         "covariance matrix adaptation evolution strategy; one objective, numeric parameters only",
     ),
-    "random": (_random, "random search, as a baseline"),
+    "random": (lambda seed: optuna.samplers.RandomSampler(seed=seed), "random search, as a baseline"),
 }
 """Samplers by name: a function from a seed to the sampler, and a description."""
 _SHORT = {

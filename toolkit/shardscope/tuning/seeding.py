@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from shardscope.spec.space import Space
 from shardscope.tuning import storage
-from shardscope.tuning.priors import ORIGINS, Seed
+from shardscope.tuning.priors import Seed
 from shardscope.tuning.records import NOT_COUNTED, ORIGIN, OVER_BUDGET, REASON, SEED, TrialWriter, to_study
 from shardscope.tuning.recovery import TAKEN
 
@@ -49,10 +49,9 @@ def queue_seeds(
 
 
 def _is_seeded(study: optuna.Study) -> bool:
-    """Return whether the study is marked as seeded, has sampled trials, or is from a version without seed numbers."""
+    """Return whether the study is marked as seeded, or has sampled trials."""
     return _SEEDED in study.user_attrs or any(
-        SEED not in trial.user_attrs
-        and (trial.state != TrialState.WAITING or trial.user_attrs.get(ORIGIN) in ORIGINS)
+        SEED not in trial.user_attrs and trial.state != TrialState.WAITING
         for trial in study.get_trials(deepcopy=False)
     )
 

@@ -11,7 +11,6 @@ import logging
 import operator
 import shlex
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,9 +30,8 @@ from shardscope.spec.job_parts import label_of
 from shardscope.spec.space import Space
 from shardscope.tuning import records as rows
 from shardscope.tuning.apply import MemoryLimit, apply, check_rows, checked_rows
-from shardscope.tuning.definition import Definition, code_of
+from shardscope.tuning.definition import Definition, code_of, named_objectives
 from shardscope.tuning.driver import Pruner, TrialDriver
-from shardscope.tuning.foreign import check_trials
 from shardscope.tuning.measured import Objective
 from shardscope.tuning.noise_probe import BatchesAround, resolve_batch_range
 from shardscope.tuning.objectives import DEFAULT_OBJECTIVES
@@ -41,8 +39,7 @@ from shardscope.tuning.priors import EqualBudgets, default_space, optimizers_of,
 from shardscope.tuning.pruning.halving import Rungs, agreed, rungs_of
 from shardscope.tuning.pruning.pruners import ByOptuna, pruner_of
 from shardscope.tuning.pruning.rungs import HalvingDriver
-from shardscope.tuning.records import PINNED, TrialRecord, TrialWriter
-from shardscope.tuning.recovery import ended
+from shardscope.tuning.records import PINNED, TrialRecord, TrialWriter, check_trials
 from shardscope.tuning.report import StudyReport, report_of
 from shardscope.tuning.samplers import check_storage, sampler_of
 from shardscope.tuning.seeding import queue_seeds
@@ -58,7 +55,6 @@ from shardscope.tuning.storage import (
     without_password,
 )
 
-_TICK_S = 0.02
 DEFAULT_TRIALS = 40
 _TRIALS = "trials"
 """Attribute of the study that holds its number of trials."""
@@ -121,20 +117,19 @@ class StudySession:
         trials = None if trials is None else _whole("trials", trials, 1, _MOST_TRIALS)
         parallel, seed = _whole("parallel", parallel, 1, _MOST_PARALLEL), _whole("seed", seed, 0, _MOST_SEED)
         check_storage(sampler, storage)
-        own = (
-            {n: f for n, f in objectives.items() if f is not None} if isinstance(objectives, Mapping) else {}
-        )
+        names, own = named_objectives(DEFAULT_OBJECTIVES if objectives is None else objectives)
         if job is None:
             held, name = _stored(name, storage, root)
             definition = _define(
-                held.job, held.space if space is None else space, held.objectives if objectives is None else objectives,
+                held.job, held.space if space is None else space, held.objectives if objectives is None else names,
                 held.own if objectives is None else own, held.equal if equal == "samples" else equal,
                 baselines=held.baselines, code=held.code,
-            ).replace(split=held.split, **({"drawn": held.drawn} if space is None else {}))  # fmt: skip
+            )  # fmt: skip
+            definition = definition.replace(drawn=held.drawn) if space is None else definition
         else:
             if isinstance(job, Job):
                 job.require_code()
-            definition = _define(job, space, objectives, own, equal, baselines=baselines)
+            definition = _define(job, space, names, own, equal, baselines=baselines)
             checked_rows(definition.job)
             check_rows(definition.job, definition.space)
             name = name or f"{label_of(job.model)}-{job.strategy.name}"
@@ -156,9 +151,8 @@ class StudySession:
             if not is_new:
                 begun = definition_of(opened, name)
                 check_trials(study.get_trials(deepcopy=False), begun.space, study=name)
-                definition = definition.with_batches_of(begun).replace(
-                    batch_range=begun.batch_range, split=begun.split, drawn=begun.drawn
-                )
+                definition = definition.with_batches_of(begun)
+                definition = definition.replace(batch_range=begun.batch_range, drawn=begun.drawn)
             if not is_new and isinstance(sampler, str):
                 study.sampler.reseed_rng()  # else it would repeat the samples of the previous driver
             seed_it = partial(_seed, study, TrialWriter(opened, name), definition, is_creator=is_new)
@@ -176,13 +170,12 @@ class StudySession:
         judge = pruner_of(pruner, definition, promotes=rungs is not None)
         if isinstance(judge, ByOptuna):
             study.pruner = judge.pruner
-        has_baselines = baselines if definition.baselines is None else definition.baselines
         kind = TrialDriver if rungs is None else partial(HalvingDriver, rungs=rungs)
         driver = kind(
             study, writer, definition, trials, folder / "trials", own, parallel, pruner=judge,
             feasibility=limit,
-            choose=EqualBudgets(definition.space, definition.drawn) if has_baselines else None,
-            seed=None if is_new else partial(_prepare_resumed, definition, seed_it, study=study, trials=trials),
+            choose=EqualBudgets(definition.space, definition.drawn) if definition.baselines else None,
+            seed=None if is_new else partial(_prepare_resumed, definition, seed_it, study=name),
         )  # fmt: skip
         return cls(study, definition, driver, folder, storage)
 
@@ -197,17 +190,8 @@ class StudySession:
             timeout_s: Stop after this many seconds; the study can be resumed later. None sets no limit.
             on_tick: Called with the session many times a second.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        try:
-            with _quiet():
-                while self.driver.tick():
-                    if on_tick is not None:
-                        on_tick(self)
-                    if deadline is not None and time.monotonic() > deadline:
-                        break
-                    time.sleep(_TICK_S)
-        finally:
-            self.driver.stop()
+        with _quiet():
+            self.driver.run(timeout_s=timeout_s, on_tick=None if on_tick is None else lambda: on_tick(self))
 
     # Results.
 
@@ -288,13 +272,9 @@ class StudySession:
         )  # one attribute per trial, so none is overwritten
 
 
-def _prepare_resumed(
-    definition: Definition, seed_it: Callable[[], None], *, study: optuna.Study, trials: int
-) -> None:
-    """Check the code and the split of a resumed study and queue its missing seeds, before its driver runs trials."""
-    definition.require_code(study=study.study_name)
-    if ended(study.get_trials(deepcopy=False)) < trials:
-        definition.require_validation(study=study.study_name)
+def _prepare_resumed(definition: Definition, seed_it: Callable[[], None], *, study: str) -> None:
+    """Check the code of a resumed study and queue its missing seeds, before its driver runs trials."""
+    definition.require_code(study=study)
     seed_it()
 
 
@@ -331,18 +311,16 @@ def _whole(field: str, value: object, least: int, most: int) -> int:
 def _define(
     job: Job,
     space: Space | Mapping[str, Any] | None,
-    objectives: Sequence[str] | Mapping[str, Objective | None] | None,
+    objectives: tuple[str, ...],
     own: Iterable[str],
     equal: Literal["samples", "steps"],
     *,
-    baselines: bool | None,
+    baselines: bool,
     code: Mapping[str, str] | None = None,
 ) -> Definition:
     """Return the requested definition; `code` holds the digests of a stored study, and None computes them here."""
     if not isinstance(job, Job):
         raise SpecError(f"tune takes a Job, got {type(job).__name__}; write ss.tune(ss.Job(...))")
-    if isinstance(objectives, str):
-        objectives = (objectives,)
     if space is None:
         space = default_space(job)
     elif not isinstance(space, Space):
@@ -350,9 +328,8 @@ def _define(
     drawn = optimizers_of(space) if baselines else None
     if baselines:
         space = with_baselines(space)
-    names = tuple(DEFAULT_OBJECTIVES if objectives is None else objectives)
     return Definition(
-        job=job, space=space, objectives=names, own=tuple(own), equal=equal, baselines=baselines, drawn=drawn,
+        job=job, space=space, objectives=objectives, own=tuple(own), equal=equal, baselines=baselines, drawn=drawn,
         code=code_of(job, space) if code is None else dict(code),
     )  # fmt: skip
 

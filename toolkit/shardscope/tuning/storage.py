@@ -318,9 +318,7 @@ def begun_as(storage: BaseStorage, name: str) -> Definition | None:
 
 
 def _stated(storage: BaseStorage, name: str) -> str | None:
-    study = storage.get_study_id_from_name(name)
-    held = storage.get_study_system_attrs(study).get(DEFINITION)
-    return held or storage.get_study_user_attrs(study).get(DEFINITION)  # older versions store it there
+    return storage.get_study_system_attrs(storage.get_study_id_from_name(name)).get(DEFINITION)
 
 
 def _compare(storage: BaseStorage, name: str, definition: Definition) -> None:

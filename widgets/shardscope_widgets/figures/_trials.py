@@ -10,7 +10,7 @@ from shardscope.spec.space import Value
 from shardscope.tuning.front import front_of
 from shardscope.tuning.measured import TrialMetrics
 from shardscope.tuning.objectives import OBJECTIVES, QUALITIES
-from shardscope.tuning.pruning.curves import improvement
+from shardscope.tuning.pruning.outlook import improvement
 from shardscope.tuning.records import TrialRecord
 from shardscope_widgets.words import bytes_text, duration_text, three_digits
 

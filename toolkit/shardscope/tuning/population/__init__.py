@@ -5,11 +5,8 @@ worst members copy the weights and settings of better ones (exploit) and perturb
 result is a schedule of settings over the course of training, not one fixed value per setting.
 
     explore.py      the space: which settings may change, and how each type of setting is perturbed and resampled
-    settings.py     settings by dotted path, applied to a job
-    objectives.py the objectives that members are scored by
     exploit.py      selection of parents
-    record.py       the records of a population, and its progress as read from them
-    journal.py      the file that stores the records; it survives a kill at any byte
+    journal.py      the records of a population and the file that stores them; it survives a kill at any byte
     driver.py       trains and scores the members and decides what comes next: `train_population`
     view.py         `Population`: a population as read from its folder
 
@@ -20,7 +17,7 @@ run's `resume` event and the lineage record this.
 
 from shardscope.tuning.population.driver import train_population
 from shardscope.tuning.population.explore import Explorable, Ranges
-from shardscope.tuning.population.record import PopulationError
+from shardscope.tuning.population.journal import PopulationError
 from shardscope.tuning.population.view import Population
 
 __all__ = ["Explorable", "Population", "PopulationError", "Ranges", "train_population"]

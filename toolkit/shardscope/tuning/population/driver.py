@@ -2,35 +2,42 @@
 
 It keeps no state outside the journal, and every random decision depends only on the seed, the interval and the member.
 So training the same population in the same folder again resumes it, however it ended.
+
+An interval of a member is an ordinary run in a folder of its own, where any later driver can find it:
+
+    runs/interval-003/member-05/<time>-member-05/
+
+A run that completed there counts, even if the driver was killed before it recorded the outcome. Any other run is
+repeated.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from shardscope._experimental import experimental
 from shardscope.errors import SpecError
-from shardscope.runtime import Run
+from shardscope.runtime import Run, launch, runs
 from shardscope.runtime.record.rundir import runs_root
-from shardscope.spec import Job
+from shardscope.spec import Checkpoint, Job
 from shardscope.spec import space as spec
 from shardscope.spec._base import Spec
-from shardscope.tuning.measured import Objective
-from shardscope.tuning.population.conditional import Conditional
+from shardscope.tuning.definition import check_objectives, named_objectives
+from shardscope.tuning.measured import Objective, TrialReader, values_of
 from shardscope.tuning.population.exploit import choose_parents
-from shardscope.tuning.population.explore import Explorable, Ranges
-from shardscope.tuning.population.journal import NAME, Journal, read_lines
-from shardscope.tuning.population.members import Stopped, Trainee, drop_checkpoints, job_of, train_all
-from shardscope.tuning.population.objectives import costs_of, objectives_of
-from shardscope.tuning.population.record import (
+from shardscope.tuning.population.explore import MAY_CHANGE, Conditional, Explorable, Ranges
+from shardscope.tuning.population.journal import (
+    NAME,
     Course,
+    Journal,
     MemberStart,
     Outcome,
     Plan,
@@ -38,9 +45,10 @@ from shardscope.tuning.population.record import (
     moves_line,
     outcome_line,
     plan_line,
+    read_lines,
 )
-from shardscope.tuning.population.settings import MAY_CHANGE
 from shardscope.tuning.population.view import Population
+from shardscope.tuning.runs import RunDriver, Watched
 
 Space = Explorable | spec.Space | Mapping[str, Any]
 
@@ -93,7 +101,10 @@ def train_population(
         >>> space = {"optimizer.lr": (1e-4, 1e-1, "log"), "batch": (16, 128, "log2")}
         >>> ss.train_population(job, space, members=4, intervals=5).schedule()  # doctest: +SKIP
     """
-    names, own = objectives_of(objectives)
+    names, own = named_objectives(objectives)
+    if not names:
+        raise SpecError("objectives=() is empty; use for example ('loss', 'bytes')")
+    check_objectives(names, own)
     _check(members=members, intervals=intervals, quantile=quantile, resample=resample, at_once=at_once)
     each = _interval_steps(job, intervals, interval_steps)
     asked, job = job, job.replace(steps=intervals * each, until=None)
@@ -107,28 +118,45 @@ def train_population(
     )  # a space without a valid job is rejected before a folder is created
     path = _folder(asked, folder)
     with Journal(path / NAME) as journal:
-        _Driver(job, known, plan, journal, at_once, timeout_s, own).run()
+        PopulationDriver(job, known, plan, journal, at_once, timeout_s, own).train()
     return Population(path)
 
 
+class Stopped(Exception):
+    """A stop of the population was requested."""
+
+
 @dataclass
-class _Driver:
+class Trainee(Watched):
+    """A member that trains an interval."""
+
+    move: MemberStart
+    job: Job
+    began: float = field(default_factory=time.monotonic)
+
+
+@dataclass
+class PopulationDriver(RunDriver[Trainee]):
     """Driver that continues one population from the end of its journal."""
 
     job: Job
     space: Explorable
     plan: Plan
     journal: Journal
-    at_once: int
+    parallel: int
     timeout_s: float | None
     own: Mapping[str, Objective]
+    live: dict[int, Trainee] = field(default_factory=dict)
+    interval: int = 0
+    waiting: list[MemberStart] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.folder = self.journal.path.parent
         self.course = Course.of(read_lines(self.journal.path))
         self.stop_request = Population(self.folder).stop_request
 
-    def run(self) -> None:
+    def train(self) -> None:
+        """Train all intervals that are left."""
         if self.course.plan is None:
             self._write(plan_line(self.plan))
         elif self.course.plan != self.plan:
@@ -140,6 +168,7 @@ class _Driver:
         try:
             for interval in range(1, self.plan.intervals + 1):
                 self._train(interval)
+                self._conclude(interval)
         except (Stopped, KeyboardInterrupt) as stop:
             self._write({"event": "state", "state": "stopped"})
             if isinstance(stop, KeyboardInterrupt):
@@ -156,42 +185,94 @@ class _Driver:
         self.course.take(json.loads(json.dumps(line)))
 
     def _train(self, interval: int) -> None:
-        """Train all members that have not completed this interval, then conclude it."""
+        """Train all members that have not completed this interval."""
         if self.course.is_over(interval):
-            self._conclude(interval)
             return
         if interval not in self.course.moves:
             self._write(moves_line(interval, self._moves(interval)))
-        self._drop_losers(interval)
-        left = [
-            move
-            for move in self.course.moves[interval]
-            if (interval, move.member) not in self.course.outcomes
-        ]
-        train_all(
-            [self._trainee(interval, move) for move in left], at_once=self.at_once,
-            asked_to_stop=self.stop_request.exists, on_outcome=lambda outcome: self._write(outcome_line(outcome)),
-        )  # fmt: skip
-        self._conclude(interval)
+        parents = {move.parent for move in self.course.moves[interval] if move.parent is not None}
+        self._drop_checkpoints(interval - 1, but_of=[self._run_of(interval - 1, p) for p in parents])
+        is_done = self.course.outcomes
+        self.interval = interval
+        self.waiting = [m for m in self.course.moves[interval] if (interval, m.member) not in is_done]
+        self.run()
 
-    def _trainee(self, interval: int, move: MemberStart) -> Trainee:
-        job = job_of(self.space.apply(self.job, move.settings), self.plan, interval, move.member)
-        parent = None
-        if move.parent is not None:
-            parent = Run.attach(self.folder / self.course.outcomes[interval - 1, move.parent].run)
-        return Trainee(
-            self.folder, interval, move, job, parent, self.plan.objectives, self.timeout_s, self.own
-        )  # fmt: skip
+    def _run_of(self, interval: int, member: int) -> str:
+        return self.course.outcomes[interval, member].run
 
-    def _drop_losers(self, interval: int) -> None:
-        """Delete the previous interval's checkpoints that no member resumes from, according to the moves."""
-        parents = {move.parent for move in self.course.moves[interval]}
-        runs = {outcome.run for outcome in self.course.outcomes.values()
-                if outcome.interval == interval - 1 and outcome.member in parents}  # fmt: skip
-        drop_checkpoints(self.folder, interval - 1, but_of=runs)
+    # The runs of an interval.
+
+    def tick(self) -> bool:
+        if self.stop_request.exists():
+            raise Stopped
+        return super().tick()
+
+    def _start(self) -> bool:
+        """Launch the run of the next member, unless it completed in an earlier attempt."""
+        if not self.waiting:
+            return False
+        move, completed = self.waiting.pop(0), None
+        home = self.folder / "runs" / f"interval-{self.interval:03d}" / f"member-{move.member:02d}"
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for run in runs(home):
+            if (run.path / "status.json").is_file():  # else it was never launched
+                run.stop()  # the run of a killed driver; it would end soon anyway
+                completed = run if run.state == "completed" else completed
+        job = self.space.apply(self.job, move.settings).replace(
+            steps=self.plan.steps, until=self.interval * self.plan.interval_steps, checkpoint=Checkpoint(),
+            name=f"member-{move.member:02d}",
+        )  # fmt: skip
+        run = completed or launch(job, root=home, resume=self._parent_of(move))
+        self.live[move.member] = Trainee(run, TrialReader(run, is_piece=True), move, job)
+        return True
+
+    def _parent_of(self, move: MemberStart) -> Run | None:
+        """Return the run from whose checkpoint a member resumes; None if it starts from scratch."""
+        if move.parent is None:
+            return None
+        return Run.attach(self.folder / self._run_of(self.interval - 1, move.parent))
+
+    def _watch(self, live: Trainee) -> None:
+        if self.timeout_s is not None and time.monotonic() - live.began > self.timeout_s:
+            live.run.stop()
+            self._finish(live)
+
+    def _finish(self, live: Trainee) -> None:
+        del self.live[live.move.member]
+        self._write(outcome_line(self._outcome(live)))
+
+    def _outcome(self, live: Trainee) -> Outcome:
+        run, member, path = live.run, live.move.member, str(live.run.path.relative_to(self.folder))
+        is_complete = run.state == "completed"
+        scores, problem = (
+            values_of(self.plan.objectives, run, live.meter.poll(), self.own, is_piece=True)
+            if is_complete
+            else ({}, self._problem(run))
+        )
+        if problem is not None:
+            who = f"member {member} failed in interval {self.interval} and counts as the worst"
+            return Outcome(self.interval, member, path, None, failure=f"{who}: {problem}")
+        went_on = [event for event in run.events("resume") if event["rank"] == 0]
+        notes = tuple(note for event in went_on for note in event["notes"])
+        step, samples = (went_on[0]["step"], went_on[0]["samples"]) if went_on else (0, 0)
+        samples += (live.job.last_step - step) * live.job.batch.global_batch
+        return Outcome(self.interval, member, path, scores, samples=samples, notes=notes)
+
+    def _problem(self, run: Run) -> str:
+        """Return why the run did not complete."""
+        if run.error is not None:
+            return run.error.args[0] if run.error.args else "it failed"
+        is_limited = self.timeout_s is not None
+        return f"it took longer than timeout_s={self.timeout_s:g}" if is_limited else "it was stopped"
+
+    def _drop_checkpoints(self, interval: int, *, but_of: Collection[str] = ()) -> None:
+        """Delete an interval's checkpoints, except those of the runs in `but_of`."""
+        for path in (self.folder / "runs" / f"interval-{interval:03d}").glob("*/*/checkpoints"):
+            if str(path.parent.relative_to(self.folder)) not in but_of:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _conclude(self, interval: int) -> None:
-        drop_checkpoints(self.folder, interval - 1)
+        self._drop_checkpoints(interval - 1)
         outcomes = self._outcomes(interval)
         if all(outcome.scores is None for outcome in outcomes):
             raise PopulationError(
@@ -199,9 +280,7 @@ class _Driver:
             )
         if interval == self.plan.intervals:
             front = Population(self.folder).front
-            drop_checkpoints(
-                self.folder, interval, but_of=[e.outcome.run for e in front if e.outcome is not None]
-            )
+            self._drop_checkpoints(interval, but_of=[self._run_of(interval, e.member) for e in front])
 
     def _outcomes(self, interval: int) -> list[Outcome]:
         return [self.course.outcomes[interval, move.member] for move in self.course.moves[interval]]
@@ -217,7 +296,7 @@ class _Driver:
                 for member in range(self.plan.members)
             ]
         costs = {
-            outcome.member: None if outcome.scores is None else costs_of(outcome.scores, self.plan.objectives)
+            outcome.member: None if outcome.scores is None else outcome.costs(self.plan.objectives)
             for outcome in self._outcomes(interval - 1)
         }
         parents = choose_parents(costs, quantile=self.plan.quantile, random=self._random(interval, "parents"))
@@ -292,11 +371,6 @@ def _folder(job: Job, folder: str | Path | None) -> Path:
 
 def _difference(folder: Path, old: Plan, new: Plan) -> str:
     """Return a sentence that states how the existing population in the folder differs from the requested one."""
-    if old.split != new.split:
-        return (
-            f"the population in {folder} compared its members on the test split, as earlier versions did, but they are "
-            "now compared on the validation split; its results can still be read, but training needs a different folder"
-        )
     field = next(name for name in vars(old) if getattr(old, name) != getattr(new, name))
     had, has = getattr(old, field), getattr(new, field)
     if isinstance(had, Mapping):

@@ -10,9 +10,7 @@ from shardscope._experimental import experimental
 from shardscope.errors import RunNotFound
 from shardscope.runtime import Run
 from shardscope.tuning.population.exploit import first_front, ranked
-from shardscope.tuning.population.journal import NAME, is_held, read_lines
-from shardscope.tuning.population.objectives import costs_of
-from shardscope.tuning.population.record import Course, MemberStart, Outcome, Plan
+from shardscope.tuning.population.journal import NAME, Course, MemberStart, Outcome, Plan, is_held, read_lines
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,7 +122,7 @@ class Population:
     def _costs(self) -> dict[int, tuple[float, ...]]:
         objectives = self.plan.objectives
         return {
-            member: costs_of(entry.outcome.scores, objectives)
+            member: entry.outcome.costs(objectives)
             for member, entry in self._last().items()
             if entry.outcome is not None and entry.outcome.scores is not None
         }

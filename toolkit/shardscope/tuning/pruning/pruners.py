@@ -50,8 +50,7 @@ from shardscope.tuning.driver import Live, Pruner
 from shardscope.tuning.front import QUICKER_BY
 from shardscope.tuning.measured import TrialMetrics, evaluated
 from shardscope.tuning.objectives import QUALITIES
-from shardscope.tuning.pruning.curves import Improvement, curve_of, improvement
-from shardscope.tuning.pruning.outlook import at_least
+from shardscope.tuning.pruning.outlook import Improvement, at_least, curve_of, improvement
 from shardscope.tuning.records import MEASURED, measured_from
 
 LEAST_FINISHED = 6
@@ -229,42 +228,35 @@ _PERCENTILE = 25.0
 _PATIENCE = 2
 
 
+def _median(evaluations: int) -> BasePruner:
+    return optuna.pruners.MedianPruner(_STARTUP, _warm_up(evaluations))
+
+
 def _warm_up(evaluations: int) -> int:
     return max(1, evaluations // _WARM_UP_DIVISOR)
 
 
-def _median(evaluations: int) -> BasePruner:
-    return optuna.pruners.MedianPruner(n_startup_trials=_STARTUP, n_warmup_steps=_warm_up(evaluations))
-
-
-def _percentile(evaluations: int) -> BasePruner:
-    return optuna.pruners.PercentilePruner(
-        _PERCENTILE, n_startup_trials=_STARTUP, n_warmup_steps=_warm_up(evaluations)
-    )
-
-
-def _hyperband(evaluations: int) -> BasePruner:
-    return optuna.pruners.HyperbandPruner(min_resource=1, max_resource=evaluations, reduction_factor=3)
-
-
-def _halving(_: int) -> BasePruner:
-    return optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
-
-
 def _patient(evaluations: int) -> BasePruner:
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", optuna.exceptions.ExperimentalWarning
-        )  # the description in `PRUNERS` says that it is experimental
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # its description says so
         return optuna.pruners.PatientPruner(_median(evaluations), patience=_PATIENCE)
 
 
 PRUNERS: Mapping[str, tuple[Callable[[int], BasePruner] | None, str]] = {
     "dominance": (None, "stops a trial likely to end dominated by a finished one; default for several objectives"),
     "median": (_median, "stops a trial that is worse than the median at the same point; default for one objective"),
-    "percentile": (_percentile, "stops a trial that is not among the best quarter at the same point"),
-    "hyperband": (_hyperband, "successive halving in several brackets, some stricter than others"),
-    "successive-halving": (_halving, "continues the best third at 1, 3, 9 evaluations and stops the others"),
+    "percentile": (
+        lambda number: optuna.pruners.PercentilePruner(_PERCENTILE, _STARTUP, _warm_up(number)),
+        "stops a trial that is not among the best quarter at the same point",
+    ),
+    "hyperband": (
+        lambda number: optuna.pruners.HyperbandPruner(1, number, 3),
+        "successive halving in several brackets, some stricter than others",
+    ),
+    "successive-halving": (
+        lambda _: optuna.pruners.SuccessiveHalvingPruner(1, 3),
+        "continues the best third at 1, 3, 9 evaluations and stops the others",
+    ),
     "patient": (_patient, "as median, once a trial has not improved for two evaluations; experimental in Optuna"),
     "none": (None, "runs every trial to its end"),
 }  # fmt: skip

@@ -27,7 +27,7 @@ from shardscope.tuning import recovery
 from shardscope.tuning.apply import apply
 from shardscope.tuning.driver import TOLD_WITHIN_S, Live, TrialDriver
 from shardscope.tuning.measured import TrialMetrics, TrialReader
-from shardscope.tuning.pruning import halving, leftovers
+from shardscope.tuning.pruning import halving
 from shardscope.tuning.pruning.halving import JobOf, Paused, Rungs
 from shardscope.tuning.records import MEASURED, REASON, RUN, from_study, is_paused, measured_to
 from shardscope.tuning.recovery import not_launched
@@ -81,8 +81,8 @@ class HalvingDriver(TrialDriver):
         asked = self.definition.job.checkpoint
         if asked.every is None and not asked.at_end:
             trials = self.retry(self.study.get_trials, deepcopy=False)
-            for run in leftovers.unneeded(trials) - self._swept:
-                leftovers.delete(run, self.folder)
+            for run in halving.unneeded(trials) - self._swept:
+                halving.delete(run, self.folder)
                 self._swept.add(run)
 
     def _start(self) -> bool:
@@ -161,7 +161,7 @@ class HalvingDriver(TrialDriver):
         del self.held[number]
         held.meter.continue_with(run)
         held.meter.read()
-        self.live[number] = Live(held.trial, held.params, job, run, held.meter)
+        self.live[number] = Live(run, held.meter, held.trial, held.params, job)
         self.live[number].decided_at = held.meter.num_evaluations
         self._write(self.live[number], RUN, str(run.path))
 
