@@ -5,18 +5,21 @@ VENV := .venv
 BIN  := $(VENV)/bin
 # Tests that run at a time. Most of them wait for processes to start, so two do well on two cores.
 WORKERS ?= 2
+# They start many processes: without bytecode on disk each of these would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The first candidate that actually runs: a name on PATH may be a shim without an interpreter.
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python3.14 python; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo "$$python"; exit; }; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test pytest check format bench dist pins clean
+.PHONY: help demo lab test smoke pytest check format bench dist pins clean
 
 help:
 	@echo "make demo    train two models with every strategy on 1 process and on 4 ranks (1 to 2 minutes); table and HTML report"
 	@echo "make lab     open the tour notebook in JupyterLab"
-	@echo "make test    run the quick tests (about 8 minutes on two cores), then make check; full tier: make test ARGS=--full"
+	@echo "make test    run the quick tests (about 5 minutes on two cores), then make check; full tier: make test ARGS=--full"
+	@echo "make smoke   run the first tests after an edit (under a minute): rules of the house, formulas, a method of each kind"
 	@echo "make pytest  run the tests alone"
 	@echo "make check   run ruff (lint and format) and mypy"
 	@echo "make format  apply ruff fixes and formatting"
@@ -33,6 +36,12 @@ lab: $(VENV)/.installed
 
 test: pytest
 	@$(MAKE) --no-print-directory check
+
+# The rules of the house, the public names, specs and formulas; then one method of each kind on real ranks.
+smoke:
+	@$(MAKE) --no-print-directory pytest ARGS="tests/test_house.py tests/test_public_api.py tests/spec tests/analytic \
+		tests/training/strategies/test_conformance.py tests/training/compression/test_conformance.py \
+		tests/methods/test_names.py tests/methods/test_lr_schedules.py tests/training/optim/test_lars.py"
 
 pytest: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 import uuid
@@ -50,6 +51,18 @@ def playwright_api() -> Iterator[object]:
     )
     with api.sync_playwright() as playwright:
         yield playwright
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect the tests: millions of objects that stay, through which no search for garbage needs to look."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

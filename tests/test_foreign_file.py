@@ -84,12 +84,12 @@ def test_a_hostile_file_is_refused_in_a_sentence(tmp_path: Path, name: str, kind
     content, read = READERS[name]
     path = tmp_path / "file.json"
     path.write_text(json.dumps(content).replace(f'"{HERE}"', HOSTILE[kind]))
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(ShardscopeError) as refused:
         read(path)
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) <= 1500
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 BOMB = """
@@ -133,6 +133,7 @@ def many(count: int, *, overlapping: bool) -> dict[str, Any]:
     return {"distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": [*events, *calls]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlapping", [False, True])
 def test_a_trace_with_thousands_of_collectives_takes_seconds(tmp_path: Path, overlapping: bool) -> None:
     path = tmp_path / "a.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -110,6 +111,7 @@ def test_more_bandwidth_of_any_link_never_slows_a_step(
     assert seconds(*job, faster(cluster, link, factor), calibration) <= before * (1 + 1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     jobs(ONE_STAGE), clusters, st.floats(0.2, 5), calibrations, st.sampled_from(LINKS), st.floats(1.001, 30)

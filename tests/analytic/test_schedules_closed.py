@@ -79,6 +79,7 @@ def test_for_any_durations_the_bubble_is_the_counted_one(
     assert idle - missing <= formula <= idle + 1e-9
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from(["v-half", "v-min"]),

@@ -152,6 +152,7 @@ def test_the_peak_of_one_process_lacks_the_gradients_that_the_step_has_freed() -
     assert peak.predicted == peak.simulated == pytest.approx(peak.measured, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize(
     ("strategy", "recompute"), [("zero-2", "none"), ("zero-3", "none"), ("zero-3", "full")]
@@ -174,6 +175,7 @@ def test_the_peak_of_shards_counts_their_buffers_and_what_is_gathered_at_the_tim
     assert (held + sum(parts) > 1.02 * peak.predicted) == (strategy == "zero-3" and recompute == "none")
 
 
+@pytest.mark.slow
 def test_buffers_of_shards_include_those_of_the_ring_once_messages_have_been_logged() -> None:
     logged, not_logged = (
         compare(
@@ -352,6 +354,7 @@ def test_a_run_that_cannot_be_predicted_has_a_reason() -> None:
     assert "ss.compare(run) calls them" in str(comparison_or_reason(run))
 
 
+@pytest.mark.slow
 def test_steps_before_compression_begins_are_left_out_and_noted(pool: RankPool, tmp_path: Path) -> None:
     job = ss.Job(
         model="mlp", data="digits", strategy="ring", compression="onebit-adam", optimizer="adamw", batch=48,
@@ -375,6 +378,7 @@ def test_steps_before_compression_begins_are_left_out_and_noted(pool: RankPool, 
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("mode", ["async", "ssp"])
 @pytest.mark.parametrize("budget", ["shared", "per-worker"])

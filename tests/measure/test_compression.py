@@ -57,6 +57,7 @@ def test_packing_goes_bucket_by_bucket_as_far_as_the_sample(monkeypatch: pytest.
     assert packed == [[(10,)]]
 
 
+@pytest.mark.slow
 def test_what_the_others_take_to_answer_is_no_packing(monkeypatch: pytest.MonkeyPatch) -> None:
     job, buckets = JOB.replace(compression="int8"), [[(8,)]] * 3
     monkeypatch.setattr(codecs, "_MOMENT_S", 0.02)
@@ -250,6 +251,7 @@ def test_a_probe_of_another_job_is_refused(changed: dict, message: str) -> None:
         ss.compression_speedup(JOB, methods="int8", probe=probe)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.usefixtures("codec_s")
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ def in_pipeline(*computing: float, waiting: float, uneven: float = 0.6, **about:
     return step(*ranks, pipeline=PipelineWaits(waiting, 0.6, uneven), **about)
 
 
+@pytest.mark.slow
 def test_a_pipeline_with_few_micro_batches_is_told_how_many_would_help() -> None:
     found = explained(PIPELINE, in_pipeline(*[0.38] * 4, waiting=0.62), on_slow_devices)
     assert (found.cause, round(found.share, 2)) == ("pipeline bubble", 0.6)

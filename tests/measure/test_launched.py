@@ -202,6 +202,7 @@ def own_model() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [{"model": own_model}, {}], ids=["a model of one's own", "without preflight"]
 )

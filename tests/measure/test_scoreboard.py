@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import spearmanr
 
 import shardscope as ss
 from published.formulas import Ranking, losses
@@ -20,7 +19,7 @@ from shardscope import cli
 from shardscope.calibration.effects import composed, table_scores
 from shardscope.calibration.software import SOFTWARE
 from shardscope.commands.scoreboard import shipped_scores
-from shardscope.measure.calibrate.rows import Score, calibration_of_row, predicted_seconds, rank_correlation
+from shardscope.measure.calibrate.rows import Score, calibration_of_row, predicted_seconds
 from shardscope.spec.cluster import Device
 
 
@@ -43,12 +42,6 @@ def test_the_key_of_a_row_stays_when_layouts_get_a_new_field() -> None:
     assert not any("recompute_layers" in layout for layout in layouts)
     moved = [layout for layout in layouts if "offload" in layout]
     assert {layout["offload"] for layout in moved} == {"activations"}, "only where a source says so"
-
-
-def test_the_rank_correlation_is_spearmans() -> None:
-    random = np.random.default_rng(1)
-    left, right = random.integers(0, 9, 40).astype(float), random.normal(size=40)
-    assert rank_correlation(left, right) == pytest.approx(spearmanr(left, right)[0])
 
 
 def test_a_score_of_known_errors() -> None:

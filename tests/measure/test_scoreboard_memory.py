@@ -58,6 +58,7 @@ def test_published_peaks_have_the_errors_that_are_documented(table: str, mape: f
     assert line.worst < worst
 
 
+@pytest.mark.slow
 def test_few_runs_that_ran_are_said_not_to_fit_and_most_out_of_memory_errors_are_foreseen() -> None:
     lines = fit_lines(memory_tables() | runs_that_ran())
     all_of_them = total_fits(lines)

@@ -83,6 +83,7 @@ def test_the_simulator_has_the_same_factors_as_the_prediction() -> None:
     )
 
 
+@pytest.mark.slow
 def test_calibrate_learns_shapes_from_many_rows_and_ranks_layouts_as_measured() -> None:
     rows = rows_of(calibration_for(Device.of("a100-80gb"), SOFTWARE["nemo"]), noise=0.01)
     table = [

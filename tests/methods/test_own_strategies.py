@@ -77,6 +77,7 @@ class TestGathered(StrategyConformance):
     method = run_strategy_cell()
 
 
+@pytest.mark.slow  # `TestOrders` runs an own schedule in the quick tier
 class TestPatient(PipelineScheduleConformance):
     method = run_schedule_cell()
 
@@ -138,6 +139,7 @@ class TestOrders:
         report = ss.check(job, steps=3)
         assert report.passed, report
 
+    @pytest.mark.slow
     def test_one_that_is_derived_from_a_built_in_one_runs_in_its_own_order(self) -> None:
         base = registry.require_known(ss.PipelineSchedule, "gpipe")
         mine = self.made(lambda self, *numbers: odd_first(*numbers), base)

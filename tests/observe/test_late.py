@@ -60,12 +60,14 @@ def test_a_trainer_that_launches_the_other_ranks_is_one_run(tmp_path: Path) -> N
     check_complete(tmp_path / "launcher")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["late", "sanity pass"])
 def test_spawned_processes_leave_one_run(spawned: Path, kind: str) -> None:
     check_complete(spawned / kind)
     assert warnings(spawned, kind) == [[], []]
 
 
+@pytest.mark.slow
 def test_an_error_on_rank_0_ends_the_recording_on_all_ranks_with_one_warning(spawned: Path) -> None:
     for told in warnings(spawned, "refused"):
         (message,) = told
@@ -74,6 +76,7 @@ def test_an_error_on_rank_0_ends_the_recording_on_all_ranks_with_one_warning(spa
     assert list((spawned / "refused").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_rank_does_not_wait_for_one_that_is_not_observed(spawned: Path) -> None:
     none, (message,) = warnings(spawned, "on rank 1 only")
     assert none == []

@@ -333,9 +333,9 @@ def test_what_a_user_keeps_in_an_optimizer_is_left_alone(
     optimizer = SGD(model.parameters(), lr=0.1)
     optimizer.own = attribute()  # type: ignore[attr-defined]
     optimizer.itself = [optimizer]  # type: ignore[attr-defined]
-    start = time.perf_counter()
+    start = time.thread_time()  # other work takes no part in it
     assert inside(optimizer) == []
-    assert time.perf_counter() - start < 0.2
+    assert time.thread_time() - start < 0.2
     with ss.observe(model, optimizer, root=tmp_path) as run:
         backward(model, optimizer)
     assert (run.state, run.summary().steps) == ("completed", 1)

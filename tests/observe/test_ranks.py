@@ -73,6 +73,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
+@pytest.mark.slow
 def test_collectives_on_some_ranks_only_end_no_recording(pool: RankPool, tmp_path: Path) -> None:
     def loop(context: RankContext, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         rank, world = context.rank, context.world_size
@@ -94,6 +95,7 @@ def test_collectives_on_some_ranks_only_end_no_recording(pool: RankPool, tmp_pat
         assert "gather" in run.events("step", rank)[1]["traffic"]
 
 
+@pytest.mark.slow
 def test_a_recording_that_stops_on_one_rank_is_shown_everywhere(pool: RankPool, tmp_path: Path) -> None:
     def loop(context: RankContext, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         step(model, optimizer)
@@ -131,6 +133,7 @@ def test_steps_that_only_some_ranks_took_count(pool: RankPool, tmp_path: Path) -
     assert run.reduced().steps.column("samples").tolist() == samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["forward", "backward", "both"])
 def test_exchanges_of_gradients_are_decided_in_the_forward_pass(
     pool: RankPool, tmp_path: Path, where: str

@@ -72,6 +72,7 @@ def test_differences_of_terms_add_up_to_the_difference_in_time(plans):
 
 def test_explaining_names_settings_that_differ(plans):
     told = plans.explain(1, 12)
+    assert any(each.because for each in told.differences)
     for each in told.differences:
         for name in each.because:
             assert getattr(told.first, name) != getattr(told.second, name)

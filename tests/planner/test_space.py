@@ -47,6 +47,7 @@ def test_counts_of_kept_and_rejected_add_up_to_all_combinations():
 
 def test_every_plan_passes_the_layouts_own_check(model, cluster):
     _, layouts = found(model, cluster, 8, schedule=["1f1b", "interleaved", "zbv"])
+    assert layouts
     for layout in layouts:
         layout.check(model, cluster)
         assert layout.num_devices == cluster.num_devices

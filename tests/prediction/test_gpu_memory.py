@@ -108,6 +108,7 @@ def test_the_formulas_for_layouts_give_the_peak_of_a_gpu(
     assert float(held.total[0]) == pytest.approx(allocated, rel=0.035)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "precision", "batch", "recompute", "least"), LEAST)
 def test_what_the_allocator_needs_is_about_the_least_with_which_a_gpu_trains(
     size: str, precision: str, batch: int, recompute: str, least: int

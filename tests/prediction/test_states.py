@@ -107,6 +107,7 @@ def test_every_precision_is_held_in_its_own_width(
     hold(pool, tmp_path, strategy=strategy, precision=precision, optimizer="adamw")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["none", pytest.param("int8", marks=pytest.mark.weekly)])
 @pytest.mark.parametrize("strategy", [*STRATEGIES, "ring"], ids=str)
 def test_gradients_of_several_micro_batches_are_held_where_they_add_up(

@@ -104,6 +104,7 @@ def test_each_rank_sends_and_holds_what_its_compression_says(
     assert hold_against(pool, job, tmp_path) > 0 or compression == "local-sgd"
 
 
+@pytest.mark.slow
 def test_plans_that_move_stay_within_their_bounds(pool: RankPool, tmp_path: Path) -> None:
     for compression in (
         ss.Compression("adaptive-bits", update_every=2), ss.Compression("adaptive-rank", update_every=3),

@@ -54,6 +54,7 @@ def factors(truth: dict[str, np.ndarray], effects: Effects) -> np.ndarray:
     return sum((factor * truth[e] for e, factor in effects.items()), np.zeros(len(NAMES)))
 
 
+@pytest.mark.slow
 def test_effects_that_made_the_tables_predict_a_table_that_was_left_out() -> None:
     spreads = Spreads.of(usual_spreads())
     seen, _ = made(spreads)
@@ -84,6 +85,7 @@ class Curved:
         return self.off(at), (1 + 0.2 * np.cos(self.slope @ at))[:, None] * self.slope
 
 
+@pytest.mark.slow
 def test_a_fit_with_given_standard_deviations_finds_the_same_effects_from_any_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -139,6 +141,7 @@ def test_a_table_that_was_seen_is_predicted_by_its_own_effect_too() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.4, 2.5])
 def test_the_spread_of_tables_is_found_from_their_rows(factor: float) -> None:
     usual_at = Spreads.of(usual_spreads())
@@ -151,6 +154,7 @@ def test_the_spread_of_tables_is_found_from_their_rows(factor: float) -> None:
     assert found.noise == pytest.approx(usual_at.noise, rel=0.2)
 
 
+@pytest.mark.slow
 def test_the_deviation_of_rows_is_found_for_each_software() -> None:
     usual_at = Spreads.of(usual_spreads())
     noise = usual_at.noise * np.where(np.array(NOISES) == "megatron-deepspeed", 2.0, 1.0)

@@ -5,17 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
-from scipy.stats import binom, binomtest, norm
+from scipy.stats import binom, norm
 
 from published.coverage import ENOUGH, constant_half_width, coverage_p_value
 from published.one_step import Known, Z, interval_score
 from shardscope.calibration.effects import table_scores
-
-
-@pytest.mark.parametrize("rows", [1, 7, 20, 43])
-def test_the_p_value_is_that_of_the_exact_binomial_test(rows: int) -> None:
-    for count in range(rows + 1):
-        assert coverage_p_value(count, rows) == pytest.approx(binomtest(count, rows, 0.9).pvalue)
 
 
 def test_a_table_of_enough_rows_can_be_too_narrow_but_not_too_wide() -> None:

@@ -43,6 +43,7 @@ def test_a_healthy_run_tells_of_every_layer_and_raises_no_alarm():
     assert TrialReader(run).poll().alarms == ()
 
 
+@pytest.mark.slow
 def test_a_tight_clamp_pins_ratios_and_a_study_keeps_the_alarm():
     run = ss.launch(small_job(optimizer=ss.Optimizer("lamb", clamp=0.5), record=OFTEN)).wait(60)
     [alarm] = run.layers().alarms
@@ -74,6 +75,7 @@ def test_one_thousandth_piles_up_and_one_tenth_does_not():
         )
 
 
+@pytest.mark.slow
 def test_zeros_take_a_bare_step_where_nothing_warms_up():
     fast = ss.Optimizer("lamb", lr=0.02)
     bare = layers_of(optimizer=fast, steps=4)

@@ -101,6 +101,7 @@ def test_ranks_that_cannot_communicate_say_why_and_end(monkeypatch: pytest.Monke
     assert not [*marked("DOCTOR_TEST", mark)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="messages are measured on Linux only")
 def test_measuring_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     mark = uuid.uuid4().hex

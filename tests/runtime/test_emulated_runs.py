@@ -68,6 +68,7 @@ def test_ranks_of_a_single_node_share_memory_without_latency(strategy: str) -> N
     assert ("shared buffers" in str(summary.transport_reason)) == (strategy == "zero-3")
 
 
+@pytest.mark.slow
 def test_it_resumes_on_the_cluster_where_it_was_unless_told_otherwise() -> None:
     job = small_job(checkpoint=ss.Checkpoint(every=5))
     half = ss.launch(job.replace(steps=5), PAIR).wait(120)
@@ -114,6 +115,7 @@ def test_computation_takes_at_least_the_stated_and_predicted_time(strategy: str 
     assert summary.step_time_s > expected["forward"].value + expected["backward"].value
 
 
+@pytest.mark.slow
 def test_a_comparison_takes_the_cluster_of_the_run() -> None:
     run = ss.launch(small_job(), PAIR).wait(120)
     found = ss.compare(run)

@@ -98,6 +98,7 @@ def gradient_bytes(run: ss.Run) -> int:
     return run.events("start")[0]["gradient_bytes"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["zero-3", "pipeline"])
 def test_a_run_that_is_exported_and_read_back_simulates_like_its_job(strategy: str, tmp_path: Path) -> None:
     job = ss.Job(model="gpt-nano", data=SHORT_TEXT, strategy=strategy, world_size=2, batch=8, steps=4)

@@ -13,6 +13,7 @@ from conformance.runs import small_job
 CAMPAIGNS = Path(__file__).parents[1] / "campaigns"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("victim", ["rank 1", "all"])
 def test_a_good_older_checkpoint_is_left_and_a_run_goes_on_from_it(

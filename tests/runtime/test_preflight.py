@@ -122,6 +122,7 @@ def test_a_huge_batch_is_traced_without_being_made() -> None:
         assert preflight(JOB.replace(batch=2**30, precision=precision)).refusal is not None
 
 
+@pytest.mark.slow
 def test_the_server_says_so_when_the_child_that_traces_is_killed() -> None:
     """At once, and the next trace is made."""
     server = driver.server()

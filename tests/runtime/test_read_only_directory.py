@@ -72,6 +72,7 @@ def test_an_agent_that_cannot_write_that_it_has_started_ends(monkeypatch: pytest
         assert run.events() == []
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_write_how_it_ended_was_not_killed() -> None:
     run = ss.launch(small_job(steps=400))
     rank_pids(run)

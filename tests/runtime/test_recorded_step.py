@@ -44,6 +44,7 @@ def test_messages_arrive_after_they_are_sent_and_memory_changes_during_the_step(
     assert step.step_time_s >= longest
 
 
+@pytest.mark.slow
 def test_no_messages_are_recorded_if_the_job_asks_for_none() -> None:
     run, step = recorded("ring", record=ss.Record(messages_first=0))
     assert not run.events("messages")

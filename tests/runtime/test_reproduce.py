@@ -53,6 +53,7 @@ def test_a_run_launched_again_has_the_same_losses_to_the_bit_and_nothing_is_warn
         ss.reproduce(run)
 
 
+@pytest.mark.slow
 def test_the_command_says_from_which_step_on_losses_differ(capsys: pytest.CaptureFixture[str]) -> None:
     run = ss.launch(small_job(steps=3)).wait(100)
     assert cli.main(["reproduce", run.id]) == 0

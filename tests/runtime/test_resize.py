@@ -23,7 +23,7 @@ from shardscope.runtime.record.status import Cause
 
 BOUND = 1e-5
 """That of the equivalence of a job with the same job on one process."""
-QUICK = ("ring", "zero-3")
+QUICK = ("ring", pytest.param("zero-3", marks=pytest.mark.slow))
 OTHERS = (
     "ring:2", "tree", "all-reduce", "hierarchical", "zero-1", "zero-2", "parameter-server", "pipeline:gpipe",
     "pipeline:1f1b", "pipeline:zero-bubble",
@@ -105,6 +105,7 @@ def test_a_run_that_loses_a_rank_goes_on_with_fewer_unless_there_is_a_spare(spar
     assert spares or late["text"].endswith("not carried out, because the run has 2 ranks")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a file system in memory")
 def test_new_ranks_go_on_from_the_copies_in_memory_and_stop_knows_all_processes(
     monkeypatch: pytest.MonkeyPatch,

@@ -59,6 +59,7 @@ def test_an_asynchronous_run_hands_over_too() -> None:
     assert run.summary().last_step == STEPS
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_after_a_resize_leaves_the_handed_over_state_on_the_disk() -> None:
     run = ss.launch(in_memory(steps=1_000_000))
     wait_for(lambda: run.reduced().last_step >= 2, run)
@@ -72,6 +73,7 @@ def test_a_run_that_ends_after_a_resize_leaves_the_handed_over_state_on_the_disk
     assert [event["step"] for event in again.events("resume", rank=0)] == [resize.step - 1]
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_leave_it_there_says_so() -> None:
     run = ss.launch(in_memory(steps=1_000_000))
     wait_for(lambda: run.reduced().last_step >= 2, run)

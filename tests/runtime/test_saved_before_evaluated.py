@@ -65,6 +65,7 @@ class Rows:
         return images, classes + 99 if self.breaks == "classes" else classes
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("breaks", ["raises", "classes"])
 @pytest.mark.parametrize("strategy", ["ring", "zero-3"])

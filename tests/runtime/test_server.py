@@ -116,6 +116,7 @@ def test_a_process_that_cannot_be_created_fails_only_its_run(
     assert "Resource temporarily unavailable" in status.error["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(30)
 def test_a_trace_for_which_no_process_can_be_created_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -75,6 +75,7 @@ def test_a_rank_that_exits_on_an_emulated_cluster_is_named(nodes: int, world_siz
     assert all_gone([event["pid"] for event in run.events("process")])
 
 
+@pytest.mark.slow
 def test_ranks_that_are_stopped_are_not_waited_for() -> None:
     """Elastic asks them to end, and waits for half a minute; a restart waited as long."""
     run = ss.launch(small_job(steps=1_000_000, world_size=3, batch=48, recovery=1))

@@ -27,6 +27,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("victim", "point"), CASES)
 def test_a_kill_at_a_random_call_leaves_nothing_and_is_named(
     victim: str, point: str, kernels: list[Kernel]

@@ -71,6 +71,7 @@ def test_killing_a_kernel_ends_its_run_and_its_fork(process):
     wait_for(lambda: not any(map(psutil.Process.is_running, [server, *ranks])))
 
 
+@pytest.mark.slow
 def test_settings_of_native_libraries_that_differ_start_another_process(process, monkeypatch):
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     server = LaunchServer()
@@ -113,6 +114,7 @@ def test_a_folder_of_another_user_or_open_to_others_is_not_trusted(process, monk
         assert warm.fork_server(search_path(), log) is None
 
 
+@pytest.mark.slow
 def test_a_driver_whose_warm_process_cannot_fork_starts_its_own_server(process, monkeypatch):
     server = LaunchServer()
     monkeypatch.setattr(os, "getpid", lambda: 2**30)  # there is no such driver

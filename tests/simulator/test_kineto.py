@@ -51,7 +51,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     for each in ranks:
         each.start()
     for each in ranks:
-        each.join(90)
+        each.join(240)
         if each.is_alive():
             each.kill()
             each.join()
@@ -59,6 +59,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [folder / f"rank{rank}.json" for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_collectives_of_real_ranks_have_their_sizes_and_take_the_time_of_the_link(traces: list[Path]) -> None:
     found = ss.simulate.kineto(traces, LINK)
     gradients = 4 * (FEATURES[0] + 1) * FEATURES[1]
@@ -72,6 +73,7 @@ def test_collectives_of_real_ranks_have_their_sizes_and_take_the_time_of_the_lin
     assert found.step_time_s == pytest.approx(instant.step_time_s + carried, rel=0.1)
 
 
+@pytest.mark.slow
 def test_traces_may_be_given_in_any_order_but_not_without_a_rank(traces: list[Path]) -> None:
     ahead, behind = (ss.simulate.kineto(paths, LINK) for paths in (traces, traces[::-1]))
     assert ahead.step_time_s == behind.step_time_s

@@ -227,6 +227,7 @@ def test_the_command_lists_limits_and_clears(root: Path, capsys: pytest.CaptureF
         assert f"{str(folder)!r} does not exist or is not a folder" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_ranks_of_a_run_tell_which_cache_they_deleted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit reaches the ranks with the environment."""
     monkeypatch.setenv("SHARDSCOPE_CACHE_LIMIT", "30 kB")

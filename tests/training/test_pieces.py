@@ -280,6 +280,7 @@ def test_a_smaller_allowance_holds_from_the_first_step(method: str, less: dict[s
     assert sent < most
 
 
+@pytest.mark.slow
 def test_a_one_bit_method_goes_on_only_from_itself_and_leaves_no_frozen_moments(
     pool: RankPool, tmp_path: Path
 ) -> None:

@@ -141,6 +141,7 @@ def test_a_gpt_stores_less_the_more_it_recomputes():
     assert none - full == pytest.approx(15 * unit, rel=0.02)
 
 
+@pytest.mark.slow
 def test_the_first_blocks_recompute_when_the_activations_of_the_others_are_free():
     """So they add no buffer to the peak, as the memory formulas of `Layout.recompute_layers` assume."""
 

@@ -91,6 +91,7 @@ def slow_on_two_ranks() -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [ss.Ring(), ss.Zero3()], ids=lambda strategy: strategy.label)
 def test_measured_shares_give_fast_ranks_more_and_follow_one_process(
     four: RankPool, tmp_path: Path, strategy: ss.Strategy

@@ -110,6 +110,7 @@ def test_a_study_without_a_space_measures_the_noise_scale_once_and_keeps_it() ->
     assert len(runs(session.folder / "probe")) == 1
 
 
+@pytest.mark.slow
 def test_a_study_whose_maker_died_after_measuring_does_not_measure_again(tmp_path: Path) -> None:
     job = JOB.replace(checkpoint=ss.Checkpoint(every=1))
     first = measured(job, tmp_path)

@@ -58,6 +58,7 @@ def test_names_directions_and_best_trials_are_there_and_attributes_are_small(run
     assert Definition.from_json(held) == session.definition
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("promote", [None, 2])
 @pytest.mark.parametrize("ends_unseen", [False, True])

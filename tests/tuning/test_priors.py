@@ -68,6 +68,7 @@ def test_what_is_called_default_is_the_job_as_it_is() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_never_fits_does_not_use_up_the_others_turns() -> None:
     peak = max(predicted_peak(JOB.replace(optimizer=name)) or 0 for name in ("nesterov", "sgd"))
     space = {"optimizer": ["adamw", "nesterov", "sgd"], "optimizer.lr": (1e-3, 1e-1, "log")}

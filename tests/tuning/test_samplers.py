@@ -128,6 +128,7 @@ def test_names_of_samplers_are_short_and_of_ones_own_the_class() -> None:
         assert drawn_by(Mine(), 0) == "Mine"
 
 
+@pytest.mark.slow
 def test_the_report_says_who_drew_what_and_seeds_are_nobodys() -> None:
     space = {"optimizer": ["adamw", "nesterov"], "optimizer.lr": (1e-3, 1e-1, "log")}
     ss.tune(JOB, space, trials=4, name="drew", objectives=["loss"], pruner="none")

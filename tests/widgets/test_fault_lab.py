@@ -10,6 +10,7 @@ import pytest
 import shardscope as ss
 from conformance.runs import wait_for
 from shardscope.spec import Checkpoint, Recovery
+from shardscope.spec.units import plural
 from shardscope_widgets import FaultLab
 from shardscope_widgets.fault_lab import Breaker
 from shardscope_widgets.fault_lab._words import Standing, drop_text, kill_text, slow_text
@@ -41,8 +42,13 @@ class TestLab:
         try:
             assert lab.problem == ""
             (incident,) = lab.view.info.incidents
-            assert (incident.rank, incident.last_step, incident.resumed, incident.num_lost) == (1, 7, 5, 2)
-            assert "2 finished steps had to be repeated" in lab.view.words.value
+            assert (incident.rank, incident.last_step, incident.resumed) == (1, 7, 5)
+            assert incident.num_lost in {
+                1,
+                2,
+            }  # rank 0 may be ended before it has written that it finished step 7
+            lost = plural(incident.num_lost, "finished step")
+            assert f"{lost} had to be repeated" in lab.view.words.value
             assert "lost work" in lab.view.legend.value
             assert "this run has ended, so no faults can be injected" in lab.breaker.said.value.lower()
             assert "step 12 of 12" in lab.status.value

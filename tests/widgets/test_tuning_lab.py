@@ -222,6 +222,7 @@ def test_stop_answers_at_once_prune_counts_and_continue_goes_on(make_tuning_lab)
     )
 
 
+@pytest.mark.slow
 def test_a_click_on_prune_when_the_trial_has_just_ended_is_no_error(make_tuning_lab, monkeypatch):
     lab = make_tuning_lab(JOB, SPACE, name="late", trials=1)
     lab.start()
@@ -308,6 +309,7 @@ def test_what_is_measured_before_the_first_trial_is_the_status():
     assert status_text("first", [], 4, "running") == "Study first: starting."
 
 
+@pytest.mark.slow
 def test_a_stop_while_the_noise_scale_is_measured_is_no_problem(make_tuning_lab):
     lab = make_tuning_lab(JOB.replace(steps=100_000), trials=1, name="early")
     lab.start()

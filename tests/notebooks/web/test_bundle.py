@@ -43,6 +43,7 @@ def bundle(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_calculators_import_nothing_that_the_page_does_not_have(bundle, tmp_path):
     site_packages = Path(importlib.util.find_spec("numpy").origin).parents[1]
     for name in COMPILED:

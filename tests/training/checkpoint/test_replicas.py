@@ -66,6 +66,7 @@ def state_of(trainer: Trainer) -> list[Tensor]:
     return [local(t.detach()).clone() for t in (*trainer.model.parameters(), *moments)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [None, 0, 1])
 @pytest.mark.parametrize("strategy", ["ring", "zero-3"])
 def test_a_run_goes_on_from_memory_although_a_node_has_lost_its_own(

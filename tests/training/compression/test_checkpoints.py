@@ -153,6 +153,7 @@ def owed_in_the_mean(ranks: list[dict[str, Tensor]], name: str) -> Tensor:
     return mean  # type: ignore[return-value]
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(3)  # from three ranks to two
 @pytest.mark.parametrize(
     ("strategy", "then"),

@@ -252,6 +252,7 @@ def test_a_warmup_sends_gradients_as_they_are_and_leaves_nothing_behind(
         assert sent[2] == warm.bucket_bytes(MATRICES, world_size)[rank]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_its_warmup_at_the_same_step() -> None:
     """And sends at every step what the formula says."""
     whole = ss.Job(

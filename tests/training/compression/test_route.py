@@ -37,6 +37,7 @@ def test_the_environment_may_choose_and_is_told_when_it_cannot(monkeypatch: pyte
     assert route.choose_route() == "torch"
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(4)  # once is enough, with the most ranks
 @needs_numba
 def test_ranks_may_compile_at_once(pool: RankPool, tmp_path: Path) -> None:

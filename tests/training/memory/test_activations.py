@@ -78,6 +78,7 @@ def test_recomputation_lowers_the_peak(name: str) -> None:
     assert peaks["full"] <= peaks["selective"] < 0.75 * peaks["none"]
 
 
+@pytest.mark.slow
 def test_a_full_recomputation_holds_the_inputs_of_all_blocks_and_the_inside_of_one() -> None:
     model, rows = make("gpt-nano", "full"), batch("gpt-nano")
     activations = counter(*rows)

@@ -88,6 +88,7 @@ def test_activations_agree_at_the_end_of_the_forward_pass(name: str, recompute: 
     assert measured.after_forward + LOSS_BYTES == measured.tracker_after_forward
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "unsaved"), [("mlp", 0.01), ("cnn", 0.02), ("gpt-nano", 0.06)])
 def test_peaks_differ_by_what_no_operation_saves(name: str, unsaved: float) -> None:
     measured = Measured(name, "none")

@@ -162,6 +162,7 @@ def test_a_traced_loss_holds_what_it_holds_in_every_precision(
     assert predicted.peak <= measured * tolerance
 
 
+@pytest.mark.slow
 def test_a_layerwise_optimizer_works_on_a_batch_of_tensors_at_a_time() -> None:
     """gpt-mini has more elements than fit a batch: its buffer is smaller than its parameters."""
     measured = measured_peak(build_model("gpt-mini"), rows_for("gpt-mini", 1), "lamb")

@@ -52,6 +52,7 @@ def _runs(place: int, world_size: int) -> bool:
     return world_size == 2 or ((stage + optimizer) % 2 == 0 and (world_size == 4 or stage % 2 == 1))
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2)  # most of a unit lies on one rank where there are two
 @pytest.mark.parametrize(("model", "batch"), [("gpt-nano", 1), ("resnet", 1)])
 def test_where_parameters_make_the_peak_it_is_as_close(

@@ -52,6 +52,7 @@ def test_states_are_predicted_to_the_byte(name: str, optimizer: str, recompute: 
     assert seen == [int(term) for term in expected]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("method", ONEBIT)
 def test_what_one_bit_methods_keep_is_predicted_to_the_byte_before_and_after_the_freeze(

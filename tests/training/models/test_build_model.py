@@ -110,6 +110,7 @@ def train(name, data, *, steps, lr, batch):
     return model, dataset, losses
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize(("name", "lr"), [("mlp", 3e-3), ("cnn", 1e-2), ("resnet", 3e-3)])
 def test_an_image_model_learns_the_digits(name, lr):

@@ -55,6 +55,7 @@ def test_every_variant_ends_elsewhere_than_the_paper(name):
     assert worst_difference(expected(VARIANTS[name]), expected(paper)) > 1e-7
 
 
+@pytest.mark.slow
 def test_learning_rate_inside_or_outside_the_velocity_differs_only_while_it_moves():
     moving = [0.1 + 0.02 * step for step in range(50)]
     forms = [{"momentum_form": form} for form in ("classic", "torch")]

@@ -137,6 +137,7 @@ def resumed(context: RankContext, folder: Path, kind: str, strategy: str, after:
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "then"), [("ring", "zero-1"), ("zero-3", "pipeline"), ("pipeline", "zero-2")]
 )

@@ -239,6 +239,7 @@ def test_votes_are_refused_where_they_would_be_added_up() -> None:
     assert zero_job("zero-3", 2, compression="sign-vote").compression.name == "sign-vote"
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("strategy", ["ring", "zero-1", "zero-2"])
 def test_two_micro_batches_come_to_the_gradient_of_one(pool: RankPool, tmp_path: Path, strategy: str) -> None:

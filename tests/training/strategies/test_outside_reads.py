@@ -215,6 +215,7 @@ def test_a_read_that_could_not_be_foreseen_is_refused_in_words(
         assert "strategy='zero-1'" in words
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(("first", "then"), [("zero-3", "ring"), ("ring", "zero-3"), ("zero-3", "zero-2")])
 def test_what_compression_owes_such_blocks_goes_on_under_another_strategy(

@@ -387,6 +387,7 @@ def test_only_servers_hold_optimizer_state_and_each_that_of_its_shard(pool: Rank
     assert pool.run(held, tmp_path) == moments + [0] * (pool.world_size - 2)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     "strategy", [ss.ParameterServer(mode="async", budget="per-worker"), ss.ParameterServer(dedicated=True)]

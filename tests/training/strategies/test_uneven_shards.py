@@ -80,6 +80,7 @@ def test_ranks_hold_and_send_what_is_said(
     assert len(set(sent.tolist())) > 2
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_with_other_shards_ranks_and_strategies() -> None:
     alone = ss.launch(small_job(strategy="single", world_size=1, steps=6, batch=48)).wait(60)
     expected = alone.metrics()["loss"].tolist()
@@ -98,6 +99,7 @@ def test_a_checkpoint_goes_on_with_other_shards_ranks_and_strategies() -> None:
     assert losses == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_shards_by_memory_are_those_of_the_memory_that_the_cluster_states(stage: type[FlatShards]) -> None:
     needs_namespaces()

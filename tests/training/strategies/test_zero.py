@@ -177,6 +177,7 @@ def test_a_block_that_runs_twice_follows_one_process(pool: RankPool, tmp_path: P
     assert max(pool.run(both, tmp_path)) < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False])
 def test_a_parameter_that_takes_no_part_hinders_no_checkpoint(
     pool: RankPool, tmp_path: Path, first: bool

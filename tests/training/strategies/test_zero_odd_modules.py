@@ -77,6 +77,7 @@ def test_numbers_follow_one_process_with_replicas_and_offloading(
     follow(pool, tmp_path, Numbers, strategy, clip_norm=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("first", ["zero-3", "ring"])
 def test_numbers_survive_a_checkpoint_and_a_change_of_strategy(

@@ -179,6 +179,7 @@ class Detaching(Branching):
         return self.head(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("own_pool", [2, 3], indirect=True)
 def test_ranks_that_empty_a_full_buffer_at_different_layers_refuse_in_one_sentence(

@@ -92,6 +92,7 @@ def test_units_larger_than_the_buffers_go_in_pieces(
         assert all(map(torch.equal, shared[2], tcp[2]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_step_whose_messages_are_logged_uses_the_ring(
     pool: RankPool, tcp_pool: RankPool, tmp_path: Path, stage: str
@@ -119,6 +120,7 @@ def test_a_step_whose_messages_are_logged_uses_the_ring(
         assert all(map(torch.equal, parameters, expected[2]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_run_says_what_carries_the_shards(pool: RankPool, tmp_path: Path, stage: str) -> None:
     def reason(context: RankContext, **changes: Any) -> str:

@@ -102,6 +102,7 @@ def assert_that_the_others_name_it(
         pool.close()
 
 
+@pytest.mark.slow
 def test_ddp_which_waits_in_c_plus_plus_gets_the_error_too(tmp_path: Path) -> None:
     def body(context: RankContext) -> tuple[str, str]:
         model = DistributedDataParallel(nn.Linear(3, 5))
@@ -116,6 +117,7 @@ def test_ddp_which_waits_in_c_plus_plus_gets_the_error_too(tmp_path: Path) -> No
     assert_that_the_others_name_it(body, tmp_path)
 
 
+@pytest.mark.slow
 def test_all_threads_of_a_rank_name_the_rank_that_ended(tmp_path: Path) -> None:
     def body(context: RankContext) -> list[str]:
         dist.barrier()

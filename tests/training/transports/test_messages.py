@@ -294,6 +294,7 @@ def test_waiting_too_long_ends_the_waits_of_all_ranks(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 @pytest.mark.parametrize("is_own", [True, False], ids=["own time-out", "time-out of the group"])
 def test_a_barrier_that_waits_too_long_says_what_torchs_tests_look_for(
@@ -314,6 +315,7 @@ def test_a_barrier_that_waits_too_long_says_what_torchs_tests_look_for(
     assert re.search(" (Timed out|closed|timeout) ", told)
 
 
+@pytest.mark.slow
 def test_a_message_that_arrived_in_part_before_its_receive_does_not_keep_its_sender_waiting(
     tmp_path: Path,
 ) -> None:

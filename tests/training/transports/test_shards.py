@@ -187,6 +187,7 @@ def doomed() -> Iterator[RankPool]:
     pool.close()
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_is_named(doomed: RankPool, tmp_path: Path) -> None:
     def wait(context: RankContext) -> str:
         shards = buffers_of(context, "killed")
