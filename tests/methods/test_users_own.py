@@ -24,7 +24,6 @@ from shardscope.conformance import (
 from shardscope.spec import registry
 from shardscope.spec.space import Space
 from shardscope.tuning.apply import apply
-from shardscope.tuning.definition import Definition
 
 TOP = Path(__file__).parents[2]
 CELL = """
@@ -334,13 +333,6 @@ class TestStudiesOfOtherCode:
         ss.register(run_cell(0.5))
         assert complete(tuned(2)) == 2
         assert complete(tuned(3, job=job_of(**changes), space=space)) == 3
-
-    def test_one_that_does_not_say_is_gone_on_with(self, tuned: Any) -> None:
-        space = Space({"lr_schedule": ["constant", "sawtooth"]})
-        old, new = (Definition(job=job_of(), space=space, objectives=("loss",), code=code)
-                    for code in (None, {"lr_schedule='sawtooth'": "0"}))  # fmt: skip
-        assert old.difference(new) is None
-        assert old.require_code(study="mine") is None
 
     def test_where_the_class_is_not_defined_no_trial_is_begun(self, tuned: Any) -> None:
         tuned(1, job=job_of(lr_schedule="sawtooth"), space={"optimizer.lr": (1e-3, 1e-2, "log")})

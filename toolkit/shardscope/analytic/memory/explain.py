@@ -50,15 +50,20 @@ ZERO = "Rajbhandari et al. 2020 (arXiv 1910.02054), section 3"
 KORTHIKANTI = "Korthikanti et al. 2022 (arXiv 2205.05198)"
 _SAVED_FORMULAS = {
     "none": "in flight × layers × bytes of a layer",
-    "selective": "in flight × layers × bytes of a layer, without core attention",
+    "selective": "in flight × layers × bytes of a layer{}",
     "full": "in flight × layers × 2bsh / t′",
 }
 _SAVED_IN_PART = "in flight × (recomputed layers × 2bsh / t′ + other layers × bytes of a stored layer)"
 _RECOMPUTED_TOO = {
     "none": "",
-    "selective": ", and recomputed core attention",
+    "selective": "{}",
     "full": ", and recomputed activations of the layer",
 }
+_EVERY_OTHER = (
+    ", of which attention and every other matrix product are kept",
+    ", and what the layer recomputes",
+)
+_CORE = ", without core attention", ", and recomputed core attention"
 _AFTER_OTHERS = (
     ", and recomputed activations as far as they exceed those of the stored layers, which are freed before"
 )
@@ -257,6 +262,13 @@ def _offloaded(term: Term, layout: Layout) -> Term:
     return Term(term.name, 0.0, "bytes", formula, term.inputs, term.source)
 
 
+def _selected(stages: _Stages) -> tuple[str, str]:
+    """Return what selective recomputation keeps, and what it recomputes; fused attention saves no scores."""
+    if stages.rows.framework.every_other_product:
+        return _EVERY_OTHER
+    return ("", "") if stages.layout.flash_attention else _CORE
+
+
 def _activations(stages: _Stages, at: At) -> Term:
     """Return the term of saved activations."""
     rows, layout, held, blocks = stages.rows, stages.layout, stages.held, stages.blocks
@@ -271,7 +283,7 @@ def _activations(stages: _Stages, at: At) -> Term:
         "t": layout.tensor,
         "t′": at(shape.divided),
     }
-    formula = _SAVED_FORMULAS[layout.recompute]
+    formula = _SAVED_FORMULAS[layout.recompute].format(_selected(stages)[0])
     if layout.recompute_layers:
         formula = _SAVED_IN_PART
         inputs |= {
@@ -336,7 +348,7 @@ def _working(stages: _Stages, unit: UnitMoment | None, at: At) -> Term:
     return Term(
         "layer in its backward pass", at(blocks.in_layer), "bytes",
         "gradients of inner activations and of the residual"
-        + (_AFTER_OTHERS if layout.recompute_layers else _RECOMPUTED_TOO[layout.recompute])
+        + (_AFTER_OTHERS if layout.recompute_layers else _RECOMPUTED_TOO[layout.recompute].format(_selected(stages)[1]))
         + (", and the output of the stage" if habits.keeps_outputs and layout.pipeline > 1 else ""),
         inputs, source,
     )  # fmt: skip

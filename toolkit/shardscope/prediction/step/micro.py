@@ -121,12 +121,11 @@ def stage(
     spare = missing / layers
     if np.any(most_recomputed):
         # the last stage lacks layers that are not recomputed, as long as it has any
-        lacking = 1 - recomputed_layers(layers - missing, most_recomputed) / recomputed_layers(
-            layers, most_recomputed
-        )
+        every, others = (recomputed_layers(count, most_recomputed) for count in (layers, layers - missing))
+        lacking = (every - others) / every
         plain = forward.total + backward.total
         partly = (spare * plain + lacking * again.total) / (plain + again.total)
-        spare = np.where(np.asarray(most_recomputed) > 0, partly, spare)
+        spare = np.where(lacking == spare, spare, partly)  # to the bit, if all layers are recomputed
     spare = np.broadcast_to(spare, np.shape(split.tensor))
     return SlowestStage(forward, backward, again, _edge(model, machine, split), spare)
 
