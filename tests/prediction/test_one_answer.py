@@ -71,7 +71,7 @@ def test_a_model_by_name_by_function_and_in_a_layout_takes_the_same_time(
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("strategy", ["ring", "zero-1", "zero-2", "zero-3"])
-@pytest.mark.parametrize("model", ["gpt-mini", "gpt-124m"])
+@pytest.mark.parametrize("model", ["gpt-mini", "gpt-small", "gpt-124m"])
 def test_a_job_needs_as_much_memory_as_its_layout(
     model: str, strategy: str, precision: str, recompute: str
 ) -> None:

@@ -129,14 +129,17 @@ class Table:
             texts: How to format columns, by the end of their names.
         """
         ways = [
-            next((way for end, way in texts.items() if name.endswith(end)), str) for name in frame.columns
+            next((way for end, way in texts.items() if str(name).endswith(end)), str)
+            for name in frame.columns
         ]
         rows = [
             ["" if value is None or value != value else way(value) for way, value in zip(ways, row, strict=True)]  # noqa: PLR0124 - NaN
             for row in frame.itertuples(index=False, name=None)
         ]  # fmt: skip
-        names = [*takewhile(lambda name: all(isinstance(value, str) for value in frame[name]), frame.columns)]
-        return cls([*frame.columns], rows, caption, more, num_left=len(names), gap=1)
+        names = [
+            *takewhile(lambda name: all(isinstance(value, str) for value in frame[name].dropna()), frame)
+        ]
+        return cls([*map(str, frame.columns)], rows, caption, more, num_left=len(names), gap=1)
 
     def text(self) -> str:
         """Return the table as aligned text."""
@@ -282,5 +285,7 @@ def html(parts: Iterable[Part]) -> str:
     shown = []
     for is_said, some in groupby(parts, lambda part: isinstance(part, Sentences)):
         inside = "".join(part.html() for part in some)
+        if not inside:
+            continue
         shown.append(inside if is_said else f"<div style='{_BESIDE}'>{inside}</div>")
     return f"<div>{''.join(shown)}</div>"

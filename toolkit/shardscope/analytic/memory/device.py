@@ -107,7 +107,7 @@ def _each_kind(layouts: Layouts, build: Builder, host_capacity: float) -> Memory
     """Return the memory of the fullest rank, by the moments of units for layouts whose ranks gather whole units."""
     rows = build(layouts)
     gathers = rows.gathers_units
-    if not gathers.any():
+    if gathers.all() or not gathers.any():
         return _fullest(layouts, rows, build, host_capacity)
     most = np.zeros((len(MemoryParts._fields), len(layouts)))
     for at in (np.flatnonzero(gathers), np.flatnonzero(~gathers)):

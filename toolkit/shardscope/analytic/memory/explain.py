@@ -15,8 +15,11 @@ from shardscope.analytic.memory.moments import (
     AT_LOSS,
     BEGINS,
     ENDS,
+    FORWARD,
     HEAD,
     LAST_BUT_ONE,
+    LAST_MIXED,
+    LOGITS,
     LOSS,
     MOMENTS,
     ROOT,
@@ -209,7 +212,7 @@ def _states(stages: _Stages, at: At) -> tuple[Term, ...]:
 
 
 def _existing(term: Term, share: float, moment: str) -> Term:
-    """Return the term of gradients of which only a part exists at the peak, or of two micro-batches those of both."""
+    """Return the term of gradients of which only a part exists at the peak; more, while new ones are added."""
     formula = f"{term.formula} × those that exist {moment}"
     inputs = {**term.inputs, "those that exist": share}
     return Term(term.name, share * term.value, "bytes", formula, inputs, term.source)
@@ -298,8 +301,10 @@ def _activations(stages: _Stages, at: At) -> Term:
     moment = int(at(stages.peak.moment))
     if moment == ENDS and not is_away:
         formula += ", without all layers but the first of one micro-batch"
-    elif moment in (SECOND, LAST_BUT_ONE, ROOT) and not is_away:
+    elif moment in (SECOND, LAST_MIXED, LAST_BUT_ONE, ROOT) and not is_away:
         formula += ", without the layers whose backward pass is over"
+    elif moment == FORWARD and not is_away:
+        formula += ", without the last layer"
     elif moment == UPDATE:
         formula, mask_bytes, outputs = "freed before the update", 0.0, 0.0
     layers = Term(
@@ -340,7 +345,15 @@ def _working(stages: _Stages, unit: UnitMoment | None, at: At) -> Term:
             f"bsV × bytes of a logit{'' if habits.whole_logits else ' / t'}"
             " + 3 × 2bsh / t′ + 2 × 2bsh where t′ > 1", inputs, source,
         )  # fmt: skip
-    if unit is not None and moment in (HEAD, ROOT):
+    if unit is not None and moment == ROOT:
+        return Term("last gradients", 0.0, "bytes", "in the gradient bucket", inputs, source)
+    if moment == FORWARD:
+        of_layer = blocks.early.in_forward if unit is None and blocks.early else unit and unit.working
+        return Term(
+            "layer in its forward pass", at(of_layer), "bytes", "inputs and output of the activation function, 3 × bsh",
+            inputs, source,
+        )  # fmt: skip
+    if unit is not None and moment == HEAD:
         return Term(
             "gradient of logits", at(unit.working), "bytes", "(bsV / t + 3bsh / t′) × bytes of an activation",
             inputs | {"bytes of an activation": rows.recipe.activation}, source,
@@ -382,9 +395,12 @@ def _buffers(stages: _Stages, at: At) -> Term:
         in_gathered, in_bucket = unit.gathered, unit.bucket
         if layout.zero == 2:
             gathered = "all units whose backward pass is not over"
+        elif moment in (LOSS, LOGITS, ROOT):
+            gathered = "root unit"
     others = (
         Term("gathered parameters", at(in_gathered), "bytes", gathered,
-             {"N": ranks, "prefetched": habits.prefetched, "live": habits.live_elements}, f"{ZERO}, stage 3"),
+             {"N": ranks, "prefetched": habits.prefetched, "live": habits.live_elements},
+             f"{ZERO}, stage {layout.zero}"),
         Term("gradient bucket", at(in_bucket), "bytes", bucket,
              {"N": ranks, "bytes of a gradient": bucket_bytes(rows)} | flat,
              f"{ZERO}, stage 2" if layout.zero else source),

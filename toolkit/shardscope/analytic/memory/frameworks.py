@@ -157,6 +157,7 @@ TORCHTITAN = FSDP2._replace(
     logits_bytes=4,
     logits_later=2,
     float32_logits=(8, 4),
+    gathers_units=False,
 )
 LIGHTNING = FSDP2._replace(
     name="Lightning",

@@ -73,7 +73,7 @@ def unsharded_bytes(
     """
     held = gathered_tensors(moments, units.gathered, stage)
     held += units.reduced.sum() / ranks if accumulates else 0.0
-    held += _gradients(moments, units.reduced, ranks, is_shared=shares_buffers)
+    held += _gradients(moments, units.reduced, ranks, is_shared=shares_buffers, accumulates=accumulates)
     return held if shares_buffers else held + _gathering(moments, units.gathered, stage)
 
 
@@ -139,11 +139,12 @@ def _flat_buffers(moments: Moments, sizes: Floats) -> Floats:
     return np.where(moments.phase == "enter", sizes[moments.unit], np.append(sizes, 0.0)[following])
 
 
-def _gradients(moments: Moments, sizes: Floats, ranks: int, *, is_shared: bool) -> Floats:
+def _gradients(moments: Moments, sizes: Floats, ranks: int, *, is_shared: bool, accumulates: bool) -> Floats:
     """Return the bytes for gradients at each moment.
 
     These are the full gradients of units that are not finished, gradient shards of finished units, and the buffer of
-    the last reduction, unless it is shared.
+    the last reduction, unless it is shared. Shards of earlier micro-batches are added to in place, and only the newest
+    one exists beside them.
     """
     unit, done, leaves = moments.unit, moments.done, moments.phase == "leave"
     shards = np.cumsum(np.append(0.0, sizes[:0:-1])) / ranks
@@ -153,4 +154,5 @@ def _gradients(moments: Moments, sizes: Floats, ranks: int, *, is_shared: bool) 
     buffers = 0.0 if is_shared else np.where(leaves, sizes[unit], last_done)
     reduced = np.where(leaves, np.maximum(mine, sizes[unit] / ranks), mine)  # freed after the copy
     backward = np.isin(moments.phase, ("turn", "backward", "leave"))
-    return np.where(backward, others + reduced + buffers + shards[done], 0.0)
+    finished = last_done / ranks if accumulates else shards[done]
+    return np.where(backward, others + reduced + buffers + finished, 0.0)

@@ -29,7 +29,7 @@ from shardscope.analytic.memory.rows import Floats
 if TYPE_CHECKING:
     from shardscope.analytic.memory.stage import Blocks, Early
 
-LOSS, LOGITS, BEGINS, ENDS, UPDATE, HEAD, SECOND, LAST_BUT_ONE, ROOT = range(9)
+LOSS, LOGITS, BEGINS, ENDS, UPDATE, HEAD, SECOND, LAST_BUT_ONE, ROOT, FORWARD, LAST_MIXED = range(11)
 AT_LOSS = (LOSS, LOGITS)
 MOMENTS = (
     "as the loss is computed",
@@ -41,6 +41,8 @@ MOMENTS = (
     "in the backward pass, after its first layer",
     "in the backward pass, before its last layer",
     "as gradients outside layers are reduced",
+    "as the forward pass ends",
+    "in the backward pass, before its last layer with experts",
 )
 """Names of the moments, by number."""
 
@@ -116,6 +118,10 @@ def peak_of(blocks: Blocks, gradients: Floats, offloaded: Floats, here: npt.NDAr
         Peak(np.full(1, ENDS), gradients, left, end, in_layer),
         Peak(np.full(1, UPDATE), gradients, np.zeros(1), update, blocks.update + blocks.copied),
     )
+    if early.in_forward is not None:
+        most = saved - blocks.saved_once / early.layers
+        buffers = early.in_forward + blocks.gathered + blocks.standing
+        others.append(Peak(np.full(1, FORWARD), before, most, copies, buffers))
     for other in others:
         best = _larger(best, other)
     return best
@@ -140,6 +146,8 @@ def _in_units(  # noqa: PLR0917
     copies = blocks.copies
     if unit.moment == UPDATE:
         left, copies = np.zeros(1), early.copies_update
+    elif unit.moment == FORWARD:
+        left = saved - blocks.saved_once / early.layers
     elif unit.moment in AT_LOSS:
         copies = (copies if unit.moment == LOSS else early.copies_begin) + early.copies_head
     else:

@@ -144,10 +144,7 @@ def rows_of(
         recomputes_in_part=bool(layouts.recompute_layers.any()),
         wider=wider,
         casts=casts,
-        gathers_units=shards_gradients(layouts, framework)
-        & (zero_ranks > 1)
-        & framework.gathers_units
-        & (not recipe.master),
+        gathers_units=_gathers_units(layouts, framework, recipe),
     )
 
 
@@ -199,6 +196,12 @@ def shards_gradients(layouts: Layouts, framework: Framework) -> npt.NDArray[np.b
     """Return whether gradients are sharded while they accumulate, and so reduced for every micro-batch, by layout."""
     sharded = layouts.zero >= 2
     return sharded & (layouts.pipeline == 1) if framework.whole_in_pipelines else sharded
+
+
+def _gathers_units(layouts: Layouts, framework: Framework, recipe: ElementBytes) -> npt.NDArray[np.bool_]:
+    """Return whether ZeRO gathers and reduces whole units, by layout: not in a pipeline, nor with master weights."""
+    is_on = framework.gathers_units and not recipe.master
+    return np.asarray((layouts.zero >= 2) & (layouts.pipeline == 1) & (layouts.shard > 1) & is_on)
 
 
 def _borrowed(

@@ -34,6 +34,8 @@ class Early(NamedTuple):
     """Logits' bytes at the gradient of the logits, in excess of those as the loss is computed."""
     arriving: Floats
     """Gradients that have been computed, but not yet added to those of an earlier micro-batch."""
+    in_forward: Floats | None
+    """Temporary tensors in the forward pass of a layer, with its input; None if they never decide."""
     copies_head: Floats
     """The low-precision copy of the output projection, which lives until its backward pass."""
     copies_begin: Floats
@@ -134,7 +136,7 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
     if early is not None and rows.gathers_units.any():
         units = unit_moments(
             rows, own, held, loss=held.head * rows.at_loss, later=early.logits_later, in_layer=in_layer,
-            accumulates=early.accumulates,
+            in_forward=_in_forward(rows), accumulates=early.accumulates,
         )  # fmt: skip
     return Blocks(
         dense=dense,
@@ -154,7 +156,7 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
         update=_update(rows, own),
         placeholders=_placeholders(rows, held),
         workspace=np.full(1, torch_workspace_bytes(rows.device) * framework.has_workspaces),
-        received=_received(rows, own, held) if framework.gathers_units else NONE,
+        received=_received(rows, own, held) if framework.gathers_units and not rows.casts else NONE,
         early=early,
         units=units,
     )
@@ -281,11 +283,12 @@ def _early(rows: LayoutRows, own: Elements, held: Holding, gradients: Floats, co
     """
     framework, layouts, recipe = rows.framework, rows.layouts, rows.recipe
     casts = recipe.copies > 0 and not recipe.master
-    if not framework.keeps_gradients_from and not framework.float32_update and not casts:
+    is_early = framework.keeps_gradients_from or framework.float32_update or casts
+    if not is_early and not rows.gathers_units.any():
         return None
     keeps = layouts.zero >= framework.keeps_gradients_from
     if framework.keeps_replicas_gradients:
-        keeps |= (layouts.zero < 2) & (rows.zero_ranks > 1)
+        keeps |= ((layouts.zero < 2) | (rows.zero_ranks == 1)) & (layouts.data * layouts.context > 1)
     if framework.accumulators and layouts.precision == "bf16-mixed":
         keeps = np.ones_like(keeps)
     layer = own.layer if own.layer_experts is None else own.layer + own.layer_experts
@@ -301,7 +304,10 @@ def _early(rows: LayoutRows, own: Elements, held: Holding, gradients: Floats, co
         begin = np.where(is_freed, end, copies)
     accumulates = keeps | (rows.pipeline.microbatches > held.in_flight)
     words = held.head * own.vocabulary
-    matrix = own.matrix if own.layer_experts is None else own.matrix + own.layer_experts
+    largest = own.matrix if own.layer_experts is None else np.maximum(own.matrix, own.layer_experts)
+    arriving = recipe.gradient * (words + largest)
+    if rows.casts:  # a unit's gradients are in 16 bits until its backward pass ends
+        arriving = np.where(layouts.zero >= 2, recipe.copies * (words + layer), arriving)
     return Early(
         accumulates=accumulates,
         layers=held.layers,
@@ -311,12 +317,25 @@ def _early(rows: LayoutRows, own: Elements, held: Holding, gradients: Floats, co
         * rows.model.vocab
         * rows.shape.tokens
         / sharing,
-        arriving=recipe.gradient * (words + matrix) * accumulates * framework.casts,
+        arriving=arriving * accumulates * framework.casts,
+        in_forward=_in_forward(rows) if framework.casts else None,
         copies_head=recipe.copies * words * (casts and not rows.casts),
         copies_begin=begin,
         copies_end=end,
         copies_update=update,
     )
+
+
+def _in_forward(rows: LayoutRows) -> Floats:
+    """Return the bytes of a layer's temporary tensors in its forward pass, around its activation function.
+
+    These are the function's inputs and output, the input of the layer, two more of the residual stream, and that of the
+    first product.
+    """
+    model, act, shape = rows.model, rows.recipe.activation, rows.shape
+    stream = model.hidden * (3 * (act + rows.wider) + act) / shape.divided
+    inner = shape.tokens * (act * (2 + model.gated) * model.ffn / shape.tensor + stream)
+    return np.asarray(np.maximum(inner, rows.in_mixed) if model.mixture else inner)
 
 
 def _bucket(rows: LayoutRows, own: Elements, copied: Floats) -> Floats:
@@ -402,9 +421,8 @@ def _received(rows: LayoutRows, own: Elements, held: Holding) -> Floats:
     """
     zero, width = rows.layouts.zero, rows.recipe.parameter
     sizes = sizes_of(rows, own, held)
-    whole = np.where(
-        zero > 1, np.maximum(sizes.root, sizes.layer), np.minimum(sizes.every, 25 * 2**20 / width)
-    )
+    unit = np.maximum(sizes.root, np.maximum(sizes.layer.mixed, sizes.layer.dense))
+    whole = np.where(zero > 1, unit, np.minimum(sizes.every, 25 * 2**20 / width))
     chunk = width * whole / rows.zero_ranks
     slices = np.maximum(1.0, np.ceil(chunk / (4 * 2**20)))
     return np.asarray(2 * chunk / slices * ((zero > 0) & (rows.zero_ranks > 1)))

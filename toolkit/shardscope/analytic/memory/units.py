@@ -10,8 +10,9 @@ for traced modules, for L equal layers of G elements each, a root unit of R elem
 - Gradients of a unit are whole until its backward pass ends. Then they are reduced from a buffer, which is freed when
   the next unit's gradients are copied. Gradients of the embedding and the output projection are whole until the end.
 
-Between the second layer and the last but one of the backward pass, memory changes by the same amount from layer to
-layer, so it is largest at an end.
+Among layers of one kind, memory changes by the same amount from layer to layer of the backward pass, so it is largest
+at an end. Gradients of earlier micro-batches are added to in place, so there is no second set of shards. As the forward
+pass ends, a layer runs while the next one is gathered into a flat buffer.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ import numpy.typing as npt
 from shardscope.analytic.memory.moments import (
     BEGINS,
     ENDS,
+    FORWARD,
     HEAD,
     LAST_BUT_ONE,
+    LAST_MIXED,
     LOGITS,
     LOSS,
     ROOT,
@@ -38,35 +41,65 @@ from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows
 if TYPE_CHECKING:
     from shardscope.analytic.memory.stage import Elements
 
-AHEAD = 1
-"""Number of layers that are gathered in advance."""
+
+class Layers(NamedTuple):
+    """Numbers of one kind of value for layers with experts and for those without, which run their backward passes last.
+
+    In the backward pass, layers with experts come first, because in the model they come last.
+    """
+
+    mixed: Floats
+    dense: Floats
+
+    def done(self, count: Floats, mixed: Floats) -> Floats:
+        """Return the sum over the first `count` layers of the backward pass, of which `mixed` have experts."""
+        first = np.minimum(count, mixed)
+        return np.asarray(first * self.mixed + (count - first) * self.dense)
+
+    def after(self, count: Floats, mixed: Floats) -> Floats:
+        """Return the value of the layer whose backward pass runs after those of `count` layers."""
+        return np.where(count < mixed, self.mixed, self.dense)
 
 
 class Sizes(NamedTuple):
-    """Elements of the units of a rank's model, without sharding."""
+    """Elements of the units of a rank's model, without sharding unless stated otherwise."""
 
     root: Floats
-    layer: Floats
-    """Elements of the largest layer."""
+    layer: Layers
+    layer_shards: Layers
+    """A rank's shards of a layer."""
     every: Floats
-    """Elements of all units."""
+    """All units."""
     shards: Floats
-    """Elements of a rank's shards of all units."""
-    matrix: Floats
-    """Elements of the largest matrix of a layer, with the layer's experts."""
+    """A rank's shards of all units."""
+    matrix: Layers
+    """The largest matrix of a layer, or all of its experts."""
+    mixed: Floats
+    """Number of layers with experts."""
 
 
 def sizes_of(rows: LayoutRows, own: Elements, held: Holding) -> Sizes:
     """Return the sizes of a rank's units."""
-    table = rows.weights
+    table, tensor, ranks = rows.weights, rows.shape.tensor, rows.zero_ranks
     own_head = held.head * (1 - held.embedding) if table.tied else held.head
     words = held.embedding * table.table + own_head * table.head
-    root = held.embedding * table.before + held.head * table.behind + words / rows.shape.tensor
-    layer, every, shards, matrix = own.layer, own.dense, own.dense / rows.zero_ranks, own.matrix
-    if own.experts is not None and own.layer_experts is not None:
-        layer, every = layer + own.layer_experts, every + own.experts
-        shards, matrix = shards + own.experts / rows.expert_ranks, matrix + own.layer_experts
-    return Sizes(root, layer, every, shards, matrix)
+    root = held.embedding * table.before + held.head * table.behind + words / tensor
+    repeated = table.repeated_keys(tensor) if table.key_heads < rows.model.heads else 0.0
+    dense = (table.attention_params + table.dense_params) / tensor + table.whole + repeated
+    none = np.zeros_like(dense)
+    if own.experts is None or own.layer_experts is None or held.mixed is None:
+        layer, parts = Layers(none, dense), Layers(none, dense / ranks)
+        return Sizes(root, layer, parts, own.dense, own.dense / ranks, Layers(none, own.matrix), none)
+    routed = (table.attention_params + table.shared_params) / tensor + table.whole_mixed + repeated
+    return Sizes(
+        root,
+        Layers(routed + own.layer_experts, dense),
+        Layers(routed / ranks + own.layer_experts / rows.expert_ranks, dense / ranks),
+        own.dense + own.experts,
+        own.dense / ranks + own.experts / rows.expert_ranks,
+        Layers(np.maximum(own.matrix, own.layer_experts), own.matrix),
+        held.mixed,
+    )
 
 
 def unit_moments(
@@ -77,6 +110,7 @@ def unit_moments(
     loss: Floats,
     later: Floats,
     in_layer: Floats,
+    in_forward: Floats,
     accumulates: npt.NDArray[np.bool_],
 ) -> tuple[UnitMoment, ...]:
     """Return what the ranks of each layout hold at each moment that may be the peak.
@@ -88,39 +122,55 @@ def unit_moments(
         loss: Temporary bytes as the logits' gradient is computed.
         later: The part of `loss` that does not exist yet as the loss is computed.
         in_layer: Temporary bytes in the backward pass of a layer.
+        in_forward: Temporary bytes in the forward pass of a layer.
         accumulates: Whether gradients of an earlier micro-batch exist.
     """
     recipe, tokens, count = rows.recipe, rows.shape.tokens, held.layers
     width, gradient = recipe.copies if rows.casts else recipe.parameter, recipe.gradient
     sizes, keeps_all, nothing = sizes_of(rows, own, held), rows.layouts.zero == 2, np.zeros(1)
-    root, layer, whole = width * sizes.root, width * sizes.layer, width * sizes.every
-    shards = gradient * sizes.shards
-    before, a_layer_shards = shards * accumulates, shards * sizes.layer / sizes.every
-    words, buffer = width * own.vocabulary, gradient * sizes.layer
+    mixed = sizes.mixed
+    root, whole, shards = width * sizes.root, width * sizes.every, gradient * sizes.shards
+    words = width * own.vocabulary
 
-    def gathered(done: Floats, running: Floats | int) -> Floats:
-        left = whole - done * layer
-        return np.where(keeps_all, left, np.minimum(root + running * layer, left))
+    def sharded(done: Floats) -> Floats:
+        """Return the gradient shards: new ones, or those of earlier micro-batches and one to add to them."""
+        last = gradient * sizes.layer_shards.after(np.maximum(done - 1, 0.0), mixed) * (done > 0)
+        return np.where(accumulates, shards + last, gradient * sizes.layer_shards.done(done, mixed))
+
+    def gathered(done: Floats, ahead: npt.NDArray[np.bool_]) -> Floats:
+        left = whole - width * sizes.layer.done(done, mixed)
+        running = width * sizes.layer.after(done, mixed)
+        following = width * sizes.layer.after(done + 1, mixed) * ahead
+        return np.where(keeps_all, left, np.minimum(root + running + following, left))
 
     def in_the_layer_after(done: Floats, moment: int) -> UnitMoment:
-        running = np.where(done < count - 1, 1.0 + AHEAD, 1.0)
-        bucket = words + width * sizes.matrix + buffer * (done > 0)
-        return UnitMoment(
-            moment, done, before + done * a_layer_shards, in_layer, gathered(done, running), bucket
-        )
+        buffer = gradient * sizes.layer.after(np.maximum(done - 1, 0.0), mixed) * (done > 0)
+        bucket = words + width * sizes.matrix.after(done, mixed) + buffer
+        return UnitMoment(moment, done, sharded(done), in_layer, gathered(done, done < count - 1), bucket)
 
     at_loss = np.where(keeps_all, whole, root * rows.casts)
+    before, last_layer = sharded(nothing), width * sizes.layer.after(nothing, mixed)
+    # the last layer runs, with its copy by autocast, or the one before it, while the last one is gathered
+    in_last = 2 * last_layer - recipe.copies * sizes.layer.after(nothing, mixed) * (not rows.casts)
+    in_last = np.maximum(in_last, last_layer)
     hidden = recipe.activation * rows.model.hidden * tokens / rows.shape.divided
     logits = held.head * recipe.activation * rows.model.vocab * tokens / rows.shape.tensor
-    last = np.maximum(root + buffer, gradient * sizes.root) - root + width * sizes.root
+    first = gradient * sizes.layer.after(count - 1, mixed)
+    copies = 3 if rows.weights.tied else 1  # of the head, of the embedding, and their sum
+    own_first = width * sizes.layer.after(count - 1, mixed)
+    last = np.maximum(np.maximum(copies * words, words + own_first) + first, gradient * sizes.root)
     return (
+        UnitMoment(FORWARD, nothing, before, in_forward, np.where(keeps_all, whole, root + in_last), nothing),
         UnitMoment(LOSS, nothing, before, loss - later, at_loss, nothing),
         UnitMoment(LOGITS, nothing, before, loss, at_loss, nothing),
-        UnitMoment(HEAD, nothing, before, logits + 3 * hidden, gathered(nothing, AHEAD), words),
+        UnitMoment(
+            HEAD, nothing, before, logits + 3 * hidden, np.where(keeps_all, whole, root + last_layer), words
+        ),
         in_the_layer_after(nothing, BEGINS),
         in_the_layer_after(np.minimum(1.0, count - 1), SECOND),
+        in_the_layer_after(np.maximum(mixed - 2, 0.0), LAST_MIXED),
         in_the_layer_after(np.maximum(count - 2, 0.0), LAST_BUT_ONE),
         in_the_layer_after(count - 1, ENDS),
-        UnitMoment(ROOT, count, before + count * a_layer_shards, nothing, root, last),
+        UnitMoment(ROOT, count, sharded(count), nothing, root, last),
         UnitMoment(UPDATE, count, shards, nothing, nothing, nothing),
     )

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from shardscope.errors import RunUnreadable
 from shardscope.runtime.record.run import Run
 from shardscope.runtime.record.rundir import RunDir, holds_run, runs_root
-from shardscope.runtime.record.status import printable, state_text
+from shardscope.runtime.record.status import printable
 from shardscope.show import Sentences, Table, html
 from shardscope.spec import Job
 from shardscope.spec.units import plural
@@ -59,7 +59,7 @@ class Runs(list[Run]):
         rows = [
             [
                 run.id,
-                state_text(run.state, run.restarts, run.cause),
+                run.state_text,
                 run.job.strategy.label,
                 str(run.job.world_size),
             ]

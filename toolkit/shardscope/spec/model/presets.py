@@ -17,8 +17,9 @@ def preset(name: str) -> Transformer | LayerTable:
     Raises:
         SpecError: There is no such model.
     """
-    if isinstance(own := MODELS.get(name), GPTConfig):
-        return own.transformer(name)
+    own = name.lower().replace("_", "-")
+    if isinstance(config := MODELS.get(own), GPTConfig):
+        return config.transformer(own)
     return _build(catalogue.lookup("models", name, field="model")[0])
 
 
