@@ -28,7 +28,7 @@ DROP_S = 3.0
 
 
 class Breakage(t.HasTraits):
-    """What is broken, and when."""
+    """What to break, and when."""
 
     rank = own_trait(0, "Rank", "The rank that is killed or slowed down.", values=named([0]), least=0)
     step = own_trait(0, "Before step", "The step before which it happens.", blank="the next one", least=0)

@@ -423,7 +423,10 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self.screen.outcome.want(entry.run if entry is not None and is_over else None)
 
     def _want_advice(self) -> None:
-        """Request the explanation of the run in focus, at every tick, because an earlier one may still be computed."""
+        """Request an explanation of the run in focus.
+
+        Called at every tick, because a request is dropped while an earlier explanation is still being computed.
+        """
         entry = self._book.entries.get(self.focus)
         if entry is None:
             self.screen.advice.want(None)

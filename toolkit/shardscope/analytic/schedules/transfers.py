@@ -22,17 +22,17 @@ from shardscope.errors import SpecError
 
 
 class Transfers(NamedTuple):
-    """What each operation and each message of a table waits for, as nodes.
+    """Dependency graph of a schedule table: what each operation and each message waits for.
 
-    With n operations, nodes 0 to n-1 are those of `ScheduleTable.ops`, and node n+i is the message with the result of
-    operation i, if another rank needs it.
+    With n operations, nodes 0 to n-1 are the operations in `ScheduleTable.ops`, and node n+i is the message that
+    carries the result of operation i, if another rank needs that result.
     """
 
     table: ScheduleTable
     ranks: tuple[int, ...]
     """Rank of each operation."""
     targets: tuple[int, ...]
-    """Rank to which each operation's result is sent; -1 if it is not."""
+    """Rank to which each operation's result is sent; -1 if the result is not sent."""
     after: tuple[tuple[int, ...], ...]
     """Nodes after which each node starts."""
 

@@ -1,7 +1,7 @@
-"""Losses of time in the steps of a run, as measured, each with its cause.
+"""Lost time in the steps of a run, as measured, by cause.
 
-A loss is the fraction of a step that would be saved if its cause did not exist. Computation itself is not a loss,
-except for the launches of operations that are too small.
+A loss is the fraction of a step that would be saved without its cause. Time spent computing is not lost, except for
+the launch overhead of small operations, which is estimated from the prediction.
 """
 
 from __future__ import annotations

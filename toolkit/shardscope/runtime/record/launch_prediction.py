@@ -52,7 +52,7 @@ class LaunchConstants(NamedTuple):
 
     @classmethod
     def of_run(cls, run: RunDir) -> LaunchConstants | None:
-        """Return those of a run; None if none were recorded, or if the file is damaged."""
+        """Return the constants of a run; None if none were recorded, or if the file is damaged."""
         try:
             found: Any = run.read_json(FILE)
             flops, bandwidth = map(float, found.get("speed", (1.0, 1.0)))
@@ -78,7 +78,10 @@ class LaunchConstants(NamedTuple):
 
     @property
     def here(self) -> HostCalibration:
-        """The constants, to predict with here as then: a machine's cores are not timed anew."""
+        """The constants at launch, rescaled to this machine.
+
+        A prediction with them uses the relative speed that was recorded at launch, not a new measurement.
+        """
         from shardscope.prediction.rates import relative_speed
 
         host, now = self.calibration, relative_speed(self.calibration)
@@ -94,11 +97,11 @@ class LaunchPrediction(NamedTuple):
 
     Attributes:
         step_time_s: The step time, in seconds.
-        interval: Its 90 % interval, in seconds; None if unknown.
+        interval: 90 % interval of the step time, in seconds; None if unknown.
         constants: Where the constants came from, such as ``this machine, calibrated on 2026-11-26``.
         is_calibrated: Whether the constants were measured by `ss.calibrate` instead of shipped with Shardscope.
         load: Load average of the machine at the launch; predictions are for a machine without other work.
-        load_at_end: Load average at the end of the run, with its own ranks; None before, and if unknown.
+        load_at_end: Load average at the end of the run, including its own ranks; None before the end, or if unknown.
         cores: Number of cores of the machine; None in runs of earlier versions.
         calibration: The constants; None in runs of earlier versions.
         speed: Speed of the machine relative to the one on which `calibration` was measured: FLOP/s and memory

@@ -130,7 +130,10 @@ class Pipeline(Strategy):
         return "all ranks work on the whole batch (split='speed' gives fast ranks more layers)"
 
     def check(self, job: Job) -> None:
-        """Reject too few micro-batches, too few layers, and an explicit split that does not add up.
+        """Reject a job that the pipeline cannot run.
+
+        The schedule must be able to run the number of micro-batches without a deadlock, the model must have at least
+        as many layers as there are stages, and an explicit split must match the stages and the layers.
 
         Raises:
             SpecError: The job is invalid; the message names the field, its value and a remedy.
