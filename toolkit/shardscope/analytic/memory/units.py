@@ -5,13 +5,13 @@ for traced modules, for L equal layers of G elements each, a root unit of R elem
 
 - A unit is gathered into tensors of its own, beside the rank's shards. In the backward pass, the root unit, the running
   layer and the prefetched one before it are gathered; ZeRO 2 keeps all layers gathered from the forward pass on.
-- Between the passes, ZeRO 3 has no layer gathered. The root unit is still, by default; the strategies of Shardscope's
-  jobs, which train in float32 or under autocast, free it as well.
+- Between the passes, ZeRO 3 has no layer gathered. By default, the root unit stays gathered; the strategies of
+  Shardscope's jobs, which train in float32 or under autocast, free it as well.
 - Gradients of a unit are whole until its backward pass ends. Then they are reduced from a buffer, which is freed when
   the next unit's gradients are copied. Gradients of the embedding and the output projection are whole until the end.
 
-Between the second layer and the last but one of the backward pass, memory changes by the same amount from layer to
-layer, so it is largest at an end.
+Between the second and the second-to-last layer of the backward pass, memory changes by the same amount from layer to
+layer, so it is largest at one end.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def unit_moments(
     in_layer: Floats,
     accumulates: npt.NDArray[np.bool_],
 ) -> tuple[UnitMoment, ...]:
-    """Return what the ranks of each layout hold at each moment that may be the peak.
+    """Return the memory of the ranks of each layout at each moment that may be the peak.
 
     Args:
         rows: The layouts; results are meant for those of which `rows.gathers_units` is true.

@@ -1,7 +1,7 @@
 """The step time that was predicted for a run when it was launched, in `prediction.json` of its directory.
 
-With it are the constants of that moment, so that the same prediction can be made again, in all its parts, after another
-calibration or in another process; and the load of the machine at the launch and at the end of the run.
+The file also has the calibration constants at launch, so that the same prediction can be reproduced in all its parts
+after another calibration or in another process, and the load of the machine at the launch and at the end of the run.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ _SCHEMA = 2
 
 
 class LaunchConstants(NamedTuple):
-    """The constants with which a run is predicted, as they were at its launch; also recorded where no step time was.
+    """The constants with which a run is predicted, as they were at its launch; recorded even without a step time.
 
     Attributes:
         calibration: The constants.
         is_calibrated: Whether they were measured by `ss.calibrate` instead of shipped with Shardscope.
-        speed: Speed of the machine relative to the one on which they were measured: FLOP/s and memory bandwidth.
+        speed: Speed of the machine relative to the machine on which the constants were measured: FLOP/s and memory
+            bandwidth.
         place: Cores and shared memory of the machine; None if they were not recorded.
     """
 
@@ -44,7 +45,7 @@ class LaunchConstants(NamedTuple):
 
     @classmethod
     def now(cls, cluster: EmulatedCluster | None) -> LaunchConstants:
-        """Return those with which a job on this machine, or on an emulated cluster, is predicted now."""
+        """Return the constants with which a job on this machine, or on an emulated cluster, is predicted now."""
         from shardscope.prediction.rates import relative_speed
 
         found = chosen(cluster)
@@ -168,7 +169,7 @@ class LaunchPrediction(NamedTuple):
             return None
 
     def conditions(self, num_ranks: int) -> str:
-        """Return a sentence that says when and with which constants this was predicted, and how busy the machine was.
+        """Return a sentence on the time and constants of the prediction, and on the load of the machine.
 
         Args:
             num_ranks: Number of ranks of the run, which are part of the load at its end.
