@@ -123,7 +123,7 @@ class StopControl:
         return False
 
     def is_resizing(self) -> bool:
-        """Return whether other ranks are to go on after these have stopped, as far as this rank knows."""
+        """Return whether other ranks will continue after these have stopped, as far as this rank knows."""
         return self._is_resize_asked() and not self.run.stop_request.exists()
 
     def _is_asked(self) -> bool:

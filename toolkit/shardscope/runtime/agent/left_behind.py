@@ -81,7 +81,7 @@ class LeftBehind:
 
 
 def living(ranks: Iterable[int]) -> set[int]:
-    """Return the pids of those of these ranks that have not ended."""
+    """Return the pids of the ranks that have not ended."""
     return {pid for pid in ranks if not _has_ended(pid)}
 
 

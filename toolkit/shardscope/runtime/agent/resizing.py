@@ -20,7 +20,7 @@ from shardscope.spec.units import plural
 
 
 def cannot_start(run: RunDir, ending: Ending, began_t: float) -> bool:
-    """Return whether the ranks of a resized run have failed before their first step, so that the former ones go on.
+    """Return whether the ranks of a resized run failed before their first step, so that the former ranks continue.
 
     Args:
         run: Directory of the run.
@@ -37,7 +37,7 @@ def cannot_start(run: RunDir, ending: Ending, began_t: float) -> bool:
 
 
 def next_size(run: RunDir, job: Job, world_size: int, ending: Ending) -> int | None:
-    """Return the number of ranks that go on after `ending`; None if the run is over. Take the request for them.
+    """Return the number of ranks that continue after `ending`; None if the run is over. Consumes the resize request.
 
     Args:
         run: Directory of the run.

@@ -115,7 +115,7 @@ class Restarts:
         return source
 
     def size_after(self, job: Job, world_size: int, ending: Ending) -> int:
-        """Return the number of ranks that go on after a failure: fewer if an elastic job has lost a rank.
+        """Return the number of ranks that continue after a failure: fewer if an elastic job has lost a rank.
 
         Args:
             job: The job as it was launched.

@@ -262,7 +262,7 @@ def state_to_fill(
 
 
 def _is_of(section: str, held: Mapping[str, Tensor]) -> bool:
-    """Return whether a section belongs to this optimizer: all but those of parameters that it does not have."""
+    """Return whether a section belongs to this optimizer, and not to a parameter that the optimizer does not have."""
     return section.replace("group.", "state.", 1) in held or not {"state.", "group."} & {
         section.rpartition(":")[2][:6]
     }

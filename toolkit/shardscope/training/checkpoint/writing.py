@@ -33,7 +33,7 @@ _REMOVED = ".removed"
 _SYNC_BYTES = 2**28
 """Bytes after which a file is synchronised with its disk, so that a rank that still writes can be seen to."""
 _COPIED_BYTES = 2**24
-"""Bytes copied and synchronised at a time: `Run.stop` waits while it sees a file grow, on a slow disk, too."""
+"""Bytes copied and synchronised at a time: `Run.stop` waits while a file grows, even on a slow disk."""
 
 
 class Report(NamedTuple):

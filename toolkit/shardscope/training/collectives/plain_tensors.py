@@ -75,7 +75,7 @@ def with_rows(argument: Argument) -> Argument:
 
 
 def copied_back(work: dist.Work, copies: Copies) -> dist.Work:
-    """Return a handle of a collective that ends when what it wrote to copies has been copied to the tensors."""
+    """Return a handle of a collective that ends when its results have been copied from copies to the tensors."""
     return _CopyingWork(work, copies) if copies else work
 
 
@@ -183,7 +183,7 @@ def _check(tensor: Tensor) -> None:
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Return whether all elements of a strided tensor are in memory of its own."""
+    """Return whether the storage of a strided tensor really contains all its elements."""
     if not tensor.numel():
         return True
     try:

@@ -69,7 +69,7 @@ class SharedShards:
     # Reduce-scatter.
 
     def make_room(self, unit: str, num_bytes: int) -> None:
-        """Add up the gradients that wait in the buffer, if it has no room for the `num_bytes` of a unit beside them."""
+        """Sum the gradients that wait in the buffer, if a unit of `num_bytes` does not fit in addition to them."""
         if self._waiting and not self.buffers.fits(num_bytes):
             self._reduce(self._agreement.note(Purpose("adds up the gradients before those of", unit)))
 
