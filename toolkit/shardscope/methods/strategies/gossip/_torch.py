@@ -183,6 +183,6 @@ class GossipRank(RankStrategy):
         super().load_compressor_state(state)
 
     def reshard_compressor_state(self, state: dict[str, Tensor], layout: str) -> dict[str, Tensor]:
-        """Convert the state without the public copies, which are those of other neighbours; they stay the mean."""
+        """Convert the state without the public copies, which belong to other neighbours; they start from the mean."""
         kept = {name: tensor for name, tensor in state.items() if not name.startswith(_PUBLIC)}
         return super().reshard_compressor_state(kept, layout)
