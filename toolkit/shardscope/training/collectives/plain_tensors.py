@@ -1,8 +1,8 @@
-"""The door of the process group: it lets in tensors whose bytes are their values, and refuses all others by name.
+"""Input check of the process group: it accepts tensors whose bytes are their values, and rejects all others by name.
 
-Transports copy the bytes at the address of a tensor. A tensor without memory of its own has no address, and reading
-there would end the process with a signal. The bytes of other tensors are not their values: those of a conjugated view,
-for example, are the values before, and those of a tensor that is not contiguous have others between them.
+Transports copy the bytes at the address of a tensor. A tensor without its own memory has no address, and reading there
+would kill the process with a signal. The bytes of some tensors are not their values: a conjugated view, for example,
+has the bytes of the values before conjugation, and a non-contiguous tensor has other values in between.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ class ParameterShardServer:
 
     @property
     def _finished_step(self) -> int:
-        """The last step of the slowest worker; of the fastest with backup workers; by all gradients if they are shared."""
+        """The last step of the slowest worker; with backups, of the fastest; with shared gradients, of all together."""
         if self.spec.shares_gradients:
             assert self._before is not None
             return self._before + self._num_taken // len(self.workers)
