@@ -80,7 +80,7 @@ def copied_back(work: dist.Work, copies: Copies) -> dist.Work:
 
 
 class _CopyingWork(dist.Work):
-    """Handle of a collective that copies its results to the tensors that they are for, once it has ended."""
+    """Handle of a collective that copies its results to the target tensors once it has ended."""
 
     def __init__(self, inner: dist.Work, copies: Copies) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class _CopyingWork(dist.Work):
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return, in little time, whether a tensor can be carried as it is; False if that takes a closer look."""
+    """Return, by a fast check, whether a tensor can be carried unchanged; False if a closer check is needed."""
     if type(tensor) not in _TORCHS_OWN or tensor.layout is not torch.strided or tensor.requires_grad:
         return False
     if tensor.is_nested or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
@@ -152,7 +152,7 @@ _TORCHS_OWN = (Tensor, Parameter)
 
 
 def _may_overlap(tensor: Tensor) -> bool:
-    """Return whether elements of a tensor share memory, unless its dimensions lie one within another."""
+    """Return whether elements of a tensor may share memory; not if its dimensions are nested in memory."""
     last = 0
     for stride, count in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if count > 1 and stride <= last:
