@@ -40,7 +40,7 @@ class Attempt:
 
     @property
     def last_step(self) -> int:
-        """The last step that it finished; that of the checkpoint before its first."""
+        """The last step that the attempt finished; before its first step, the step of its checkpoint."""
         return self.resumed + len(self.ends)
 
     def end_of(self, step: int) -> float | None:

@@ -108,11 +108,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def calibrate_once(ranks: int) -> None:
-    """Measure this machine briefly, unless it is known what this number of ranks does here; GPUs cannot be measured.
+    """Measure this machine briefly, unless a calibration covers this number of ranks; GPUs cannot be measured.
 
-    A calibration of the user's own is never replaced, even if other programs disturbed it, which its note then says. A
-    brief one is, unless it was measured with this number of ranks on a quieter machine. The runs of the measurement are
-    not those of the demo.
+    The user's own calibration is never replaced, even if other programs disturbed it, as its note then says. A brief
+    calibration is replaced, unless it was measured with this number of ranks on a quieter machine. The measurement has
+    separate runs, not the runs of the demo.
     """
     from shardscope.commands.calibrate import shown_on
     from shardscope.measure.calibrate.calibrate import BRIEF_S, calibrate_machine
@@ -231,7 +231,7 @@ def _report(done: Sequence[Run], predictions: Predictions, path: Path, took_s: f
 
 
 def error_text(rows: Sequence[RunRow], predictions: Sequence[JobPrediction]) -> str:
-    """Summarise how far the step times were off that were predicted before the runs."""
+    """Summarise the errors of the step times that were predicted before the runs."""
     errors = {row.label: abs(row.error) for row in rows if row.error is not None}
     if not errors:
         return "No step time was predicted."

@@ -1,4 +1,4 @@
-"""Sentences in notebooks that are computed from the data of the figure beside them."""
+"""Sentences in notebooks that are computed from the data of the figure next to them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A Jupyter server extension that sends kernels' messages to the page at once.
+"""A Jupyter server extension that sets TCP_NODELAY on the connections between browsers and kernels.
 
-Jupyter's server leaves TCP's default, by which a small packet waits until the one before it is acknowledged, and the
-browser's machine acknowledges after up to 40 ms if it has nothing to send. An answer to a slider is several small
-messages, so it would arrive these 40 ms late.
+Jupyter's server keeps TCP's default (Nagle's algorithm): a small packet waits until the previous packet is
+acknowledged, which takes up to 40 ms if the browser's machine delays acknowledgements. The answer to a slider consists
+of several small messages, and would arrive up to 40 ms late.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _load_jupyter_server_extension(app: ServerApp) -> None:
 
 
 def undelayed(kind: type[Any]) -> type[Any]:
-    """Return a subclass of a connection between page and kernel whose small packets are not held back."""
+    """Return a subclass of a browser-kernel connection class that sets TCP_NODELAY, so small packets leave at once."""
 
     class Undelayed(kind):  # type: ignore[misc]
         def connect(self) -> Any:

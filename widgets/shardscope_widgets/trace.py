@@ -184,7 +184,7 @@ class Trace(RunLog):
         return recorded_step(self.job, self.early, self.label)
 
     def _resize(self, world_size: int) -> None:
-        """Drop the details of steps that other ranks took; figures of ranks show those since the last resize."""
+        """Drop the details of steps before a resize; per-rank figures show only the steps since the last resize."""
         super()._resize(world_size)
         self.spans, self.ops, self.pass_times, self.links, self._newest = {}, {}, {}, {}, {}
 
@@ -251,9 +251,9 @@ class Trace(RunLog):
 
 
 def named_apart(traces: Sequence[Trace]) -> list[Trace]:
-    """Return the runs with labels that tell them apart by what differs between them (see `run_names`).
+    """Return the runs with distinct labels, made of the settings in which they differ (see `run_names`).
 
-    A run with a label of its own keeps it. The traces returned share their events with those given.
+    A run with its own label keeps it. The returned traces share their events with the given traces.
     """
     plain = [trace for trace in traces if trace.label == trace.name and trace.job is not None]
     names = iter(run_names([trace.job for trace in plain if trace.job is not None]))

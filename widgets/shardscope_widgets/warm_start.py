@@ -1,6 +1,6 @@
-"""A Jupyter server extension that imports torch in a process of its own, so that first launches of kernels wait less.
+"""A Jupyter server extension that imports torch in a separate process, so that a kernel's first launch starts faster.
 
-`shardscope lab` enables it. It is not enabled by installing Shardscope, because the process takes memory even if no
+`shardscope lab` enables the extension. Installing Shardscope does not, because the process takes memory even if no
 notebook uses it.
 """
 

@@ -66,9 +66,9 @@ class FailingRun:
 
 
 def duration_s(failures_s: Sequence[float], run: FailingRun) -> float:
-    """Return how long a run takes that fails at given times.
+    """Return the duration of a run that fails at given times.
 
-    A failure while the ranks restart makes them restart again; one after the end has no effect.
+    A failure while the ranks restart makes them restart again; a failure after the end has no effect.
 
     Args:
         failures_s: Times of failures, in any order.
@@ -140,8 +140,9 @@ def simulated_s(run: FailingRun, *, mtbf_s: float, runs: int = 10_000, seed: int
 def _expected_failures(run: FailingRun, mtbf_s: float) -> float:
     """Return about how many failures a run has, without those while it restarts; infinity if they are very many.
 
-    A stretch of t seconds without a failure takes ``exp(t / mtbf_s) - 1`` failures on average. The run needs one as
-    long as itself, or else one for each checkpoint, of which the first after a restart also has to be written.
+    On average, ``exp(t / mtbf_s) - 1`` failures occur before t seconds pass without a failure. The run needs such an
+    interval for its whole length or, with checkpoints, one for each; the first checkpoint after a restart must also be
+    written.
     """
     num_saves = float(run.saves_in(np.asarray(run.work_s)))
     with np.errstate(over="ignore"):

@@ -32,8 +32,8 @@ class JobStep:
         slowness: Computing time of each rank relative to that on the slowest device; empty if all are alike.
         update_slowness: The same for updates of parameters, which take the time to read and write states.
         memory: Memory of each rank's device, in bytes; empty if it is not known.
-        is_usual: Whether it stands for most steps of the job: a cache that is filled in the first epoch is full then,
-            whatever the number, unless the job ends before.
+        is_usual: Whether this represents most steps of the job: a cache that is filled in the first epoch is then
+            assumed to be full, whatever the step number, unless the job ends earlier.
         shares_host: Whether CPU ranks that the job leaves free to share memory can do so.
     """
 

@@ -16,7 +16,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class _Columns(NamedTuple):
-    """The columns of `Layouts`, as a named tuple. Its `len` counts columns, but that of `Layouts` counts rows."""
+    """The columns of `Layouts`, as a named tuple. Its `len` counts columns; the `len` of a `Layouts` counts rows."""
 
     data: Ints
     tensor: Ints

@@ -76,7 +76,7 @@ class Reliability(NamedTuple):
 def job_mtbf_s(device_mtbf_s: npt.ArrayLike, *, devices: npt.ArrayLike) -> Floats:
     """Return the mean time between failures of a job, any of whose devices may fail, in seconds.
 
-    Failure rates add up, so it is that of one device divided by the number of devices.
+    Failure rates add up, so this is the time of one device divided by the number of devices.
 
     Args:
         device_mtbf_s: Mean time between failures of one device, with its share of host and network, in seconds.

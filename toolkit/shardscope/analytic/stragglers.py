@@ -1,14 +1,14 @@
-"""How long the slowest of many ranks computes: order statistics of their times, and the jitter that they follow from.
+"""How long the slowest of many ranks computes: order statistics of computing times, and the jitter behind them.
 
-Ranks that meet in each step wait for the slowest one, so a step takes the expected maximum over ranks. For n normal
-times with mean μ and standard deviation σ it is about μ + σ sqrt(2 ln n); the exact value is an integral over
+Ranks that synchronise in each step wait for the slowest rank, so a step takes the expected maximum over ranks. For n
+normal times with mean μ and standard deviation σ, this is about μ + σ sqrt(2 ln n); the exact value is an integral over
 the density of the order statistic (David and Nagaraja, Order Statistics, 3rd edition, sections 2.1 and 4.5):
 
     E = integral of x f(x) dx, where f = n! / ((k - 1)! (n - k)!) F^(k - 1) (1 - F)^(n - k) F'
 
 for the k-th smallest of n times with distribution F: k = n is the maximum, and k = n - b the time of an update that
-drops the b slowest gradients. Ranks that meet only every H steps wait for the slowest mean over H steps, whose standard
-deviation is smaller by sqrt(H).
+drops the b slowest gradients. Ranks that synchronise only every H steps wait for the slowest mean over H steps, whose
+standard deviation is smaller by a factor of sqrt(H).
 """
 
 from __future__ import annotations
@@ -72,16 +72,16 @@ def expected_slowest(
     every: npt.ArrayLike = 1,
     distribution: Distribution = "lognormal",
 ) -> Floats:
-    """Return the expected time that ranks wait for, of independent times with this mean and standard deviation.
+    """Return the expected time of the slowest rank that counts, for independent times with this mean and deviation.
 
-    All numbers may be arrays, which broadcast.
+    All numbers may be arrays, which are broadcast against each other.
 
     Args:
         mean: Mean time of a rank, above 0 for ``lognormal``.
         std: Standard deviation of a rank's time, at least 0.
         ranks: n, the number of ranks.
         dropped: Number of the slowest ranks that are not waited for, below n.
-        every: Steps between two meetings of the ranks; the result is the mean time of one step.
+        every: Number of steps between two synchronisations of the ranks; the result is the mean time of one step.
         distribution: ``normal``, or ``lognormal`` for times, which are positive and skewed.
 
     Example:
@@ -153,8 +153,8 @@ class Jitter:
     ) -> Floats:
         """Return the expected time of the rank that others wait for in a step, in seconds.
 
-        Ranks keep their own speed between meetings, and the rest averages out over `every` steps. The arguments are
-        those of `expected_slowest`.
+        Ranks keep their own speed between synchronisations; the rest averages out over `every` steps. For the
+        arguments, see `expected_slowest`.
         """
         variance = self.between**2 + self.within**2 / np.asarray(every, float)
         std = self.mean_s * np.sqrt(np.expm1(variance))

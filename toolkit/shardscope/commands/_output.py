@@ -39,7 +39,7 @@ def shows_colour(stream: TextIO) -> bool:
 
 
 def as_json(value: Any) -> str:
-    """Return a value as indented JSON; infinite and undefined numbers, which JSON does not have, become null."""
+    """Return a value as indented JSON; NaN and infinities, which JSON does not have, become null."""
     return json.dumps(_finite(value), indent=2, allow_nan=False)
 
 

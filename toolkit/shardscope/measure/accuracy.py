@@ -1,4 +1,4 @@
-"""How accurate predictions have been: step times predicted when runs were launched, and measured by them."""
+"""How accurate predictions have been: step times predicted at the launch of runs, compared with measured ones."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class PredictedRun(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Accuracy(Shown):
-    """Predicted beside measured step times of runs, oldest first, as returned by `accuracy`.
+    """Predicted and measured step times of runs, oldest first, as returned by `accuracy`.
 
     Attributes:
-        runs: The runs that have both.
+        runs: The runs with a predicted and a measured step time.
         without: Number of other runs: not finished, too short, or launched without a predicted step time.
     """
 
@@ -178,11 +178,11 @@ def accuracy(
     group: str | None = None,
     all: bool = False,  # noqa: A002 - as in `runs`
 ) -> Accuracy:
-    """Compare the step times predicted when runs were launched with those that the runs measured.
+    """Compare the step times that were predicted when runs were launched with the measured step times.
 
-    Every launch on CPU ranks records what was predicted, with the constants that were used, so the errors show how
-    predictions have become better with each calibration. Jobs on GPUs and jobs with a model of your own are launched
-    without a predicted step time, as are jobs launched with ``preflight=False``.
+    Every launch on CPU ranks records the prediction and the constants used for it, so the errors show how predictions
+    have improved with each calibration. Jobs on GPUs, jobs with a model of your own, and jobs launched with
+    ``preflight=False`` have no predicted step time.
 
     Args:
         root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
@@ -200,7 +200,7 @@ def accuracy(
 
 
 def _row(run: Run) -> PredictedRun | None:
-    """Return a run's times; None if it lacks one of them."""
+    """Return a run's predicted and measured time; None if one of them is missing."""
     predicted = run.predicted
     if predicted is None or run.is_alive:
         return None

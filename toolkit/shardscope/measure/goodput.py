@@ -1,4 +1,4 @@
-"""The entry point `shardscope.goodput`: what failures will cost a job, from costs measured in an earlier run of it."""
+"""The entry point `shardscope.goodput`: what failures will cost a job, from costs measured in one of its runs."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class RunCosts:
         every: Number of steps between two checkpoints, or copies in memory.
         save_s: Additional time between two steps after which a checkpoint is saved.
         write_s: Additional time until a checkpoint that is written in the background is complete.
-        restart_s: Time from a failure to the first step after it, and what the first steps take longer than usual ones.
-        setup_s: Time from the start of the first rank to the first step, and what the first steps take longer.
+        restart_s: Time from a failure to the first step after it, plus the extra time of the slower first steps.
+        setup_s: Time from the start of the first rank to the first step, plus the extra time of the slower first steps.
         ending_s: Time from the last step to the end of the run, as for the last evaluation.
         num_saves: Number of saves that were measured.
         num_restarts: Number of restarts that were measured.
@@ -202,7 +202,7 @@ def costs_of(run: Run) -> RunCosts:
     """Return the measured costs of a run with checkpoints and restarts.
 
     Raises:
-        RunUnreadable: It has none of either, or no step after which nothing is saved.
+        RunUnreadable: The run has no checkpoint or no restart, or saves after every step.
     """
     whole, events, faults = run.reduced(), run.events(), run.faults
     log = _without_slowed(whole, faults)
@@ -280,7 +280,7 @@ def _gaps(log: RunLog) -> dict[int, float]:
 
 
 def _failed_at(log: RunLog) -> list[float]:
-    """Return when each failure happened: at its fault, if it was on purpose, or else when the agent noticed it."""
+    """Return the time of each failure: that of the injected fault, or else when the agent noticed the failure."""
     since, found = 0.0, []
     for each in log.restarts:
         kills = [

@@ -27,10 +27,10 @@ def jitter(
 ) -> Jitter:
     """Return how the computing times of a run's ranks differ, between ranks and from step to step.
 
-    It predicts the computing time of the slowest of any number of ranks, for which synchronous ranks wait, as the
-    expected maximum of log-normal times with the variance of the measured ranks (`Jitter.slowest_s`). It holds as
-    far as further ranks are like the measured ones; ranks that share cores have more jitter than ranks on their own,
-    which a warning says. Steps that were repeated after a failure, or in which a fault slowed a rank down, are
+    The result predicts the computing time of the slowest of any number of ranks, for which synchronous ranks wait: the
+    expected maximum of log-normal times with the variance of the measured ranks (`Jitter.slowest_s`). This assumes
+    that further ranks behave like the measured ones. Ranks that share cores have more jitter than ranks with a core of
+    their own; a warning says so. Steps that were repeated after a failure, or in which a fault slowed a rank down, are
     left out.
 
     Args:

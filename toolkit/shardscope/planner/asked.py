@@ -1,4 +1,4 @@
-"""What a search was asked for, and the software and calibration that each of its layouts gets."""
+"""The arguments of a search, and the software and calibration for each of its layouts."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 The settings of a layout are divided among four tables:
 
 - `Grid`: degrees of parallelism;
-- `Bodies`: all settings that determine the work of a rank, which are the index of a `Grid` row, the micro-batch size,
-  the schedule, sequence parallelism and recomputation;
+- `Bodies`: all settings that determine the work of a rank: the index of a `Grid` row, the micro-batch size, the
+  schedule, sequence parallelism and recomputation;
 - ways to store model states: a sharding, which is a ZeRO stage with a shard size, and an offload setting;
 - compression methods.
 
@@ -42,7 +42,7 @@ from shardscope.spec.optimizer import Optimizer
 FULL = RECOMPUTE_NAMES.index("full")
 IN_PIPELINE, WITH_OFFLOAD = -1, -2
 LEFT_OUT = {IN_PIPELINE: "ZeRO in a pipeline", WITH_OFFLOAD: "ZeRO with offload"}
-"""Reasons why a way to store model states is left out, by the code that stands for its shard size."""
+"""Reasons why a way to store model states is left out, by the code that replaces its shard size."""
 
 
 class SharedSettings(NamedTuple):
@@ -106,7 +106,7 @@ class Candidates(NamedTuple):
         return (self.shard > 0) & self.chosen
 
     def ways_of(self, body: Ints) -> Mask:
-        """Return a mask by body and way: False if the way duplicates another one, or the body recomputes too little."""
+        """Return a mask by body and way: False if the way is a duplicate, or the body recomputes too little."""
         return self.ways[self.bodies.grid[body]] & (self.bodies.recomputes_all[body, None] | ~self.needs_full)
 
     @property
@@ -121,7 +121,7 @@ class Candidates(NamedTuple):
         return self.total - sum(self.rejected.values())
 
     def only(self, chosen: Mask) -> Candidates:
-        """Return the candidates with some of the ways to store model states; counts are those of this part."""
+        """Return the candidates with some of the ways to store model states; counts cover only these."""
         count, before = int(chosen.sum()), int(self.chosen.sum())
         part = self._replace(chosen=chosen, total=self.total // before * count)
         rejected = {name: lost // before * count for name, lost in self.rejected.items()}
@@ -208,7 +208,7 @@ def candidates(
 
 
 def _lost_ways(found: Candidates) -> dict[str, int]:
-    """Return the number of combinations that are left out, by reason, and that store states like another one."""
+    """Return the numbers of combinations that are left out, by reason, and of those that duplicate another one."""
     at, packed = found.bodies.grid, len(found.compression)
     left_out = {
         reason: int(((found.shard == code) & found.chosen).sum(1)[at].sum()) * packed
@@ -274,13 +274,13 @@ def _bodies(
 
 
 def _twin_counts(counts: tuple[int, ...], layers: Ints, again: Ints, of_stage: Ints) -> Mask:
-    """Return which rows are a twin of one with an earlier number of layers to recompute.
+    """Return which rows duplicate a row with an earlier number of layers to recompute.
 
     Args:
         counts: Numbers of layers that are tried; 0 for all.
         layers: Number of layers to recompute, by row.
         again: Index into `RECOMPUTE_NAMES`; the number matters only with full recomputation.
-        of_stage: Number of layers on a stage; as many or more are all of them.
+        of_stage: Number of layers on a stage; recomputing this many or more means all of them.
     """
     twins = np.zeros(len(layers), bool)
     for place, count in enumerate(counts):

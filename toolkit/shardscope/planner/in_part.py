@@ -1,9 +1,9 @@
 """Layouts that fit only if they recompute, with as few layers recomputed as memory demands.
 
-A layout without recomputation that does not fit takes less memory with each layer of a stage that it recomputes. It
-also takes more time, unless activations are offloaded, of which it then moves fewer: there, more layers than memory
-demands can be faster, and are not searched. The smallest number with which it fits is found between bounds, for all
-layouts of a chunk at once.
+A layout that does not fit without recomputation needs less memory with each layer of a stage that it recomputes. Each
+layer also costs time, unless activations are offloaded: then fewer bytes are moved, so recomputing more layers than
+memory demands can be faster, but this is not searched. The smallest number of layers with which a layout fits is found
+by narrowing bounds, for all layouts of a chunk at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardscope.spec.layout import RECOMPUTE_NAMES
 Floats = npt.NDArray[np.float64]
 NONE = RECOMPUTE_NAMES.index("none")
 _CHORDS = 2
-"""Number of tries on the chord, before halves, which always end soon."""
+"""Number of secant steps before the search switches to bisection, which always ends soon."""
 
 
 class InPart(NamedTuple):
@@ -39,7 +39,7 @@ class InPart(NamedTuple):
 def can_recompute_in_part(found: Candidates) -> npt.NDArray[np.bool_]:
     """Return which rows of `Candidates.bodies` recompute nothing, but could recompute some layers of a stage.
 
-    All layers of a stage are recomputed by a row of its own.
+    Recomputing all layers of a stage is a separate row.
     """
     every = np.arange(len(found.bodies.grid))
     can = (found.bodies.recompute == NONE) & (_stage_layers(found, every) > 1)
@@ -82,7 +82,7 @@ class _Held(NamedTuple):
     memory_bytes: Floats
     drive_share: Floats
     beyond: Floats
-    """Bytes that the layout lacks, or if it fits, minus those that it leaves free."""
+    """Bytes that the layout lacks; negative if it fits, by the bytes that it leaves free."""
 
     def at(self, rows: npt.NDArray[np.intp]) -> _Held:
         return _Held(*(column[rows] for column in self))

@@ -71,9 +71,9 @@ def plan(
         calibration: Measured constants of the cluster; None for those of its device and the software.
         software: Name of the framework that runs all layouts. Only what it ships is searched (schedules, ZeRO stages,
             context parallelism, offloading; see `calibration.software`), except on axes that `fix` or `space` names,
-            and `Plans.caveat` says what others would save. None searches everything, for the software of the
-            calibration, or else for each layout the one that it suggests, as in `predict`: DeepSpeed with offload,
-            FSDP2 with ZeRO 2 or 3, Megatron-Core otherwise. `PlanRow.software` names it.
+            and `Plans.caveat` says what other layouts would save. None searches everything, for the software of the
+            calibration, or else for the software that each layout suggests, as in `predict`: DeepSpeed with offload,
+            FSDP2 with ZeRO 2 or 3, Megatron-Core otherwise. `PlanRow.software` names the software.
 
     Raises:
         SpecError: A name is unknown or a value is invalid. If no layout fits, see `Plans.problem`.
@@ -121,7 +121,7 @@ def plan(
 
 
 def _without_offload(space: SearchAxes, every: SearchAxes) -> SearchAxes:
-    """Return the space without offloading, and with the limits of offloading that the caller gave, if any."""
+    """Return the space without offloading, but with the caller's limits of offloading, if any."""
     given = {name: getattr(every, name) for name in ("zero_for_offload", "full_for_offload")}
     return space.replace(offload=("none",), **given)
 
@@ -163,7 +163,7 @@ def _is_count(value: object) -> bool:
 
 
 def _check_numbers(space: SearchAxes, cluster: Cluster) -> None:
-    """Refuse numbers of layers to recompute that no layout of the search can have.
+    """Reject numbers of layers to recompute that no layout of the search can have.
 
     Raises:
         SpecError: `recompute` leaves out full recomputation, or the cluster is mixed.

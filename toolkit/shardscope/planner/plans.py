@@ -148,7 +148,7 @@ class Plans:
     @overload
     def __getitem__(self, place: slice) -> list[PlanRow]: ...
     def __getitem__(self, place: int | slice) -> PlanRow | list[PlanRow]:
-        """Return the row at an index that starts at 0, where negative ones count from the end, or those of a slice."""
+        """Return the row at an index from 0 (negative indices count from the end), or the rows of a slice."""
         if isinstance(place, slice):
             return [self[each] for each in range(len(self))[place]]
         return self.row(int(self.order[: len(self)][place]), rank=place % max(1, len(self)) + 1)
@@ -200,7 +200,7 @@ class Plans:
         return layout_at(columns, 0, self.global_batch)
 
     def layouts(self, kept: Any) -> Layouts:
-        """Return the layouts at indices into the kept rows, which must be of the same pool."""
+        """Return the layouts at indices into the kept rows, all of the same pool."""
         at = np.asarray(kept, np.int64)
         pool, start = self._place(int(at[0]))
         rows = pool.rows.at(at - start)
@@ -385,14 +385,14 @@ class Plans:
 
     @cached_property
     def beyond(self) -> Beyond | None:
-        """The fastest layout if the software shipped everything; None if it ships that one, or nothing was left out."""
+        """The fastest layout of the unlimited search; None if the software ships it, or if nothing was left out."""
         if self.limits is None or not len(self):
             return None
         recipes = dict.fromkeys(pool.found.recipe for pool in self.pools)
         return fastest_beyond(self.asked, self.global_batch, self.limits, list(recipes))
 
     def _unshipped(self) -> list[str]:
-        """Return sentences about what the best plan's software does not ship: in it, or in layouts left out."""
+        """Return sentences about what the best plan's software does not ship, in the plan or in layouts left out."""
         best = self[0] if len(self) else None
         if best is None or not best.software:
             return []

@@ -1,4 +1,4 @@
-"""Where the parts of a rehearsed step take another share of it than in the plan."""
+"""Parts of a rehearsed step whose share of the step differs from the plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PARTS = {
 }  # fmt: skip
 """Names of the parts of a planned step and of a job's step, by what they are spent on."""
 _ALIKE = 0.1
-"""Difference of shares of a step up to which no note is given."""
+"""Largest difference between shares of a step for which no note is given."""
 _EXPOSED = ": jobs do not hide messages behind computation, and each message costs this machine time"
 
 

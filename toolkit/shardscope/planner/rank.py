@@ -76,7 +76,7 @@ def scores(
 
 
 def rounded(values: Floats) -> Floats:
-    """Return values to 40 binary digits, so that equal ones tie on every machine: their last digits differ."""
+    """Round values to 40 binary digits, so that equal values tie on every machine despite differing last digits."""
     digits, exponent = np.frexp(values)
     return np.asarray(np.ldexp(np.round(np.ldexp(digits, 40)), exponent - 40))
 

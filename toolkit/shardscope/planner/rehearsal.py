@@ -8,10 +8,10 @@ emulated cluster follows from the plan:
     updates of a node         bytes of a small update / (T × planned time of the update), faster on faster memory
     rate of a link            planned rate × (bytes of a small message / planned bytes of a message) / T
 
-So different devices keep their proportions, and the run shows whether the planned division of the layers pays.
-What a small model has more of, or a job does otherwise than the plan, makes steps longer or shorter. T is therefore
-chosen so that the predicted step of the job takes the wanted time, and a note names the parts of a step whose share
-then differs from the plan's. Links inside a node are those of this machine, and memory is not emulated.
+So different devices keep their proportions, and the run shows whether the planned division of the layers pays off.
+Parts that are relatively larger in a small model, or that differ between job and plan, make steps longer or shorter. T
+is therefore chosen so that the predicted step of the job takes the requested time, and a note names the parts of a step
+whose share then differs from the plan. Links inside a node are those of this machine, and memory is not emulated.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def _slowed(
 ) -> tuple[_Staged, Term]:
     """Return the cluster on which a step of the job takes `step_s`, and the predicted time of the step.
 
-    The time grows by nearly as much for each unit of slow motion, from the time of what the cluster does not set, so
-    the next try is on the line through the last two.
+    The step time grows almost linearly with the slow motion, from an offset that the cluster does not control, so the
+    next try is on the line through the last two (secant method).
 
     Args:
         staged_at: Function that returns the cluster for a slow motion.
@@ -201,7 +201,7 @@ def _nodes(setting: SearchSettings, table: Layouts, flops: float, moved_bytes_pe
 def _pass_s(setting: SearchSettings, table: Layouts, group: Cluster) -> float:
     """Return the planned time of one micro-batch in the whole model on the devices of a group, in seconds.
 
-    It is that of both passes, with embedding, head and waits for launches, but without messages.
+    This covers both passes, with embedding, head and waits for launches, but without messages.
     """
     alone = setting.cluster.replace(device=group.device, intra=group.intra, groups=())
     one = step_work(setting.model, table, alone, setting.calibration, None).micro.take(slice(0, 1))
@@ -238,7 +238,7 @@ def _recompute_note(setting: SearchSettings, layout: Layout) -> Iterator[str]:
 
 
 def _check(layout: Layout, cluster: Cluster) -> None:
-    """Reject a layout that no job stands for, and clusters that cannot be emulated."""
+    """Reject layouts without a corresponding job, and clusters that cannot be emulated."""
     degrees = {"tensor": layout.tensor, "context": layout.context, "expert": layout.expert}
     several = [f"{name}={degree}" for name, degree in degrees.items() if degree > 1]
     if several:
@@ -276,7 +276,7 @@ def _small_model(planned: str, model: str | None) -> tuple[str, GPTConfig]:
 
 
 def _split(setting: SearchSettings, table: Layouts, small: GPTConfig, stages: int) -> tuple[int, ...]:
-    """Return the layers of each stage of the small model, with embedding and head, divided as the plan divides its own.
+    """Return the layers of each stage of the small model, with embedding and head, divided as in the plan.
 
     The limit that a device's memory sets is scaled with the number of layers.
     """

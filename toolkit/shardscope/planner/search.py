@@ -40,7 +40,7 @@ class RankedRows(NamedTuple):
     way: Ints
     compression: Ints
     recompute_layers: Ints
-    """Number of layers per stage that are recomputed although the body recomputes none, because it would not fit; else
+    """Number of layers per stage that are recomputed to make the layout fit, if the body itself recomputes none; else
     0."""
     time_s: Floats
     memory_bytes: Floats

@@ -1,4 +1,4 @@
-"""Model, cluster and calibration of a search, and the time and memory that layouts take there."""
+"""Model, cluster and calibration of a search, and the time and memory of its layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limit a search to what the named software ships, and say what the layouts beyond would save.
+"""Limit a search to what the named software ships, and say what layouts outside this limit would save.
 
 Only what the caller leaves open is limited: an axis that `fix` or `space` names is searched as given.
 """
@@ -30,7 +30,7 @@ class Beyond(NamedTuple):
     layout: Layout
     step_time_s: float
     lacking: str
-    """What the software does not ship of it, in words."""
+    """What this layout needs that the software does not ship, in words."""
 
 
 class SoftwareLimits(NamedTuple):
@@ -107,14 +107,14 @@ def shipped_space(
 
 
 def lacking(software: str, layout: Layout, model: Transformer) -> str:
-    """Return in words what a layout has that the software does not ship; empty for nothing and for unknown software."""
+    """Return what a layout needs that the software does not ship, in words; empty if nothing, or if unknown."""
     return " and ".join(software_of(software).shipped.lacks(layout, model)) if software else ""
 
 
 def fastest_beyond(
     asked: Asked, batch: int, limits: SoftwareLimits, recipes: Sequence[SharedSettings]
 ) -> Beyond | None:
-    """Return the fastest layout of the space without limits; None if it is in the space with them."""
+    """Return the fastest layout of the unlimited space; None if the limited space contains it."""
     pools, _ = searched(asked, batch, limits.wider, recipes, 1)
     pool = min(pools, key=lambda each: each.rows.time_s.min(initial=np.inf))
     if not len(pool.rows.time_s):
@@ -129,7 +129,7 @@ def fastest_beyond(
 
 
 def limited_texts(software: str, beyond: Beyond | None, fastest_s: float) -> list[str]:
-    """Return sentences that say what a search was limited to, and how much faster the fastest layout beyond is."""
+    """Return sentences on what a search was limited to, and how much faster the fastest excluded layout is."""
     label = software_of(software).label
     texts = [f"only what {label} ships was searched"]
     saved = 0.0 if beyond is None else 1 - beyond.step_time_s / fastest_s
@@ -143,7 +143,7 @@ def unshipped_texts(software: str, missing: str, *, is_named: bool) -> list[str]
 
     Args:
         software: The best plan's software.
-        missing: What it does not ship of the best plan.
+        missing: What the best plan needs that this software does not ship.
         is_named: Whether the caller named the software.
     """
     label = software_of(software).label

@@ -41,7 +41,7 @@ class SearchAxes(Spec):
     """Stages per rank for interleaved schedules; V-shaped schedules always have two, the others one."""
     zero: tuple[Literal[0, 1, 2, 3], ...] = Field(default=(0, 1, 2, 3), min_length=1)
     zero_in_pipelines: tuple[Literal[0, 1, 2, 3], ...] = Field(default=(0, 1, 2, 3), min_length=1)
-    """Those of the ZeRO stages that are tried with several pipeline stages; several frameworks do not combine all."""
+    """ZeRO stages that are tried with several pipeline stages; several frameworks do not support all of them."""
     zero_for_offload: tuple[tuple[Offload, Literal[0, 1, 2, 3]], ...] = ()
     """Pairs of an offload setting and the lowest ZeRO stage with which it is tried, such as ``("states", 3)``."""
     full_for_offload: tuple[Offload, ...] = ()
@@ -50,9 +50,9 @@ class SearchAxes(Spec):
     """Shard model states over all replicas, or over the replicas on one node (HSDP)."""
     recompute: tuple[Recompute, ...] = Field(default=("none", "selective", "full"), min_length=1)
     recompute_layers: tuple[CountOrZero, ...] | None = None
-    """Numbers of layers per stage to recompute with full recomputation, 0 for all. None for all and, if a layout does
-    not fit without recomputation, also for the fewest with which it fits; for all only, if `recompute` is restricted to
-    "full". Numbers do not leave out layouts without full recomputation; for that, write
+    """Numbers of layers per stage to recompute with full recomputation, 0 for all. None tries all layers and, if a
+    layout does not fit without recomputation, also the fewest layers with which it fits; if `recompute` is restricted
+    to "full", only all layers. Numbers do not exclude layouts without full recomputation; for that, write
     fix={"recompute": "full", "recompute_layers": 4}. With offloaded activations, more than the fewest can be faster."""
     offload: tuple[Offload, ...] = Field(
         default=("none", "optimizer", "states", "activations", "all"), min_length=1

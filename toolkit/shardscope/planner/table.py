@@ -65,7 +65,7 @@ def dollars_text(dollars: float) -> str:
 
 
 def _three_digits(value: float) -> str:
-    """Format like `three_digits`, with zeros at the end: ``3.30`` stands below ``3.22`` in a column."""
+    """Format like `three_digits`, but with trailing zeros, so that ``3.30`` aligns with ``3.22`` in a column."""
     return f"{value:#.3g}".rstrip(".") if 1e-4 <= value < 100 else three_digits(value)
 
 

@@ -38,11 +38,11 @@ class Budgeted(ABC):
 
     @property
     def goodput(self) -> float | None:
-        """Expected fraction of the time that is spent on training which no failure undoes, from 0 to 1.
+        """Expected fraction of the time that is spent on training that no failure undoes, from 0 to 1.
 
-        It is what `Summary.goodput` tends to in a long run, with checkpoints at the optimal interval or at that of the
-        job; `ss.goodput` predicts that of a short one, from measured costs. None if the cluster's `device_mtbf_hours`
-        is None.
+        This is the limit of `Summary.goodput` in a long run, with checkpoints at the job's interval, or else at the
+        optimal one; `ss.goodput` predicts the goodput of a short run from measured costs. None if the cluster's
+        `device_mtbf_hours` is None.
         """
         return None if self.reliability is None else float(self.reliability.goodput)
 

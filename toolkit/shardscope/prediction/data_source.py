@@ -1,7 +1,7 @@
 """How long a step waits for training data that comes from an emulated slow source, and how many steps do.
 
-A cache that holds all shards is filled in the first epoch, after which no step waits. It is taken to be empty at the
-start of a run.
+A cache that holds all shards is filled in the first epoch, after which no step waits. The cache is assumed to be empty
+at the start of a run.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class StoredRows(NamedTuple):
 def with_waiting(parts: tuple[Term, ...], step: JobStep) -> tuple[Term, ...]:
     """Return the parts of a step, with the time that a rank waits for an emulated source added to ``data``.
 
-    Batches are read ahead while the rank computes, so a rank waits only for the time by which reading one takes longer
-    than all else in a step.
+    Batches are prefetched while the rank computes, so a rank waits only if reading a batch takes longer than the rest
+    of a step.
     """
     waiting = _waiting(step, sum(part.value for part in parts))
     if waiting is None or waiting.value == 0:
@@ -59,10 +59,10 @@ def with_waiting(parts: tuple[Term, ...], step: JobStep) -> tuple[Term, ...]:
 
 
 def filling_s(step: JobStep, step_time_s: float) -> float:
-    """Return the time that a rank waits in all, in seconds, while a cache is filled in the first epoch.
+    """Return the total time that a rank waits while a cache is filled in the first epoch, in seconds.
 
-    It is 0 if no step waits, or if `step_time_s` has the wait already: if a cache does not hold all shards, or if the
-    job ends before it is filled.
+    0 if no step waits, or if `step_time_s` already includes the wait, because the cache cannot hold all shards or the
+    job ends before the cache is full.
 
     Args:
         step: The step that stands for most steps of the job.
@@ -75,7 +75,7 @@ def filling_s(step: JobStep, step_time_s: float) -> float:
 
 
 def _waiting(step: JobStep, others_s: float) -> Term | None:
-    """Return the time that a rank waits for data; None if nothing is emulated, or the cache is full by then."""
+    """Return the time that a rank waits for data; None without an emulated source, or if the cache is already full."""
     stored = _stored_slowly(step)
     return None if stored is None or _is_filled(step, stored) else _reading(step, stored, others_s)
 
@@ -90,10 +90,10 @@ def _is_filled(step: JobStep, stored: StoredRows) -> bool:
 
 
 def _reading(step: JobStep, stored: StoredRows, others_s: float) -> Term:
-    """Return the time by which reading a batch from the source takes longer than all else in a step.
+    """Return how much longer reading a batch from the source takes than the rest of a step.
 
-    Without a cache, a rank reads its own rows. With one, the ranks of a machine share the work of fetching each shard
-    once, so that each reads as many bytes; latency is then that of a shard.
+    Without a cache, a rank reads its own rows. With a cache, each shard is fetched once, and the ranks of a machine
+    share this work equally; the latency then applies per shard.
     """
     data = step.job.data
     assert isinstance(data, Shards), "they are stored"

@@ -1,4 +1,4 @@
-"""Expected goodput of a training on a cluster whose devices fail at a stated rate."""
+"""Expected goodput of training on a cluster whose devices fail at a stated rate."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def expected_failures(
     precision: str,
     interval_s: float | None = None,
 ) -> Reliability | None:
-    """Return what failures and checkpoints cost a training; None if the cluster states no failure rate.
+    """Return the cost of failures and checkpoints for a training run; None if the cluster states no failure rate.
 
     Training waits while the nodes write a checkpoint, each its share at the cluster's `storage_bandwidth`. A restart
-    takes its `restart_s`, and reading the checkpoint at the same rate.
+    takes the cluster's `restart_s`, plus the time to read the checkpoint at the same bandwidth.
 
     Args:
         cluster: The cluster, all of whose devices are used.
         num_params: Number of parameters of the model.
         optimizer: The optimizer, or its states.
         precision: Precision of the weights and the states.
-        interval_s: Training time between two checkpoints; None for the optimal one.
+        interval_s: Training time between two checkpoints; None for the optimal interval.
     """
     if cluster.device_mtbf_hours is None:
         return None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardscope.prediction.job import JobPrediction
 
 _SLACK = 0.02
-"""Half width of the interval of times that an emulated cluster states, relative to them: sleeps end a little late."""
+"""Relative half width of the interval of times that an emulated cluster states: sleeps end a little late."""
 
 
 def host_interval(prediction: JobPrediction, host: HostCalibration, step_s: float) -> Interval:
@@ -39,7 +39,7 @@ def host_interval(prediction: JobPrediction, host: HostCalibration, step_s: floa
 
 
 def _with_unmeasured(prediction: JobPrediction, host: HostCalibration, times: float) -> float:
-    """Return the step time if all costs that were not measured here are this many times those of the calibration."""
+    """Return the step time if all costs that were not measured here are scaled by this factor."""
     rows = []
     for row in host.constants:
         value = row.value * times if CONSTANTS[row.name].unit in ("s", "x") else row.value / times
@@ -49,7 +49,7 @@ def _with_unmeasured(prediction: JobPrediction, host: HostCalibration, times: fl
 
 @lru_cache(maxsize=1)
 def _shipped_ends() -> tuple[float, float]:
-    """Return how many times their predicted time steps take at least and at most with another machine's constants."""
+    """Return the lowest and highest ratio of actual to predicted step time with another machine's constants."""
     return HostCalibration.shipped().interval(1.0)
 
 

@@ -86,7 +86,7 @@ class JobPrediction(Shown, Budgeted):
         host: The constants of this machine's CPU ranks; None on a cluster.
         is_calibrated: Whether `host` was measured here by `ss.calibrate`, or given; otherwise it ships with Shardscope.
         ignored: Sentence that says why a saved calibration is not used; None if none is ignored.
-        place: Cores and shared memory of the machine that `host` is of; None for those of this process.
+        place: Cores and shared memory of the machine on which `host` was measured; None for those of this process.
     """
 
     job: Job
@@ -202,10 +202,10 @@ class JobPrediction(Shown, Budgeted):
     def interval(self) -> Interval | None:
         """Interval that contains 90 % of step times, in seconds; None if not `has_rates`.
 
-        On this machine, it is from the errors on runs left out of the fit; constants that no run on it determined may
-        be as far off as those that ship with Shardscope. On a cluster, see `uncertainty`. What an
-        emulated cluster states is nearly certain: the times of its processors, latencies, and the rates of links. With
-        uneven shards, it also contains a step in which no message waits for another.
+        On this machine, the interval follows from the errors on runs left out of the fit. Constants that no run on this
+        machine determined may be as inaccurate as those that ship with Shardscope. On a cluster, see `uncertainty`. On
+        an emulated cluster, the stated times of processors, latencies and link rates are nearly certain. With uneven
+        shards, the interval also contains a step in which no message waits for another.
         """
         if self.uncertainty is not None:
             return self.uncertainty.interval
@@ -248,8 +248,8 @@ class JobPrediction(Shown, Budgeted):
     def step_time_s(self) -> float | None:
         """Time of one step, in seconds, once a cache of training data is full; None if not `has_rates`.
 
-        That is the value of `time`, except for asynchronous workers: `time` is that of the slowest worker for its own
-        gradient, and this the time in which all workers together compute as many gradients as a step has.
+        This equals `time`, except for asynchronous workers: `time` is how long the slowest worker takes for its own
+        gradient, and `step_time_s` is how long all workers together take for as many gradients as a step has.
         """
         return None if self.time is None else step_seconds(self.step, self.time)
 
@@ -263,7 +263,7 @@ class JobPrediction(Shown, Budgeted):
 
     @cached_property
     def filling_s(self) -> float:
-        """Time that a rank waits in all, in seconds, while an empty cache of training data is filled."""
+        """Total time that a rank waits while an empty cache of training data is filled, in seconds."""
         return 0.0 if self.time is None else filling_s(self.step, self.time.value)
 
     @property
@@ -293,7 +293,7 @@ class JobPrediction(Shown, Budgeted):
 
     @property
     def overfull(self) -> tuple[int, ...]:
-        """Ranks whose tensors need more than the memory that their device has for tensors, or the cluster states."""
+        """Ranks whose tensors exceed the memory that their device has for tensors, or that the cluster states."""
         room = self.step.memory
         if self.by_rank is None or not room:
             return ()

@@ -98,11 +98,11 @@ def kinds_by_rank(step: JobStep, states: RankStates | None) -> dict[str, npt.NDA
 
 
 def held_at_once(step: JobStep, kinds: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
-    """Return the most that each rank holds of all `kinds` together, in bytes, with shape `(world_size,)`.
+    """Return the peak memory of all `kinds` together on each rank, in bytes, with shape `(world_size,)`.
 
     This is what a run records as the peak: without intermediate results, gradients of activations, and the batch. A
-    replica or shard holds the gradients of a step only once its activations are freed, unless they stay in buckets, or
-    are those of an earlier micro-batch. The ranks of other strategies may hold all types at the same time.
+    replica or shard holds the gradients of a step only once its activations are freed, unless gradients stay in
+    buckets or belong to an earlier micro-batch. The ranks of other strategies may hold all types at the same time.
 
     Args:
         step: The training step to predict.
@@ -146,7 +146,7 @@ def _saved_and_gathered(step: JobStep, stage: int) -> npt.NDArray[np.float64]:
 
 
 def _work_name(states: RankStates | None) -> str:
-    """Return the name of the work buffers' term: that of the type if all of them are known."""
+    """Return the name of the term for work buffers: the name of the memory type if all buffers are known."""
     return "buffers at the peak" if states is None or states.buffers is None else "buffers"
 
 

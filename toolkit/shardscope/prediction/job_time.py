@@ -37,8 +37,8 @@ _UNEVEN = 1e-2
 def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: RankRates) -> Term:
     """Return the time of one step, in seconds, as a sum of terms.
 
-    Only reading from a slow source overlaps with other terms, and messages between pipeline stages with computation if
-    they travel over links.
+    The only overlaps are reading from a slow source with all other terms, and messages between pipeline stages with
+    computation, if they travel over links.
 
     Each operation takes the time of its matrix products or of its memory traffic, plus the time of its launch. On GPUs,
     products take longer the smaller their matrices are, and launches overlap with computation, as in layouts; a
@@ -47,7 +47,7 @@ def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: 
     The optimizer takes the time to read and write all states on the rank where that takes longest, plus a time per
     tensor, and the codec the time to read and write the gradient and its packets. Each collective takes as long as its
     slowest rank needs to send or to receive its bytes, or the busiest link if messages share links, and to send its
-    messages. Ranks of different speeds wait for the one that computes longest, apart from those whose gradients are
+    messages. Ranks of different speeds wait for the rank that computes longest, not counting ranks whose gradients are
     dropped.
 
     Args:
@@ -92,9 +92,9 @@ def _pass(
 ) -> Term:
     """Return the term for all forward passes or all backward passes of a step.
 
-    ZeRO-3 gathers each unit's parameters during the backward pass of the unit before, for `gathering_s` altogether.
-    What a rank computes meanwhile is part of the stated time of an emulated processor, whose sleep is shorter by it; so
-    a pass takes at least what the rank itself computes.
+    ZeRO-3 gathers each unit's parameters during the backward pass of the previous unit, for `gathering_s` in total.
+    What a rank computes meanwhile counts towards the stated time of an emulated processor, so the rank sleeps less; a
+    pass takes at least as long as the rank's own computation.
     """
     trace, is_forward = step.trace, name == "forward"
     if rates.passes is not None:
@@ -229,10 +229,10 @@ def _overlapping(
 
 
 def loads_of(step: JobStep, traffic: Traffic, rates: RankRates) -> StepLoads | None:
-    """Return what a step puts on the links; None if this cannot matter.
+    """Return the load of a step on the links; None if it does not affect the step time.
 
-    On equal links, it does if ranks take turns, as in a tree, or if latencies add up. Ranks that all send equally much
-    are assumed to send all the time.
+    On equal links, the load matters if ranks take turns, as in a tree, or if latencies add up. Ranks that all send the
+    same number of bytes are assumed to send all the time.
     """
     if rates.network is not None:
         return StepLoads.of(step, traffic, rates.network)
@@ -243,7 +243,7 @@ def loads_of(step: JobStep, traffic: Traffic, rates: RankRates) -> StepLoads | N
 
 
 def _collective(name: str, sent: Sent, rates: RankRates, load: Load | None) -> Term:
-    """Return the term for one collective. Only messages of known number wait for those of other ranks."""
+    """Return the term for one collective. Messages wait for other ranks' messages only if their number is known."""
     messages = sent.counted
     seconds = sent.busiest / rates.link + messages * rates.per_message_s(sent)
     rank = int(seconds.argmax())

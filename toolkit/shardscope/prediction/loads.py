@@ -25,7 +25,7 @@ _PASSES = ("forward", "backward")
 def slowness_on(emulated: EmulatedCluster | None) -> tuple[float, ...]:
     """Return the computing time of each rank relative to that on the slowest node; empty if all are alike.
 
-    Without a stated rate, ranks also wait for this machine's cores, so the factors of single nodes are not used.
+    Without a stated rate, ranks also wait for this machine's cores, so the slowdowns of single nodes are not used.
     """
     if emulated is None or emulated.flops is None:
         return ()
@@ -49,9 +49,9 @@ def _relative_times(rates: Sequence[float | None], per_node: int) -> tuple[float
 def memory_on(
     cluster: Cluster | EmulatedCluster | None, software: str, *, job: Job, trace: StepTrace
 ) -> tuple[float, ...]:
-    """Return the memory of each rank's device, in bytes; empty on this machine, and where it is not stated.
+    """Return the memory of each rank's device, in bytes; empty on this machine, or if not stated.
 
-    On GPUs, it is what tensors can take, by the memory model of the software and the largest tensor of the job.
+    On GPUs, this is the memory available to tensors, by the software's memory model and the job's largest tensor.
     """
     if isinstance(cluster, EmulatedCluster):
         is_stated = all(node.memory is not None for node in cluster.nodes)
@@ -66,8 +66,8 @@ def memory_on(
 def rank_loads(step: JobStep) -> list[Work]:
     """Return the compute and idle time of each rank in a step, with its share of the batch.
 
-    Both are fractions of the time in which the slowest device would process the whole model for the samples of the rank
-    that has the most (`JobStep.samples` in each micro-batch).
+    Both are fractions of the time that the slowest device would need to process the whole model for the samples of the
+    fullest rank (`JobStep.samples` in each micro-batch).
     """
     work: list[Work] = list(step.job.strategy.work(step))
     readers = [rank for rank, each in enumerate(work) if each.computing > 0]
@@ -83,7 +83,7 @@ def rank_samples(step: JobStep, readers: Sequence[int]) -> tuple[int, ...]:
 
     Args:
         step: The step.
-        readers: These ranks, in order.
+        readers: The ranks that read data, in order.
     """
     batch = step.job.batch
     if batch.shares != MEASURED:
@@ -96,7 +96,7 @@ def rank_samples(step: JobStep, readers: Sequence[int]) -> tuple[int, ...]:
 def rank_updates(step: JobStep) -> list[float]:
     """Return the time of each rank's update of parameters.
 
-    It is relative to the time in which the slowest device would update the whole model, and 0 for ranks that update
+    The time is relative to that of the slowest device for updating the whole model, and 0 for ranks that update
     nothing, such as the workers of a parameter server.
     """
     strategy = step.job.strategy
@@ -123,7 +123,7 @@ class Samples(NamedTuple):
 
 
 def samples_by_rank(step: JobStep) -> list[Samples]:
-    """Return the samples of each rank in a step; those of the fullest rank for ranks that read no data of their own.
+    """Return the samples of each rank in a step; ranks that read no data get the number of the fullest rank.
 
     Shares yet to be measured count as equal.
     """
@@ -137,20 +137,20 @@ def samples_by_rank(step: JobStep) -> list[Samples]:
 
 
 def awaited(step: JobStep, loads: Sequence[Work]) -> Work:
-    """Return the work of the rank that a step waits for: the slowest, apart from those whose gradients are dropped."""
+    """Return the work of the rank that a step waits for: the slowest whose gradients are not dropped."""
     order = sorted(loads, key=lambda each: -each.computing)
     return order[step.job.strategy.num_dropped]
 
 
 def step_seconds(step: JobStep, time: Term) -> float:
-    """Return the duration of a step: of asynchronous workers, the time in which they use as many gradients together."""
+    """Return the duration of a step; for asynchronous workers, the time until a step's number of gradients is used."""
     if not step.job.strategy.is_asynchronous:
         return time.value
     return step.job.batch.global_batch / used_samples_per_s(step, time)
 
 
 def run_seconds(step: JobStep, time: Term) -> float:
-    """Return the time of all steps of a run. Workers that do not share its gradients end with the slowest."""
+    """Return the time of all steps of a run; if workers do not share the gradients, that of the slowest worker."""
     strategy = step.job.strategy
     is_shared = isinstance(strategy, ParameterServer) and strategy.shares_gradients
     return step.job.last_step * (step_seconds(step, time) if is_shared else time.value)
@@ -159,12 +159,12 @@ def run_seconds(step: JobStep, time: Term) -> float:
 def used_samples_per_s(step: JobStep, time: Term) -> float:
     """Return the samples of all ranks per second whose gradients are used.
 
-    Workers of a parameter server that is not synchronous do not wait for each other in each step, so a slow one slows
-    the others down only as far as the bound on staleness makes them wait.
+    Workers of an asynchronous parameter server do not wait for each other in each step, so a slow worker slows the
+    others down only as far as the staleness bound makes them wait.
 
     Args:
         step: The step.
-        time: Its time, the result of `job_time_term`.
+        time: Time of the step, as from `job_time_term`.
     """
     job, strategy = step.job, step.job.strategy
     used = 1 - strategy.num_dropped / job.num_data_ranks
@@ -188,10 +188,11 @@ def gradients_per_s(bound: float, cycle_s: Sequence[float]) -> float:
     Workers take turns as in a run: each computes, pushes its gradient, and starts again when the server has applied it.
     The server follows the same rule as in a run (Ho et al. 2013, as in `ParameterServer`).
 
-    With a bound between 0 and infinity, a faster worker may lower the rate, in random draws by up to a sixth, as list
-    scheduling may (Graham, Bounds on multiprocessing timing anomalies, 1969). A gradient that arrives before another
-    instead of with it is an update of its own, so the gradients that are still being computed are staler, and the next
-    ones wait for them longer. Without a bound, and with 0, faster workers never lower it.
+    With a bound between 0 and infinity, a faster worker may lower the rate (in random draws, by up to a sixth), an
+    anomaly known from list scheduling (Graham, Bounds on multiprocessing timing anomalies, 1969). If a gradient arrives
+    before another instead of together with it, the server applies two updates instead of one, so gradients still being
+    computed become staler, and later gradients wait for them longer. Without a bound, or with a bound of 0, faster
+    workers never lower the rate.
 
     Args:
         bound: Maximum staleness of a gradient, in updates; infinite for none.

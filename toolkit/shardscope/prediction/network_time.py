@@ -24,23 +24,23 @@ from shardscope.analytic.job_step import JobStep
 MOST_LISTED = 64
 """Number of ranks up to which messages are always listed one by one."""
 MOST_MESSAGES = 1 << 14
-"""Number of messages up to which those of more ranks are listed, too: a tree or a star has few for each rank."""
+"""With more ranks: number of messages up to which they are still listed; a tree or a star has few per rank."""
 _BOUND = 1e-2
-"""Relative excess over the busiest link's time that makes a sum of levels a bound; nearly equal chunks have less."""
+"""A sum of levels that exceeds the busiest link's time by this fraction is a bound; nearly equal chunks stay below."""
 SEND = "send"
 """Name of the messages between stages in a strategy's traffic."""
 
 
 @dataclass
 class Load:
-    """What one collective, or all calls of it in a step, put on the links.
+    """Load of one collective on the links, for one call or for all calls in a step.
 
     Attributes:
         seconds: Time in seconds.
         bytes: Bytes on each link.
         is_bound: Whether `seconds` adds up levels that have different busiest links, which may overlap.
-        is_assumed: Whether its messages are assumed to go from each rank to the next, because they are not known.
-        hops: Messages that wait for each other, one after another, not counting slices; None if unknown.
+        is_assumed: Whether messages are assumed to go from each rank to the next, because the real ones are unknown.
+        hops: Number of messages that wait for each other, one after another, not counting slices; None if unknown.
     """
 
     bytes: Floats
@@ -50,7 +50,7 @@ class Load:
     hops: int | None = None
 
     def busiest(self, network: Network) -> int:
-        """Return the link that needs longest for its bytes."""
+        """Return the link that takes longest to carry its bytes."""
         return int((self.bytes / network.capacity).argmax())
 
 

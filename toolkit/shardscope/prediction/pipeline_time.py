@@ -38,12 +38,12 @@ def pass_seconds(step: JobStep, flow: Flow, forward_s: float, backward_s: float)
 def exposed_messages_s(flow: Flow, sent: Sent, rates: RankRates, passes: dict[str, list[float]]) -> float:
     """Return for how many seconds of a step its busiest rank waits for messages between stages, beyond the bubble.
 
-    It is the longest time from a rank's first to its last pass with messages, less the same without them. Messages
-    travel while ranks compute, as far as the order of the schedule allows; see `Transfers`.
+    This is the longest time from a rank's first to its last pass with messages, minus the same time without messages.
+    Messages travel while ranks compute, as far as the order of the schedule allows; see `Transfers`.
 
-    A link takes messages as they become ready, as links do. So a faster rank may change their order for the worse, and
-    if messages take longer than passes, a step then takes longer, by up to 9 % in 5,000 random jobs: a scheduling
-    anomaly (Graham 1969, Bounds on multiprocessing timing anomalies).
+    A link carries messages in the order in which they become ready. A faster rank may therefore change the order for
+    the worse, and if messages take longer than passes, a step then takes longer, by up to 9 % in 5,000 random jobs: a
+    scheduling anomaly (Graham 1969, Bounds on multiprocessing timing anomalies).
 
     Args:
         flow: The passes of the step's pipeline.

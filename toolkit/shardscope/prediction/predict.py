@@ -46,8 +46,8 @@ def predict(
     """Predict bytes sent, memory and step time of a job, or memory and step time for a layout of a large model.
 
     Args:
-        job: A job; a transformer, the name of one or a traced module that is one, if `layout` is given; or the
-            ``run.job`` of a training loop recorded by `ss.observe`, of which traffic and model states are predicted.
+        job: A job. If `layout` is given, a transformer, its name, or a traced module that is a transformer. Or the
+            ``run.job`` of a training loop recorded by `ss.observe`, for which traffic and model states are predicted.
         cluster: The cluster to train on; the layout, or the job's ranks, must use all of its devices. For a job, None
             means this machine, and an emulated cluster (`ss.Cluster.emulated`) this machine's cores with its links.
         layout: The layout of the model; omit it for a job.

@@ -24,21 +24,21 @@ from shardscope.spec.model import Transformer
 from shardscope.spec.strategy import Work
 
 KERNELS_PER_OPERATION = 1.6
-"""Kernels that a traced operation launches on a GPU. Calibrations are fitted with the kernels of a transformer's block
-(`prediction.step.micro`), 90 in both passes, of which the trace of a block in mixed precision has 56 operations."""
+"""Kernels that a traced operation launches on a GPU. Calibrations are fitted with 90 kernels per transformer block in
+both passes (`prediction.step.micro`), and the trace of a block in mixed precision has 56 operations."""
 
 
 class IdleMessages(NamedTuple):
-    """Time per message of ranks that do not compute, by how many of them send at the same time.
+    """Time per message of ranks that do not compute, by the number of ranks that send at the same time.
 
-    With more ranks than cores, messages wait for each other at the cores, and ranks for their turn.
+    With more ranks than cores, messages and ranks queue for the cores.
     """
 
     ranks: tuple[float, ...]
     """Numbers of ranks with known times, in ascending order."""
     seconds: tuple[float, ...]
     is_shipped: bool = False
-    """Whether the calibration has no such times, so that they are those that ship."""
+    """Whether the times are those that ship with Shardscope, because the calibration has none."""
 
     def at(self, ranks: float) -> float:
         """Return the seconds per message of this number of ranks."""
@@ -73,21 +73,21 @@ class RankRates(NamedTuple):
     """Fixed time per unit for which ZeRO-2 or ZeRO-3 gathers parameters, in a forward and a backward pass, in
     seconds."""
     unit_busy_s: float = 0.0
-    """The same with waits for a core, if ranks sleep, and 0 otherwise. So long does a backward pass of ZeRO-3 work on a
-    unit while it gathers the next one."""
+    """`unit_s` including waits for a core, if ranks sleep; 0 otherwise. In the backward pass of ZeRO-3, a rank is busy
+    with a unit for this long while it gathers the next one."""
     emulated_flops: float | None = None
-    """FLOP/s at which passes are computed, whatever else they do; None unless a processor is emulated."""
+    """FLOP/s that set the time of passes on an emulated processor; None if no processor is emulated."""
     idle: IdleMessages | None = None
     """Messages of ranks that sleep; None if ranks compute, so that `message_s` contains their waits for a core."""
     network: Network | None = None
     """Links that messages share, if they are not all equal; `link` is then the rate of the slowest."""
     latency_s: float = 0.0
-    """Latency of the emulated link, in seconds; those of messages that do not wait for each other overlap."""
+    """Latency of the emulated link, in seconds; the latencies of messages that do not wait for each other overlap."""
     overlaps: bool = False
-    """Whether messages between stages travel over links while ranks compute; if not, through memory, by the cores."""
+    """Whether messages between stages travel over links while ranks compute; if not, the cores copy them in memory."""
     half_size: float | None = None
-    """Size of the matrices of which a device multiplies half as fast as of huge ones, where launches overlap with
-    computation; None where they do not, and `flops` is reached at all sizes."""
+    """Matrix size at which a device multiplies half as fast as with huge matrices, if launches overlap with
+    computation; None if they do not, and `flops` is then reached at all sizes."""
     passes: Passes | None = None
     """Passes of one micro-batch through a transformer on a cluster; None to sum up traced operations."""
 
@@ -95,8 +95,8 @@ class RankRates(NamedTuple):
         """Return the seconds per message of a collective, besides its latency and the time for its bytes.
 
         Sleeping ranks all send at the same time, and their messages queue for the cores. If the queue takes longer than
-        the link, the cores work on it while the link is busy. Otherwise each message, once its bytes have arrived,
-        waits on average for half of the messages that arrive with it.
+        the link, the cores process the queue while the link is busy. Otherwise, each message, once its bytes have
+        arrived, waits on average for half of the messages that arrive with it.
 
         Args:
             sent: Traffic of the collective.
@@ -120,11 +120,11 @@ class RankRates(NamedTuple):
     ) -> RankRates:  # fmt: skip
         """Return the rates of one rank of `job` on this machine, whose cores the ranks share.
 
-        Ranks on emulated processors mostly sleep, and need no core for that. But what all do at the same time queues up
-        at the cores: their messages (see `IdleMessages`), and the fixed costs of a step and of a pipeline stage. That
-        of gathering parameters arises within a pass, whose sleep absorbs waits for a core. Ranks that wait in a
-        schedule leave their core to others: a pipeline that mostly waits is not slowed down by few cores, and a smaller
-        bubble then gains little. The job's link, if it has one, limits the rate of sending.
+        Ranks on emulated processors mostly sleep, which needs no core. What all ranks do at the same time still queues
+        for the cores: their messages (see `IdleMessages`), and the fixed costs of a step and of a pipeline stage. The
+        fixed cost of gathering parameters arises within a pass, whose sleep absorbs waits for a core. Ranks that wait
+        in a schedule leave their core to others: a pipeline that mostly waits is not slowed down by few cores, and a
+        smaller bubble then gains little. The job's link, if it has one, limits the rate of sending.
 
         Args:
             job: The job.
@@ -219,7 +219,7 @@ FREE = RankRates(
 
 
 def stated_rates(emulated: EmulatedCluster | None, limit: Link | None) -> RankRates:
-    """Return rates with which only what is stated takes time: latencies, and computation on emulated processors."""
+    """Return rates with which only stated costs take time: latencies, and computation on emulated processors."""
     return FREE._replace(
         latency_s=0.0 if limit is None else limit.latency_s,
         emulated_flops=None if emulated is None else emulated.flops,
@@ -260,7 +260,7 @@ def transport_of(
 def network_of(
     emulated: EmulatedCluster | None, *, efficiency: float = 1.0, memory: float = inf
 ) -> Network | None:
-    """Return the links of an emulated cluster; None if all ranks have equal ones, which they do not share.
+    """Return the links of an emulated cluster; None if all ranks have equal links that they do not share.
 
     Args:
         emulated: The cluster.
@@ -325,7 +325,7 @@ def _messages(
 
 
 def _idle_messages(host: HostCalibration, transport: str, usable: float) -> IdleMessages:
-    """Return the messages of ranks that sleep on so many cores: the shipped ones, if the calibration has none."""
+    """Return the message times of sleeping ranks on these cores; shipped values if the calibration has none."""
     is_shipped = not host.has("idle_message_s", transport)
     if is_shipped:
         host = HostCalibration.shipped()
@@ -345,7 +345,7 @@ def is_limited_by_link(job: Job, host: HostCalibration, link: float, emulated: E
 
 
 class Relative(NamedTuple):
-    """Speed of this machine relative to the one that was calibrated."""
+    """Speed of this machine relative to the calibrated machine."""
 
     flops: float = 1.0
     bandwidth: float = 1.0

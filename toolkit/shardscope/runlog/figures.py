@@ -1,4 +1,4 @@
-"""The figures of a run: one definition, one label and one way to write a value, wherever the figure is shown.
+"""The metrics of a run: each has one definition, one label and one format, wherever it is shown.
 
 Status lines, tables, plots, reports and the command line take labels and texts from here, and values from `Summary`.
 """
@@ -25,13 +25,13 @@ def loss_text(loss: float) -> str:
 
 
 class RunFigure(NamedTuple):
-    """A figure of a run.
+    """A metric of a run: its name, description and format.
 
     Attributes:
         title: Short name, for headings and legends.
-        about: What the figure is, in a few words, for explanations and tooltips.
-        text: Function that writes a value.
-        ranks: Which ranks the figure counts, where a table would not show it: ``all ranks`` or ``fullest rank``.
+        about: What the metric is, in a few words, for explanations and tooltips.
+        text: Function that formats a value.
+        ranks: Which ranks the metric covers, ``all ranks`` or ``fullest rank``; empty where a table shows it.
     """
 
     title: str
@@ -41,7 +41,7 @@ class RunFigure(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The title and which ranks it counts, for tables: ``sent per step (all ranks)``."""
+        """The title and the ranks that the metric covers, for tables: ``sent per step (all ranks)``."""
         return f"{self.title} ({self.ranks})" if self.ranks else self.title
 
 

@@ -125,7 +125,7 @@ class RunLog:
     _resized_from: dict[int, str] = field(default_factory=dict, repr=False)
     """Where ranks of another number took the state from, by the step after which it had been saved."""
     _pauses: dict[int, Pause] = field(default_factory=dict, repr=False)
-    """The pause before each step that has another number of ranks than the one before."""
+    """The pause before each step whose number of ranks differs from the previous step."""
     _may_end_apart: bool = False
     """Whether ranks may take different numbers of steps, as an observed loop with `Join`."""
     _ends: dict[int, int] = field(default_factory=dict, repr=False)
@@ -199,7 +199,7 @@ class RunLog:
             self.restarts[-1].went_on_from(event)
 
     def _rewind(self, step: int) -> None:
-        """Forget what was recorded after `step`, because training goes on from there."""
+        """Forget what was recorded after `step`, because training continues from there."""
         lost = self.steps.truncate(step)
         self.lost_steps += lost
         if self.restarts and self.restarts[-1].recovered_t is None:
@@ -279,7 +279,7 @@ class RunLog:
                 self.restarts[-1].first_steps_s.append(self.steps[-1].step_time_s)
 
     def _timed(self, step: Step, row: list[Event]) -> Step:
-        """Return a step with its duration if ranks do not meet in each; others keep that of the slowest rank."""
+        """Return a step with its duration if ranks do not synchronise in each step; unchanged if they do."""
         if self.is_asynchronous:
             return step._replace(step_time_s=together_s(row))
         if self.kinds.period == 1 or self.last_step != step.number - 1 or not self.steps:

@@ -37,7 +37,7 @@ class Resize(NamedTuple):
 class Pause(NamedTuple):
     """Time in which no rank trained while the number of ranks changed.
 
-    It is noted when the first step after it has finished, because a restart may repeat that step later.
+    The pause is stored when the first step after it has finished, because a restart may repeat that step later.
     """
 
     seconds: float
@@ -45,7 +45,7 @@ class Pause(NamedTuple):
 
     @classmethod
     def before_last(cls, steps: Steps, restarts: Sequence[Restart]) -> Pause:
-        """Return the pause before the newest step, which other ranks took than the step before."""
+        """Return the pause before the newest step, the first step after the number of ranks changed."""
         failed = restarts[-1] if restarts and restarts[-1].recovered_t is None else None
         if failed is None:
             return cls.between(steps[-2], steps[-1])

@@ -1,7 +1,7 @@
 """One training step as a list of events: what each rank computes, which messages travel, and how memory changes.
 
-The same structure has three producers: `shardscope.runlog.recorded_step` builds it from the log of a run,
-`shardscope.simulate.step_events` from a prediction, and `shardscope.simulate` from a simulation. The step player and
+Three producers build this structure: `shardscope.runlog.recorded_step` from the log of a run,
+`shardscope.simulate.step_events` from a prediction, and `Simulation.timeline` from a simulation. The step player and
 its pictures read only this structure. All times are in seconds from the start of the step.
 """
 

@@ -121,7 +121,7 @@ class Steps:
         return self._columns[Step._fields.index(name)][::every]
 
     def since_resize(self) -> int:
-        """Return the index of the first step of the newest ones that were taken by the same number of ranks."""
+        """Return the index of the first step since the number of ranks last changed."""
         sizes = np.asarray(self._columns[Step._fields.index("world_size")])
         others = np.flatnonzero(sizes != sizes[-1]) if len(sizes) else sizes
         return int(others[-1]) + 1 if len(others) else 0

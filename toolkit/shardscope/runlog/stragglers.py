@@ -41,7 +41,7 @@ differ by up to about 10 % in medians over ten steps."""
 MOSTLY = 0.8
 """Fraction of the steps in which a straggler is the slowest rank, at least."""
 _SERVES = "server_update"
-"""Span of a parameter server's update, which runs in threads beside the passes of a rank."""
+"""Span of a parameter server's update, which runs in threads in parallel with the passes of a rank."""
 _STAGE = "stage"
 _FREE = "free its processor"
 _SHARES = f"{_FREE}, or share the batch by speed with batch=ss.Batch(..., shares='measured')"

@@ -1,10 +1,10 @@
 """The event loop: operations of a graph start when their dependencies have ended, and messages share links fairly.
 
-Every operation first takes a fixed time, such as that of a computation or the latency of a message. If it also has a
-size, it then sends this many bytes over one or more links. Messages on a link share it max-min fairly (Bertsekas and
-Gallager 1992, section 6.5.2): rates grow together until a link is full, the messages on it keep their rate, and those
-elsewhere grow further. After a change, only the messages that share links with the changed ones, directly or through
-others, get new rates.
+Every operation first takes a fixed time, such as the time of a computation or the latency of a message. If it also has
+a size, it then sends this many bytes over one or more links. Messages on a link share it max-min fairly (Bertsekas and
+Gallager 1992, section 6.5.2): all rates grow together until a link is full; the rates of messages on this link are then
+fixed, and the other rates grow further. After a change, only messages that share links with changed messages, directly
+or through other messages, get new rates.
 
 The same functions run in two ways: compiled by numba over NumPy arrays, or interpreted over lists. Pending events form
 a binary heap with at most one entry per operation, so a changed rate moves an entry instead of adding one.
@@ -240,8 +240,8 @@ def run_loop(
 
     Args:
         fixed: Fixed seconds of each operation.
-        size: Bytes that it then sends; 0 for none.
-        links: Its links, from index i << s on, where s is in `sides`; -1 for none.
+        size: Bytes that each operation then sends; 0 for none.
+        links: Links of operation i, from index i << s on, where s is in `sides`; -1 for none.
         capacity: Bytes per second of each link.
         first: First index into `following` of each operation, and one more for the end.
         following: Operations that depend on it.
@@ -249,7 +249,7 @@ def run_loop(
         start: Result: start of each operation.
         end: Result: end of each operation; negative if it never ran.
         cause: Result: the dependency that ended last; -1 for none.
-        state: Zeros; as all following arguments, work space.
+        state: Zeros; this and all following arguments are workspace.
         keys: Times of the entries of the heap.
         ops: Operations of the entries of the heap.
         place: Index of each operation's entry; -1 for none.

@@ -86,14 +86,14 @@ def simulate_asynchronous(prediction: JobPrediction, variation: Variation, *, st
 
 
 def instead_of_step(job: Job) -> str:
-    """Return the call that says how fast the workers of an asynchronous job are, for errors."""
+    """Return the call that predicts the speed of an asynchronous job's workers, for error messages."""
     if isinstance(job.strategy, ParameterServer) and np.isinf(job.strategy.bound):
         return "ss.simulate.asynchronous"
     return "ss.predict(job).samples_per_s, which counts with the bound on staleness"
 
 
 def _build(prediction: JobPrediction, workers: list[int], servers: int, steps: int) -> _Built:
-    """Build the steps of all workers: compute, push, be applied, pull; each at the speed of its own device.
+    """Build the steps of all workers (compute, push, apply, pull), each at the speed of its own device.
 
     A server is a link of capacity 1, which gradients that are being applied at the same time share.
     """

@@ -49,10 +49,10 @@ def lane_spans(done: Replicated) -> Floats:
 def lane_seconds(done: Replicated, lane: int, idle: str) -> dict[str, float]:
     """Return the seconds of each term on one lane; they add up to the step time, the longest span of a lane.
 
-    The lane's own operations count first. While it waits, the time belongs to what the next operation waits for, step
-    by step backwards: to a message or collective if that was under way. Otherwise another lane computed: one of the
-    same replica, which counts as `idle`, or one of another replica. The time by which the lane's span is shorter than
-    the longest one counts as `idle` too.
+    The lane's own operations count first. While the lane waits, the time belongs to whatever its next operation waits
+    for, traced backwards step by step: a message or collective if one was in progress. Otherwise, another lane
+    computed: a lane of the same replica, which counts as `idle`, or a lane of another replica. If the lane's span is
+    shorter than the longest span, the difference counts as `idle` too.
 
     Args:
         done: The simulated step.

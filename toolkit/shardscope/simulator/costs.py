@@ -1,7 +1,7 @@
 """Times of a layout's passes and collectives, from the formulas of `predict`, with messages divided by link.
 
-The simulator needs, for each collective, its latency and the time for which it occupies a link on its own. The second
-is the time by formula on the same cluster without latencies, and the first is the rest.
+For each collective, the simulator needs its latency and the time for which it occupies a link if nothing else uses the
+link. The latter is the time by formula on the same cluster without latencies; the latency is the rest.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class LayoutCosts(NamedTuple):
     hop: Piece
     """One message between stages."""
     hop_efficiency: float
-    """Bytes of such a message, relative to the bytes for which it occupies its link."""
+    """Bytes of a message between stages, relative to the bytes for which it occupies its link."""
     host_forward_s: float
     host_backward_s: float
     once: Once
@@ -119,7 +119,7 @@ class LayoutCosts(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What the formulas say of one layout on one cluster."""
+    """Times from the formulas for one layout on one cluster."""
 
     machine: Machine
     stage: SlowestStage

@@ -1,7 +1,7 @@
 """Choice between the two forms of the event loop: compiled by numba, or interpreted.
 
-Compiling takes seconds once; numba then keeps the result on disk. Until a process has loaded it, which takes half a
-second, a small graph is done sooner without it.
+Compiling takes seconds, once; numba then keeps the result on disk. Loading it takes half a second in each process, so
+a small graph runs sooner in the interpreter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VARIABLE = "SHARDSCOPE_SIMULATOR"
 """Environment variable: ``numba`` or ``python`` runs every graph in this form."""
 FORMS = ("numba", "python")
 FEWEST = 30_000
-"""Number of operations from which a graph is worth loading the compiled loop for."""
+"""Smallest number of operations for which loading the compiled loop pays off."""
 
 
 def form(num_ops: int) -> str:

@@ -63,9 +63,9 @@ class Simulator:
     ) -> Simulation:
         """Simulate one training step of a job, or of a layout of a large model, event by event.
 
-        Computations and messages take the times of `ss.predict`, but each starts when what it needs is there: passes
+        Computations and messages take the times of `ss.predict`, but each starts when its inputs are ready: passes
         follow the schedule, ranks wait for each other, messages share links max-min fairly, and communication overlaps
-        with computation. `Simulation.merged` says what was simulated as one.
+        with computation. `Simulation.merged` says which parts were merged.
 
         Args:
             job: A job; or a transformer or the name of one, if `layout` is given.
@@ -180,9 +180,9 @@ class Simulator:
     ) -> Simulation:
         """Simulate MLCommons Chakra execution traces, such as those of other tools or of `Simulation.export`.
 
-        Computations take the durations of the trace; messages and collectives take the time that the links give. Nodes
-        start in the order of their dependencies. Where these leave it open, the computations of one stream of a rank
-        run one at a time, in the order of their ids; those of different streams overlap. The stream is the attribute
+        Computations take the durations of the trace; messages and collectives take the time that the links need. Nodes
+        start in the order of their dependencies. If dependencies leave the order open, the computations of one stream
+        of a rank run one at a time, in the order of their ids; different streams overlap. The stream is the attribute
         ``stream`` of a node or, if ``is_cpu_op`` is set, its thread ``tid``; 0 if it has none. Sends and receives with
         the same source, destination and tag are matched in the order of their ids. If all ranks have the same
         computations and collectives, one of them is simulated for all, unless there are stragglers or jitter.
@@ -220,10 +220,10 @@ class Simulator:
     ) -> Simulation:
         """Simulate a profiled step of any PyTorch job on other links, from what `torch.profiler` exports on each rank.
 
-        Computations take the durations of the trace, and so does the time that the rank's own program takes between
-        them. Collectives of Gloo or NCCL start when the rank started them, and take the time that the links give. An
-        activity waits for all collectives that had ended before it started. Profile one step with
-        ``record_shapes=True``, and write it with ``export_chrome_trace``.
+        Computations, and the time that the rank's own program takes between them, have the durations of the trace.
+        Collectives of Gloo or NCCL start when the rank started them, and take the time that the links need. An activity
+        waits for all collectives that had ended before it started. Profile one step with ``record_shapes=True``, and
+        write the trace with ``export_chrome_trace``.
 
         Args:
             paths: The trace of each rank, as ``.json`` or ``.json.gz``.
@@ -279,7 +279,7 @@ def simulate_job(prediction: JobPrediction, variation: Variation, *, overlap: bo
 
     Raises:
         SpecError: The job has no step time, its strategy does not say what ranks send or does not wait for the slowest
-            ones, or the variation names ranks that do not exist.
+            ranks, or the variation names ranks that do not exist.
     """
     job = prediction.job
     if job.strategy.num_dropped:

@@ -1,7 +1,7 @@
 """A step of a pipeline: the passes of its schedule, with a message for every result that another rank needs.
 
-The schedule's timeline is stretched so that it takes exactly the predicted time of computation, bubble and messages:
-the prediction computes the bubble by a closed form, and does not overlap messages with computation.
+The schedule's timeline is stretched to take exactly the predicted time of computation, bubble and messages. The
+prediction computes the bubble by a closed form, and does not overlap messages with computation.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Graph:
         op_lane: Lane of each operation.
         kinds: Name of the term to which each operation's time belongs; `JOIN` for none.
         fixed: Fixed seconds of each operation.
-        size: Bytes per second of the link times the seconds for which it is occupied; 0 for no message.
+        size: Bytes for which each operation occupies its links: bandwidth times occupied seconds; 0 for no message.
         payload: Bytes that each operation sends.
         links: Its links, `width` for each operation; -1 for none.
         width: Largest number of links of an operation, a power of 2.
@@ -59,7 +59,7 @@ class Graph:
         is_join: Whether its kind is `JOIN`.
         labels: Text of each operation, such as ``micro-batch 3``.
         peers: Lane that receives each operation's message; -1 for none.
-        shifts: How many places further the receiving rank of that lane stands than the sending rank of its own lane.
+        shifts: Position of the receiving rank in its lane, minus the position of the sending rank in its own lane.
         edges: Pairs of operations: the second starts after the first.
     """
 
@@ -123,11 +123,11 @@ class Graph:
             size: Bytes that occupy its links.
             links: Its links, at most `width`.
             payload: Bytes that are sent, if they differ from `size`.
-            after: Operations that must end before; -1 is ignored.
+            after: Operations that must end first; -1 is ignored.
             serial: Whether it occupies its lane; see `is_serial`.
             label: Text for the timeline.
             peer: Lane that receives the message; -1 for none.
-            shift: How many places further the receiving rank stands in its lane; see `shifts`.
+            shift: Position of the receiving rank in its lane, relative to the sender's; see `shifts`.
         """
         op = len(self.fixed)
         self.op_lane.append(lane)
@@ -262,7 +262,7 @@ def run(fixed: Floats, size: Floats, links: Ints, capacity: Floats, edges: Ints)
 
 
 def _work_space(count: int, width: int, num_links: int) -> list[npt.NDArray[Any]]:
-    """Return the work space of the event loop, in the order of its arguments."""
+    """Return the workspace of the event loop, in the order of its arguments."""
 
     def whole(length: int, value: int = 0) -> Ints:
         return np.full(length, value, np.int64)

@@ -25,7 +25,7 @@ Peaks = Mapping[str, Sequence[float]]
 def memory_points(
     peaks: Peaks, ranks: int, changes: Iterable[Change], changing: Iterable[str]
 ) -> tuple[MemoryPoint, ...]:
-    """Return the memory of each rank over time: that at the start of the step, and after each change.
+    """Return the memory of each rank over time: at the start of the step, and after each change.
 
     Args:
         peaks: Peak bytes of each type of memory on each rank.

@@ -40,7 +40,7 @@ class JobStepGraph:
         prediction: The job's prediction.
         overlap: Whether ranks compute while they exchange gradients and gather parameters.
         graph: Result: the graph.
-        merged: Result: sentences that say what was simulated as one.
+        merged: Result: sentences on what was merged.
     """
 
     prediction: JobPrediction
@@ -120,7 +120,7 @@ class JobStepGraph:
         return MessagePath(fixed[0], (self.out[source], self.into[target]), fixed[1])
 
     def message_s(self, collective: str) -> float:
-        """Return the seconds of a message of a collective, besides its latency and those for its bytes."""
+        """Return the seconds of a message of a collective, not counting its latency and the transfer of its bytes."""
         if collective not in self._times:
             sent = (self.prediction.traffic or {})[collective]
             carried_s = None if self._loads is None else self._loads.carried_s(collective, sent)
@@ -128,7 +128,7 @@ class JobStepGraph:
         return self._times[collective]
 
     def _way_out(self, collective: str, rank: int) -> tuple[int, ...]:
-        """Return the links of what a rank sends to ranks that are unknown: of unequal links, those to the next one."""
+        """Return the links for messages with unknown receivers; if links are unequal, those to the next rank."""
         if self.rates.network is None:
             return (self.out[rank],)
         return self.wire(collective, rank, (rank + 1) % self.ranks).links

@@ -142,7 +142,7 @@ class LayoutStep:
         return graph.add(rank, after=[ends[-1], *others]) if others else ends[-1]
 
     def _share(self, rank: int) -> float:
-        """Return the fraction of the fullest rank's work on all stages that one stage of this rank has."""
+        """Return the work of one stage of this rank, as a fraction of the fullest rank's work on all its stages."""
         spare = self.costs.spare if rank == self.layout.pipeline - 1 else 0.0
         return (1.0 - spare) / self.stages_each
 

@@ -14,9 +14,9 @@ from shardscope.simulator.graph import Graph, Ints
 def run_in_order(graph: Graph, queues: Sequence[Sequence[int]]) -> None:
     """Let the operations of each queue run one after another, in its order unless dependencies require another one.
 
-    The order is fixed by edges before the graph runs, so the event loop has no queues to look after. An operation at
-    the head of a queue may depend on one further back, also through other queues. Operations that would wait for each
-    other in this way run in an order that their dependencies allow, and the others keep theirs.
+    The order is fixed by edges before the graph runs, so the event loop needs no queues. An operation at the head of a
+    queue may depend on a later one, also through other queues. Operations that would deadlock in this way run in an
+    order that their dependencies allow; all others keep their order.
 
     Args:
         graph: The graph; edges are added to it.

@@ -57,8 +57,8 @@ class _Uneven(Exception):
 class _Replay:
     """Builds the graph of the traces of a step, one lane per trace.
 
-    If all ranks do the same at the same time, one trace stands for all of them: in each round of a collective, each
-    rank sends as many bytes as the others, to the rank that stands as many places further.
+    If all ranks do the same at the same time, one trace represents all of them: in each round of a collective, all
+    ranks send the same number of bytes, to the rank at the same distance.
     """
 
     traces: Sequence[Sequence[TraceNode]]
@@ -214,7 +214,7 @@ class _Replay:
                 )
 
     def merged(self) -> tuple[str, ...]:
-        """Return what is simulated as one, and the algorithms of the collectives."""
+        """Return sentences on what is merged, and on the algorithms of the collectives."""
         numbers = (
             next(iter(together.values())).attributes.get("comm_type", 0) for together in self.calls.values()
         )
@@ -380,13 +380,13 @@ def _are_alike(traces: Sequence[Sequence[TraceNode]]) -> bool:
 
 
 def _numbered(node: TraceNode, more: int) -> TraceNode:
-    """Return the node as if the numbers of its trace started elsewhere, without its start, which is not simulated."""
+    """Return the node with its ids shifted, and without its start time, which is not simulated."""
     return node._replace(id=node.id + more, after=tuple(other + more for other in node.after), start_us=0)
 
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Keep Python from searching for garbage: it would search hundreds of thousands of new nodes again and again."""
+    """Disable Python's cyclic garbage collector, which would scan hundreds of thousands of new nodes repeatedly."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -34,8 +34,8 @@ Wires = Callable[[Ints, Ints], WireArrays]
 
 
 Order = Literal["at once", "in turn", "shared"]
-"""How a rank sends the messages of a round: all at the same time; one after another; or its own work for them one after
-another, and their bytes at the same time."""
+"""How a rank sends the messages of a round: all at the same time; one after another; or with its own work per message
+one after another, and the bytes of all messages at the same time."""
 
 
 def one_by_one_wires(wire: Callable[[int, int], MessagePath], width: int = 2) -> Wires:

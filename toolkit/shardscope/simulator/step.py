@@ -133,7 +133,7 @@ def _gradients(step: Piped, prediction: JobPrediction) -> Iterator[Change]:
 
 
 def _check_bytes(prediction: JobPrediction, plan: StepPlan) -> None:
-    """Refuse a plan that does not send the predicted bytes, which happens if they depend on the gradients' values."""
+    """Reject a plan that does not send the predicted bytes, as if these depend on the gradients' values."""
     sent = [0] * prediction.job.world_size
     for exchange in plan.exchanges:
         for rank, size in enumerate(exchange.whole if exchange.whole is not None else ()):

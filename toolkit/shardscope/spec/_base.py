@@ -34,7 +34,7 @@ _WANTED = {
     "float": "a number",
     "bool": "True or False",
 }
-"""What to give instead, by the kind of pydantic's error."""
+"""What to write instead, by the type of pydantic's error."""
 
 _left_out: ContextVar[list[str] | None] = ContextVar("left_out", default=None)
 """Names of the unknown fields dropped so far; None if unknown fields are rejected."""
@@ -107,7 +107,7 @@ class Spec(BaseModel):
 
     @classmethod
     def _in_annotation(cls) -> str:
-        """Return what a field of this type takes, for a signature."""
+        """Return the type that a field accepts, for a signature."""
         return cls.__name__
 
     def _in_signature(self) -> str:

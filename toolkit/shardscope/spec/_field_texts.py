@@ -30,7 +30,7 @@ _parsed: dict[str, tuple[list[str], list[_Source]]] = {}
 
 
 def describe_fields(cls: type[BaseModel]) -> None:
-    """Give the fields that `cls` defines the strings below them as descriptions. Call it while `cls` is created."""
+    """Use the string below each field of `cls` as the field's description. Call this while `cls` is created."""
     for name, text in _texts_of(cls).items():
         field = cls.model_fields.get(name)
         if field is not None and field.description is None:
@@ -49,7 +49,7 @@ def _texts_of(cls: type[BaseModel]) -> dict[str, str]:
 
 
 def _classes_in(file: str) -> list[_Source]:
-    """Return the classes in a file, inner ones first; none if its source cannot be had."""
+    """Return the classes in a file, inner ones first; none if the source is unavailable."""
     linecache.checkcache(file)
     lines = linecache.getlines(file)
     known = _parsed.get(file)

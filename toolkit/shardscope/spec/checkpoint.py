@@ -103,8 +103,8 @@ CheckpointOrSteps = Annotated[Checkpoint, BeforeValidator(_checkpoint)]
 def daly_interval(save: Any, mtbf: Any) -> Any:
     """Return the training time between two checkpoints that loses the least time, in the unit of the arguments.
 
-    Daly 2006, equation 37; see `analytic.reliability.daly_interval_s`. Here without NumPy's checks, for ranks, which
-    choose their interval by it.
+    Daly 2006, equation 37; see `analytic.reliability.daly_interval_s`. This version has no NumPy checks, and ranks use
+    it to choose their interval.
 
     Args:
         save: Time for which saving a checkpoint delays training; a float or an array.

@@ -25,20 +25,20 @@ _MOST_NAMED = 12
 class Elastic(Spec):
     """How many ranks a run may have while it trains; ``"2:8"`` stands for ``Elastic(least=2, most=8)``.
 
-    Ranks join and leave between two steps (`Run.resize`). Each time, the ranks save a checkpoint and end, and as many
-    new ones as asked load it and go on with the next step, in the same run. With `Recovery.replica_every`, the state
-    passes through the host's memory instead if it fits there, and is written to the disk only if the run ends before
-    its last step. If the run's agent or the machine dies, only checkpoints on disk are left; set `Checkpoint.every` to
-    have some. `Run.reduced().resizes` says for each resize which it was.
+    Ranks join and leave between two steps (`Run.resize`). Each time, the ranks save a checkpoint and exit, and the
+    requested number of new ranks load it and continue with the next step, in the same run. With
+    `Recovery.replica_every`, the state passes through the host's memory instead if it fits there, and is written to
+    disk only if the run ends before its last step. If the run's agent or the machine dies, only checkpoints on disk
+    are left; set `Checkpoint.every` to save some. `Run.reduced().resizes` states which way each resize took.
 
-    The data order does not depend on the number of ranks: no sample is repeated within an epoch; if the batch does not
-    divide the data, the rest is skipped, other samples in each epoch. ZeRO's shards and a pipeline's stages are cut
-    anew.
+    The data order does not depend on the number of ranks: no sample is repeated within an epoch. If the batch does not
+    divide the data, the rest is skipped, and these are different samples in each epoch. ZeRO's shards and a pipeline's
+    stages are divided anew.
 
-    A batch that cannot be divided evenly is divided as evenly as possible, with weighted gradients; gossip and
-    asynchronous servers need one that can, such as 48 for 2, 3 and 4 ranks. With recovery, a run that loses a rank goes
-    on with fewer, as `spares` says. `Run.metrics` has the number of ranks of each step; averages, comparisons and
-    figures of ranks cover the steps since the last resize.
+    A batch that cannot be divided evenly is divided as evenly as possible, with weighted gradients. Gossip and
+    asynchronous servers need an even division, such as a batch of 48 for 2, 3 and 4 ranks. With recovery, a run that
+    loses a rank continues with fewer ranks, depending on `spares`. `Run.metrics` has the number of ranks of each step;
+    averages, comparisons and per-rank metrics cover the steps since the last resize.
     """
 
     least: int = Field(default=2, ge=1, le=1024)
@@ -143,11 +143,11 @@ def next_smaller(job: Job, world_size: int) -> int:
 
 
 def at_size(job: Job, world_size: int) -> Job:
-    """Return an elastic job, as it was launched, as it trains on another number of ranks.
+    """Return the job that an elastic job, as it was launched, becomes on another number of ranks.
 
-    The global batch is kept or scaled, as the job says. If it cannot be divided evenly, some ranks get a micro-batch
-    more than others (a sample, without micro-batches). The micro-batch is kept if it divides the share of a rank;
-    otherwise it becomes the largest divisor below it.
+    The global batch is kept or scaled, as the job says. If it cannot be divided evenly, some ranks get one micro-batch
+    more than others (or one sample, without micro-batches). The micro-batch size is kept if it divides a rank's share;
+    otherwise, it becomes the largest smaller divisor of the share.
 
     Raises:
         SpecError: The job cannot train on this number of ranks; the message lists those on which it can.
@@ -170,7 +170,7 @@ def at_size(job: Job, world_size: int) -> Job:
 
 
 def _at(job: Job, world_size: int) -> Job | SpecError:
-    """Return the job on this number of ranks, or why it cannot train on them."""
+    """Return the job on this number of ranks, or the reason why it cannot train on them."""
     refused: SpecError | None = None
     try:
         for batch in _batches(job, world_size):
@@ -205,8 +205,8 @@ def _why_not(job: Job, world_size: int) -> str:
 def _batches(job: Job, world_size: int) -> Iterator[Batch]:
     """Yield the batches with which another number of ranks may train, the best first.
 
-    A batch that cannot be divided evenly is divided as evenly as possible, where a strategy can weight gradients. If
-    the strategy suggests a micro-batch, the batch comes with that one, too.
+    A batch that cannot be divided evenly is divided as evenly as possible if the strategy can weight gradients. If the
+    strategy suggests a micro-batch size, the batch is also yielded with that size.
     """
     assert job.elastic is not None
     batch, ranks, before = job.batch, job.strategy.num_data_ranks(world_size), job.num_data_ranks

@@ -1,4 +1,4 @@
-"""The kinds of faults: what goes wrong, where, and when."""
+"""Faults to inject into a run, by kind: what fails, where, and when."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LINK = re.compile(r"n(\d{1,3})(?:-n(\d{1,3}))?")
 
 
 class Fault(Spec):
-    """Base class of faults."""
+    """Base class of injected faults."""
 
     kind: str
     """Kind of the fault."""
@@ -316,14 +316,14 @@ class FillDisk(Fault):
 
 
 def check_rank(word: str, rank: int, job: Job) -> None:
-    """Raise `SpecError` if the job never has such a rank; an elastic job may get it by a resize."""
+    """Raise `SpecError` if the job never has this rank; an elastic job may get it by a resize."""
     most = job.world_size if job.elastic is None else job.elastic.most
     if rank >= most:
         raise SpecError(f"{word} names rank {rank}, but the job's ranks are 0 to {most - 1}")
 
 
 def check_node(word: str, node: int, nodes: int) -> None:
-    """Raise `SpecError` if there is no such node."""
+    """Raise `SpecError` if this node does not exist."""
     if node >= nodes:
         raise SpecError(f"{word} names node {node}, but the nodes are 0 to {nodes - 1}")
 

@@ -1,7 +1,7 @@
-"""A plan of faults: what goes wrong in a run on purpose, to test how it recovers.
+"""A fault-injection plan: faults to cause in a run on purpose, to test how the run recovers.
 
-The plan lies beside the job and is no part of it: `ss.launch(job, faults=...)`. Each fault is carried out for real,
-once, and not again when a restart repeats its step.
+The plan is separate from the job: `ss.launch(job, faults=...)`. Each fault really happens, once, and not again when a
+restart repeats its step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST = 10_000
 
 
 class Faults(Spec):
-    """Faults to carry out in a run, in any order. Immutable: each method returns a longer plan.
+    """Faults to inject into a run, in any order. Immutable: each method returns a longer plan.
 
     Example:
         >>> faults = Faults().kill(rank=2, step=40).slow(node=1, factor=3, steps=(20, 60))

@@ -62,7 +62,7 @@ class Batch(Spec):
     def samples(self, num_ranks: int, *, among: str | None = None) -> tuple[int, ...]:
         """Return the number of samples of each rank in one step; equal numbers if speeds are yet to be measured.
 
-        The arguments are those of `per_rank`.
+        For the arguments, see `per_rank`.
 
         Example:
             >>> Batch(global_batch=96, shares=(2, 2, 1, 1)).samples(4)
@@ -86,7 +86,7 @@ class Batch(Spec):
     def accumulation_steps(self, num_ranks: int, *, among: str | None = None) -> int:
         """Return the number of gradient-accumulation steps, that is, of micro-batches per rank in one optimizer step.
 
-        With uneven shares, it is that of the rank with the most samples. The arguments are those of `per_rank`.
+        With uneven shares, this is the number for the rank with the most samples. For the arguments, see `per_rank`.
 
         Raises:
             SpecError: The micro-batch does not divide the rank's share.
@@ -226,7 +226,7 @@ Named = Annotated[str | UserCode, BeforeValidator(_wrap)]
 
 
 def _wrap_data(value: Any) -> Any:
-    """Read JSON fields as what they are; trying both kinds would report the fields of the wrong one."""
+    """Choose the type that JSON fields describe; if both were tried, errors would name the fields of the wrong type."""
     if isinstance(value, dict):
         return (Shards if "path" in value else UserCode).from_fields(value)
     return _wrap(value)

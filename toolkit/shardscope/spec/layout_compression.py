@@ -21,7 +21,7 @@ def layout_compression(value: Any) -> Compression:
     """Convert a layout's `compression` field (a method, class, name or JSON) to a compression method.
 
     Raises:
-        SpecError: There is no such method, or its class does not state `codec_passes`.
+        SpecError: The method does not exist, or its class does not state `codec_passes`.
 
     Example:
         >>> layout_compression("powersgd").rank

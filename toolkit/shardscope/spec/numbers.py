@@ -32,7 +32,7 @@ MessageMiB = Annotated[float, Field(ge=1e-5, le=1024)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 """A part of a whole, from 0 to 1."""
 LARGEST_QUANTITY = 1e30
-"""Bound of measured quantities and, as its inverse, of those that are not 0, so that no formula overflows to NaN."""
+"""Upper bound of measured quantities; its inverse is the lower bound of non-zero ones. Keeps formulas free of NaN."""
 
 
 def require_plausible(fields: Mapping[str, object]) -> None:
@@ -51,7 +51,7 @@ def require_plausible(fields: Mapping[str, object]) -> None:
 
 
 def sizes_in(spec: BaseModel) -> dict[str, object]:
-    """Return the fields of a spec but those from 0 to 1, which cannot overflow and by which nothing is divided."""
+    """Return the fields of a spec, except fractions from 0 to 1, which cannot overflow and are never a divisor."""
     limits, fields = get_args(Fraction)[1].metadata, type(spec).model_fields
     return {name: value for name, value in spec if name not in fields or fields[name].metadata != limits}
 

@@ -14,10 +14,11 @@ from shardscope.spec.numbers import Count, CountOrZero
 class Recovery(Spec):
     """What a run does when one of its ranks dies or fails: it starts all ranks again, up to `restarts` times.
 
-    They resume in the same run directory: from the newest copy of their state in memory, if `replica_every` keeps any,
-    else from the run's newest complete checkpoint, or from the first step if there is neither. If the only copy in
-    memory is damaged and there is no checkpoint, the run ends with that error. An error of your own code is tried again
-    once, but not before the first step: if it occurs again at the same step, the run ends with it.
+    The ranks resume in the same run directory: from the newest copy of their state in memory, if `replica_every` keeps
+    any, else from the run's newest complete checkpoint, or from the first step if there is neither. If the only copy in
+    memory is damaged and there is no checkpoint, the run ends with that error. After an error in your own code, the
+    ranks are restarted once, but not for errors before the first step; if the error recurs at the same step, the run
+    ends with it.
 
     Example:
         >>> Recovery(2).restarts
@@ -49,7 +50,7 @@ def recovery_from(value: Any) -> Any:
     """Convert what `Job.recovery` accepts: a `Recovery`, its JSON fields, a number of restarts, or None.
 
     Raises:
-        SpecError: The value is neither of these.
+        SpecError: The value is none of these.
     """
     if value is None or isinstance(value, Recovery):
         return value

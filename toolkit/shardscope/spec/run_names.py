@@ -1,4 +1,4 @@
-"""Names and styles that tell the runs in one plot or table apart, from what differs between their jobs.
+"""Names and styles that tell the runs in one plot or table apart, based on the differences between their jobs.
 
 The functions are pure: the same list of jobs always gives the same names, in the legend, the table and the hover text.
 """
@@ -62,7 +62,7 @@ def _by_difference(jobs: Sequence[Job]) -> list[str]:
 
 
 def _needed(tables: Sequence[Settings], names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return for each job the settings that tell it apart, taking each setting only where it splits a group."""
+    """Return for each job the settings that identify it; a setting is added only where it splits a group of jobs."""
     parts: list[tuple[str, ...]] = [()] * len(tables)
     groups = [list(range(len(tables)))]
     for name in names:
@@ -80,7 +80,7 @@ def _needed(tables: Sequence[Settings], names: Sequence[str]) -> list[tuple[str,
 
 
 def _joined(table: Settings, names: Sequence[str]) -> str:
-    """Join the words of these settings; what is off is left out unless nothing else is left."""
+    """Join the words of these settings, without settings that are off, unless all are off."""
     known = [(name, table[name]) for name in names if name in table]
     alone = "strategy" in names and table.get("world_size") == 1
     words = [
@@ -122,9 +122,9 @@ def strategy_colour(strategy: str) -> str:
 def run_looks(strategies: Sequence[str], kept: Sequence[RunLook | None] = ()) -> list[RunLook]:
     """Return a colour and a dash for each run of a plot, given the strategy of each.
 
-    A run that is shown already keeps its look, and a new one gets a look that differs from those. If strategy is what
-    tells the runs apart (at most two runs a strategy), a run has the colour of its strategy, and the second run of a
-    strategy another dash. Otherwise the runs have colours of their own, each with another dash.
+    A run that is already shown keeps its look, and a new run gets a look that is not in use. If the strategy tells the
+    runs apart (at most two runs per strategy), a run has the colour of its strategy, and the second run of a strategy
+    has another dash. Otherwise, each run has its own colour and dash.
 
     Args:
         strategies: Strategy of each run.

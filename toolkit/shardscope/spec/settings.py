@@ -40,7 +40,7 @@ Settings = Mapping[str, Any]
 
 
 def settings_of(job: Job) -> dict[str, Any]:
-    """Return the settings of a job by name, the most telling ones first.
+    """Return the settings of a job by name, the most important ones first.
 
     Example:
         >>> settings_of(Job(model="mlp", data="digits", strategy="ring"))["optimizer.lr"]
@@ -66,10 +66,10 @@ def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def differing(jobs: Sequence[Settings]) -> tuple[str, ...]:
-    """Return the names of the settings in which jobs differ, the most telling ones first.
+    """Return the names of the settings in which jobs differ, the most important ones first.
 
     The settings of a method, such as the momentum of an optimizer, are compared only between jobs with the same method,
-    because another method has other settings, or other defaults. The learning rate is compared between all.
+    because other methods have other settings or defaults. The learning rate is compared between all jobs.
     """
     names = dict.fromkeys(name for settings in jobs for name in settings)
     ordered = [*(name for name in _FIRST if name in names), *(name for name in names if name not in _FIRST)]
@@ -125,7 +125,7 @@ def words_of(name: str, value: Any) -> str:
 
 
 def workload_of(job: Job) -> tuple[tuple[str, str], ...]:
-    """Return all that determines how long a step takes on one process: model, data, batch, precision, optimizer, ...
+    """Return all settings that determine the step time on one process: model, data, batch, precision, optimizer, ...
 
     Jobs with equal workloads divide the same work in different ways, so their throughputs can be compared. The
     strategy, compression, link and number of ranks are not part of the workload, nor are the learning rate, its
@@ -141,7 +141,7 @@ def workload_of(job: Job) -> tuple[tuple[str, str], ...]:
 def one_process_baseline(job: Job, others: Sequence[Job]) -> int | None:
     """Return the index of the single-process job in `others` with the same workload as `job`; None if there is none.
 
-    Of several, the one that shares most of its other settings with `job` is taken, and the last of equals.
+    If there are several, the job that shares the most other settings with `job` is taken; in a tie, the last.
     """
     return _closest(job, others, lambda other: other.world_size == 1)
 
@@ -149,7 +149,7 @@ def one_process_baseline(job: Job, others: Sequence[Job]) -> int | None:
 def uncompressed_baseline(job: Job, others: Sequence[Job]) -> int | None:
     """Return the index of the uncompressed job in `others` with the same workload, strategy and ranks as `job`.
 
-    None if there is none. Of several, the one is taken that shares most of its other settings, such as the link.
+    None if there is none. If there are several, the job that shares the most other settings is taken.
     """
     return _closest(
         job, others,

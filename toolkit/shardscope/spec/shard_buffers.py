@@ -23,7 +23,7 @@ def whole_pages(size: int) -> int:
 
 
 class Limits(NamedTuple):
-    """Largest sizes of the buffers of one model, in bytes; the defaults are those in CPU memory."""
+    """Largest sizes of the buffers of one model, in bytes; the defaults are for CPU memory."""
 
     gathered: int = 32 << 20
     """A buffer for gathered tensors."""
@@ -73,5 +73,5 @@ class ShardBufferSizes:
 
     @property
     def own_bytes(self) -> int:
-        """Size of all buffers to which only one rank writes, in bytes; a run counts them as that rank's."""
+        """Size of all buffers to which only one rank writes, in bytes; a run counts them as memory of that rank."""
         return SETS * self.reduced_bytes

@@ -15,8 +15,8 @@ class Shards(Spec):
     """Data in several files, read row by row while training, so that it may be larger than memory.
 
     The order of rows is exact and depends only on the seed and the epoch, not on the number of ranks. Each epoch visits
-    the shards in a new order; rows are shuffled within `window` shards at a time, which are the only ones that need to
-    be at hand. Every tenth shard is held out; with fewer than ten shards, the last tenth of the rows of each.
+    the shards in a new order; rows are shuffled within `window` shards at a time, and only these shards need to be
+    available. Every tenth shard is held out; with fewer than ten shards, the last tenth of the rows of each shard.
 
     Example:
         >>> Shards("corpus", cache="2 GB").window

@@ -20,7 +20,7 @@ _LISTED = re.compile(r"[\s(\[]*(\d{1,9}(?:\s*,\s*\d{1,9})*)[\s,)\]]*")
 
 
 def reader_of_shares(field: str, word: str) -> Callable[[Any], Any]:
-    """Return a validator of a field that takes one share for each rank, as numbers or as text, or a word, or None.
+    """Return a validator for a field that accepts one share for each rank (as numbers or text), a keyword, or None.
 
     Args:
         field: Name of the field, for error messages.
@@ -59,14 +59,14 @@ def shard_sizes(num_elements: int, shares: Sequence[int]) -> list[int]:
 
 
 def shares_by_memory(memory_bytes: Sequence[float], whole_bytes: float) -> tuple[int, ...]:
-    """Return shares in proportion to the memory that is left on each rank beside what every rank holds whole.
+    """Return shares in proportion to the memory that is free on each rank after unsharded tensors are allocated.
 
     Args:
         memory_bytes: Memory of each rank.
-        whole_bytes: Bytes that every rank holds: weights and gradient buckets.
+        whole_bytes: Bytes of unsharded tensors on every rank: weights and gradient buckets.
 
     Raises:
-        SpecError: Nothing is left on a rank.
+        SpecError: A rank has no free memory.
 
     Example:
         >>> shares_by_memory([5e9, 5e9, 3e9], 1e9)
@@ -111,7 +111,7 @@ def samples_by_share(global_batch: int, shares: Sequence[int], num_ranks: int) -
 
 
 def samples_by_speed(global_batch: int, speeds: Sequence[float], unit: int = 1) -> tuple[int, ...]:
-    """Return the number of samples of each rank with which the slowest rank finishes as early as possible.
+    """Return the number of samples for each rank that lets the last rank finish as early as possible.
 
     A rank gets whole units, at least one, and takes units / speed. Handing out one unit after another, always to the
     rank that would finish it first, minimises the largest time (list scheduling of equal tasks on uniform machines;

@@ -154,7 +154,7 @@ class Strategy(Method):
 
     @property
     def exchanges_in_passes(self) -> bool:
-        """Whether ranks exchange in each forward or backward pass, so that all need as many micro-batches."""
+        """Whether ranks communicate in every forward or backward pass, so all need the same number of micro-batches."""
         return (self.zero_stage or 0) >= 2
 
     @property
@@ -164,12 +164,12 @@ class Strategy(Method):
 
     @property
     def unwaited_because(self) -> str | None:
-        """Clause that says why the other ranks do not wait for a slow one; None if, sooner or later, they do."""
+        """Clause that says why the other ranks do not wait for a slow rank; None if they eventually do."""
         return None
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether ranks take steps at their own speeds, without waiting for the gradients of all."""
+        """Whether ranks take steps at their own speeds, without waiting for the gradients of all ranks."""
         return False
 
     def drift(self, world_size: int) -> int | None:  # noqa: ARG002
@@ -246,7 +246,7 @@ class Strategy(Method):
         return Arrangement()
 
     def cargo(self, collective: str) -> str:
-        """Return what a collective carries, such as ``gradients``, for texts."""
+        """Return what a collective sends, such as ``gradients``, for texts."""
         return _CARGO.get(collective, "gradients")
 
     def states(self, step: Any) -> Any:  # noqa: ARG002

@@ -5,8 +5,8 @@ A string must state its unit: ``"80 GiB"``, ``"200 Gbit/s"``, ``"25 GB/s"``, ``"
 needs no unit. ``kB``, ``MB``, ``GB`` are powers of 1000, and ``KiB``, ``MiB``, ``GiB`` are powers of 1024; a byte has
 8 bits.
 
-Shown sizes are in units of 1000 (`bytes_text`), traffic and memory alike, so that one screen has one family of units.
-Memory that is compared with the capacity of a device, as in the planner and the memory calculator, is in GiB.
+Both traffic and memory are shown in units of 1000 (`bytes_text`), so that one screen has one family of units. Memory
+that is compared with the capacity of a device, as in the planner and the memory calculator, is in GiB.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def work_text(global_batch: int, seq: int | None = None) -> str:
 
     Args:
         global_batch: Samples or sequences in a step, over all ranks.
-        seq: Tokens in a sequence; None if samples are no sequences, or if that is unknown.
+        seq: Tokens in a sequence; None if samples are not sequences, or if the length is unknown.
 
     Example:
         >>> work_text(1536, 2048)

@@ -258,7 +258,7 @@ def label_while_profiling() -> None:
 
 
 class _Label:
-    """Stands for `torch.profiler.record_function` in FSDP2's module."""
+    """Replaces `torch.profiler.record_function` in FSDP2's module."""
 
     real: Any
 

@@ -1,9 +1,9 @@
 """Recognises a transformer in a module, from its parameters and the shapes of the products of its forward pass.
 
-The formulas for layouts then apply to a module of any class exactly as to a model from the catalogue. What they would
-not describe is not recognised: blocks that differ, mixtures of experts, attention that is not one fused kernel or has a
-mask of its own, such as a window, frozen or shared blocks, many more operations, and anything with other products or
-another number of parameters than the transformer found.
+The formulas for layouts then apply to a module of any class exactly as to a model from the catalogue. Modules that the
+formulas would not describe are not recognised: blocks that differ, mixtures of experts, attention that is not one fused
+kernel or has its own mask, such as a window, frozen or shared blocks, many more operations, and modules whose products
+or number of parameters differ from the transformer found.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shardscope.training.data.batches import call
 
 _ATEN = torch.ops.aten
 _MATRICES = {_ATEN.mm: 0, _ATEN.addmm: 1}
-"""Place of the left matrix among the arguments of a product of two matrices."""
+"""Index of the left matrix among the arguments of a matrix product."""
 _NEGLIGIBLE = 0.01
 """Largest share of the FLOPs that other operations may have, such as the products that compute rotary angles."""
 _MOST = 70
@@ -94,7 +94,7 @@ class Operations(TorchDispatchMode):
 
     @property
     def may_drop(self) -> bool:
-        """Whether a pass without dropout may tell more: with dropout, attention on a CPU is separate products."""
+        """Whether a pass without dropout may show more: with dropout, attention on a CPU is separate products."""
         kinds = {each.kind for each in self.calls}
         return bool(self.blocks) and "lookup" in kinds and "attention" not in kinds
 
@@ -242,7 +242,7 @@ def _norms(block: nn.Module, sizes: Mapping[str, Any]) -> dict[str, Any]:
 def _positions(
     tables: Sequence[Any], around: Sequence[tuple[int, ...]], table: tuple[int, int], seq: int
 ) -> dict[str, Any]:
-    """Return the fields on positions: learned if there is a second table or a parameter; otherwise taken for rotary."""
+    """Return the fields on positions: learned if there is a second table or a parameter; otherwise assumed rotary."""
     learned = [shape for shape, _ in tables]
     learned.remove(table)
     learned += [shape[1:] for shape in around if len(shape) == 3 and shape[0] == 1]

@@ -1,4 +1,4 @@
-"""Memory that torch's CPU kernels take beside their results while they run, which a trace on shapes does not see.
+"""Temporary memory (workspace) that torch's CPU kernels allocate while they run, which a trace on shapes does not see.
 
 - A convolution in float32 or bfloat16 copies its input and its output between torch's format and oneDNN's, in blocks of
   channels: 16 with AVX-512, else 8. Tensors in channels-last order are not copied, only weights. Where oneDNN has no
@@ -39,7 +39,7 @@ _SMALL_IMAGE, _COLOURS = 128, 3
 _LINE, _SOLID = 3, 5
 """Dimensions of the inputs of convolutions of lines and of volumes."""
 _QUERIES = ((768, 256), (192, 64), (0, 32))
-"""Sequence lengths from which attention computes so many queries at a time."""
+"""Number of queries that attention computes at a time, by minimum sequence length."""
 _KEYS = 512
 _FEW = 3
 """Most input channels, such as those of an image, that the backward pass leaves as they are."""
@@ -48,7 +48,7 @@ _MANY_SAMPLES, _SMALL, _WIDE = 16, 20480, 3
 
 
 def scratch(func: Any, args: Any, results: Any) -> tuple[Scratch, ...]:
-    """Return the memory that an operation takes on a CPU while it runs, beside its arguments and results."""
+    """Return the workspace that an operation allocates on a CPU while it runs."""
     if func is _CONVOLUTION:
         return _Convolution.of(args[0], args[1], results, *args[3:]).forward
     if func is _CONVOLUTION_BACKWARD:
@@ -192,7 +192,7 @@ class _Convolution:
 
     @property
     def _of_input(self) -> tuple[Scratch, ...]:
-        """Memory while the input's gradient is computed, before that of the weight is allocated."""
+        """Memory while the input's gradient is computed, before the weight's gradient is allocated."""
         later = self.weight.nbytes  # of its gradient, which is allocated afterwards
         block = self._block("input")
         if not block:

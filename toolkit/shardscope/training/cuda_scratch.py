@@ -1,14 +1,16 @@
-"""Memory that torch's kernels take on GPUs beside their results, for traces by a machine without one.
+"""Temporary memory (workspace) that torch's kernels allocate on GPUs, for traces on a machine without a GPU.
 
-Two kernels of a training step take enough to move its peak. Both rules were compared with what an H100 recorded
-(torch 2.11, cuDNN 9.19; tests/benchmarks/attention_memory_gpu.py), to the byte for sums and for cuDNN's attention.
+The workspace of two kernels is large enough to change the peak of a training step. The two rules below were compared
+with recordings on an H100 (torch 2.11, cuDNN 9.19; tests/benchmarks/attention_memory_gpu.py); for sums and for cuDNN's
+attention, they agree to the byte.
 
 - The sum over the rows of a matrix, such as the gradient of a bias, is split among blocks of threads if there are many
   rows, and each thread leaves its float32 partial sums in memory (``setReduceConfig`` and ``global_memory_size`` in
   ``aten/src/ATen/native/cuda/Reduce.cuh``). For a layer's bias, this can be several times its activations.
 - The backward pass of fused attention accumulates the gradient of the queries in float32, and keeps one float32 number
-  for each query. In 16 bits, cuDNN's kernel does so, which torch chooses on Hopper and later; flash attention and the
-  memory-efficient kernel, which torch chooses in float32, round the head size up to 32 or 64.
+  for each query. This holds for cuDNN's kernel, which torch chooses for 16-bit types on Hopper and later. Flash
+  attention, and the memory-efficient kernel that torch chooses for float32, also round the head size up to a multiple
+  of 32 or 64.
 """
 
 from __future__ import annotations
@@ -34,12 +36,12 @@ _HEAD = 64
 
 
 def scratch(func: Any, args: Any, results: Any) -> tuple[Scratch, ...]:
-    """Return the memory that an operation takes on a GPU while it runs, beside its arguments and results."""
+    """Return the workspace that an operation allocates on a GPU while it runs."""
     return (Scratch(scratch_bytes(func, args, results)),)
 
 
 def scratch_bytes(func: Any, args: Any, results: Any) -> int:
-    """Return the bytes that an operation takes on a GPU while it runs, beside its arguments and results."""
+    """Return the bytes of workspace that an operation allocates on a GPU while it runs."""
     if func is _ATTENTION:
         return _attention_bytes(results[0])
     if func is _SUM and isinstance(args[0], Tensor):

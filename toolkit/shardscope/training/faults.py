@@ -160,7 +160,7 @@ class RankFaults:
         return file
 
     def _begin(self) -> None:
-        """Note when the run began, unless it is noted, and start to wait for the faults that are due at a time."""
+        """Record when the run began, unless already recorded, and start to wait for faults that are due at a time."""
         self._has_begun = True
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         timed = [

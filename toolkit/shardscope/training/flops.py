@@ -26,7 +26,7 @@ from torch.utils.flop_counter import (
 
 _ATEN = torch.ops.aten
 _COMPLEX = 4
-"""Multiply-adds of real numbers in one of complex numbers."""
+"""Number of real multiply-adds in one complex multiply-add."""
 
 
 def _last(matrix: Any, other: Any, *_: Any, **__: Any) -> int:
@@ -149,7 +149,7 @@ _KNOWN = (
 
 
 def _of_numbers(formula: Callable[..., int]) -> Callable[..., int]:
-    """Return a formula that is given tensors, and counts the numbers that complex ones consist of."""
+    """Return a formula that takes tensors, and counts the real multiply-adds of complex tensors."""
 
     def count(*arguments: Any, **options: Any) -> int:
         is_complex = any(isinstance(leaf, Tensor) and leaf.is_complex() for leaf in tree_leaves(arguments))

@@ -1,4 +1,4 @@
-"""Weights of micro-batches and ranks in the mean loss of a step: the targets that count in each, of those in all.
+"""Weights of micro-batches and ranks in the mean loss of a step: each one's share of the targets that count.
 
 Training must not depend on how a global batch is cut into micro-batches, nor on the number of ranks. If a part has n of
 the N targets that count in the global batch, its mean loss has the weight n / N. Ranks sum their counts before the
@@ -36,7 +36,7 @@ TRAFFIC = "target_counts"
 _ROWS_READ, _ROWS_TRIED = 32, 8
 """Rows that are read, before training, to try a model's or a user's own loss on some of them."""
 _MOST_SCANNED = 2**28
-"""Largest targets in memory, in bytes, that are searched for one that does not count; larger ones may have one."""
+"""Targets up to this size, in bytes, are searched for elements that do not count; larger targets may have some."""
 
 
 class BatchWeights:
@@ -134,7 +134,7 @@ class BatchWeights:
         return inputs, targets
 
     def of(self, step: int, micro_batches: Sequence[Batch], sample_weight: float) -> list[float] | None:
-        """Return the factor of each micro-batch's loss, so that the mean over ranks is that of the whole batch.
+        """Return the factor of each micro-batch's loss that makes the mean over ranks the mean over the whole batch.
 
         A micro-batch with factor 0 has no target that counts. All ranks must call this.
 

@@ -41,7 +41,7 @@ class OneDNN(TorchDispatchMode):
 
 
 def scratch(func: Any, args: Any) -> tuple[Scratch, ...]:
-    """Return the memory that a fused LSTM layer takes while it runs, beside its arguments and results."""
+    """Return the workspace that a fused LSTM layer allocates while it runs."""
     if func is _LSTM:
         return (_forward(args[0], args[1], args[2]),)
     if func is _LSTM_BACKWARD:

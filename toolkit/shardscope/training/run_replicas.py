@@ -1,4 +1,4 @@
-"""When a run copies its state to memory, and whether other ranks go on from there, after a failure or a resize."""
+"""When a run copies its state to memory, and whether other ranks continue from there after a failure or a resize."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class RunReplicas:
             self._saver.save(step, self._sampler.state_dict())
 
     def hand_over(self, step: int, *, is_resizing: Callable[[], bool]) -> bool:
-        """Keep the state after `step` in memory if another number of ranks goes on; all ranks call this together.
+        """Keep the state after `step` in memory if another number of ranks continues; all ranks call this together.
 
         Args:
             step: The last step taken.

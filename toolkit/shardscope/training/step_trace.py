@@ -202,7 +202,7 @@ class _Step:
         return loss
 
     def _given_loss(self, output: Any, scores: list[Tensor], loss: Callable[[Any], Tensor]) -> Tensor:
-        """Compute the user's loss, with hooks that mark where its backward pass ends and that of the module begins."""
+        """Compute the user's loss, with hooks that mark where its backward pass ends and the module's begins."""
         for tensor in scores:
             tensor.register_hook(lambda _: self._enter_backward())
         self.mark = StepMark("loss", 0, 0)

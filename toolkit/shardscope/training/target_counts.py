@@ -92,7 +92,7 @@ def _takes_targets(count: Any) -> bool:
 
 
 def _computes_as(loss: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """Return whether a loss computes what one of these classes of PyTorch does, and not what a subclass makes of it."""
+    """Return whether a loss computes the same as one of these PyTorch classes, and is not an overriding subclass."""
     is_own = {"forward", "__call__"} & vars(loss).keys() or type(loss).__call__ is not nn.Module.__call__
     return not is_own and type(loss).forward in [kind.forward for kind in kinds]
 

@@ -1,6 +1,7 @@
-"""Tries a user's optimizer before the first step, to refuse one that would train or resume wrongly, and prepares it.
+"""Tries out a user's optimizer before the first step, rejects it if it would train or resume wrongly, and prepares it.
 
-All ranks try it on copies of their parameters, and agree: a rank that fails in a step leaves the others waiting.
+All ranks try it on copies of their parameters and agree on the result, because a rank that fails in a step would leave
+the others waiting.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ _NUM_STEPS = 2
 
 
 def prepare_user_optimizer(job: Job, strategy: RankStrategy, optimizer: torch.optim.Optimizer) -> None:
-    """Try a user's optimizer, and let its steps draw the random numbers and get the gradients that they need.
+    """Try out a user's optimizer on copies, and prepare its steps: seed random numbers, and adapt the gradients.
 
-    Called by all ranks. Ranks that take the same steps draw the same random numbers. Empty pieces of parameters are
-    skipped only if the optimizer cannot update them, and gradients copied only if it keeps them.
+    Called by all ranks. Ranks that update the same parameters draw the same random numbers in a step. Empty shards of
+    parameters are skipped only if the optimizer cannot update them, and gradients are copied only if it keeps them.
 
     Raises:
-        SpecError: The optimizer cannot train with the strategy, or not be resumed from what the job saves.
+        SpecError: The optimizer cannot train with the strategy, or cannot be resumed from what the job saves.
     """
     named = strategy.named_optimizer(optimizer)
     if strategy.context.world_size > 1 and strategy.shares_state and named is not None:

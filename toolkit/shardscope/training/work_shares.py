@@ -116,7 +116,7 @@ class WorkShares:
             )
 
     def _published(self, step: int, own: float) -> list[float]:
-        """Publish this rank's seconds per sample, and return those of all ranks that read data."""
+        """Publish this rank's seconds per sample, and return the values of all ranks that read data."""
         self._store.set(f"{step}/{self.loader.rank}", f"{max(own, 1e-12)!r}")
         return [float(self._store.get(f"{step}/{rank}")) for rank in range(len(self.samples))]
 

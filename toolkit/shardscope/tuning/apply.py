@@ -127,10 +127,10 @@ def check(job: Job, space: Space, *, equal: str = "samples") -> None:
 
 
 def checked_rows(job: Job) -> Job:
-    """Return the job if its data have the rows of its batch, as far as that is known before it starts.
+    """Return the job if its data have enough rows for its batch, as far as this is known before the start.
 
     Raises:
-        SpecError: They have fewer.
+        SpecError: The data have fewer rows.
     """
     try:
         require_batch(job)
@@ -143,7 +143,7 @@ def check_rows(job: Job, space: Space) -> None:
     """Reject a space with a batch size that is larger than the job's data.
 
     Raises:
-        SpecError: There is one; the message names it.
+        SpecError: A batch size is too large; the message names it.
     """
     batches, rows = space.parameters.get("batch"), training_rows(job)
     if batches is None or rows is None:

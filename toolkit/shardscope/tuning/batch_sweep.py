@@ -50,7 +50,7 @@ _WARMUP = 0.1
 _MOMENTUM = 0.9
 """Momentum for optimizers whose default momentum is 0, as is usual for SGD with large batches."""
 _RECORD = Record(spans_first=0, memory_first=0, memory_every=None, messages_first=0, layers_every=0)
-"""As little as possible, so that runs are short and their step times those of training alone."""
+"""Record as little as possible, so that runs are short and step times measure training alone."""
 
 
 def batch_sweep(
@@ -142,7 +142,7 @@ class _Plan:
     progress: SweepProgress
     thorough: bool
     counted: set[tuple[str, int, float, int]] = field(default_factory=set)
-    """Runs that the progress display has counted; a search that continues comes by them again."""
+    """Runs that the progress display has already counted; a continued search visits them again."""
 
     def sweep(
         self, optimizers: Sequence[str], batches: Sequence[int], factors: Sequence[float], seeds: Sequence[int],

@@ -107,7 +107,7 @@ class Definition(Spec):
         self.job.require_code()
 
     def with_batches_of(self, stored: Definition) -> Definition:
-        """Return this definition with the batch range of `stored`, the stored definition, if the study chose both."""
+        """Return this definition with the batch range of the stored definition, if the study chose both ranges."""
         if self.batch_range is None or stored.batch_range is None:
             return self
         return self.centred(stored.space.parameters.get("batch"), stored.batch_range)

@@ -403,7 +403,7 @@ class TrialDriver(RunDriver[Live]):
         self._tell_measured(live, *self._result(live.run, live.measured))
 
     def _result(self, run: Run, measured: TrialMetrics) -> tuple[list[float] | None, TrialState, str | None]:
-        """Return the values of a completed run, the state of its trial, and what is wrong with the values or None."""
+        """Return the values of a completed run, the state of its trial, and what is wrong with the values, or None."""
         values, fault = values_of(self.definition.objectives, run, measured, self.own)
         if fault is not None:
             return None, TrialState.FAIL, fault

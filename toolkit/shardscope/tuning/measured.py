@@ -204,7 +204,7 @@ def values_of(
 ) -> tuple[dict[str, float], str | None]:
     """Return the objective values of a completed run, and a sentence that states what is wrong with them, or None.
 
-    Of a piece, a run that trains a part of its job: quality at its end, and other objectives per step.
+    For a piece (a run that trains a part of its job): quality at its end, and other objectives per step.
     """
     values: dict[str, float] = {}
     for name in names:

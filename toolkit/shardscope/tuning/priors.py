@@ -311,7 +311,7 @@ def _strengths(space: Space, method: str) -> list[dict[str, Value]]:
 
 
 class EqualBudgets:
-    """Hook of the driver that gives every optimizer that is drawn the same number of trials, and no other one any.
+    """Hook of the driver that gives every drawn optimizer the same number of trials, and other optimizers none.
 
     Args:
         space: Search space of the study.

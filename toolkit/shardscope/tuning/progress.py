@@ -157,7 +157,7 @@ class SweepProgress:
         self._done += 1
 
     def draw(self) -> None:
-        """Show the number of the run that starts, and the time left if earlier runs tell it."""
+        """Show the number of the run that starts, and the time left if it can be estimated from earlier runs."""
         elapsed_s = time.monotonic() - self._began
         if self._done == 1:
             self._warm = (1, elapsed_s)
@@ -165,7 +165,7 @@ class SweepProgress:
             self._write(self.line(elapsed_s))
 
     def line(self, elapsed_s: float) -> str:
-        """Return the line with the number of runs and the time left, after so many seconds."""
+        """Return the line with the number of runs and the time left, given the elapsed seconds."""
         total = max(self._total, self._done + 1)
         text = f"{bar(self._done / total)} run {self._done + 1} of about {total} or fewer"
         skipped, skipped_s = self._warm

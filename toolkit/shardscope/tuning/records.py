@@ -106,7 +106,7 @@ _STATES = {
 }
 IMPOSSIBLE, UNUSED, SKIPPED = "impossible", "unused", "skipped"
 OVER_BUDGET = "surplus"
-"""Mark of trials that were not run, or whose run was stopped, as another one has their settings or their place."""
+"""Mark of trials that were not run or were stopped, because another trial has their settings or their slot."""
 NOT_BEGUN = ("waiting", UNUSED)
 _ENDED = ("complete", "pruned", "failed")
 

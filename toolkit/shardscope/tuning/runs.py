@@ -53,7 +53,7 @@ class RunDriver(Generic[AnyWatched]):
         return bool(self.live)
 
     def run(self, *, timeout_s: float | None = None, on_tick: Callable[[], None] | None = None) -> None:
-        """Tick until all is done, or for at most `timeout_s` seconds. No run is left without a watcher.
+        """Tick until all runs are done, or for at most `timeout_s` seconds. No run is left without a watcher.
 
         Args:
             timeout_s: Stop after this many seconds. None sets no limit.
@@ -118,9 +118,9 @@ class _One(RunDriver[Watched]):
 
 
 def run_to_end(run: Run, *, stop_when: Callable[[TrialReader], bool] | None = None) -> bool:
-    """Watch a run until it has ended, or until `stop_when` holds; return whether that stopped it.
+    """Watch a run until it has ended or `stop_when` holds; return whether `stop_when` stopped it.
 
-    An error or an interrupt meanwhile also stops it: without a caller, nothing would.
+    An error or an interrupt in the meantime also stops the run, because nothing else would stop it later.
     """
     driver = _One(run, stop_when)
     driver.run()

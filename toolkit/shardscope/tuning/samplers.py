@@ -230,7 +230,7 @@ def check_storage(sampler: str | BaseSampler, storage: str | BaseStorage | None)
     the study's own journal, which only the user can write to, are safe as storage.
 
     Raises:
-        SpecError: The sampler is CMA-ES and the storage is neither of these.
+        SpecError: The sampler is CMA-ES and the storage is not safe.
     """
     is_cma_es = sampler == "cma-es" or isinstance(sampler, optuna.samplers.CmaEsSampler)
     if is_cma_es and not (storage is None or isinstance(storage, InMemoryStorage)):

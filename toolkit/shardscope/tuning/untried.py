@@ -1,4 +1,4 @@
-"""The settings of a space that no trial has tried: a study of a finite space ends when there are none left."""
+"""The settings of a space that no trial has tried: a study of a finite space ends when none are left."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from shardscope.tuning.definition import Definition
 from shardscope.tuning.records import DRAWN, ORIGIN, OVER_BUDGET, RETRY_OF, not_counted, to_study
 
 _MOST = 10_000
-"""Number of settings above which a space counts as endless, since studies do not try so many."""
+"""A space with more settings than this counts as infinite, because no study tries that many."""
 _MOST_REPEATS = 20
-"""A study of an endless space ends after this many consecutive choices that had been tried, which are not run."""
+"""A study of an infinite space ends after this many consecutive choices that were already tried and so not run."""
 Settings = Mapping[str, Any]
 """Settings under the names, and with the values, that the study stores."""
 
@@ -49,9 +49,9 @@ def untried(settings: Sequence[Settings], trials: Sequence[FrozenTrial]) -> list
 def settings_left(
     settings: Sequence[Settings] | None, trials: Sequence[FrozenTrial], repeats: int
 ) -> list[Settings] | None:
-    """Return the untried settings of a finite space; None of an endless one, or if a queued trial comes first.
+    """Return the untried settings of a finite space; None for an infinite space, or if a queued trial comes first.
 
-    Of an endless space none are left once the sampler repeats itself: `repeats` times in a row.
+    An infinite space counts as used up once the sampler has repeated itself `repeats` times in a row.
     """
     if any(trial.state == TrialState.WAITING for trial in trials):
         return None
@@ -61,7 +61,7 @@ def settings_left(
 
 
 def used_up_text(settings: Sequence[Settings] | None, ended: int) -> str:
-    """Return a sentence that says that a study has ended because nothing new is left to try, after `ended` trials."""
+    """Return the sentence for a study that ended after `ended` trials because nothing new was left to try."""
     after = f"so the study ends after {plural(ended, 'trial')}."
     if settings is None:
         return f"The sampler has chosen settings that had been tried {_MOST_REPEATS} times in a row, {after}"
@@ -71,7 +71,7 @@ def used_up_text(settings: Sequence[Settings] | None, ended: int) -> str:
 def tried_before(number: int, trials: Sequence[FrozenTrial]) -> int | None:
     """Return the number of an earlier trial with the settings of trial `number`; None if there is none.
 
-    Trials that repeat an earlier one on purpose, since it was lost or the user asked for it, do not count.
+    Trials that repeat an earlier one on purpose (a lost trial, or a rerun requested by the user) do not count.
     """
     own = trials[number]
     is_queued_by_user = "fixed_params" in own.system_attrs and DRAWN not in own.user_attrs

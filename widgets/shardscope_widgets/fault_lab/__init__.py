@@ -1,4 +1,4 @@
-"""The Fault Lab: what failed in a run, how it recovered, and which steps were lost; and buttons to break a run.
+"""The Fault Lab: what failed in a run, how the run recovered, and which steps were lost; and buttons to break a run.
 
 _view     the timeline and its sentences
 _breaker  the buttons that break a running run; `_words` says what each will do

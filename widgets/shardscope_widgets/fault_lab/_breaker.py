@@ -1,4 +1,4 @@
-"""Buttons that break a running run for real, resize it, or continue one that has ended; each says what will happen."""
+"""Buttons that break a running run for real, resize it, or continue an ended run; each says what will happen."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DROP_S = 3.0
 
 
 class Breakage(t.HasTraits):
-    """What is broken, and when."""
+    """What to break, and when."""
 
     rank = own_trait(0, "Rank", "The rank that is killed or slowed down.", values=named([0]), least=0)
     step = own_trait(0, "Before step", "The step before which it happens.", blank="the next one", least=0)
@@ -115,7 +115,7 @@ class Breaker:
         return None if self._per_node is None else self.choices.rank // self._per_node
 
     def _say(self) -> None:
-        """Write on each button what it breaks, and beside it what will happen."""
+        """Label each button with what it breaks, and show next to it what will happen."""
         if self._standing is None:
             return
         chosen, standing, node = self.choices, self._standing, self._node

@@ -1,4 +1,4 @@
-"""The Fault Lab widget: the timeline of one run, live while it goes on, and the buttons that break it."""
+"""The Fault Lab widget: the timeline of one run, live while the run continues, and the buttons that break the run."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from shardscope_widgets.trace import Trace
 
 ABOUT = "what failed, how the run recovered, and which steps were lost"
 DRAW_EVERY_S = 0.5
-"""Seconds between two drawings of a run that goes on."""
+"""Seconds between two drawings of a run that has not ended."""
 
 
 class FaultLab(widgets.VBox):  # type: ignore[misc]
     """When each rank of a run trained, failed and trained again, with lost steps and goodput; and buttons to break it.
 
-    The lab follows a run while it goes on, and shows one that has ended from its directory.
+    The lab follows a run until it ends, and shows an ended run from its directory.
 
     Args:
         run: The run to show, or its name or path; None shows the newest one.

@@ -1,7 +1,7 @@
 """A button that continues a run that ended before its last step, with a sentence on what is left.
 
-A run ends with the kernel that launched it, so that no ranks are left on a machine on which nobody sees them; one that
-had no checkpoint by then can only be started again.
+A run ends with the kernel that launched it, so that no unattended ranks are left on a machine; without a checkpoint,
+the run can then only be started again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def carry_on(run: Run, root: Path | None) -> Run:
 class Resumer:
     """A button for one run at a time; hidden unless the run has ended with steps left, and has a checkpoint.
 
-    It also starts a run again that has no checkpoint and ended because the program that launched it did.
+    The button also restarts a run without a checkpoint that ended because the program that launched it ended.
 
     Args:
         on_resume: Called with the run when the button is pressed.

@@ -1,4 +1,4 @@
-"""The timeline of a run's faults, with its legend above and what it says in words below."""
+"""The timeline of a run's faults, with its legend above and a description below."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each button that breaks a run will do to a run, in plain sentences."""
+"""Plain sentences on what each button that breaks a run will do."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def asked_text(fault: AnyFault, step: int) -> str:
 
     Args:
         fault: The fault.
-        step: The step that was chosen; 0 for the next one, which may be later than that of the fault by the time the
-            ranks read it.
+        step: The step that was chosen; 0 for the next one, which may come after the fault's step by the time the ranks
+            read the fault.
     """
     if step:
         return f"Requested: {fault.text}."

@@ -1,7 +1,7 @@
 """Figures: pure functions that turn the data of runs into Plotly figures.
 
-``figures.loss(traces)`` draws one. ``figures.info(figures.loss, traces)`` returns the values that it draws, and
-``figures.caption(figures.links, traces)`` says in words what a figure shows.
+``figures.loss(traces)`` draws a figure. ``figures.info(figures.loss, traces)`` returns the values that the figure
+draws, and ``figures.caption(figures.links, traces)`` describes a figure in words.
 
 Example:
     >>> from shardscope_widgets import Trace, figures

@@ -31,7 +31,7 @@ class AccuracyPoint(NamedTuple):
     load: float
     """Load average of the machine at the launch."""
     interval: Interval
-    """The predicted interval, in seconds; of no length if unknown."""
+    """The predicted interval, in seconds; has length 0 if unknown."""
 
     def over_measured(self, seconds: float) -> float:
         """Return a predicted time divided by the measured one."""
@@ -39,7 +39,7 @@ class AccuracyPoint(NamedTuple):
 
 
 class AccuracyInfo(NamedTuple):
-    """All points, and the numbers of the first run with each set of constants, with what these are."""
+    """All points, and for each set of constants its description and the number of its first run."""
 
     points: tuple[AccuracyPoint, ...]
     constants: tuple[tuple[int, str], ...]

@@ -1,4 +1,4 @@
-"""How far the losses of each run are from those of one process: one dot per run, beside the bound for rounding."""
+"""How far the losses of each run are from those of one process: one dot per run, and the bound for rounding errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _IDENTICAL = 1e-9
 
 
 _SMALL = 1e-3
-"""Relative difference below which it is written as a power of ten, not as a percentage."""
+"""Relative differences below this are written as powers of ten, not as percentages."""
 
 
 class AgreementRow(NamedTuple):
@@ -42,7 +42,7 @@ def agreement_info(rows: Sequence[AgreementRow], bound: float) -> AgreementInfo:
 
 
 def draw_agreement(info: AgreementInfo) -> go.Figure:
-    """Draw one dot per run on a logarithmic axis; the shaded area is what rounding explains."""
+    """Draw one dot per run on a logarithmic axis; rounding errors explain differences in the shaded area."""
     places = [max(row.difference, _IDENTICAL) for row in info.rows]
     looks = [theme.strategy_colour(row.strategy) for row in info.rows]
     marks = ["circle" if row.agrees else "x" for row in info.rows]

@@ -194,7 +194,7 @@ def break_even(found: BreakEven, *, here: tuple[int, float | str] | None = None)
 
 
 def _level(line: LevelLine, top: float, always: Sequence[str]) -> float:
-    """Return where a line is drawn that pays off on any link: one beside the other, since they would coincide."""
+    """Return where to draw a method that pays off on any link; such lines are offset, because they would coincide."""
     return float(top * 10 ** (_APART * always.index(line.label))) if line.label in always else top
 
 

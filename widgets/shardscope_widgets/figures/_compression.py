@@ -231,7 +231,7 @@ def _names(info: CompressionInfo) -> list[str]:
 
 
 def _label(info: CompressionInfo, run: CompressedRun, fields: Sequence[str]) -> str:
-    """Return the method of a run, after those of its `fields` that differ among the runs, a word a line."""
+    """Return those of a run's `fields` that differ among the runs, then its method, with one word per line."""
     texts = {
         "strategy": run.strategy,
         "world_size": plural(run.world_size, "rank"),

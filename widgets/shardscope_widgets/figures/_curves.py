@@ -138,9 +138,9 @@ def smoothing_text(span: int) -> str:
 
 
 def loss_range(info: RunCurvesInfo) -> tuple[float, float] | None:
-    """Return the range of the loss axis by the runs that did not diverge; None if it is that of all runs.
+    """Return the range of the loss axis for the runs that did not diverge; None for the range of all runs.
 
-    A logarithmic axis shows all runs, and so does a linear one if none or all of them diverged.
+    A logarithmic axis shows all runs, as does a linear axis if none or all of them diverged.
     """
     kept = [curve for curve in info.curves if curve.diverged_at is None]
     values = [value for curve in kept for value in curve.values if value is not None]
@@ -160,7 +160,7 @@ def loss_axis(info: RunCurvesInfo) -> dict[str, Any]:
 
 
 def divergence_notes(info: RunCurvesInfo) -> list[dict[str, Any]]:
-    """Return a mark for each run that left the range of the loss axis: which one, and how far."""
+    """Return a mark for each run that left the range of the loss axis, with its name and its highest loss."""
     if loss_range(info) is None:
         return []
     gone = [curve for curve in info.curves if curve.diverged_at is not None]

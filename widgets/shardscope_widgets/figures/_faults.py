@@ -19,13 +19,13 @@ from shardscope_widgets.words import duration_text, listed, plural
 START, TRAINING, RESIZE = "start", "training", "resize"
 LOST, DETECTION, RESTART = "lost work", "detection", "restart"
 SOURCES = {"disk": "on disk", "replica": "in the memory of another rank"}
-"""Where the state from which training continues is, by the name in events."""
+"""Location of the state from which training continues, by its name in events."""
 MOST_POINTS = 300
 """Largest number of points of one line of progress."""
 MOST_CHECKPOINTS = 60
 """Largest number of checkpoints that are marked, the newest."""
 _MOST_TOLD = 3
-"""Largest number of failures that are told one by one."""
+"""Largest number of failures that are described one by one."""
 
 
 class FaultBar(NamedTuple):
@@ -82,7 +82,7 @@ class FaultMark(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Steps over time from one start of the ranks to the next; those after step `kept` were lost."""
+    """Steps over time from one start of the ranks to the next; steps after `kept` were lost."""
 
     times_s: tuple[float, ...]
     steps: tuple[int, ...]
@@ -123,9 +123,9 @@ class FaultsInfo(NamedTuple):
     goodput: float | None
 
     def seconds(self, kind: str) -> float:
-        """Return how long it took: resizes, detections, restarts or lost work, of which no moment counts twice.
+        """Return the time spent on resizes, detections, restarts or lost work; no moment counts twice.
 
-        These are times of the run, not sums or means over ranks, whose number changes.
+        These are times of the run, not sums or means over ranks, because the number of ranks changes.
         """
         if kind == RESIZE:
             return sum(each.again_s - each.at_s for each in self.resizes if each.again_s is not None)
@@ -148,7 +148,7 @@ class FaultsInfo(NamedTuple):
         return total
 
     def reached_s(self, step: int) -> float | None:
-        """Return when the run first reached a step; None if it is not among the points that are drawn."""
+        """Return when the run first reached a step; None if the step is not among the drawn points."""
         times = (
             time
             for line in self.progress
@@ -215,7 +215,7 @@ def _incident(trace: Trace, number: int, zero: float) -> Incident:
 def _failed_at(trace: Trace, restart: Restart, since: float) -> float:
     """Return when the first rank failed: at its injected fault or its error, else at its newest event before.
 
-    The agent sees it a little later, and a rank that just vanished has left no other trace.
+    The agent notices the failure a little later; a rank that disappeared without an error has left no other trace.
     """
     rank = restart.failed_rank
     own = [
@@ -236,7 +236,7 @@ def _failed_at(trace: Trace, restart: Restart, since: float) -> float:
 
 
 def _faults_in(trace: Trace, restart: Restart, since: float) -> list[Event]:
-    """Return the faults that ended the failed rank on purpose."""
+    """Return the injected faults that ended the failed rank."""
     return [
         event
         for event in trace.faults

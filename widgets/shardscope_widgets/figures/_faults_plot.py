@@ -41,7 +41,7 @@ _STEPS_PX, _GAP_PX, _HEAD_PX, _FOOT_PX = 150, 34, 44, 46
 _LOW = 0.2
 """Steps, relative to the last one, below which there is no space for a note under the curve."""
 MOST_NOTES = 6
-"""Largest number of failures, and of resizes, that are named in the figure; more would overlap."""
+"""Largest numbers of failures and of resizes that are labelled in the figure; more labels would overlap."""
 
 
 def faults_parts(info: FaultsInfo) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -183,7 +183,7 @@ def _on(last: tuple[float, int], again: tuple[float, int]) -> dict[str, Any]:
 
 
 def _note(incident: Incident, info: FaultsInfo) -> dict[str, Any]:
-    """Return what failed and how many steps were lost, at the top of the line of the failure."""
+    """Return a note at the top of the failure's line: what failed, and how many steps were lost."""
     who = "failure" if incident.rank is None else f"rank {incident.rank} failed"
     text = f"<b>{who}</b><br>{plural(incident.num_lost, 'step')} lost"
     return theme.note(text, x=incident.failed_s, y=1) | {"yanchor": "top", **_beside(incident.failed_s, info)}
@@ -202,7 +202,7 @@ def _most(info: FaultsInfo) -> int:
 
 
 def _beside(at_s: float, info: FaultsInfo) -> dict[str, Any]:
-    """Return what puts a note beside a line at this time, on the side that has space for it."""
+    """Return the settings that place a note next to a line at this time, on the side that has space."""
     is_late = at_s > 0.75 * info.end_s
     side = {"xanchor": "right", "xshift": -5} if is_late else {"xanchor": "left", "xshift": 5}
     font = {"size": 11.5, "color": theme.GREY}

@@ -44,9 +44,9 @@ class Ghost(NamedTuple):
     """Predicted values of one run.
 
     Attributes:
-        step_s: Time of a step, in seconds; None if it is unknown. Steps with different traffic count with their mean.
+        step_s: Time of a step, in seconds; None if unknown. The mean, if steps have different traffic.
         parts: Parts of a step with all traffic, in order.
-        sent_bytes: Bytes that all ranks send in a step; None if unknown. Steps count with their mean.
+        sent_bytes: Mean bytes that all ranks send in a step; None if unknown.
         peak_bytes: Peak bytes of each rank's tensors; empty if unknown.
         held: Bytes of each type of memory by rank, in the order of `MEMORY_KINDS`; empty if a type is unknown.
     """
@@ -129,7 +129,7 @@ def _line(ends: list[int], value: float, axes: str, value_format: str) -> dict[s
 
 
 def overview_gap(trace: Trace, ghost: Ghost) -> str:
-    """Return a sentence on the prediction that is further off, step time or bytes per step, or nothing."""
+    """Return a sentence on the less accurate prediction (step time or bytes per step), or an empty string."""
     step_s, sent = trace.step_time_s, trace.bytes_per_step
     gaps = []
     if ghost.step_s and step_s:
@@ -142,7 +142,7 @@ def overview_gap(trace: Trace, ghost: Ghost) -> str:
 
 
 def largest_gap(gaps: Sequence[Gap]) -> str:
-    """Return a sentence on the gap that is largest relative to its measured value; what starts with bytes is bytes."""
+    """Return a sentence on the gap that is largest relative to its measured value; names with "bytes" are in bytes."""
     worst = max(gaps, key=lambda gap: abs(gap.predicted / gap.measured - 1))
     text = bytes_text if worst.what.startswith("bytes") else duration_text
     return _gap_text(worst, text, whole=worst.measured)

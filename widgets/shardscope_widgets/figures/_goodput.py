@@ -22,7 +22,7 @@ _LINE, _BEST, _MEASURED = "#2a86d1", "#11997a", "#e06c2c"
 
 
 class MeasuredGoodput(NamedTuple):
-    """A run: a short name, the training time between two of its checkpoints in seconds, its goodput, and a remark."""
+    """A run: a short name, the training time between two checkpoints in seconds, the goodput, and a remark."""
 
     label: str
     interval_s: float
@@ -36,7 +36,7 @@ class GoodputInfo(NamedTuple):
 
     Attributes:
         intervals_s: Intervals between checkpoints.
-        goodputs: Expected goodput at each.
+        goodputs: Expected goodput at each interval.
         young_s: The best interval by Young's formula.
         daly_s: The best interval by Daly's formula.
         best: Expected goodput at Daly's interval.
@@ -93,7 +93,7 @@ def goodput_text(info: GoodputInfo) -> str:
 def _labels(info: GoodputInfo) -> list[tuple[str, str]]:
     """Return the text and the position of each label, above or below its marker so that it does not cover the curve.
 
-    A label that would meet the one to its left moves by a line.
+    A label that would overlap the label to its left moves by one line.
     """
     found: dict[MeasuredGoodput, tuple[str, str]] = {}
     last, moved = None, False

@@ -56,7 +56,7 @@ def caption(figure: Callable[..., Any], *arguments: Any, **settings: Any) -> str
 
 
 def _half(figure: Callable[..., Any], half: str) -> Callable[..., Any] | None:
-    """Return a function of the module of a figure, or of that of its values; None if there is none."""
+    """Return a function from the module of a figure or from the module of its values; None if there is none."""
     name, module = figure.__name__, sys.modules[figure.__module__]
     values = getattr(module, f"{name}_info", module)
     for home in (module, sys.modules[getattr(values, "__module__", figure.__module__)]):

@@ -36,7 +36,7 @@ _BLANK = {
 }
 """Axis settings without tick labels, for a figure without data."""
 _FREE = {name: {"autorange": True, "uirevision": "data"} for name in _BLANK}
-"""Axis settings for a figure with data, which undo those of `_BLANK`."""
+"""Axis settings for a figure with data, which undo `_BLANK`."""
 NOTHING: list[dict[str, Any]] = [{"x": [], "y": [], "visible": True}] * TRACES_A_RUN
 """Empty traces for one run, which keep the axes visible."""
 _AXES = (("x", "y"), ("x2", "y2"), ("x3", "y3"), ("x4", "y4"))

@@ -28,9 +28,9 @@ STAGE_LOOKS = (
     ("#f2d13c", "circle"), ("#9fcf45", "square"), ("#4fb96d", "diamond"), ("#1f9e89", "triangle-up"),
     ("#2b7f9e", "cross"), ("#4a63b0", "x"), ("#7a4bb0", "star"), ("#a3369a", "triangle-down"),
 )  # fmt: skip
-"""Colour and symbol by logarithm of the pipeline degree; the symbol alone tells it."""
+"""Colour and symbol by logarithm of the pipeline degree; the symbol alone identifies the degree."""
 NEAR = 0.01
-"""Distance of the fastest layout from the left end of the axis: the axis of `_place` is logarithmic beyond it."""
+"""Distance of the fastest layout from the left end of the axis; beyond this point, `_place` is logarithmic."""
 SPARE = 0.05
 """Fraction of a device's memory below which a plan leaves little for errors of the prediction."""
 _TICKS = (0, 0.03, 0.1, 0.3, 1, 3, 9)
@@ -179,7 +179,7 @@ def plans_text(plans: Plans, *, tokens: float | None = None) -> str:
 
 
 def _roomier(plans: Plans) -> str:
-    """Return a sentence on the first plan that leaves memory free, if the best one leaves almost none."""
+    """Return a sentence on the first plan that leaves memory free, if the best plan leaves almost none."""
     best, spare = plans[0], plans.headroom_bytes[plans.order]
     enough = np.flatnonzero(spare >= SPARE * (best.memory_bytes + best.headroom_bytes))
     if not len(enough) or not enough[0]:
@@ -227,7 +227,7 @@ def scatter(info: PlansInfo) -> Spec:
 
 
 def _place(time_s: float, fastest: float) -> float:
-    """Return the place of a step time on the axis, whose logarithm is drawn: how much slower than the fastest it is."""
+    """Return the position of a step time on the logarithmic axis: how much slower it is than the fastest."""
     return time_s / fastest - 1 + NEAR
 
 

@@ -1,4 +1,4 @@
-"""Bar charts of predicted beside measured values: the bytes, memory and time of one run, and step times of several."""
+"""Bar charts of predicted and measured values: bytes, memory and time of one run, and step times of several runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Step time and efficiency by number of workers: measured points beside the lines of the formula and the simulator."""
+"""Step time and efficiency by number of workers: measured points, and lines for formula and simulator."""
 
 from __future__ import annotations
 

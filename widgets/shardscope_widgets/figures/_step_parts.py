@@ -1,4 +1,4 @@
-"""What a step of each run consists of: one bar per run, stacked by part, beside the step of one process."""
+"""Breakdown of a step of each run: one bar per run, stacked by part, compared with the step of one process."""
 
 from __future__ import annotations
 

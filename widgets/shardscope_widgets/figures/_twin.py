@@ -45,7 +45,7 @@ class TwinRow(NamedTuple):
         origin: ``measured``, ``simulated`` or ``predicted``.
         bars: The activities, in order of their start.
         start_ms: Start of the rank's step. Ranks need not start at the same time.
-        total_ms: Length of its step, from the start of its first activity to the end of its last.
+        total_ms: Length of the rank's step, from the start of its first activity to the end of its last.
     """
 
     rank: int | None
@@ -144,7 +144,7 @@ _COMPUTED = frozenset({"data", "forward", "backward", "optimizer"})
 
 
 def twin_text(info: TwinInfo) -> str:
-    """Return sentences on the step's length by each of the three, and on the ranks' idle time."""
+    """Return sentences on the measured, simulated and predicted length of the step, and on the ranks' idle time."""
     if not info.rows:
         return (
             "No step with spans has been recorded on all ranks; launch the run with Record(spans_first=100)."

@@ -42,8 +42,8 @@ MODEBAR = {
         "sendChartToCloud", "select2d", "lasso2d", "autoScale2d", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d",
     ],
 }  # fmt: skip
-"""Buttons that no figure has, above all the upload to Plotly's cloud; dragging zooms and a double click zooms out. The
-others stand in a column at the right, beside the legend. Every renderer obeys a figure's own layout."""
+"""Buttons that figures leave out, above all the upload to Plotly's cloud; dragging zooms, and a double click zooms out.
+The other buttons are in a column on the right, next to the legend. Every renderer obeys a figure's own layout."""
 
 
 MODEBAR_WIDTH = 34

@@ -1,4 +1,4 @@
-"""Work in a thread, for whatever would hold up a panel or the cell that displays it."""
+"""Work in a background thread that would otherwise block a panel or the cell that displays it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardscope_widgets.kit.threads import panel_thread
 
 
 class Background:
-    """Base class of what works in a daemon thread; `_start` returns at once, and `wait` waits for the newest work."""
+    """Base class for work in a daemon thread; `_start` returns at once, and `wait` waits for the newest work."""
 
     _thread: threading.Thread | None = None
 

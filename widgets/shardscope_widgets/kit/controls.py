@@ -19,7 +19,7 @@ _BOUNDED = (widgets.BoundedIntText, widgets.BoundedFloatText, widgets.IntSlider,
 
 
 class Open(widgets.Text):  # type: ignore[misc]
-    """A text box that may be empty, which means `unset`: None, or a number that stands for a default."""
+    """A text box that may be empty, which means `unset`: None, or a number that represents the default."""
 
     def __init__(self, *, unset: int | None = None, **settings: Any) -> None:
         super().__init__(continuous_update=False, **{"placeholder": UNSET, **settings})

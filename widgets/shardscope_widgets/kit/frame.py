@@ -10,7 +10,7 @@ import traitlets as t
 LAB_CSS = files(__package__).joinpath("lab.css").read_text(encoding="utf-8")
 """Style sheet of all widgets with the CSS class ``ss-lab``."""
 GONE = "Kernel restarted; run this cell again."
-"""What a lab says once its kernel has been restarted or has died. Runs end with the kernel, except those launched with
+"""Text that a lab shows once its kernel has been restarted or has died. Runs end with the kernel, unless launched with
 ``detach=True``; the new lab shows all of them, and offers to resume."""
 
 
@@ -28,7 +28,7 @@ class Frame(anywidget.AnyWidget):
 
 
 def fallback_html(inner: str) -> str:
-    """Return static output for below a lab: `inner`, and the banner if a reloaded page has no lab to show.
+    """Return static output to show below a lab: `inner`, and the banner if a reloaded page has no lab to show.
 
     The banner is hidden by its own style unless the output above it contains no lab; it waits for a lab that loads.
     """

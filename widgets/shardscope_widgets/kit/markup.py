@@ -1,4 +1,4 @@
-"""HTML and boxes that all widgets are made of: lines of text, headings, and the two columns of a lab.
+"""HTML and boxes that all widgets use: lines of text, headings, and the two columns of a lab.
 
 Texts are escaped here; tables are those of `shardscope.show`.
 """

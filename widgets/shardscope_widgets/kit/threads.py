@@ -1,8 +1,8 @@
-"""Threads of panels, which must not be the first to import a module that figures look for.
+"""Threads of panels, which must not be the first to import a module that Plotly looks for.
 
-Plotly looks in `sys.modules` for modules such as pandas, whose arrays it accepts, but does not import them. While a
-thread imports one, the main thread finds a module without its contents there, and fails to make any figure. Python's
-import lock does not help, because a look into `sys.modules` does not take it.
+Plotly looks in `sys.modules` for modules such as pandas, whose arrays it accepts, but does not import them. While
+another thread imports such a module, the main thread finds it partially initialised, and cannot create any figure.
+Python's import lock does not help, because reading `sys.modules` does not take the lock.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ LOOKED_FOR = ("numpy", "pandas")
 
 
 def panel_thread(work: Callable[..., object], *arguments: object, name: str) -> threading.Thread:
-    """Return a daemon thread, after importing what figures look for in this thread.
+    """Return a daemon thread, after importing the modules that Plotly looks for in the current thread.
 
-    The caller starts it, once it has stored it: a short piece of work may end, and say so, before this returns.
+    The caller stores the thread before starting it, because short work may end, and report so, immediately.
     """
     for module in LOOKED_FOR:
         with contextlib.suppress(ImportError):  # pages in a browser do not have all of them

@@ -48,7 +48,7 @@ ABOUT = "memory on every device, from formulas; hover over a block for its formu
 
 
 _SIZES = {"model", "data", "tensor", "pipeline", "context", "expert"}
-"""Choices without which the layout of the start is kept."""
+"""If none of these choices is given, the initial layout is kept."""
 
 
 class _Frame(Frame):
@@ -58,8 +58,8 @@ class _Frame(Frame):
 class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
     """Choose a model, a device and a layout, and see the memory of each pipeline stage.
 
-    Without arguments, it shows GPT-3 on 1,024 devices. If a model or a degree of parallelism is given, degrees that are
-    not are 1.
+    Without arguments, the calculator shows GPT-3 on 1,024 devices. If a model or a degree of parallelism is given, all
+    degrees that are not given are 1.
 
     Args:
         choices: Initial values of `MemoryChoices` traits, for example

@@ -84,7 +84,7 @@ def _way_out(
 
 
 def _in_part(model: Transformer, layout: Layout, change: dict[str, Any]) -> list[Change]:
-    """Return the changes that recompute only some layers, fewest first, before the one that recomputes all."""
+    """Return the changes that recompute only some layers, fewest first, then the change that recomputes all."""
     if change is not _FULL:
         return []
     layers = layers_of_stage(model.layers, layout.pipeline * layout.virtual_stages)

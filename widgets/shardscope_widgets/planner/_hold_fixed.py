@@ -87,7 +87,7 @@ def _options(axis: str) -> tuple[tuple[str, Any], ...]:
 
 
 def _choice(axis: str, value: Any) -> Any:
-    """Return the value, or several as a tuple; without compression, what the dropdown calls ``none``."""
+    """Return the value, or several values as a tuple; no compression becomes the dropdown's ``none``."""
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
     if axis == "compression" and values == ("none",):
         return ANY

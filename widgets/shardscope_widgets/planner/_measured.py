@@ -1,4 +1,4 @@
-"""Steps that the user measured: the controls that take them, and the calibration that they give."""
+"""Steps that the user measured: the controls to enter them, and the calibration fitted to them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ASK = "Did you run the chosen plan? Enter the time of a step: all plans are pred
 
 
 class MeasuredPlan(NamedTuple):
-    """A step that was measured, and its time as predicted before."""
+    """A measured step, and its time as predicted before the measurement."""
 
     model: Transformer
     layout: Layout
@@ -50,7 +50,7 @@ def measured_step(plans: Plans, rank: int, measured_s: float) -> MeasuredPlan:
 
 
 def calibration_of_steps(steps: list[MeasuredPlan], cluster: Cluster) -> Calibration | None:
-    """Return the calibration of a cluster by these steps; None without steps."""
+    """Return the calibration of a cluster fitted to these steps; None without steps."""
     return calibrate_rows([step.row for step in steps], cluster=cluster) if steps else None
 
 
@@ -74,7 +74,7 @@ class MeasuredBox:
         self.box = widgets.VBox([row, self.told])
 
     def show(self, steps: list[MeasuredPlan], plans: Plans | None) -> None:
-        """Show the steps that are used, with their times as predicted before and now."""
+        """Show the steps that are used, with their times as predicted before the calibration and now."""
         self.forget.disabled = not steps
         self.told.value = words_html(" ".join(_told(step, plans) for step in steps) or ASK, is_live=True)
 

@@ -131,7 +131,7 @@ _IN_FORM: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"software='([^']*)' searches": r"Framework \1 searches",
     r"software='([^']*)'": r"framework \1",
 }
-"""What stands for arguments of `ss.plan` in sentences of the toolkit, by regular expression, first ones first."""
+"""Replacements for arguments of `ss.plan` in the toolkit's sentences, by regular expression, in the order applied."""
 
 
 def _label(axis: str) -> str:

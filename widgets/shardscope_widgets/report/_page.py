@@ -1,7 +1,8 @@
 """The shell of a report: one HTML file with its own style, script, figures and a compressed copy of Plotly.
 
-`plotly-basic.min.js.gz` is Plotly's own basic bundle (MIT license), which draws bars and lines: a tenth of the size of
-the whole library. The page inflates it and the figures, and draws each figure when it comes into view.
+`plotly-basic.min.js.gz` is Plotly's own basic bundle (MIT license), which draws bars and lines, and has a tenth of the
+size of the whole library. The page decompresses the bundle and the figures, and draws each figure when it comes into
+view.
 """
 
 from __future__ import annotations

@@ -64,12 +64,12 @@ def _values(group: Group, name: str) -> str:
 
 
 def _is_known(job: Any, name: str) -> bool:
-    """Return whether a job has this field; an observed training loop has only those that were found out."""
+    """Return whether a job has this field; an observed training loop has only the fields that are known."""
     return name in job.model_fields_set if isinstance(job, ObservedJob) else hasattr(job, name)
 
 
 def _shared(values: dict[str, list[str]]) -> str:
-    """Write the values: the most frequent one without its runs, the others with theirs."""
+    """Format the values: the most frequent value without its runs, all others with their runs."""
     common, *others = sorted(values, key=lambda value: -len(values[value]))
     return "; ".join([common, *(f"{value} ({listed(values[value])})" for value in others)])
 

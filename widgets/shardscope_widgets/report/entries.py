@@ -1,4 +1,4 @@
-"""The runs of a report, grouped by workload and matched with the single-process run of the same question."""
+"""The runs of a report, grouped by workload and matched with the single-process run of the same job."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def headline(groups: Sequence[Group]) -> list[str]:
 
 
 def agreement_text(entries: Sequence[Entry]) -> str:
-    """Return how many strategies learn what one process learns, and which do not; empty without a single process."""
+    """Return how many strategies match the losses of one process, and which do not; empty without a single process."""
     judged = [entry for entry in entries if entry.agrees is not None]
     if not judged:
         return ""
@@ -158,7 +158,7 @@ def speed_text(group: Group) -> str:
 
 
 def _because(best: Entry) -> str:
-    """Return why a run on several ranks is not faster than one process; empty if the run does not tell."""
+    """Return why a run on several ranks is not faster than one process; empty if the run's data do not show it."""
     cores, ranks = max(1, int(_cores(best))), best.trace.world_size
     if ranks > cores:
         return f", because {ranks} ranks share {plural(cores, 'core')}"

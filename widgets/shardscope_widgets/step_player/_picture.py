@@ -24,7 +24,7 @@ MOST_RANKS = 8
 _WIDTH, _STAGE, _ROW, _LEFT = 760, 340, 26, 62
 _CARD_W, _CARD_H = 104, 56
 _TRAVELLING = 0.6
-"""Share of the playing time in which messages travel, if they take less of the step."""
+"""Minimum share of the playing time in which messages travel."""
 _CHUNKS = ("#2a86d1", "#e08a3c", "#11997a", "#b866a6", "#c49a0c", "#5f6fd6", "#3aa5b5", "#a35a3a")
 _STYLE = """
 text{font:12px system-ui,-apple-system,"Segoe UI",Roboto,Arial,sans-serif;fill:#1f2328}

@@ -1,6 +1,6 @@
 """The live explanation of the run in focus: its largest loss of time, and a button that runs the changed job.
 
-For a run that was started by that button, a verdict comes first: what became of the loss, and of the speed.
+For a run that was started by that button, a verdict comes first: how the loss and the speed have changed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Subject(NamedTuple):
 
 
 class _Told(NamedTuple):
-    """What was found out about a run; `so_far` if it was still running then."""
+    """Findings about a run; `so_far` if it was still running at the time."""
 
     found: Explanation | None
     verdict: Verdict | None
@@ -70,8 +70,8 @@ class _Told(NamedTuple):
 class AdvicePanel(Background):
     """Sentences on the run in focus, and a button to run the change that they suggest.
 
-    Explanations are computed in a separate thread, and not before `begin` is called, because the lab is not displayed
-    before that. Until a run is explained, a line says so in place of the text of the run before, whose height it keeps.
+    Explanations are computed in a separate thread, and only after `begin` is called, when the lab is displayed. Until a
+    run is explained, a placeholder replaces the previous run's text and keeps its height.
 
     Args:
         on_try: Called with the run and the changes to its job when the button is pressed.
@@ -147,7 +147,7 @@ class AdvicePanel(Background):
             self._draw()
 
     def _newest_events(self, run: Run) -> list[Event]:
-        """Return the events of the newest steps: a long run has too many to keep all."""
+        """Return the events of the newest steps; a long run has too many events to keep all."""
         if self._tail is None or self._tail_of is not run:
             self._tail, self._tail_of, self._events = run.tail(), run, []
         self._events += self._tail.poll()
@@ -158,7 +158,7 @@ class AdvicePanel(Background):
         return self._events
 
     def _draw(self) -> None:
-        """Show what is known of the run in focus, the button, and what became of a change that waited."""
+        """Show what is known about the run in focus, the button, and the outcome of a waiting change."""
         subject, told = self._subject, self._told
         lines = [] if subject is None or told is None else _lines(subject, told)
         waiting = "" if lines or subject is None or not self._begun else _placeholder(subject, told)
@@ -172,7 +172,7 @@ class AdvicePanel(Background):
         self._draw_button(is_waiting=bool(waiting))
 
     def _draw_button(self, *, is_waiting: bool) -> None:
-        """Show the button for a change; while a run is not explained yet, keep the place of the button before."""
+        """Show the button for a change; until a run is explained, keep the space of the previous button."""
         subject, found = self._subject, self.found
         is_queued = subject is not None and self.queue is not None and self.queue.holds(subject.run)
         later = _QUEUED if subject is not None and subject.is_alive else _QUEUED_LATER
@@ -195,7 +195,7 @@ def _placeholder(subject: Subject, told: _Told | None) -> str:
 
 
 def _lines(subject: Subject, told: _Told) -> list[str]:
-    """Return what was found out about a run as lines of HTML, the verdict first."""
+    """Return the findings about a run as lines of HTML, the verdict first."""
     lines = [told.problem and safe(told.problem), told.found and safe(told.found.sentence)]
     if told.verdict is not None:
         so_far = "So far: " if told.so_far else ""

@@ -92,7 +92,7 @@ class Forecast(Background):
             self.anyway.layout.display = self.call.layout.display = "none"
 
     def _predict(self) -> None:
-        """Start the thread, unless it is working: one that is about to end would not see the newest job."""
+        """Start a thread unless one is already working; a thread about to end would miss the newest job."""
         if not (self._is_working and self._is_busy):
             self._is_working = True
             self._start(self._work, name="forecast")

@@ -22,10 +22,10 @@ _PARTS = {
     _BUBBLE: ("pipeline bubble",),
     "the fixed cost of a step": ("fixed cost",),
 }
-"""Terms of a predicted step by what a reader calls them."""
+"""Terms of a predicted step, by the words used for them in sentences."""
 _MOST = 0.5
 _COMPARABLE = 0.5
-"""Bubble, relative to the part that takes longest, from which it is named beside that part."""
+"""The bubble is mentioned too if it is at least this fraction of the part that takes longest."""
 
 
 def forecast_text(found: Preflight) -> str:
@@ -75,7 +75,7 @@ def _memory(found: Preflight) -> str:
 
 
 def dominant_text(time: Term | None) -> str:
-    """Return the sentence on what takes most of a step, and on a bubble of that order; empty without a prediction."""
+    """Return the sentence on what takes most of a step, and on a bubble of similar size; empty without a prediction."""
     if time is None:
         return ""
     found = [each for part in time.parts for each in (part.parts if part.name == "idle" else (part,))]

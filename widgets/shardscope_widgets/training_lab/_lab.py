@@ -271,7 +271,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
             self._want_advice()
 
     def _try(self, run: Run, change: Mapping[str, Any], has_waited: bool) -> None:
-        """Start the job of a run with a change, and show it in the form, unless that was changed during the wait."""
+        """Start the job of a run with a change, and show it in the form, unless the form was changed meanwhile."""
         from shardscope.runtime import launch
 
         job = run.job.replace(**change, name=None)
@@ -336,7 +336,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self.refresh()
 
     def _keep_to_one_group(self) -> None:
-        """Show only runs of one group, that of the run added last, because others would make its plots unreadable."""
+        """Show only runs of the group of the run added last; other groups would make its plots unreadable."""
         newest = self._book.entries.get(self.shown[-1]) if self.shown else None
         if newest is None:
             return
@@ -423,7 +423,10 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self.screen.outcome.want(entry.run if entry is not None and is_over else None)
 
     def _want_advice(self) -> None:
-        """Request the explanation of the run in focus, at every tick, because an earlier one may still be computed."""
+        """Request an explanation of the run in focus.
+
+        Called at every tick, because a request is dropped while an earlier explanation is still being computed.
+        """
         entry = self._book.entries.get(self.focus)
         if entry is None:
             self.screen.advice.want(None)

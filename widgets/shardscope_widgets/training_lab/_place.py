@@ -1,4 +1,4 @@
-"""The controls of where a job runs: this machine, or a cluster emulated on it."""
+"""The controls for where a job runs: this machine, or a cluster emulated on it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ TITLE = "Where it runs"
 class Place(Background):
     """Controls for `choices`, in a box whose title names the cluster.
 
-    The number of ranks of the job and the nodes follow each other. Whether this machine can emulate clusters is looked
-    up when the lab is displayed; if it cannot, the control says why.
+    The job's number of ranks and the number of nodes are kept in sync. Whether this machine can emulate clusters is
+    checked when the lab is displayed; if it cannot, the control says why.
 
     Args:
         job_choices: The form of the job.

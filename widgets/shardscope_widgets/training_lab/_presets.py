@@ -18,7 +18,7 @@ from shardscope_widgets.kit.markup import classed, words_html
 class Preset(NamedTuple):
     """A job to start with: its name, what to look at while it runs, and the traits that differ from the defaults.
 
-    `tab` is the title of the tab that shows it best; empty for the first tab.
+    `tab` is the title of the tab that shows the job best; empty for the first tab.
     """
 
     title: str
@@ -82,7 +82,7 @@ def preset_named(title: str) -> Preset:
     """Return the preset with this title; upper and lower case are the same.
 
     Raises:
-        SpecError: There is no such preset; the message suggests the closest title.
+        SpecError: The preset does not exist; the message suggests the closest title.
     """
     known = {preset.title.casefold(): preset for preset in PRESETS}
     if (found := known.get(title.casefold())) is None:
@@ -124,7 +124,7 @@ class PresetBar(widgets.VBox):  # type: ignore[misc]
         self._on_choice(preset)
 
     def forget(self) -> None:
-        """Mark no preset any more, because the form has changed since, unless within `kept`."""
+        """Unmark the preset, because the form has changed, unless within `kept`."""
         if self.chosen is not None and not self._is_kept:
             self.chosen = None
             self._mark()

@@ -71,7 +71,7 @@ class RunEntry:
 
     @property
     def diverged_at(self) -> int | None:
-        """First of the steps since which the loss has been far too high; None if it has not diverged."""
+        """First step from which on the loss has been far too high; None if the loss has not diverged."""
         if self.trace.steps or self.is_alive:
             found = self.trace.divergence
             return None if found is None else found.step
@@ -171,7 +171,7 @@ class RunBook:
         return {run_id: entry for run_id, entry in self.entries.items() if entry.trace.group == group}
 
     def name(self, shown: Sequence[str]) -> None:
-        """Name the shown runs by what differs between them, and each other run of their group as if it were shown too.
+        """Name the shown runs by their differences, and each other run of their group as if it were shown too.
 
         A run keeps its colour and its dash while it is shown.
 

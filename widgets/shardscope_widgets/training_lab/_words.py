@@ -17,9 +17,9 @@ from shardscope_widgets.training_lab._runbook import RunEntry, busy_load
 from shardscope_widgets.words import count_text, duration_text, listed, plural, rate_text, safe
 
 LEAST_STEPS = 6
-"""Number of finished steps from which a run is explained, and its step time compared with the predicted one."""
+"""Number of finished steps that a run needs before it is explained and compared with its predicted step time."""
 _SLOW = 2.0
-"""Measured step time, relative to the predicted one, from which the status says that the run is slow."""
+"""The status calls a run slow if its step time is at least this many times the predicted step time."""
 
 
 def plan_text(job: Job, cluster: EmulatedCluster | None = None) -> str:
@@ -76,7 +76,7 @@ def straggler_text(trace: Trace) -> str:
 
 
 def divergence_text(trace: Trace) -> str:
-    """Return a sentence about a loss that diverged, with what to do; empty if it did not."""
+    """Return a sentence about a diverged loss, with advice; empty if the loss has not diverged."""
     found = trace.divergence
     return f" {DIVERGED} It {found.text}. {ADVICE}" if found is not None else ""
 
@@ -106,7 +106,7 @@ def status_text(entry: RunEntry | None, predicted_s: float | None = None) -> str
 
 
 def _stop_text(entry: RunEntry) -> str:
-    """Return a sentence on why a run was stopped, unless somebody asked for it; empty if it was not."""
+    """Return a sentence on why a run was stopped; empty if it was not stopped, or if a user requested the stop."""
     if entry.state != "stopped":
         return ""
     if entry.run.cause is Cause.DRIVER_ENDED:
@@ -116,7 +116,7 @@ def _stop_text(entry: RunEntry) -> str:
 
 
 def _slow_text(entry: RunEntry, predicted_s: float | None) -> str:
-    """Return a sentence on steps that take far longer than predicted, with the machine's load; else nothing."""
+    """Return a sentence on steps that take far longer than predicted, with the machine's load; else empty."""
     measured_s = entry.trace.step_time_s if len(entry.trace.steps) >= LEAST_STEPS else None
     if not predicted_s or measured_s is None or measured_s < _SLOW * predicted_s:
         return ""
@@ -145,7 +145,7 @@ def _rate(trace: Trace) -> str:
 
 
 def without_control_html(job: Job, described: Job, cluster: EmulatedCluster | None = None) -> str:
-    """Return a box that names what the form cannot show; empty if it describes all.
+    """Return a box that names what the form cannot show; empty if the form describes everything.
 
     Args:
         job: The job that the form should describe.

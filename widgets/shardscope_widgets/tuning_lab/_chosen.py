@@ -106,9 +106,9 @@ class ChosenPanel:
 
         Args:
             run: Whether the trial has a run to open.
-            prune: Whether it can be pruned here.
-            finished: Whether it can be run again.
-            pinned: Whether it is pinned.
+            prune: Whether the trial can be pruned here.
+            finished: Whether the trial can be run again.
+            pinned: Whether the trial is pinned.
         """
         self.buttons["open"].disabled = not run
         self.buttons["prune"].disabled = not prune

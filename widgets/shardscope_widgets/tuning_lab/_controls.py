@@ -49,8 +49,8 @@ def objective_rows(own: Sequence[str]) -> list[Mapping[str, Any]]:
 def usual_axes(objectives: Sequence[str], own: Sequence[str], now: tuple[str, str]) -> tuple[str, str]:
     """Return the objectives for the x and y axes.
 
-    If the study does not minimise an axis's objective, another one takes its place; on the x-axis, only if the present
-    one is a default.
+    If the study does not minimise an axis's objective, another objective takes its place; on the x-axis, only if the
+    present objective is a default.
 
     Args:
         objectives: Objectives of the study.

@@ -1,4 +1,4 @@
-"""The job that the controls describe: the given job with the changes made in the controls since."""
+"""The job that the controls describe: the given job with the changes made in the controls."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
 
         Args:
             is_shown_as_begun: Whether to set the controls to the definition of the study.
-            asked: Names of the choices that stay as they are, although the study was created with others.
+            asked: Names of the choices that stay as they are, even if the study was created with other values.
         """
         self._shown, self._trials = None, []
         self._summary.forget()

@@ -59,7 +59,7 @@ class Relinker:
         return replace(trial, values={**rest, "seconds": seconds})
 
     def _longer_s(self, number: int, link: Link) -> float | str:
-        """Return how much longer a step is predicted to take on a link than on its own, or why that is unknown."""
+        """Return how much longer a step is predicted to take on a link than on the job's own, or why it is unknown."""
         if number not in self._own:
             try:
                 self._own[number] = _predicted(self._job_of(number))
@@ -75,7 +75,7 @@ class Relinker:
 
 
 def _predicted(job: Job) -> JobPrediction | str:
-    """Return the prediction of a job, or why there is none that holds for all steps."""
+    """Return the prediction of a job, or the reason why no prediction applies to all steps."""
     if not job.compression.steps_are_alike:
         return f"its steps differ with compression={job.compression.label!r}"
     found = preflight(job, calls_functions=True)

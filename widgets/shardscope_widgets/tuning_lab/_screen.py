@@ -66,7 +66,7 @@ class TuningScreen:
         study: Mapping[str, widgets.Widget],
         objectives: SpacePicker,
     ) -> widgets.GridBox:
-        """Return the inputs of the drawer, a column a topic."""
+        """Return the inputs of the drawer, with one column per topic."""
         groups = (
             [heading("Job"), _grid(job), options], [heading("Search", "with real runs"), self.space, self.baselines],
             [heading("Study"), _grid(study), objectives],
@@ -158,7 +158,7 @@ class TuningScreen:
             figure.show(theme.blank())
 
     def _show(self, figure: LiveFigure, spec: dict[str, Any]) -> None:
-        """Show a figure of this study; what the user zoomed into in another study no longer holds."""
+        """Show a figure of this study, without the zoom that the user chose for another study."""
         figure.figure = spec | {"layout": spec["layout"] | {"uirevision": self._study}}
 
     def _is_new(self, name: str, info: Any) -> bool:

@@ -45,7 +45,7 @@ def plan_text(definition: Definition, trials: int, known: int, *, is_running: bo
 
 
 def baselines_text(definition: Definition) -> str:
-    """Return the label of the switch for the baselines: which there are, and how many trials they would take."""
+    """Return the label of the switch for the baselines: their names, and how many trials they would take."""
     searched = definition.searched
     names = [registry.require_known(Optimizer, name).__name__ for name in BASELINES]
     drawn = optimizers_of(searched)

@@ -1,4 +1,4 @@
-"""The Twin: one job three times, as formulas predict it, as a simulation runs it, and as real ranks did.
+"""The Twin: one job as predicted by formulas, as simulated, and as run on real ranks.
 
 `Twin` shows a run that has trained: every term in a table, what explains the difference in step time, and one step of
 each rank with the simulated step below it.

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from shardscope.runtime import Run
 
 HERE, AS_RUN = "this machine", "as it ran"
-"""Clusters of the prediction: this machine without emulated links, or the one on which the run was."""
+"""Clusters of the prediction: this machine without emulated links, or the cluster of the run."""
 
 
 @dataclass
 class Findings:
-    """One run beside its prediction and its simulation.
+    """One run, its prediction and its simulation.
 
     Attributes:
         run: The run.

@@ -83,7 +83,7 @@ class Screen:
         self.details.layout.display = None
 
     def draw_residual(self, found: Residual | None) -> None:
-        """Draw the waterfall; None says why there is none."""
+        """Draw the waterfall; for None, say why there is none."""
         self.residual.layout.display = "none" if found is None else None
         if found is None:
             self.explained.value = words_html("This comparison has no step time with its parts.")

@@ -23,9 +23,9 @@ from shardscope_widgets.twin._screen import Screen
 
 
 class Twin(widgets.VBox, Background):  # type: ignore[misc]
-    """A run beside its prediction and its simulation: term by term, what explains the difference, and one step.
+    """A run, its prediction and its simulation: term by term, with what explains the difference, and one step.
 
-    The comparison is computed in a thread of its own, so that the cell returns at once.
+    The comparison is computed in a separate thread, so that the cell returns at once.
 
     Args:
         run: The run to show, or its name or path; None shows the newest one.
@@ -74,7 +74,7 @@ class Twin(widgets.VBox, Background):  # type: ignore[misc]
 
     @property
     def comparison(self) -> Comparison | None:
-        """The comparison that is shown; None while it is computed, and if there is none."""
+        """The comparison that is shown; None while it is being computed, or if there is none."""
         found = None if self.findings is None else self.findings.comparison
         return found if isinstance(found, Comparison) else None
 

@@ -1,4 +1,4 @@
-"""Links that messages share: those of ranks and nodes, and the uplinks of racks, each with a rate of its own.
+"""Links that messages share: links of ranks and nodes, and the uplinks of racks, each with its own rate.
 
 A message occupies every link on its way at the same time. Messages on a link share it fairly, so the messages that
 start together take at least as long as the busiest link needs for its bytes, and no longer if the messages on that link
@@ -122,8 +122,9 @@ class Network:
     def seconds(self, levels: Sequence[Level], slices: int = 1) -> float:
         """Return the time of a collective in seconds.
 
-        One slice passes level after level, each of which takes as long as its busiest link. The others follow at the
-        rate of the link that is busiest over all levels; in a level with a lag, that many slices pass on their own.
+        The first slice passes level after level, each of which takes as long as its busiest link. Other slices follow
+        at the rate of the link that is busiest over all levels; in a level with a lag, that many slices pass on their
+        own.
         This is exact if one link is the busiest in every level, as in a ring, or if there is one level; otherwise
         messages of different levels may overlap a little more or less.
         """
@@ -145,10 +146,10 @@ class Level(NamedTuple):
 
 
 def levels_of(network: Network, rounds: Iterable[Round]) -> list[Level]:
-    """Return the levels of a collective: messages are in the first one in which their senders can send them.
+    """Return the levels of a collective: each message is in the first level in which its sender can send it.
 
     A rank sends in a round after it has sent and received its messages of earlier rounds, so ranks that take no part in
-    a round are ahead of it.
+    a round get ahead.
     """
     ready, found = np.zeros(len(network.node_of), np.int64), list[Level]()
     for each in rounds:

@@ -36,12 +36,12 @@ class Round(NamedTuple):
     name: str
     moves: tuple[Move, ...]
     lag: int = 0
-    """Slices by which a move trails the one in the other direction between the same ranks, in an earlier round: slice i
-    is sent after slice i + `lag` of that one has arrived."""
+    """Number of slices by which a move trails the move in the opposite direction between the same ranks in an earlier
+    round: slice i is sent after slice i + `lag` of that move has arrived."""
 
 
 class Moves(NamedTuple):
-    """Moves that happen at the same time, as arrays: collectives of many ranks have too many of them for objects."""
+    """Moves that happen at the same time, as arrays: collectives of many ranks have too many moves for objects."""
 
     name: str
     source: Ints
@@ -64,7 +64,7 @@ class Moves(NamedTuple):
         return (Move(*each, f"chunk {chunk}") for each, chunk in zip(ends, self.chunk.tolist(), strict=True))
 
     def shift(self, world_size: int) -> int | None:
-        """Return s if each rank r sends equally many bytes to rank r+s (mod W) and nothing else; otherwise None."""
+        """Return s if each rank r sends the same number of bytes to rank r+s (mod W) and nothing else; else None."""
         shifts = (self.target - self.source) % world_size
         if len(self.source) != world_size or (shifts != shifts[0]).any():
             return None
@@ -129,7 +129,7 @@ class Flow(NamedTuple):
     stage_costs: tuple[float, ...] = ()
     """Computing time of each stage, in any unit; empty if all are equal."""
     ranks_meet: bool = False
-    """Whether ranks exchange something after the last pass, so that none starts the next step before the others."""
+    """Whether ranks communicate after the last pass, so that none starts the next step before the others."""
 
     def crossing(self, op: str, stage: int) -> tuple[int, int] | None:
         """Return the receiving rank and the bytes of an operation's message; None if its result stays on its rank."""
@@ -262,7 +262,7 @@ def neighbour_rounds(sent_bytes: int, world_size: int) -> tuple[Round, ...]:
 def pair_rounds(packet_bytes: int, world_size: int) -> tuple[Round, ...]:
     """Return the single round in which each rank sends one packet to every other rank; empty packets are not sent.
 
-    Each rank begins with the next one, so that no two send to the same rank at the same time.
+    Each rank sends to the next rank first, so that no two ranks send to the same rank at the same time.
     """
     ranks = range(world_size)
     pairs = ((a, (a + ahead) % world_size) for ahead in ranks[1:] for a in ranks)

@@ -73,14 +73,14 @@ def ring_slices(sizes: Ints, element_bytes: int, slice_mb: float = 4.0) -> int:
 
 
 def ring_busy_elements(calls: Iterable[tuple[Ints, int]]) -> int:
-    """Return the elements that could pass a link until reduce-scatters or all-gathers on a ring are over.
+    """Return the number of elements that a link could carry until reduce-scatters or all-gathers on a ring are over.
 
-    On equal links, a slice starts when the one before has left its link and it has itself arrived there, and a rank
-    starts a call when it has sent and received all messages of the call before. It does not wait for the next rank,
-    which by then has received all of these messages: gloo sends only what a receive has been posted for, but for gloo a
-    message is sent once the system's buffers hold it, so the next rank's own messages do not keep it from posting the
-    receives of the call. All ranks start the first call together, although in training, a rank that is done early
-    begins the next step early; so this is an upper bound. With equal chunks, it is what a rank sends.
+    On equal links, a slice is sent once it has arrived at the link and the previous slice has left. A rank starts a
+    call when it has sent and received all messages of the previous call. It does not wait for the next rank, which has
+    received all of these messages by then. Gloo sends only what a receive has been posted for, but counts a message as
+    sent once the system's buffers hold it, so its own messages do not keep the next rank from posting the receives of
+    the call. All ranks are assumed to start the first call together, although in training, a rank that finishes early
+    begins the next step early; the result is therefore an upper bound. With equal chunks, it is what a rank sends.
 
     Args:
         calls: Calls that follow one another: sizes of the W chunks, in ring order, and the number of slices of each.

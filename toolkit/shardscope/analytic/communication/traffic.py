@@ -40,14 +40,14 @@ class Sent(NamedTuple):
     bounds: tuple[Ints, Ints] | None = None
     """Minimum and maximum bytes, if the exact number cannot be known in advance; None if `bytes` is exact."""
     received: Ints | None = None
-    """Bytes that each rank receives; None if no rank receives more than it or another rank sends."""
+    """Bytes that each rank receives; None if no rank receives more than some rank sends."""
     awaited: Ints | None = None
     """Bytes that could pass each rank's link while messages of a ring wait for each other (`ring_busy_elements`); None
     if chunks are equal, so that this is not more than what a rank sends."""
 
     @property
     def busiest(self) -> Ints:
-        """Bytes for whose time each rank's link is busy in its busier direction, or waits for other links."""
+        """Bytes that correspond to the time for which each rank's link is busy (in its busier direction) or waits."""
         most = self.bytes
         for other in (self.received, self.awaited):
             most = most if other is None else np.maximum(most, other)

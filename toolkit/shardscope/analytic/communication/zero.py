@@ -189,7 +189,7 @@ def fully_sharded_traffic(
 
 
 def gathers_in_vain(gathers: int, micro_batches: int, *, prefetches: bool) -> int:
-    """Return the number of all-gathers in a step of a unit that no forward pass uses: those of prefetching."""
+    """Return the number of all-gathers in a step of a unit that no forward pass uses, due to prefetching."""
     return max(1, gathers - micro_batches) if prefetches else 0
 
 

@@ -48,7 +48,7 @@ def model_flops(model: Transformer, sequences: Numbers) -> Floats:
 
 
 def least_flops(model: Transformer, sequences: Numbers) -> Floats:
-    """Return the FLOPs that no step can do without: `model_flops` with the causal half of attention scores only.
+    """Return the minimum FLOPs of a step: `model_flops` with only the causal half of the attention scores.
 
     Args:
         model: The model.

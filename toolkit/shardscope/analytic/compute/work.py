@@ -299,10 +299,10 @@ def score_bytes(model: Transformer, split: Split) -> Floats:
 
 
 def fits_fused_softmax(model: Transformer, split: Split, value_bytes: int) -> npt.NDArray[np.bool_]:
-    """Return whether Megatron's fused kernel for scale, mask and softmax works on the scores of unfused attention.
+    """Return whether Megatron's fused kernel for scale, mask and softmax supports the scores of unfused attention.
 
-    It needs 16-bit scores, on each device a multiple of four heads x sequences, and sequences of at most 4,096 tokens
-    (2,048 in early releases), a multiple of four as well (NVIDIA/Megatron-LM
+    The kernel needs 16-bit scores, a multiple of four heads x sequences on each device, and sequences of at most 4,096
+    tokens (2,048 in early releases), also a multiple of four (NVIDIA/Megatron-LM
     megatron/core/fusions/fused_softmax.py@00caa53, `is_kernel_available`; megatron/model/fused_softmax.py@0cb36de).
     Megatron-LM of 2019 has no such kernel.
     """
@@ -311,7 +311,7 @@ def fits_fused_softmax(model: Transformer, split: Split, value_bytes: int) -> np
 
 
 def separate_softmax_bytes(model: Transformer, split: Split, value_bytes: int) -> Floats:
-    """Return the bytes moved in addition, in each pass, where softmax is not one fused kernel."""
+    """Return the additional bytes moved in each pass if softmax is not one fused kernel."""
     scores = split.tokens(model.seq) * model.seq * model.heads / split.tensor
     return np.asarray(SEPARATE_BYTES[value_bytes] * scores)
 

@@ -79,7 +79,7 @@ def _around(model: Transformer, recipe: ElementBytes, framework: Framework, *, s
     """Return the bytes per token that half a layer saves around its linear layers.
 
     These are the input of its norm, the input of its first linear layer, the mask of the final dropout, and the input
-    of the norm of its output, if there is one. With `shared`, the first two are those of the other half.
+    of the norm of its output, if there is one. With `shared`, the first two are counted with the other half.
     """
     normed = recipe.activation * (1 + framework.norm_copies)
     first = 0 if shared else normed + recipe.product

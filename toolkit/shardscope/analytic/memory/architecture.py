@@ -1,4 +1,4 @@
-"""What a device's architecture changes in memory: workspaces for matrix products, transposes of fp8 weights."""
+"""Effects of a device's architecture on memory: workspaces for matrix products, transposes of fp8 weights."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from shardscope.spec.cluster import Device
 
 MIB = 2**20
 _CPU = "cpu"
-"""Name of the device that stands for a rank on a CPU."""
+"""Name of the device that represents a rank on a CPU."""
 
 
 def is_cpu(device: Device | None) -> bool:
-    """Return whether a device stands for a rank on a CPU; None is a GPU of this machine."""
+    """Return whether a device represents a rank on a CPU; None is a GPU of this machine."""
     return device is not None and device.name == _CPU
 
 
 def torch_workspace_bytes(device: Device | None) -> float:
-    """Return the bytes that matrix products take as workspace when torch runs a training step; None is any GPU.
+    """Return the workspace bytes of matrix products when torch runs a training step; None is any GPU.
 
-    torch gives one workspace to each thread that computes, the one of the forward and the one of the backward pass
-    (``parseChosenWorkspaceSize`` in ``CUDABlas.cpp``, later ``CublasHandlePool.cpp``). The size is that of its current
-    releases; an H100 confirmed it. An unknown architecture counts as one of NVIDIA since Hopper.
+    torch allocates one workspace for the thread of the forward pass and one for the thread of the backward pass
+    (``parseChosenWorkspaceSize`` in ``CUDABlas.cpp``, later ``CublasHandlePool.cpp``). The size is from current
+    releases, and was confirmed on an H100. An unknown architecture counts as NVIDIA Hopper or later.
 
     Example:
         >>> [torch_workspace_bytes(Device.of(name)) / 2**20 for name in ("a100-80gb", "h100-80gb")]
@@ -36,8 +36,8 @@ def torch_workspace_bytes(device: Device | None) -> float:
 def reads_any_fp8_layout(device: Device | None) -> bool:
     """Return whether fp8 matrix products of a device, with one scale per tensor, read transposed matrices in place.
 
-    If not, as on Hopper and Ada, training needs a transpose of each weight too. TransformerEngine asks
-    ``nvte_is_non_tn_fp8_gemm_supported``: since sm_100, except for sm_120 to sm_129. None is a device that does not.
+    If not, as on Hopper and Ada, training also needs a transpose of each weight. TransformerEngine's
+    ``nvte_is_non_tn_fp8_gemm_supported`` is true since sm_100, except for sm_120 to sm_129. For None, it is false.
 
     Example:
         >>> [reads_any_fp8_layout(Device.of(name)) for name in ("h100-80gb", "gb200")]
@@ -48,6 +48,6 @@ def reads_any_fp8_layout(device: Device | None) -> bool:
 
 
 def _capability(architecture: str) -> int:
-    """Return the number of an architecture of NVIDIA, ten times its compute capability; 0 for others."""
+    """Return the number of an NVIDIA architecture, ten times its compute capability; 0 for other vendors."""
     number = architecture.removeprefix("sm_")
     return int(number) if number != architecture and number.isdigit() else 0

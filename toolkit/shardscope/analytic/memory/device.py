@@ -122,12 +122,12 @@ def _each_kind(layouts: Layouts, build: Builder, host_capacity: float) -> Memory
 def _fullest(layouts: Layouts, rows: LayoutRows, build: Builder, host_capacity: float) -> MemoryParts:
     """Return the memory of the pipeline rank that needs the most.
 
-    Only these candidates are compared: the first rank, the last, and the first rank whose layers all have experts. With
-    few micro-batches, the first ranks have no gradients yet as they keep the most activations, so the one next to them
-    is a candidate too. Candidates that few layouts have are computed for these alone: in a V-shaped schedule with few
-    micro-batches, later ranks hold more micro-batches, so the last rank with one layer more than others is one, as is
-    the second rank if the first has one layer or micro-batch less. Offloaded bytes are the maximum over all candidates,
-    possibly from another rank.
+    Only these candidates are compared: the first rank, the last rank, and the first rank whose layers all have experts.
+    With few micro-batches, the first ranks have no gradients yet when they keep the most activations, so the rank after
+    them is a candidate too. Two more candidates are computed only for the few layouts that have them: in a V-shaped
+    schedule with few micro-batches, where later ranks hold more micro-batches, the last rank with an additional layer;
+    and the second rank if the first has one layer or micro-batch less. Offloaded bytes are the maximum over all
+    candidates, possibly from another rank.
     """
     model, pipeline = rows.model, rows.pipeline
     last = pipeline.ranks - 1

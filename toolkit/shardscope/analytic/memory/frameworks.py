@@ -2,9 +2,9 @@
 
 Two values were not taken from code, but inferred from 11 measured peaks of Megatron-LM on B200 GPUs, published by
 SimuMax: `ring_copies` from the only measurement with context parallelism, and `routed_copies` from the only one with
-experts. `reserved` and `message_bytes` are from logs of single runs: those of SimuMax, and two of BigScience in 2021
-(gpt2-meg-ds-3d, of which gpt2.md states 26 GB in nvidia-smi too, and gpt2-meg-ds-zero). All others were read in the
-code or the recipes that `source` names. ``shardscope scoreboard --memory`` compares them with published peaks.
+experts. `reserved` and `message_bytes` are from logs of single runs: the runs of SimuMax, and two runs of BigScience in
+2021 (gpt2-meg-ds-3d, for which gpt2.md also states 26 GB in nvidia-smi, and gpt2-meg-ds-zero). All other values are
+from the code or the recipes named in `source`. ``shardscope scoreboard --memory`` compares with published peaks.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Framework(NamedTuple):
     whole_logits: bool = False
     """Whether each tensor rank has the logits of the whole vocabulary."""
     norm_copies: int = 0
-    """Number of tensors that a norm saves beside its input, if it is several operations."""
+    """Number of tensors that a norm saves in addition to its input, if it consists of several operations."""
     attention_copies: int = 0
-    """Number of copies of the attention's output, in another order of dimensions, that are saved beside it."""
+    """Number of additional saved copies of the attention output, in another order of dimensions."""
     logits_later: int = 0
     """The part of `logits_bytes` that is allocated only as the gradient of the logits is computed."""
     float32_logits: tuple[int, int] | None = None
@@ -68,11 +68,11 @@ class Framework(NamedTuple):
     prefetched: int = 1
     """Number of layers whose parameters are prefetched, that is, gathered in advance."""
     has_workspaces: bool = True
-    """Whether matrix products take workspaces, of which the device determines the size (`torch_workspace_bytes`)."""
+    """Whether matrix products use workspaces, whose size depends on the device (`torch_workspace_bytes`)."""
     accumulators: bool = False
-    """Whether bf16-mixed accumulates gradients in float32 tensors beside the 16-bit ones."""
+    """Whether bf16-mixed accumulates gradients in float32 tensors, in addition to the 16-bit gradients."""
     remainders: bool = False
-    """Whether bf16-mixed stores of a master weight only the 16 bits that the bf16 weight lacks."""
+    """Whether bf16-mixed stores only those 16 bits of a master weight that the bf16 weight lacks."""
     fp8_weights: bool = False
     """Whether fp8-mixed stores no 16-bit weights of layers' matrices, but only fp8 ones and their transposes."""
     skips_transposes: bool = False
@@ -88,15 +88,15 @@ class Framework(NamedTuple):
     """Whether gathered weights of layers that are not recomputed stay until the backward pass, because autograd saves
     them; only with `live_elements`."""
     bucket_elements: float = 0.0
-    """Number of gradient elements in a buffer that is reduced at once; 0 for those of a layer, without a buffer."""
+    """Number of gradient elements in a buffer that is reduced at once; 0 to reduce by layer, without a buffer."""
     buckets: int = 1
-    """Number of such buffers in ZeRO 3: two if one is filled while the other one is reduced. In ZeRO 2 it is one."""
+    """Number of gradient buffers in ZeRO 3: two if one is filled while the other is reduced. ZeRO 2 has one."""
     keeps_buckets: bool = False
-    """Whether the buffers stay allocated in ZeRO 3, instead of only during the backward pass."""
+    """Whether gradient buffers stay allocated in ZeRO 3, instead of only during the backward pass."""
     keeps_outputs: bool = False
     """Whether a pipeline keeps the output of each stage for all micro-batches in flight."""
     shards_outputs: bool = False
-    """Whether these outputs are sharded over tensor ranks, and gathered for the backward pass."""
+    """Whether the kept stage outputs are sharded over tensor ranks, and gathered for the backward pass."""
     copies_to_reduce: bool = False
     """Whether replicas without ZeRO copy all gradients into buckets, which stay allocated, to reduce them."""
     keeps_replicas_gradients: bool = False

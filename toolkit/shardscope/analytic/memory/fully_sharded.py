@@ -109,7 +109,7 @@ def gathered_tensors(moments: Moments, sizes: Floats, stage: int) -> Floats:
 
 
 def _gathering(moments: Moments, sizes: Floats, stage: int) -> Floats:
-    """Return the bytes of units that are on their way at each moment: flat buffers, and prefetched units."""
+    """Return the bytes of units that are being gathered at each moment: flat buffers, and prefetched units."""
     if stage == 2:
         return np.where(_is_forward(moments), _flat_buffers(moments, sizes), 0.0)
     before = len(sizes) - 1 - moments.done - (moments.unit > 0)  # the next unit in the backward pass
@@ -132,7 +132,7 @@ def _own(moments: Moments, sizes: Floats) -> Floats:
 def _flat_buffers(moments: Moments, sizes: Floats) -> Floats:
     """Return the bytes of the flat buffer that exists at each moment of the forward pass.
 
-    On entry to a unit, it is the buffer of this unit; during the unit's pass, that of the next unit, which is
+    On entry to a unit, this is the unit's own buffer; during the unit's pass, the buffer of the next unit, which is
     prefetched.
     """
     following = np.minimum(moments.done + 1 + (moments.unit > 0), len(sizes))

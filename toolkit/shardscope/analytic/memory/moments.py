@@ -2,14 +2,14 @@
 
 Gradients and saved activations are seldom all allocated at once. Five moments are compared; the largest is the peak:
 
-- as the loss is computed, with all saved activations, the logits, and gradients only if those of an earlier micro-batch
-  exist; autocast's copies of weights still exist;
+- as the loss is computed, with all saved activations, the logits, gradients only if an earlier micro-batch has left
+  some, and autocast's copies of weights;
 - as the logits' gradient is computed, with the same, but without copies of weights that layers compute again;
 - as the backward pass begins, in the last layer, with all saved activations and the gradients of that layer and of the
   output projection;
 - as the backward pass ends, in the first layer, with all gradients, when the activations of the other layers are freed;
-- in the update, with all gradients and no activations. That of PyTorch is fused, so it has no temporary tensors; the
-  default of `torch.optim.AdamW` on CUDA, foreach, has a float32 copy of a rank's weights, which is not counted.
+- in the update, with all gradients and no activations. PyTorch's update is assumed to be fused, without temporary
+  tensors; the default of `torch.optim.AdamW` on CUDA, foreach, has a float32 copy of a rank's weights, not counted.
 
 In between, gradients grow as activations are freed, both in proportion to the layers, so the sum is largest at an end.
 Gradients of an earlier micro-batch exist at the first three moments if the rank runs more micro-batches than it keeps
@@ -48,7 +48,7 @@ MOMENTS = (
 
 
 class UnitMoment(NamedTuple):
-    """What a rank that gathers whole units holds at one moment of a step, in bytes; see `memory.units`."""
+    """Memory of a rank that gathers whole units at one moment of a step, in bytes; see `memory.units`."""
 
     moment: int
     """Index into `MOMENTS`."""
@@ -59,7 +59,7 @@ class UnitMoment(NamedTuple):
     """Temporary tensors of the loss or of a layer."""
     gathered: Floats
     bucket: Floats
-    """Gradients that are not reduced yet, and the buffer from which they are."""
+    """Gradients that are not reduced yet, and the buffer from which they are reduced."""
 
 
 class Peak(NamedTuple):

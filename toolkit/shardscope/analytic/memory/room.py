@@ -1,4 +1,4 @@
-"""How much of a device's memory tensors can take, and what else a process takes there."""
+"""How much of a device's memory is available to tensors, and what else a process allocates there."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SEGMENT_BYTES = 20 * 2**20
 def tensor_room(device: Device, framework: str | Framework, *, largest_bytes: float = 0.0) -> float:
     """Return the largest peak of allocated tensors that fits on a device, in bytes.
 
-    The driver's context and communication buffers take the rest, as does what the caching allocator reserves beyond the
-    peak, because free blocks rarely have the size that is asked for. A device without `Device.context_bytes` lacks only
-    the context. Ranks on CPUs have no such allocator, so their tensors can take the whole memory.
+    The rest is taken by the driver's context, by communication buffers, and by memory that the caching allocator
+    reserves beyond the peak, because free blocks rarely have the requested size. Without `Device.context_bytes`, the
+    context is not subtracted. Ranks on CPUs have no such allocator, so tensors can use the whole memory.
 
-    What the allocator keeps is a fraction of the peak (`Framework.reserved`) or, if the largest tensor takes more, as
-    much again as that tensor takes, because it fits into none of the blocks that smaller ones leave. On an H100, eight
-    trainings with 7 to 59 % of their peak in logits needed .65 to 1.19 times their largest tensor beside the peak,
-    which is 2 to 19 % of it (torch 2.11; tests/benchmarks/memory_gpu.py). Smaller largest tensors were not measured.
+    The allocator's reserve is a fraction of the peak (`Framework.reserved`) or, if that is more, the size of the
+    largest tensor, which fits into none of the blocks that smaller tensors leave. On an H100, eight training runs with
+    7 to 59 % of their peak in logits needed .65 to 1.19 times their largest tensor in addition to the peak, which is 2
+    to 19 % of the peak (torch 2.11; tests/benchmarks/memory_gpu.py). Smaller largest tensors were not measured.
 
     Args:
         device: The device.

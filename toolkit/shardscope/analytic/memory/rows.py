@@ -184,8 +184,8 @@ def _casts(precision: str, framework: Framework) -> bool:
 def _wider(layouts: Layouts, recipe: ElementBytes, *, casts: bool) -> Floats:
     """Return the bytes by which an element of the residual stream exceeds that of other activations.
 
-    Autocast leaves the embedding's output and sums in float32, and computes norms in it. FSDP2's gathered weights and
-    activations are all in 16 bits (`fully_shard` with a `MixedPrecisionPolicy`).
+    Autocast leaves the embedding's output and sums in float32, and also computes norms in float32. FSDP2's gathered
+    weights and activations are all in 16 bits (`fully_shard` with a `MixedPrecisionPolicy`).
     """
     is_autocast = recipe.copies > 0 and not recipe.master
     width = (recipe.parameter - recipe.activation) * is_autocast
@@ -387,11 +387,11 @@ def _in_flight(place: Floats, pipeline: PipelineColumns) -> Floats:
 
 
 def _count_short_ends(held: Floats, place: Floats, pipeline: PipelineColumns) -> None:
-    """Correct what the ends of interleaved pipelines hold, if embedding and output take a layer's place there.
+    """Correct the activations at the ends of interleaved pipelines if embedding and output replace a layer each.
 
-    They take it in the first rank's first stage and in the last rank's last one. Of n stages in flight on the first
-    rank, n - (v-1) p are the short one, with p ranks and v stages on each, because p micro-batches of a stage follow p
-    of the previous one. On the last rank, only whole ones are in flight at the peak, if there are more than p.
+    The short stages are the first rank's first and the last rank's last. With p ranks and v stages on each, n - (v-1) p
+    of n stages in flight on the first rank are short, because p micro-batches of a stage follow p of the previous
+    stage. On the last rank, only full stages are in flight at the peak, if there are more than p.
     """
     if not (at := np.flatnonzero(pipeline.interleaved & pipeline.ends)).size:
         return

@@ -22,7 +22,7 @@ NO_STATES = ModelStates(NONE, NONE, NONE)
 
 
 class Early(NamedTuple):
-    """What a rank holds at moments of a step at which not all gradients exist, in bytes; see `moments`."""
+    """Memory of a rank at moments of a step at which not all gradients exist, in bytes; see `moments`."""
 
     accumulates: npt.NDArray[np.bool_]
     """Whether all gradients exist at the loss already."""
@@ -31,7 +31,7 @@ class Early(NamedTuple):
     gradients: Floats
     """Gradients of one layer and of the output projection, if the rank has it."""
     logits_later: Floats
-    """Logits' bytes at the gradient of the logits, in excess of those as the loss is computed."""
+    """Additional bytes for logits when their gradient is computed, compared with when the loss is computed."""
     arriving: Floats
     """Gradients that have been computed, but not yet added to those of an earlier micro-batch."""
     in_forward: Floats | None
@@ -366,7 +366,7 @@ def _gathered(rows: LayoutRows, own: Elements, width: int, prefetched: int, stag
     """Return the bytes of other ranks' shards that a rank holds temporarily: gathered parameters, unreduced gradients.
 
     They are limited to the bytes that the rank would hold without ZeRO. A rank's own part of a layer is not counted
-    again; of matrices that stay alive for reuse it is, because they are gathered into tensors of their own.
+    again, except for matrices that stay alive for reuse, because these are gathered into separate tensors.
 
     Args:
         rows: The layouts.
@@ -415,7 +415,7 @@ def _update(rows: LayoutRows, own: Elements) -> Floats:
 
 
 def _received(rows: LayoutRows, own: Elements, held: Holding) -> Floats:
-    """Return the bytes of a ring's receive buffers, which are of two slices of at most 4 MiB of a rank's chunk.
+    """Return the bytes of a ring's receive buffers: two slices, of at most 4 MiB each, of a rank's chunk.
 
     ZeRO 1 reduces buckets of at most 25 MiB, ZeRO 2 and 3 units; see `analytic.memory.held.ring_buffer_bytes`.
     """
@@ -442,7 +442,7 @@ def _saved(rows: LayoutRows, held: Holding) -> tuple[Floats, Floats]:
 def _saved_in_part(rows: LayoutRows, held: Holding) -> tuple[Floats, Floats]:
     """Return the same bytes if only the first layers of each stage are recomputed.
 
-    The backward pass frees what the other layers have saved before it comes to these.
+    The backward pass frees the saved activations of the other layers before it reaches the recomputed ones.
     """
     mixed = NONE if held.mixed is None else held.mixed
     again = recomputed_by_kind(held.layers - mixed, mixed, rows.layouts.most_recomputed)

@@ -1,12 +1,12 @@
 """Memory of a transformer under PyTorch's `fully_shard`, at the moments of a step that may be its peak.
 
 Each layer is a unit, and all other parameters are the root unit. The rules are those of `analytic.memory.fully_sharded`
-for traced modules, for L equal layers of G elements each, a root unit of R elements, and N ranks:
+for traced modules, for L layers of G elements each, a root unit of R elements, and N ranks:
 
 - A unit is gathered into tensors of its own, beside the rank's shards. In the backward pass, the root unit, the running
   layer and the prefetched one before it are gathered; ZeRO 2 keeps all layers gathered from the forward pass on.
-- Between the passes, ZeRO 3 has no layer gathered. The root unit is still, by default; the strategies of Shardscope's
-  jobs, which train in float32 or under autocast, free it as well.
+- Between the passes, ZeRO 3 has no layer gathered. By default, the root unit stays gathered; the strategies of
+  Shardscope's jobs, which train in float32 or under autocast, free it as well.
 - Gradients of a unit are whole until its backward pass ends. Then they are reduced from a buffer, which is freed when
   the next unit's gradients are copied. Gradients of the embedding and the output projection are whole until the end.
 
@@ -113,7 +113,7 @@ def unit_moments(
     in_forward: Floats,
     accumulates: npt.NDArray[np.bool_],
 ) -> tuple[UnitMoment, ...]:
-    """Return what the ranks of each layout hold at each moment that may be the peak.
+    """Return the memory of the ranks of each layout at each moment that may be the peak.
 
     Args:
         rows: The layouts; results are meant for those of which `rows.gathers_units` is true.

@@ -92,7 +92,7 @@ class ScheduleTable:
         """A topological order of all operations, with their dependencies.
 
         Raises:
-            SpecError: There is no such order, because the schedule deadlocks.
+            SpecError: The schedule deadlocks, so there is no topological order.
         """
         firsts = [0]
         for row in self.ranks:

@@ -106,8 +106,8 @@ class Timeline:
     def own_path(self, rank: int) -> float:
         """Return the longest path from a rank's first to its last operation: the time between them if none starts late.
 
-        It is at most the time between them, since the last may wait for operations that the first does not lead to.
-        Unlike that time, it never gets longer if operations get shorter.
+        The path is at most as long as the time between the two, because the last operation may wait for operations that
+        do not depend on the first. Unlike that time, the path never gets longer if operations get shorter.
         """
         first, end = self.bounds[rank]
         order, ranks = self.table.order, [self.table.stage_ranks[op.stage] for op in self.table.ops]

@@ -1,13 +1,13 @@
 """The messages between the ranks of a pipeline: when ranks send and receive them, and how long a schedule then takes.
 
-A message travels once its result exists and the receiving rank has posted the receive: gloo, like MPI's rendezvous
-protocol, does not send before. PyTorch executes a schedule in one of two ways (torch.distributed.pipelining.schedules):
+A message is sent once its result exists and the receiving rank has posted the receive: gloo, like MPI's rendezvous
+protocol, does not send earlier. PyTorch executes schedules in one of two ways (torch.distributed.pipelining.schedules):
 
-- The classes for one stage per rank block: a rank posts a receive when it needs the result, and waits for what it has
-  sent before it turns from forward to backward passes or back (`Schedule1F1B`, `ScheduleGPipe`). Megatron-Core's and
+- The classes for one stage per rank block: a rank posts a receive when it needs the result, and waits for its own sends
+  before it switches between forward and backward passes (`Schedule1F1B`, `ScheduleGPipe`). Megatron-Core's and
   DeepSpeed's 1F1B do the same.
-- The runtime for all others posts a receive after the pass that the receiver runs last before the result is sent, if
-  all ranks take turns (`_add_send_recv`), and waits for nothing that it has sent.
+- The runtime for all other schedules posts a receive after the last pass that the receiver would run before the result
+  is sent, if all ranks took turns (`_add_send_recv`), and never waits for its own sends.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from shardscope.errors import SpecError
 
 
 class Transfers(NamedTuple):
-    """What each operation and each message of a table waits for, as nodes.
+    """Dependency graph of a schedule table: what each operation and each message waits for.
 
-    With n operations, nodes 0 to n-1 are those of `ScheduleTable.ops`, and node n+i is the message with the result of
-    operation i, if another rank needs it.
+    With n operations, nodes 0 to n-1 are the operations in `ScheduleTable.ops`, and node n+i is the message that
+    carries the result of operation i, if another rank needs that result.
     """
 
     table: ScheduleTable
     ranks: tuple[int, ...]
     """Rank of each operation."""
     targets: tuple[int, ...]
-    """Rank to which each operation's result is sent; -1 if it is not."""
+    """Rank to which each operation's result is sent; -1 if the result is not sent."""
     after: tuple[tuple[int, ...], ...]
     """Nodes after which each node starts."""
 
@@ -60,7 +60,7 @@ class Transfers(NamedTuple):
 
         Args:
             costs: Duration of each operation in `ScheduleTable.ops`.
-            sends: Duration of the message with each operation's result, in the same unit; ignored where there is none.
+            sends: Duration of the message with each operation's result, in the same unit; ignored without a message.
 
         Raises:
             SpecError: The order deadlocks.
@@ -79,11 +79,11 @@ class Transfers(NamedTuple):
         return Timeline(self.table, starts[:count], ends[:count])
 
     def sequence(self, ends: Sequence[float] | None = None) -> Iterator[int]:
-        """Yield all nodes, each after those that it waits for.
+        """Yield all nodes, each after the nodes that it waits for.
 
         Args:
-            ends: The end of each node, filled in by the caller as it takes them: the node that can start first is next.
-                None for any order.
+            ends: The end of each node, filled in by the caller for each yielded node; the next node is the one that can
+                start first. None for any order.
 
         Raises:
             SpecError: Some nodes wait for each other.
@@ -107,8 +107,8 @@ class Transfers(NamedTuple):
 def _posted(table: ScheduleTable, ranks: Sequence[int], feeds: dict[int, int]) -> dict[int, int]:
     """Return the operation after which the runtime posts the receive of each result; -1 for the beginning.
 
-    Ranks take turns; at its turn, a rank adds its next operation if it has what that needs, and with its result's send
-    also the receive to the list of the other rank.
+    Ranks take turns. At its turn, a rank adds its next operation if the operation's inputs exist and, with the send of
+    the result, adds the receive to the list of the other rank.
     """
     firsts = [0]
     for row in table.ranks:

@@ -40,10 +40,10 @@ BUDGET_S, BRIEF_S = 48.0, 20.0
 """Seconds after which no further probe starts, and those of a brief calibration."""
 _ROUNDS = 2
 _LOOKS, _LOOK_S = 3, 0.02
-"""How often the load by other programs is looked at before a probe, and the pauses between, in seconds: ranks of the
-probe before may still be ending."""
+"""How often the load by other programs is sampled before a probe, and the pause between samples, in seconds: ranks of
+the previous probe may still be ending."""
 _ENOUGH = 10
-"""Number of runs below which the errors are those of the calibration that they refine."""
+"""With fewer runs than this, a refined calibration keeps the errors of the calibration that it refines."""
 _BRIEF = "A brief measurement, on 1 and on {brief} ranks; ss.calibrate() takes a minute and measures more."
 _ELSEWHERE = "Constants that the runs do not determine are of another machine, scaled by NumPy's speed."
 _LOAD_UNKNOWN = "This system does not say whether other programs were running during the measurement."
@@ -62,7 +62,7 @@ def calibrate_machine(
     """Measure the constants of this machine or of an emulated cluster; see `shardscope.calibrate`.
 
     Args:
-        cluster: See `shardscope.calibrate`, as for the next four.
+        cluster: See `shardscope.calibrate`, also for the next four arguments.
         runs: Runs instead of a measurement.
         prior: Calibration to refine.
         save: Whether to save the result.
@@ -179,9 +179,9 @@ def _refined(
 
 
 def _known(cluster: EmulatedCluster | None, prior: HostCalibration | None) -> Chosen:
-    """Return what is known beforehand, scaled to this machine, and whether it was measured here.
+    """Return the prior calibration, scaled to this machine, and whether it was measured here.
 
-    Runs that another machine's constants were fitted to do not count here, nor does their error.
+    The runs and errors behind another machine's constants do not count here.
     """
     found = chosen(cluster) if prior is None else Chosen(prior, is_saved=True)
     before = found.calibration
@@ -202,7 +202,7 @@ class _Measured(NamedTuple):
 
     Attributes:
         rows: The faster run of each job: other programs make a run slower, never faster.
-        jobs: Number of the job of each.
+        jobs: Job number of each row.
         slower: Numbers of the jobs that ran again, and how many times longer their slower runs took.
         load: Load by other programs, or None; see `HostCalibration.load_average`.
     """
@@ -218,7 +218,7 @@ def _measured(
 ) -> _Measured:
     """Run the probes in two rounds, and return what they measured.
 
-    In the second round, a machine that was busy for a while in the first may be quiet.
+    A machine that was busy for a while in the first round may be quiet in the second.
     """
     started, rows, jobs, loads = time.monotonic(), [], [], []
     before = None if sys.platform == "linux" else os.getloadavg()[0]
@@ -240,8 +240,8 @@ def _measured(
 def _load() -> float | None:
     """Return how many other processes run or wait for a core of this process now; None if unknown.
 
-    It is the fewest of several looks, so rather too few. A container has a share of the host's cores, and is expected
-    to have the same share of the host's processes.
+    This is the minimum of several samples, so it is an underestimate. A container is assumed to have the same share of
+    the host's processes as of the host's cores.
     """
     seen = []
     for _ in range(_LOOKS):
@@ -274,16 +274,16 @@ def fitted(
     is_vague: bool,
     slower: Sequence[tuple[int, float]] = (),
 ) -> HostCalibration:
-    """Return a calibration fitted to these runs, with the constants of `before` that they do not depend on.
+    """Return a calibration fitted to these runs; constants on which the runs do not depend are taken from `before`.
 
     Args:
         rows: What the runs measured.
         jobs: Number of the job of each run, from 0; runs of one job are left out together.
-        before: What is known beforehand.
+        before: The prior calibration.
         cluster: The emulated cluster of the runs; None for this machine.
         is_vague: Whether `before` is of another machine; see `prior_of`.
-        slower: Places in `rows` of runs of the same jobs that are not fitted to, and how many times longer they took.
-            They widen the interval, by how far steps of one job differ between runs.
+        slower: Indices into `rows` of jobs with a slower run that is not used in the fit, and how many times longer
+            that run took. These ratios widen the interval, because steps of one job differ between runs.
     """
     predictions = [row.prediction for row in rows]
     knots = knots_of(predictions)

@@ -1,9 +1,10 @@
 """Predicted parts of a step as a function of the constants, taken from the formulas of `prediction.job_time`.
 
-Each part is a sum of terms, and each term a count (of FLOP, bytes, operations, messages) times one constant or divided
-by it. The count is the value of the part if the constant is 1 and all others cost nothing. A constant that depends on
-the number of ranks is interpolated between measured numbers, so its logarithm is a weighted sum of those of the
-*knots*. With x the logarithms of all knots, a part is the sum of ``count · exp(weights · x)``.
+Each part is a sum of terms, and each term is a count (of FLOP, bytes, operations, messages) times one constant or
+divided by one constant. The count is the value of the part if this constant is 1 and all others cost nothing. A
+constant that depends on the number of ranks is interpolated between measured numbers of ranks, so its logarithm is a
+weighted sum of the logarithms of the *knots*. With x the logarithms of all knots, a part is the sum of
+``count · exp(weights · x)``.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ Floats = NDArray[np.float64]
 Knot = tuple[str, int | None, str | None]
 """Name of a constant, number of ranks and transport; None where the constant does not depend on them."""
 _TINY = 1e-29
-"""Seconds below which nothing takes time."""
+"""Times below this, in seconds, count as 0."""
 _SLEEPING = FREE._replace(emulated_flops=inf)
-"""The same on emulated processors, whose passes take a known time."""
+"""The same for ranks on emulated processors, whose passes take a known time."""
 _UPDATING = ("optimizer_bandwidth", "tensor_s")
 _COMPUTING = ("flops", "bandwidth", "operation_s", "optimizer_bandwidth", "tensor_s", "codec_bandwidth")
 """Constants whose times are multiplied by the slowdown of ranks that share cores."""
@@ -99,7 +100,7 @@ def terms_of(prediction: JobPrediction) -> list[str]:
 def counts_of(prediction: JobPrediction, knots: Sequence[Knot]) -> Counts:
     """Return the counts of a job's step, and the weights of the knots.
 
-    The first constant is 1 second: its counts are what takes a known time, such as the latency of an emulated link.
+    The first constant is 1 second: its counts are known times, such as the latency of an emulated link.
     """
     names = terms_of(prediction)
     every = [name for name in CONSTANTS if name in {knot[0] for knot in knots} and name != "slowdown"]

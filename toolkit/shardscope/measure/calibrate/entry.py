@@ -52,15 +52,16 @@ def calibrate(
 
     **This machine**, or a cluster emulated on it, takes less than a minute. Short real runs of small jobs are launched:
     on 1, 2 and 4 ranks, through shared memory and over TCP, or on the cluster. The constants of `ss.predict` are fitted
-    to the times of their steps and of the parts of a step. Each constant has an interval that contains 90 % of repeated
-    measurements; errors are those of jobs left out of the fit. Keep the machine quiet meanwhile: what other programs
-    take shows as slower constants. Calibrate the machine before a cluster, whose runs hardly determine the constants of
-    computation.
+    to the measured times of steps and their parts. Each constant has an interval that contains 90 % of repeated
+    measurements; errors are measured on jobs left out of the fit. Keep the machine quiet meanwhile: load by other
+    programs makes the constants slower. Calibrate the machine before an emulated cluster, whose runs hardly determine
+    the constants of computation.
 
-    **A GPU cluster** is calibrated with `rows`, the step times that you measured on it. One row moves mainly the scale
-    of all times; more rows move more constants, each as far as the rows determine it. From three configurations, the
-    result has cross-validated errors, and names outliers with their weights; rows that differ only in the batch are one
-    configuration. From twelve, it may learn which shapes of layers take longer. Pass it to `ss.predict` and `ss.plan`.
+    **A GPU cluster** is calibrated with `rows`, the step times that you measured on it. One row mainly changes the
+    scale of all times; more rows change more constants, each as far as the rows determine it. With three or more
+    configurations, the result has cross-validated errors, and names outliers with their weights; rows that differ only
+    in the batch are one configuration. With twelve or more, it may learn which shapes of layers take longer. Pass the
+    result to `ss.predict` and `ss.plan`.
 
     Args:
         cluster: An emulated cluster, or a GPU cluster for `rows`; None for this machine, or if the rows have a column

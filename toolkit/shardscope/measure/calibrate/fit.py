@@ -1,9 +1,9 @@
 """Fit the knots to measured step times and parts: robust least squares with a prior.
 
-The residual of a step time is relative, since what counts is the relative error of predictions; that of a part is
-relative to the part and the step, since a small part need not be exact. The loss is Cauchy's, so that runs that another
-program disturbed hardly count. Such a loss has several minima; so the fit begins with wide deviations, for which there
-is one, and narrows them (graduated non-convexity, Blake and Zisserman 1987).
+Residuals of step times are relative, because the relative error of predictions matters; residuals of parts are relative
+to the part and the step, because small parts need not be exact. The loss is Cauchy's, so that runs disturbed by other
+programs hardly count. A Cauchy loss has several minima, so the fit starts with a wide scale, for which there is only
+one minimum, and narrows it (graduated non-convexity, Blake and Zisserman 1987).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def fit(
     Args:
         design: Predicted parts as a function of the knots.
         measured: Measured times of the same runs.
-        prior: What is known of the knots beforehand.
+        prior: Prior of the knots.
         share: Weight of each run; None for 1.
         start: Where to start; None for the prior's mean.
     """

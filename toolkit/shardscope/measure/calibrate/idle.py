@@ -1,8 +1,8 @@
 """The time per message of ranks that do not compute, such as those on emulated processors, which sleep.
 
-More ranks than cores sleep before each collective here, as they do in training: in one long sequence of messages they
-would hardly ever all be awake at the same time, or always, depending on the kernel's scheduler. With a core for each
-rank, the fastest of several tries counts, because two ranks may happen to share a core.
+If there are more ranks than cores, ranks sleep before each collective, as they do in training: in one long sequence of
+messages, they would be awake at the same time either hardly ever or always, depending on the kernel's scheduler. With a
+core for each rank, the fastest of several tries counts, because two ranks may happen to share a core.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ for _ in range(3):
         print(json.dumps([[speed.transport, speed.world_size, speed.message_s] for speed in speeds]))
 """
 _NOISE = 0.2
-"""How far the time may lie outside the measured ones, relative to them."""
+"""Relative margin of the interval around the measured times."""
 _PATIENCE_S = 30.0
 
 

@@ -18,9 +18,9 @@ _SECONDS = 0.3
 """Time for which a pair of nodes sends at the nominal rate of its links."""
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 26
 _MOST_SECONDS = 1.0
-"""Time at the nominal rate after which fewer than `_LEAST_BYTES` have to do."""
+"""On links so slow that `_LEAST_BYTES` would take longer than this, in seconds, fewer bytes are sent."""
 _MOST_PAIRS = 30
-"""Number of ordered pairs up to which each is measured; with more nodes, only those of neighbours in a ring."""
+"""Largest number of ordered pairs for which each pair is measured; with more, only neighbours in a ring are."""
 _NOISE = 0.2
 """Half width of an interval, relative to the value: how much a single measurement of a pair varies."""
 _PATIENCE_S = 30.0

@@ -1,4 +1,4 @@
-"""What a finished run says about the constants: its step time, its parts, and the prediction that they are beside."""
+"""What a finished run says about the constants: its step time and parts, and the prediction to compare them with."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OF = {"forward": "passes", "backward": "passes", "optimizer": "optimizer", "cod
 
 
 class Observed(NamedTuple):
-    """A run's measured times beside its prediction."""
+    """A run's measured times, and its prediction."""
 
     prediction: JobPrediction
     step_s: float
@@ -34,8 +34,8 @@ def observed(run: Run) -> Observed:
     """Return what a run measured.
 
     Raises:
-        SpecError: The run is of a training loop of one's own, on GPUs or on a paced link, its job cannot be predicted,
-            or it has too few steps.
+        SpecError: The run is an observed training loop, or was on GPUs or a paced link; its job cannot be predicted; or
+            it has too few steps.
     """
     if isinstance(run.job, ObservedJob):
         raise SpecError(f"runs contains {run.id!r}, whose step time is not predicted; give runs of ss.launch")

@@ -1,8 +1,8 @@
 """Fit a calibration to measured steps of a GPU cluster: each constant stays near the prior unless rows say otherwise.
 
-The residuals are logarithms of measured / predicted time, with a Cauchy loss, so that a row that another program
-disturbed hardly counts, unless so many are unusual that nothing tells which of them are wrong. With one row, the
-constants that are known worst move most, above all the common scale.
+The residuals are logarithms of measured / predicted time, with a Cauchy loss, so that a row disturbed by another
+program hardly counts, unless so many rows are unusual that the wrong ones cannot be identified. With one row, the least
+certain constants change most, above all the common scale.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ _NARROWING = (16.0, 4.0, 1.0)
 _ENOUGH = 3
 """Number of configurations from which a row can be an outlier, and errors can be cross-validated."""
 _PRIOR_ROWS = 4.0
-"""Number of rows that the usual noise counts for in the estimate of the noise."""
+"""Weight of the usual noise in the estimate of the noise, in rows."""
 _Z = 1.645
 """Half width of an interval that contains 90 % of a normal distribution, in standard deviations."""
 _SURPRISING = 3.0
-"""Difference from the prior's prediction, in standard deviations, at which a row is named."""
+"""A row is named if it differs from the prior's prediction by this many standard deviations."""
 _MOST_RATIO = 30.0
 """Largest ratio of measured and predicted time; measured clusters differ by less than 4."""
 _OUTLIER = 0.5
 """Weight below which a row is named as an outlier."""
 _TOO_MANY = 0.5
-"""Share of outliers from which rows are fitted as if there were none: they don't tell which of them are wrong."""
+"""From this share of outliers on, rows are fitted as if there were none: the wrong ones cannot be identified."""
 
 
 class Fit(NamedTuple):
@@ -68,7 +68,7 @@ class Fit(NamedTuple):
     """The same, predicted without all rows of the same configuration."""
     weights: Floats
     between: Floats
-    """Half width, in logarithms, of each row's 90 % interval from what is not known of the constants."""
+    """Half width, in logarithms, of each row's 90 % interval due to the uncertainty of the constants."""
     first: Floats
     """log(measured / predicted) by the prior."""
     surprise: Floats
@@ -186,7 +186,7 @@ def _check_peak(rows: Sequence[Row], before: Calibration) -> None:
 
 
 def _check_possible(rows: Sequence[Row], off: Floats) -> None:
-    """Raise if a row differs from the prediction by a factor that no cluster explains, such as that of ms and s."""
+    """Raise if a row differs from the prediction by a factor that no cluster explains, such as ms instead of s."""
     for row, each in zip(rows, off, strict=True):
         if abs(each) > np.log(_MOST_RATIO):
             predicted = row.seconds * float(np.exp(-each))

@@ -1,4 +1,4 @@
-"""What is known of the constants before a fit, and the order in which a calibration lists them."""
+"""The prior of the constants before a fit, and the order in which a calibration lists them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BY_BANDWIDTH = ("bandwidth", "optimizer_bandwidth", "codec_bandwidth")
 def on_this_machine(before: HostCalibration) -> HostCalibration:
     """Return the calibration of another machine, scaled to this one as `RankRates.of_this_machine` scales it.
 
-    The interval of each constant becomes as wide as that of a constant that was not measured here.
+    The interval of each constant becomes as wide as for constants that were not measured here.
     """
     speed, cores = relative_speed(before), before.machine.cores / usable_cores()
     faster = {"flops": speed.flops, **dict.fromkeys(_BY_BANDWIDTH, speed.bandwidth)}
@@ -54,8 +54,8 @@ def prior_of(knots: Sequence[Knot], before: HostCalibration, *, is_vague: bool) 
     Args:
         knots: The constants to fit.
         before: The calibration.
-        is_vague: Whether the constants may be off by a factor of `e`, as those of another machine; otherwise by as much
-            as their intervals say. Those of a transport or a number of ranks that was not measured always may.
+        is_vague: Whether the constants may be off by a factor of `e`, like those of another machine, rather than by
+            their intervals. Constants of an unmeasured transport or number of ranks always may.
     """
     known: dict[Knot, Constant] = {
         (row.name, row.ranks, row.transport): row for row in before.constants if row.nodes is None

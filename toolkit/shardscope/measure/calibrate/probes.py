@@ -15,14 +15,14 @@ from shardscope.spec.cluster import EmulatedCluster
 
 TEXT, IMAGES = "python-source", "digits"
 _ENDLESS = 1_000_000
-"""Steps of a probe of a language model, which is stopped long before: after its last step, a run evaluates the model,
-and for language models that takes seconds."""
+"""Steps of a language-model probe, which is stopped long before the last one: after its last step, a run evaluates the
+model, which takes seconds for language models."""
 _SHORT = 30
 """Steps of the other probes."""
 _MOST_S = 60.0
 """Seconds after which a probe that makes no progress is given up."""
 _LOOK_EVERY_S = 0.1
-"""Seconds between two looks at a probe; reading events takes time on the cores that the ranks use."""
+"""Seconds between two checks of a probe; reading its events takes time on the cores that the ranks use."""
 _ALONE = (
     ("mlp", IMAGES, 32), ("mlp", IMAGES, 512), ("cnn", IMAGES, 64), ("gpt-nano", TEXT, 4), ("gpt-nano", TEXT, 16),
     ("gpt-micro", TEXT, 4), ("gpt-mini", TEXT, 1),
@@ -39,7 +39,7 @@ _BRIEF_ALONE = (("mlp", IMAGES, 32), ("mlp", IMAGES, 512), ("gpt-nano", TEXT, 4)
 _BRIEF = (*_STRATEGIES, ("gpt-nano", TEXT, "zero-3"), ("mlp", IMAGES, "pipeline"), ("mlp", IMAGES, "tree"))
 """The same for a brief calibration, on one process and on several ranks."""
 _COMPRESSION = "topk"
-"""Compression of the last probe, which comes last because its ranks first compile its loops, for seconds."""
+"""Compression of the last probe. It comes last because its ranks first compile loops, which takes seconds."""
 _BATCHES = {"mlp": 32, "cnn": 32, "gpt-nano": 4, "gpt-micro": 2, "gpt-mini": 1}
 """Samples per rank of the probes on several ranks."""
 

@@ -1,4 +1,4 @@
-"""Measured steps: layout, model, cluster, step time, a hash of the inputs as identifier, and errors of predictions."""
+"""Measured steps: layout, model, cluster, step time, a hash of the inputs as identifier, and prediction errors."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class Row:
 
 
 def set_fields(layout: Layout) -> dict[str, object]:
-    """Return the fields of a layout that differ from their defaults, so that a new field leaves others' keys alone."""
+    """Return the fields of a layout that differ from their defaults; adding a field thus keeps existing keys valid."""
     usual = type(layout)().model_dump(mode="json")
     return {name: value for name, value in layout.model_dump(mode="json").items() if value != usual[name]}
 
 
 class RowGroups(NamedTuple):
-    """Rows with the same model and cluster as one table of layouts each, so that a prediction is one call for each."""
+    """Rows grouped by model and cluster, one table of layouts each, so that a group is predicted in one call."""
 
     groups: tuple[tuple[Transformer, Cluster, Layouts], ...]
     order: npt.NDArray[np.intp]
@@ -90,7 +90,7 @@ def predicted_seconds(rows: Sequence[Row], calibration: Calibration) -> Floats:
 
 
 class RowScore(NamedTuple):
-    """One measured step beside its prediction, in seconds."""
+    """One measured step and its prediction, in seconds."""
 
     label: str
     measured_s: float

@@ -1,9 +1,9 @@
-"""Factors of per-layer shapes, learnt from what is left of measured steps when constants are fitted.
+"""Factors of layer shapes, learnt from the residuals of measured steps after constants are fitted.
 
-Of 519 rows of an A100 cluster (vTrain), those with one shape differ from their predictions by the same factor, within
-2 %, whatever the number of layers, stages and replicas; the factors of shapes differ by 10 %. So a factor is the mean
-of what its rows are off by, shrunk towards 1 as standard deviations of 10 % (factors) and 3 % (rows) say. A shape
-with rows of only one configuration gets none, because nothing tells its factor from what is particular to
+In 519 rows from an A100 cluster (vTrain), rows with the same shape differ from their predictions by the same factor,
+within 2 %, whatever the number of layers, stages and replicas; the factors of different shapes vary by 10 %. So a
+factor is the mean deviation of its rows, shrunk towards 1 according to standard deviations of 10 % (factors) and 3 %
+(rows). A shape with rows of only one configuration gets no factor, because its effect cannot be separated from that of
 the configuration.
 """
 
@@ -31,7 +31,7 @@ yield factors in about one table of 25; with half as many, in one of five."""
 
 
 class Shaped(NamedTuple):
-    """Factors of shapes, and what they leave of log(measured / predicted)."""
+    """Factors of shapes, and the residuals log(measured / predicted) with them."""
 
     factors: dict[str, float]
     residuals: Floats
@@ -49,8 +49,8 @@ def learnt(rows: Sequence[Row], known: Calibration, off: Floats, left_out: Float
     Args:
         rows: Measured steps.
         known: Calibration with constants fitted to them.
-        off: log(measured / predicted) of each row by this calibration.
-        left_out: The same by constants that were fitted without the row's configuration.
+        off: log(measured / predicted) of each row with this calibration.
+        left_out: The same with constants that were fitted without the row's configuration.
         weights: Weight of each row.
     """
     slope = _slopes(rows, known)
@@ -74,7 +74,7 @@ def learnt(rows: Sequence[Row], known: Calibration, off: Floats, left_out: Float
 def helpful(
     rows: Sequence[Row], known: Calibration, off: Floats, left_out: Floats, weights: Floats
 ) -> Shaped | None:
-    """Return the factors of the rows' shapes if these tell them from chance; the arguments are those of `learnt`."""
+    """Return the factors of the rows' shapes if they are significant; for the arguments, see `learnt`."""
     if len({row.configuration for row in rows}) < _ENOUGH:
         return None
     found = learnt(rows, known, off, left_out, weights)

@@ -21,7 +21,7 @@ from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model, Transformer
 
 MEASURED = ("step_time_s", "step_time_ms", "tokens_per_s", "tokens_per_s_per_device")
-"""Columns of which each row has one: time of an optimizer step, or tokens per second on all devices or on one."""
+"""Each row has one of these columns: time of an optimizer step, or tokens per second on all devices or on one."""
 COLUMNS = (
     *MEASURED,
     *Layout.model_fields,
@@ -41,7 +41,7 @@ Rows = str | Path | Mapping[str, Any] | Iterable[Mapping[str, Any]]
 
 
 class Given(NamedTuple):
-    """What rows have in common; a row's own columns come first."""
+    """Values that rows have in common; a row's own columns take precedence."""
 
     cluster: Cluster | None = None
     model: Transformer | None = None

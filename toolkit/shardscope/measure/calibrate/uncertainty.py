@@ -12,7 +12,7 @@ from shardscope.measure.calibrate.fit import Measured, Prior, fit, ratios
 
 _RESAMPLES = 60
 _LEAST = 0.05
-"""Smallest half width of an interval, relative to the value: what the speed of a quiet machine drifts by."""
+"""Smallest relative half width of an interval: the drift in speed of a quiet machine."""
 _LEVELS = (5, 50, 95)
 
 
@@ -33,7 +33,7 @@ def bootstrap(design: Design, measured: Measured, prior: Prior, x: Floats, jobs:
     Args:
         design: Predicted parts as a function of the knots.
         measured: Measured times of the same runs.
-        prior: What was known of the knots beforehand.
+        prior: Prior of the knots.
         x: The fitted knots.
         jobs: Number of the job of each run.
     """

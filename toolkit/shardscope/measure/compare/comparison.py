@@ -26,19 +26,22 @@ class ComparedTerm:
     Attributes:
         group: ``bytes`` or ``messages`` (per step, of a collective), ``memory`` (of one type) or ``time`` (of a part of
             a step). `Comparison.per` says which kind of step.
-        term: Name of the term, the same in the run and in its prediction. The whole step's is `Comparison.per`.
+        term: Name of the term, the same in the run and in its prediction. The row of the whole step is named after
+            `Comparison.per`.
         unit: ``bytes``, ``messages`` or ``s``.
         ranks: Ranks to which the values apply: ``all ranks`` (their sum), ``fullest rank``, ``slowest rank``, ``all
             workers`` (asynchronous ones together) or one rank.
-        predicted: Value from the formulas, in `unit`; of a run's own prediction, with the constants of its launch.
-        now: Value with the constants of today, in `unit`; None unless they are newer than those of `predicted`.
+        predicted: Value from the formulas, in `unit`. A run's own prediction uses the calibration constants at its
+            launch.
+        now: Value with the current calibration constants, in `unit`; None unless they are newer than the constants
+            used for `predicted`.
         measured: Value from the run, in `unit`.
         simulated: Value from a simulation, in `unit`; None if there is none.
         bounds: Lowest and highest value that the formulas allow; None if they give a single value.
         agrees: Whether the measured value equals the predicted one or lies within the bounds, on each rank or in the
             sum over ranks; None for an estimate.
         by_rank: Predicted and measured value of each rank; empty for times.
-        interval: 90 % interval of the prediction, in `unit`; None unless it is that of the whole step.
+        interval: 90 % interval of the prediction, in `unit`; None except for the whole step.
         part_of: Name of the term that includes this one, such as ``communication``; None for a term at the top of its
             group.
     """

@@ -27,7 +27,7 @@ class Launched:
     run: Run
     prediction: LaunchPrediction | None
     constants: LaunchConstants | None = None
-    """Those with which the run is predicted; None stands for those of today."""
+    """Constants with which the run is predicted; None for the current ones."""
 
     @classmethod
     def of(cls, run: Run) -> Launched:
@@ -36,7 +36,7 @@ class Launched:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether predictions of today have other constants than the recorded ones, as after `ss.calibrate`."""
+        """Whether current predictions use other constants than the recorded ones, as after `ss.calibrate`."""
         known = self.constants
         return known is not None and known.calibration != chosen(self.run.cluster).calibration
 
@@ -55,7 +55,7 @@ class Launched:
         *,
         per: str,
     ) -> list[ComparedTerm]:
-        """Return the rows of times with the recorded step time, and with newer ones beside them; add to `notes`.
+        """Return the rows of times with the recorded step time, and with newer predictions; add to `notes`.
 
         Args:
             times: Rows of `prediction`.

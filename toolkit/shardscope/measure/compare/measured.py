@@ -125,7 +125,7 @@ def parts_by_rank(steps: Steps, shown: Sequence[int], period: int = 1) -> list[d
 
 
 def _with_gradients(steps: Steps) -> list[dict[int, Event]]:
-    """Return the events of each rank by step, without those of steps of which other ranks took all gradients."""
+    """Return the events of each rank by step, without steps for which all gradients came from other ranks."""
     ranks = range(len(next(iter(steps.values()), ())))
     return [
         {number: row[rank] for number, row in steps.items() if row[rank].get("gradients", 1)}
@@ -134,9 +134,9 @@ def _with_gradients(steps: Steps) -> list[dict[int, Event]]:
 
 
 def all_workers_s(steps: Steps, period: int = 1) -> float | None:
-    """Return in what time asynchronous workers together compute as many gradients as a step has, in seconds.
+    """Return the time in which asynchronous workers together compute as many gradients as a step has, in seconds.
 
-    It is the mean over the steps after the warm-up, as in `Summary`; None until a period has ended.
+    The mean over the steps after the warm-up, as in `Summary`; None until a period has ended.
 
     Args:
         steps: The finished steps.
@@ -148,10 +148,10 @@ def all_workers_s(steps: Steps, period: int = 1) -> float | None:
 def slowest_rank_s(steps: Steps, period: int = 1) -> float | None:
     """Return the step time of the slowest rank in seconds; None until a period has ended.
 
-    Of ranks that share the gradients of steps, it is the time of one gradient.
+    For ranks that share the gradients of steps, this is the time of one gradient.
 
-    It is the median over the steps after the warm-up, as in `Summary`. If the first steps of a run are uncompressed,
-    `Summary` is the weighted mean of two such medians: that of the uncompressed steps and that of the compressed steps.
+    The result is the median over the steps after the warm-up, as in `Summary`. If the first steps of a run are
+    uncompressed, `Summary` has the weighted mean of two medians, over uncompressed and over compressed steps.
 
     Args:
         steps: The finished steps, which are all compressed or all uncompressed.
@@ -197,7 +197,7 @@ def _medians(
 def seconds_by_part(event: Event) -> dict[tuple[str, str], float]:
     """Return the time of one rank's step by lane and part, in seconds; each moment is counted once.
 
-    If ranks share the gradients of steps, it is the time of one gradient, of which the event must have some.
+    If ranks share the gradients of steps, this is the time of one gradient; the event must have at least one.
     """
     spans = [(*_part(lane, name), start, end) for lane, name, start, end, _ in event["spans"]]
     spans = [span for span in spans if span[1] not in _WAITS]

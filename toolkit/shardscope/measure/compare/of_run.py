@@ -1,7 +1,7 @@
 """The comparison of a run with its prediction.
 
-Both sides use the same names and cover the same steps and ranks. A term that only one side has is left out, and the
-comparison's notes say why.
+Run and prediction use the same names and cover the same steps and ranks. A term that only one of them has is left out,
+and the comparison's notes say why.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def compare(
         cluster: The cluster on which the job ran, one device per rank; None for the emulated cluster that it was
             launched on, or this machine. The rates of this
             machine's GPUs are unknown, so step times of a run on its GPUs are left out.
-        calibration: The constants to predict with, as for `predict`; None for those of the launch, which the run
-            directory holds. If this machine has been calibrated since, times with the newer constants are beside them.
+        calibration: The constants to predict with, as for `predict`; None for the constants at the launch, stored in
+            the run directory. If this machine has been calibrated since, times with the newer constants are added.
         prediction: A prediction of the run's job, made before; None predicts the job.
         root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
 
@@ -125,7 +125,7 @@ def _compared(
         events: Its events.
         prediction: The prediction.
         launched: What was predicted at the launch of the run, if `prediction` is this one.
-        newer: A prediction with newer constants, to show beside it.
+        newer: A prediction with newer constants, to show in addition.
     """
     job, steps = run.resized_job, _finished(run, events)
     if prediction.job.world_size != job.world_size:
@@ -176,7 +176,7 @@ def _predicted(
 ) -> JobPrediction | ObservedPrediction:
     """Return the prediction of a run's job on a cluster; None takes the emulated cluster of the run, if any.
 
-    With `launched`, these constants are taken.
+    If `launched` is given, its constants are used.
     """
     if isinstance(run.job, ObservedJob):
         return predict(run.job) if cluster is None else predict(run.job, cluster)

@@ -57,7 +57,7 @@ def time_rows(prediction: JobPrediction, steps: Steps, notes: list[str]) -> Iter
 
 
 def _interval(prediction: JobPrediction, seconds: float) -> tuple[float, float] | None:
-    """Return the interval around the mean of predicted steps, in seconds, as wide as that of one of them."""
+    """Return the interval around the mean of predicted steps, in seconds, as wide as the interval of one step."""
     if prediction.interval is None or prediction.step_time_s is None:
         return None
     low, high = (end * seconds / prediction.step_time_s for end in prediction.interval)

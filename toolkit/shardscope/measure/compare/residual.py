@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Expected = Literal["predicted", "simulated"]
 REST = "rest"
-"""Term for what the other terms leave over: they are medians on one rank, and the step is that of the slowest rank."""
+"""Term for the remainder: the other terms are medians on one rank, but the step time is that of the slowest rank."""
 _NAMED = 0.8
 """Fraction of the sum of all differences that the terms named in the sentence explain."""
 _ALIKE = 0.02
@@ -108,7 +108,7 @@ def _leaves(rows: Sequence[ComparedTerm]) -> list[ComparedTerm]:
 
 
 def _largest(terms: Sequence[ResidualTerm]) -> list[ResidualTerm]:
-    """Return the fewest terms whose absolute differences are most of the sum of all, at most three."""
+    """Return the fewest terms, at most three, that make up most of the sum of absolute differences."""
     ranked = sorted(terms, key=lambda term: -abs(term.difference_s))
     whole, sum_s, found = sum(abs(term.difference_s) for term in ranked), 0.0, []
     for term in ranked[:3]:

@@ -20,13 +20,13 @@ _Values = Mapping[tuple[str, str], float]
 def with_simulation(
     rows: Iterable[ComparedTerm], prediction: JobPrediction, notes: list[str], *, per: str
 ) -> Iterator[ComparedTerm]:
-    """Yield the rows of a comparison with their simulated values; add to `notes` why there are none.
+    """Yield the rows of a comparison with their simulated values; if any are missing, append the reason to `notes`.
 
     Args:
         rows: The rows, of all groups.
         prediction: The prediction of a step.
         notes: Sentences about the comparison.
-        per: Name of the whole step's row.
+        per: Name of the row of the whole step.
     """
     given = list(rows)
     simulation = simulation_of(prediction, notes)

@@ -50,7 +50,7 @@ def state_text(run: ComparedRun) -> str:
 
 
 def change_of(comparison: RunsComparison, index: int, name: str) -> str:
-    """Return how a result of a run differs from the baseline's; empty for the baseline, and without one."""
+    """Return how a result of a run differs from the baseline; empty for the baseline itself, or without a baseline."""
     if comparison.baseline is None or index == comparison.baseline or name == "last_step":
         return ""
     base = comparison.runs[comparison.baseline].result(name)
@@ -103,7 +103,7 @@ def _best(comparison: RunsComparison) -> Iterator[str]:
 
 
 def _lowest_loss(losses: list[tuple[float, ComparedRun]], num_runs: int) -> str:
-    """Name all runs whose loss reads as the lowest one: further digits are rounding or noise.
+    """Name all runs whose loss, as displayed, equals the lowest; further digits are rounding or noise.
 
     Args:
         losses: Mean loss of each run that has one and has not diverged.

@@ -94,7 +94,7 @@ class Worth(Shown):
 
     @property
     def harmless(self) -> tuple[PredictedStep, ...]:
-        """The steps whose method's loss increase is within its tolerance, and the uncompressed step."""
+        """The uncompressed step, and the steps of methods whose measured loss increase is within their tolerance."""
         return tuple(step for step in self.steps if is_within_tolerance(step.compression, self.optimizer))
 
     @property

@@ -1,7 +1,7 @@
-"""Losses of time in the steps of a run, as measured, each with its cause.
+"""Lost time in the steps of a run, as measured, by cause.
 
-A loss is the fraction of a step that would be saved if its cause did not exist. Computation itself is not a loss,
-except for the launches of operations that are too small.
+A loss is the fraction of a step that would be saved without its cause. Time spent computing is not lost, except for
+the launch overhead of small operations, which is estimated from the prediction.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Parts = Mapping[tuple[str, str], float]
 DATA = "data"
 _PASSES = ("forward", "backward")
 _SERVES = 1.5
-"""Ratio of the bytes of the busiest rank to the mean of the others from which the rank is a bottleneck."""
+"""The busiest rank is a bottleneck if it sends at least this many times the mean bytes of the others."""
 _PERSISTENT = 0.5
 """Fraction of the waiting for the slowest rank that one rank must cause on average to be called a straggler."""
 
@@ -105,7 +105,7 @@ def losses(step: MeasuredStep) -> list[Loss]:
 
 
 def _in_pipeline(step: MeasuredStep, waits: PipelineWaits) -> list[Loss]:
-    """Return the parts of the waiting in a pipeline: its schedule's, that of unequal stages, and the rest."""
+    """Return the parts of the waiting in a pipeline: due to the schedule, due to unequal stages, and the rest."""
     computing = step.computing()
     slowest = max(range(len(computing)), key=lambda rank: computing[rank])
     rest: Cause = "shared cores" if step.shares_cores else "uneven steps"
@@ -119,7 +119,7 @@ def _in_pipeline(step: MeasuredStep, waits: PipelineWaits) -> list[Loss]:
 
 
 def _waiting_for_ranks(step: MeasuredStep) -> Loss | None:
-    """Return the time that ranks wait for the one that computes longest: always the same rank, or ranks in turn."""
+    """Return the time spent waiting for the slowest rank, which may be the same one in all steps or vary."""
     computing = step.computing()
     busy = [rank for rank, own in enumerate(computing) if own > 0.05 * max(computing)]
     if len(busy) < 2:
@@ -133,7 +133,7 @@ def _waiting_for_ranks(step: MeasuredStep) -> Loss | None:
 
 
 def _communication(step: MeasuredStep) -> Loss | None:
-    """Return the time of communication on the rank that communicates least, as other ranks also wait in it."""
+    """Return the communication time of the rank that communicates least, since other ranks' times include waiting."""
     seconds = [each for each in step.of(COMMUNICATION) if each > 0]
     if not seconds:
         return None

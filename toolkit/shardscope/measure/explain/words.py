@@ -43,7 +43,7 @@ _SUBJECTS: dict[Cause, str] = {
 _MOSTLY = 0.7
 """Fraction of a step spent on computation from which there is little to gain."""
 _STANDS_OUT = 1.3
-"""Ratio of a rank's time to that of each other rank from which the rank is named."""
+"""A rank is named if its time is at least this many times that of every other rank."""
 _NO_REMEDY = {
     "uneven stages": "Split the layers in another way: set the pipeline's split to speed, even, or numbers of layers.",
     "data": "Keep the data in memory, or prepare it before the run.",
@@ -166,7 +166,7 @@ def _faster(speed_up: float) -> str:
 
 
 def loss_change_text(loss: Loss, before: MeasuredStep, after: MeasuredStep) -> str:
-    """Return the sentence on what became of the largest loss after a change; empty if it cannot be compared."""
+    """Return the sentence on how a change affected the largest loss; empty if the loss cannot be compared."""
     if before.pipeline is not None and after.pipeline is not None:
         (waiting, bubble, uneven), (waiting_before, bubble_before, uneven_before) = (
             after.pipeline,

@@ -1,1 +1,1 @@
-"""Scaling of a job over numbers of workers: measured by runs, and extrapolated to clusters that nobody has."""
+"""Scaling of a job over numbers of workers: measured by runs, and extrapolated to larger clusters."""

@@ -48,7 +48,7 @@ class Scaling(Shown):
     Attributes:
         job: The job.
         cluster: The type of cluster; None for this machine.
-        where: Its name, whose number of nodes is that of `cluster`.
+        where: Name of the cluster, with the number of nodes of `cluster`.
         points: The points, by kind of scaling and number of workers.
         note: What else to know, in sentences; empty if nothing.
     """
@@ -70,8 +70,8 @@ class Scaling(Shown):
     def efficiencies(self, time: str) -> list[float | None]:
         """Return the efficiency of each point: samples per second and worker, relative to the fewest workers.
 
-        Those are the fewest of the same kind of scaling that have this time. With weak scaling, the efficiency is their
-        step time divided by that of the point.
+        The reference is the point of the same kind of scaling with the fewest workers that has this time. With weak
+        scaling, the efficiency is the reference's step time divided by the point's step time.
 
         Args:
             time: The step time to use: ``measured_s``, ``predicted_s`` or ``simulated_s``.

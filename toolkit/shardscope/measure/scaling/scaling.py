@@ -163,7 +163,7 @@ def _suitable(job: Job, kind: Kind, cluster: AnyCluster) -> tuple[int, ...]:
     """Return the default numbers of workers that suit the job.
 
     Raises:
-        SpecError: None does.
+        SpecError: No default number of workers suits the job.
     """
     found, problem = [], None
     for number in _powers(cluster):
@@ -187,7 +187,7 @@ def _timed(found: JobPrediction) -> JobPrediction:
     """Return a prediction that has a step time.
 
     Raises:
-        SpecError: It has none.
+        SpecError: The prediction has no step time.
     """
     if found.step_time_s is None:
         raise SpecError(f"the step time cannot be predicted: {found.note}")
@@ -240,12 +240,13 @@ _PASSES = ("forward", "backward", "compute", "recomputation")
 def jitter_wait_s(found: JobPrediction, jitter: Jitter) -> float:
     """Return the time that a predicted step lasts longer because of jitter, in seconds.
 
-    It is the expected computing time of the slowest rank, beyond the mean. Measured jitter is relative to the computing
-    time, so it is used for other times as well. Without gradients of the slowest ranks (backup workers), or with ranks
-    that meet every few steps (local SGD), less is waited for; it is 0 if ranks do not wait for each other at all.
+    This is the expected computing time of the slowest rank, minus the mean. Measured jitter is relative to the
+    computing time, so it also applies to other times. Ranks wait less if the gradients of the slowest ranks are dropped
+    (backup workers) or if ranks synchronise every few steps (local SGD); the result is 0 if ranks never wait for each
+    other.
 
     The stated FLOP/s of an emulated cluster are without jitter. The constants of this machine and of GPUs were fitted
-    to ranks that waited as well, so that what is added for few ranks is counted twice.
+    to ranks that waited as well, so for few ranks, some jitter is counted twice.
 
     Args:
         found: The prediction, without jitter.

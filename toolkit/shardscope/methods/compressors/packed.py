@@ -82,7 +82,7 @@ class PackedCompression(Compression):
         return 1
 
     def kept_bytes(self, shapes: Shapes, world_size: int, *, scatters: bool = False) -> int | None:
-        """Return the bytes of a bucket's residual, plus that of a rank's share of the mean if the share is repacked."""
+        """Return the bytes of a bucket's residual and, if a rank's share of the mean is repacked, of its residual."""
         from shardscope.analytic.communication.compressed import FLOAT_BYTES, share_size
 
         if not self.remembers:

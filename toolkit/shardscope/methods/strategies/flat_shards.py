@@ -39,8 +39,8 @@ class FlatShards(ZeroStrategy):
     shards: Shards = None
     """Sizes of the ranks' shards of the optimizer state, relative to each other, for ranks with different amounts of
     memory: one number for each, such as ``(2, 2, 1, 1)``; or ``"memory"``, in proportion to the memory of the ranks'
-    devices that weights and gradients leave free. On an emulated cluster, that is the memory which it states. None for
-    equal shards."""
+    devices that weights and gradients leave free. On an emulated cluster, the stated memory counts. None for equal
+    shards."""
 
     @property
     def label(self) -> str:
@@ -56,7 +56,7 @@ class FlatShards(ZeroStrategy):
         return super().degrees(world_size) if self.shards is None else None
 
     def check(self, job: Job) -> None:
-        """Reject uneven shards of another number of ranks, or where all have to be equal."""
+        """Reject uneven shards for a different number of ranks, or if all shards have to be equal."""
         super().check(job)
         if self.shards is None:
             return
@@ -77,7 +77,7 @@ class FlatShards(ZeroStrategy):
             )
 
     def whole_bytes(self, weights: int, buckets: Sequence[int]) -> int:
-        """Return the bytes that every rank holds besides its shards.
+        """Return the bytes that every rank holds in addition to its shards.
 
         Args:
             weights: Bytes of all weights.
@@ -89,7 +89,7 @@ class FlatShards(ZeroStrategy):
         """Return the relative sizes of the ranks' shards; None if they are equal.
 
         Raises:
-            SpecError: They depend on memory that the emulated cluster does not state, or a rank has no room.
+            SpecError: The shares depend on memory that the emulated cluster does not state, or a rank has no room.
         """
         if not isinstance(self.shards, str):
             return self.shards
@@ -164,7 +164,7 @@ class FlatShards(ZeroStrategy):
 
 
 def bucket_buffers(buckets: Sequence[int]) -> int:
-    """Return the bytes of the buffers for gradients that a rank does not keep: one is filled while one is reduced.
+    """Return the bytes of the buffers for gradients that a rank does not keep: one is filled while another is reduced.
 
     Args:
         buckets: Bytes of each bucket.

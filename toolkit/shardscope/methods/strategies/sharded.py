@@ -33,8 +33,8 @@ class ZeroStrategy(Strategy):
     carries = frozenset({"sums", "packets"})
 
     collectives: Literal["ring", "backend"] = "ring"
-    """Which collectives to use: our own metered reduce-scatter and all-gather (``ring``), or, for comparison, those of
-    gloo or NCCL (``backend``)."""
+    """Which collectives to use: our own metered reduce-scatter and all-gather (``ring``), or, for comparison, the
+    collectives of gloo or NCCL (``backend``)."""
 
     @property
     def label(self) -> str:
@@ -211,7 +211,7 @@ class FullyShardedStrategy(ZeroStrategy):
         return StepPlan((*exchanges, *(each for part in [scalars, *norms] for each in whole(part, end))))
 
     def why_ring(self, *, is_delayed: bool, is_compressed: bool, has_frozen_units: bool) -> str:
-        """Return why shards must go around a ring, in words; empty if ranks of a host may exchange them in memory.
+        """Return why shards must be sent around a ring, in words; empty if ranks of a host may exchange them in memory.
 
         FSDP2 gathers a frozen unit for the backward pass only if it prefetches, which shared buffers do not support.
 

@@ -1,9 +1,9 @@
 """Settings with which a trainer runs a layout: Megatron-LM's flags, torchtitan's flags, or DeepSpeed's JSON.
 
-Each trainer has a module with one function that returns a `TrainerConfig`, and refuses what the trainer cannot run.
-Names of settings are those of Megatron-LM (d98e8a6) and torchtitan (b5bcd76) of August 2026, and of DeepSpeed's
-documentation. Settings on which a prediction rests are written even where they are the trainer's own default; where
-the trainer has no setting for what is predicted, a remark says what differs.
+Each trainer has a module with one function that returns a `TrainerConfig`, and rejects what the trainer cannot run.
+Names of settings are from Megatron-LM (d98e8a6) and torchtitan (b5bcd76) of August 2026, and from DeepSpeed's
+documentation. Settings that a prediction relies on are written even if they are the trainer's default; if the trainer
+has no setting for what is predicted, a remark says what differs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is written for any trainer: text to paste, and what it leaves to the user."""
+"""The settings of a trainer: text to paste, and remarks on what the user has to add."""
 
 from __future__ import annotations
 

@@ -12,14 +12,14 @@ from shardscope.spec.model import Transformer
 
 _FILE = "ds_config.json"
 _OFFLOADED = {"optimizer": ("optimizer",), "states": ("optimizer", "param"), "all": ("optimizer", "param")}
-"""Model states that each setting of `Layout.offload` moves; it moves none in other settings."""
+"""Model states that each setting of `Layout.offload` moves to the host; other settings move none."""
 
 _BUCKET, _LIVE, _AHEAD = 500_000_000, 1_000_000_000, 50_000_000
 """DeepSpeed's defaults, in elements, which predictions of its memory assume (`analytic.memory.FRAMEWORKS`)."""
 
 
 _ON_CPU = {"adamw": "deepspeed.ops.adam.DeepSpeedCPUAdam (AdamW by default)"}
-"""Optimizers that DeepSpeed takes with ZeRO, and the one that it expects where states are offloaded."""
+"""Optimizers that DeepSpeed accepts with ZeRO, and the optimizer that it expects if states are offloaded."""
 
 
 def deepspeed_config(model: Transformer, layout: Layout) -> TrainerConfig:
@@ -60,7 +60,7 @@ def _moves_activations(layout: Layout) -> bool:
 
 
 def _other_optimizers(layout: Layout) -> dict[str, Any]:
-    """Return what lets DeepSpeed take another optimizer than Adam, which it refuses by default with ZeRO."""
+    """Return the settings that let DeepSpeed use optimizers other than Adam, which it rejects by default with ZeRO."""
     if layout.optimizer.name in _ON_CPU:
         return {}
     return {

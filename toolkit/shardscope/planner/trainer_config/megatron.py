@@ -18,7 +18,7 @@ _PRECISIONS: dict[str, dict[str, Any]] = {
     "fp8-mixed": {"bf16": True, "fp8-format": "hybrid"},
 }
 _MORE_BYTES_PER_LOGIT = 4
-"""The native cross entropy saves a float32 softmax beside the 16-bit logits (`VocabParallelCrossEntropy`)."""
+"""The native cross entropy saves a float32 softmax in addition to the 16-bit logits (`VocabParallelCrossEntropy`)."""
 _POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
 
 
@@ -85,7 +85,7 @@ def _remarks_on_messages(layout: Layout) -> list[str]:
 
 
 def _assumed(layout: Layout) -> dict[str, Any]:
-    """Return what predictions assume of Megatron-Core, also where its own default differs; see `FRAMEWORKS`."""
+    """Return the settings that predictions assume for Megatron-Core, even if its defaults differ; see `FRAMEWORKS`."""
     has_replicas = layout.data * layout.context > 1
     return {
         "accumulate-allreduce-grads-in-fp32": layout.precision != "fp32",
@@ -204,7 +204,7 @@ def _parts(model: Transformer) -> dict[str, bool]:
 
 
 def _has_odd_biases(model: Transformer) -> bool:
-    """Return whether the biases are others than all, none, or those of queries, keys and values alone."""
+    """Return whether the biases are neither all, nor none, nor only those of queries, keys and values."""
     qkv = model.bias if model.qkv_bias is None else model.qkv_bias
     out = model.bias if model.out_bias is None else model.out_bias
     return out != model.bias or qkv < model.bias
@@ -242,7 +242,7 @@ def _experts(model: Transformer) -> dict[str, Any]:
 
 
 def _exchange(model: Transformer, layout: Layout) -> dict[str, Any]:
-    """Return how tokens reach their experts; Megatron-LM's default gathers all tokens on every rank."""
+    """Return the flags for sending tokens to their experts; Megatron-LM's default gathers all tokens on every rank."""
     if model.mixture is None:
         return {}
     if layout.tensor > 1 and not layout.sequence_parallel:

@@ -51,10 +51,10 @@ def torchtitan_config(model: Transformer, layout: Layout, *, is_compiled: bool =
 
 
 def _check(model: Transformer, layout: Layout) -> None:
-    """Refuse what torchtitan's own checks refuse, also of a plan for FSDP2, which could run it.
+    """Reject what torchtitan's own checks reject, even if a plan for FSDP2 could run it.
 
     Raises:
-        SpecError: torchtitan refuses the layout, its sequences or its optimizer.
+        SpecError: torchtitan rejects the layout, its sequences or its optimizer.
     """
     if refused := SOFTWARE["torchtitan"].shipped.refuses(layout, model):
         raise SpecError(
@@ -118,7 +118,7 @@ def _degrees(model: Transformer, layout: Layout) -> dict[str, Any]:
 
 
 def _experts(layout: Layout, shards: int) -> dict[str, Any]:
-    """Return the degree of expert parallelism, whose ranks torchtitan takes from those that shard, then from tensor."""
+    """Return the degree of expert parallelism; torchtitan takes its ranks first from sharding, then from tensor."""
     if layout.expert == 1:
         return {}
     if layout.tensor > 1:

@@ -65,9 +65,9 @@ class Machine(NamedTuple):
 
     @property
     def has_megatron_softmax(self) -> bool:
-        """Whether the calibration's software is predicted as if it had Megatron's fused kernel for softmax.
+        """Whether the calibration's software is predicted as if it had Megatron's fused softmax kernel.
 
-        DeepSpeed is, because it most often runs Megatron's models. Models of Hugging Face under DeepSpeed, and
+        This is so for DeepSpeed, because it most often runs Megatron's models. Hugging Face models under DeepSpeed, and
         Megatron-LM of 2019, do not have the kernel: see `tests/published/tables/volta.py`.
         """
         return software_of(self.calibration.software or "megatron-core").family != "fsdp"

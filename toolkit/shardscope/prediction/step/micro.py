@@ -67,7 +67,7 @@ class SlowestStage(NamedTuple):
     """Slack of the last stage, which may have fewer layers, as a fraction of the slowest stage's time."""
 
     def slower(self, factor: Floats) -> SlowestStage:
-        """Return the times of layers that take these factors longer."""
+        """Return the times of layers that are slower by these factors."""
         return self._replace(
             forward=self.forward.times(factor),
             backward=self.backward.times(factor),
@@ -266,8 +266,9 @@ def _direction(
 ) -> Pass:
     """Return the time of one pass, with waits for the host to launch kernels.
 
-    Computation hides a part of the tensor-parallel messages where the software cuts products into pieces and sends each
-    when it is done (Wang et al. 2023, ASPLOS, "Overlap communication with dependent computation via decomposition").
+    Computation hides a part of the tensor-parallel messages if the software splits matrix products into pieces and
+    sends each piece when it is done (Wang et al. 2023, ASPLOS, "Overlap communication with dependent computation via
+    decomposition").
 
     Under tensor parallelism, a part of the launches stays exposed even where computation takes much longer: each
     collective waits for the rank whose host is late. On eight A100, measured blocks take 1 to 3 ms longer than their
@@ -288,8 +289,8 @@ def _direction(
 def soft_maximum(host: Floats, busy: Floats) -> Floats:
     """Return the time of a block whose launches and work take these times.
 
-    Host and device wait for each other kernel by kernel, so the block takes longer than the maximum of both sums where
-    they are similar: the sum of powers, with an exponent that left-out tables of measured steps suggest.
+    Host and device wait for each other kernel by kernel. If both times are similar, the block therefore takes longer
+    than their maximum: a sum of powers, with an exponent chosen by cross-validation over tables of measured steps.
     """
     return np.asarray((host**SHARPNESS + busy**SHARPNESS) ** (1 / SHARPNESS))
 

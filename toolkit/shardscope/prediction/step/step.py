@@ -343,8 +343,8 @@ def cut(
         layouts: Table of layouts.
         cluster: The cluster.
         calibration: The machine's constants.
-        of_layers: Number of layers to split if it is not the model's, for a model of which as many layers take as much
-            time and memory as the layers of `model` on average.
+        of_layers: Number of layers to split, if it differs from the model's; each layer is assumed to take as much time
+            and memory as the layers of `model` on average.
     """
     num_layers = of_layers or model.layers
     memory_bytes = memory_with(model, layouts, cluster, calibration.software).total

@@ -288,9 +288,9 @@ def weights(
     """Return the times of model-state operations for each combination, in seconds.
 
     ZeRO 2 and 3 run their collectives layer by layer: they copy each layer's tensors into a flat buffer and back, and
-    wait for each other. That takes a time in proportion to the bytes and to the time that the device's memory takes for
-    one, whatever the links. Measured steps agree: the same software reaches a small share of a fast network and nearly
-    all of a slow one.
+    wait for each other. The time for this is proportional to the bytes and inversely proportional to the device's
+    memory bandwidth, whatever the links. Measured steps agree: the same software reaches a small fraction of a fast
+    network's bandwidth, and nearly all of a slow network's.
 
     Args:
         model: The model.
@@ -371,8 +371,9 @@ def weights(
 def _hybrid(two_links: npt.NDArray[np.bool_], scattered: Floats, between: Floats, gathered: Floats) -> Floats:
     """Return the time of reduce-scatters within shards and of all-reduces between them, in seconds.
 
-    Where shards lie within nodes and their replicas on several, both use different links at once (PyTorch's HSDP has a
-    stream for the all-reduces). Parameters that are gathered meanwhile use the link of the reduce-scatters.
+    If each shard group lies within a node and replicas are on several nodes, both use different links at the same time
+    (PyTorch's HSDP has a separate stream for the all-reduces). Parameters gathered meanwhile use the link of the
+    reduce-scatters.
     """
     return np.where(two_links, np.maximum(scattered, between - gathered), scattered + between)
 

@@ -54,13 +54,13 @@ FORMULAS: Mapping[str, tuple[str, str]] = {
 """Formula and source of each part, with m micro-batches, p pipeline stages of v virtual stages each, t tensor-parallel
 ranks, bandwidth B, and N ranks that share the optimizer update."""
 _OF_LAYERS = ("recompute", "tensor_comm", "context_comm", "expert_comm", "overhead")
-"""Parts whose times of layers have the factor of the layer's shape; embedding, output and fixed cost do not."""
+"""Parts whose layer times have the factor of the layer's shape; embedding, output and fixed cost do not."""
 _SHAPE = "factor of the layer's shape"
 _HYBRID = (
     "reduce = reduce-scatter in a shard + all-reduce between shards, "
     "or max(reduce-scatter, all-reduce − gather of ZeRO 3) if shards lie inside nodes and their replicas do not"
 )
-"""Addition to the formula of gradients and parameters where shards have replicas."""
+"""Addition to the formula of gradients and parameters if shards are replicated (HSDP)."""
 
 
 def time_term(model: Transformer, layout: Layout, cluster: Cluster, calibration: Calibration) -> Term:

@@ -31,7 +31,7 @@ class StepRows(NamedTuple):
     drag: Floats
     """Time of drive traffic relative to the time of host-link traffic; see `drag_of`."""
     splits: npt.NDArray[np.bool_]
-    """Whether the schedule defers the weight gradients, so that they are a pass of their own."""
+    """Whether the schedule defers the weight gradients to a separate pass."""
 
 
 class Late(NamedTuple):
@@ -54,7 +54,7 @@ class Windows(NamedTuple):
     forward: Late
     backward: Late
     weight: Floats
-    """The part of `backward` in the pass of the weight gradients, if that is a pass of its own; else 0."""
+    """The part of `backward` in the pass of the weight gradients, if that is a separate pass; else 0."""
     free: Floats
     """Time of the backward pass, including waits but not its collectives, in seconds."""
 
@@ -64,8 +64,8 @@ def windows(rows: StepRows, overlap: float) -> Windows:
 
     ZeRO 3 gathers parameters for both passes. ZeRO 2 and 3 reduce gradients in the backward pass of every micro-batch,
     and pack them each time if they are compressed; FSDP2 in a pipeline only once per step. If weight gradients are a
-    pass of their own, that and the pass of the input gradients each wait for one half. So with faster computation
-    neither takes longer, which a wait of both together that counted towards one of them would cause.
+    separate pass, this pass and the pass of the input gradients each wait for one half, so that faster computation
+    makes neither longer. Charging the whole wait to one of them would not ensure this.
     """
     there, back = rows.micro["forward"], rows.micro["input"] + rows.micro["weight"]
     if rows.zero.max() < 2 and not rows.offload.any():

@@ -221,7 +221,7 @@ class Agent:
             return self._cut or Ending("stopped", "its agent received SIGTERM", cause=Cause.TERMINATED)
 
     def _clear_away(self) -> None:
-        """End what is left of the ranks of an attempt, and remove their files."""
+        """End the remaining processes of an attempt's ranks, and remove their files."""
         self._recorder.join(_PROVENANCE_S)  # its helpers are not the ranks'
         end_ranks_of(os.getpid(), spared=self._helpers())
         self._ranks |= started_processes()
@@ -335,7 +335,7 @@ class Agent:
         return self._lost() if self._is_lost() else None
 
     def _after_silent_end(self) -> Ending | None:
-        """Kill ranks that others have left behind, which makes elastic return; if there are none, end the run."""
+        """Kill ranks whose peers have ended, which makes elastic return; if there are none, end the run."""
         behind = self._behind
         left = Left.NONE if behind is None else behind.look(known_exit_codes(self._ranks))
         if left is Left.SOME:

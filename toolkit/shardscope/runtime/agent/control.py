@@ -1,4 +1,4 @@
-"""Stop all ranks after the same step. The only cost per step is a look for a file; rank 0 looks for one or two more.
+"""Stop all ranks after the same step. Each step costs only one check for a file; rank 0 checks one or two more.
 
 A stop request is a file in the run directory. Rank 0 sees it before some step, writes a note that this step is the
 last, and only then takes part in the step. A synchronous step cannot end on any rank before rank 0 has taken part in
@@ -6,8 +6,8 @@ it, so every other rank finds the note before the next step. If other ranks can 
 n steps later. If they can be any number of steps ahead, each rank stops as soon as it sees the request; such a strategy
 synchronises its ranks afterwards.
 
-A request for another number of ranks ends them in the same way: they save their state, and the agent starts as many
-ranks as asked, which go on from it.
+A request for another number of ranks ends the ranks in the same way: they save their state, and the agent starts the
+requested number of ranks, which continue from this state.
 
 On one machine the note is a file. Ranks on several machines share the directory over a network, whose clients may cache
 that a file does not exist, so there the note goes through the process group's store.
@@ -123,7 +123,7 @@ class StopControl:
         return False
 
     def is_resizing(self) -> bool:
-        """Return whether other ranks are to go on after these have stopped, as far as this rank knows."""
+        """Return whether other ranks will continue after these have stopped, as far as this rank knows."""
         return self._is_resize_asked() and not self.run.stop_request.exists()
 
     def _is_asked(self) -> bool:

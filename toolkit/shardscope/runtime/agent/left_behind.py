@@ -1,8 +1,8 @@
-"""Notices ranks that have ended in mid-training, and those that they leave behind.
+"""Notices ranks that have ended in mid-training, and the ranks that still wait for them.
 
 Elastic notices a rank that ends with an error, and ends the others: with SIGTERM, which a stopped process does not
-receive, and after half a minute with SIGKILL. It waits forever for the result of a rank that ends without an error,
-as a library does that calls `os._exit(0)`.
+receive, and after half a minute with SIGKILL. If a rank ends without an error, for example because a library calls
+`os._exit(0)`, elastic waits forever for its result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shardscope.runlog.tail import of_last_attempt, read_events
 from shardscope.runtime.record.rundir import RunDir
 
 _PATIENCE_S = 3.0
-"""How long ranks may outlive one that has ended in mid-training, in seconds: they write why they fail as well."""
+"""How long ranks may outlive a rank that ended in mid-training, in seconds: they still write their own errors."""
 
 
 class Left(Enum):
@@ -31,7 +31,7 @@ class Left(Enum):
 
 @dataclass
 class LeftBehind:
-    """Watches the ranks of a run, of which it is told at each look.
+    """Watches the ranks of a run, which are passed to each call of `look`.
 
     Attributes:
         run: The run directory, whose events say whether a rank had finished training.
@@ -43,12 +43,12 @@ class LeftBehind:
     _ended: dict[int, float] = field(default_factory=dict)
     """When each rank was first seen to have ended."""
     _told: bool = False
-    """Whether it has said that ranks are left behind; those are killed then, after which all have ended."""
+    """Whether left-behind ranks have been reported; these are then killed, after which all ranks have ended."""
 
     def look(self, ranks: Mapping[int, int | None]) -> Left:
-        """Return whether some or all ranks have ended in mid-training, and long ago; `SOME` is said only once.
+        """Return whether some or all ranks ended in mid-training long ago; `SOME` is returned only once.
 
-        If all have ended, but some of them with an error, the answer is `NONE`: elastic is about to say which.
+        If all have ended, but some of them with an error, the result is `NONE`: elastic is about to report which.
 
         Args:
             ranks: Pids of all ranks that have been started, with their exit codes as far as elastic knows them.
@@ -81,7 +81,7 @@ class LeftBehind:
 
 
 def living(ranks: Iterable[int]) -> set[int]:
-    """Return the pids of those of these ranks that have not ended."""
+    """Return the pids of the ranks that have not ended."""
     return {pid for pid in ranks if not _has_ended(pid)}
 
 

@@ -28,7 +28,7 @@ _NAME = re.compile(r"shardscope-replicas-(\d+)-(\d+)-([\w-]+)-(\d+)")
 
 
 def memory_for(run: RunDir) -> tuple[ReplicaMemory | None, str]:
-    """Return the memory for a run's copies, None if it keeps none; and why it cannot have any, if it needs some.
+    """Return the memory for a run's copies (None if it keeps none), and the reason if needed memory is unavailable.
 
     Also removes what killed agents have left.
     """
@@ -124,7 +124,7 @@ def keep_newest(run: RunDir, memory: ReplicaMemory, ending: Ending) -> Ending:
     A resize leaves the state only in memory. Elastic runs are on one machine, so all of it is in one folder.
 
     Returns:
-        The ending, which also says why if the copy is lost.
+        The ending, with the reason if the copy is lost.
     """
     try:
         job = run.read_job()

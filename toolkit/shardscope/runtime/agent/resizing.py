@@ -1,8 +1,8 @@
-"""How an agent takes a request for another number of ranks, after the ranks of the last number have ended.
+"""How an agent handles a request for another number of ranks, after the previous ranks have ended.
 
     Run.resize ── control/resize ──▶ ranks save their state and end ──▶ agent takes the request, starts the next
 
-The ranks end as if they had been asked to stop, so the agent decides: a request to stop comes first.
+The ranks end as if they had been asked to stop, so the agent checks why: a stop request takes precedence.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from shardscope.spec.units import plural
 
 
 def cannot_start(run: RunDir, ending: Ending, began_t: float) -> bool:
-    """Return whether the ranks of a resized run have failed before their first step, so that the former ones go on.
+    """Return whether the ranks of a resized run failed before their first step, so that the former ranks continue.
 
     Args:
         run: Directory of the run.
         ending: How they ended.
-        began_t: Time on the run's clock from which on they were started.
+        began_t: Time on the run's clock at which their start began.
     """
     is_over = (
         ending.cause in (Cause.REQUESTED, Cause.DIRECTORY_GONE, Cause.DRIVER_ENDED)
@@ -37,7 +37,7 @@ def cannot_start(run: RunDir, ending: Ending, began_t: float) -> bool:
 
 
 def next_size(run: RunDir, job: Job, world_size: int, ending: Ending) -> int | None:
-    """Return the number of ranks that go on after `ending`; None if the run is over. Take the request for them.
+    """Return the number of ranks that continue after `ending`; None if the run is over. Consumes the resize request.
 
     Args:
         run: Directory of the run.

@@ -24,7 +24,7 @@ _ONLY_ONCE = frozenset({Cause.NOT_STARTED, Cause.DIRECTORY_GONE, Cause.REQUESTED
 
 
 class ResumePoint(NamedTuple):
-    """What an attempt starts from.
+    """State from which an attempt starts.
 
     Attributes:
         resume: Directory of the run whose newest checkpoint is loaded, or a checkpoint; None trains from step 1 on.
@@ -87,7 +87,7 @@ class Restarts:
     _losses: int = 0
 
     def after(self, ending: Ending) -> ResumePoint | None:
-        """Return what the next attempt starts from, after one that ended so; None if the run ends."""
+        """Return the state from which the next attempt starts, after one with this ending; None if the run ends."""
         if self.recovery is None or ending.state != "failed" or ending.cause in _ONLY_ONCE:
             return None
         if self.count >= self.recovery.restarts or self.run.stop_request.exists():
@@ -115,7 +115,7 @@ class Restarts:
         return source
 
     def size_after(self, job: Job, world_size: int, ending: Ending) -> int:
-        """Return the number of ranks that go on after a failure: fewer if an elastic job has lost a rank.
+        """Return the number of ranks that continue after a failure: fewer if an elastic job has lost a rank.
 
         Args:
             job: The job as it was launched.

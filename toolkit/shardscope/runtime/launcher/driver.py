@@ -32,7 +32,7 @@ _CODECS = "shardscope.training.compression.ready"
 """Module that only compressed runs need; the server imports it before it forks the agent of the first such run."""
 
 _CHECKPOINTS = "shardscope.training.checkpoint"
-"""Module that ranks need to resume; those that are started again should not wait for its import."""
+"""Module that ranks need to resume; restarted ranks should not wait for its import."""
 
 
 def shut_down() -> None:
@@ -129,7 +129,7 @@ def launch(
 def _predicted(
     job: Job, cluster: EmulatedCluster | None, *, is_checked: bool
 ) -> LaunchPrediction | LaunchConstants | None:
-    """Return what is recorded of a job's prediction: its step time, or only the constants for it; None on GPUs.
+    """Return the prediction to record for a job: its step time, or only the constants for it; None on GPUs.
 
     Raises:
         LaunchError: The job is checked, and does not fit in this machine's memory.

@@ -52,7 +52,7 @@ class LaunchServer:
     def request(self, server: ServerHandle, line: bytes) -> bool:
         """Send one request, a line of JSON. Return whether it was sent.
 
-        If it was not, the server has died, and the next call of the method `server` starts another one.
+        If the request was not sent, the server has died, and the next call of `server` starts another one.
         """
         assert server.stdin is not None
         with self._lock:

@@ -126,7 +126,7 @@ def preflight(
         cluster: The emulated cluster that it runs on; None for this machine itself.
         calls_functions: Whether the user's functions may be called in this process. They may do anything, so they run
             on ranks only unless the user asks for it.
-        launched: The constants that are taken; None takes those of today.
+        launched: The constants to predict with; None for the current ones.
     """
     try:
         require_batch(job)
@@ -160,15 +160,15 @@ def constants_of(run: Run) -> LaunchConstants | None:
 
 
 def preflight_of(run: Run) -> Preflight:
-    """Predict a run's job with the constants of its launch, so that all its predictions stay what they were then.
+    """Predict a run's job with the constants at its launch, so that its predictions never change.
 
-    Runs without recorded constants, such as those of earlier versions, are predicted with those of today.
+    Runs without recorded constants, such as runs of earlier versions, are predicted with the current constants.
     """
     return preflight(run.resized_job, run.cluster, launched=constants_of(run))
 
 
 class AtLaunch(NamedTuple):
-    """What is predicted for a job when it is launched; each is None if it cannot be predicted."""
+    """Predictions for a job when it is launched; each is None if it cannot be predicted."""
 
     memory: MemoryNeed | None = None
     """Memory that the job needs on this machine."""
@@ -226,7 +226,7 @@ def _trace(job: Job) -> Traced:
 
 
 def _trace_own(job: Job) -> Traced:
-    """Trace a job with the user's functions: again only if one is new, unless its model needs real values."""
+    """Trace a job with the user's functions; traces are reused, unless the model needs real values."""
     try:
         return _trace(job)
     except SpecError:

@@ -92,7 +92,7 @@ class Server:
             _import(self.later.pop())
 
     def _launch(self, request: dict[str, Any]) -> None:
-        """Fork an agent; if that fails, so does the run, but not the others of this server."""
+        """Fork an agent; if forking fails, this run fails, but the server's other runs continue."""
         try:
             self._fork_agent(request)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - of a module to import, or no process can be created
@@ -191,7 +191,7 @@ def _refuse(path: Path, why: str) -> None:
 
 
 def _require_status(path: str, code: int) -> None:
-    """Write the status of a run whose agent has ended without writing any: the driver would wait for it forever."""
+    """Write the status of a run whose agent ended without writing one, so that the driver does not wait forever."""
     from shardscope.errors import RunUnreadable
     from shardscope.runtime.record.processes import signal_name
     from shardscope.runtime.record.rundir import RunDir

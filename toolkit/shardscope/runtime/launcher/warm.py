@@ -62,7 +62,7 @@ def start(path: str) -> subprocess.Popen[bytes] | None:
 
 
 def _identity(path: str) -> dict[str, Any]:
-    """Return what must be equal in JupyterLab and in a kernel for the kernel's launch server to be a fork."""
+    """Return what must be equal in JupyterLab and in a kernel so that the kernel's launch server can be forked."""
     native = {name: value for name, value in os.environ.items() if name.startswith(_NATIVE)}
     for name in ("PYTHONPATH", "KMP_DUPLICATE_LIB_OK"):  # `path` has the first; threadpoolctl sets the second
         native.pop(name, None)
@@ -103,7 +103,7 @@ class ForkedServer:
 
     @property
     def was_forked(self) -> bool:
-        """Whether the server has been forked, and not failed to be."""
+        """Whether the server has been forked successfully."""
         return self._pid > 0
 
     def _receive(self) -> None:
@@ -128,7 +128,7 @@ class ForkedServer:
         """Wait until the server has ended.
 
         Raises:
-            subprocess.TimeoutExpired: It has not ended in time.
+            subprocess.TimeoutExpired: The server has not ended in time.
         """
         ended = self._ended_within(timeout)
         if ended is None:
@@ -154,7 +154,7 @@ def _is_readable(descriptor: int, timeout: float) -> bool:
 
 
 def fork_server(path: str, log: IO[bytes]) -> ForkedServer | None:
-    """Ask the warm process for a launch server, without waiting for it; None if there is none, or it does not suit.
+    """Ask the warm process for a launch server, without waiting; None if there is no suitable warm process.
 
     Args:
         path: Module search path of the launch server, in the form of ``$PYTHONPATH``.

@@ -39,14 +39,14 @@ def observe(
 
     The results of the script do not change: losses and weights are bit-identical. A step ends when `optimizer` has
     stepped, or when a `GradScaler` has skipped its update (`skipped` in the events). The loss of a step is the sum of
-    the scalars on which `backward` was called and that depend on an output of `model`; of a tensor that
-    `GradScaler.scale` returned, it is the value before. Divide a loss before it is scaled, not after.
-    Other models that are trained in the same block do not change it, but their traffic is part of the run's.
+    the scalars on which `backward` was called and that depend on an output of `model`; if `GradScaler.scale` returned
+    the scalar, its value before scaling counts. Divide a loss before it is scaled, not after. Other models trained in
+    the same block do not affect the loss, but their traffic is part of the run's traffic.
 
     Copies of `model` made inside the block, by `copy.deepcopy` or `torch.save`, are not observed. A compiled model runs
     as it does outside: ``torch.compile(model)``, or `model` after ``model.compile()``, is recorded like any other.
-    Forward passes that `torch.compile` traces as part of something larger, and those of a model whose `compile` is
-    called inside the block, are not recorded, so their steps have no samples; all else in the steps is.
+    Forward passes are not recorded if `torch.compile` traces them as part of something larger, or if the model's
+    `compile` is called inside the block; their steps then have no samples, but everything else is recorded.
 
     Args:
         model: The model whose forward passes are recorded, wrapped or not. For Lightning, the `LightningModule`.

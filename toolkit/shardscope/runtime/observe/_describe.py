@@ -40,7 +40,7 @@ class Seen:
         exchanges: Number of backward passes in the first step after which gradients are exchanged.
         steps: Number of steps that have ended.
         optimizers: All optimizers that update the model.
-        syncs: Whether DDP exchanges gradients after its last forward pass, which decides it.
+        syncs: Whether DDP exchanges gradients in the next backward pass, as decided in its last forward pass.
     """
 
     model: nn.Module

@@ -1,4 +1,4 @@
-"""Hooks on `GradScaler`: they tell a loss from its scaled copy, and notice updates that the scaler skips."""
+"""Hooks on `GradScaler` that distinguish a loss from its scaled copy, and notice updates that the scaler skips."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 
 class ScalerWatch:
-    """Remembers what each scaled loss was before, and calls `skipped` for an optimizer that was not stepped.
+    """Stores the value of each loss before scaling, and calls `skipped` for an optimizer that was not stepped.
 
     Args:
         skipped: Called with the optimizer of an update that a scaler skipped because of an overflow.

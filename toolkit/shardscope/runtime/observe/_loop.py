@@ -178,7 +178,7 @@ class Loop:
 
 
 class _Hook:
-    """A hook on a module. What `copy` or `pickle` makes of it does nothing: a copy of a model is not observed.
+    """A hook on a module. Copies of it, made by `copy` or `pickle`, do nothing: a copy of a model is not observed.
 
     Args:
         call: Called with the positional arguments of the hook.

@@ -34,19 +34,19 @@ class Optimizers:
 
     @property
     def state(self) -> list[Tensor]:
-        """Every tensor in their states, at any depth, each once."""
+        """All tensors in the optimizers' states, at any depth, each once."""
         return tensors_in([[*each.state.values()] for each in self._known.values()])
 
     @property
     def count(self) -> int:
-        """Number of them that keep state of their own."""
+        """Number of optimizers that keep their own state."""
         return len({id(each.state) for each in self._known.values() if tensors_in([*each.state.values()])})
 
 
 def inside(optimizer: Optimizer) -> list[Optimizer]:
     """Return the optimizers that an optimizer wraps, at any depth, in the order of its attributes.
 
-    Those of the user's own containers are not found, as looking into them would run the user's code.
+    Optimizers in the user's own containers are not found, because looking into these would run the user's code.
     """
     found: dict[int, Optimizer] = {}
     waiting = [optimizer]
@@ -84,7 +84,7 @@ def _held_by(optimizer: Optimizer) -> Iterator[Optimizer]:
 
 _AS_LISTS: dict[type, Callable[[Any], Iterable[Any]]] = {list: iter, tuple: iter, dict: dict.values}
 _MOST = 10_000
-"""Number of elements of a container that are looked at: more than optimizers of one for each parameter."""
+"""Number of elements of a container that are inspected: enough for one optimizer per parameter."""
 _TORCHS_OWN = frozenset({"state", "param_groups", "defaults"})
 
 

@@ -400,5 +400,5 @@ def _nodes(output: Any) -> list[Any]:
 
 
 def _is_compiled(model: nn.Module) -> bool:
-    """Return whether torch.compile traces the model; the trace would include the hooks that count activations."""
+    """Return whether torch.compile traces the model; if so, the trace would include hooks that count activations."""
     return any(map(is_compiled, model.modules()))

@@ -166,7 +166,7 @@ class ObserveSession(AbstractContextManager[Run]):
             self._recorder.update_begins(self._standing_for(optimizer))
 
     def _standing_for(self, optimizer: Optimizer) -> Optimizer:
-        """Return the observed optimizer for one that it wraps and that steps in its place, as in SAM; else its own."""
+        """Return the observed optimizer if it wraps the given one and steps through that, as in SAM; else the given."""
         observed = self._seen.optimizer
         if observed is None or optimizer is observed or self._is_updating:
             return optimizer
@@ -320,7 +320,7 @@ class ObserveSession(AbstractContextManager[Run]):
     # The end.
 
     def _note_missing_steps(self) -> None:
-        """Say so if backward passes ran, but no step of the observed optimizer was seen.
+        """Report if backward passes ran, but no step of the observed optimizer was seen.
 
         The recording has failed only if an optimizer is known and something else has changed the weights. Scripts may
         update weights by hand, or compute gradients only.
@@ -390,14 +390,14 @@ class ObserveSession(AbstractContextManager[Run]):
         self._await_provenance()
 
     def _conclude_without_directory(self) -> None:
-        """Tell the run why nothing was recorded."""
+        """Store in the run why nothing was recorded."""
         self.run._last_status = Status(  # noqa: SLF001 - our own run
             "stopped", os.getpid(), process_started(), t=time.time(), reason=self._problem,
             cause=Cause.RECORDING_STOPPED,
         )  # fmt: skip
 
     def _outcome(self, state: str, error: BaseException | None) -> dict[str, Any]:
-        """Return the fields of the final status that say how the block ended."""
+        """Return the fields of the final status that describe how the block ended."""
         if error is not None and state == "failed":
             return {"error": self._first_error(error)}
         if state == "stopped":

@@ -1,7 +1,6 @@
-"""What people and tools say about a run, beside its job: group, note, baseline, and the tool that launched it.
+"""Information about a run that is not part of its job: group, note, baseline, and the tool that launched it.
 
-All of it is in `about.json`.
-These may change after the launch, and are not part of the job: two runs of one job in two groups are runs of one job.
+It is stored in `about.json` and may change after the launch: two runs of one job in two groups are runs of one job.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _FIGURES = (
 
 
 def recovery_facts(summary: Summary) -> dict[str, str]:
-    """Return the figures about restarts by their labels; empty for a run without restarts."""
+    """Return the metrics about restarts by their labels; empty for a run without restarts."""
     names = ("lost_steps", "goodput") if summary.restarts else ()
     return {FIGURES[name].label: figure_text(name, getattr(summary, name), "") for name in names}
 

@@ -1,7 +1,7 @@
-"""Faults that are added to a run while it trains.
+"""Fault injection into a running run.
 
-`inject` replaces the plan in the run directory by a longer one. Each rank looks at the file's time before a step, at
-most every tenth of a second, and then takes the faults that are new to it.
+`inject` replaces the plan in the run directory by a longer one. Before a step, at most every tenth of a second, each
+rank checks the file's modification time, and then reads the faults that it does not know yet.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.faults import Faults
 
 _EVERY_S = 0.1
-"""Shortest time between two looks at the plan, in seconds."""
+"""Shortest time between two checks of the plan, in seconds."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class PlanWatch:
     def __call__(self) -> Faults | None:
         """Return the plan if it is new or has changed since the last call; else None. Without a plan, None.
 
-        A change is seen at most `_EVERY_S` seconds late, so that a call costs next to nothing.
+        The file is checked at most every `_EVERY_S` seconds, so that a call costs next to nothing.
 
         Raises:
             RunUnreadable: The file is damaged.
@@ -59,11 +59,11 @@ def inject(run: RunDir, job: Job, cluster: EmulatedCluster | None, faults: Fault
     Args:
         run: The run directory.
         job: The job of the run, on its current number of ranks.
-        cluster: The emulated cluster that it is on; None for this machine itself.
+        cluster: The emulated cluster that the run is on; None for this machine itself.
         faults: The faults, or their text.
 
     Raises:
-        SpecError: There is no fault, it cannot occur in this run, or it is at a time.
+        SpecError: There is no fault, or a fault cannot occur in this run or is at a time instead of a step.
     """
     added = Faults.of(faults)
     if not added:

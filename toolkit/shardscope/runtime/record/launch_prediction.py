@@ -1,7 +1,7 @@
 """The step time that was predicted for a run when it was launched, in `prediction.json` of its directory.
 
-With it are the constants of that moment, so that the same prediction can be made again, in all its parts, after another
-calibration or in another process; and the load of the machine at the launch and at the end of the run.
+The file also has the calibration constants at launch, so that the same prediction can be reproduced in all its parts
+after another calibration or in another process, and the load of the machine at the launch and at the end of the run.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ _SCHEMA = 2
 
 
 class LaunchConstants(NamedTuple):
-    """The constants with which a run is predicted, as they were at its launch; also recorded where no step time was.
+    """The constants with which a run is predicted, as they were at its launch; recorded even without a step time.
 
     Attributes:
         calibration: The constants.
         is_calibrated: Whether they were measured by `ss.calibrate` instead of shipped with Shardscope.
-        speed: Speed of the machine relative to the one on which they were measured: FLOP/s and memory bandwidth.
+        speed: Speed of the machine relative to the machine on which the constants were measured: FLOP/s and memory
+            bandwidth.
         place: Cores and shared memory of the machine; None if they were not recorded.
     """
 
@@ -44,7 +45,7 @@ class LaunchConstants(NamedTuple):
 
     @classmethod
     def now(cls, cluster: EmulatedCluster | None) -> LaunchConstants:
-        """Return those with which a job on this machine, or on an emulated cluster, is predicted now."""
+        """Return the constants with which a job on this machine, or on an emulated cluster, is predicted now."""
         from shardscope.prediction.rates import relative_speed
 
         found = chosen(cluster)
@@ -52,7 +53,7 @@ class LaunchConstants(NamedTuple):
 
     @classmethod
     def of_run(cls, run: RunDir) -> LaunchConstants | None:
-        """Return those of a run; None if none were recorded, or if the file is damaged."""
+        """Return the constants of a run; None if none were recorded, or if the file is damaged."""
         try:
             found: Any = run.read_json(FILE)
             flops, bandwidth = map(float, found.get("speed", (1.0, 1.0)))
@@ -78,7 +79,10 @@ class LaunchConstants(NamedTuple):
 
     @property
     def here(self) -> HostCalibration:
-        """The constants, to predict with here as then: a machine's cores are not timed anew."""
+        """The constants at launch, rescaled to this machine.
+
+        A prediction with them uses the relative speed that was recorded at launch, not a new measurement.
+        """
         from shardscope.prediction.rates import relative_speed
 
         host, now = self.calibration, relative_speed(self.calibration)
@@ -94,11 +98,11 @@ class LaunchPrediction(NamedTuple):
 
     Attributes:
         step_time_s: The step time, in seconds.
-        interval: Its 90 % interval, in seconds; None if unknown.
+        interval: 90 % interval of the step time, in seconds; None if unknown.
         constants: Where the constants came from, such as ``this machine, calibrated on 2026-11-26``.
         is_calibrated: Whether the constants were measured by `ss.calibrate` instead of shipped with Shardscope.
         load: Load average of the machine at the launch; predictions are for a machine without other work.
-        load_at_end: Load average at the end of the run, with its own ranks; None before, and if unknown.
+        load_at_end: Load average at the end of the run, including its own ranks; None before the end, or if unknown.
         cores: Number of cores of the machine; None in runs of earlier versions.
         calibration: The constants; None in runs of earlier versions.
         speed: Speed of the machine relative to the one on which `calibration` was measured: FLOP/s and memory
@@ -165,7 +169,7 @@ class LaunchPrediction(NamedTuple):
             return None
 
     def conditions(self, num_ranks: int) -> str:
-        """Return a sentence that says when and with which constants this was predicted, and how busy the machine was.
+        """Return a sentence on the time and constants of the prediction, and on the load of the machine.
 
         Args:
             num_ranks: Number of ranks of the run, which are part of the load at its end.

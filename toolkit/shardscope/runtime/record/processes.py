@@ -125,11 +125,11 @@ def end_processes_of(agent: int) -> None:
 
 
 def end_ranks_of(agent: int, spared: set[int]) -> set[psutil.Process]:
-    """Kill what is left of the ranks of an agent that goes on, with all that they have started, and wait for their end.
+    """Kill the remaining ranks of an agent that keeps running, and all their child processes; wait until they end.
 
     Args:
         agent: Pid of the agent.
-        spared: Pids of the agent's helpers, such as its forkserver; what these have started is not spared.
+        spared: Pids of the agent's helpers, such as its forkserver; child processes of these are not spared.
 
     Returns:
         The killed processes.
@@ -147,14 +147,15 @@ def end_ranks_of(agent: int, spared: set[int]) -> set[psutil.Process]:
 
 
 def remove_gpu_files(pids: Iterable[int], since: float, folder: Path = Path("/dev/shm")) -> None:  # noqa: S108
-    """Remove the files of ended processes through which they shared GPU memory.
+    """Remove the files through which ended processes shared GPU memory.
 
-    A process that is killed leaves the CUDA driver's files, whose names contain its pid in hexadecimal digits, and
-    PyTorch's, whose names contain it in decimal ones.
+    A killed process leaves files of the CUDA driver, whose names contain the pid in hexadecimal, and files of PyTorch,
+    whose names contain the pid in decimal.
 
     Args:
         pids: The processes.
-        since: When the first of them was started, in seconds since 1970; older files are of others with the same pid.
+        since: Start of the first of them, in seconds since 1970; older files belong to other processes with the same
+            pid.
         folder: Where these files are.
     """
     for pid in pids:

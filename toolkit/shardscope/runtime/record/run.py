@@ -352,7 +352,7 @@ class Run:
 
     @property
     def predicted(self) -> LaunchPrediction | None:
-        """The step time predicted when the run was launched; None if it was not, as on GPUs or for one's own model."""
+        """The step time predicted when the run was launched; None without one, as on GPUs or for your own model."""
         return LaunchPrediction.of_run(self._dir)
 
     @property
@@ -452,9 +452,9 @@ class Run:
                 deadline = max(deadline, time.monotonic() + _KILL_AFTER_S)
 
     def inject(self, faults: Faults | str) -> Self:
-        """Carry out more faults in this run, which must be running; `launch` takes those that are known beforehand.
+        """Inject more faults into this run, which must be running; faults known beforehand can be passed to `launch`.
 
-        A fault whose step has passed is carried out before the next step. The ranks notice it within a tenth of a
+        A fault whose step has passed occurs before the next step. The ranks notice new faults within a tenth of a
         second.
 
         Args:
@@ -522,14 +522,13 @@ class Run:
         return self.job if self.job.elastic is None else self.job.at_size(self.world_size)
 
     def resize(self, world_size: int) -> Self:
-        """Go on with another number of ranks after the step in progress, and return at once.
+        """Continue with another number of ranks after the step in progress, and return at once.
 
         The ranks save a checkpoint (with `Recovery.replica_every`, a copy in memory) and end; `world_size` new ranks
         load it, with model, optimizer and data divided anew, and take the next step, so no step is lost. Only if the
-        copy turns out to be damaged, the steps since the newest checkpoint are repeated, and the event `resume` says
-        why. If the new ranks cannot start, the former number goes on, and the event `restart` says why. A later call
-        replaces an earlier one that no rank has seen. A run that reaches its last step first ends as
-        it would without this call.
+        copy turns out to be damaged are the steps since the newest checkpoint repeated; the event `resume` says why. If
+        the new ranks cannot start, the run continues with the former number, and the event `restart` says why. A later
+        call replaces an earlier one that no rank has seen. A run that reaches its last step first ends as usual.
 
         Raises:
             DataError: A batch that is scaled with the number of ranks would be larger than the data.
@@ -643,7 +642,7 @@ class Run:
         """Return the computations, messages and memory of one recorded step; None if there is none yet.
 
         Args:
-            step: Number of the step, since the last resize; None for the one whose messages were recorded
+            step: Number of the step, since the last resize; None for the step whose messages were recorded
                 (`Record.messages_first`).
         """
         from shardscope.runlog.recorded_step import recorded_step
@@ -707,11 +706,11 @@ class Run:
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """Return the weights after a step that the run has saved: whole tensors by name, as of the plain model.
 
-        They come from a checkpoint or, after the last step, from the parameters that `Record(parameters=True)` saves,
-        which lack buffers. Where ranks trained models of their own, they are the mean.
+        The weights come from a checkpoint or, after the last step, from the parameters that `Record(parameters=True)`
+        saves, which lack buffers. If ranks trained separate models, the result is the mean of these.
 
         Args:
-            step: A step after which the run saved its weights; None for the last of them.
+            step: A step after which the run saved its weights; None for the last such step.
 
         Raises:
             CheckpointError: The run has not saved its weights after this step, or they are damaged.

@@ -185,7 +185,7 @@ class RunDir:
 
     @property
     def fault_claims(self) -> Path:
-        """Folder that says which faults have been carried out."""
+        """Folder that records which faults have occurred."""
         return self.path / "control" / "faults"
 
     def read_job(self, *, with_code: bool = False) -> Job:
@@ -225,7 +225,7 @@ class RunDir:
         replace_whole(path, content, within=self.path)
 
     def write_status(self, state: str, *, pid: int, process_started: ProcessStart, **fields: Any) -> None:
-        """Replace `status.json`; on a full disk, which others may fill faster than room is made, overwrite it."""
+        """Replace `status.json`; if the disk is full even after space was freed, overwrite the file in place."""
         status = Status(state, pid, process_started, t=time.time(), host=this_host(), **fields)
         try:
             self.write_json("status.json", asdict(status))
@@ -240,7 +240,7 @@ class RunDir:
         return self.path.is_dir() and not os.access(self.path, os.W_OK | os.X_OK, effective_ids=is_effective)
 
     def refuses(self, error: OSError) -> bool:
-        """Return whether an error says that this directory cannot be written, for which another folder helps."""
+        """Return whether an error says that this directory cannot be written, so that another folder would help."""
         named = error.filename
         is_here = named is None or (isinstance(named, str | Path) and _is_within(Path(named), self.path))
         return is_here and error.errno in _UNWRITABLE
@@ -378,7 +378,7 @@ class RunDir:
 
 
 def _is_within(path: Path, folder: Path) -> bool:
-    """Return whether a path is in a folder; relative ones are, as files are replaced relative to their folder."""
+    """Return whether a path is in a folder; relative paths are, because files are replaced relative to their folder."""
     return not path.is_absolute() or path.is_relative_to(folder)
 
 

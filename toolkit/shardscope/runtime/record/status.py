@@ -17,7 +17,7 @@ FINAL_STATES = frozenset({"completed", "stopped", "failed"})
 STATES = FINAL_STATES | {"starting", "running"}
 _MOST_PID = 2**31 - 1
 _BLOCK = 4096
-"""Usual size of a block of a file system, in bytes, which every status.json has."""
+"""Usual block size of a file system, in bytes, which every status.json occupies at least."""
 
 
 class Cause(StrEnum):

@@ -71,7 +71,7 @@ def _of_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _nested(flat: dict[str, Any]) -> dict[str, Any]:
-    """Return entries by their names in the model; what a module returned as its extra state becomes a dictionary."""
+    """Return entries by their names in the model; a module's extra state becomes a nested dictionary."""
     found: dict[str, Any] = {}
     for key, value in flat.items():
         before, is_extra, inside = key.removeprefix(_MODEL).partition(_EXTRA)

@@ -1,1 +1,1 @@
-"""What runs other runs to answer a question: `check`, `doctor`, `reproduce`, and the speeds of the transports."""
+"""Tools that launch runs or ranks to answer a question: `check`, `doctor`, `reproduce`, and transport speeds."""

@@ -3,8 +3,8 @@
 Distributing the work must not change the result of training. `check` tests this for any job, with the user's own model
 and data: both runs train on the same global batches in the same order, and write all parameters at the end.
 
-Both have the same micro-batches. A third run, on one process with the whole batch in one micro-batch, shows whether
-what is learned depends on how the batch is cut, as with a loss that does not say how many of its targets count.
+Both runs have the same micro-batches. A third run, on one process with the whole batch in one micro-batch, shows
+whether the result depends on how the batch is split, as with a loss that does not state how many targets count.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def check(
 
 
 def _uncut(alone: Job, root: str | Path | None, on_step: OnStep | None) -> tuple[Run | None, str | None]:
-    """Run a job on one process with the whole batch in one micro-batch; or return why a rank could not."""
+    """Run a job on one process with the whole batch in one micro-batch; return the reason if a rank could not."""
     job = alone.replace(batch=Batch(global_batch=alone.batch.global_batch), name=f"{alone.name} uncut")
     try:
         return _carry_out(job, root, on_step), None

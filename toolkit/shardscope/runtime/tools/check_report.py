@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 BOUNDS = {"fp64": 1e-9, "fp32": 1e-5, "bf16-mixed": 2e-2, "fp16-mixed": 2e-2}
 """Largest relative difference that is attributed to rounding, by the job's precision."""
 _CUT_FACTOR, _MOST_CUT = 10, 2e-2
-"""Difference by which the whole batch at once may differ: times the bound, as kernels for other shapes add up in
-another order, and at most."""
+"""Allowed difference with the whole batch at once: a multiple of the bound, because kernels for other shapes sum in
+another order; and an upper limit."""
 _ROWS_SHOWN = 8
 _NOISE = (
     "A tensor whose gradient is only rounding noise, such as the bias of attention keys, can differ by more."
@@ -78,7 +78,7 @@ class CheckReport:
             one process with micro-batches and with the whole batch at once; None if that was not compared.
         not_uncut_because: Why the whole batch was not compared; None if it was, or if it is the micro-batch.
         mixes_samples: Kinds of layers, such as BatchNorm2d, whose outputs depend on the other rows of the micro-batch.
-        loss_note: What the runs say about a loss that is no mean over rows; None if nothing.
+        loss_note: What the runs say about a loss that is not a mean over rows; None if nothing.
     """
 
     strategy: str
@@ -124,10 +124,10 @@ class CheckReport:
 
     @property
     def depends_on_cut(self) -> bool:
-        """Whether one process learns something else from the whole batch at once than from its micro-batches.
+        """Whether training on one process differs between the whole batch at once and its micro-batches.
 
-        Not if that may be due to layers that mix samples, or to what the ranks differ in as well, such as dropout;
-        unless the runs themselves say that it is the loss.
+        False if layers that mix samples, or sources of differences between ranks such as dropout, may be the cause,
+        unless the runs themselves report that the loss is.
         """
         is_apart = (self.cut_difference or 0.0) > min(_CUT_FACTOR * self.bound, _MOST_CUT)
         return is_apart and (self.loss_note is not None or (self._is_equal and not self.mixes_samples))
@@ -144,7 +144,7 @@ class CheckReport:
 
     @property
     def _on_cut(self) -> str:
-        """What became of the comparison with the whole batch in one micro-batch; empty if that agrees."""
+        """Result of the comparison with the whole batch in one micro-batch; empty if both agree."""
         if self.not_uncut_because is not None:
             return f"The whole batch in one micro-batch was not compared: {self.not_uncut_because}."
         apart = f"the whole batch in one micro-batch differs by {_part(self.cut_difference or 0.0)}"

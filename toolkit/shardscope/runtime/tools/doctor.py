@@ -324,8 +324,8 @@ _PREDICTIONS = "Predictions"
 def _messages(measured: list[dict[str, Any]] | str) -> Iterator[Finding]:
     """Yield the speed of each transport, measured with real ranks; the only finding is the error if a rank failed.
 
-    Nothing uses the figures. Predictions take the constants of a calibration instead, which were fitted to steps of
-    whole jobs: their time per message includes what ranks wait because others compute.
+    These numbers are only shown. Predictions use the constants of a calibration instead, which are fitted to steps of
+    whole jobs: their time per message includes waits of ranks while others compute.
     """
     from shardscope.calibration.saved_calibration import chosen
 

@@ -29,7 +29,7 @@ def reproduce(
     On the same machine with the same versions, losses are bit-identical. The exceptions are asynchronous and
     bounded-staleness parameter servers, and GPU kernels that sum in no fixed order. A warning is issued for each
     difference between the environment of the run and this one.
-    A run on an emulated cluster is launched on an equal one.
+    A run on an emulated cluster is launched on an equal cluster.
 
     Args:
         run: A run, or its name or path.

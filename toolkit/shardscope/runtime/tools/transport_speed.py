@@ -29,8 +29,8 @@ from shardscope.training.transports import Name, Route, open_route
 TRANSPORTS: tuple[Name, ...] = ("shm", "tcp")
 _MESSAGE_BYTES = 4 << 20
 _ROUNDS, _EXCHANGES, _LARGE_EXCHANGES = 5, 16, 2
-"""Number of rounds, and of exchanges of small and of large messages in each. A rank that is ahead of its peers does not
-wait in some exchanges, so only the time of many in a row counts."""
+"""Number of rounds, and of exchanges of small and large messages in each. A rank that is ahead of its peers does not
+wait in some exchanges, so only the total time of many consecutive exchanges is meaningful."""
 _COLLECTIVES = 8
 """Number of collectives in each round, if ranks pause before each."""
 _AHEAD = 2

@@ -31,7 +31,7 @@ PAYLOAD = 1448 / 1538
 """Share of an Ethernet link's bits that TCP can fill with payload: 1448 of the 1538 bytes that a full frame takes on
 the wire, with its headers (TCP with time stamps, IPv4, Ethernet), checksum, preamble and gap."""
 FIRST_HOST = 100
-"""Last part of the first node's address. All of them have three digits, so that they sort as text in node order."""
+"""Last part of the first node's address. All of these have three digits, so addresses sort as text in node order."""
 
 Rates = Mapping[int, str | float]
 
@@ -224,9 +224,9 @@ class EmulatedCluster(Spec):
 
     @property
     def link(self) -> Link | None:
-        """The slowest link as one rank can use it: the bandwidth is that of payload, without headers.
+        """The slowest link as one rank can use it: its bandwidth counts only payload, without headers.
 
-        None with a single node: its ranks send nothing over its link.
+        None with a single node, whose ranks send nothing over a link.
         """
         if len(self.nodes) == 1:
             return None
@@ -259,7 +259,7 @@ class EmulatedCluster(Spec):
         """Return the memory of each rank, in bytes.
 
         Raises:
-            SpecError: It is not stated.
+            SpecError: The memory is not stated.
         """
         found = [node.memory for node in self.nodes if node.memory is not None]
         if len(found) < len(self.nodes):

@@ -28,8 +28,8 @@ class Device(Spec):
     """Bytes per second between the device and its own memory."""
     architecture: str = ""
     """Architecture as compilers name it, such as ``sm_90`` or ``gfx942``: from NVIDIA's table of compute capabilities
-    (developer.nvidia.com/cuda-gpus) or AMD's of specifications (rocm.docs.amd.com). Empty if it is not a GPU of either,
-    or unknown; then memory is predicted as for ``sm_90``."""
+    (developer.nvidia.com/cuda-gpus) or AMD's table of specifications (rocm.docs.amd.com). Empty if unknown, or if the
+    device is not a GPU by NVIDIA or AMD; memory is then predicted as for ``sm_90``."""
     power_w: Watts | None = None
     """Power limit, in watts."""
     host_bandwidth: Bandwidth = 25e9

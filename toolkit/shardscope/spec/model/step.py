@@ -107,7 +107,7 @@ class StepTrace(Spec):
     product_elements: NonNegativeFloat = 0.0
     """Elements of the operands and results of matrix products and convolutions in the forward pass, for one sample."""
     weight_elements: NonNegativeFloat = 0.0
-    """Elements of their operands that do not grow with the batch."""
+    """Elements of operands of matrix products and convolutions that do not grow with the batch."""
     largest_bytes: NonNegativeFloat = 0.0
     """Bytes of the largest tensor that the step allocates, without gradients of parameters, for one sample."""
 

@@ -27,7 +27,7 @@ from shardscope.training.checkpoint.writing import CheckpointPart, Report
 from shardscope.training.context import RankContext
 
 _SOON_S, _LATER_S = 1e-3, 2e-2
-"""Shortest and longest time between two looks at the store."""
+"""Shortest and longest time between two checks of the store."""
 _PROGRESS_S = 0.5
 """Shortest time between two notices of a writer that it still writes."""
 _PROGRESS, _READ = "progress", "read"
@@ -61,7 +61,7 @@ class Notices:
         self.store.set(key, json.dumps(value))
 
     def note_progress(self) -> None:
-        """Let those who wait see that this rank is writing."""
+        """Show waiting ranks that this rank is still writing."""
         self.store.add(_PROGRESS, 1)
 
     def receive(self, key: str, *, what: str, readers: int | None = None) -> Any:
@@ -69,7 +69,7 @@ class Notices:
 
         Args:
             key: Key of the value.
-            what: What the value stands for, for the error.
+            what: What the value represents, for the error.
             readers: Number of ranks that read this last value of a checkpoint; None for a value that one rank reads.
 
         Raises:

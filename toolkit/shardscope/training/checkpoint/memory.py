@@ -49,7 +49,7 @@ def node_folder(memory: Path, node: int) -> Path:
 
 
 def held_in(folder: Path) -> list[HeldStep]:
-    """Return what a node has in its memory, oldest first; damaged folders are left out."""
+    """Return the steps that a node has in its memory, oldest first; damaged folders are left out."""
     return [held for path in complete_checkpoints(folder) if (held := _held(path)) is not None]
 
 

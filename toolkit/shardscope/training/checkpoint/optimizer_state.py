@@ -1,9 +1,9 @@
 """Optimizer state in checkpoints: every entry, with its type, dtype and bits.
 
-A tensor of the shape of its parameter is stored like the parameter: whole, or as the ranks' pieces, from which any
-number of ranks can resume. All other entries are stored as they are. If one of them differs between ranks, every rank
-stores its own under ``own.RANK.``, and only ranks that hold the same pieces can resume from it. Nothing is created
-before it is saved: loading creates the entries that the checkpoint has.
+A tensor with the shape of its parameter is stored like the parameter: whole, or as the ranks' pieces, from which any
+number of ranks can resume. All other entries are stored unchanged. If such an entry differs between ranks, every rank
+stores its own under ``own.RANK.``, and only ranks that hold the same pieces can resume from it. Loading creates the
+entries that the checkpoint has.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ def _parameter(section: str, held: Mapping[str, Tensor]) -> Tensor:
 
 
 def _of_whole_shape(sections: Sections, held: Mapping[str, Tensor]) -> set[Place]:
-    """Return the entries of the shape of the rank's piece of their parameter.
+    """Return the entries with the shape of the rank's piece of their parameter.
 
-    If the piece is a single number, so may be entries of another meaning: other parameters decide.
+    If the piece is a single number, other entries may have this shape too; the other parameters then decide.
     """
     same: dict[tuple[str, Any], list[bool]] = {}
     pairs = [
@@ -117,9 +117,9 @@ def _of_whole_shape(sections: Sections, held: Mapping[str, Tensor]) -> set[Place
 def _with_those_of_empty_pieces(
     sections: Sections, held: Mapping[str, Tensor], context: RankContext
 ) -> Sections:
-    """Add the entries of empty pieces that the optimizer has skipped, as the first rank has them that has updated some.
+    """Add entries for empty pieces that the optimizer has skipped, copied from the first rank that has updated some.
 
-    Otherwise they would differ between ranks, and no other number of ranks could resume from them.
+    Otherwise, the entries would differ between ranks, and no other number of ranks could resume from them.
     """
     lacking = {section for section, piece in held.items() if not piece.numel() and section not in sections}
     asked = set[str]().union(*gather_items(context, lacking))
@@ -147,7 +147,7 @@ def _with_those_of_empty_pieces(
 
 
 def _is_laid_out(value: Tensor, piece: Tensor) -> bool:
-    """Return whether a tensor has its elements in the order of the piece, in which it will be loaded."""
+    """Return whether a tensor's elements are in the order of the piece, which is the order after loading."""
     is_usual = value.is_contiguous() and piece.is_contiguous()
     return is_usual or value.numel() < 2 or value.stride() == torch.empty_like(piece).stride()
 
@@ -184,7 +184,7 @@ def _differing(rest: list[Place], sections: Sections, context: RankContext, *, i
 
 
 def digested(value: Any) -> Any:
-    """Return a value with digests of their bytes in place of its tensors, which may be large."""
+    """Return a value with its tensors, which may be large, replaced by digests of their bytes."""
     if isinstance(value, dict):
         return {key: digested(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -262,7 +262,7 @@ def state_to_fill(
 
 
 def _is_of(section: str, held: Mapping[str, Tensor]) -> bool:
-    """Return whether a section belongs to this optimizer: all but those of parameters that it does not have."""
+    """Return whether a section belongs to this optimizer, and not to a parameter that the optimizer does not have."""
     return section.replace("group.", "state.", 1) in held or not {"state.", "group."} & {
         section.rpartition(":")[2][:6]
     }
@@ -310,7 +310,7 @@ class _Templates:
         return self._described(key)[0] == self._whole_shape(section)
 
     def require_divisible(self, section: str, tree: list[Any]) -> None:
-        """Raise `CheckpointError` if a tensor of a parameter has another shape, of which ranks need other pieces."""
+        """Raise `CheckpointError` if a tensor has another shape than its parameter, so that pieces cannot be taken."""
         if section not in self.held:
             return
         for key, node in tree[1]:

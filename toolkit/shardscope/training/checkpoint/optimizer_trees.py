@@ -148,7 +148,7 @@ def _checked(section: str, key: Any, value: Any) -> Any:
 
 
 def _is_plain(section: str, key: Any, value: Any, is_whole: bool, parameter: Tensor) -> bool:
-    """Return whether the key, shape and device of an entry tell what it is, so that it needs no tree."""
+    """Return whether the key, shape and device of an entry identify it, so that no tree is needed."""
     kind = section.partition(".")[0]
     if kind != "state" or type(key) is not str or not key or "." in key or not isinstance(value, Tensor):
         return False

@@ -1,4 +1,4 @@
-"""Resumes a user's optimizer on tiny copies of its parameters, to refuse one that a checkpoint would change.
+"""Resumes a user's optimizer on tiny copies of its parameters, to reject an optimizer that a checkpoint would change.
 
 steps ── save ── more steps                  the weights and the state at the end must be the same
 └──── load into a new one ── more steps
@@ -30,11 +30,11 @@ _ALONE = Holding("rehearsal")
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """How a resume went on one rank.
+    """Result of a trial resume on one rank.
 
     Attributes:
         problem: What a checkpoint would change; None if nothing.
-        untried: Why the optimizer could not be tried; None if it was, or if the rank has nothing to update.
+        untried: Why the optimizer could not be tried; None if it was tried, or if the rank has nothing to update.
     """
 
     problem: str | None = None
@@ -120,7 +120,7 @@ def _unlike(one: Sections, other: Sections) -> str | None:
 
 
 def _indivisible(one: Trial, other: Trial, *, is_split: bool) -> str | None:
-    """Return which entry other ranks could not take over, because it depends on the parameters of a rank."""
+    """Return the entry that other ranks could not take over, because it depends on the parameters of a rank."""
     found, theirs = one.named.sections(), other.named.sections()
     for section, entries in found.items():
         is_of_parameter = "state." in section
@@ -158,7 +158,7 @@ def _difference(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> str | None:
 
 
 def _dictionary(named: NamedOptimizer) -> Mapping[str, Any]:
-    """Return the optimizer's `state_dict` without learning rates and what its steps have not changed: settings."""
+    """Return the optimizer's `state_dict` without learning rates and settings, which its steps do not change."""
     try:
         found = named.optimizer.state_dict()
         settings = {key for group in named.optimizer.param_groups for key in group}

@@ -43,7 +43,7 @@ class _Written(NamedTuple):
 
 
 class Unchanged:
-    """Digests of the pieces in a rank's previous checkpoint, against which those of the next one are compared.
+    """Digests of the pieces in a rank's previous checkpoint, with which the next checkpoint is compared.
 
     Args:
         frozen: Names of the tensors in checkpoints that training is not expected to change.

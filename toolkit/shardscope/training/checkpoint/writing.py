@@ -31,13 +31,13 @@ _REMOVED = ".removed"
 """Suffix of the name of a checkpoint that is being deleted, so that it does not look complete if the run is killed."""
 
 _SYNC_BYTES = 2**28
-"""Bytes after which a file is synchronised with its disk, so that a rank that still writes can be seen to."""
+"""Bytes after which a file is synchronised with its disk, so that others can see that a rank is still writing."""
 _COPIED_BYTES = 2**24
-"""Bytes copied and synchronised at a time: `Run.stop` waits while it sees a file grow, on a slow disk, too."""
+"""Bytes copied and synchronised at a time: `Run.stop` waits while a file grows, even on a slow disk."""
 
 
 class Report(NamedTuple):
-    """What one rank has written of a checkpoint, in JSON types."""
+    """The part of a checkpoint that one rank has written, in JSON types."""
 
     tensors: dict[str, Any]
     """Entries of its tensors for the index, by name."""
@@ -62,7 +62,7 @@ class CheckpointPart:
         values: All values that are not tensors, in JSON types, by name.
         unchanged: Comparison with the previous checkpoint; None writes all pieces.
         is_durable: Whether the files must survive a crash of the machine.
-        faults: The faults that this rank carries out, some of them while it writes; None for none.
+        faults: The injected faults of this rank, some of which occur while it writes; None for none.
         wrote: Called after each piece that has been written.
     """
 
@@ -79,7 +79,7 @@ class CheckpointPart:
     wrote: Callable[[], None] = lambda: None
 
     def write(self) -> Report:
-        """Write the pieces, and return what is to be listed in the index.
+        """Write the pieces, and return the report for the index.
 
         Raises:
             OSError: A file cannot be written.

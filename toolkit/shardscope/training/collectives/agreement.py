@@ -68,7 +68,7 @@ class Purpose:
 
 @lru_cache(_MAX_RECORDED)
 def _encoded(purpose: Purpose) -> bytes:
-    """Return a purpose as bytes; kept, because each step repeats those of the step before."""
+    """Return a purpose as bytes; cached, because each step repeats the purposes of the previous step."""
     return repr(purpose).encode()
 
 

@@ -1,4 +1,4 @@
-"""Gossip averaging: each rank averages its tensor with those of its two neighbours on a ring.
+"""Gossip averaging: each rank averages its tensor with the tensors of its two neighbours on a ring.
 
 Each rank sends its whole tensor to both neighbours while it receives theirs. The tensors are sent in slices, so that
 averaging one slice overlaps receiving the next. The rank's own tensor and those of its neighbours have equal weights:

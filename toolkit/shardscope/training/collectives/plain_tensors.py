@@ -1,8 +1,8 @@
-"""The door of the process group: it lets in tensors whose bytes are their values, and refuses all others by name.
+"""Input check of the process group: it accepts tensors whose bytes are their values, and rejects all others by name.
 
-Transports copy the bytes at the address of a tensor. A tensor without memory of its own has no address, and reading
-there would end the process with a signal. The bytes of other tensors are not their values: those of a conjugated view,
-for example, are the values before, and those of a tensor that is not contiguous have others between them.
+Transports copy the bytes at the address of a tensor. A tensor without its own memory has no address, and reading there
+would kill the process with a signal. The bytes of some tensors are not their values: a conjugated view, for example,
+has the bytes of the values before conjugation, and a non-contiguous tensor has other values in between.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ def with_rows(argument: Argument) -> Argument:
 
 
 def copied_back(work: dist.Work, copies: Copies) -> dist.Work:
-    """Return a handle of a collective that ends when what it wrote to copies has been copied to the tensors."""
+    """Return a handle of a collective that ends when its results have been copied from copies to the tensors."""
     return _CopyingWork(work, copies) if copies else work
 
 
 class _CopyingWork(dist.Work):
-    """Handle of a collective that copies its results to the tensors that they are for, once it has ended."""
+    """Handle of a collective that copies its results to the target tensors once it has ended."""
 
     def __init__(self, inner: dist.Work, copies: Copies) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class _CopyingWork(dist.Work):
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return, in little time, whether a tensor can be carried as it is; False if that takes a closer look."""
+    """Return, by a fast check, whether a tensor can be carried unchanged; False if a closer check is needed."""
     if type(tensor) not in _TORCHS_OWN or tensor.layout is not torch.strided or tensor.requires_grad:
         return False
     if tensor.is_nested or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
@@ -152,7 +152,7 @@ _TORCHS_OWN = (Tensor, Parameter)
 
 
 def _may_overlap(tensor: Tensor) -> bool:
-    """Return whether elements of a tensor share memory, unless its dimensions lie one within another."""
+    """Return whether elements of a tensor may share memory; not if its dimensions are nested in memory."""
     last = 0
     for stride, count in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if count > 1 and stride <= last:
@@ -183,7 +183,7 @@ def _check(tensor: Tensor) -> None:
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Return whether all elements of a strided tensor are in memory of its own."""
+    """Return whether the storage of a strided tensor really contains all its elements."""
     if not tensor.numel():
         return True
     try:

@@ -5,9 +5,9 @@ user's own calls to `dist.all_reduce` all use it. `init` registers it as a backe
 
 For the backend's collectives (such as all-reduce), the number of bytes sent is computed from the backend's algorithm.
 `_TOTAL_SENT` determines the total over all ranks, and each rank records an equal share of it. A test compares these
-totals with the kernel's TCP counters. The recorded bytes are those of the algorithm, whatever carries them: over shared
-memory, too, a collective counts as the backend's, so that a job's traffic, its predictions and its times on an emulated
-link do not depend on the transport.
+totals with the kernel's TCP counters. The recorded bytes follow from the algorithm, whatever the transport: even over
+shared memory, a collective counts as the backend's, so that a job's traffic, its predictions and its times on an
+emulated link do not depend on the transport.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class _Answered(dist.Work):
 
 
 class _Recorder:
-    """Stands in for a transport's group: adds calls to `calls`, and sends nothing; what is received is zero."""
+    """Replaces a transport's group: adds calls to `calls`, and sends nothing; received values are zero."""
 
     def __init__(self, calls: list[Call]) -> None:
         self._calls = calls
@@ -359,7 +359,7 @@ _BY_ROWS = {
     "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced",
     "reduce_scatter_single_coalesced",
 }  # fmt: skip
-"""Methods that cut tensors into rows; gloo reads beyond the shape of a tensor without dimensions, and crashes."""
+"""Methods that split tensors into rows; gloo reads beyond the shape of a tensor without dimensions, and crashes."""
 _COLLECTIVES = {
     "all_reduce": (0, ("allreduce", "allreduce_coalesced")),
     "broadcast": (0, ("broadcast",)),

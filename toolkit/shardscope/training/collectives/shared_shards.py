@@ -6,9 +6,9 @@ gradients of a unit directly to a shared buffer. If a step has a single micro-ba
 after one barrier at its end, as far as the buffer has room for their gradients. Each barrier also checks that all ranks
 have called the same collectives, because an `Agreement` gives it the digest of this rank's path.
 
-The recorded traffic is that of the ring, whatever carries it: each rank sends (W-1)/W of the tensor in W-1 messages to
-the next rank. The spans are those of what has really run, under the names of the ring's collectives. Sums have the same
-bits as those of the ring. A step whose messages are logged one by one uses the ring itself.
+The recorded traffic is the ring's, whatever the transport: each rank sends (W-1)/W of the tensor in W-1 messages to the
+next rank. Spans are as measured, under the names of the ring's collectives. Sums are bit-identical to the ring's. A
+step whose messages are logged one by one uses the ring itself.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class SharedShards:
     # Reduce-scatter.
 
     def make_room(self, unit: str, num_bytes: int) -> None:
-        """Add up the gradients that wait in the buffer, if it has no room for the `num_bytes` of a unit beside them."""
+        """Sum the gradients that wait in the buffer, if a unit of `num_bytes` does not fit in addition to them."""
         if self._waiting and not self.buffers.fits(num_bytes):
             self._reduce(self._agreement.note(Purpose("adds up the gradients before those of", unit)))
 
@@ -162,7 +162,7 @@ class SharedShards:
 class SharedAllGather(RingAllGather):
     """All-gather for `FSDPModule.set_custom_all_gather`, in a shared buffer or on the ring.
 
-    FSDP2 must copy the parameters out of the result before it gathers the next unit but one, so without prefetching.
+    FSDP2 must copy the parameters out of the result before it gathers the next unit but one, without prefetching.
     """
 
     def __init__(self, unit: str, shards: SharedShards) -> None:

@@ -1,8 +1,8 @@
-"""What the ranks of one start under `torchrun` agree on, so that they find nothing of ranks that were started before.
+"""A name that the ranks of one start under `torchrun` agree on, so that they do not read keys of earlier ranks.
 
-An agent of torch 2.13 that starts its ranks again gives them the same store. There, a rank could find the address of a
-peer that has ended, to which it cannot connect. The number of restarts does not tell starts apart: each agent counts
-its own, and those that follow a change of nodes not at all.
+An agent of torch 2.13 that restarts its ranks gives them the same store. There, a rank could find the address of a peer
+that has ended, to which it cannot connect. The number of restarts does not identify a start: each agent counts its own
+restarts, and does not count restarts that follow a change of nodes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def store_of_this_start(rank: int, world_size: int, timeout: timedelta) -> dist.
 def agreed_name(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> str:
     """Return a new name that all ranks agree on, whatever earlier ranks have written to the store.
 
-    Rank 0 makes the name. The others write what only they know under the newest name they find, until rank 0 of that
-    name has read it, so it cannot be one that has ended.
+    Rank 0 creates the name. Each other rank writes a unique value under the newest name that it finds, until the rank 0
+    behind that name has read the value, which proves that this rank 0 has not ended.
 
     Raises:
         DistStoreError: Not all ranks came within `timeout`.

@@ -93,7 +93,7 @@ class SharedFile:
 
 
 def _this_machine() -> str:
-    """Return what ranks on one machine have in common: an emulated node has a host name, but no memory, of its own."""
+    """Return an identifier of the machine; emulated nodes have their own host name but share the machine's memory."""
     return (boot_id() if EMULATED in os.environ else "") or socket.gethostname()
 
 

@@ -3,8 +3,8 @@
 Rank 0 is the root; rank r has the parent (r-1) // 2 and the children 2r+1 and 2r+2. Each rank adds the sums of its
 children to its own tensor, and sends the result to its parent. Later it receives the total from its parent, and sends
 it to its children. Each edge of the tree transmits the tensor once in each direction, so W ranks together send it
-2(W-1) times, as in a ring. But a rank with a parent and two children sends it three times, while in a ring each rank
-sends only 2(W-1)/W times the tensor's size. But the tree takes only 2 log2(W) steps, while a ring takes 2(W-1), so the
+2(W-1) times, as in a ring. A rank with a parent and two children sends it three times, while in a ring each rank sends
+only 2(W-1)/W times the tensor's size. However, the tree takes only 2 log2(W) steps, while a ring takes 2(W-1), so the
 tree is faster for small tensors and many ranks.
 
 The tensor is split into slices of at most `slice_bytes`, which are pipelined: slice i+1 is sent up while slice i is
@@ -146,7 +146,7 @@ class _Flow:
         return work
 
     def _label(self, number: int) -> tuple[str, str]:
-        """Return what message `number` carries, and the level of the tree that it passes."""
+        """Return the content of message `number`, and the level of the tree that it passes."""
         if number % 2:
             return "total", f"down, level {self.depth + 1}"
         return "partial sum", f"up, level {self.depth}"

@@ -80,7 +80,7 @@ class _Epoch(NamedTuple):
 
 
 class WindowShuffle:
-    """Two-level shuffle: the shards in random order, then all rows of `window` shards at a time.
+    """Two-level shuffle: the shards in random order, then all rows within each window of `window` shards.
 
     An epoch visits each row once. Both levels depend only on the seed and the epoch, so the rows at any place are found
     from the lengths of the shards, and at most two windows of row numbers are held in memory.

@@ -39,7 +39,7 @@ class StreamSource:
         return ENDLESS
 
     def order(self, _seed: int) -> InOrder:
-        """Return the order of the rows, which is that of the stream."""
+        """Return the order of the rows, which is the order of the stream."""
         return InOrder()
 
     def batch(self, indices: Tensor) -> Batch:

@@ -107,7 +107,7 @@ def _read(made: object) -> DataSource | None:
 
 
 def _has_items(made: object) -> TypeGuard[TorchDataset[Any]]:
-    """Return whether the value is a map-style data set of PyTorch, or one of Hugging Face, which is read like it."""
+    """Return whether the value is a map-style data set of PyTorch, or of Hugging Face, which is read the same way."""
     is_known = hasattr(made, "__getitems__") or (
         isinstance(made, TorchDataset) and not hasattr(made, "batch")
     )

@@ -34,7 +34,7 @@ def storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
 
 
 def num_bytes(tensor: Tensor) -> int:
-    """Return the size of a tensor in bytes; of a sparse one, that of its indices and its values."""
+    """Return the size of a tensor in bytes; for a sparse tensor, the size of its indices and values."""
     if tensor.layout is torch.strided:
         return tensor.nbytes
     return sum(storage.nbytes() for storage in storages(tensor))

@@ -1,4 +1,4 @@
-"""Which layers of a model make its result depend on how a batch is cut: they mix samples, or draw random numbers."""
+"""Layers whose result depends on how a batch is split, because they mix samples or draw random numbers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch.nn.modules.dropout import _DropoutNd
 
 
 def layers_that_depend_on_the_cut(model: nn.Module) -> dict[str, list[str]]:
-    """Return the kinds of such layers, for the ``start`` event; without a field for those that it does not have.
+    """Return the types of the layers whose result depends on how a batch is split, for the ``start`` event.
 
-    ``mixes_samples`` has those whose output for a sample depends on the others: batch norms, which take statistics of
-    the micro-batch. ``draws`` has those that draw random numbers: dropouts, and layers with a probability of it as an
-    attribute, such as recurrent ones.
+    ``mixes_samples`` lists layers whose output for one sample depends on the other samples: batch normalization.
+    ``draws`` lists layers that draw random numbers: dropout layers, layers with a dropout probability as an attribute,
+    such as recurrent layers, and randomized leaky ReLUs. A field is left out if the model has no such layers.
     """
     kinds = {"mixes_samples": lambda part: isinstance(part, _BatchNorm), "draws": _draws}
     found = {

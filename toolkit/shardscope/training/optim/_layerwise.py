@@ -305,7 +305,7 @@ class LayerwiseOptimizer(Optimizer, ABC):
         return LayerShard(name, views.weights, grad.view(-1), views.state, is_flat=True)
 
     def _keep_views(self, param: Tensor, state: dict[str, Tensor]) -> FlatViews | None:
-        """Create flat views, and keep them for the next step; None if one of the tensors has none on the host."""
+        """Create flat views, and keep them for the next step; None if a tensor has no flat view on the host."""
         weights, *rest = [local(tensor) for tensor in (param, *state.values())]
         if not all(tensor.is_cpu and tensor.is_contiguous() for tensor in (weights, *rest)):
             self._views.pop(id(param), None)

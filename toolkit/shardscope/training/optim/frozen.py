@@ -66,9 +66,9 @@ class FrozenVariance(Optimizer):
         return moment
 
     def used(self, param: nn.Parameter) -> Tensor:
-        """Return a float32 mask of the parameter: 1 for elements whose gradient has ever been non-zero, else 0.
+        """Return a float32 mask of the parameter: 1 for elements whose second moment is non-zero, else 0.
 
-        Elements with mask 0 need no update.
+        Where the second moment is zero, all gradients before the freeze were zero, and no update is needed.
         """
         square: Tensor = self.state[param]["exp_avg_sq"]
         return (square > 0).to(torch.float32)

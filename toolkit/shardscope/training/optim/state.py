@@ -103,7 +103,7 @@ class NamedOptimizer:
         yield ATTRIBUTES, _changed(built.attributes, _attributes(self.optimizer))
 
     def load(self, sections: Mapping[str, Mapping[Any, Any]]) -> None:
-        """Restore the result of `sections`; what it lacks stays as it is.
+        """Restore the result of `sections`; state that is missing there stays unchanged.
 
         Raises:
             CheckpointError: Parameters of one group had different values of it.

@@ -47,4 +47,4 @@ class Transport(Protocol):
         """Leave the group and release everything."""
 
     def abort(self) -> None:
-        """Make this rank's waits fail, and those of other ranks for this one."""
+        """Make this rank's waits fail, and all waits of other ranks for this rank."""

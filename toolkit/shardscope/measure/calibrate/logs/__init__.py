@@ -22,11 +22,11 @@ __all__ = ["decoded", "row_of_log"]
 def row_of_log(text: str, name: str, given: Transformer | None = None) -> Mapping[str, Any]:
     """Return the row that a log measures: the median over its steps, without the first two after each start.
 
-    A log of Megatron states its arguments, and so its model and layout; one of torchtitan states at most its batch.
+    A Megatron log contains the arguments, and so the model and layout; a torchtitan log contains at most the batch.
 
     Args:
         text: The log.
-        name: Its name, for messages and as the row's label.
+        name: Name of the log, for messages and as the row's label.
         given: The model that the log is said to be of, if any.
 
     Raises:

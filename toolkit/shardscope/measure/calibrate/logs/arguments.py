@@ -38,12 +38,12 @@ _END = re.compile(r"-{3,} end of arguments -{3,}")
 _ARGUMENT = re.compile(
     r"(?:^|\s)(\w+) (\.{3,} |(?<=\w{46} )\.\. |(?<=\w{47} )\. |(?<=\w{48} ) )(.*?)(?=\s+\w+ \.{3,} |$)"
 )
-"""Megatron pads a name with dots to 48 characters, so that a longer one has none; two ranks may share a line."""
+"""Megatron pads names with dots to 48 characters, so longer names have no dots; two ranks may share a line."""
 _WIDTH = 48
 _UNSET = {"None", "False", "0", "0.0", "", "[]", "{}", "()"}
 _ONE = {"1", "1.0", "[1]"}
 _COUNTED = {"layers", "heads", "mtp"}
-"""Words in names of unknown arguments of which one is not the same as none."""
+"""Words in the names of unknown arguments for which a count of one differs from the argument being off."""
 _COUNT = re.compile(r"[0-9]{1,15}")
 _BOOLEANS = {"True": True, "False": False, "None": False}
 _RENAMED = {
@@ -52,12 +52,12 @@ _RENAMED = {
     "activations_checkpoint_method": "recompute_method",
     "activations_checkpoint_num_layers": "recompute_num_layers",
 }
-"""Names of before 2022, and of Megatron-DeepSpeed, with those of today."""
+"""Current names of arguments, by their names before 2022 or in Megatron-DeepSpeed."""
 _KINDS = ("read", "refused_if_set", "refused_unless", "measured", "irrelevant")
 _SAME = ("read", "refused_if_set", "refused_unless", "measured", "unknown")
-"""Classes of arguments in which the starts of one job have to agree."""
+"""Classes of arguments that must be equal in all starts of one job."""
 _MAY_DIFFER = ("num_workers", "profile*", "record_*", "timing_log_*", "log_*")
-"""What people change when they start a job again, to look at it."""
+"""Arguments that may differ, because people change them to inspect a job when they restart it."""
 
 
 @cache
@@ -70,7 +70,7 @@ def table() -> Mapping[str, Any]:
 
 @cache
 def kind_of(name: str) -> str:
-    """Return the class of an argument; ``unknown`` for one of no known parser, if its name says that it may matter."""
+    """Return the class of an argument; ``unknown`` if no known parser has it but its name suggests that it matters."""
     exact = next((kind for kind in _KINDS if name in table()[kind]), None)
     if exact is not None:
         return exact
@@ -85,7 +85,7 @@ def _switches() -> Mapping[str, str]:
 
 
 def is_set(arguments: Arguments, name: str) -> bool:
-    """Return whether an argument has another value than None, False, 0 or nothing."""
+    """Return whether an argument has a value other than None, False, 0 or an empty value."""
     return arguments.get(name, "None") not in _UNSET
 
 
@@ -93,7 +93,7 @@ def flag(arguments: Arguments, name: str, *, default: bool = False) -> bool:
     """Return the value of an argument that is True or False.
 
     Raises:
-        SpecError: It is neither, as where another rank's message has run into the line.
+        SpecError: The value is neither, for example because another rank's message is on the same line.
     """
     value = arguments.get(name)
     if value is None:
@@ -104,7 +104,7 @@ def flag(arguments: Arguments, name: str, *, default: bool = False) -> bool:
 
 
 def is_count(value: str | None) -> bool:
-    """Return whether a value is a whole number of a size that numbers of anything here have."""
+    """Return whether a value is a whole number of a plausible size."""
     return value is not None and _COUNT.fullmatch(value) is not None
 
 
@@ -112,7 +112,7 @@ def count(value: str, key: str) -> int:
     """Return a value that is a whole number.
 
     Raises:
-        SpecError: It is not, or has more digits than any number of layers, tokens or ranks.
+        SpecError: The value is not a whole number, or is implausibly large.
     """
     if not is_count(value):
         raise SpecError(
@@ -122,10 +122,10 @@ def count(value: str, key: str) -> int:
 
 
 def arguments_of(lines: Sequence[Line], name: str) -> list[Arguments]:
-    """Return the arguments of each start of the job, by today's names; none if the log does not print them.
+    """Return the arguments of each start of the job, by their current names; none if the log does not print them.
 
     Raises:
-        DataError: Some are missing at either end, or the starts differ in one, so that they are of several runs.
+        DataError: The list is cut off at either end, or starts differ in an argument, so they belong to several runs.
     """
     found: list[Arguments] = [
         {_RENAMED.get(key, key): value for key, value in block.items() if _RENAMED.get(key) not in block}
@@ -173,7 +173,7 @@ def _check_same(one: Arguments, other: Arguments, name: str) -> None:
 
 
 def _is_same(key: str, one: str, other: str) -> bool:
-    """Return whether two starts agree; an argument that is off is one that a release does not have."""
+    """Return whether two starts agree; an argument that is off counts as equal to a missing one."""
     kind = kind_of(key)
     if one == other or kind not in _SAME or any(fnmatchcase(key, each) for each in _MAY_DIFFER):
         return True
@@ -188,10 +188,10 @@ def _several(name: str, key: str, one: str | None, other: str | None) -> str:
 
 
 def check_understood(arguments: Arguments, name: str) -> None:
-    """Refuse arguments that change time or memory in a way that a row cannot express, by name.
+    """Reject arguments that change time or memory in a way that a row cannot express.
 
     Raises:
-        SpecError: There are such arguments, or unknown ones whose names say that they may be.
+        SpecError: The log has such arguments, or unknown ones whose names suggest it; the message names them.
     """
     if (found := _not_understood(arguments)) != []:
         said = listed(f"{key}={arguments[key]}" for key in found[:4])

@@ -29,10 +29,10 @@ _DEVICES = {None, "none", "cpu"}
 
 
 def is_used(arguments: Arguments) -> bool:
-    """Return whether DeepSpeed trains: it says so, or it is not asked and there is a stage, which only its forks have.
+    """Return whether DeepSpeed trains: its flag is on, or there is no flag but a ZeRO stage, which only its forks have.
 
     Raises:
-        SpecError: It is off, and something is offloaded nevertheless.
+        SpecError: DeepSpeed is off, but something is offloaded.
     """
     found = flag(arguments, "deepspeed", default="zero_stage" in arguments)
     moved = next((key for key in _OFFLOADING if flag(arguments, key)), None)
@@ -47,8 +47,8 @@ def settings(arguments: Arguments, lines: Sequence[Line]) -> dict[str, Any]:
     """Return ZeRO's stage, and what is offloaded to host memory.
 
     Raises:
-        SpecError: The stage is unknown, DeepSpeed's own configuration contradicts the arguments, or something else is
-            offloaded than a layout can express.
+        SpecError: The stage is unknown, DeepSpeed's own configuration contradicts the arguments, or a layout cannot
+            express what is offloaded.
     """
     config = _config(lines)
     zero = config.get("zero_optimization") or {}
@@ -72,7 +72,7 @@ def settings(arguments: Arguments, lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def _config(lines: Sequence[Line]) -> Mapping[str, Any]:
-    """Return the JSON that DeepSpeed prints after its settings, without what other ranks have written between."""
+    """Return the JSON that DeepSpeed prints after its settings, without interleaved output of other ranks."""
     for place, line in enumerate(lines):
         if match := _JSON.search(line.text):
             rest = (each.text for each in lines[place + 1 : place + 1000] if _OF_JSON.match(each.text))

@@ -25,7 +25,7 @@ _OPTIMIZERS = {"adam": {}, "adamw": {}, "sgd": {"optimizer": "sgd"}, "muon": {"o
 """Columns by `optimizer`; a layout's default is AdamW."""
 _FLASH = ("use_flash_attn", *(f"use_flash_attn_{kind}" for kind in ("v1", "v2", "triton", "builder")))
 _WITHOUT_EMBEDDINGS = "type:transformer|embedding"
-"""DeepSpeed's partition by which the embeddings at both ends count as a layer each."""
+"""DeepSpeed's partition method in which the embeddings at both ends count as one layer each."""
 
 
 def layout_of(arguments: Arguments, name: str) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def layout_of(arguments: Arguments, name: str) -> dict[str, Any]:
 
 
 def _count(arguments: Arguments, key: str, name: str, *, default: int = 0) -> int:
-    """Return an argument that is a positive integer, or `default` if the log does not state it; 0 for none."""
+    """Return an argument that is a positive integer, or `default` if the log does not state it; 0 if it is off."""
     value = arguments.get(key, str(default))
     if not is_count(value) or int(value) < 1:
         raise SpecError(
@@ -73,8 +73,8 @@ def _virtual_stages(arguments: Arguments, stages: int) -> int:
     """Return the number of stages on each pipeline rank.
 
     Raises:
-        SpecError: The layers do not divide by the stages, what states their number contradicts itself, or
-            micro-batches run in other groups than one for each pipeline rank.
+        SpecError: The stages do not divide the layers, the arguments contradict each other about the number of stages,
+            or micro-batches do not run in groups of one per pipeline rank.
     """
     if stages == 1:
         return 1
@@ -114,7 +114,7 @@ def _stated_stages(arguments: Arguments, stages: int) -> int:
 
 
 def _check_stages(arguments: Arguments, layers: int, stages: int) -> None:
-    """Refuse end stages with numbers of layers other than a layout's: as many as on all stages, or one less on both."""
+    """Reject end stages unless they have as many layers as the other stages, or both one less, as in a layout."""
     if stages == 1:
         return
     _check_embeddings(arguments)
@@ -132,7 +132,7 @@ def _check_stages(arguments: Arguments, layers: int, stages: int) -> None:
 
 
 def _check_embeddings(arguments: Arguments) -> None:
-    """Refuse pipelines that count the embeddings as a layer at one end only, or are cut in another way."""
+    """Reject pipelines that count the embeddings as a layer at one end only, or are split in another way."""
     keys = [f"account_for_{end}_in_pipeline_split" for end in ("embedding", "loss")]
     counted = [flag(arguments, key) for key in keys]
     if counted[0] != counted[1]:
@@ -157,7 +157,7 @@ def _check_experts(arguments: Arguments, tensor: int) -> None:
 
 
 def _sharding(arguments: Arguments, ranks: int) -> dict[str, int]:
-    """Return ZeRO's stage, and the number of ranks that it shards over if it isn't all of them."""
+    """Return ZeRO's stage, and the number of ranks over which it shards if this is not all ranks."""
     zero = _zero(arguments)
     instances = arguments.get("num_distributed_optimizer_instances", "1")
     if zero == 0 or instances in {"1", "None"}:
@@ -237,7 +237,7 @@ def _recompute(arguments: Arguments, layers: int) -> dict[str, Any]:
 
 
 def _granularity(arguments: Arguments) -> str:
-    """Return ``none``, ``selective`` or ``full``; before 2022 there was only the last, by other names."""
+    """Return ``none``, ``selective`` or ``full``; before 2022, only the last existed, under other names."""
     stated = arguments.get("recompute_granularity", "None")
     if stated not in {"None", "selective", "full"}:
         raise SpecError(f"recompute_granularity={stated} is not known; selective and full are")

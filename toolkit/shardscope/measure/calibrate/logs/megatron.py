@@ -1,4 +1,4 @@
-"""A row of a log of Megatron-LM or Megatron-DeepSpeed: its typical step, and the layout and model of its arguments."""
+"""A row from a log of Megatron-LM or Megatron-DeepSpeed: its typical step, and layout and model from its arguments."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _STEP = re.compile(
     r"elapsed time per iteration \((ms|s)\): *([0-9]{1,3}(?:,[0-9]{3}){1,4}(?:\.[0-9]*)?|[0-9]{1,15}(?:\.[0-9]*)?) *\|"
     r"(?:.*?\bglobal batch size: *(\d+) *\|)?"
 )
-"""A step's number, its unit and time, which a separator must follow, as a line may be cut, and its batch."""
+"""A step's number, time with unit, and batch. A separator must follow the time, because a line may be cut off."""
 _PADDED_VOCAB = re.compile(r"padded vocab .*\(new size: (\d+)\)")
-"""A later line, because Megatron pads the vocabulary only after it has printed its arguments."""
+"""The padded vocabulary, on a later line: Megatron pads it only after it has printed its arguments."""
 _NEEDED = (
     "num_layers",
     "hidden_size",
@@ -44,7 +44,7 @@ _UNREADABLE = {
     "pipe_parallel_size": "GPT-NeoX and DeepSpeed's fork of Megatron 1.1.5 do",
     "batch_size": "Megatron before 2.0 and its forks do",
 }
-"""Arguments of programs that print the same frame around others."""
+"""Arguments of other programs that print their arguments in the same frame."""
 _RAMPS = ("rampup_batch_size", "decrease_batch_size_if_needed", "step_batch_size_schedule")
 """Arguments that change the batch during a run."""
 
@@ -53,7 +53,7 @@ def row(lines: Sequence[Line], name: str, given: Transformer | None) -> dict[str
     """Return the settings and the typical step of a log of Megatron; None if it has no such step.
 
     Raises:
-        DataError: There are too few steps, or those of several runs.
+        DataError: There are too few steps, or steps of several runs.
         SpecError: The arguments are incomplete, not understood, or contradict the given model.
     """
     steps = _steps(lines)
@@ -120,7 +120,7 @@ def _time(steps: Sequence[Step], batch: int | None, name: str) -> float:
 
 
 def _check_anew(sessions: Sequence[Sequence[Step]], name: str) -> None:
-    """Refuse starts that repeat the first one's steps at another speed; a job that resumes may change its speed."""
+    """Reject restarts that repeat steps of the first start at another speed; a resumed job may change its speed."""
     repeated = [
         each for each in sessions if len(each) >= 2 * WARM_UP + 1 and each[0].number <= sessions[0][0].number
     ]

@@ -10,7 +10,7 @@ from shardscope.measure.calibrate.logs.arguments import Arguments, count, flag, 
 from shardscope.spec.model import Transformer
 
 _WINDOW = re.compile(r"[(\[]?(-1|[0-9]{1,12}), ?(?:-1|[0-9]{1,12})[)\]]?")
-"""Tokens before and after a token that it attends to; -1 for all. A causal mask leaves out those after it."""
+"""Number of tokens before and after a token to which the token attends; -1 for all. A causal mask hides later ones."""
 _POSITIONS: dict[str, Literal["learned", "rotary", "alibi", "none"]] = {
     "learned_absolute": "learned",
     "absolute": "learned",
@@ -26,15 +26,15 @@ _TOP_K = ("moe_router_topk", "topk")
 """Active experts, in Megatron-LM and in Megatron-DeepSpeed."""
 _SHARED = "moe_shared_expert_intermediate_size"
 _PATTERN = re.compile(r"\[([01](?:, ?[01]){0,9999})\](?: ?\* ?([0-9]{1,4}))?")
-"""A part of the order of layers without and with experts."""
+"""One part of a pattern of layers with and without experts."""
 _SINKS = {"vanilla": False, "None": False, "learnable": True}
 """Whether each head has a learned score, by `softmax_type`."""
 
 
 def model_of(arguments: Arguments) -> dict[str, Any]:
-    """Return the model, unless the arguments do not describe it.
+    """Return the model; None if the arguments do not describe it.
 
-    This is so for a mixture of experts, an unknown vocabulary, and an irregular order of layers with windows.
+    They do not for a mixture of experts, an unknown vocabulary, and an irregular order of layers with windows.
 
     Raises:
         SpecError: The model has a part that no `Transformer` has.
@@ -70,10 +70,10 @@ def model_of(arguments: Arguments) -> dict[str, Any]:
 
 
 def check_given(arguments: Arguments, name: str, given: Transformer | None) -> None:
-    """Refuse a given model that contradicts the arguments, or that is needed and missing.
+    """Reject a given model that contradicts the arguments, or a missing model that is needed.
 
     Raises:
-        SpecError: It differs in a size, in its vocabulary by more than padding, in its experts, or in latent attention.
+        SpecError: The model is needed, or differs in a size, its vocabulary (beyond padding), experts or attention.
     """
     _check_latent(arguments, name, given)
     if given is None:
@@ -110,7 +110,7 @@ def _check_parts(arguments: Arguments, name: str, given: Transformer) -> None:
 
 
 def _sizes(arguments: Arguments, given: Transformer) -> dict[str, int]:
-    """Return what the model makes of arguments by what to say of them, which ends with their names."""
+    """Return the values that the model implies for arguments, keyed by texts that end with the arguments' names."""
     found = {"num_attention_heads": given.heads}
     if given.latent is None:
         found["kv_channels"] = given.head_size
@@ -121,7 +121,7 @@ def _sizes(arguments: Arguments, given: Transformer) -> dict[str, int]:
 
 
 def _sizes_of_experts(arguments: Arguments, given: Transformer) -> dict[str, int]:
-    """Return what the mixture makes of arguments; experts are as wide as dense layers unless Megatron says else."""
+    """Return the values that the mixture implies; experts are as wide as dense layers unless arguments differ."""
     mixture = given.mixture
     if mixture is None:
         return {}
@@ -135,7 +135,7 @@ def _sizes_of_experts(arguments: Arguments, given: Transformer) -> dict[str, int
 
 
 def _agrees(arguments: Arguments, said: str, known: int) -> bool:
-    """Return whether an argument is what the model makes of it, or left to a default, which the log does not state."""
+    """Return whether an argument has the value that the model implies, or is left to a default that is not logged."""
     key = said.rpartition(" ")[2]
     if not is_set(arguments, key):
         return key != _SHARED or key not in arguments or known == 0
@@ -143,7 +143,7 @@ def _agrees(arguments: Arguments, said: str, known: int) -> bool:
 
 
 def _check_order(arguments: Arguments, name: str, given: Transformer) -> None:
-    """Refuse experts in other layers than all after the first few."""
+    """Reject experts unless all layers after the first few have them."""
     stated = arguments.get("moe_layer_freq", "None")
     if given.mixture is None or stated == "None":
         return
@@ -156,7 +156,7 @@ def _check_order(arguments: Arguments, name: str, given: Transformer) -> None:
 
 
 def _has_experts(stated: str, layers: int) -> list[bool] | None:
-    """Return which layers have experts: every n-th, or as in ``([0]*3+[1]*58)``; None for what Megatron cannot read."""
+    """Return which layers have experts: every n-th, or as in ``([0]*3+[1]*58)``; None if Megatron cannot read it."""
     if is_count(stated):
         return None if int(stated) == 0 else [layer % int(stated) == 0 for layer in range(layers)]
     found: list[bool] = []
@@ -172,7 +172,7 @@ def _has_experts(stated: str, layers: int) -> list[bool] | None:
 
 
 def _check_vocabulary(arguments: Arguments, name: str, given: Transformer) -> None:
-    """Refuse another vocabulary; rows of padding for even shares, and a few special tokens, are the same one."""
+    """Reject a different vocabulary; rows of padding and a few special tokens do not make a difference."""
     stated = arguments.get("padded_vocab_size", "None")
     if stated == "None":
         return
@@ -212,7 +212,7 @@ def _is_mixture(arguments: Arguments) -> bool:
 
 
 def _key_of_kv_heads(arguments: Arguments) -> str:
-    """Return what to say of the argument that states key/value heads, which ends with its name."""
+    """Return a text that ends with the name of the argument for key-value heads."""
     if flag(arguments, "group_query_attention"):
         return "num_query_groups"
     if is_set(arguments, "num_key_value_heads") or "group_query_attention" not in arguments:
@@ -240,7 +240,7 @@ def _norm(arguments: Arguments) -> Literal["layernorm", "rmsnorm"]:
 
 
 def _window(arguments: Arguments) -> int:
-    """Return the tokens that a token attends to, itself included; 0 for all."""
+    """Return the number of tokens to which a token attends, including itself; 0 for all."""
     stated = arguments.get("window_size", "None")
     if stated == "None":
         return 0

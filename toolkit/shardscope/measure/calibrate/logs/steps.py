@@ -1,4 +1,4 @@
-"""The typical step of a log that several ranks have written, or a job that was started several times."""
+"""The typical step in a log that several ranks wrote, or of a job that was started several times."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from shardscope.errors import DataError
 from shardscope.spec.units import plural
 
 WARM_UP = 2
-"""Logged steps that are left out after each start, in which kernels are compiled and buffers allocated."""
+"""Number of logged steps left out after each start, in which kernels are compiled and buffers allocated."""
 
 APART = 1.2
-"""Ratio of the times of the same step above which they are of different runs."""
+"""Ratio of two times of the same step above which they belong to different runs."""
 
 
 class Step(NamedTuple):
-    """What one line says of a step."""
+    """Content of one line about a step."""
 
     number: int
     value: float
@@ -38,10 +38,10 @@ def sessions_of(steps: Sequence[Step]) -> list[list[Step]]:
 
 
 def _stretches(steps: Sequence[Step]) -> list[list[Step]]:
-    """Cut unlabelled lines where counting starts again.
+    """Split unlabelled lines where counting starts again.
 
-    Lines are dealt to counters that only go up, each to the one that has come nearest. Ranks that write one file give
-    counters that run side by side; those of a restarted job follow each other.
+    Each line is assigned to the counter with the closest lower step, and counters only go up. Ranks that write to one
+    file give counters that run in parallel; the counters of a restarted job follow each other.
     """
     ahead: list[tuple[int, int]] = []  # last number and place of each counter
     first: dict[int, int] = {}  # the place where a counter began, by its last place

@@ -1,4 +1,4 @@
-"""A log as lines of plain text, however it was encoded, coloured, or labelled by what started the ranks."""
+"""A log as lines of plain text, whatever its encoding, its colours, or the rank labels of a launcher."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Line(NamedTuple):
 def decoded(data: bytes) -> str:
     """Return the text of a log: UTF-16 and UTF-32 by their mark or their zero bytes, else UTF-8.
 
-    Bytes that UTF-8 does not know are replaced: what is read of a log is ASCII, in Latin-1 and most other encodings.
+    Invalid UTF-8 is replaced: the parts that are read are ASCII, also in Latin-1 and most other encodings.
     """
     for mark, encoding in _MARKS:
         if data.startswith(mark):

@@ -18,20 +18,20 @@ _STEP = re.compile(
 )
 """A step's number, and tokens per second of one device, which were words per second in 2024."""
 _LOGGERS_PREFIX = re.compile(r"(?:^[\s\d:,.TZ/+-]*|[\]|>]|\s-|\b(?:INFO|DEBUG|WARNING)\b(?::[\w.]*)*)\s*$")
-"""What may stand before a step of training: nothing, times, or the end of what a logger writes before its message."""
+"""What may precede a training step on its line: nothing, times, or the end of a logger's prefix."""
 _LABEL = re.compile(r"(?i)\b(?:(?:in)?val|eval|test|dev\b|held\W?out)\w*\W*$")
-"""The name of another loop than training's, which a logger has set apart."""
+"""The name of a loop other than training, set off by a logger."""
 _START = re.compile(r"Training starts at step ([0-9]{1,12})")
 _WHOLE = r"([0-9]+(?:,[0-9]{3})*)"
 _BATCH = re.compile(rf"local batch size {_WHOLE}, global batch size {_WHOLE}.*?sequence length {_WHOLE}")
-"""In the line in which the trainer starts, or in 2024 and early 2025, training."""
+"""The batch, on the line at the start of the trainer or, in 2024 and early 2025, of training."""
 
 
 def row(lines: Sequence[Line], name: str, given: Transformer | None) -> dict[str, Any] | None:
     """Return the batch and the typical throughput of a log of torchtitan; None if it has no step.
 
     Raises:
-        DataError: There are too few steps, or those of several runs.
+        DataError: There are too few steps, or steps of several runs.
     """
     del given  # the log says nothing that a model could contradict
     steps, resumed = _steps(lines)
@@ -60,12 +60,12 @@ class _Start(NamedTuple):
 
     place: int = 0
     number: int = 0
-    """Its first step; above 1 if it has loaded a checkpoint."""
+    """First step after the start; above 1 if a checkpoint was loaded."""
     has_run: bool = False
 
 
 def _steps(lines: Sequence[Line]) -> tuple[list[Step], set[int]]:
-    """Return the steps of training, and which starts have resumed it; without lines that end where others go on."""
+    """Return the training steps, and which starts resumed training; truncated lines are left out."""
     found: list[tuple[bool, Step]] = []
     resumed: set[int] = set()
     starts: dict[str, _Start] = {}
@@ -90,13 +90,13 @@ def _is_of_training(text: str, place: int) -> bool:
 
 
 def _next(now: _Start, number: int) -> _Start:
-    """Return the start that an announcement stands for: another rank's of the same one, or a new one."""
+    """Return the start that an announcement belongs to: the current one, announced by another rank, or a new one."""
     is_same = number == now.number and (number == 1 or not now.has_run)
     return now if is_same else _Start(now.place + 1, number)
 
 
 def _check_restarts(sessions: Sequence[Sequence[Step]], resumed: Collection[int], name: str) -> None:
-    """Refuse a rank that counts again from a step, unless the log says that training has resumed there."""
+    """Reject a log in which a rank repeats steps, unless the log says that training resumed there."""
     last: dict[str, Step] = {}
     for session in sessions:
         before, step = last.get(session[0].rank), session[0]
@@ -110,9 +110,9 @@ def _check_restarts(sessions: Sequence[Sequence[Step]], resumed: Collection[int]
 
 
 def _check_repeats(sessions: Sequence[Sequence[Step]], name: str) -> None:
-    """Refuse steps that are logged more than once at different rates: ranks that train together have about the same.
+    """Reject steps that are logged more than once at different rates, because ranks of one run have similar rates.
 
-    A tenth of them may differ, as a rank that waits for something else may log one step late.
+    A tenth of the steps may differ, because a rank that waits for something else may log a step late.
     """
     rates: dict[tuple[int, int], list[float]] = {}
     for session in sessions:

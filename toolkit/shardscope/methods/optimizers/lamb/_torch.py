@@ -164,7 +164,7 @@ class TorchLamb(LayerwiseOptimizer):
             self._run(self._kernels)
 
     def _kernels_for(self, batches: list[LayerBatch]) -> KernelStep | None:
-        """Return the launches of the Triton kernel for this step and those like it; None if it takes another form."""
+        """Return the launches of the Triton kernel for this and similar steps; None if the step takes another form."""
         if self.form == "auto":
             num_elements = sum(batch.num_elements for batch in batches if batch.weights[0].is_cuda)
             if num_elements < COMPILED_ELEMENTS:
@@ -234,7 +234,7 @@ class TorchLamb(LayerwiseOptimizer):
         return None if factor == 1 else factor
 
     def _chosen_loop(self, batches: list[LayerBatch]) -> Advance | None:
-        """Return the compiled loop if layers that it fits are to be updated by it in this step."""
+        """Return the compiled loop if it is used in this step for the layers that it supports."""
         if self.form in {"fused", "plain"}:
             return None
         num_elements = sum(batch.num_elements for batch in batches if _fits_compiled(batch))
@@ -254,7 +254,7 @@ class TorchLamb(LayerwiseOptimizer):
             )
 
     def _counted(self, grads: list[Tensor]) -> list[Tensor]:
-        """Return the gradients except those that another rank counts in the global norm."""
+        """Return the gradients, except gradients that another rank counts in the global norm."""
         left_out = {
             local(param.grad).data_ptr() for param in self.duplicate_grad_params if param.grad is not None
         }

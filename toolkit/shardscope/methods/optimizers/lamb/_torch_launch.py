@@ -32,8 +32,8 @@ TILE = 1024
 NUM_WARPS = 4
 """Warps per program."""
 PROGRAMS_PER_PROCESSOR = 6
-"""Programs that run at a time on each of the GPU's multiprocessors. The fewer they are, the closer a layer's second
-visits follow its first ones, and the more of it is still in the L2 cache; with too few, memory idles."""
+"""Programs that run at a time on each multiprocessor. With fewer programs, a layer's second visits follow its first
+visits more closely, and more of the layer is still in the L2 cache; with too few, memory bandwidth is not used."""
 
 DEVICES = {"cuda", "cpu"} if triton.knobs.runtime.interpret else {"cuda"}
 """Types of devices on which the kernel runs; Triton's interpreter, made for tests, takes tensors on the host."""
@@ -190,7 +190,7 @@ class KernelStep:
 def _runs(
     batches: Sequence[LayerBatch], held: Sequence[Held]
 ) -> Iterator[tuple[dict[str, Any], Sequence[LayerShard], Sequence[Held]]]:
-    """Cut the batches where the step count changes; the order stays, because all ranks sum squares in this order."""
+    """Split the batches where the step count changes, in the same order, in which all ranks sum squares."""
     rest = iter(held)
     for batch in batches:
         rows = list(zip(batch.layers, itertools.islice(rest, len(batch.layers)), strict=True))

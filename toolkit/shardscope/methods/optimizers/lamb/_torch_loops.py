@@ -1,6 +1,6 @@
 """The first phase of LAMB in one compiled loop: moments, update and both sums of squares, in one pass over memory.
 
-torch needs four operations for it. On shards that do not fit the cache, each of them waits for memory again.
+torch needs four operations for this phase. On shards that do not fit in the cache, each operation reads memory again.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from shardscope.training.compression.route import choose_route, compiled, share_
 from shardscope.training.optim._kernels import AdamMoments
 
 BLOCK = 1024
-"""Elements whose squares are summed in float32; the sums of blocks are added in float64. It does not depend on the
-number of threads, so neither do the results."""
+"""Number of elements whose squares are summed in float32; the sums of blocks are added in float64. The block size, and
+so the result, does not depend on the number of threads."""
 _BLOCKS_PER_THREAD = 256
 
 # A compiler may use vector instructions for a sum only if it may change its order, and fused multiply-adds only if it

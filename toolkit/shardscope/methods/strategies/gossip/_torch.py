@@ -144,9 +144,10 @@ class GossipRank(RankStrategy):
     def state_to_fill(
         self, optimizer: torch.optim.Optimizer, saved: SavedCheckpoint, *, with_state: bool, within: str = ""
     ) -> dict[str, Any]:
-        """Return the state to fill from a checkpoint: the ranks' own models, if as many gossip ranks saved it.
+        """Return the state to fill from a checkpoint.
 
-        Otherwise, it is one model for all ranks: the mean of the ranks' models, or that of a different strategy.
+        If a gossip run with the same number of ranks saved the checkpoint, this is the rank's own model and state.
+        Otherwise, all ranks load one model: the mean over the ranks of a gossip run, or the model of another strategy.
         """
         ranks = {key.partition(".")[0] for key in saved.keys if key.startswith("rank-")}
         if _NUM_RANKS not in saved.keys or len(ranks) != self.context.world_size:
@@ -182,6 +183,6 @@ class GossipRank(RankStrategy):
         super().load_compressor_state(state)
 
     def reshard_compressor_state(self, state: dict[str, Tensor], layout: str) -> dict[str, Tensor]:
-        """Convert the state without the public copies, which are those of other neighbours; they stay the mean."""
+        """Convert the state without the public copies, which belong to other neighbours; they start from the mean."""
         kept = {name: tensor for name, tensor in state.items() if not name.startswith(_PUBLIC)}
         return super().reshard_compressor_state(kept, layout)

@@ -47,19 +47,19 @@ class ParameterServer(Strategy):
     learning rate, so that parameters move as far in total as in a synchronous run. With a bound of 0, the run is
     synchronous: each update uses the gradients of all workers.
 
-    With `backups`, the run is synchronous except that an update waits for all workers but this many, which drops the
+    With `backups`, the run is synchronous, but an update does not wait for this number of workers, and drops the
     gradients of the slowest. A worker whose gradient was dropped continues with the newest parameters at the step that
     the others have reached. Chen et al., Revisiting distributed synchronous SGD (arXiv 1604.00981, 2016), section 3.2.
 
     With compression, a worker sends one packet to each server, which unpacks it. Parameters are sent back uncompressed.
     Each worker keeps its own error-feedback residual.
 
-    In modes ``async`` and ``ssp``, workers share the run's gradients by default: a worker that has finished one takes
-    the next part of the data that no worker has taken, so that a fast worker computes more of them, and all end at
-    about the same time. A step is then as many gradients as there are workers, from whichever workers took its parts,
-    and the learning rate follows the number of gradients of all workers. Data are read when a worker takes them, not
-    ahead. With ``budget="per-worker"``, each worker takes its own part of every step, and the run ends with the
-    slowest.
+    In modes ``async`` and ``ssp``, workers share the run's gradients by default: a worker that has finished a gradient
+    takes the next part of the data that no worker has taken, so that a fast worker computes more gradients, and all
+    workers end at about the same time. A step then consists of as many gradients as there are workers, whichever
+    workers computed them, and the learning rate follows the number of gradients of all workers. Data are read when a
+    worker takes them, not ahead of time. With ``budget="per-worker"``, each worker takes its own part of every step,
+    and the run ends with the slowest worker.
 
     Li et al., Scaling distributed machine learning with the parameter server (OSDI 2014); Ho et al., More effective
     distributed ML via a stale synchronous parallel parameter server (NIPS 2013).
@@ -127,7 +127,7 @@ class ParameterServer(Strategy):
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether workers go on without waiting for the update of all: with any bound on staleness but 0."""
+        """Whether workers continue without waiting for the update of all workers: if the staleness bound is not 0."""
         return self.bound > 0
 
     @property
@@ -142,7 +142,7 @@ class ParameterServer(Strategy):
 
     @property
     def is_lockstep(self) -> bool:
-        """Whether all workers take each step together: each update uses the gradients of all."""
+        """Whether all workers take each step together: each update uses the gradients of all workers."""
         return self.bound == 0 and not self.backups
 
     @property
@@ -152,7 +152,7 @@ class ParameterServer(Strategy):
 
     @property
     def unwaited_because(self) -> str | None:
-        """Why the other workers do not wait for a slow one; None if staleness is bounded and no gradient is dropped."""
+        """Why other workers do not wait for a slow worker; None if staleness is bounded and no gradient is dropped."""
         if self.backups:
             return f"with backups={self.backups}, updates drop its late gradients instead"
         return "with mode='async', its gradients are only staler" if math.isinf(self.bound) else None
@@ -257,7 +257,7 @@ class ParameterServer(Strategy):
 
     @property
     def updating(self) -> tuple[int, ...]:
-        """Ranks that run the optimizer: those of the servers."""
+        """Ranks that run the optimizer: the ranks of the servers."""
         return tuple(range(self.servers))
 
     def work(self, step: JobStep) -> list[Work]:
@@ -268,8 +268,8 @@ class ParameterServer(Strategy):
     def traffic(self, step: JobStep) -> Traffic:
         """Return the traffic of one push and one pull per worker, including headers and the norms that servers sum.
 
-        With `backups`, that is the maximum, as workers skip steps that have ended without them. Workers that share
-        gradients may compute any number of those of a step, and send as often; stated is one each.
+        With `backups`, this is the maximum, because workers skip steps that have ended without them. Workers that share
+        gradients may compute, and send, any number of the gradients of a step; one each is assumed.
         """
         from shardscope.analytic.communication.parameter_server import parameter_server_traffic
 

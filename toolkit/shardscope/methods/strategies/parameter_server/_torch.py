@@ -230,16 +230,16 @@ class ParameterServerRank(RankStrategy):
 
 @dataclass
 class SharedParts:
-    """One worker's view of the parts of a run's data that workers share: each takes the next part that none has taken.
+    """One worker's view of the parts of a run's data that workers share: each worker takes the next untaken part.
 
     The gradients of a run are numbered from 0, in the order of steps and, within a step, of the parts of its global
-    batch. The number of the next one is a counter in the process group's store, which adds and returns in one
-    operation. A worker takes its next number when it has finished a gradient, and so knows when it has finished its
-    gradients of a step. All gradients before the lowest number that a worker has taken and not finished are finished,
-    so ranks that meet after a step have finished exactly the gradients up to it.
+    batch. The next number is a counter in the process group's store, which adds and returns in one operation. A worker
+    takes its next number when it has finished a gradient, and so knows when it has finished its gradients of a step.
+    All gradients below the lowest number that a worker has taken but not finished are finished, so ranks that
+    synchronise after a step have finished exactly the gradients up to this step.
 
     Attributes:
-        counter: Counter of the parts that workers have taken besides their first ones.
+        counter: Counter of the parts that workers have taken, not counting their first parts.
         worker: Index of this worker; for a rank that is not a worker, it is not used.
         num_workers: Number of workers, and of parts of each step.
     """
@@ -265,7 +265,7 @@ class SharedParts:
     def of_step(self, step: int) -> Iterator[int]:
         """Yield the parts of `step` that this worker takes, one after another; none if others have taken all.
 
-        The first call is for the first step of the run, whose parts each worker takes one of.
+        The first call is for the first step of the run, of which each worker takes one part.
         """
         if self._next < 0:
             self._first = (step - 1) * self.num_workers

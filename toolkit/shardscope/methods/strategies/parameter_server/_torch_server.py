@@ -148,7 +148,7 @@ class ParameterShardServer:
 
     @property
     def _finished_step(self) -> int:
-        """The last step of the slowest worker, with backup workers of the fastest, or of all gradients so far."""
+        """The last step of the slowest worker; with backups, of the fastest; with shared gradients, of all together."""
         if self.spec.shares_gradients:
             assert self._before is not None
             return self._before + self._num_taken // len(self.workers)
@@ -294,7 +294,7 @@ class ParameterShardServer:
     def _set_rates(self, workers: list[int]) -> None:
         """Set the learning rates: with m workers, each gradient adds 1/m of the scheduled rate at its worker's step.
 
-        With backup workers, the gradients of an update stand for those of all workers, and add up to the whole rate.
+        With backup workers, the gradients of an update represent all workers, and their rates add up to the whole rate.
         """
         job = self.job
         factors = [job.lr_schedule.factor(self._pushed[worker][0], job.steps) for worker in workers]

@@ -130,7 +130,10 @@ class Pipeline(Strategy):
         return "all ranks work on the whole batch (split='speed' gives fast ranks more layers)"
 
     def check(self, job: Job) -> None:
-        """Reject too few micro-batches, too few layers, and an explicit split that does not add up.
+        """Reject a job that the pipeline cannot run.
+
+        The schedule must be able to run the number of micro-batches without a deadlock, the model must have at least
+        as many layers as there are stages, and an explicit split must match the stages and the layers.
 
         Raises:
             SpecError: The job is invalid; the message names the field, its value and a remedy.
@@ -199,7 +202,7 @@ class Pipeline(Strategy):
 
     @property
     def _is_measured(self) -> bool:
-        """Whether the split is known only once the ranks have measured times."""
+        """Whether the split is known only after the ranks have measured times."""
         return self.split in ("time", "speed")
 
     def split_of(self, trace: StepTrace, job: Job, slowness: Sequence[float] = ()) -> tuple[int, ...]:
@@ -266,8 +269,8 @@ class Pipeline(Strategy):
         """Return the work of each rank: its fraction of all FLOPs, and the bubble (0 for very long schedules).
 
         With stages of unequal FLOPs or different devices, the bubble includes waiting for slower stages. A rank that
-        ends its passes before the others starts the next step, unless ranks meet at the end of a step; so the step
-        lasts as long as the passes of the rank that is busy or waiting the longest, and for ZB-H2 there is no bubble.
+        ends its passes before the others starts the next step, unless ranks synchronise at the end of a step. So the
+        step takes as long as the passes of the rank that is busy or waiting the longest, and ZB-H2 has no bubble.
         """
         if not step.trace.pieces:
             return [Work(step.slow(rank) / step.world_size) for rank in range(step.world_size)]

@@ -229,7 +229,7 @@ def shares_of_ranks(
         context: This rank's context.
 
     Raises:
-        SpecError: The memory of a rank has no room for optimizer state, or the emulated cluster does not state it.
+        SpecError: A rank has no memory left for optimizer state, or the emulated cluster does not state its memory.
     """
     if not isinstance(settings.shards, str):
         return settings.shards

@@ -45,7 +45,10 @@ class FlatZero2Rank(Zero1Rank):
 
     @contextmanager
     def no_exchange(self) -> Iterator[None]:
-        """Return a context manager for all micro-batches but the last; their gradients are reduced nevertheless."""
+        """Return a context manager for the backward passes of all micro-batches but the last.
+
+        Within it, gradients are still reduced, because a rank keeps only its own shard of them.
+        """
         yield
         self._settle()
         self._begin_pass()

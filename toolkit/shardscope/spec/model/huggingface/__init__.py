@@ -33,23 +33,23 @@ BEYOND = {
     "an embedding in every layer": ("gemma3n_text", "gemma4_text"),
     "layers with experts between layers without": ("llama4_text", "ernie4_5_moe"),
 }  # fmt: skip
-"""Types by the part that a `Transformer` has no fields for."""
+"""Unsupported types, by the part that a `Transformer` has no fields for."""
 _SPARSE = ("deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe")
 """Types with experts."""
 _UNLIKE = re.compile("_vl|omni|glm4v")
-"""Parts of composite models, which no other type is said to be near to."""
+"""Parts of composite models, for which no similar type is suggested."""
 
 
 def from_hf(path: str | Path) -> Transformer:
     """Return the transformer that a ``config.json`` describes.
 
-    Of a model for text and images (``text_config``), this is the language model alone; its name ends in ``-text``.
+    For a model of text and images (``text_config``), this is the language model alone; its name ends in ``-text``.
 
     Args:
         path: The file, or the folder that contains it.
 
     Raises:
-        SpecError: There is no such file, it is not a JSON object, its ``model_type`` is unknown, a key is missing, or
+        SpecError: The file does not exist or is not a JSON object, its ``model_type`` is unknown, a key is missing, or
             the model has a feature that a `Transformer` cannot describe.
     """
     file, keys = _read(Path(path))
@@ -79,7 +79,7 @@ def _is_in(kinds: Container[str], kind: object) -> bool:
 
 
 def _advice(kind: str, keys: Fields) -> str:
-    """Return which part of the config can be read, or else the nearest type; nothing for encoder-decoders."""
+    """Return which part of the config can be read, or else the most similar type; nothing for encoder-decoders."""
     for key, value in keys.items():
         inner = value.get("model_type") if isinstance(value, dict) else None
         if _is_in(READERS, inner) or _is_in(OUTER, inner):
@@ -90,7 +90,7 @@ def _advice(kind: str, keys: Fields) -> str:
 
 
 def _nearest(kind: str, keys: Fields) -> str:
-    """Return the most similar type that has a reader: by its parts, and among those with the same by its name."""
+    """Return the most similar type that has a reader: first by its parts, then by its name."""
     has_latent = "kv_lora_rank" in keys
     has_experts = "moe" in kind or any("expert" in key for key in keys if keys[key])
     known = [name for name in READERS if not _UNLIKE.search(name)]

@@ -1,6 +1,6 @@
-"""Configs of models that contain a language model beside an encoder of images or sound.
+"""Configs of models that combine a language model with an encoder of images or sound.
 
-All facts are those of the classes in transformers 5, with which `tests/spec/test_composite.py` compares them.
+All values are from the classes in transformers 5; `tests/spec/test_composite.py` compares the two.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ class Outer(NamedTuple):
     text: str
     """The type of the language model, unless ``text_config`` has another one."""
     tied: bool | Literal["either", "text", "never"]
-    """Which ``tie_word_embeddings`` counts: the outer one, with this default; either of the two; that of the text
-    config; or none, as the embeddings never are."""
+    """Which ``tie_word_embeddings`` counts: the outer config's, with this default; either of the two; the text
+    config's; or neither, because the embeddings are never tied."""
     is_fixed: bool = False
     """Whether the ``model_type`` in ``text_config`` is ignored."""
     is_flat: bool = False
     """Whether the outer config has the keys of the language model if there is no ``text_config``."""
     defaults: Fields | None = None
-    """Defaults of the text config, if they are not those of its type."""
+    """Defaults of the text config, if they differ from the defaults of its type."""
 
 
 OUTER: dict[str, Outer] = {
@@ -168,7 +168,7 @@ def text_keys(keys: Fields, file: Path) -> Fields | None:
 
 
 def _tied(outer: Outer, config: Config) -> Fields:
-    """Return which value of ``tie_word_embeddings`` replaces that of the text config, if any."""
+    """Return the value of ``tie_word_embeddings`` that replaces the text config's value, if any."""
     match outer.tied:
         case bool():
             return {_TIED: config.flag(_TIED, default=outer.tied)}
@@ -181,7 +181,7 @@ def _tied(outer: Outer, config: Config) -> Fields:
 
 
 def with_defaults(text: Fields) -> Fields:
-    """Return the keys of a text config, with those that it may leave out."""
+    """Return the keys of a text config, with defaults for the keys that it may leave out."""
     kind = text.get("model_type")
     row = DEFAULTS.get(kind) if isinstance(kind, str) else None
     known: Fields = {} if row is None else {**dict(zip(SIZES, row[:6], strict=True)), **row[6]}

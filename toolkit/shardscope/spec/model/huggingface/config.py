@@ -25,7 +25,7 @@ class Config:
         self.keys, self.path = keys, path
 
     def get(self, key: str) -> Any:
-        """Return the value of a key, or of another name for it; None if there is none."""
+        """Return the value of a key, or of an older name of the key; None if both are missing."""
         names = (key, *OTHER_NAMES.get(key, ()))
         return next((value for name in names if (value := self.keys.get(name)) is not None), None)
 
@@ -86,9 +86,9 @@ def sliding_window(config: Config, *, default: int = 0, every: int = 0) -> Field
 
     Args:
         config: The config.
-        default: Default of ``sliding_window``; a null means that there is none.
-        every: Distance of the layers that attend to all tokens, unless ``layer_types`` or ``sliding_window_pattern``
-            says otherwise; 0 if all layers have the window.
+        default: Default of ``sliding_window``; a null means that there is no window.
+        every: Every n-th layer attends to all tokens, unless ``layer_types`` or ``sliding_window_pattern`` says
+            otherwise; 0 if all layers have the window.
     """
     window = 0 if config.keys.get("sliding_window", 0) is None else config.size("sliding_window", default)
     types = config.keys.get("layer_types")

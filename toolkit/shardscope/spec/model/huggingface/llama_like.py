@@ -90,7 +90,7 @@ _GEMMA3 = {
     "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
     "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131072,
 }  # fmt: skip
-"""Defaults of transformers: Gemma's own configs leave out what they have in common with the smallest of them."""
+"""Defaults of transformers: Gemma's own configs leave out the values that they share with the smallest Gemma 3."""
 
 
 def _gemma3(config: Config) -> Fields:

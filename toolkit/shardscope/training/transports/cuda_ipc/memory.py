@@ -60,7 +60,7 @@ class CudaMemory:
 
 
 class Arena:
-    """The memory for a rank's outgoing messages; it grows by segments if it is full.
+    """The memory for a rank's outgoing messages; grows by segments when it is full.
 
     Args:
         memory: The device's memory.
@@ -86,7 +86,7 @@ class Arena:
         return self.take(num_bytes)
 
     def give_back(self, taken: tuple[int, int, int]) -> None:
-        """Free a range, and merge it with the free ranges beside it."""
+        """Free a range, and merge it with adjacent free ranges."""
         insort(self._free, taken)
         merged: list[tuple[int, int, int]] = []
         for segment, start, size in self._free:

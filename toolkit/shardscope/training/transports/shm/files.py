@@ -1,4 +1,4 @@
-"""Files in memory that have no name, and the two ways in which the ranks of a host obtain the one that rank 0 creates.
+"""Anonymous files in memory, and the two ways in which the ranks of a host open the file that rank 0 creates.
 
 A file without a name needs no cleaning up: the kernel frees it when the last process that has it open ends, however
 it ends. Only processes of the same user can obtain it.

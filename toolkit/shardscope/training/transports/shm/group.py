@@ -123,11 +123,11 @@ class SharedMemoryGroup:
     # Collectives.
 
     def _collectives_of(self, tensors: Sequence[Tensor]) -> Collectives | None:
-        """Return what carries out a collective of these tensors; None if it is the TCP group."""
+        """Return the shared-memory collectives if they support these tensors; None if the TCP group must run them."""
         return self._in_ram if all(map(_is_strided_on_cpu, tensors)) else None
 
     def _sums(self, operation: Any, tensors: Sequence[Tensor]) -> tuple[Collectives, Reduce] | None:
-        """Return what sums these tensors, and how; None if it is the TCP group."""
+        """Return the shared-memory collectives and the reduction; None if the TCP group must reduce these tensors."""
         by = self._collectives_of(tensors)
         if by is None or any(tensor.dtype not in _COUNTABLE for tensor in tensors):
             return None
@@ -146,7 +146,7 @@ class SharedMemoryGroup:
         return self._summed(tensors, opts) or self._tcp.allreduce_coalesced(tensors, opts)
 
     def _summed(self, tensors: list[Tensor], opts: Any) -> dist.Work | None:
-        """Sum tensors in one collective; return None if that is for the TCP group."""
+        """Reduce tensors in one collective; return None if the TCP group must run it."""
         sums = self._sums(opts.reduceOp, tensors)
         if sums is None:
             return None

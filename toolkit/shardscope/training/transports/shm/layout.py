@@ -99,7 +99,7 @@ class SharedMemoryLayout:
         return self._data + self.world_size * (self.world_size - 1) * self.pipe_bytes
 
     def slot_start(self, parity: int, rank: int) -> int:
-        """Position of a rank's slot in one of the two sets; behind those of all ranks is the buffer for results."""
+        """Position of a rank's slot in one of the two sets; the buffer for results follows the slots of all ranks."""
         return self._sets + (parity * (self.world_size + 1) + rank) * self.slot_bytes
 
     @property

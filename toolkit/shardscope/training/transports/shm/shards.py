@@ -1,4 +1,4 @@
-"""Buffers in shared memory for the shards of one model: all-gathers and reduce-scatters without a copy of their own.
+"""Buffers in shared memory for the shards of one model: all-gathers and reduce-scatters without extra copies.
 
 The caller writes what it sends directly into shared memory, and reads what it receives from there. A barrier separates
 the two. Each rank passes the barrier a digest of all collectives that it has called, so ranks that have called
@@ -176,11 +176,11 @@ class ShardBuffers:
     # Reduce-scatter.
 
     def fits(self, num_bytes: int) -> bool:
-        """Return whether there is room for a tensor beside those that wait to be reduced."""
+        """Return whether a tensor fits in addition to the tensors that wait to be reduced."""
         return self._used + num_bytes <= self._sizes.reduced_bytes
 
     def to_reduce(self, num_elements: int, dtype: torch.dtype) -> Tensor | None:
-        """Return a buffer for a tensor to reduce; None if it does not fit beside those that wait to be reduced."""
+        """Return a buffer for a tensor to reduce; None if it does not fit in addition to the waiting tensors."""
         size = num_elements * dtype.itemsize
         if not self.fits(size):
             return None
