@@ -162,7 +162,7 @@ class SharedShards:
 class SharedAllGather(RingAllGather):
     """All-gather for `FSDPModule.set_custom_all_gather`, in a shared buffer or on the ring.
 
-    FSDP2 must copy the parameters out of the result before it gathers the next unit but one, without prefetching.
+    FSDP2 must copy the parameters out of the result before it gathers the next unit but one; prefetching must be off.
     """
 
     def __init__(self, unit: str, shards: SharedShards) -> None:
