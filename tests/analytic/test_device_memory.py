@@ -408,3 +408,10 @@ def test_ranks_beyond_the_heads_of_keys_and_values_hold_a_head_each() -> None:
         one_rank.activations[0] - saved_keys - single.layers * tokens * 8 * 1024
     )  # norms and inputs are whole
     assert four.activations[0] == pytest.approx(rest / 4 + saved_keys + single.layers * tokens * 8 * 1024)
+
+
+@pytest.mark.parametrize("zeros", [(3, 3), (0, 0), (0, 3)])
+def test_every_type_of_memory_has_one_number_for_each_layout(zeros: tuple[int, ...]) -> None:
+    rows = Layouts.of([Layout(data=4, zero=zero, global_batch=4) for zero in zeros])
+    held = device_memory(GPT, rows, framework="fsdp2")
+    assert {part.shape for part in held} == {(2,)}

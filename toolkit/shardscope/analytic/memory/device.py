@@ -113,9 +113,7 @@ def _each_kind(layouts: Layouts, build: Builder, host_capacity: float) -> Memory
     for at in (np.flatnonzero(gathers), np.flatnonzero(~gathers)):
         if at.size:
             some = _rows_at(layouts, at)
-            most[:, at] = np.stack(
-                [np.broadcast_to(part, at.size) for part in _fullest(some, build(some), build, host_capacity)]
-            )
+            most[:, at] = _fullest(some, build(some), build, host_capacity)
     return MemoryParts(*most)
 
 
@@ -132,7 +130,8 @@ def _fullest(layouts: Layouts, rows: LayoutRows, build: Builder, host_capacity: 
     model, pipeline = rows.model, rows.pipeline
     last = pipeline.ranks - 1
     if rows.gathers_units.any():  # not in a pipeline
-        return parts_of(blocks_of(rows, np.zeros_like(last)), rows, host_capacity)
+        found = parts_of(blocks_of(rows, np.zeros_like(last)), rows, host_capacity)
+        return MemoryParts(*(np.array(np.broadcast_to(part, len(layouts))) for part in found))
     places = [np.zeros_like(last), last]
     if model.mixture and model.mixture.dense_layers:
         per_rank = np.maximum(1.0, pipeline.layers)
