@@ -294,15 +294,6 @@ def _wait_then_work(run: RunDir, resume: Resume | None, job: Job) -> str:
     return _work(run, resume, job)
 
 
-if __name__ == "__main__":
-    _under_torchrun()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(
-        0
-    )  # as at the end of `_work`: threads in the backend may abort the process when the interpreter shuts down
-
-
 class Resume(NamedTuple):
     """What to resume from: a run directory or a checkpoint in one."""
 
@@ -335,3 +326,12 @@ def announce_resize(run: RunDir, job: Job, context: RankContext, saved: Loaded) 
             "resize", step=saved.step, before=saved.world_size, world_size=context.world_size, source=source,
             global_batch=job.batch.global_batch, lr=job.optimizer.lr,
         )  # fmt: skip
+
+
+if __name__ == "__main__":
+    _under_torchrun()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(
+        0
+    )  # as at the end of `_work`: threads in the backend may abort the process when the interpreter shuts down
