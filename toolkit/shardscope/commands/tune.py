@@ -193,7 +193,7 @@ def _check_nothing_new(arguments: argparse.Namespace) -> None:
 
 
 def read_space(options: Sequence[str]) -> dict[str, Any] | None:
-    """Parse the values of ``--space`` into the parameters of a `Space`; return None if there are no values.
+    """Parse the ``--space`` options into parameters of a `Space`; return None if none are given.
 
     Raises:
         SpecError: A value does not have the form NAME=RANGE, or a name is given twice.

@@ -13,7 +13,7 @@ from shardscope.analytic.memory.moments import UnitMoment
 from shardscope.analytic.memory.offload import OFFLOADS_OPTIMIZER
 from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows, held_by
 from shardscope.analytic.memory.states import ElementBytes, ModelStates, optimizer_bytes, partitioned
-from shardscope.analytic.memory.units import sizes_of, unit_moments
+from shardscope.analytic.memory.units import forward_bytes, receive_bytes, unit_moments
 from shardscope.analytic.memory.weights import WeightShapes
 from shardscope.analytic.recomputation import recomputed_by_kind
 
@@ -136,7 +136,7 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
     if early is not None and rows.gathers_units.any():
         units = unit_moments(
             rows, own, held, loss=held.head * rows.at_loss, later=early.logits_later, in_layer=in_layer,
-            in_forward=_in_forward(rows), accumulates=early.accumulates,
+            in_forward=forward_bytes(rows), accumulates=early.accumulates,
         )  # fmt: skip
     return Blocks(
         dense=dense,
@@ -156,7 +156,7 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
         update=_update(rows, own),
         placeholders=_placeholders(rows, held),
         workspace=np.full(1, torch_workspace_bytes(rows.device) * framework.has_workspaces),
-        received=_received(rows, own, held) if framework.gathers_units and not rows.casts else NONE,
+        received=receive_bytes(rows, own, held) if framework.gathers_units and not rows.casts else NONE,
         early=early,
         units=units,
     )
@@ -318,24 +318,12 @@ def _early(rows: LayoutRows, own: Elements, held: Holding, gradients: Floats, co
         * rows.shape.tokens
         / sharing,
         arriving=arriving * accumulates * framework.casts,
-        in_forward=_in_forward(rows) if framework.casts else None,
+        in_forward=forward_bytes(rows) if framework.casts else None,
         copies_head=recipe.copies * words * (casts and not rows.casts),
         copies_begin=begin,
         copies_end=end,
         copies_update=update,
     )
-
-
-def _in_forward(rows: LayoutRows) -> Floats:
-    """Return the bytes of a layer's temporary tensors in its forward pass, around its activation function.
-
-    These are the function's inputs and output, the input of the layer, two more of the residual stream, and that of the
-    first product.
-    """
-    model, act, shape = rows.model, rows.recipe.activation, rows.shape
-    stream = model.hidden * (3 * (act + rows.wider) + act) / shape.divided
-    inner = shape.tokens * (act * (2 + model.gated) * model.ffn / shape.tensor + stream)
-    return np.asarray(np.maximum(inner, rows.in_mixed) if model.mixture else inner)
 
 
 def _bucket(rows: LayoutRows, own: Elements, copied: Floats) -> Floats:
@@ -412,20 +400,6 @@ def _update(rows: LayoutRows, own: Elements) -> Floats:
         stay = (layouts.zero >= 3) & (rows.borrowed[2][0] > 0) & (temporary > 0)
         temporary = temporary + _buffers(rows) * stay
     return np.asarray(temporary)
-
-
-def _received(rows: LayoutRows, own: Elements, held: Holding) -> Floats:
-    """Return the bytes of a ring's receive buffers: two slices, of at most 4 MiB each, of a rank's chunk.
-
-    ZeRO 1 reduces buckets of at most 25 MiB, ZeRO 2 and 3 units; see `analytic.memory.held.ring_buffer_bytes`.
-    """
-    zero, width = rows.layouts.zero, rows.recipe.parameter
-    sizes = sizes_of(rows, own, held)
-    unit = np.maximum(sizes.root, np.maximum(sizes.layer.mixed, sizes.layer.dense))
-    whole = np.where(zero > 1, unit, np.minimum(sizes.every, 25 * 2**20 / width))
-    chunk = width * whole / rows.zero_ranks
-    slices = np.maximum(1.0, np.ceil(chunk / (4 * 2**20)))
-    return np.asarray(2 * chunk / slices * ((zero > 0) & (rows.zero_ranks > 1)))
 
 
 def _saved(rows: LayoutRows, held: Holding) -> tuple[Floats, Floats]:

@@ -174,3 +174,29 @@ def unit_moments(
         UnitMoment(ROOT, count, sharded(count), nothing, root, last),
         UnitMoment(UPDATE, count, shards, nothing, nothing, nothing),
     )
+
+
+def forward_bytes(rows: LayoutRows) -> Floats:
+    """Return the bytes of a layer's temporary tensors in its forward pass, around its activation function.
+
+    These are the function's inputs and output, the input of the layer, two more of the residual stream, and that of the
+    first product.
+    """
+    model, act, shape = rows.model, rows.recipe.activation, rows.shape
+    stream = model.hidden * (3 * (act + rows.wider) + act) / shape.divided
+    inner = shape.tokens * (act * (2 + model.gated) * model.ffn / shape.tensor + stream)
+    return np.asarray(np.maximum(inner, rows.in_mixed) if model.mixture else inner)
+
+
+def receive_bytes(rows: LayoutRows, own: Elements, held: Holding) -> Floats:
+    """Return the bytes of a ring's receive buffers: two slices, of at most 4 MiB each, of a rank's chunk.
+
+    ZeRO 1 reduces buckets of at most 25 MiB, ZeRO 2 and 3 units; see `analytic.memory.held.ring_buffer_bytes`.
+    """
+    zero, width = rows.layouts.zero, rows.recipe.parameter
+    sizes = sizes_of(rows, own, held)
+    unit = np.maximum(sizes.root, np.maximum(sizes.layer.mixed, sizes.layer.dense))
+    whole = np.where(zero > 1, unit, np.minimum(sizes.every, 25 * 2**20 / width))
+    chunk = width * whole / rows.zero_ranks
+    slices = np.maximum(1.0, np.ceil(chunk / (4 * 2**20)))
+    return np.asarray(2 * chunk / slices * ((zero > 0) & (rows.zero_ranks > 1)))
