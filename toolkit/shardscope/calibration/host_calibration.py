@@ -77,11 +77,11 @@ class HostMachine(Spec):
     torch: str
 
     @classmethod
-    def here(cls) -> Self:
+    def here(cls) -> HostMachine:
         """Return this machine."""
         from shardscope.machine import cpu_model, usable_cores  # needs psutil, which a web page does not have
 
-        return cls(cpu=cpu_model(), cores=usable_cores(), torch=_torch())
+        return cls.model_construct(cpu=cpu_model(), cores=usable_cores(), torch=_torch())
 
     def difference(self, other: HostMachine) -> str | None:
         """Return a clause that says what differs in another machine; None if nothing does."""

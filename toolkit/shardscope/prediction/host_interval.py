@@ -43,8 +43,9 @@ def _with_unmeasured(prediction: JobPrediction, host: HostCalibration, times: fl
     rows = []
     for row in host.constants:
         value = row.value * times if CONSTANTS[row.name].unit in ("s", "x") else row.value / times
-        rows.append(row if row.is_measured else row.replace(value=value, low=value, high=value))
-    return replace(prediction, host=host.replace(constants=tuple(rows))).step_time_s or 0.0
+        scaled = {"value": value, "low": value, "high": value}
+        rows.append(row if row.is_measured else row.model_copy(update=scaled))
+    return replace(prediction, host=host.model_copy(update={"constants": tuple(rows)})).step_time_s or 0.0
 
 
 @lru_cache(maxsize=1)

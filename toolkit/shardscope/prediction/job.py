@@ -198,7 +198,7 @@ class JobPrediction(Shown, Budgeted):
             return loads.assumptions
         return tuple(_UNEVEN.format(name=name) for name, sent in self.traffic.items() if sent.is_uneven)
 
-    @property
+    @cached_property
     def interval(self) -> Interval | None:
         """Interval that contains 90 % of step times, in seconds; None if not `has_rates`.
 
@@ -456,7 +456,7 @@ def predict_job(
         )
     is_on_gpus, backend = _place(job, cluster)
     casts = is_on_gpus and not (cluster and is_cpu(cluster.device))
-    found = trace(job.replace(device="cuda") if casts else job)
+    found = trace(job.model_copy(update={"device": "cuda"}) if casts else job)
     assert found.table.step is not None
     constants = None if cluster is None else _of_pytorch(cluster, calibration, software)
     of_memory = constants.software if constants else ""
