@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import comb, inf
 from statistics import median
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from shardscope.errors import SpecError
 from shardscope.runlog.alarms import Alarm
@@ -52,24 +52,26 @@ class Circumstances:
     """What a straggler means in a job.
 
     Attributes:
-        unwaited_because: Clause that says why the others do not wait for it; None if they do.
-        remedy: Clause that says what to do about it.
+        job: The job; None if it is unknown, and its ranks wait for each other.
     """
 
-    unwaited_because: str | None = None
-    remedy: str = _FREE
+    job: Job | None = None
 
-    @classmethod
-    def of(cls, job: Job) -> Self:
-        """Return what a straggler means in this job; shares by speed are suggested only where the job can have them."""
-        unwaited = job.strategy.unwaited_because
-        if unwaited is not None or job.batch.shares == MEASURED:
-            return cls(unwaited)
+    @property
+    def unwaited_because(self) -> str | None:
+        """Clause that says why the others do not wait for it; None if they do."""
+        return None if self.job is None else self.job.strategy.unwaited_because
+
+    @property
+    def remedy(self) -> str:
+        """Clause that says what to do about it; shares by speed are suggested only where the job can have them."""
+        if self.job is None or self.unwaited_because is not None or self.job.batch.shares == MEASURED:
+            return _FREE
         try:
-            job.replace(batch=job.batch.replace(shares=MEASURED))
+            self.job.replace(batch=self.job.batch.replace(shares=MEASURED))
         except SpecError:
-            return cls()
-        return cls(None, _SHARES)
+            return _FREE
+        return _SHARES
 
 
 @dataclass(frozen=True)

@@ -85,10 +85,9 @@ class LayoutCosts(NamedTuple):
         cls, model: Transformer, layout: Layout, cluster: Cluster, calibration: Calibration
     ) -> LayoutCosts:
         """Return the times of a layout; all but latencies come from the same formulas as its prediction."""
-        free = cluster.replace(
-            intra=cluster.intra.replace(latency_s=0.0), inter=cluster.inter.replace(latency_s=0.0)
-        )
-        without = calibration.replace(collective_s=0.0)
+        intra, inter = (each.model_copy(update={"latency_s": 0.0}) for each in (cluster.intra, cluster.inter))
+        free = cluster.model_copy(update={"intra": intra, "inter": inter})
+        without = calibration.model_copy(update={"collective_s": 0.0})
         whole = _Found.of(model, layout, cluster, calibration)
         wire = _Found.of(model, layout, free, without)
         links = _links(layout, cluster, whole.machine)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
+from functools import lru_cache
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -194,9 +195,12 @@ def _load() -> float | None:
 
 def _calibration(fields: Any) -> HostCalibration | None:
     """Return recorded constants; None if there are none that this version can predict with."""
-    if fields is None:
-        return None
+    return None if fields is None else _read(json.dumps(fields))
+
+
+@lru_cache(maxsize=8)
+def _read(text: str) -> HostCalibration | None:
     try:
-        return HostCalibration.from_fields(fields)
+        return HostCalibration.from_json(text)
     except ShardscopeError:
         return None
