@@ -2,6 +2,7 @@
 
 The terms have the same names as the measured times of a run: ``data``, ``forward``, ``backward``, ``optimizer``,
 ``codec`` (packing and unpacking of compressed gradients), ``communication`` with a term for each collective, ``idle``.
+On this machine, or on a cluster emulated on it, `host_interval` says how far off the step time may be.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,15 +20,22 @@ from shardscope.analytic.communication.network import Network
 from shardscope.analytic.communication.traffic import Sent
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.terms import Term
+from shardscope.calibration.calibration import Interval
+from shardscope.calibration.constants import CONSTANTS
+from shardscope.calibration.host_calibration import HostCalibration
 from shardscope.methods.strategies.pipeline import Pipeline
 from shardscope.prediction.data_source import with_waiting
 from shardscope.prediction.loads import awaited, rank_loads, rank_updates
 from shardscope.prediction.network_time import SEND, Load, StepLoads, step_plan
 from shardscope.prediction.pipeline_time import exposed_messages_s, pass_seconds
-from shardscope.prediction.rates import RankRates
+from shardscope.prediction.rates import RankRates, limit_of, network_of, stated_rates
 from shardscope.prediction.step.micro import soft_maximum
 from shardscope.prediction.traced import Traced
 from shardscope.spec.strategy import Work
+
+if TYPE_CHECKING:
+    from shardscope.prediction.job import JobPrediction
+
 
 _ROOFLINE = "roofline, Williams et al. 2009"
 _FIXED = ("messages × time per message", "messages × time per message + hops × latency")
@@ -303,3 +313,60 @@ def _idle(step: JobStep, computing_s: float, work: Work, rates: RankRates) -> Te
 
 def _term(name: str, value: float, formula: str, rates: RankRates, source: str, **inputs: float) -> Term:
     return Term(name, float(value), "s", formula, inputs, f"{source}; {rates.source}")
+
+
+_SLACK = 0.02
+"""Relative half width of the interval of times that an emulated cluster states: sleeps end a little late."""
+
+
+def host_interval(prediction: JobPrediction, host: HostCalibration, step_s: float) -> Interval:
+    """Return the interval that contains 90 % of step times, in seconds; see `JobPrediction.interval`.
+
+    Args:
+        prediction: The prediction.
+        host: Its constants of CPU ranks.
+        step_s: Its step time.
+    """
+    stated_s = 0.0 if prediction.emulated is None else _stated_s(prediction)
+    low, high = host.interval(step_s - stated_s)
+    if not all(row.is_measured for row in host.constants):
+        least, most = (_with_unmeasured(prediction, host, times) - stated_s for times in _shipped_ends())
+        low, high = min(low, least), max(high, most)
+    return Interval(
+        stated_s * (1 - _SLACK) + low - _chained_s(prediction, step_s), stated_s * (1 + _SLACK) + high
+    )
+
+
+def _with_unmeasured(prediction: JobPrediction, host: HostCalibration, times: float) -> float:
+    """Return the step time if all costs that were not measured here are scaled by this factor."""
+    rows = []
+    for row in host.constants:
+        value = row.value * times if CONSTANTS[row.name].unit in ("s", "x") else row.value / times
+        scaled = {"value": value, "low": value, "high": value}
+        rows.append(row if row.is_measured else row.model_copy(update=scaled))
+    return replace(prediction, host=host.model_copy(update={"constants": tuple(rows)})).step_time_s or 0.0
+
+
+@lru_cache(maxsize=1)
+def _shipped_ends() -> tuple[float, float]:
+    """Return the lowest and highest ratio of actual to predicted step time with another machine's constants."""
+    return HostCalibration.shipped().interval(1.0)
+
+
+def _chained_s(prediction: JobPrediction, step_s: float) -> float:
+    """Return the part of the step time, in seconds, in which links wait because uneven chunks wait for each other."""
+    traffic = prediction.traffic or {}
+    if not any(sent.is_uneven for sent in traffic.values()):
+        return 0.0
+    busy = {name: sent.unchained for name, sent in traffic.items()}
+    return max(0.0, step_s - job_time_term(prediction.step, prediction.found, busy, prediction.rates).value)
+
+
+def _stated_s(prediction: JobPrediction) -> float:
+    """Return the part of the step time that the emulated cluster states, in seconds."""
+    limit = limit_of(prediction.job, prediction.emulated)
+    link = math.inf if limit is None else limit.bandwidth
+    rates = stated_rates(prediction.emulated, limit)._replace(
+        link=link, network=network_of(prediction.emulated), overlaps=prediction.rates.overlaps
+    )
+    return job_time_term(prediction.step, prediction.found, prediction.traffic, rates).value

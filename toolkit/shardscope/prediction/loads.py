@@ -12,7 +12,7 @@ from shardscope.analytic.terms import Term
 from shardscope.methods.strategies.parameter_server import ParameterServer
 from shardscope.methods.strategies.parameter_server._admission import Admission
 from shardscope.methods.strategies.sharded import ZeroStrategy
-from shardscope.prediction.step.held import room_on
+from shardscope.prediction.step.machine import room_on
 from shardscope.spec import Job
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.model.step import StepTrace

@@ -19,9 +19,8 @@ from shardscope.calibration.calibration import Calibration
 from shardscope.calibration.layer_shape import factor_of, shape_of
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.micro import Pass, SlowestStage, stage
-from shardscope.prediction.step.step import cut, step_work
+from shardscope.prediction.step.step import StepRows, cut, host_seconds, host_update, step_work
 from shardscope.prediction.step.term import NAMES
-from shardscope.prediction.step.waits import StepRows, host_seconds, host_update
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer

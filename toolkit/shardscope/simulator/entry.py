@@ -16,9 +16,9 @@ from shardscope.simulator.asynchronous import AsyncSimulation, instead_of_step, 
 from shardscope.simulator.breakdown import SOURCE, busy_seconds, lane_seconds, term_tree
 from shardscope.simulator.collective import collective
 from shardscope.simulator.of_job import JobStepGraph
+from shardscope.simulator.of_layout import simulate_layout
 from shardscope.simulator.replicas import Variation, replicate
 from shardscope.simulator.result import Simulation
-from shardscope.simulator.run_layout import simulate_layout
 from shardscope.simulator.step import step_events
 from shardscope.spec import Job
 from shardscope.spec.cluster import Cluster, EmulatedCluster

@@ -82,3 +82,13 @@ def _moves(rounds: Iterable[Round]) -> tuple[Move, ...]:
         key = (move.source, move.target, move.item)
         sizes[key] = sizes.get(key, 0) + move.num_bytes
     return tuple(Move(source, target, size, item) for (source, target, item), size in sizes.items())
+
+
+def busiest_bytes(exchange: Exchange) -> int:
+    """Return the bytes that the busiest rank sends in an exchange."""
+    if exchange.whole is not None:
+        return int(exchange.whole.max())
+    sent: dict[int, int] = {}
+    for move in (move for each in exchange.rounds for move in each.moves):
+        sent[move.source] = sent.get(move.source, 0) + move.num_bytes
+    return max(sent.values(), default=0)

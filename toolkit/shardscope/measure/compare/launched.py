@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isclose
 
-from shardscope.calibration.saved_calibration import chosen
+from shardscope.calibration.host_calibration import chosen
 from shardscope.measure.compare.comparison import ComparedTerm
 from shardscope.measure.compare.measured import Steps
-from shardscope.measure.compare.parts import time_rows
+from shardscope.measure.compare.rows import time_rows
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.observed import ObservedPrediction
 from shardscope.runtime import Run

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from shardscope.calibration.saved_calibration import chosen
+from shardscope.calibration.host_calibration import chosen
 from shardscope.errors import DataError, LaunchError, ShardscopeError, SpecError
 from shardscope.machine import num_gpus, usable_memory_bytes
 from shardscope.prediction.job import JobPrediction, predict_job

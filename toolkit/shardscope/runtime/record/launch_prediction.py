@@ -14,10 +14,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardscope.calibration.calibration import Interval
-from shardscope.calibration.host_calibration import HostCalibration
-from shardscope.calibration.saved_calibration import chosen
-from shardscope.calibration.this_machine import Place
+from shardscope.calibration.host_calibration import HostCalibration, chosen
 from shardscope.errors import RunUnreadable, ShardscopeError
+from shardscope.machine import Place
 
 if TYPE_CHECKING:
     from shardscope.prediction.job import JobPrediction
