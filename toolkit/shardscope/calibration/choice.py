@@ -83,12 +83,12 @@ def calibration_of(
     if isinstance(calibration, Calibration):
         given = software or calibration.software or "megatron-core"
         calibration = without_foreign_shapes(calibration, cluster.device, software_of(given))
-    if isinstance(calibration, HostCalibration):
+    elif isinstance(calibration, HostCalibration):
         raise SpecError(
             f"calibration={calibration.name!r} is of CPU ranks and has no effect on {cluster.device.name}; omit it, or "
             "give one for its device, such as ss.Calibration.of('h100-fsdp')"
         )
-    if calibration is not None:
+    elif calibration is not None:
         require(
             calibration, Calibration, by="calibration", write="calibration=ss.Calibration.of('a100-megatron')"
         )

@@ -1,4 +1,5 @@
 """Predict a job before it runs: bytes sent and memory of each rank, and the step time, as sums of terms."""
+# Long because it is one result: all that is predicted for a job, and what it shows.
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from shardscope.analytic.communication import Traffic
 from shardscope.analytic.communication.traffic import Sent, sent_bytes
-from shardscope.analytic.job_step import Backend, JobStep, settled_step
+from shardscope.analytic.job_step import JobStep, settled_step
 from shardscope.analytic.memory import RankStates, is_cpu
 from shardscope.analytic.reliability import Reliability
 from shardscope.analytic.terms import Term
@@ -25,14 +26,21 @@ from shardscope.calibration.host_calibration import (
 )
 from shardscope.calibration.spread import Floats, Widened, widened
 from shardscope.errors import SpecError, require
-from shardscope.machine import Place, num_gpus, usable_memory_bytes
+from shardscope.machine import Place, usable_memory_bytes
 from shardscope.prediction.budget import Budgeted
-from shardscope.prediction.data_source import WAITING, filling_s, with_waiting
 from shardscope.prediction.failures import job_failures
 from shardscope.prediction.job_memory import kinds_by_rank, rank_memory
-from shardscope.prediction.job_time import host_interval, job_time_term, loads_of
+from shardscope.prediction.job_time import (
+    WAITING,
+    filling_s,
+    host_interval,
+    job_time_term,
+    loads_of,
+    with_waiting,
+)
 from shardscope.prediction.layout import uncertainty_of
 from shardscope.prediction.loads import (
+    backend_on,
     memory_on,
     run_seconds,
     slowness_on,
@@ -458,7 +466,7 @@ def predict_job(
         raise SpecError(
             f"software={software!r} has no effect on this machine's CPU ranks; omit it, or give a cluster"
         )
-    is_on_gpus, backend = _place(job, cluster)
+    is_on_gpus, backend = backend_on(cluster, job)
     casts = is_on_gpus and not (cluster and is_cpu(cluster.device))
     found = trace(job.model_copy(update={"device": "cuda"}) if casts else job)
     assert found.table.step is not None
@@ -475,21 +483,11 @@ def predict_job(
     )  # fmt: skip
     if cluster is not None:
         return JobPrediction(job, cluster, step, found, constants)
-    if calibration is not None:
+    if not isinstance(calibration, HostCalibration | None):
         require(calibration, HostCalibration, by="calibration", write="ss.HostCalibration.load('FILE.json')")
     assert calibration is None or isinstance(calibration, HostCalibration)
     host = chosen(emulated) if calibration is None else Chosen(calibration, is_saved=True)
     return JobPrediction(job, None, step, found, None, emulated, *host)
-
-
-def _place(job: Job, cluster: Cluster | None) -> tuple[bool, Backend]:
-    """Return whether the job's ranks compute on GPUs, and their backend (on this machine, by the ranks' rule)."""
-    if cluster is not None:
-        return True, "nccl"
-    here = 0 if job.device == "cpu" else num_gpus()
-    if job.device == "cuda" and not here:  # another machine's GPUs, one per rank
-        return True, "nccl"
-    return here > 0, "nccl" if job.world_size <= here else "gloo"
 
 
 _NAMED = 4

@@ -137,7 +137,8 @@ class _Found(NamedTuple):
             recompute=layouts.recompute, most_recomputed=layouts.most_recomputed,
             sequence_parallel=np.array([layout.sequence_parallel]), flash=layout.flash_attention,
         )  # fmt: skip
-        times = times.slower(np.array([factor_of(calibration.shapes, shape_of(model, layout))]))
+        if calibration.shapes:
+            times = times.slower(np.array([factor_of(calibration.shapes, shape_of(model, layout))]))
         work = step_work(model, layouts, cluster, calibration, None)
         rows = StepRows(
             layouts.zero, work.reduces, layouts.offload, work.micro.take(one), work.states.take(one),

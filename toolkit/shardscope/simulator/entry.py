@@ -24,7 +24,7 @@ from shardscope.spec import Job
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.link import Link
-from shardscope.spec.model import Model, Transformer, transformer_of
+from shardscope.spec.model import LayerTable, Model, Transformer
 from shardscope.spec.units import work_text
 
 
@@ -104,7 +104,8 @@ class Simulator:
                 predict_job(model, cluster, calibration, software=software), variation, overlap=overlap
             )
         else:
-            model = transformer_of(model) or model
+            if isinstance(model, LayerTable):
+                model = model.as_transformer or model
             require(
                 model,
                 Transformer,

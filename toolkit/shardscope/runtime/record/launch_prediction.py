@@ -17,10 +17,11 @@ from shardscope.calibration.calibration import Interval
 from shardscope.calibration.host_calibration import HostCalibration, chosen
 from shardscope.errors import RunUnreadable, ShardscopeError
 from shardscope.machine import Place
+from shardscope.runtime.record.rundir import RunDir
 
 if TYPE_CHECKING:
     from shardscope.prediction.job import JobPrediction
-    from shardscope.runtime.record.rundir import RunDir
+    from shardscope.runtime.record.run import Run
     from shardscope.spec.cluster import EmulatedCluster
 
 FILE = "prediction.json"
@@ -91,6 +92,11 @@ class LaunchConstants(NamedTuple):
             "numpy_bandwidth": host.numpy_bandwidth * now.bandwidth / self.speed[1],
         }
         return host.model_copy(update=yardsticks)
+
+
+def constants_of(run: Run) -> LaunchConstants | None:
+    """Return the constants of a run's launch; None if they were not recorded."""
+    return LaunchConstants.of_run(RunDir(run.path))
 
 
 class LaunchPrediction(NamedTuple):
