@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from shardscope.analytic.recomputation import layers_of_stage, recomputed_layers
 from shardscope.analytic.schedules import ScheduledOp, ScheduleTable, build
 from shardscope.analytic.schedules.build import most_microbatches
+from shardscope.analytic.schedules.transfers import add_schedule, micro_batch_label
 from shardscope.calibration.calibration import Calibration
 from shardscope.calibration.choice import calibration_of
 from shardscope.calibration.host_calibration import AnyCalibration
@@ -22,7 +23,6 @@ from shardscope.prediction.step.term import NAMES
 from shardscope.simulator.breakdown import busy_seconds, lane_seconds, term_tree
 from shardscope.simulator.costs import BACKWARD, EDGE, FORWARD, LayoutCosts, Piece
 from shardscope.simulator.graph import JOIN, Graph
-from shardscope.simulator.pipeline import add_schedule, micro_batch_label
 from shardscope.simulator.replicas import Variation, replicate
 from shardscope.simulator.result import Simulation
 from shardscope.spec.cluster import Cluster

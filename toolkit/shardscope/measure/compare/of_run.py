@@ -15,8 +15,13 @@ from shardscope.calibration.host_calibration import AnyCalibration, chosen
 from shardscope.errors import RunUnreadable, ShardscopeError, SpecError
 from shardscope.measure.compare.comparison import ComparedTerm, Comparison
 from shardscope.measure.compare.measured import Steps
-from shardscope.measure.compare.rows import kind_of_step, memory_rows, time_rows, traffic_rows
-from shardscope.measure.compare.simulated import with_simulation
+from shardscope.measure.compare.rows import (
+    kind_of_step,
+    memory_rows,
+    time_rows,
+    traffic_rows,
+    with_simulation,
+)
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.observed import ObservedPrediction
 from shardscope.prediction.predict import predict
