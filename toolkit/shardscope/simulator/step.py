@@ -19,9 +19,8 @@ from shardscope.errors import SpecError
 from shardscope.prediction.job import JobPrediction, predict_job
 from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope.runlog.step_events import MemoryPoint, StepEvent, StepEvents, in_order
-from shardscope.simulator.exchanges import Cargo, busiest_bytes, merged, timed
 from shardscope.simulator.flow import Piped
-from shardscope.simulator.parts import StepTimes
+from shardscope.simulator.parts import Cargo, StepTimes, busiest_bytes, merged, timed
 from shardscope.spec import Job
 from shardscope.spec.cluster import Cluster
 
