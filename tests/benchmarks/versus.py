@@ -35,11 +35,17 @@ def measures() -> dict[str, Callable[[], float]]:
     layout = ss.Layout(data=16, tensor=8, pipeline=8, global_batch=1536)
     calculator = MemoryCalculator()
     return {
-        "import": lambda: timed(lambda: subprocess.run([sys.executable, "-c", "import shardscope"], check=True)),
-        "warm launch": lambda: timed(lambda: ss.launch(job.replace(model="mlp", data="digits", steps=1)).wait()),
+        "import": lambda: timed(
+            lambda: subprocess.run([sys.executable, "-c", "import shardscope"], check=True)
+        ),
+        "warm launch": lambda: timed(
+            lambda: ss.launch(job.replace(model="mlp", data="digits", steps=1)).wait()
+        ),
         "ring step": lambda: step(ss, job),
         "zero-3 step": lambda: step(ss, job.replace(strategy="zero-3")),
-        "trial": lambda: timed(lambda: ss.tune(job.replace(model="mlp", data="digits", steps=2), trials=4)) / 4,
+        "trial": lambda: (
+            timed(lambda: ss.tune(job.replace(model="mlp", data="digits", steps=2), trials=4)) / 4
+        ),
         "slider": lambda: timed(lambda: press(calculator)),
         "predict a job": lambda: timed(lambda: ss.predict(job).step_time_s),
         "predict a layout": lambda: timed(lambda: ss.predict("gpt3-175b", cluster, layout).step_time_s),
@@ -53,14 +59,18 @@ def planner_measures() -> dict[str, Callable[[], float]]:
     setting = planner.trillion()
 
     def candidates() -> Any:
-        return planner.candidates(setting.model, setting.cluster, global_batch=3072, space=planner.SearchAxes())
+        return planner.candidates(
+            setting.model, setting.cluster, global_batch=3072, space=planner.SearchAxes()
+        )
 
     found = candidates()
     body, way = planner.rows(found, 1 << 18)
     every = found.ways[found.bodies.grid].nonzero()
     middle = slice(len(every[0]) // 2, len(every[0]) // 2 + (1 << 18))
     return {
-        "neighbours": lambda: timed(lambda: planner.score(setting, found, every[0][middle], every[1][middle])),
+        "neighbours": lambda: timed(
+            lambda: planner.score(setting, found, every[0][middle], every[1][middle])
+        ),
         "at random": lambda: timed(lambda: planner.score(setting, found, body, way)),
         "whole space": lambda: timed(lambda: planner.search(setting, candidates(), keep=20)),
     }
