@@ -100,9 +100,15 @@ class TuningScreen:
         self.settings.summary = text if is_possible else ""
         self.plan.value = "" if is_possible else note_html(text, is_bad=True)
 
-    def say_status(self, text: str, state: str) -> None:
-        """Show the status line at the top."""
-        self.status.value = status_html(text, state)
+    def say_status(self, text: str, state: str, share: float | None) -> None:
+        """Show the status line at the top, and a bar of the share of the trials that have ended unless it is None."""
+        label = "Share of the trials that have ended"
+        bar = (
+            ""
+            if share is None
+            else f'<progress value="{min(1.0, share):.3f}" aria-label="{label}"></progress>'
+        )
+        self.status.value = status_html(text, state) + bar
 
     def draw_front(self, info: _front.FrontInfo, link: str, notes: Mapping[str, Sequence[int]]) -> None:
         """Draw the front, and the text about the effect of the link sliders."""

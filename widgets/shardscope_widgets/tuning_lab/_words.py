@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from shardscope.runlog.figures import FIGURES
+from shardscope.runtime.launcher.preflight import about
 from shardscope.show import Table
 from shardscope.spec import Job, Optimizer, registry
 from shardscope.spec.job_parts import label_of
@@ -18,7 +19,9 @@ from shardscope_widgets.words import bytes_text, duration_text, listed, plural, 
 _SHOWN = 6
 
 
-def plan_text(definition: Definition, trials: int, known: int, *, is_running: bool = False) -> str:
+def plan_text(
+    definition: Definition, trials: int, known: int, *, is_running: bool = False, trial_s: float | None = None
+) -> str:
     """Return a description of what the Start button would do.
 
     Args:
@@ -26,6 +29,7 @@ def plan_text(definition: Definition, trials: int, known: int, *, is_running: bo
         trials: Total number of trials requested.
         known: Number of trials that the study already has.
         is_running: Whether trials are running.
+        trial_s: Predicted seconds of a trial with the current job; None if unknown.
     """
     job = definition.job
     what = f"{plural(len(definition.searched.parameters), 'setting')} of {label_of(job.model)} on {label_of(job.data)}"
@@ -41,6 +45,8 @@ def plan_text(definition: Definition, trials: int, known: int, *, is_running: bo
         if known
         else plural(trials, "trial")
     )
+    if trial_s is not None:
+        goes += f", {about(trial_s * (trials - known))} by the prediction for the current job"
     return f"Searches {what}. {goes}. {each}"
 
 
@@ -67,8 +73,21 @@ def counts(trials: Sequence[TrialInfo]) -> dict[str, int]:
     return found
 
 
+def num_ended(trials: Sequence[TrialInfo]) -> int:
+    """Return the number of trials that count towards the study's number of trials and have ended."""
+    found = counts(trials)
+    return sum(found.get(state, 0) for state in ("complete", "pruned", "failed"))
+
+
 def status_text(
-    name: str, trials: Sequence[TrialInfo], wanted: int, doing: str, *, before: str = "", ended: str = ""
+    name: str,
+    trials: Sequence[TrialInfo],
+    wanted: int,
+    doing: str,
+    *,
+    before: str = "",
+    ended: str = "",
+    left: str = "",
 ) -> str:
     """Return the status line.
 
@@ -79,9 +98,10 @@ def status_text(
         doing: ``running``, ``stopping`` or ``idle``.
         before: What is done before the first trial, as a sentence.
         ended: Why the study has ended with fewer trials, as a sentence.
+        left: The time left, such as ``up to 3 min left``; empty if unknown.
     """
     found = counts(trials)
-    done = sum(found.get(state, 0) for state in ("complete", "pruned", "failed"))
+    done = num_ended(trials)
     wanted = max(wanted, done)  # another driver may have requested more
     if not trials:
         return (
@@ -94,7 +114,8 @@ def status_text(
     verb = {"running": "is running", "stopping": "is stopping"}.get(doing) or (
         "has finished" if done >= wanted or ended else "is stopped"
     )
-    text = f"Study {name} {verb}: {done} of {wanted} trials; {listed(parts) or 'none started'}."
+    progress = f"{done} of {wanted} trials{f', {left}' * bool(left)}"
+    text = f"Study {name} {verb}: {progress}; {listed(parts) or 'none started'}."
     return f"{text} {ended}" if ended else text
 
 
