@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 Form = Literal["auto", "compiled", "fused", "plain", "triton"]
 
 COMPILED_ELEMENTS = 1 << 21
-"""Number of elements from which ``form="auto"`` uses the compiled loop: with fewer, loading numba takes as long as
-hundreds of steps."""
+"""Minimum number of elements for which ``form="auto"`` uses the compiled loop; with fewer, loading numba takes as long
+as hundreds of steps."""
 
 
 class TorchLamb(LayerwiseOptimizer):
@@ -234,7 +234,7 @@ class TorchLamb(LayerwiseOptimizer):
         return None if factor == 1 else factor
 
     def _chosen_loop(self, batches: list[LayerBatch]) -> Advance | None:
-        """Return the compiled loop if it is used in this step for the layers that it supports."""
+        """Return the compiled loop for the layers that it supports; None if this step does not use it."""
         if self.form in {"fused", "plain"}:
             return None
         num_elements = sum(batch.num_elements for batch in batches if _fits_compiled(batch))

@@ -28,7 +28,7 @@ class VMin(PipelineSchedule):
         return v_min(rank, ranks, microbatches, held)
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """Return a rank's peak activations, in micro-batches: at most (P + 4) // 3 of m, on P ranks.
+        """Return a rank's peak activations, in micro-batches: at most (P + 4) // 3 for m on P ranks.
 
         This limit is one lower on ranks 0, 3, 6, ... if P modulo 3 is 2. With few micro-batches, all of them enter
         before the V is full, and the result is at most (m + rank + 1) / 2.

@@ -88,7 +88,7 @@ class BackupAdmission(Admission):
     """State of a server with backup workers.
 
     Attributes:
-        needed: Number of gradients that an update waits for, as long as so many workers have not stopped.
+        needed: Number of gradients that an update waits for; it waits for fewer once fewer workers are running.
         step: The last step whose update has been decided.
     """
 
