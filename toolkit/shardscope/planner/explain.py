@@ -77,7 +77,7 @@ class PlanComparison(NamedTuple):
     time: tuple[float, float]
     """Step times of the first and the second layout, in seconds."""
     memory_bytes: tuple[float, float]
-    """Peak memory of the fullest device under the first and the second layout, in bytes."""
+    """Highest peak memory of any device under the first and the second layout, in bytes."""
     seq: int
     """Tokens in a sequence."""
     names: tuple[str, str] = ("the first", "the second")

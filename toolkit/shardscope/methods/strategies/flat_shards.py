@@ -37,10 +37,10 @@ class FlatShards(ZeroStrategy):
     bucket_mb: MessageMiB = 25.0
     """Size of a gradient bucket in MiB, 0 < value <= 1024; a bucket is sent as soon as it is complete."""
     shards: Shards = None
-    """Relative sizes of the ranks' shards of the optimizer state, for ranks with different amounts of memory: one number
-    per rank, such as ``(2, 2, 1, 1)``, or ``"memory"``, in proportion to the device memory that weights and gradients
-    leave free on each rank. On an emulated cluster, this is the memory given in the cluster's spec. None for equal
-    shards."""
+    """Relative sizes of the ranks' shards of the optimizer state, for ranks with different amounts of memory: one
+    number per rank, such as ``(2, 2, 1, 1)``, or ``"memory"``, in proportion to the device memory that weights and
+    gradients leave free on each rank. On an emulated cluster, this is the memory given in the cluster's spec. None for
+    equal shards."""
 
     @property
     def label(self) -> str:

@@ -33,12 +33,12 @@ _WRITERS: dict[str, Callable[[Transformer, Layout], TrainerConfig]] = {
 
 
 def trainer_config(model: Transformer, layout: Layout, software: str | None = None) -> TrainerConfig:
-    """Return the settings with which a trainer runs this layout of a model.
+    """Return the settings for a trainer to run this layout of a model.
 
     Args:
         model: The model, whose sizes Megatron-LM takes as flags.
         layout: The layout.
-        software: ``megatron-core``, ``torchtitan`` (also for ``fsdp2``) or ``deepspeed``; None for the one that the
+        software: ``megatron-core``, ``torchtitan`` (also for ``fsdp2``) or ``deepspeed``; None for what the
             layout suggests, as in `predict`.
 
     Raises:

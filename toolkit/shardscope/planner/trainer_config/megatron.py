@@ -1,4 +1,4 @@
-"""A layout as flags of Megatron-LM's `pretrain_gpt.py`, by the names in `megatron/training/arguments.py`."""
+"""A layout as flags of Megatron-LM's `pretrain_gpt.py`, with the names from `megatron/training/arguments.py`."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def _has_odd_biases(model: Transformer) -> bool:
 
 
 def _window(model: Transformer, layout: Layout) -> dict[str, Any]:
-    """Return the flags of sliding windows, whose sizes count the tokens before and after a token."""
+    """Return the flags of sliding windows; a window size counts the tokens before and after the current token."""
     if not model.num_windowed_layers:
         return {}
     if layout.context > 1:

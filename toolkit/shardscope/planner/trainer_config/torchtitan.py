@@ -1,4 +1,4 @@
-"""A layout as flags of torchtitan, by the names in `torchtitan/config/configs.py`."""
+"""A layout as flags of torchtitan, with the names from `torchtitan/config/configs.py`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CASTS = {"fp32": "float32", "bf16-mixed": "bfloat16", "bf16-autocast": "bfloat1
 
 
 def torchtitan_config(model: Transformer, layout: Layout, *, is_compiled: bool = False) -> TrainerConfig:
-    """Return the flags for the degrees of a layout; the model is one that torchtitan knows by name.
+    """Return the flags for the degrees of a layout; the model itself is selected by name in torchtitan.
 
     Args:
         model: The model.
@@ -76,7 +76,7 @@ def _check(model: Transformer, layout: Layout) -> None:
 
 
 def _switch(section: str, name: str, *, is_on: bool) -> dict[str, Any]:
-    """Return a flag that is on or off whatever the trainer's default; tyro negates flags by ``no_``."""
+    """Return an explicit flag for on or off, independent of the trainer's default; tyro negates flags by ``no_``."""
     return {f"{section}.{name}" if is_on else f"{section}.no_{name}": True}
 
 
@@ -135,7 +135,7 @@ def _experts(layout: Layout, shards: int) -> dict[str, Any]:
 
 
 def _replicas(layout: Layout) -> tuple[int, int]:
-    """Return the degrees that replicate and that shard; context ranks shard along with the data ranks."""
+    """Return the degrees of replication and sharding; torchtitan shards over context ranks and data ranks."""
     if layout.zero == 1 and layout.data * layout.context > 1:
         raise SpecError(
             "zero=1 is not an option of torchtitan, which shards gradients, too; plan with software='torchtitan' and "

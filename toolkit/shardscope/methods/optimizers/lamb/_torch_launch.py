@@ -155,7 +155,7 @@ class Launch:
             )  # fmt: skip
 
     def _factors(self) -> list[float]:
-        """Return the kernel's arguments from `keep1` to `largest_ratio`, as floats: an int would trigger recompilation."""
+        """Return the kernel's arguments from `keep1` to `largest_ratio`, as floats: ints would cause recompilation."""
         group, is_inside = self.group, self.group["decay_form"] == "inside"
         moments = AdamMoments.of(group)
         (count,) = moments.counts([self._steps[0]])

@@ -306,10 +306,10 @@ class PipelineRank(RankStrategy):
 
 
 def _boundary(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return meta tensors that tell torch the shapes and dtypes of messages; they always require a gradient.
+    """Return meta tensors with the shapes and dtypes of messages; floating-point tensors always require grad.
 
-    A preceding stage that needs no gradient (frozen or without parameters) discards the gradient. If messages did not
-    require a gradient, torch's split backward pass would skip the weights of the next stage.
+    A preceding stage that needs no gradient (frozen or without parameters) discards it. If messages did not require
+    grad, torch's split backward pass would skip the weights of the next stage.
     """
     return tuple(
         torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").requires_grad_(
