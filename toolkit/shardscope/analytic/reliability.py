@@ -142,7 +142,7 @@ def expected(
     interval_s: npt.ArrayLike | None = None,
     write_s: npt.ArrayLike = 0.0,
 ) -> Reliability:
-    """Return the expected goodput of a job that fails and restarts from its checkpoints, and where the time goes.
+    """Return the expected goodput of a job that fails and restarts from its checkpoints, with a breakdown of the time.
 
     A job that has restarted runs for an exponentially distributed time U of mean M. Its k-th checkpoint is complete
     k (τ + δ) + w after the restart, so a failure leaves on average N = Σ P(U > k (τ + δ) + w) complete intervals, or
@@ -158,7 +158,7 @@ def expected(
         write_s: w, the additional time until a checkpoint that is written in the background is complete. 0 or more.
 
     Raises:
-        SpecError: A time is negative, or one that must be above 0 is 0; without `interval_s`, this includes `save_s`.
+        SpecError: A time is negative, or `mtbf_s` or `interval_s` is 0; without `interval_s`, `save_s` must not be 0.
 
     Example:
         >>> found = expected(mtbf_s=3 * 3600, save_s=20, restart_s=600)

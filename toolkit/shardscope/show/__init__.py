@@ -126,7 +126,7 @@ class Table:
             frame: The data frame, whose missing values become empty cells.
             caption: Line above the table.
             more: Line below the table.
-                texts: Functions that format a column's values, by suffix of the column's name.
+            texts: Functions that format a column's values, by suffix of the column's name.
         """
         ways = [
             next((way for end, way in texts.items() if str(name).endswith(end)), str)

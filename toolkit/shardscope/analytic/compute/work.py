@@ -142,8 +142,8 @@ def attended_tokens(model: Transformer) -> float:
 def attention_core(model: Transformer, split: Split, *, masked: bool = False) -> tuple[Matmul, Matmul]:
     """Return the two matrix products of core attention: the scores, and scores times values, for all heads.
 
-    The scores are those of `attended_tokens`. With `masked`, they are all seq x seq, also in layers with a window:
-    attention that is not one fused kernel computes all and masks those outside.
+    The number of scores is that of `attended_tokens`. With `masked`, it is seq x seq, also in layers with a window:
+    attention that is not one fused kernel computes all scores and masks those outside the window.
     """
     count = split.micro_batch * model.heads / split.tensor
     one = np.ones_like(count)
@@ -250,16 +250,17 @@ of 1; the product with the values reads 2.
 """
 
 SEPARATE_BYTES = {2: 33, 4: 17}
-"""Bytes moved in addition per attention score and pass, by bytes of an element, where softmax is not one fused kernel.
+"""Additional bytes moved per attention score and pass if softmax is not one fused kernel, by bytes of an element.
 
-In 16 bits, the scores are cast to float32 (6), scaled (8), masked (9), normalized (8) and cast back (6), instead of 4;
-in float32, they are scaled (8), masked (9) and normalized (8), instead of 8. The backward pass moves about as many.
+In 16 bits, the scores are cast to float32 (6 bytes), scaled (8), masked (9), normalized (8) and cast back (6), instead
+of 4 bytes in all; in float32, they are scaled (8), masked (9) and normalized (8), instead of 8 bytes in all. The
+backward pass moves about as many bytes.
 """
 SEPARATE_KERNELS = 4.0
-"""Kernels launched in addition per pass where softmax is not one fused kernel: five operations instead of one."""
+"""Additional kernels launched per pass if softmax is not one fused kernel: five operations instead of one."""
 
 FUSED_SOFTMAX_TOKENS = 4096
-"""Tokens of the longest sequences that Megatron's fused kernel for scale, mask and softmax works on."""
+"""Maximum sequence length, in tokens, that Megatron's fused kernel for scale, mask and softmax supports."""
 
 LOGIT_BYTES = 20
 """Bytes moved per logit in both passes.

@@ -23,7 +23,7 @@ from shardscope.errors import SpecError
 
 Floats = NDArray[np.float64]
 _NORMAL_QUANTILE = 1.959964
-"""The 97.5 % quantile of the standard normal distribution: 95 % of values lie between plus and minus this."""
+"""The 97.5 % quantile of the standard normal distribution: 95 % of values are smaller in magnitude."""
 
 
 def _check_batches(small_batch: ArrayLike, large_batch: ArrayLike) -> tuple[Floats, Floats]:

@@ -104,9 +104,9 @@ class ScheduleTable:
         return Order(tuple(sequence), before, tuple(needs))
 
     def _links(self) -> tuple[list[int], list[int]]:
-        """Return two lists: for each operation, the one it needs on a neighbouring stage, and the one that needs it.
+        """Return two lists: the operation on a neighbouring stage that each operation needs, and its reverse.
 
-        Operations are indices into `ops`; -1 if there is no such operation.
+        The reverse gives the operation that needs each operation. Operations are indices into `ops`; -1 for none.
         """
         place = {(_result(op), op.stage, op.microbatch): i for i, op in enumerate(self.ops)}
         needs, feeds = [-1] * len(self.ops), [-1] * len(self.ops)
