@@ -54,7 +54,7 @@ def ended_forkserver() -> tuple[int, int] | None:
 
 
 def forkserver_ended_with(exit_codes: Iterable[int]) -> tuple[int, int] | None:
-    """Return `ended_forkserver` after processes have ended; wait for it if their exit codes say that it is ending.
+    """Return `ended_forkserver` after processes have ended; wait for it if their exit codes show that it is ending.
 
     A killed forkserver closes its pipes before it can be reaped, and its processes then appear to have ended. In
     between, the kernel frees its memory, which may take long on a loaded machine.

@@ -143,8 +143,8 @@ def _expected_failures(run: FailingRun, mtbf_s: float) -> float:
     """Estimate the number of failures of a run, not counting failures during restarts; infinity if it overflows.
 
     On average, ``exp(t / mtbf_s) - 1`` failures occur before t seconds pass without a failure. Without checkpoints, t
-    is the length of the run; with checkpoints, there is one such period for each, and the first checkpoint after a
-    restart must also be written.
+    is the length of the run; with checkpoints, each interval between two of them is one such period, and the first
+    checkpoint after a restart must also be written.
     """
     num_saves = float(run.saves_in(np.asarray(run.work_s)))
     with np.errstate(over="ignore"):

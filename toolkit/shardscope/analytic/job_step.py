@@ -91,7 +91,7 @@ class JobStep:
 
     @cached_property
     def rows(self) -> list[ParameterRow]:
-        """All parameters, in the module's order; those that the loss does not depend on are marked as frozen."""
+        """All parameters, in the module's order; parameters that do not affect the loss are marked as frozen."""
         reached, rows = set(self.trace.gradient_order), self.trace.parameters
         if not reached or all(place in reached for place, row in enumerate(rows) if row.is_trained):
             return list(rows)

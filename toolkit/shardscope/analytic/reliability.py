@@ -192,7 +192,7 @@ def expected(
 
 
 def not_negative(name: str, values: npt.ArrayLike) -> Floats:
-    """Return values as an array; raise `SpecError` if one is negative."""
+    """Return values as an array; raise `SpecError` if a value is negative."""
     found = np.asarray(values, np.float64)
     if not (found >= 0).all():
         raise SpecError(f"{name}={values!r} must be 0 or more")

@@ -32,7 +32,7 @@ class Asked(NamedTuple):
     def parts(self, found: Candidates) -> list[tuple[SearchSettings, Candidates]]:
         """Return the candidates split by software, with the setting of each part.
 
-        They are split only if neither calibration nor software is given: each layout then suggests its software.
+        Candidates are split only if neither calibration nor software is given: each layout then suggests its software.
         """
         if self.calibration is not None or self.software is not None:
             return [(self.setting(Layout()), found)]

@@ -106,7 +106,7 @@ class Candidates(NamedTuple):
         return (self.shard > 0) & self.chosen
 
     def ways_of(self, body: Ints) -> Mask:
-        """Return a mask by body and way: False for duplicate ways, and for ways that need more recomputation."""
+        """Return a mask by body and way: False for duplicates, and for ways that need more than the body recomputes."""
         return self.ways[self.bodies.grid[body]] & (self.bodies.recomputes_all[body, None] | ~self.needs_full)
 
     @property
@@ -121,7 +121,7 @@ class Candidates(NamedTuple):
         return self.total - sum(self.rejected.values())
 
     def only(self, chosen: Mask) -> Candidates:
-        """Return the candidates with some of the ways to store model states; counts cover only these."""
+        """Return the candidates with only the `chosen` ways to store model states; the counts cover only these ways."""
         count, before = int(chosen.sum()), int(self.chosen.sum())
         part = self._replace(chosen=chosen, total=self.total // before * count)
         rejected = {name: lost // before * count for name, lost in self.rejected.items()}

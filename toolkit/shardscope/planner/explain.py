@@ -139,7 +139,7 @@ class PlanComparison(NamedTuple):
 def explain(
     settings: tuple[SearchSettings, SearchSettings], first: Layout, second: Layout, names: tuple[str, str]
 ) -> PlanComparison:
-    """Compare two layouts part by part, each with its own setting."""
+    """Compare two layouts part by part, each with its own calibration."""
     tables = [Layouts.of([layout]) for layout in (first, second)]
     times = [time_of(*each) for each in zip(settings, tables, strict=True)]
     memory = [float(memory_parts(*each).total[0]) for each in zip(settings, tables, strict=True)]

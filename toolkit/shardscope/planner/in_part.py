@@ -82,7 +82,7 @@ class _Held(NamedTuple):
     memory_bytes: Floats
     drive_share: Floats
     beyond: Floats
-    """Bytes by which the layout exceeds the capacity; minus the free bytes if it fits."""
+    """Bytes by which the layout exceeds the capacity; if it fits, the number of free bytes, negated."""
 
     def at(self, rows: npt.NDArray[np.intp]) -> _Held:
         return _Held(*(column[rows] for column in self))

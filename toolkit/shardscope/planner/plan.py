@@ -127,7 +127,7 @@ def _without_offload(space: SearchAxes, every: SearchAxes) -> SearchAxes:
 
 
 def known_model(model: Model | str) -> Transformer:
-    """Return the transformer with this name, or the given one.
+    """Return the transformer of a model, given the model or the name of a preset.
 
     Raises:
         SpecError: The name is unknown, or the model is not a transformer.

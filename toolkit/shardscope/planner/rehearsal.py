@@ -1,4 +1,4 @@
-"""Rehearsal of a plan: a small job and an emulated cluster, in which each part of a step takes as long as planned.
+"""Rehearsal of a plan: a small job on an emulated cluster, in which each part takes its planned share of a step.
 
 A plan is for devices that this machine does not have, and for a model that is too large to train here. A rehearsal
 trains a small model in slow motion. With the slowdown T (seconds in the rehearsal per second of the plan), each rate of
@@ -118,7 +118,7 @@ def _slowed(
     """Return the cluster on which a step of the job takes `step_s`, and the predicted time of the step.
 
     The step time grows almost linearly with the slowdown, from an offset that does not depend on the cluster, so each
-    slowdown is on the line through the last two results (secant method).
+    new slowdown is read off the line through the last two results (secant method).
 
     Args:
         staged_at: Function that returns the cluster for a slowdown.
@@ -186,7 +186,7 @@ def _nodes(setting: SearchSettings, table: Layouts, flops: float, moved_bytes_pe
     Args:
         setting: Model, cluster and calibration.
         table: The layout, as a table of one row.
-        flops: FLOP/s of a device that would take a second for the plan's passes.
+        flops: FLOP/s of an emulated device whose passes are planned to take one second.
         moved_bytes_per_s: Rate of updates of the slowest device, in bytes per second.
     """
     groups = setting.cluster.groups or (setting.cluster,)
@@ -278,7 +278,7 @@ def _small_model(planned: str, model: str | None) -> tuple[str, GPTConfig]:
 def _split(setting: SearchSettings, table: Layouts, small: GPTConfig, stages: int) -> tuple[int, ...]:
     """Return the layers of each stage of the small model, with embedding and head, divided as in the plan.
 
-    The limit that a device's memory sets is scaled with the number of layers.
+    The number of layers that fit in a device's memory is scaled in proportion to the number of layers of the model.
     """
     if stages == 1:
         return ()

@@ -229,7 +229,7 @@ class Staircase:
         self._least = np.minimum.accumulate(np.concatenate(([np.inf], memory)))
 
     def beats(self, time: Floats, memory: Floats) -> npt.NDArray[np.bool_]:
-        """Return which rows are certainly dominated, given lower bounds of their time and memory."""
+        """Return a mask of the rows that are certainly dominated, given lower bounds of their time and memory."""
         return np.asarray(self._least[np.searchsorted(self._time, time)] <= memory)
 
 

@@ -47,7 +47,7 @@ class Sentences:
         return "\n".join(self.lines)
 
     def html(self) -> str:
-        """Return the title and a paragraph for each other sentence."""
+        """Return the title and one paragraph for each remaining sentence."""
         lines = [*map(escape, filter(None, self.lines))]
         title = "".join(f"<strong>{line}</strong>" for line in lines[: self.is_titled])
         said = title + "".join(f"<p style='margin:.2em 0'>{line}</p>" for line in lines[self.is_titled :])
@@ -185,7 +185,7 @@ def padded(rows: Iterable[Iterable[str | Cell]], *, num_left: int) -> list[list[
 
     Args:
         rows: The rows.
-        num_left: Number of columns, from the first on, that are aligned left; the others are aligned right.
+        num_left: Number of columns, from the first on, that are aligned left; all other columns are aligned right.
     """
     columns = []
     for at, column in enumerate(zip_longest(*rows, fillvalue="")):
@@ -230,8 +230,8 @@ class Tree:
     def html(self) -> str:
         """Return nested ``<details>`` elements.
 
-        A closed element shows a term's name and value. An open one also shows its parts, or its formula, inputs and
-        source.
+        A closed element shows a term's name and value. An open element also shows the term's parts, or its formula,
+        inputs and source.
         """
         return f"<div style='{_SCROLL}'>{self._details(self.root)}</div>"
 

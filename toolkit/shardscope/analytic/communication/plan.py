@@ -48,7 +48,7 @@ class Moves(NamedTuple):
     target: Ints
     num_bytes: Ints
     chunk: Ints | None = None
-    """Numbers of the chunks of the tensor; None if they have none."""
+    """Number of the tensor's chunk in each move; None if the tensor is not divided into chunks."""
 
     @classmethod
     def of(cls, each: Round) -> Moves:
@@ -90,7 +90,7 @@ class Exchange:
         rounds: Rounds of the exchange; empty if the messages are unknown, because the backend sends them.
         whole: Bytes that each rank sends, by rank, if the messages are unknown.
         gathers: Whether the exchange gathers parameters, which ranks hold until they are used.
-        is_attached: Whether the messages, such as headers, are sent with those of the next exchange, at no latency.
+        is_attached: Whether the messages, such as headers, are part of the next exchange's and add no latency.
         slices: Number of slices of each message; None for the mean of all calls of the collective (`message_slices`).
     """
 

@@ -207,7 +207,7 @@ def _ring_messages(op: str, sizes: Ints, slices: int, *, step: int) -> Ints:
 
     Each chunk, with the number of elements in `sizes`, is cut into `slices` messages; empty messages are not sent.
 
-    In a reduce-scatter, a rank sends all chunks except its own; in an all-gather, all except that of the next rank.
+    In a reduce-scatter, a rank sends all chunks but its own; in an all-gather, all chunks but that of the next rank.
     """
     each = np.minimum(sizes, slices)
     scattered, gathered = each.sum() - each, each.sum() - np.roll(each, -step)

@@ -1,4 +1,4 @@
-"""FLOPs per step: counted from the matrix products, or by the approximate formula of a paper."""
+"""FLOPs per step, counted from the matrix products."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def hardware_flops(
     Args:
         model: The model.
         sequences: Number of sequences in the global batch.
-        recompute: What the backward pass computes again: ``"none"``, ``"selective"`` (core attention) or ``"full"``
-            (all transformer blocks).
+        recompute: What the backward pass recomputes: ``"none"``, ``"selective"`` (core attention) or ``"full"`` (all
+            transformer blocks).
         layers: Number of layers in the model that are recomputed; if only some layers have experts, each counts as an
             average layer. None for all layers.
     """

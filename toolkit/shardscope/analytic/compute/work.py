@@ -55,7 +55,7 @@ class Matmul(NamedTuple):
 
 
 class Split(NamedTuple):
-    """How one micro-batch is split over devices; all arrays have the same shape, one element per layout.
+    """Division of a micro-batch over devices; all arrays have the same shape, one element per layout.
 
     Attributes:
         tensor: Tensor-parallel degree.
@@ -130,10 +130,10 @@ def projections(model: Transformer, split: Split) -> tuple[Matmul, ...]:
 
 
 def attended_tokens(model: Transformer) -> float:
-    """Return the number of tokens that a token's scores are counted for, as a mean over tokens and layers.
+    """Return the number of attention scores counted per token, averaged over tokens and layers.
 
-    All tokens are counted, even if attention is causal. With a window of w tokens, a causal layer computes s w - w²/2
-    of the s²/2 scores of a sequence of s tokens; twice as many are counted, w (2 - w/s) for each token.
+    Scores with all tokens are counted, even if attention is causal. With a window of w tokens, a causal layer computes
+    s w - w²/2 of the s²/2 scores of a sequence of s tokens; twice as many are counted, w (2 - w/s) for each token.
     """
     share = model.num_windowed_layers / model.layers
     return (1 - share) * model.seq + share * model.window * (2 - model.window / model.seq)
@@ -302,8 +302,8 @@ def score_bytes(model: Transformer, split: Split) -> Floats:
 def fits_fused_softmax(model: Transformer, split: Split, value_bytes: int) -> npt.NDArray[np.bool_]:
     """Return whether Megatron's fused kernel for scale, mask and softmax supports the scores of unfused attention.
 
-    The kernel needs 16-bit scores, a multiple of four heads x sequences on each device, and sequences of at most 4,096
-    tokens (2,048 in early releases), also a multiple of four (NVIDIA/Megatron-LM
+    The kernel needs 16-bit scores, and sequences of at most 4,096 tokens (2,048 in early releases). The sequence
+    length, and the number of heads x sequences on each device, must be multiples of four (NVIDIA/Megatron-LM
     megatron/core/fusions/fused_softmax.py@00caa53, `is_kernel_available`; megatron/model/fused_softmax.py@0cb36de).
     Megatron-LM of 2019 has no such kernel.
     """

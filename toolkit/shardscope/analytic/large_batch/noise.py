@@ -135,7 +135,7 @@ def track(
     large_batch: float,
     smoothing: float = 0.99,
 ) -> NoiseEstimate:
-    """Estimate the noise scale at every step, from exponential moving averages over that step and earlier ones.
+    """Estimate the noise scale at every step, from exponential moving averages over this and all earlier steps.
 
     The averages are corrected for start-up bias, so they are close to plain means over the first steps. Variances
     and the confidence interval are computed as if an average with weights w were the plain mean of

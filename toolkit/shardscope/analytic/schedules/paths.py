@@ -108,7 +108,7 @@ def dualpipev(case: Case) -> Floats:
     """Return the bubble of DualPipeV: (p-1) f for equal durations.
 
     DeepSeek's table (DualPipe's README, 2025) states (p-1)(F&B + B - 3W), where F&B is a forward and a backward that
-    run as one operation, with both results ready at its end. Here the two run in sequence, so the result of the
+    run as one operation, with both results ready at its end. Here the two passes run in sequence, so the result of the
     first is sent earlier.
     """
     p, _, f, i, w = case
@@ -209,7 +209,7 @@ def _v_min_of_more(p: Floats, m: Floats, f: Floats, i: Floats, w: Floats) -> tup
 
 
 def interleaved_ramp(case: Case) -> Floats:
-    """Return the ramp of plain and interleaved ZB-H1: (p-1) f, the time until the last rank starts; it never waits."""
+    """Return the ramp of plain and interleaved ZB-H1: (p-1) f, until the last rank starts, which then never waits."""
     p, _, f, _, _ = case
     return np.asarray((p - 1) * f)
 

@@ -82,11 +82,11 @@ class Transfers(NamedTuple):
         """Yield all nodes, each after the nodes that it waits for.
 
         Args:
-            ends: The end of each node, filled in by the caller for each yielded node; the next node is the one that can
+            ends: End of each node, filled in by the caller for each yielded node; the next node is the one that can
                 start first. None for any order.
 
         Raises:
-            SpecError: Some nodes wait for each other.
+            SpecError: The order deadlocks.
         """
         left, users = [len(each) for each in self.after], [list[int]() for _ in self.after]
         for node, each in enumerate(self.after):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class HalfFloats(PackedCompression):
-    """Base class of methods that round each element to a float of two bytes, so that an all-reduce sums packets."""
+    """Base class of methods that round each element to a float of two bytes, so that packets can be all-reduced."""
 
     carriage = "sums"
     family = "Shorter floats"

@@ -86,7 +86,7 @@ class BucketedStrategy(Strategy):
     def sum_exchanges(
         self, num_elements: int, element_bytes: int, step: JobStep, when: When
     ) -> list[Exchange]:
-        """Return the exchanges that sum one flat tensor; by default `sum_traffic` as totals, without single messages.
+        """Return the exchanges that sum one flat tensor; by default the totals of `sum_traffic`, without messages.
 
         The arguments are those of `sum_traffic`; `when` is the time at which the sum starts.
         """

@@ -89,7 +89,7 @@ class FlatShards(ZeroStrategy):
         """Return the relative sizes of the ranks' shards; None if they are equal.
 
         Raises:
-            SpecError: The shares depend on memory that the emulated cluster does not specify, or a rank has none left.
+            SpecError: The emulated cluster does not specify the memory, or a rank has no memory left.
         """
         if not isinstance(self.shards, str):
             return self.shards
@@ -164,7 +164,7 @@ class FlatShards(ZeroStrategy):
 
 
 def bucket_buffers(buckets: Sequence[int]) -> int:
-    """Return the bytes of the two buffers for gradients that a rank does not keep: one is filled, the other reduced.
+    """Return the bytes of up to two buffers for gradients that a rank does not keep: one is filled, one is reduced.
 
     Args:
         buckets: Bytes of each bucket.

@@ -38,8 +38,8 @@ def trainer_config(model: Transformer, layout: Layout, software: str | None = No
     Args:
         model: The model, whose sizes Megatron-LM takes as flags.
         layout: The layout.
-        software: ``megatron-core``, ``torchtitan`` (also for ``fsdp2``) or ``deepspeed``; None for what the
-            layout suggests, as in `predict`.
+        software: ``megatron-core``, ``torchtitan`` (also for ``fsdp2``) or ``deepspeed``; None for the software that
+            the layout suggests, as in `predict`.
 
     Raises:
         SpecError: The trainer cannot run the layout, or no settings can be written for it.

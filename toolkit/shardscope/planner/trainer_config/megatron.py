@@ -18,7 +18,7 @@ _PRECISIONS: dict[str, dict[str, Any]] = {
     "fp8-mixed": {"bf16": True, "fp8-format": "hybrid"},
 }
 _MORE_BYTES_PER_LOGIT = 4
-"""The native cross entropy saves a float32 softmax in addition to the 16-bit logits (`VocabParallelCrossEntropy`)."""
+"""Bytes per logit of the float32 softmax that the native cross entropy saves (`VocabParallelCrossEntropy`)."""
 _POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
 
 

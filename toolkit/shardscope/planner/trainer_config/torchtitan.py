@@ -118,7 +118,7 @@ def _degrees(model: Transformer, layout: Layout) -> dict[str, Any]:
 
 
 def _experts(layout: Layout, shards: int) -> dict[str, Any]:
-    """Return the degree of expert parallelism; torchtitan takes its ranks first from sharding, then from tensor."""
+    """Return the degree of expert parallelism, whose ranks torchtitan takes first from the sharding ranks."""
     if layout.expert == 1:
         return {}
     if layout.tensor > 1:

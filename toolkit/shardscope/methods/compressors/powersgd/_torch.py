@@ -31,7 +31,7 @@ _FACTOR = "factor."
 
 @dataclass(frozen=True)
 class FactoredTensor:
-    """How one tensor of a bucket is sent in one step.
+    """Form in which one tensor of a bucket is sent in one step.
 
     Attributes:
         name: Name of the tensor.

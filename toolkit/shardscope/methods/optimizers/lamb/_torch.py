@@ -82,7 +82,7 @@ class TorchLamb(LayerwiseOptimizer):
             counts their gradients (tied copies).
 
     Raises:
-        SpecError: An option is out of range. In the first step, also if the `form` is not possible.
+        SpecError: An option is out of range; or, in the first step, the `form` is not possible.
     """
 
     method = "lamb"
@@ -216,7 +216,7 @@ class TorchLamb(LayerwiseOptimizer):
         """Return the factor that clips gradients to `max_grad_norm`; None if it is known to be 1.
 
         Args:
-            batches: All gradients; those of a batch have the same dtype and device.
+            batches: All gradients, in batches of equal dtype and device.
         """
         if (max_norm := self.max_grad_norm) is None:
             return None

@@ -32,8 +32,8 @@ TILE = 1024
 NUM_WARPS = 4
 """Warps per program."""
 PROGRAMS_PER_PROCESSOR = 6
-"""Programs that run at a time on each multiprocessor. With fewer programs, a layer's second visits follow its first
-visits more closely, and more of the layer is still in the L2 cache; with too few, memory bandwidth is not used."""
+"""Programs that run concurrently on each multiprocessor. With fewer programs, a layer's second visits follow its first
+visits more closely, and more of the layer is still in the L2 cache; with too few, memory bandwidth is underused."""
 
 DEVICES = {"cuda", "cpu"} if triton.knobs.runtime.interpret else {"cuda"}
 """Types of devices on which the kernel runs; Triton's interpreter, used in tests, accepts tensors in host memory."""

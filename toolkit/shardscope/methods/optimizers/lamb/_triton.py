@@ -3,9 +3,9 @@
 The work on a layer is cut into tiles, and each tile is visited twice. The first visit updates the moments and sums the
 squares of weights and update. The second visit needs the trust ratio, and so the sums over the whole layer; it computes
 the update again from the stored moments, and moves the weights. Both visits together access memory 10 times per
-element, compared with 7 times in a fused AdamW kernel; it is less where the second visit finds its three tensors in the
-L2 cache. So the programs of the kernel work through one list of visits, in which a layer's second visits follow shortly
-after its first visits (`_visits.stages_of`).
+element, compared with 7 times in a fused AdamW kernel; fewer if the second visit finds its three tensors in the L2
+cache. To make this likely, the programs of the kernel work through one list of visits, in which a layer's second visits
+follow shortly after its first visits (`_visits.stages_of`).
 
 Each program takes the next visit from the list when it has finished the previous one. A second visit waits until the
 sums of its layer are complete; it cannot wait forever, because these depend only on visits that were taken before it.

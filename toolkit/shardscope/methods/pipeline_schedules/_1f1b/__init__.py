@@ -39,7 +39,10 @@ class OneForwardOneBackward(PipelineSchedule):
         return f"at least {ranks}"
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """Return a rank's peak activations, in micro-batches: min(m, P - rank) for m on P ranks (section 3.2)."""
+        """Return a rank's peak activations in micro-batches: min(m, P - rank) (section 3.2).
+
+        There are m micro-batches and P ranks.
+        """
         import numpy as np
 
         return np.minimum(microbatches, ranks - rank)

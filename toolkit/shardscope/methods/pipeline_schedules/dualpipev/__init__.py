@@ -34,9 +34,9 @@ class DualPipeV(PipelineSchedule):
         return dualpipev(rank, ranks, microbatches, held)
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """Return a rank's peak activations, in micro-batches: min(m, P + 1/2) for m on P ranks.
+        """Return a rank's peak activations, in micro-batches: min(m, P + 1/2) for m micro-batches on P ranks.
 
-        DualPipe's README states this as PP + 1 in units of one stage, where PP = 2P is the number of stages.
+        DualPipe's README gives this as PP + 1 in units of one stage, where PP = 2P is the number of stages.
         """
         import numpy as np
 

@@ -269,7 +269,7 @@ class ParameterServer(Strategy):
         """Return the traffic of one push and one pull per worker, including headers and the norms that servers sum.
 
         With `backups`, this is the maximum, because workers skip steps that have ended without them. Workers that share
-        gradients may compute, and send, any number of the gradients of a step; one each is assumed.
+        gradients may compute, and send, any number of the gradients of a step; one per worker is assumed.
         """
         from shardscope.analytic.communication.parameter_server import parameter_server_traffic
 

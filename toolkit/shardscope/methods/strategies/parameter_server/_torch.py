@@ -38,8 +38,8 @@ class ParameterServerRank(RankStrategy):
 
     The module of each rank holds a worker's copy of the parameters; a server stores its own parameters separately. At
     some points, such as before a checkpoint, all ranks synchronise: each server broadcasts its newest parameters, so
-    that all copies are equal. In a synchronous run, copies are equal anyway, so this changes nothing. In other runs, it
-    acts like an additional pull by each worker.
+    that all copies are equal. In a synchronous run, copies are equal anyway, so this changes nothing. In all other
+    runs, synchronising acts like an additional pull by each worker.
     """
 
     shares_state: ClassVar[bool] = False

@@ -116,7 +116,7 @@ class Client:
         return [*messages, *self.pushes.work_space]
 
     def pause_or_end(self, kind: MessageKind, step: int) -> int | None:
-        """Pause or end after `step`, and wait until all other workers do so too.
+        """Pause or end after `step`, and wait until all other workers pause or end as well.
 
         Returns:
             The step that all workers have finished; None if this worker pauses and another worker ends.

@@ -211,7 +211,7 @@ class Pipeline(Strategy):
         Args:
             trace: Trace of a step.
             job: The job.
-            slowness: Computing time of each rank relative to the slowest device; empty if all are alike.
+            slowness: Compute time of each rank relative to the slowest device; empty if all devices are equal.
         """
         pieces, num_stages = trace.pieces, job.world_size * self.stages_per_rank
         if isinstance(self.split, tuple):
@@ -247,7 +247,7 @@ class Pipeline(Strategy):
         return build(self.schedule, step.world_size, count, self.stages_per_rank)
 
     def activations(self, step: JobStep) -> list[float] | None:
-        """Return the peak activation bytes of each rank: those saved by all micro-batches in flight, and by the loss.
+        """Return the peak activation bytes of each rank, saved by all micro-batches in flight and by the loss.
 
         The result is an upper bound if blocks are recomputed, or if the schedule splits the backward pass, because the
         first part of a split backward pass frees some activations.

@@ -229,7 +229,7 @@ def shares_of_ranks(
         context: This rank's context.
 
     Raises:
-        SpecError: A rank has no memory left for optimizer state, or the emulated cluster does not specify it.
+        SpecError: A rank has no memory left for optimizer state, or the emulated cluster does not specify memory.
     """
     if not isinstance(settings.shards, str):
         return settings.shards

@@ -38,7 +38,7 @@ class FlatBucket:
         named: Names and parameters, in bucket order.
         rank: This rank.
         world_size: Number of ranks.
-        even: Whether to pad to a multiple of the number of ranks, as the backends' own collectives require.
+        even: Whether to pad the bucket to a multiple of the number of ranks, as the backends' collectives require.
         chunk_sizes: Function that returns the size of each rank's chunk, given the number of elements in a bucket.
         keeps_gradients: Whether the bucket has a buffer for the gradients of all elements.
         weights: Elements of all parameters; the parameters are views of this tensor.

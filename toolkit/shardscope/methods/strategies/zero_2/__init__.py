@@ -56,7 +56,7 @@ class Zero2(FlatShards, FullyShardedStrategy):
 
     @property
     def hides_noise_because(self) -> str | None:
-        """Why the gradient noise scale cannot be measured; None with ``collectives='ring'``."""
+        """Why the gradient noise scale cannot be measured; None with `shards` or with ``collectives='ring'``."""
         return super().hides_noise_because if self.shards is None else None
 
     def check(self, job: Job) -> None:

@@ -47,7 +47,7 @@ class FlatZero2Rank(Zero1Rank):
     def no_exchange(self) -> Iterator[None]:
         """Return a context manager for the backward passes of all micro-batches but the last.
 
-        Within it, gradients are still reduced, because a rank keeps only its own shard of them.
+        Within this context, gradients are still reduced, because a rank keeps only its own shard of the gradients.
         """
         yield
         self._settle()
