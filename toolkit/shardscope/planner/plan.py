@@ -236,7 +236,7 @@ def _nothing_valid(asked: Asked, pools: list[Pool]) -> str:
     counts = pools[0].found.rejected
     reason = max(counts, key=counts.__getitem__) if counts else "devices"
     last = list(counts)[-1] if counts else reason
-    others = "" if last == reason else f", and the last ones because {REASONS[last]}"
+    others = "" if last == reason else f", and the last combinations because {REASONS[last]}"
     how_many = "most" if others or len(counts) > 1 else "all"
     return (
         f"no layout of {asked.model.name} on {asked.cluster.num_devices:,} devices is valid: of "

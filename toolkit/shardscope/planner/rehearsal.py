@@ -252,7 +252,9 @@ def _check(layout: Layout, cluster: Cluster) -> None:
             "either replicas or stages; plan with fix={'data': 1} or fix={'pipeline': 1}"
         )
     if layout.num_devices == 1:
-        raise SpecError("a plan for one device has nothing to rehearse; plan for a cluster with several")
+        raise SpecError(
+            "a plan for one device has nothing to rehearse; plan for a cluster with several devices"
+        )
     if layout.offload != "none":
         raise SpecError(
             f"a plan with offload={layout.offload!r} cannot be rehearsed, because jobs on CPU ranks have nowhere to "
@@ -284,8 +286,8 @@ def _split(setting: SearchSettings, table: Layouts, small: GPTConfig, stages: in
         return ()
     if small.layers < stages:
         raise SpecError(
-            f"a model of {small.layers} layers has too few for the plan's {stages} stages; give model='gpt-small' or "
-            "another with as many"
+            f"a model of {small.layers} layers is too small for the plan's {stages} stages; give model='gpt-small' or "
+            f"another model with at least {stages} layers"
         )
     blocks = even_split(small.layers, stages)
     if setting.cluster.groups:
@@ -308,7 +310,7 @@ def _strategy(layout: Layout, split: tuple[int, ...]) -> Strategy:
 def _optimizer(layout: Layout) -> Any:
     if not isinstance(layout.optimizer, Optimizer):
         raise SpecError(
-            f"optimizer={layout.axis('optimizer')!r} is one that jobs do not have; plan with optimizer='adamw'"
+            f"optimizer={layout.axis('optimizer')!r} is not available in jobs; plan with optimizer='adamw'"
         )
     return layout.optimizer
 

@@ -62,7 +62,7 @@ def trainer_config(model: Transformer, layout: Layout, software: str | None = No
     if lacking := known.shipped.lacks(layout, model):
         raise SpecError(
             f"{known.label} does not ship {' or '.join(lacking)}; to search only what it ships, plan with "
-            f"software={known.name!r} and without that in fix"
+            f"software={known.name!r} and leave these axes out of fix"
         )
     config = _WRITERS[known.name](model, layout)
     work = f"The plan is for {work_text(layout.global_batch, model.seq)}."

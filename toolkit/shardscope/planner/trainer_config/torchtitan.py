@@ -59,7 +59,7 @@ def _check(model: Transformer, layout: Layout) -> None:
     if refused := SOFTWARE["torchtitan"].shipped.refuses(layout, model):
         raise SpecError(
             f"torchtitan refuses {' and '.join(refused)}; to search only what it runs, plan with "
-            "software='torchtitan' and without that in fix"
+            "software='torchtitan' and leave these axes out of fix"
         )
     parts = (layout.tensor if layout.sequence_parallel else 1) * (
         2 * layout.context if layout.context > 1 else 1
@@ -139,7 +139,7 @@ def _replicas(layout: Layout) -> tuple[int, int]:
     if layout.zero == 1 and layout.data * layout.context > 1:
         raise SpecError(
             "zero=1 is not an option of torchtitan, which shards gradients, too; plan with software='torchtitan' and "
-            "without that in fix"
+            "leave zero out of fix"
         )
     if layout.zero == 0:
         if layout.context > 1:
