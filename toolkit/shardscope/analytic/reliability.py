@@ -178,7 +178,7 @@ def expected(
     ):  # infinite where failures are so frequent that no checkpoint is ever complete
         intervals = np.exp(-write / mtbf) / np.expm1(
             (interval + save) / mtbf
-        )  # complete ones between two failures
+        )  # complete intervals between two failures
         useful = interval * intervals
         restarting = mtbf * np.expm1(restart / mtbf)
         goodput = useful / (mtbf + restarting)

@@ -322,7 +322,7 @@ def _states(cluster: Cluster, grid: Grid, space: SearchAxes) -> tuple[Ints, Ints
         twin = (ranks == 1) & (zero > lowest) if zero else np.zeros(len(ranks), bool)
         if zero and kind == "node":
             twin |= (shard == 1) | ((shard == ranks) & ("all" in space.shard))
-        # Without replicas the stage says nothing, unless offloading needs it.
+        # Without replicas, the stage has no effect, unless offloading needs it.
         counts = (ranks > 1) | (zero > min(space.zero))
         is_lost = (grid.pipeline > 1) & counts & (zero not in space.zero_in_pipelines)
         found = np.where(is_lost, IN_PIPELINE, np.where(twin, 0, shard))

@@ -158,9 +158,7 @@ def explain(
 
 def _because(part: str, first: Layout, second: Layout) -> tuple[str, ...]:
     differing = (name for name in _CAUSES[part] if getattr(first, name) != getattr(second, name))
-    both_full = (
-        first.recompute == second.recompute == "full"
-    )  # else neither number says what the layout recomputes
+    both_full = first.recompute == second.recompute == "full"  # otherwise, the numbers cannot be compared
     return tuple(name for name in differing if both_full or name != "recompute_layers")
 
 

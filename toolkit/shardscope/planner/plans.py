@@ -354,7 +354,7 @@ class Plans:
         if layout.recompute_layers >= layers_of_stage(
             setting.model.layers, layout.pipeline * layout.virtual_stages
         ):
-            layout = layout.replace(recompute_layers=0)  # all layers, as the table says it
+            layout = layout.replace(recompute_layers=0)  # the table writes all layers as 0
         one = Layouts.of([layout])
         time = float(time_of(setting, one).total[0])
         memory = float(memory_parts(setting, one).total[0])

@@ -189,7 +189,7 @@ def _v_min_of_more(p: Floats, m: Floats, f: Floats, i: Floats, w: Floats) -> tup
     """Return two bubbles of V-Min, both for p > 2 ranks: the first if p is a multiple of 3, the second otherwise."""
     k, rest = p // 3, p % 3
     small, large, late = 2 * p - 2 * m, 2 * p - 6 + 4 * m, (2 * m - 1) * w
-    # No more weight gradients fill the waits than a rank has: else a step would last longer, the shorter they are.
+    # A rank's weight gradients fill its waits, at most all of them; else shorter ones would lengthen the step.
     few, many = np.minimum(k + 1, 2 * m) * w, np.minimum(2 * k, 2 * m) * w
     paused = longest(
         (8 * k - 1) * f + (5 * k - 1) * i - few,

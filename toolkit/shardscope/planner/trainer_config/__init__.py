@@ -26,7 +26,7 @@ __all__ = ["TrainerConfig", "trainer_config"]
 _WRITERS: dict[str, Callable[[Transformer, Layout], TrainerConfig]] = {
     "megatron-core": megatron_config,
     "fsdp2": torchtitan_config,
-    # Its memory model is that of compiled runs, whose loss needs fewer bytes; that of FSDP2 is not.
+    # torchtitan's memory is predicted for compiled runs, whose loss needs fewer bytes; FSDP2's memory is not.
     "torchtitan": partial(torchtitan_config, is_compiled=True),
     "deepspeed": deepspeed_config,
 }

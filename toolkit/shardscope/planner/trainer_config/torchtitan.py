@@ -45,7 +45,7 @@ def torchtitan_config(model: Transformer, layout: Layout, *, is_compiled: bool =
     settings |= _switch("compile", "enable", is_on=is_compiled)
     if (
         layout.pipeline > 1 or layout.expert > 1
-    ):  # torchtitan refuses to capture them in CUDA graphs, its default
+    ):  # torchtitan uses CUDA graphs by default, but refuses to capture these
         settings["training.disable_cuda_graphs"] = True
     return TrainerConfig("torchtitan, flags of run_train.sh", flags(settings), _remarks(layout))
 

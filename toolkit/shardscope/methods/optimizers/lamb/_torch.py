@@ -141,7 +141,7 @@ class TorchLamb(LayerwiseOptimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._kernels = None  # they update the moments of the state before
+        self._kernels = None  # the kernels update the moments of the previous state
 
     def _new_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         return {

@@ -54,7 +54,7 @@ class PipelineRank(RankStrategy):
         assert context.group is not None
         self.group = context.group
         self.cut = cut(model, self.example()[0], self.precision.autocast, self.job, context)
-        if context.rank == 0:  # on how many ranks the run can go on
+        if context.rank == 0:  # limits the number of ranks of a resumed run
             context.events.emit("pipeline_layers", count=sum(map(len, self.cut.stages)))
         self.stage_ranks = settings.stage_ranks(context.world_size)
         self.order = [name for name, _ in model.named_parameters()]
