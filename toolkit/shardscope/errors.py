@@ -20,7 +20,7 @@ _QUOTED_BITS = 256
 _MESSAGE = 1500
 """Maximum number of characters of a message."""
 _ENDING = 400
-"""Number of characters kept at the end of a longer message, where it says what to do."""
+"""Number of characters kept at the end of a truncated message, which gives advice."""
 _ITEMS = 8
 """Maximum number of items of a collection quoted in a message."""
 _BRACKETS: dict[type, tuple[str, str]] = {

@@ -37,7 +37,7 @@ def parsed_json(text: str | bytes) -> Any:
 
 
 def unpacked(path: Path) -> bytes:
-    """Return the content of a file, uncompressed if its name ends in ``.gz``.
+    """Return the content of a file, decompressed if its name ends in ``.gz``.
 
     Raises:
         ValueError: The content is too large for its compressed size; no text compresses that well.

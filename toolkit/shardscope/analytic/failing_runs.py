@@ -1,4 +1,4 @@
-"""Goodput of runs of finite length that fail and restart: for given failures, and as a distribution for random ones.
+"""Goodput of finite runs that fail and restart: for given failures, and as a distribution for random failures.
 
 `reliability.expected` gives the mean over an endless run. A run that ends has few failures, so its goodput varies:
 

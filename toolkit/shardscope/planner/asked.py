@@ -25,7 +25,7 @@ class Asked(NamedTuple):
     software: str | None = None
 
     def setting(self, layout: Layout) -> SearchSettings:
-        """Return the model, cluster and calibration for a layout, the same that `predict` uses."""
+        """Return the model, cluster and calibration for a layout, as used by `predict`."""
         known = calibration_of(self.cluster, self.calibration, software=self.software, layout=layout)
         return SearchSettings(self.model, self.cluster, known)
 

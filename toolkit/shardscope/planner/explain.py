@@ -49,7 +49,7 @@ _CAUSES: dict[str, tuple[str, ...]] = {
     "offload": ("offload", "zero", "recompute", "recompute_layers", "micro_batch"),
     "overhead": ("micro_batch", "pipeline", "tensor", "data"),
 }
-"""Settings that affect each part, those with the largest effect first."""
+"""Settings that affect each part, in decreasing order of their effect."""
 
 
 class Difference(NamedTuple):

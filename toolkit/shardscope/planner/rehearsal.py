@@ -316,7 +316,7 @@ def _optimizer(layout: Layout) -> Any:
 
 
 def _moved_bytes(job: Job, small: GPTConfig, layout: Layout) -> float:
-    """Return the bytes that the update of one rank reads and writes, with equal parts on all ranks."""
+    """Return the bytes that the update of one rank reads and writes, if all ranks update equally many elements."""
     parts = layout.pipeline * (layout.data if layout.zero else 1)
     return job.optimizer.states.moved_bytes_per_param(_BYTES) * small.num_params / parts
 

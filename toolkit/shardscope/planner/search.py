@@ -1,4 +1,4 @@
-"""Score all candidates in chunks: compute the time and memory of those that fit, and keep the best of them.
+"""Score all candidates in chunks: compute the time and memory of layouts that fit, and keep the best layouts.
 
 The search is exact. Part of a layout's step time does not depend on how model states are stored. A layout is skipped
 early only if this part alone exceeds the step time of `keep` other layouts that leave at least as much memory free.
@@ -46,11 +46,11 @@ class RankedRows(NamedTuple):
     memory_bytes: Floats
 
     def at(self, rows: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> RankedRows:
-        """Return the rows at the given indices, or those selected by a mask."""
+        """Return the rows at the given indices, or the rows selected by a mask."""
         return RankedRows(*(column[rows] for column in self))  # type: ignore[arg-type]
 
     def plus(self, other: RankedRows) -> RankedRows:
-        """Return these rows followed by those of `other`."""
+        """Return the rows of this table followed by the rows of `other`."""
         return RankedRows(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
 
 
@@ -64,7 +64,7 @@ class Promising(NamedTuple):
     drive_share: Floats
 
     def plus(self, other: Promising) -> Promising:
-        """Return these rows followed by those of `other`."""
+        """Return the rows of this table followed by the rows of `other`."""
         return Promising(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
 
 

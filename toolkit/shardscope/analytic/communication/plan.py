@@ -121,7 +121,7 @@ class Flow(NamedTuple):
     table: ScheduleTable
     """Schedule of one pass of `table`'s micro-batches through all stages."""
     passes: int
-    """Number of such passes in a step, one after the other."""
+    """Number of passes of `table` in a step, one after the other."""
     boundary_bytes: tuple[int, ...]
     """Bytes of one micro-batch's output, for each stage except the last."""
     stage_bytes: tuple[float, ...]

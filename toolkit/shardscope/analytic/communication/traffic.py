@@ -77,7 +77,7 @@ class Sent(NamedTuple):
         return self.bounds is None
 
     def times(self, count: int) -> Sent:
-        """Return the traffic of `count` such collectives."""
+        """Return the traffic of `count` repetitions of these collectives."""
         return self.each(lambda column: column * count)
 
     def each(self, change: Callable[[Ints], Ints]) -> Sent:

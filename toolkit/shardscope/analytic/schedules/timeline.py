@@ -17,7 +17,7 @@ class ScheduledOp(NamedTuple):
     """One operation of one stage on one micro-batch."""
 
     op: str
-    """``F``: forward pass; ``B``: backward pass; ``I`` and ``W``: its parts for input and for weight gradients."""
+    """``F``: forward pass; ``B``: backward pass; ``I``, ``W``: input and weight gradients of a split backward pass."""
     stage: int
     microbatch: int
 

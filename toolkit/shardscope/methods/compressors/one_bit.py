@@ -48,7 +48,7 @@ class OneBitCompression(BlockCompression):
 
     @property
     def steps_are_alike(self) -> bool:
-        """Whether all steps are alike: False, since a resumed run may have completed its warm-up before."""
+        """Whether all steps are alike: False, because a resumed run may have completed its warm-up earlier."""
         return False
 
     def uncompressed(self, steps: int) -> int:

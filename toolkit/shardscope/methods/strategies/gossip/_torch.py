@@ -69,7 +69,7 @@ class GossipRank(RankStrategy):
 
     @property
     def reports_layer_signals(self) -> bool:
-        """True, because each rank has its own weights."""
+        """Whether this rank reports layer signals: True, because each rank has its own weights."""
         return True
 
     def step(

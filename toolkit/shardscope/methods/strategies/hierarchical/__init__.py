@@ -124,7 +124,7 @@ class Hierarchical(BucketedStrategy):
 
 
 def _at_once(exchanges: Sequence[Exchange]) -> Exchange:
-    """Merge simultaneous exchanges with equal numbers of rounds: each round contains the messages of all of them."""
+    """Merge simultaneous exchanges with equal numbers of rounds: each round contains the messages of all exchanges."""
     from dataclasses import replace
 
     from shardscope.analytic.communication.plan import Round

@@ -263,7 +263,7 @@ class SharedParts:
         return cls(store, worker, len(workers))
 
     def of_step(self, step: int) -> Iterator[int]:
-        """Yield the parts of `step` that this worker takes, one after another; none if others have taken all.
+        """Yield the parts of `step` that this worker takes, one after another; no part if other workers have taken all.
 
         The first call is for the first step of the run, of which each worker takes one part.
         """

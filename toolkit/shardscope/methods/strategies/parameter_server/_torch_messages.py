@@ -28,7 +28,7 @@ TO_SERVER, TO_WORKER, SQUARES = (1 << 21) + 1, (1 << 21) + 2, (1 << 21) + 3
 
 
 class SilentPeer(ShardscopeError):
-    """Error raised if a rank that is alive sends nothing for too long while others wait for it."""
+    """Error raised if a rank that is alive sends nothing for too long while other ranks wait for it."""
 
 
 def wait_for(work: dist.Work, peer: str, patience_s: float, timeout_s: float) -> None:

@@ -166,7 +166,7 @@ class PipelineRank(RankStrategy):
 
     @property
     def reports_layer_signals(self) -> bool:
-        """True, because each rank has its own layers."""
+        """Whether this rank reports layer signals: True, because each rank has its own layers."""
         return True
 
     def layer_signals(self, optimizer: torch.optim.Optimizer) -> list[LayerSignal]:
@@ -254,7 +254,7 @@ class PipelineRank(RankStrategy):
         return {}  # each rank already holds the tensors that it trains
 
     def _predict(self, inputs: Any) -> Any:
-        """Run the forward pass; return the outputs on the rank of the last stage, and None on others."""
+        """Run the forward pass; return the outputs on the rank of the last stage, and None on all other ranks."""
         x = inputs
         rank, last = self.context.rank, len(self.stage_ranks) - 1
         for index, stage in self.stages.items():
