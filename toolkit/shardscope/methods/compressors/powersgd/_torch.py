@@ -224,7 +224,7 @@ class PowerSgdCompressor(Compressor):
 
 
 def matrix_shape(shape: torch.Size) -> tuple[int, int]:
-    """Return a tensor's shape as a matrix: (first dimension, product of the others), or (1, n) for a vector or scalar."""
+    """Return a tensor's matrix shape: (first dimension, product of all others), or (1, n) for a vector or scalar."""
     return (shape[0], shape[1:].numel()) if len(shape) > 1 else (1, shape.numel())
 
 
