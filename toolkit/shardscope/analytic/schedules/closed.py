@@ -92,8 +92,8 @@ def bubble_time(  # noqa: PLR0917
         t_input: Seconds of the backward pass that computes the input gradients.
         t_weight: Seconds of the backward pass that computes the weight gradients.
         ranks_meet: Whether all ranks synchronise between steps, as for clipping gradients by their norm. The
-            zero-bubble papers avoid this by validating the update afterwards. With synchronisation, the time while
-            ranks start or finish at different moments counts as idle too.
+            zero-bubble papers avoid this by validating the update afterwards. With synchronisation, waits before a
+            rank's first operation and after its last count as idle too.
 
     Example:
         >>> from shardscope.spec.layout import schedule_names

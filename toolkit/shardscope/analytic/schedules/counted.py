@@ -24,8 +24,8 @@ def bubble(schedule: PipelineSchedule, case: Case, held: Any, *, ranks_meet: boo
     """Return the value of `PipelineSchedule.bubble`, computed from a table for each element of the arguments.
 
     If ranks synchronise between steps (`ranks_meet`), the bubble is the time of the whole step minus a rank's work;
-    else that of the longest path from a rank's first to its last operation. With shorter operations, neither time is
-    longer.
+    otherwise, it is the longest path from a rank's first to its last operation, minus this work. Shorter operations
+    make neither time longer.
     """
 
     def count(*asked: float) -> float:

@@ -2,7 +2,7 @@
 
 A rank is idle if some chain of dependent operations takes longer than the rank's own work. For given numbers of ranks
 and micro-batches, the length of a chain is a sum of durations of forwards, input gradients and weight gradients, so the
-bubble is the maximum of a few such sums. The papers state only the sum that is largest if all durations are equal. The
+bubble is the maximum of a few such sums. The papers give only the sum that is largest if all durations are equal. The
 other sums were derived from the schedules' tables, and the tests check all of them against these tables.
 
 Every function here takes a `Case`: p ranks, m micro-batches, and the durations f of a forward, i of an input gradient
@@ -108,7 +108,7 @@ def dualpipev(case: Case) -> Floats:
     """Return the bubble of DualPipeV: (p-1) f for equal durations.
 
     DeepSeek's table (DualPipe's README, 2025) states (p-1)(F&B + B - 3W), where F&B is a forward and a backward that
-    run as one operation, with both results ready at its end. Here the two run in sequence, so the result of the
+    run as one operation, with both results ready at its end. Here the two passes run in sequence, so the result of the
     first is sent earlier.
     """
     p, _, f, i, w = case
@@ -186,10 +186,10 @@ def _v_min_of_two(m: Floats, f: Floats, i: Floats, w: Floats) -> Floats:
 
 
 def _v_min_of_more(p: Floats, m: Floats, f: Floats, i: Floats, w: Floats) -> tuple[Floats, Floats]:
-    """Return the bubble of V-Min for more than two ranks: if 3 divides p, and if it does not."""
+    """Return two bubbles of V-Min, both for p > 2 ranks: the first if p is a multiple of 3, the second otherwise."""
     k, rest = p // 3, p % 3
     small, large, late = 2 * p - 2 * m, 2 * p - 6 + 4 * m, (2 * m - 1) * w
-    # No more weight gradients fill the waits than a rank has: else a step would last longer, the shorter they are.
+    # A rank's weight gradients fill its waits, at most all of them; else shorter ones would lengthen the step.
     few, many = np.minimum(k + 1, 2 * m) * w, np.minimum(2 * k, 2 * m) * w
     paused = longest(
         (8 * k - 1) * f + (5 * k - 1) * i - few,
@@ -209,7 +209,7 @@ def _v_min_of_more(p: Floats, m: Floats, f: Floats, i: Floats, w: Floats) -> tup
 
 
 def interleaved_ramp(case: Case) -> Floats:
-    """Return the ramp of plain and interleaved ZB-H1: (p-1) f, after which the last rank starts and never waits."""
+    """Return the ramp of plain and interleaved ZB-H1: (p-1) f, until the last rank starts, which then never waits."""
     p, _, f, _, _ = case
     return np.asarray((p - 1) * f)
 
