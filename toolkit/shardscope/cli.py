@@ -48,7 +48,7 @@ COMMANDS = (
     lab, demo, run, check, compare, reproduce, stop, resize, runs, show, logs, report, export, tune, predict, simulate,
     plan, scoreboard, calibrate, accuracy, doctor, cache,
 )  # fmt: skip
-"""All commands, in the order of the help: to start with, one run, all runs, tuning, large models, this machine."""
+"""All commands, in the order of the help: first steps, one run, all runs, tuning, large models, this machine."""
 _ABOUT = "Describe a training job; predict its traffic, memory and time, run it on real processes, and compare the two."
 
 

@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Print the best layouts, and explain why the first is better than the second; return 1 if no layout fits."""
+    """Print the best layouts, and why the first is better than the second; return 1 if no layout fits."""
     if arguments.config is not None and arguments.json:
         raise SpecError("--config prints settings, and --json plans and counts; use one of them")
     plans = _search(arguments)

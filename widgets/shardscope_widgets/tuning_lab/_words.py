@@ -45,7 +45,7 @@ def plan_text(definition: Definition, trials: int, known: int, *, is_running: bo
 
 
 def baselines_text(definition: Definition) -> str:
-    """Return the label of the switch for the baselines: their names, and how many trials they would take."""
+    """Return the label of the switch for the baselines: their names, and the number of trials they would add."""
     searched = definition.searched
     names = [registry.require_known(Optimizer, name).__name__ for name in BASELINES]
     drawn = optimizers_of(searched)
@@ -54,7 +54,7 @@ def baselines_text(definition: Definition) -> str:
 
 
 def _scales_steps(definition: Definition) -> bool:
-    """Return whether trials differ in batch size, and so take different numbers of steps for the same samples."""
+    """Return whether trials take different numbers of steps: they differ in batch size and train on equal samples."""
     return definition.equal == "samples" and "batch" in definition.space.parameters
 
 
@@ -77,8 +77,8 @@ def status_text(
         trials: Trials of the study.
         wanted: Total number of trials requested.
         doing: ``running``, ``stopping`` or ``idle``.
-        before: What is done before the first trial, as a sentence.
-        ended: Why the study has ended with fewer trials, as a sentence.
+        before: Sentence on what is done before the first trial.
+        ended: Sentence on why the study has ended with fewer trials.
     """
     found = counts(trials)
     done = sum(found.get(state, 0) for state in ("complete", "pruned", "failed"))
@@ -132,8 +132,8 @@ def figures_html(job: Job, measured: TrialMetrics | None, formula: float | None,
     Args:
         job: Job of the trial.
         measured: Its measurements; None if it has none.
-        formula: Bytes per step without compression; None if not compressed.
-        projected: Predicted step time on the chosen link, as text; empty for times as measured.
+        formula: Bytes per step without compression by the formula; None if the trial has no compression.
+        projected: Predicted step time on the chosen link, as text; empty to show measured times.
     """
     if measured is None or measured.step_s is None:
         return ""
@@ -164,7 +164,7 @@ def link_text(label: str, notes: Mapping[str, Sequence[int]]) -> str:
     """Return sentences about the effect of the link sliders.
 
     Args:
-        label: Link for which times are predicted; empty for times as measured.
+        label: Link for which times are predicted; empty to show measured times.
         notes: Numbers of the trials without a predicted time, by reason.
     """
     if not label:

@@ -92,7 +92,8 @@ class StopControl:
         timeout_s: Time that the other ranks wait for rank 0, in addition to the time that rank 0 itself waits for a
             decision, in seconds.
         notes: How rank 0 passes step numbers to the other ranks; None uses files in the run directory.
-        is_resizable: Whether the ranks also stop for a resize request, because an agent starts the next ones.
+        is_resizable: Whether the ranks also stop for a resize request, after which an agent starts the requested
+            number.
     """
 
     run: RunDir
@@ -123,7 +124,7 @@ class StopControl:
         return False
 
     def is_resizing(self) -> bool:
-        """Return whether other ranks will continue after these have stopped, as far as this rank knows."""
+        """Return whether these ranks stop for a resize, as far as this rank knows, so that new ranks continue."""
         return self._is_resize_asked() and not self.run.stop_request.exists()
 
     def _is_asked(self) -> bool:
@@ -182,7 +183,7 @@ def _wait(condition: Callable[[], bool], patience_s: float) -> bool:
 def _step_in(path: Path) -> int | None:
     """Return the step number in a file; None if the file does not exist, or does not contain a number.
 
-    If the file exists but cannot be opened, this is retried: a rank that took it for missing would continue alone.
+    If the file exists but cannot be opened, opening is retried: a rank that treated it as missing would continue alone.
 
     Raises:
         OutOfReach: The file cannot be opened for `_PATIENCE_S` seconds.

@@ -38,7 +38,7 @@ class ResumePoint(NamedTuple):
 
 
 class _Error(NamedTuple):
-    """What identifies an error of the ranks' own code, to see whether it occurs again."""
+    """Identity of an error of the ranks' own code, to detect that it recurs."""
 
     type: str
     step: int
@@ -72,7 +72,7 @@ class Restarts:
 
     Attributes:
         run: The run directory.
-        recovery: The job's recovery; None never starts the ranks again.
+        recovery: The job's recovery settings; None never restarts the ranks.
         resume: What the launch asked to resume from.
         count: Number of restarts so far.
         memory: Memory in which the ranks keep copies of their state; None if they keep none.
@@ -87,7 +87,7 @@ class Restarts:
     _losses: int = 0
 
     def after(self, ending: Ending) -> ResumePoint | None:
-        """Return the state from which the next attempt starts, after one with this ending; None if the run ends."""
+        """Return the state to start the next attempt from, given how the last one ended; None if the run ends."""
         if self.recovery is None or ending.state != "failed" or ending.cause in _ONLY_ONCE:
             return None
         if self.count >= self.recovery.restarts or self.run.stop_request.exists():
@@ -120,7 +120,7 @@ class Restarts:
         Args:
             job: The job as it was launched.
             world_size: Number of ranks of the attempt that failed.
-            ending: How it ended.
+            ending: How that attempt ended.
         """
         is_lost = (ending.error or {}).get("rank") is not None and _own_error(ending) is None
         if job.elastic is None or not is_lost:

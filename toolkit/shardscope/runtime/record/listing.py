@@ -1,6 +1,6 @@
 """The runs in a folder: those that can be read, and the reasons why others cannot.
 
-A folder of runs may be shared with other users, and may contain copies, leftovers and damaged runs. One bad run
+A folder of runs may be shared with other users, and may contain copies, leftovers and corrupt runs. One bad run
 directory never hides a good one: unreadable runs are skipped, counted and listed with the reason.
 """
 
@@ -78,7 +78,7 @@ class Runs(list[Run]):
 def runs(root: str | Path | None = None, *, all: bool = False, group: str | None = None) -> Runs:  # noqa: A002
     """Return the runs in the folder `root`, newest first.
 
-    A run directory that is damaged, or private to another user, is left out; ``runs().skipped`` lists these runs with
+    A run directory that is corrupt, or private to another user, is left out; ``runs().skipped`` lists these runs with
     the reason.
 
     Args:
@@ -150,7 +150,7 @@ def _read(path: Path) -> tuple[Run, float]:
     """Return a run and the modification time of its job file, in Unix seconds.
 
     Raises:
-        RunUnreadable: The run is damaged, or its name is not printable.
+        RunUnreadable: The run is corrupt, or its name is not printable.
     """
     if not path.name.isprintable():
         raise RunUnreadable("its name cannot be printed; rename the folder")
