@@ -205,7 +205,7 @@ def over_budget(number: int, trials: list[FrozenTrial], wanted: int) -> tuple[st
 
     If two drivers start the last trial at the same moment, the trial with the higher number is cancelled. However, a
     queued trial has a low number even if it started after the other one was launched. A queued trial is therefore
-    cancelled if all slots are still occupied a moment later.
+    also cancelled if all slots are still occupied a moment later.
 
     Args:
         number: Number of the new trial.

@@ -39,7 +39,7 @@ from shardscope.tuning.records import (
 )
 
 EXPENSIVE_TRIAL_S = 30.0
-"""Duration of trials, in seconds, from which several seconds of CPU time to choose a trial's settings are worth it."""
+"""Trial duration, in seconds, from which it pays to spend several seconds of CPU time on choosing settings."""
 _STARTUP = 10
 """Number of complete trials that a Gaussian process needs before it starts; Optuna's default."""
 

@@ -153,7 +153,7 @@ class BatchSweep:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """Data frame of numbers with one row per point; `table` has the same as text.
+        """Data frame with one row per point, for computations; see `table` for a readable text version.
 
         Columns: optimizer, batch, steps, rate (the best), edge (``lowest`` or ``highest`` if it is at an end of the
         rates tried), the median quality, accuracy (the median), num_seeds, reached, seconds_per_step and

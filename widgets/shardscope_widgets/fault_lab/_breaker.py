@@ -78,7 +78,7 @@ class Breaker:
         self.show(None, None)
 
     def show(self, run: Run | None, trace: Trace | None) -> None:
-        """Enable the buttons for this run, if it is running; None disables them."""
+        """Show the buttons for this run, if it is running; None hides them."""
         if (run and run.id) != (self._run and self._run.id):
             self.choices.rank = self.choices.step = 0
             self.said.value, self._standing = "", None

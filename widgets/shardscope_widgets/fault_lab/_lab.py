@@ -26,7 +26,7 @@ DRAW_EVERY_S = 0.5
 
 
 class FaultLab(widgets.VBox):  # type: ignore[misc]
-    """Timeline of when each rank of a run trained, failed and restarted, with lost steps, goodput and break buttons.
+    """Timeline of a run's faults: when each rank trained, failed and restarted, and lost steps; with fault buttons.
 
     The lab follows a run until it ends, and shows an ended run from its directory.
 

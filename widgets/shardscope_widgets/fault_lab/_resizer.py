@@ -38,11 +38,11 @@ class Resizer:
         self.show(None, 0)
 
     def show(self, run: Run | None, world_size: int) -> None:
-        """Enable the controls for this run.
+        """Show the controls for this run.
 
         Args:
-            run: The run; None disables the controls.
-            world_size: Number of ranks that it has now.
+            run: The run; None hides the controls.
+            world_size: Current number of ranks of the run.
         """
         shown = None if run is None else (run.id, run.is_alive, world_size)
         self._run = run

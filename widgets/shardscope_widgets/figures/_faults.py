@@ -373,7 +373,7 @@ class Resized(NamedTuple):
 
 
 def resized(attempts: Attempts, failures: Sequence[float]) -> list[Resized]:
-    """Return the changes of the number of ranks, which lie between attempts of rank 0 without a failure in between.
+    """Return the changes of the number of ranks between consecutive attempts of rank 0 that no failure separates.
 
     Args:
         attempts: The attempts of all ranks.

@@ -27,8 +27,7 @@ _LOOKS = {
 class StepPartsRow(NamedTuple):
     """One run: its name, the seconds of each part of a step, by the names of `PARTS`, and its step time in seconds.
 
-    The step time is that of the slowest rank in each step, so it can exceed the sum of the parts, which are of one
-    rank.
+    The step time is that of the slowest rank in each step, so it can exceed the sum of one rank's parts.
     """
 
     label: str

@@ -15,8 +15,8 @@ that a file does not exist, so there the note goes through the process group's s
 A gated run may be stopped after each evaluation. If its ranks did not wait, they would waste one or more steps before
 each decision arrived. So after an evaluation, synchronous ranks wait: rank 0 for the process that decides, the others
 for rank 0. They wait no longer than a step takes, and not at all after two consecutive late decisions. In the worst
-case, if every decision arrives just in time, every evaluation takes as much longer as one step takes; if no decision
-ever arrives, the waiting costs the run as much time as two steps.
+case, if every decision arrives just in time, the waiting costs one step time per evaluation; if no decision ever
+arrives, it costs two step times in total.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class ReplicaMemory:
         return None if newest is None else newest.step
 
     def save_to(self, folder: Path, *, keep: int) -> None:
-        """Write the newest copy on this machine to a folder of checkpoints, unless that has a checkpoint as new.
+        """Write the newest copy on this machine to a folder of checkpoints, unless its newest checkpoint is as new.
 
         Args:
             folder: Folder of the run's checkpoints.

@@ -27,8 +27,8 @@ few cores. Large segments make other connections wait."""
 _AFTER_IDLE = "/proc/sys/net/ipv4/tcp_slow_start_after_idle"
 """Setting that makes TCP return to slow start after a pause, as between two steps; clusters commonly turn it off."""
 _CONGESTION = "/proc/sys/net/ipv4/tcp_congestion_control"
-"""Setting for TCP's congestion control, which is Reno. It is in every kernel and allowed without root. Without loss, it
-fills a link like CUBIC. BBR would keep the reduced rate of a time when several nodes sent to one."""
+"""Setting for TCP's congestion control. Reno is in every kernel and allowed without root; without loss, it fills a link
+like CUBIC. BBR would keep the reduced rate from times at which several nodes sent to one."""
 _UNSENT, _UNSENT_SEGMENTS = "/proc/sys/net/ipv4/tcp_limit_output_bytes", 2
 """Setting that limits the bytes that each connection has in its node's queue, and the limit in segments. The kernel's
 default grows with a connection's rate, so that one of several equal connections soon takes most of the link."""

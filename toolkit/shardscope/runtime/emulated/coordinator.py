@@ -36,7 +36,7 @@ from shardscope.spec import Job
 
 _POLL_S = 0.05
 _PATIENCE_S = 5.0
-"""Time in seconds for the other nodes to notice that ranks of one node have failed; then these nodes are killed."""
+"""Time that other nodes have to notice failed ranks of one node before they are killed, in seconds."""
 
 
 @dataclass

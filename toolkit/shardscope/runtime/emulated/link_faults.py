@@ -1,8 +1,7 @@
 """Drop and restore links of an emulated cluster according to the plan of faults.
 
 The rank that notices that a link fault is due writes the fault's event and a request, which the coordinator carries
-out. For a node's own link, it takes the link down. For the link of two nodes, it drops the nodes' packets to each other
-by blackhole routes.
+out. A node's own link is taken down. Packets between two nodes are dropped by blackhole routes.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class EmulatedNetwork:
         self._user: int | None = answer["user"]
         self._nodes: list[tuple[int, int]] = answer["nodes"]
         self.delays_in_kernel: bool = answer["delays"]
-        """Whether the kernel adds the latency of the links; if not, the links have none."""
+        """Whether the kernel adds the latency of the links; otherwise, the ranks add it to their messages."""
 
     def _ask_for(self, plan: dict[str, Any]) -> dict[str, Any]:
         assert self._hub.stdin is not None

@@ -83,7 +83,7 @@ def trace_of(run: Run) -> list[list[TraceNode]]:
 def _chosen(
     run: Run, steps: Mapping[int, Sequence[Event]], logs: Sequence[Event]
 ) -> tuple[int, list[_Message]]:
-    """Return the step to export and its messages: the step with recorded messages, else the first one after warm-up.
+    """Return the step to export and its messages: the step with recorded messages, else the first after warm-up.
 
     A step is not exported if a collective ended after the step, because the collective's span is in the next step.
 

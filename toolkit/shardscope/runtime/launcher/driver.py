@@ -29,7 +29,7 @@ from shardscope.storage.rows import require_batch
 _SERVERS = 2
 """Maximum number of launch servers that a launch tries before it fails."""
 _CODECS = "shardscope.training.compression.ready"
-"""Module that only runs with compression need; the server imports it when the first of these is launched."""
+"""Module that only runs with compression need; the server imports it when the first of these runs is launched."""
 
 _CHECKPOINTS = "shardscope.training.checkpoint"
 """Module that ranks need to resume; restarted ranks should not wait for its import."""
@@ -86,10 +86,10 @@ def launch(
         LaunchError: The cluster is not emulated, or cannot be emulated here. The job does not fit in memory, the
             run directory cannot be written, or the user's code cannot be sent to the ranks.
         RunNotFound: The run to resume does not exist.
-        RunUnreadable: The run to resume does not say on which cluster it was, because a file is corrupt.
+        RunUnreadable: The cluster of the run to resume is unknown, because its file is corrupt.
         SpecError: `gated` is set for a job without evaluations, the job names a method that is not installed, or it
-            does not suit the cluster: another number of ranks, a link of its own, a GPU. A fault cannot occur in this
-            run. The data are in shards, and ``$SHARDSCOPE_CACHE_LIMIT`` is not a size.
+            does not suit the cluster (different number of ranks, its own link, a GPU). A fault cannot occur in this
+            run. The data are sharded, and ``$SHARDSCOPE_CACHE_LIMIT`` is not a size.
 
     Example:
         >>> import shardscope as ss
@@ -150,7 +150,7 @@ def _give_up(run: RunDir, error: BaseException) -> None:
     Raises:
         LaunchError: The cause is that the directory of the run cannot be written.
     """
-    details = {"message": f"the launch was interrupted ({type(error).__name__}: {error}); launch it again"}
+    details = {"message": f"the launch was interrupted ({type(error).__name__}: {error}); launch the job again"}
     started = process_started()
     with contextlib.suppress(OSError):  # the error to report is the one that ended the launch
         run.write_status(

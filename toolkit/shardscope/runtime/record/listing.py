@@ -153,7 +153,7 @@ def _read(path: Path) -> tuple[Run, float]:
         RunUnreadable: The run is corrupt, or its name is not printable.
     """
     if not path.name.isprintable():
-        raise RunUnreadable("its name cannot be printed; rename the folder")
+        raise RunUnreadable("the run's name cannot be printed; rename the folder")
     try:
         about = (path / "job.json").lstat()
     except OSError as error:

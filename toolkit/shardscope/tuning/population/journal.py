@@ -2,8 +2,7 @@
 
     Plan       the arguments of the population; the first line
     Move       a member's settings and parent checkpoint for an interval; one line holds those of all members
-    Outcome    how a member's interval ended; one line per member. An interval without all its lines counts as
-    unfinished
+    Outcome    how a member's interval ended; one line per member. Without all of its lines, an interval is unfinished
 
 A population is resumed from these lines alone. A line is appended and synced to disk before anything depends on it. A
 kill leaves at most one partial line at the end: readers skip it, and the next writer starts a new line. The writer

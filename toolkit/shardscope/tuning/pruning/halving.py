@@ -43,7 +43,7 @@ _RUNGS = "rungs"
 
 @dataclass(frozen=True)
 class Rungs:
-    """Rungs at which trials pause: first at a fraction `least` of their samples, then each at `eta` times the last.
+    """Rungs at which trials pause, as fractions of their samples: `least`, then `eta` times the previous fraction.
 
     Args:
         eta: Reduction factor, an integer of at least 2: one in `eta` trials is promoted at each rung.
