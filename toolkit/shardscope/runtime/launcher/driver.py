@@ -150,7 +150,9 @@ def _give_up(run: RunDir, error: BaseException) -> None:
     Raises:
         LaunchError: The cause is that the directory of the run cannot be written.
     """
-    details = {"message": f"the launch was interrupted ({type(error).__name__}: {error}); launch the job again"}
+    details = {
+        "message": f"the launch was interrupted ({type(error).__name__}: {error}); launch the job again"
+    }
     started = process_started()
     with contextlib.suppress(OSError):  # the error to report is the one that ended the launch
         run.write_status(
