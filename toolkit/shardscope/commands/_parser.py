@@ -11,7 +11,7 @@ from shardscope.errors import SpecError
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, and whose subcommands report their own unknown options."""
+    """A parser with one-line error messages, whose subcommands report their own unknown options."""
 
     def parse_known_args(  # type: ignore[override]  # argparse types the namespace as a type variable
         self, args: Sequence[str] | None = None, namespace: Any = None

@@ -69,7 +69,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
 
 def _print_config(plans: Plans, rank: int) -> None:
-    """Print only the settings to standard output, so that a file can take them."""
+    """Print only the settings to standard output, so that they can be redirected to a file."""
     config = plans.trainer_config(rank)
     print(f"{config.trainer}. {' '.join(config.remarks)}", file=sys.stderr)
     print(config)

@@ -295,13 +295,13 @@ def _wait_then_work(run: RunDir, resume: Resume | None, job: Job) -> str:
 
 
 class Resume(NamedTuple):
-    """What to resume from: a run directory or a checkpoint in one."""
+    """Source to resume from: a run directory, or a checkpoint in a run directory."""
 
     source: Path
 
     @property
     def checkpoints(self) -> Path:
-        """The checkpoint, or the folder of checkpoints whose newest one is loaded."""
+        """The checkpoint, or the folder of checkpoints whose newest checkpoint is loaded."""
         return checkpoints_of(self.source)
 
 

@@ -48,7 +48,7 @@ MOST_ADDED = 3
 """Maximum number of learning rates added beyond those given, while the best rate is the lowest or highest tried."""
 _WARMUP = 0.1
 _MOMENTUM = 0.9
-"""Momentum for optimizers whose default momentum is 0, as is usual for SGD with large batches."""
+"""Momentum used for optimizers whose default momentum is 0, because large-batch SGD is usually run with momentum."""
 _RECORD = Record(spans_first=0, memory_first=0, memory_every=None, messages_first=0, layers_every=0)
 """Record as little as possible, so that runs are short and step times measure training alone."""
 

@@ -42,7 +42,7 @@ _STRENGTHS: Mapping[str, Any] = {
 }  # fmt: skip
 _LONGEST_WARMUP = 0.3
 _WORTH_A_TRIAL = 0.5
-"""A compressor becomes a seed if its exchange costs at most this fraction of the uncompressed exchange."""
+"""Cost of a compressor's exchange, relative to the uncompressed exchange, up to which the compressor becomes a seed."""
 _LEVELS = 3
 """Number of compressors among the seeds; they are spread evenly over those that pay off, ordered by cost."""
 
@@ -249,7 +249,7 @@ def _compressors(
 
 
 def _spread(paying: Sequence[Mapping[str, Value]], count: int) -> list[Mapping[str, Value]]:
-    """Return `count` of the methods, evenly spaced from the first to the last; all of them if there are fewer."""
+    """Return `count` of the methods, evenly spaced from the first to the last; all methods if there are fewer."""
     if len(paying) <= count:
         return list(paying)
     return [paying[round(index * (len(paying) - 1) / (count - 1))] for index in range(count)]
@@ -325,7 +325,7 @@ class EqualBudgets:
         self._held = study_name("optimizer", space) if known else ""
 
     def before_asking(self, study: optuna.Study, trials: list[FrozenTrial]) -> None:
-        """Fix the next trial's optimizer to the one with the fewest trials, unless a trial is waiting in the queue."""
+        """Fix the next trial's optimizer to that with the fewest trials, unless a trial is waiting in the queue."""
         if not self._is_needed or any(trial.state == TrialState.WAITING for trial in trials):
             return
         counted = [trial for trial in trials if not_counted(trial) in (None, IMPOSSIBLE)]

@@ -87,5 +87,5 @@ def _queue_missing(study: optuna.Study, writer: TrialWriter, seeds: Sequence[See
 
 
 def _of(study: optuna.Study, number: int) -> list[FrozenTrial]:
-    """Return the trials queued for the seed configuration `number`, oldest first; later ones are duplicates."""
+    """Return the trials queued for the seed configuration `number`, oldest first; all but the first are duplicates."""
     return [trial for trial in study.get_trials(deepcopy=False) if trial.user_attrs.get(SEED) == number]

@@ -1,4 +1,4 @@
-"""A study and its driver: widgets hold a session, and `tune` runs one to the end.
+"""A study and its driver, as a session, which widgets hold and `tune` runs to its end.
 
 session = StudySession.open(job, space, trials=40) creates or resumes the study
 session.run()                                      runs all trials; or call `session.driver.tick()` yourself
@@ -106,8 +106,8 @@ class StudySession:
     ) -> Self:
         """Create a study, or resume the one with this name; the arguments are those of `tune`.
 
-        Without a space this blocks until the run that measures the noise scale has ended. `on_probe` is called with
-        the job of that run when it starts. The run is stopped if `stopping` is set.
+        Without a space, the call blocks until the run that measures the noise scale has ended. `on_probe` is called
+        with the job of that run when it starts. The run is stopped if `stopping` is set.
 
         Raises:
             NotMeasured: `stopping` was set before the noise scale was measured; no study was created.

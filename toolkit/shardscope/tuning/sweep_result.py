@@ -98,7 +98,7 @@ class SweepPoint:
         return None if self.step_s is None else self.steps * self.step_s
 
     def straddles(self, target: float) -> bool:
-        """Return whether some runs reach the target and others do not."""
+        """Return whether some runs reach the target and other runs miss it."""
         reached = sum(value <= target for value in self.values)
         return 0 < reached < self.num_seeds
 

@@ -1,4 +1,4 @@
-"""The settings of a space that no trial has tried: a study of a finite space ends when none are left."""
+"""The untried settings of a space; a study of a finite space ends when no untried settings are left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buttons that break a running run for real, resize it, or continue an ended run; each says what will happen."""
+"""Buttons that break a running run for real, resize it, or continue an ended run, each with a description."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Breaker:
         return None if self._per_node is None else self.choices.rank // self._per_node
 
     def _say(self) -> None:
-        """Label each button with what it breaks, and show next to it what will happen."""
+        """Label each button with what it breaks, and describe its effect next to it."""
         if self._standing is None:
             return
         chosen, standing, node = self.choices, self._standing, self._node

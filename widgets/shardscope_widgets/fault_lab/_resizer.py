@@ -1,4 +1,4 @@
-"""A list and a button that change the number of ranks of a running elastic run, with a sentence on what will happen."""
+"""A list and a button that change the number of ranks of a running elastic run, with a sentence on the effect."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def carry_on(run: Run, root: Path | None) -> Run:
 
 
 class Resumer:
-    """A button for one run at a time; hidden unless the run has ended with steps left, and has a checkpoint.
+    """A button for one run at a time; hidden unless the run has ended before its last step and has a checkpoint.
 
     The button also restarts a run without a checkpoint that ended because the program that launched it ended.
 

@@ -1,4 +1,4 @@
-"""Plain sentences on what each button that breaks a run will do."""
+"""Sentences on the effect of each button that breaks a run."""
 
 from __future__ import annotations
 

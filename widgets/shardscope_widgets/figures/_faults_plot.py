@@ -175,7 +175,7 @@ def _layout(info: FaultsInfo) -> dict[str, Any]:
 
 
 def _on(last: tuple[float, int], again: tuple[float, int]) -> dict[str, Any]:
-    """Return the line from the last step before a failure or a resize to the step from which training continued."""
+    """Return a line from the last step before a failure or resize to the step from which training continued."""
     return {
         "type": "line", "xref": "x", "yref": "y2", "x0": last[0], "y0": last[1], "x1": again[0], "y1": again[1],
         "line": {"color": theme.AXIS, "width": 1.4, "dash": "dash"},

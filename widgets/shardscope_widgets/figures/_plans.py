@@ -86,7 +86,7 @@ class PlanPoint(NamedTuple):
     """One layout in the scatter plot."""
 
     kept: int
-    """Index of the layout among those that the search kept."""
+    """Index of the layout among the layouts that the search kept."""
     time_s: float
     headroom_gib: float
     pipeline: int

@@ -38,7 +38,7 @@ class ResidualInfo(NamedTuple):
 
 
 def residual_info(residual: Residual) -> ResidualInfo:
-    """Return the bars; terms with a negligible difference are one bar, which is left out below 1 µs."""
+    """Return the bars; terms with a negligible difference are merged into one bar, which is omitted below 1 µs."""
     bars = [
         ResidualBar(
             f"{residual.expected} {residual.per}", 0.0, residual.expected_s * 1e3, duration_text(residual.expected_s),

@@ -1,4 +1,4 @@
-"""The heading of a lab, which also says when the lab's kernel is gone and makes the lab accessible."""
+"""The heading of a lab, which also shows a banner when the lab's kernel is gone, and makes the lab accessible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GONE = "Kernel restarted; run this cell again."
 
 
 class Frame(anywidget.AnyWidget):
-    """A lab's title and one-line description; once its kernel is gone, a banner that says so."""
+    """A lab's title and one-line description, and a banner once the lab's kernel is gone."""
 
     _esm = "".join(
         files(__package__).joinpath(name).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A list of runs to choose from, for panels that show one run at a time."""
+"""List of runs to choose from, for panels that show one run at a time."""
 
 from __future__ import annotations
 

@@ -391,7 +391,7 @@ class Agent:
         return Ending("failed", error=error, cause=Cause.DIRECTORY_GONE)
 
     def _end(self, ending: Ending) -> None:
-        """Kill the ranks, even those still starting. Exit if elastic does not return within `_PATIENCE_S` seconds."""
+        """Kill all ranks, also those still starting. Exit if elastic does not return within `_PATIENCE_S` seconds."""
         self._cut = ending
         deadline = time.monotonic() + _PATIENCE_S
         while not self._over.is_set() and time.monotonic() < deadline:

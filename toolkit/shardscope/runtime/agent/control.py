@@ -45,7 +45,7 @@ class NoVerdictError(ShardscopeError):
 
 
 class Notes(Protocol):
-    """Step numbers that rank 0 leaves for the other ranks, each under the path of a file in the run directory."""
+    """Step numbers that rank 0 publishes to the other ranks, each under the path of a file in the run directory."""
 
     def read(self, path: Path) -> int | None:
         """Return the step number that rank 0 has written under `path`; None if it has not written one yet."""

@@ -18,7 +18,7 @@ from shardscope.runlog.tail import of_last_attempt, read_events
 from shardscope.runtime.record.rundir import RunDir
 
 _PATIENCE_S = 3.0
-"""How long ranks may outlive a rank that ended in mid-training, in seconds: they still write their own errors."""
+"""Time that ranks may outlive a rank that ended in mid-training, in seconds, to write their own errors."""
 
 
 class Left(Enum):

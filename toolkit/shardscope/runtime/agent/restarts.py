@@ -1,4 +1,4 @@
-"""Whether and how the ranks of a run are started again after a failure; see `shardscope.spec.recovery`."""
+"""Decide whether and how the ranks of a run are restarted after a failure; see `shardscope.spec.recovery`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Error(NamedTuple):
 
 
 def restart_under_torchrun(run: RunDir, resume: str | None, count: int, rank: int) -> ResumePoint:
-    """Return what the ranks start from after torchrun has started them again; rank 0 writes the event.
+    """Return the state that the ranks start from after a restart by torchrun; rank 0 writes the event.
 
     Args:
         run: The run directory.

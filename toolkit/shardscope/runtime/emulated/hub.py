@@ -67,7 +67,7 @@ def _unshare_user(user: int, group: int) -> None:
 
 
 def held(kind: str) -> int:
-    """Open this process's namespace of a kind, such as ``net``."""
+    """Open a namespace of this process, of a kind such as ``net``; return its file descriptor."""
     return os.open(f"/proc/self/ns/{kind}", os.O_RDONLY)
 
 

@@ -188,7 +188,7 @@ def _config(run: RunDir, network: EmulatedNetwork, node: int) -> LaunchConfig:
 
 
 def leave(code: int) -> None:
-    """End this process at once, with its output written: threads of elastic may still be waiting."""
+    """Flush the output and end this process at once, because threads of elastic may still be waiting."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

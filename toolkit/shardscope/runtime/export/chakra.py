@@ -161,7 +161,7 @@ def _seconds(rows: Sequence[Event]) -> list[dict[str, float]]:
 def _scales(
     step: Sequence[Mapping[str, float]], typical: Sequence[Sequence[Mapping[str, float]]]
 ) -> list[dict[str, float]]:
-    """Return by rank and name the median seconds of the typical steps, relative to those of one step."""
+    """Return by rank and name the median time of a computation in the typical steps, divided by its time in `step`."""
     return [
         {
             name: median(each[rank].get(name, 0.0) for each in typical) / seconds

@@ -145,7 +145,7 @@ def _predicted(
 
 
 def _give_up(run: RunDir, error: BaseException) -> None:
-    """Write to its status that a run will not start because the launch failed.
+    """Write to the status of a run that it will not start because the launch failed.
 
     Raises:
         LaunchError: The cause is that the directory of the run cannot be written.

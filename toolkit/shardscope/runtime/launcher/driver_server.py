@@ -1,4 +1,4 @@
-"""The driver's handle of its launch server: starts it on first use, restarts it if it has ended, sends it requests."""
+"""The driver's handle of its launch server, which is started on first use and restarted if it has ended."""
 
 from __future__ import annotations
 

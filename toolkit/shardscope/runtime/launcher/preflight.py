@@ -1,4 +1,4 @@
-"""Predict, before a job starts on this machine, whether it fits in memory and about how long it takes."""
+"""Predict, before a job starts on this machine, whether it fits in memory, and its approximate run time."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ def _import(*modules: str) -> None:
 
 
 def import_everything() -> None:
-    """Import the modules that agents and ranks need, and those that most runs never need."""
+    """Import the modules that agents and ranks need, and the modules that only few runs need."""
     _import(*_NEEDED, *_LATER)
 
 

@@ -93,7 +93,7 @@ class _ObservedStep:
 
     @property
     def counted(self) -> list[_Forward]:
-        """The forward passes of the model; if it is called in parts, the first one that each backward pass reached."""
+        """The forward passes of the model; if it is called in parts, the first pass that each backward pass reached."""
         ordered = sorted(self.forwards, key=lambda one: one.order)  # parts may each get the whole batch
         parts = {one.backward: one for one in reversed(ordered)}
         return [one for one in ordered if one.is_whole] or list(parts.values())
@@ -183,7 +183,7 @@ class StepRecorder:
         self._sample()
 
     def _reached(self, forward: _Forward, _: Any) -> None:
-        """Count a forward pass in the current step, as a backward pass has reached its output for the first time."""
+        """Count a forward pass in the current step, once a backward pass has reached its output for the first time."""
         step = self._step
         step.own_backwards.add(step.num_backwards)
         if forward.backward is None:
@@ -356,7 +356,7 @@ def _loss(step: _ObservedStep) -> float | None:
 
 
 def _scalars(roots: Any) -> list[Tensor]:
-    """Return the scalars among the roots of a backward pass; of several, those that depend on an output of the model.
+    """Return the scalars among the roots of a backward pass; if several, only those that depend on a model output.
 
     If none of them does, as when torch.compile traces the forward pass, all are returned.
     """

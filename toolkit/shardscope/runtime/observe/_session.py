@@ -189,7 +189,7 @@ class ObserveSession(AbstractContextManager[Run]):
                 self._describe()
 
     def updated_in_backward(self, optimizers: list[Optimizer]) -> None:
-        """End the step of optimizers that step in hooks on their parameters, often one optimizer for each."""
+        """End the step of optimizers that step in hooks on their parameters, often one optimizer per parameter."""
         own = [each for each in optimizers if self._seen.optimizers.take(each)]
         observed = self._seen.optimizer
         if observed is None or any(each is observed for each in own):

@@ -1,7 +1,7 @@
 """Fault injection into a running run.
 
-`inject` replaces the plan in the run directory by a longer one. Before a step, at most every tenth of a second, each
-rank checks the file's modification time, and then reads the faults that it does not know yet.
+`inject` replaces the plan of faults in the run directory by an extended plan. Before a step, at most every 0.1 s, each
+rank checks the file's modification time, and reads new faults if the file has changed.
 """
 
 from __future__ import annotations

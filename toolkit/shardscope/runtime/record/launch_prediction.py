@@ -1,7 +1,7 @@
 """The step time that was predicted for a run when it was launched, in `prediction.json` of its directory.
 
-The file also has the calibration constants at launch, so that the same prediction can be reproduced in all its parts
-after another calibration or in another process, and the load of the machine at the launch and at the end of the run.
+The file also has the calibration constants at launch, so that the prediction can be reproduced with its breakdown after
+another calibration or in another process, and the load of the machine at the launch and at the end of the run.
 """
 
 from __future__ import annotations

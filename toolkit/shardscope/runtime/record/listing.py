@@ -22,7 +22,7 @@ from shardscope.spec import Job
 from shardscope.spec.units import plural
 
 _NAMED = 3
-"""Maximum number of skipped runs that the note names; the others are only counted."""
+"""Maximum number of skipped runs that the note names; further runs are only counted."""
 _SHOWN = 20
 """Maximum number of runs in the table that a notebook shows."""
 _LONGEST_REASON = 160
@@ -127,7 +127,7 @@ def note_on(skipped: Iterable[Skipped]) -> str:
 
 
 def _entries(folder: Path, skipped: list[Skipped]) -> Iterator[Path]:
-    """Yield the folders in `folder`, and links to folders; add those that cannot be read to `skipped`."""
+    """Yield the folders in `folder`, and links to folders; add unreadable entries to `skipped`."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:

@@ -1,4 +1,4 @@
-"""A run, as seen by the driver: all its data are read from the run directory.
+"""The driver's view of a run, whose data are all read from the run directory.
 
 A `Run` does not depend on the process that launched it. After a page reload, in another kernel, or years later,
 `Run.attach` returns an equivalent object with the whole history, and `stop` works from any process.
@@ -252,7 +252,7 @@ class Run:
         return replace(status, state="failed", error={"message": message}, cause=Cause.NOT_STARTED)
 
     def _without_status(self, why: str) -> Status:
-        """Return the status of a run without a readable `status.json`: the one in its events, or else failed."""
+        """Return the status of a run without a readable `status.json`: the status in its events, or else failed."""
         ends = {event["state"] for event in self.events("end")}
         if len(ends) == 1:
             return Status(ends.pop(), 0, 0.0, t=time.time())
@@ -612,7 +612,7 @@ class Run:
         )
 
     def tail(self) -> Tail:
-        """Return a new incremental reader: its first `poll` returns all events so far, later ones only new events."""
+        """Return an incremental reader. Its first `poll` returns all events so far; later polls return new events."""
         return Tail(self.path)
 
     def metrics(self) -> pd.DataFrame:
@@ -744,7 +744,7 @@ class Run:
         return export_run(self, path, format=format)
 
     def logs(self, rank: int | None = None) -> str:
-        """Return the stdout and stderr of a rank; if `rank` is None, those of the agent."""
+        """Return the stdout and stderr of a rank, or of the agent if `rank` is None."""
         return "".join(map(read_tail, self._dir.log_files(rank)))
 
     def __repr__(self) -> str:

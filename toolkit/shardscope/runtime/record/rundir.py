@@ -87,7 +87,7 @@ def this_host() -> str:
 
 @dataclass(frozen=True)
 class RunDir:
-    """The directory of one run: paths of its files, with methods to read and write the small ones."""
+    """The directory of one run: paths of its files, with methods to read and write small files."""
 
     path: Path
     code: str | None = None

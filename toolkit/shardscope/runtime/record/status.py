@@ -84,7 +84,7 @@ class Status:
 
 
 def in_one_block(status: Status) -> bytes:
-    """Return a status as JSON, without a traceback and with a message that is cut if it is too long for a block."""
+    """Return a status as JSON that fits in a block: without a traceback, and with a truncated message if necessary."""
     error = None if status.error is None else {**status.error, "traceback": ""}
     kept: str = "" if error is None else error["message"]
     while len(content := json.dumps(asdict(replace(status, error=error)))) > _BLOCK and error and kept:

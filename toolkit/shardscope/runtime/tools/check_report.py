@@ -192,7 +192,7 @@ class CheckReport:
 
     @property
     def table(self) -> pd.DataFrame:
-        """Data frame with one row per parameter, the one with the largest relative difference first.
+        """Data frame with one row per parameter, sorted by descending relative difference.
 
         Columns: tensor (name), shape, relative_difference, share (see `TensorDifference`).
         """

@@ -370,7 +370,7 @@ def _folder(job: Job, folder: str | Path | None) -> Path:
 
 
 def _difference(folder: Path, old: Plan, new: Plan) -> str:
-    """Return a sentence that states how the existing population in the folder differs from the requested one."""
+    """Return a sentence on how the existing population in the folder differs from the requested population."""
     field = next(name for name in vars(old) if getattr(old, name) != getattr(new, name))
     had, has = getattr(old, field), getattr(new, field)
     if isinstance(had, Mapping):

@@ -256,7 +256,7 @@ def _pieces(trial: FrozenTrial) -> Iterator[str]:
 
 
 def _has_ended(trial: FrozenTrial, heirs: Mapping[int, list[int]]) -> bool:
-    """Return whether the trial will never resume, under its own number or that of a successor."""
+    """Return whether the trial has ended for good, so that neither it nor a successor will resume."""
     if not trial.state.is_finished():
         return False
     earlier = trial.user_attrs.get(RETRY_OF)
