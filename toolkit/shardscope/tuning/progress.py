@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _READ_EVERY_S = 0.5
 _LAST_LOOK_S = 2.0
-"""Maximum time, in seconds, that an interrupted study waits for its storage, which may be unreachable."""
+"""Maximum time that an interrupted study waits for its storage, in seconds; the storage may be unreachable."""
 _LINE_WIDTH = 72
 """Width that a rewritten line is padded to; notebooks, unlike terminals, cannot clear a line."""
 _ENDED = ("complete", "pruned", "impossible", "failed", "skipped")
@@ -122,7 +122,7 @@ class StudyProgress:
         return None
 
     def _records_soon(self) -> list[TrialRecord] | None:
-        """Return the trials; None also if the storage has not answered within `_LAST_LOOK_S`."""
+        """Return the trials; None if the storage is unreachable or has not answered within `_LAST_LOOK_S` seconds."""
         from shardscope.tuning.storage import within
 
         found: list[list[TrialRecord] | None] = []
@@ -149,9 +149,9 @@ class StudyProgress:
 
 
 class SweepProgress:
-    """Progress display of a sweep: a line with the number of runs and the time left, and how long they took at the end.
+    """Progress display of a sweep: a line with the number of runs and the time left, and finally with the total time.
 
-    In a terminal or a notebook, the line is rewritten in place; elsewhere, only the last one is printed.
+    In a terminal or a notebook, the line is rewritten in place; elsewhere, only the last line is printed.
     """
 
     def __init__(self, shown: bool | None = None) -> None:
@@ -170,7 +170,7 @@ class SweepProgress:
             self._write(self.last_line(time.monotonic() - self._began, is_complete=kind is None), end="\n")
 
     def expect(self, num_runs: int) -> None:
-        """Set how many runs are left if no search for a rate ends early and no optimizer stops before the last size."""
+        """Set the maximum number of runs left: no rate search ends early, and every optimizer reaches the last size."""
         self._total = self._done + num_runs
         self._planned = self._planned or self._total
 
@@ -193,7 +193,7 @@ class SweepProgress:
         return f"{text}, {left}" if left else text
 
     def last_line(self, elapsed_s: float, *, is_complete: bool = True) -> str:
-        """Return the number of runs and the time that they took, and why a complete sweep took fewer than planned."""
+        """Return the number and total time of the runs, and why a complete sweep needed fewer runs than planned."""
         took = f"{self._done} runs in {duration_text(elapsed_s)}"
         saved = self._planned - self._done if is_complete else 0
         return (

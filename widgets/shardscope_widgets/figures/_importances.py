@@ -50,7 +50,7 @@ def importances_info(
 
 
 def importances_text(info: ImportancesInfo) -> str:
-    """Return sentences that name the most important setting, or one that states why importances are not known."""
+    """Return sentences on the most important setting, or a sentence on why importances are unknown."""
     what = title_of(info.objective)
     if info.trials < info.needed:
         return f"Importances for {what} need {info.needed} complete trials; there are {info.trials or 'none'} yet."

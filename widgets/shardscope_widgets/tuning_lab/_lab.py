@@ -135,7 +135,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
 
         Args:
             is_shown_as_begun: Whether to set the controls to the definition of the study.
-            asked: Names of the choices that stay as they are, even if the study was created with other values.
+            asked: Names of the choices to leave unchanged, even if the study was created with other values.
         """
         self._shown, self._trials = None, []
         self._summary.forget()
@@ -163,7 +163,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         self._offer(definition.searched)
 
     def _offer(self, space: Space | None) -> None:
-        """Create rows for the settings that can be searched; those that `space` searches are switched on."""
+        """Create rows for the settings that can be searched, and switch on the rows of settings in `space`."""
         self._rows = _search.rows_of(self.job(), space)
         self.set_trait("search", _search.first_state(self._rows))
 
@@ -305,7 +305,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         self._say_state()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until no trials are running; return False if some still are after `timeout` seconds."""
+        """Wait until no trials are running; return False if trials are still running after `timeout` seconds."""
         ended = self._engine.wait(timeout)
         self.refresh()
         return ended

@@ -111,7 +111,7 @@ class TuningScreen:
         self.status.value = status_html(text, state) + bar
 
     def draw_front(self, info: _front.FrontInfo, link: str, notes: Mapping[str, Sequence[int]]) -> None:
-        """Draw the front, and the text about the effect of the link sliders."""
+        """Draw the front, and the text on the effect of the link sliders."""
         self.link_words.value = words_html(_words.link_text(link, notes))
         if self._is_new("front", info):
             self._show(self.front, _front.front_spec(info))
@@ -155,7 +155,7 @@ class TuningScreen:
             self.importances.layout.display = None if info.names else "none"
 
     def forget(self) -> None:
-        """Clear what only shows finished trials, and make the next calls redraw everything, for another study."""
+        """Clear the parts that show finished trials, and make the next calls redraw everything, for another study."""
         self._drawn = {}
         self._study += 1
         for words in (self.slice_words, self.fit_words, self.parallel_words):

@@ -39,7 +39,7 @@ def plan_text(
     if is_running:
         return f"Searches {what}. {each}"
     if known >= trials:
-        return f"Searches {what}. The study has {plural(known, 'trial')}; ask for more to continue."
+        return f"Searches {what}. The study has {plural(known, 'trial')}; raise Trials to continue."
     goes = (
         f"The study has {known} of {trials} trials; Continue runs the rest"
         if known
@@ -51,7 +51,7 @@ def plan_text(
 
 
 def baselines_text(definition: Definition) -> str:
-    """Return the label of the switch for the baselines: their names, and how many trials they would take."""
+    """Return the label of the switch for the baselines: their names, and the number of trials they would add."""
     searched = definition.searched
     names = [registry.require_known(Optimizer, name).__name__ for name in BASELINES]
     drawn = optimizers_of(searched)
@@ -60,7 +60,7 @@ def baselines_text(definition: Definition) -> str:
 
 
 def _scales_steps(definition: Definition) -> bool:
-    """Return whether trials differ in batch size, and so take different numbers of steps for the same samples."""
+    """Return whether trials take different numbers of steps: they differ in batch size and train on equal samples."""
     return definition.equal == "samples" and "batch" in definition.space.parameters
 
 
@@ -96,8 +96,8 @@ def status_text(
         trials: Trials of the study.
         wanted: Total number of trials requested.
         doing: ``running``, ``stopping`` or ``idle``.
-        before: What is done before the first trial, as a sentence.
-        ended: Why the study has ended with fewer trials, as a sentence.
+        before: Sentence on what is done before the first trial.
+        ended: Sentence on why the study has ended with fewer trials.
         left: The time left, such as ``up to 3 min left``; empty if unknown.
     """
     found = counts(trials)
@@ -153,8 +153,8 @@ def figures_html(job: Job, measured: TrialMetrics | None, formula: float | None,
     Args:
         job: Job of the trial.
         measured: Its measurements; None if it has none.
-        formula: Bytes per step without compression; None if not compressed.
-        projected: Predicted step time on the chosen link, as text; empty for times as measured.
+        formula: Bytes per step without compression by the formula; None if the trial has no compression.
+        projected: Predicted step time on the chosen link, as text; empty to show measured times.
     """
     if measured is None or measured.step_s is None:
         return ""
@@ -185,7 +185,7 @@ def link_text(label: str, notes: Mapping[str, Sequence[int]]) -> str:
     """Return sentences about the effect of the link sliders.
 
     Args:
-        label: Link for which times are predicted; empty for times as measured.
+        label: Link for which times are predicted; empty to show measured times.
         notes: Numbers of the trials without a predicted time, by reason.
     """
     if not label:
