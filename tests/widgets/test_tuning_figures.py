@@ -61,7 +61,7 @@ def test_a_trial_that_is_only_a_little_quicker_is_neither_ringed_nor_on_the_line
     info = _front.front_info(found)
     assert info.line == ((0.4, 0.5),)
     assert "its only advantage over the front is a difference of less than 10%" in info.complete[1].text
-    assert "Trial 1 is left out: the only advantage that it has" in _front.front_text(info)
+    assert "Trial 1 is not on the front: it is only faster" in _front.front_text(info)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_what_stays_in_a_notebook_names_the_front_and_is_escaped(four):
     text = _summary.summary_html(four, OBJECTIVES, words, "Study s<1> has finished.")
     assert text.count("<tr>") == 1 + 3
     assert "trial\u00a00</td><td>0.5</td><td>400 ms</td><td>1 kB</td><td>0.01</td><td>64" in text
-    assert "Trial 7 is left out: the only advantage that it has" in text
+    assert "Trial 7 is not on the front: it is only faster" in text
     assert "s&lt;1&gt;" in text
     assert "<1>" not in text
     assert _summary.summary_html([], OBJECTIVES, words, "") == ""

@@ -69,10 +69,7 @@ def note_of(by_noise: tuple[int, ...]) -> str | None:
     if not by_noise:
         return None
     numbers = ", ".join(map(str, by_noise))
-    who, has = (
-        (f"Trial {numbers} is", "it has") if len(by_noise) == 1 else (f"Trials {numbers} are", "they have")
+    who, are = (
+        (f"Trial {numbers} is", "it is") if len(by_noise) == 1 else (f"Trials {numbers} are", "they are")
     )
-    return (
-        f"{who} left out: the only advantage that {has} over the front is a difference of less than {QUICKER_BY:.0%} "
-        "in time, and identical runs differ by as much."
-    )
+    return f"{who} not on the front: {are} only faster, by less than the noise of measured times ({QUICKER_BY:.0%})."

@@ -95,7 +95,7 @@ class Pictures:
             return
         if page == TABS.index("Slices"):
             self._screen.draw_slices(trials, session.definition.space, look.y, look.chosen)
-        elif page == TABS.index("Together"):
+        elif page == TABS.index("Parallel coordinates"):
             self._screen.draw_parallel(trials, session.definition.space, look.y, look.chosen)
         elif page == TABS.index("Importances"):
             self._fit.want(session, trials, look.y)

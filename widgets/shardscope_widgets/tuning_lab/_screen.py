@@ -21,7 +21,7 @@ from shardscope_widgets.tuning_lab._parts import SpacePicker, TrialTable
 from shardscope_widgets.tuning_lab._table import table_info
 
 ABOUT = "search for the best settings of a job; every trial is a real run"
-TABS = ("Trials", "Importances", "Slices", "Together")
+TABS = ("Trials", "Importances", "Slices", "Parallel coordinates")
 
 
 class TuningScreen:

@@ -204,8 +204,8 @@ def finished_of(trials: Sequence[FrozenTrial], objectives: Sequence[str]) -> lis
 def _sentence(winner: Finished, point: Mapping[str, float], share: float) -> str:
     figures = ", ".join(_against(name, winner.values[name], value) for name, value in point.items())
     return (
-        f"trial {winner.number} beats the best result that this trial may still reach, estimated at {share:.0%} of its "
-        f"samples from the best improvement so far: {figures}"
+        f"could not beat trial {winner.number}, estimated at {share:.0%} of its samples from the best improvement so "
+        f"far: {figures}"
     )
 
 
