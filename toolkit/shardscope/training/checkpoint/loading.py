@@ -127,7 +127,7 @@ def _averaging_notes(known: set[str], asked: Mapping[str, Any]) -> list[str]:
 
 
 def _fill_known(reader: CheckpointReader, state: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the entries of `state` that the checkpoint contains, filled from it; older checkpoints have fewer."""
+    """Return the entries of `state` that the checkpoint contains, filled from it; older ones may lack some entries."""
     return reader.fill({
         part: {
             key: value
@@ -142,7 +142,7 @@ def _fill_known(reader: CheckpointReader, state: Mapping[str, Mapping[str, Any]]
 
 
 def _open(source: Path, context: RankContext) -> tuple[CheckpointReader, list[str]]:
-    """Open the checkpoint to load, the same on all ranks; return its reader, and notes on newer ones that are damaged.
+    """Open the newest intact checkpoint, the same on all ranks; return its reader, and notes on newer, damaged ones.
 
     Raises:
         CheckpointError: No checkpoint can be loaded.
@@ -185,7 +185,7 @@ class _ReadAttempt:
 
     Attributes:
         content: Checksum of the index, if the rank can read the checkpoint.
-        damage: Reason why the checkpoint is damaged.
+        damage: Description of the damage, if the checkpoint is damaged.
         refusal: Reason why the rank does not read an undamaged checkpoint, for example because of its byte order.
     """
 

@@ -8,7 +8,7 @@ With incremental checkpoints, a rank writes up to two files:
 Only files of the second kind are shared: the next checkpoints have hard links to them, under the same name, so they
 stay on disk as long as a checkpoint needs them. A piece whose last version is in a file of the first kind is written
 once more when it stops changing. Frozen parameters are written to a file of the second kind at once. If more than half
-of such a file is no longer needed, because its pieces have changed after all, the others are written again.
+of such a file is no longer needed, because its pieces have changed after all, the remaining pieces are written again.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ class Agreement:
 
         Raises:
             SpecError: The ranks have called different collectives.
-            DistBackendError: A rank has ended before it told which collectives it has called.
+            DistBackendError: A rank ended before it reported its collectives.
         """
         deadline = time.monotonic() + _REPORT_TIMEOUT_S
         while time.monotonic() < deadline:  # until the other ranks have written their paths to the store

@@ -50,7 +50,7 @@ class Codec(ABC):
         """Update settings that change with the step; called on all ranks before the first bucket of a step."""
 
     def prepare(self) -> None:
-        """Do in advance what is slow on first use, such as compiling; called once, before the first step."""
+        """Do work that is slow on first use in advance, such as compiling; called once, before the first step."""
 
     @abstractmethod
     def num_bytes(self, num_elements: int) -> int:

@@ -249,7 +249,7 @@ class RowSource:
 
 
 def hold_out(source: DataSource) -> Dataset:
-    """Split `source` into training and test rows; every tenth row, and of fewer rows the last one, is a test row.
+    """Split `source` into training and test rows; every tenth row or, of fewer than ten rows, the last is a test row.
 
     This needs no seed, and keeps classes balanced if the rows are sorted by class.
 

@@ -146,8 +146,8 @@ class MemoryWatch:
             held: As for `StepMemory`.
             inputs: As for `StepMemory`.
             model: The model. Where FSDP2 shards it, memory is also counted when a module has gathered its parameters
-                for the forward pass, because autograd does not save the weights of a layer whose input needs no
-                gradient, and when it has freed them after this pass.
+                for the forward pass, because autograd does not save the weights of a layer whose input does not require
+                grad. It is counted again when the module has freed them after this pass.
         """
         step = self.step = StepMemory(held, inputs)
         units = fsdp_modules(model)
