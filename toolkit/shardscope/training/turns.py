@@ -13,12 +13,12 @@ from shardscope.training.strategies.base import MicroBatch, RankStrategy
 
 
 class Turn(NamedTuple):
-    """One gradient that a rank has computed, and on how much data."""
+    """One gradient that a rank has computed, and the amount of data."""
 
     result: StepResult
     samples: int
     tokens: int | None
-    """None if the model does not read tokens."""
+    """Number of tokens; None if the model does not read tokens."""
 
     @classmethod
     def of(cls, result: StepResult, micro_batches: list[MicroBatch]) -> Turn:

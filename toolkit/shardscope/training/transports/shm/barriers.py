@@ -30,14 +30,14 @@ class Barrier:
         return [rank for rank, counter in enumerate(self._arrivals) if counters[counter] < number]
 
     def wait(self, timeout_s: float, purpose: str) -> None:
-        """Wait until all ranks have arrived; what they have written before is visible afterwards.
+        """Wait until all ranks have arrived; all their earlier writes are visible afterwards.
 
         Args:
-            timeout_s: Time after which it fails, in seconds.
+            timeout_s: Time after which the wait fails, in seconds.
             purpose: What this rank is waiting for, for the error message.
 
         Raises:
-            DistBackendError: A rank is gone, or the time is up.
+            DistBackendError: A rank is gone, or the wait timed out.
         """
         memory, gate = self._memory, self._gate
         self.number += 1
