@@ -190,7 +190,7 @@ class RunLog:
         self._rewind(event["step"])
 
     def _on_resume(self, event: Event) -> None:
-        """Note the step and source from which ranks really resumed; the agent's restart event has those it expected."""
+        """Record the step and source from which ranks resumed; the agent's restart event has only the expected ones."""
         if event["rank"] != 0:
             return
         if self.last_step > event["step"]:
@@ -430,8 +430,7 @@ class RunLog:
 
     @property
     def held_bytes(self) -> int | None:
-        """Bytes of tensors on the rank with most, each type at its own peak in the newest measured step; None before
-        it."""
+        """Bytes of tensors on the rank with most, each type at its own peak in the newest measured step, or None."""
         return max((sum(kinds.values()) for kinds in self.held.values()), default=None)
 
     @property

@@ -14,11 +14,11 @@ class Restart:
     Attributes:
         t: Time at which the agent started the ranks again, in Unix seconds.
         attempt: Number of the restart, from 1.
-        cause: What had failed, as a sentence.
+        cause: Description of the failure, as a sentence.
         failed_rank: The rank that had failed; None if unknown.
         failed_step: Step that the failed rank was in, or had finished last; None if unknown.
         step: Step after which training continued; 0 if it started from scratch.
-        source: Where the state came from: ``"disk"``, ``"replica"``, or ``"start"`` if training started from scratch.
+        source: Source of the state: ``"disk"``, ``"replica"``, or ``"start"`` if training started from scratch.
         failed_t: Time at which the agent noticed the failure, in Unix seconds.
         lost_steps: Number of finished steps that had to be repeated.
         recovered_t: Time at which all ranks had finished their first step after the restart; None until then.

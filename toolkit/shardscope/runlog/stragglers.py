@@ -61,8 +61,7 @@ class Circumstances:
 
     @classmethod
     def of(cls, job: Job) -> Self:
-        """Return the consequences of a straggler in a job; shares by speed are suggested only if the job supports
-        them."""
+        """Return the consequences of a straggler in a job; suggests shares by speed only if the job supports them."""
         unwaited = job.strategy.unwaited_because
         if unwaited is not None or job.batch.shares == MEASURED:
             return cls(unwaited)

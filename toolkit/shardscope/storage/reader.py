@@ -55,7 +55,7 @@ class ShardReader:
 
     Args:
         shards: The shards in their format.
-        spec: How to cache and read them.
+        spec: Settings for caching and reading the shards.
 
     Raises:
         DataError: The cache cannot be used, or does not hold the shards of one window.
@@ -199,7 +199,7 @@ class ShardReader:
             return
         except OSError as error:
             raise DataError(
-                f"{info.path} can no longer be read ({error.strerror}); restore the file, and go on from the last "
+                f"{info.path} can no longer be read ({error.strerror}); restore the file, and resume from the last "
                 "checkpoint"
             ) from error
         raise DataError(

@@ -42,7 +42,7 @@ _EXCLUSIVE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 class RankPlace(NamedTuple):
-    """Where a rank runs."""
+    """Placement of a rank."""
 
     rank: int
     node: int

@@ -159,7 +159,7 @@ class Meter:
                 self._messages.append(row)
 
     def arrived(self, name: str, peer: int, num_bytes: int) -> None:
-        """Note that a message has just arrived; see `log`."""
+        """Record that a message has just arrived; see `log`."""
         if self.pace is not None:
             self.pace.arrived_at = clock.now()
         self.log(name, "arrived", peer, num_bytes)

@@ -92,10 +92,10 @@ class Unchanged:
         }
 
     def note(self, shared: Mapping[Place, dict[str, Any]], sizes: Mapping[str, int]) -> None:
-        """Note the index entries and the sizes of the files that the next checkpoints may share."""
+        """Record the index entries and the sizes of the files that the next checkpoints may share."""
         self._next = {place: known._replace(entry=shared.get(place)) for place, known in self._next.items()}
         self._next_sizes = dict(sizes)
 
     def commit(self, folder: Path) -> None:
-        """Note that the checkpoint at `folder` is complete, so that the next one may refer to it."""
+        """Record that the checkpoint at `folder` is complete, so that the next checkpoint may refer to it."""
         self.folder, self._known, self._sizes = folder, self._next, self._next_sizes

@@ -1,4 +1,4 @@
-"""Chooses whether codecs run loops compiled by numba or plain torch; both write bit-identical packets.
+"""Chooses whether codecs run loops compiled by numba or plain torch; both write bitwise identical packets.
 
 Packing takes a few arithmetic operations per number. torch makes one pass over memory for each operation; a compiled
 loop that does all operations while a block is in the cache is several times faster. numba (the extra ``fast``) compiles

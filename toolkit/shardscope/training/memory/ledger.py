@@ -89,7 +89,8 @@ class AllocationLedger(TorchDispatchMode):
             their FLOPs (such as matrix products).
         product_elements: Number of elements of the arguments and results of operations whose time is computed from
             their FLOPs, without tensors that exist during the whole step.
-        weight_elements: The same, of the tensors that exist during the whole step, such as weights.
+        weight_elements: Number of elements of those arguments and results that exist during the whole step, such as
+            weights.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ _LONG_S = 3600.0
 
 
 class State(IntEnum):
-    """What a rank has announced about itself."""
+    """State that a rank has announced to the other ranks."""
 
     OPEN = 0
     CLOSED = 1
@@ -127,7 +127,7 @@ class Peers:
 
 
 class Patience:
-    """Limits how long a rank waits for others.
+    """Limits how long a rank waits for other ranks.
 
     Args:
         peers: The ranks of the group.
