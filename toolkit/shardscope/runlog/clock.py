@@ -42,7 +42,7 @@ def offset_text() -> str:
 
 
 def adopt(text: str | bytes | None) -> None:
-    """Take over the offset of another process if it is on this host."""
+    """Adopt the offset of another process if that process is on this host."""
     global _offset  # noqa: PLW0603 - a process has one clock
     if text is not None:
         host, offset = json.loads(text)

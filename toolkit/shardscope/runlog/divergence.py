@@ -16,8 +16,8 @@ level; twice that is not reached by noise, and a run that stays there has lost w
 FEWEST_STEPS = 3
 """Number of steps for which the loss must have stayed above that level, so that one bad batch raises no alarm."""
 EXPLODED = 5.0
-"""Multiple of the loss at the start above which a loss has exploded if it stays there for `FEWEST_STEPS` steps. What
-the model knew is lost, until its loss is back at the level that it had before."""
+"""Multiple of the loss at the start above which a loss has exploded if it stays there for `FEWEST_STEPS` steps. The run
+has then diverged, unless the loss returns to its earlier level (see `RECOVERED`)."""
 RECOVERED = 1.2
 """Multiple of its earlier level up to which an exploded loss counts as recovered; batches differ by several percent."""
 FAR_ABOVE_START = 100.0

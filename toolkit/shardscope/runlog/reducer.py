@@ -390,7 +390,7 @@ class RunLog:
 
     @property
     def straggler(self) -> Straggler | None:
-        """The rank that computes longer than the others, which usually wait for it; None if there is none."""
+        """The rank that takes longer to compute than the other ranks, which usually wait for it; or None."""
         roles = {rank: start.get("role") for rank, start in self.starts.items()}
         return self.phases.straggler(roles, self.circumstances)
 

@@ -46,7 +46,7 @@ class Restart:
         )  # fmt: skip
 
     def went_on_from(self, event: Event) -> None:
-        """Take step and source from the event with which rank 0 resumed after this restart."""
+        """Set step and source from the event with which rank 0 resumed after this restart."""
         self.step, self.source = event["step"], event.get("source", self.source)
 
     @property

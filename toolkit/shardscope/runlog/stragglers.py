@@ -1,10 +1,10 @@
-"""Stragglers: ranks that compute longer than the others, step after step, so that the others wait for them.
+"""Stragglers: ranks that take longer to compute than the other ranks, step after step, so that those wait for them.
 
-Only computation counts: a rank that waits for others is not slow, however long its step takes. Waits for other ranks
-within a pass are left out (see `spans.phase_seconds`). A rank is named only if it is the slowest in most of the newest
-steps, and in more of them than by chance, so noise and ranks that are slow in turn raise no alarm. In a pipeline,
-stages legitimately differ; there the alarm names the stage that the others wait for. Whether others wait at all, and
-what helps, depends on the job's strategy (`Circumstances`).
+Only computation counts: a rank that waits for other ranks is not slow, however long its step takes. Waits for other
+ranks within a pass are left out (see `spans.phase_seconds`). A rank is named only if it is the slowest in most of the
+newest steps, and in more of them than by chance, so noise and ranks that are slow in turn raise no alarm. In a
+pipeline, stages legitimately differ; there the alarm names the stage that the other stages wait for. Whether other
+ranks wait at all, and what helps, depends on the job's strategy (`Circumstances`).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Circumstances:
 
 @dataclass(frozen=True)
 class Straggler(Alarm):
-    """Alarm about a rank that computes longer than the others, which usually wait for it.
+    """Alarm about a rank that takes longer to compute than the other ranks, which usually wait for it.
 
     Attributes:
         rank: The rank.
@@ -197,7 +197,7 @@ def _text(found: Straggler, role: str, samples: Sequence[int], known: Circumstan
     Args:
         found: The alarm, without its message.
         role: Role of the rank in the strategy; empty if it has none.
-        samples: Samples of the rank in a step, followed by those of the others.
+        samples: Samples of the rank in a step, followed by those of the other ranks.
         known: Consequences of a straggler in the job.
     """
     times = "much" if found.slower == inf else f"{found.slower:.2g} times"

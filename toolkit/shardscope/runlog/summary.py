@@ -87,8 +87,8 @@ class Summary:
         observing_bytes: Bytes sent by all ranks in the whole run for evaluations, checkpoints, measurements (gradient
             noise scale, consensus distance of gossip) and the numbers of targets in each step. Older runs did not count
             checkpoint traffic.
-        straggler: Sentence on the rank that computes longer than the others and makes them wait, with the remedy; None
-            if there is none in the newest steps.
+        straggler: Sentence on the rank that takes longer to compute than the other ranks, with the remedy; None if
+            there is none in the newest steps.
         shares: Samples of each rank in a step, if divided by measured speed; otherwise None.
         dropped: Number of gradients that no update used, because other workers were faster (backup workers).
         restarts: Number of times that the ranks were started again after a failure.

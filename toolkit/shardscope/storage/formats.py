@@ -91,7 +91,7 @@ def open_shards(spec: Shards, *, path: str | None = None) -> ShardFormat:
 
     Args:
         spec: The shards.
-        path: Path to open in place of that of `spec`, such as ``spec.test``.
+        path: Path to open instead of the path in `spec`, such as ``spec.test``.
 
     Raises:
         DataError: There are no shards in this format, their rows are of different types, or a package that reads the

@@ -1,4 +1,4 @@
-"""Which rows of shards are for training, and which are held out."""
+"""Split of the rows of shards into rows for training and held-out rows."""
 
 from __future__ import annotations
 

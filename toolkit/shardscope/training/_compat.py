@@ -94,7 +94,7 @@ def fsdp_params(model: nn.Module) -> list[Any]:
 
 
 def fsdp_modules(model: nn.Module) -> list[Any]:
-    """Return the modules in `model` whose parameters FSDP2 gathers together; empty if FSDP2 shards nothing."""
+    """Return the modules in `model` that are FSDP2 units, gathered one at a time; empty if FSDP2 shards nothing."""
     return [module for module in model.modules() if hasattr(module, "_get_fsdp_state")]
 
 
@@ -203,7 +203,7 @@ def first_left_out(ddp: nn.parallel.DistributedDataParallel) -> str | None:
 
 
 def holds_parameters(unit: Any) -> bool:
-    """Return whether this FSDP2 unit shards any parameters; the root unit may not, if all belong to its blocks."""
+    """Return whether this FSDP2 unit shards any parameters; the root unit shards none if all belong to blocks."""
     return bool(_fsdp_groups(unit))
 
 

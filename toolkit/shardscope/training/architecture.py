@@ -27,7 +27,7 @@ _ATEN = torch.ops.aten
 _MATRICES = {_ATEN.mm: 0, _ATEN.addmm: 1}
 """Index of the left matrix among the arguments of a matrix product."""
 _NEGLIGIBLE = 0.01
-"""Largest share of the FLOPs that other operations may have, such as the products that compute rotary angles."""
+"""Maximum fraction of FLOPs outside the recorded operations, such as in products that compute rotary angles."""
 _MOST = 70
 """Maximum number of operations in the forward pass of a block, and outside the blocks; with more, kernel launches would
 take longer than the formulas assume. Blocks whose norms and rotary positions are written out in Python have up to
@@ -40,7 +40,7 @@ class _Call(NamedTuple):
 
     Attributes:
         kind: ``product``, ``attention`` or ``lookup``.
-        unit: Number of the block that runs it, from 1; 0 outside the blocks.
+        unit: Number of the block that runs the operation, from 1; 0 outside the blocks.
         sizes: m, k and n; the shapes of queries and keys; or the shapes of table and indices.
     """
 
@@ -194,7 +194,7 @@ def _transformer(
 
 
 def _block_sizes(calls: Sequence[_Call], samples: int, seq: int) -> tuple[tuple[str, Any], ...]:
-    """Return the sizes of a block from its products and its attention, in order."""
+    """Return the sizes of a block, inferred from its products and its attention in the order in which they run."""
     at = [place for place, each in enumerate(calls) if each.kind == "attention"]
     _need(len(at) == 1 and at[0] > 0)
     (_, heads, _, size), (_, key_heads, _, _) = queries, keys = calls[at[0]].sizes

@@ -76,7 +76,7 @@ class RankContext:
     def described_link(self, link: Link | None) -> dict[str, Any]:
         """Return the settings of the emulated link, the job's or the cluster's, for the ``start`` event.
 
-        They include whether its emulation is accurate. Empty if no link is emulated.
+        The settings include whether the emulation is accurate. The result is empty if no link is emulated.
         """
         if self.emulation is not None:
             return {"link": self.emulation.described()}

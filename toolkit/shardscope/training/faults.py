@@ -65,7 +65,7 @@ class RankFaults:
 
     Attributes:
         plan: All faults of the run.
-        place: Where this rank runs.
+        place: Placement of this rank.
         folder: The run's folder for claims, ``control/faults``.
         events: Writer for this rank's event log.
         grown: Called before each step; returns the plan if faults were added to it, else None.
@@ -147,7 +147,7 @@ class RankFaults:
             self.pace.factor = factor
 
     def checkpoint_file(self, file: BufferedWriter, step: int) -> BufferedWriter:
-        """Return the file to write this rank's part of the checkpoint of `step` to: `file`, unless a fault is due."""
+        """Return the file for this rank's part of the checkpoint of `step`: `file`, or a wrapper with a due fault."""
         for number, fault in self._own:
             is_due = (isinstance(fault, FillDisk) or _is_while_saving(fault)) and not self._is_absent(fault)
             if not (is_due and step >= (fault.step or 0) and self._claim(number, fault, step)):  # type: ignore[union-attr]

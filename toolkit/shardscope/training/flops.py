@@ -160,7 +160,7 @@ def _of_numbers(formula: Callable[..., int]) -> Callable[..., int]:
 
 
 def _is_matrix_operation(func: Any) -> bool:
-    """Return whether an operation is one on matrices, by its name, or one that a library or a user has registered."""
+    """Return whether an operation is a matrix operation by its name, or was registered by a library or a user."""
     space, _, name = func._schema.name.partition("::")
     if space not in _KNOWN:
         return True

@@ -152,7 +152,7 @@ _CLASSES = classes_count()
 
 
 def may_lack_targets(target: Any) -> bool:
-    """Return whether no target counts, as given or at the next position."""
+    """Return whether all target classes are ignored; the first of each sequence is left out, as a shifted loss does."""
     if not isinstance(target, Tensor) or not _are_classes(target):
         return False
     return bool((target[:, 1:] if target.dim() == 2 else target).eq(IGNORED).all())
@@ -236,7 +236,7 @@ def hits(output: object, target: object, *, pairing: Pairing | None = None) -> t
 
 
 def as_given(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Align the logits at each position with the target there."""
+    """Align the logits at each position with the target at the same position."""
     return scores, target
 
 

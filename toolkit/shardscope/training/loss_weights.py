@@ -6,8 +6,8 @@ forward pass, in one all-reduce of a number; runs list its bytes under `TRAFFIC`
 is sent, and all parts have equal weights, if no target of the data can be left out, as in classification without
 unlabelled rows and in text.
 
-The weights are known before the forward pass, so loss scaling, clipping and compression see the gradients of one
-process. Where ranks do not average their gradients in each step, each rank takes the mean over its own targets.
+The weights are known before the forward pass, so loss scaling, clipping and compression see the same gradients as in a
+single process. Where ranks do not average their gradients in each step, each rank takes the mean over its own targets.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class BatchWeights:
         return Trial(None, _APART_ON_RANKS.format(name=self.loss.name, found=told_by)), leaves_out
 
     def _example(self, source: DataSource, read: Callable[[Tensor], Batch]) -> Batch:
-        """Return a few rows, no more than a micro-batch has but at least two: those with most and least targets."""
+        """Return a few rows, at least two but at most a micro-batch: those with the most and the fewest targets."""
         batch, is_in_memory = self.job.batch, isinstance(_within(source), ArraySource | TensorSource)
         most = max(2, min(_ROWS_TRIED, batch.micro_batch or batch.per_rank(self.num_ranks)))
         number = min(_ROWS_READ if is_in_memory else _ROWS_TRIED, len(source))

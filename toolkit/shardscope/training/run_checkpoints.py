@@ -153,6 +153,6 @@ class RunCheckpoints:
             context.events.emit("checkpoint_interval", step=step, every=every, **slowest)
 
     def _keep_folder(self, descriptor: int) -> None:
-        """Create ``checkpoints/`` in this run's directory, which may have been moved and its old path reused."""
+        """Create ``checkpoints/`` in the open run directory, which may have been moved and its old path reused."""
         with contextlib.suppress(OSError):  # if this fails, saving will fail on all ranks with an error
             os.mkdir("checkpoints", 0o700, dir_fd=descriptor)

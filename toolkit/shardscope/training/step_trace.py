@@ -2,9 +2,8 @@
 
 The forward pass, the loss (or a placeholder) and the backward pass run on fake tensors, once for each recomputation
 mode. The start and the end of each sharding unit's backward pass are marked as in FSDP2: hooks on the gradients of a
-unit's outputs run when its backward pass starts, and an identity function around its inputs, whose backward runs when
-the unit's backward pass ends. If no loss is given, Shardscope's memory formulas add the memory that a loss function
-uses.
+unit's outputs run when its backward pass starts, and the backward of an identity function around its inputs runs when
+its backward pass ends. If no loss is given, Shardscope's memory formulas add the memory that a loss function uses.
 """
 
 from __future__ import annotations

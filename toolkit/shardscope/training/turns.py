@@ -38,7 +38,7 @@ class Turns(list[Turn]):
 
     @property
     def failed(self) -> float | None:
-        """The first loss that is not finite; None if all are."""
+        """The first loss that is not finite; None if all losses are finite."""
         losses = (turn.result.loss for turn in self)
         return next((loss for loss in losses if loss is not None and not math.isfinite(loss)), None)
 

@@ -35,7 +35,7 @@ def prepare_user_optimizer(job: Job, strategy: RankStrategy, optimizer: torch.op
     parameters are skipped only if the optimizer cannot update them, and gradients are copied only if it keeps them.
 
     Raises:
-        SpecError: The optimizer cannot train with the strategy, or cannot be resumed from what the job saves.
+        SpecError: The optimizer cannot train with the strategy, or cannot be resumed from the state that the job saves.
     """
     named = strategy.named_optimizer(optimizer)
     if strategy.context.world_size > 1 and strategy.shares_state and named is not None:
@@ -100,7 +100,7 @@ def _keeps_gradients(job: Job, strategy: RankStrategy, named: NamedOptimizer) ->
 
 
 def _first_steps(strategy: RankStrategy, named: NamedOptimizer, *, are_same: bool, skips: bool) -> _Steps:
-    """Take some steps on copies; the optimizer's own calls are made only if ranks have the same parameters."""
+    """Take some steps on copies; collectives of the optimizer itself run only if ranks have the same parameters."""
     group, keeps, failed = strategy.context.group, False, False
     sizes = set[int]()
     assert group is not None

@@ -186,7 +186,7 @@ class _ReadAttempt:
     Attributes:
         content: Checksum of the index, if the rank can read the checkpoint.
         damage: Description of the damage, if the checkpoint is damaged.
-        refusal: Reason why the rank does not read an undamaged checkpoint, for example because of its byte order.
+        refusal: Reason why the rank cannot read an intact checkpoint, for example its byte order.
     """
 
     content: int | None = None
@@ -195,13 +195,13 @@ class _ReadAttempt:
 
 
 def _verified_by_all(path: Path, context: RankContext) -> tuple[CheckpointReader | None, str | None]:
-    """Check a checkpoint on all ranks, each of which verifies some of its files.
+    """Check a checkpoint on all ranks, each of which verifies its share of the files.
 
     Returns:
         A reader and None if the checkpoint is intact; else None and a description of the first damage.
 
     Raises:
-        CheckpointError: A rank may not read an undamaged checkpoint, for example because of its byte order.
+        CheckpointError: A rank cannot read an intact checkpoint, for example because of its byte order.
     """
     reader: CheckpointReader | None = None
     try:
@@ -222,7 +222,7 @@ def _verified_by_all(path: Path, context: RankContext) -> tuple[CheckpointReader
 
 
 def _read(path: Path, context: RankContext) -> tuple[CheckpointReader, int]:
-    """Verify some of the files of a checkpoint; return a reader and a checksum of the index."""
+    """Verify this rank's share of a checkpoint's files; return a reader and a checksum of the index."""
     index = read_index(path)
     verify(path, index, sorted(index.files)[context.rank :: context.world_size])
     return CheckpointReader(path, index), zlib.crc32((path / FILE).read_bytes())

@@ -43,7 +43,7 @@ def state_to_save(
 
     Args:
         named: The optimizer; None on a rank without one.
-        context: The ranks that save one state together, and all call this; None if each saves its own.
+        context: Context of the ranks that save one common state, all of which call this; None if each saves its own.
         holding: How the ranks hold the parameters.
     """
     sections = {} if named is None else named.sections()
@@ -82,7 +82,7 @@ def state_to_save(
 
 
 def _parameters(named: NamedOptimizer) -> dict[str, Tensor]:
-    """Return the parameters by the sections of their entries."""
+    """Return the parameters by the name of the section that has their entries."""
     return {f"{one.within}state.{name}": p for one in named.inner() for name, p in one.parameters.items()}
 
 
@@ -229,7 +229,7 @@ def state_to_fill(
         rank: This rank.
 
     Raises:
-        CheckpointError: An entry of the checkpoint cannot be loaded into what this rank holds.
+        CheckpointError: An entry of the checkpoint cannot be loaded on this rank, which holds other pieces.
     """
     if named is None:
         return {}

@@ -31,7 +31,7 @@ _VERSIONS = 2
 
 
 class ReplicaSaver(Saver):
-    """Keeps the newest state of all ranks in the memory of their nodes, and of the next nodes.
+    """Keeps the newest state of each rank in the host memory of its own node and of the next node.
 
     Args:
         folder: Folder in the memory of this rank's node.

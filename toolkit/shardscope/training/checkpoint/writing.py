@@ -40,7 +40,7 @@ class Report(NamedTuple):
     """The part of a checkpoint that one rank has written, in JSON types."""
 
     tensors: dict[str, Any]
-    """Entries of its tensors for the index, by name."""
+    """Index entries of the rank's tensors, by name."""
     values: dict[str, Any]
     """The values that are not tensors, by name."""
     files: dict[str, int]
@@ -230,7 +230,7 @@ def balanced(held: Sequence[Mapping[Place, int]]) -> list[set[Place]]:
 
 
 def not_written(final: Path, error: OSError) -> CheckpointError:
-    """Return the error that says which checkpoint could not be written, and which one is left."""
+    """Return the error that names the checkpoint that could not be written, and the newest one that remains."""
     before = complete_checkpoints(final.parent) if os.access(final.parent, os.R_OK) else []
     left = (
         f"the newest earlier checkpoint is {before[-1].name}" if before else "there is no earlier checkpoint"

@@ -118,7 +118,7 @@ class Agreement:
         """Whether ranks have called different collectives; if so, the sending thread may be waiting forever."""
 
     def note(self, purpose: Purpose) -> int:
-        """Add a collective to this rank's path, and return the digest of the path, of 64 bits."""
+        """Add a collective to this rank's path, and return the 64-bit digest of the path."""
         place = self._place()
         self._number += 1
         self._digest = blake2b(

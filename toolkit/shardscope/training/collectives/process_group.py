@@ -120,7 +120,7 @@ def _is_sparse(tensors: Any) -> bool:
 
 
 Call = tuple[str, tuple[int, ...]]
-"""Name of a call of a group, and the numbers of elements of its tensors."""
+"""Name of a method called on a process group, and the numbers of elements of its tensors."""
 
 
 class _Answered(dist.Work):

@@ -101,7 +101,8 @@ class ShardRing:
     def submit(self, purpose: Purpose, send: Callable[[], None]) -> Future[None]:
         """Run `send` on the sending thread, after all earlier tasks, with the message tags for `purpose`.
 
-        On a GPU, it uses the stream of the caller, on which FSDP2 orders its copies before and after the collective.
+        On a GPU, `send` uses the stream of the caller, on which FSDP2 orders its copies before and after the
+        collective.
         """
         tag, stream = self.agreement.tag(purpose), _current_stream(self._device)
 
@@ -195,7 +196,7 @@ class _Reducing(_Comm):
 class RingReduceScatter(_Reducing):
     """Ring reduce-scatter for `FSDPModule.set_custom_reduce_scatter`.
 
-    It computes the mean for any value of `op`, so FSDP2 must not divide the result.
+    The collective computes the mean for any value of `op`, so FSDP2 must not divide the result.
     """
 
     def __init__(self, unit: str, ring: ShardRing) -> None:

@@ -61,8 +61,8 @@ class Codec(ABC):
         """Pack `values` into `packet`.
 
         Args:
-            values: Finite float32 values, flat; may be empty. Must not be modified, because error feedback needs it
-                later.
+            values: Flat tensor of finite float32 values; may be empty. Must not be modified, because error feedback
+                needs the values later.
             packet: The output: a flat uint8 tensor of `num_bytes` bytes.
             seed: Seed for random numbers.
         """

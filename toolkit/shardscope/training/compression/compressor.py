@@ -132,7 +132,7 @@ class Compressor(ABC):
         )
 
     def pack(self, bucket: Bucket, carrier: Carrier) -> Tensor:  # noqa: ARG002
-        """Return this rank's packet of the whole bucket, with its residual added.
+        """Return this rank's packet of the whole bucket, including the rank's residual.
 
         Raises:
             NotFinite: The bucket contains a NaN or an infinity.

@@ -58,7 +58,7 @@ def compiled(loop: Callable[..., Any], *, fastmath: Collection[str] = frozenset(
 
     Args:
         loop: The loop.
-        fastmath: LLVM's fast-math flags for it, such as ``reassoc``; with some of them, results depend on the
+        fastmath: LLVM's fast-math flags for the loop, such as ``reassoc``; some flags make results depend on the
             machine.
     """
     import numba

@@ -26,7 +26,7 @@ class RowOrder(Protocol):
     num_rows: int
 
     def rows(self, epoch: int, start: int, stop: int) -> Tensor:
-        """Return the rows at the positions `start` to `stop - 1` of an epoch, as int64."""
+        """Return the rows at the positions `start` to `stop - 1`, which must exist in the epoch, as int64."""
         ...
 
     @property
@@ -45,7 +45,7 @@ class FullShuffle:
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 
     def rows(self, epoch: int, start: int, stop: int) -> Tensor:
-        """Return the rows at these places in an epoch."""
+        """Return the rows at the positions `start` to `stop - 1` of an epoch."""
         if epoch != self._epoch:
             seeds = np.random.SeedSequence(self._seed, spawn_key=(epoch,))
             order = np.random.default_rng(seeds).permutation(self.num_rows)
@@ -60,12 +60,12 @@ class InOrder:
     num_rows = ENDLESS
 
     def rows(self, epoch: int, start: int, stop: int) -> Tensor:  # noqa: ARG002
-        """Return the rows at these places."""
+        """Return the rows at the positions `start` to `stop - 1`."""
         return torch.arange(start, stop)
 
 
 class Window(NamedTuple):
-    """Shards whose rows are shuffled together: the epoch, the number of the window in it, and the shards."""
+    """Shards whose rows are shuffled together: the epoch, the number of the window in the epoch, and the shards."""
 
     epoch: int
     number: int
@@ -110,7 +110,7 @@ class WindowShuffle:
         return zlib.crc32(np.append(self._lengths, self.window).tobytes()) or 1
 
     def rows(self, epoch: int, start: int, stop: int) -> Tensor:
-        """Return the rows at these places in an epoch."""
+        """Return the rows at the positions `start` to `stop - 1` of an epoch."""
         starts = self._of(epoch).starts
         parts = [
             self._shuffled(epoch, window.number)[
@@ -121,7 +121,7 @@ class WindowShuffle:
         return torch.from_numpy(np.concatenate(parts))
 
     def windows(self, epoch: int, start: int, stop: int) -> list[Window]:
-        """Return the windows to which the places `start` to `stop` in an epoch belong."""
+        """Return the windows that contain the positions `start` to `stop - 1` of an epoch."""
         starts = self._of(epoch).starts
         first, last = np.searchsorted(starts, [start, stop - 1], side="right") - 1
         return [self._window(epoch, number) for number in range(first, last + 1)]

@@ -126,7 +126,7 @@ class GlobalSampler:
 def shard(indices: Tensor, rank: int, world_size: int) -> Tensor:
     """Return the contiguous part of a global batch for `rank`; concatenated in rank order, the parts are the batch.
 
-    If the batch size is not a multiple of `world_size`, the first ranks get one row more than the others.
+    If the batch size is not a multiple of `world_size`, the first ranks get one row more than later ranks.
 
     Example:
         >>> import torch

@@ -115,7 +115,7 @@ def _has_items(made: object) -> TypeGuard[TorchDataset[Any]]:
 
 
 def _is_stream(made: object) -> TypeGuard[Iterable[Any]]:
-    """Return whether the value can be iterated over again and again, such as a Hugging Face `IterableDataset`."""
+    """Return whether the value can be iterated over repeatedly, such as a Hugging Face `IterableDataset`."""
     return hasattr(made, "__iter__") and not hasattr(made, "__len__") and not hasattr(made, "__next__")
 
 

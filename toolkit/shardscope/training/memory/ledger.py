@@ -186,7 +186,7 @@ class AllocationLedger(TorchDispatchMode):
 
 
 def leaf_tensors(values: Any) -> list[Tensor]:
-    """Return the tensors in tuples, lists and mappings, as PyTorch finds them."""
+    """Return the tensors in nested tuples, lists and mappings, as PyTorch's pytree functions find them."""
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 

@@ -217,7 +217,7 @@ class FullySharded(Partitioned):
         return described
 
     def _replace_collectives(self) -> None:
-        """Replace FSDP2's collectives with ones that also check that all ranks run the same operation."""
+        """Replace FSDP2's collectives with collectives that also check that all ranks run the same operation."""
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         for name, unit in zip(self.unit_names, self.units, strict=True):
             if not holds_parameters(unit):

@@ -20,7 +20,7 @@ _CREDENTIALS = struct.Struct("3i")  # `struct ucred`: process, user and group
 
 
 def exchange(store: dist.Store, rank: int, world_size: int, text: str) -> list[str]:
-    """Return the texts that all ranks pass to this, by rank."""
+    """Exchange one text per rank; return the texts of all ranks, in rank order."""
     store.set(f"{rank}", f"={text}")  # some stores take no empty value
     return [store.get(f"{peer}").decode()[1:] for peer in range(world_size)]
 
