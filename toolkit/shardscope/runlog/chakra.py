@@ -49,8 +49,8 @@ _MESSAGES: dict[str, dict[str, tuple[int, str, bool]]] = {
 }  # fmt: skip
 """Number and type of each field of each message, and whether the field is repeated.
 
-A node's attributes are declared as bytes, which have the same encoding as messages. Most of them occur in many nodes,
-and bytes can be cached, so each is decoded only once.
+A node's attributes are declared as bytes, which have the same encoding as messages. Most attributes occur in many
+nodes, and bytes can be cached, so each attribute is decoded only once.
 """
 _ONE_OF = "value"
 

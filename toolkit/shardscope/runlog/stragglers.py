@@ -1,4 +1,4 @@
-"""Stragglers: ranks that take longer to compute than the other ranks, step after step, so that those wait for them.
+"""Stragglers: ranks that take longer to compute than the other ranks, which therefore wait for them in every step.
 
 Only computation counts: a rank that waits for other ranks is not slow, however long its step takes. Waits for other
 ranks within a pass are left out (see `spans.phase_seconds`). A rank is named only if it is the slowest in most of the

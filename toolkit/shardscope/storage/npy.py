@@ -64,7 +64,7 @@ def _mapped(path: Path) -> Array:
     end, size = rows.offset + rows.nbytes, path.stat().st_size
     if size < end or not _is_padding(path, end):
         raise DataError(
-            f"{path} is damaged: its header requires {end:,} bytes, but it has {size:,}; write the shard again"
+            f"{path} is damaged: it has {size:,} bytes instead of the {end:,} in its header; write the shard again"
         )
     return rows if rows.ndim else rows[None]
 

@@ -144,8 +144,8 @@ class ComputePace:
         as the previous pass was too fast.
 
         Args:
-            handed_over: Function that returns the time at which the pass passed its last gradients to their collective,
-                in Unix seconds; infinity if it passed none.
+            handed_over: Function that returns the time at which the last gradients were passed to their collective, in
+                Unix seconds; infinity if there were none.
         """
         wanted = self._pass_s(0, self._backward_passes)
         if wanted is None:

@@ -35,7 +35,7 @@ _ATEN = torch.ops.aten
 _CONVOLUTION, _CONVOLUTION_BACKWARD = _ATEN.convolution.default, _ATEN.convolution_backward.default
 _TRILINEAR = _ATEN._trilinear.default  # noqa: SLF001 - its name
 _SMALL_IMAGE, _COLOURS = 128, 3
-"""Maximum height plus width at which images with more channels than this are resized in channels-last order."""
+"""Images up to this height plus width, with more than this number of channels, are upsampled in channels-last order."""
 _LINE, _SOLID = 3, 5
 """Number of dimensions of the inputs of 1-d and 3-d convolutions."""
 _QUERIES = ((768, 256), (192, 64), (0, 32))
@@ -44,7 +44,7 @@ _KEYS = 512
 _FEW = 3
 """Maximum number of input channels (as of an image) at which the weight gradient needs no blocked copy of the input."""
 _MANY_SAMPLES, _SMALL, _WIDE = 16, 20480, 3
-"""Minimum batch of 1 x 1 convolutions in oneDNN; maximum elements and kernel size of a batch of 1 outside of it."""
+"""Minimum samples of a 1 x 1 convolution in oneDNN; maximum elements and kernel size of one sample outside oneDNN."""
 
 
 def scratch(func: Any, args: Any, results: Any) -> tuple[Scratch, ...]:
@@ -76,7 +76,7 @@ def _cast(args: Any) -> Scratch:
 
 
 def _enlarged(image: Tensor, result: Tensor) -> Scratch:
-    """Return the memory of channels-last copies of resized small images (``_use_vectorized_kernel_cond_2d``)."""
+    """Return the memory of channels-last copies of upsampled small images (``_use_vectorized_kernel_cond_2d``)."""
     is_small = sum(result.shape[-2:]) <= _SMALL_IMAGE and image.shape[1] > _COLOURS
     return Scratch((image.nbytes + result.nbytes) * (is_small and not _is_last(image)))
 

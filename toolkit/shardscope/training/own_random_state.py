@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 _DEEPEST, _MOST_PARTS = 6, 100
-"""Maximum depth of the search for generators, and of the length of collections searched: transforms, but not rows."""
+"""Maximum depth of the search for generators, and maximum length of searched collections: transforms, but not rows."""
 
 
 @contextmanager

@@ -127,7 +127,7 @@ def _averaging_notes(known: set[str], asked: Mapping[str, Any]) -> list[str]:
 
 
 def _fill_known(reader: CheckpointReader, state: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the entries of `state` that the checkpoint contains, filled from it; older ones may lack some entries."""
+    """Return the entries of `state` that the checkpoint contains, filled from it; older checkpoints lack some."""
     return reader.fill({
         part: {
             key: value

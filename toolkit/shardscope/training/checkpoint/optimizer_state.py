@@ -229,7 +229,7 @@ def state_to_fill(
         rank: This rank.
 
     Raises:
-        CheckpointError: An entry of the checkpoint cannot be loaded on this rank, which holds other pieces.
+        CheckpointError: An entry of the checkpoint cannot be divided into the pieces that this rank holds.
     """
     if named is None:
         return {}

@@ -116,7 +116,7 @@ class _Receives:
 
 
 def _mean_(own: Tensor, received: dict[int, Tensor], rank: int) -> None:
-    """Replace `own` with the mean of all tensors, added in rank order, so that it is bitwise identical on all ranks."""
+    """Replace `own` with the mean of all tensors, added in rank order, so that equal inputs give identical bits."""
     first, *others = [
         tensor for _, tensor in sorted([(rank, own), *received.items()], key=lambda item: item[0])
     ]

@@ -204,7 +204,7 @@ class LayerwiseOptimizer(Optimizer, ABC):
         return loss
 
     def _repeat(self) -> bool:
-        """Repeat the previous step's schedule if it is known to be valid still; return whether the step was taken."""
+        """Take the step exactly like the previous one if that is known to be valid; return whether it was taken."""
         return False
 
     def _update(self, batches: list[LayerBatch]) -> None:

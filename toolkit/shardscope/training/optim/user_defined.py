@@ -1,7 +1,7 @@
 """Adapts the steps of user-defined optimizers to several ranks: equal random numbers, and gradients that they support.
 
-Many optimizers compute the mean or the maximum of each gradient, which is undefined for an empty piece of a parameter;
-but they skip parameters whose gradient is None. Some optimizers keep a gradient for their next step.
+Many optimizers compute the mean or the maximum of each gradient, which is undefined for an empty piece of a parameter.
+They skip parameters whose gradient is None. Some optimizers keep a gradient for their next step.
 """
 
 from __future__ import annotations
