@@ -94,8 +94,8 @@ def _session_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         for name, value in variables.items():
             patch.setenv(name, value)
         yield
-        if "shardscope.runtime.launcher.driver" in sys.modules:
-            sys.modules["shardscope.runtime.launcher.driver"].shut_down()
+        if "shardscope.runtime.launcher.driver_server" in sys.modules:
+            sys.modules["shardscope.runtime.launcher.driver_server"].driver.close()
         leftover = _wait_for_no_survivors(variables[MARK])
     assert not leftover, "processes outlived the tests:\n" + "\n".join(leftover)
 

@@ -2,9 +2,8 @@
 
 The forward pass, the loss (or a placeholder) and the backward pass run on fake tensors, once for each recomputation
 mode. The start and the end of each sharding unit's backward pass are marked as in FSDP2: hooks on the gradients of a
-unit's outputs run when its backward pass starts, and an identity function around its inputs, whose backward runs when
-the unit's backward pass ends. If no loss is given, Shardscope's memory formulas add the memory that a loss function
-uses.
+unit's outputs run when its backward pass starts, and the backward of an identity function around its inputs runs when
+its backward pass ends. If no loss is given, Shardscope's memory formulas add the memory that a loss function uses.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def trace_step(
         samples: Number of samples in the inputs.
         autocast: Function that returns the context manager in which the forward pass and the loss run.
         casts: Function that returns a context manager for the whole step, which may change what autocast does.
-        scratch: Function that returns what an operation takes while it runs; see `AllocationLedger`.
+        scratch: Function that returns the workspace of an operation; see `AllocationLedger`.
         loss: Function from the module's output to the loss; None for a placeholder that saves no tensors.
         targets: Tensors that the loss reads, which are not counted, like the inputs.
         recompute: Recomputation modes, each traced in a step of its own; ``"none"`` is always included.
@@ -193,7 +192,7 @@ class _Step:
     def _of_output(self, output: Any) -> Tensor:
         scores = [leaf for leaf in leaf_tensors(output) if leaf.requires_grad]
         if not scores:
-            raise ValueError("its output needs no gradient, so there is no training step to trace")
+            raise ValueError("its output does not require grad, so there is no training step to trace")
         self.output_bytes = sum(leaf.nbytes for leaf in scores)
         self.num_outputs = sum(leaf.numel() for leaf in scores)
         if self.loss is not None:
@@ -363,8 +362,8 @@ def _replay(ledger: AllocationLedger, num_units: int, samples: int) -> Iterator[
 def _most(moments: Iterator[Moment]) -> Iterator[Moment]:
     """Yield the Pareto-maximal moments among those with the same mark.
 
-    A moment is left out if another one with the same mark has at least as much memory in all four amounts: activations,
-    and three types of gradient memory.
+    A moment is left out if another moment with the same mark has at least as much memory in all four amounts:
+    activations, and three types of gradient memory.
     """
     places: dict[StepMark, dict[tuple[float, ...], Moment]] = defaultdict(dict)
     for moment in moments:

@@ -28,9 +28,9 @@ STAGE_LOOKS = (
     ("#f2d13c", "circle"), ("#9fcf45", "square"), ("#4fb96d", "diamond"), ("#1f9e89", "triangle-up"),
     ("#2b7f9e", "cross"), ("#4a63b0", "x"), ("#7a4bb0", "star"), ("#a3369a", "triangle-down"),
 )  # fmt: skip
-"""Colour and symbol by logarithm of the pipeline degree; the symbol alone identifies the degree."""
+"""Colour and symbol by base-2 logarithm of the pipeline degree; the symbol alone identifies the degree."""
 NEAR = 0.01
-"""Distance of the fastest layout from the left end of the axis; beyond this point, `_place` is logarithmic."""
+"""Offset added to the relative excess over the fastest time, so that a logarithmic axis can show the fastest layout."""
 SPARE = 0.05
 """Fraction of a device's memory below which a plan leaves little for errors of the prediction."""
 _TICKS = (0, 0.03, 0.1, 0.3, 1, 3, 9)
@@ -86,7 +86,7 @@ class PlanPoint(NamedTuple):
     """One layout in the scatter plot."""
 
     kept: int
-    """Index of the layout among those that the search kept."""
+    """Index of the layout among the layouts that the search kept."""
     time_s: float
     headroom_gib: float
     pipeline: int
@@ -95,7 +95,7 @@ class PlanPoint(NamedTuple):
 
 
 class PlansInfo(NamedTuple):
-    """Layouts in the scatter plot, and those of them that form the Pareto front."""
+    """Layouts in the scatter plot, with the subset that forms the Pareto front."""
 
     points: tuple[PlanPoint, ...]
     front: tuple[int, ...]
@@ -113,7 +113,7 @@ class TermsInfo(NamedTuple):
 
 
 def plans_info(plans: Plans, *, most: int = 600) -> PlansInfo:
-    """Return the whole Pareto front and the best of the other kept layouts, up to `most` points in total."""
+    """Return the whole Pareto front and the best remaining layouts, up to `most` points in total."""
     front = plans.front_rows.tolist()
     others = [row for row in plans.order.tolist() if row not in set(front)][: max(0, most - len(front))]
     rows = [plans.row(kept, rank=1) for kept in [*front, *others]]
@@ -179,7 +179,7 @@ def plans_text(plans: Plans, *, tokens: float | None = None) -> str:
 
 
 def _roomier(plans: Plans) -> str:
-    """Return a sentence on the first plan that leaves memory free, if the best plan leaves almost none."""
+    """Return a sentence on the first plan that leaves spare memory, if the best plan leaves almost none."""
     best, spare = plans[0], plans.headroom_bytes[plans.order]
     enough = np.flatnonzero(spare >= SPARE * (best.memory_bytes + best.headroom_bytes))
     if not len(enough) or not enough[0]:
@@ -213,7 +213,8 @@ def _whole(plans: Plans, tokens: float | None) -> str:
 def scatter(info: PlansInfo) -> Spec:
     """Return the scatter plot of `info` with its Pareto front as Plotly JSON.
 
-    The time axis ends at four times the fastest time, and is stretched towards it. Add `rings` to mark plans.
+    The time axis ends at four times the fastest time, and is stretched near the fastest time. Add `rings` to mark
+    plans.
     """
     times = [point.time_s for point in info.points] or [1.0]
     fastest, slowest = min(times), min(max(1.05 * max(times), 1.1 * min(times)), 4 * min(times))
@@ -227,7 +228,7 @@ def scatter(info: PlansInfo) -> Spec:
 
 
 def _place(time_s: float, fastest: float) -> float:
-    """Return the position of a step time on the logarithmic axis: how much slower it is than the fastest."""
+    """Return the position of a step time on the logarithmic axis: its relative excess over the fastest, plus `NEAR`."""
     return time_s / fastest - 1 + NEAR
 
 

@@ -14,7 +14,7 @@ on p ranks::
 
 A bubble is the maximum over a few critical paths. A rank is idle if some chain of dependent operations takes longer
 than the rank's own work. For given numbers of ranks and micro-batches, the length of a chain is a sum of durations of
-forwards, input gradients and weight gradients, so the bubble is the maximum of a few such sums. The papers state only
+forwards, input gradients and weight gradients, so the bubble is the maximum of a few such sums. The papers give only
 the sum that is largest if all durations are equal. The other sums were derived from the schedules' tables, and the
 tests check all of them against these tables. The functions of a `Case` return the bubble: the idle time of the rank
 that is idle longest, between the rank's first and last operations. Functions whose names end in ``ramp`` return the
@@ -100,8 +100,8 @@ def bubble_time(  # noqa: PLR0917
         t_input: Seconds of the backward pass that computes the input gradients.
         t_weight: Seconds of the backward pass that computes the weight gradients.
         ranks_meet: Whether all ranks synchronise between steps, as for clipping gradients by their norm. The
-            zero-bubble papers avoid this by validating the update afterwards. With synchronisation, the time while
-            ranks start or finish at different moments counts as idle too.
+            zero-bubble papers avoid this by validating the update afterwards. With synchronisation, waits before a
+            rank's first operation and after its last count as idle too.
 
     Example:
         >>> from shardscope.spec.layout import schedule_names
@@ -208,8 +208,8 @@ def counted_bubble(schedule: PipelineSchedule, case: Case, held: Any, *, ranks_m
     """Return the value of `PipelineSchedule.bubble`, computed from a table for each element of the arguments.
 
     If ranks synchronise between steps (`ranks_meet`), the bubble is the time of the whole step minus a rank's work;
-    else that of the longest path from a rank's first to its last operation. With shorter operations, neither time is
-    longer.
+    otherwise, it is the longest path from a rank's first to its last operation, minus this work. Shorter operations
+    make neither time longer.
     """
 
     def count(*asked: float) -> float:
@@ -310,7 +310,7 @@ def dualpipev(case: Case) -> Floats:
     """Return the bubble of DualPipeV: (p-1) f for equal durations.
 
     DeepSeek's table (DualPipe's README, 2025) states (p-1)(F&B + B - 3W), where F&B is a forward and a backward that
-    run as one operation, with both results ready at its end. Here the two run in sequence, so the result of the
+    run as one operation, with both results ready at its end. Here the two passes run in sequence, so the result of the
     first is sent earlier.
     """
     p, _, f, i, w = case
@@ -388,10 +388,10 @@ def _v_min_of_two(m: Floats, f: Floats, i: Floats, w: Floats) -> Floats:
 
 
 def _v_min_of_more(p: Floats, m: Floats, f: Floats, i: Floats, w: Floats) -> tuple[Floats, Floats]:
-    """Return the bubble of V-Min for more than two ranks: if 3 divides p, and if it does not."""
+    """Return two bubbles of V-Min, both for p > 2 ranks: the first if p is a multiple of 3, the second otherwise."""
     k, rest = p // 3, p % 3
     small, large, late = 2 * p - 2 * m, 2 * p - 6 + 4 * m, (2 * m - 1) * w
-    # No more weight gradients fill the waits than a rank has: else a step would last longer, the shorter they are.
+    # A rank's weight gradients fill its waits, at most all of them; else shorter ones would lengthen the step.
     few, many = np.minimum(k + 1, 2 * m) * w, np.minimum(2 * k, 2 * m) * w
     paused = longest(
         (8 * k - 1) * f + (5 * k - 1) * i - few,
@@ -411,7 +411,7 @@ def _v_min_of_more(p: Floats, m: Floats, f: Floats, i: Floats, w: Floats) -> tup
 
 
 def interleaved_ramp(case: Case) -> Floats:
-    """Return the ramp of plain and interleaved ZB-H1: (p-1) f, after which the last rank starts and never waits."""
+    """Return the ramp of plain and interleaved ZB-H1: (p-1) f, until the last rank starts, which then never waits."""
     p, _, f, _, _ = case
     return np.asarray((p - 1) * f)
 

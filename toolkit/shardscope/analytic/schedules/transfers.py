@@ -34,11 +34,11 @@ class Transfers(NamedTuple):
     targets: tuple[int, ...]
     """Rank to which each operation's result is sent; -1 if the result is not sent."""
     after: tuple[tuple[int, ...], ...]
-    """Nodes after which each node starts."""
+    """Nodes that each node waits for."""
 
     @classmethod
     def of(cls, table: ScheduleTable) -> Transfers:
-        """Return the transfers of a table, whose `blocks` says how its schedule is executed."""
+        """Return the transfers of a table; `table.blocks` selects how the schedule is executed."""
         before, needs, count = table.order.before, table.order.needs, len(table.ops)
         ranks = tuple(table.stage_ranks[op.stage] for op in table.ops)
         feeds = {need: i for i, need in enumerate(needs) if need not in {-1, i} and ranks[need] != ranks[i]}
@@ -56,11 +56,11 @@ class Transfers(NamedTuple):
         return cls(table, ranks, targets, tuple(after))
 
     def timeline(self, costs: Sequence[float], sends: Sequence[float]) -> Timeline:
-        """Return the timeline with messages, of which a rank sends one at a time, and receives one at a time.
+        """Return the timeline with messages; a rank sends one message at a time, and receives one at a time.
 
         Args:
             costs: Duration of each operation in `ScheduleTable.ops`.
-            sends: Duration of the message with each operation's result, in the same unit; ignored without a message.
+            sends: Duration of the message with each operation's result, in the same unit; ignored for unsent results.
 
         Raises:
             SpecError: The order deadlocks.
@@ -82,11 +82,11 @@ class Transfers(NamedTuple):
         """Yield all nodes, each after the nodes that it waits for.
 
         Args:
-            ends: The end of each node, filled in by the caller for each yielded node; the next node is the one that can
+            ends: End of each node, filled in by the caller for each yielded node; the next node is the one that can
                 start first. None for any order.
 
         Raises:
-            SpecError: Some nodes wait for each other.
+            SpecError: The order deadlocks.
         """
         left, users = [len(each) for each in self.after], [list[int]() for _ in self.after]
         for node, each in enumerate(self.after):

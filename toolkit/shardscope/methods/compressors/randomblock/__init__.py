@@ -11,7 +11,7 @@ from shardscope.spec.look import MethodStyle
 
 
 class RandomBlock(PackedCompression):
-    """Sends the values of randomly drawn blocks; all ranks draw the same ones, so no indices are sent."""
+    """Sends the values of randomly drawn blocks; all ranks draw the same blocks, so no indices are sent."""
 
     name = "randomblock"
     carriage = "sums"

@@ -24,7 +24,7 @@ class ZbH1(PipelineSchedule):
         return zb_h1(rank, ranks, microbatches, held)
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """Return a rank's peak activations, in micro-batches: min(m, P) of m, on P ranks (section 2.1)."""
+        """Return a rank's peak activations in micro-batches: min(m, P) (m micro-batches, P ranks; section 2.1)."""
         import numpy as np
 
         return np.minimum(microbatches, ranks)

@@ -24,7 +24,7 @@ class ZbH2(PipelineSchedule):
         return zb_h2(rank, ranks, microbatches, held)
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """Return a rank's peak activations, in micro-batches: min(m, 2P - 1) of m, on P ranks (section 2.2)."""
+        """Return a rank's peak activations in micro-batches: min(m, 2P - 1) (m micro-batches, P ranks; section 2.2)."""
         import numpy as np
 
         return np.minimum(microbatches, 2 * ranks - 1)
