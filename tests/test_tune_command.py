@@ -23,9 +23,9 @@ from conformance.runs import wait_for_steps
 from shardscope import PowersOfTwo, cli
 from shardscope.commands.tune import read_space
 from shardscope.errors import SpecError
-from shardscope.runtime.record.bar import is_terminal
+from shardscope.runtime.record.bar import is_terminal, is_watched
 from shardscope.tuning.objectives import OBJECTIVES
-from shardscope.tuning.progress import StudyProgress, is_watched
+from shardscope.tuning.progress import StudyProgress
 from shardscope.tuning.session import StudySession
 
 JOB = ["--model", "mlp", "--ranks", "2", "--steps", "4"]

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -114,6 +114,20 @@ FUTEX_CALLS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s39
 def can_share_memory() -> bool:
     """Return whether this kind of machine has what ranks need to communicate through shared memory: Linux futexes."""
     return sys.platform == "linux" and platform.machine() in FUTEX_CALLS and sys.maxsize > 1 << 32
+
+
+class Place(NamedTuple):
+    """What the ranks of a job share on a machine."""
+
+    cores: float
+    """Number of cores that they may use."""
+    shares_memory: bool
+    """Whether they can send messages through shared memory."""
+
+    @classmethod
+    def here(cls) -> Place:
+        """Return that of this process."""
+        return cls(usable_cores(), can_share_memory())
 
 
 def num_gpus() -> int:

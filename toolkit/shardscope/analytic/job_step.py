@@ -140,7 +140,8 @@ class JobStep:
     def compression(self) -> Compression:
         """The job's compression with its settings in this step; ``none`` if gradients are not compressed."""
         now = self.job.compression
-        return now.at_step(self.number) if self.is_compressed else Compression.by_name("none")
+        is_waiting = now.is_on and not self.is_compressed
+        return Compression.by_name("none") if is_waiting else now.at_step(self.number)
 
 
 def shapes_of(rows: Iterable[ParameterRow]) -> list[tuple[int, ...]]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from shardscope.calibration.software import software_names
 from shardscope.commands._fields import add_field, flag_of
 from shardscope.errors import RunNotFound, RunUnreadable, SpecError, quoted
+from shardscope.spec.compression import compression_names
 from shardscope.spec.layout import Layout, searched_schedules
-from shardscope.spec.layout_compression import compression_names
 from shardscope.spec.layout_optimizer import optimizer_names
 
 if TYPE_CHECKING:

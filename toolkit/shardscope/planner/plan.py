@@ -25,7 +25,7 @@ from shardscope.spec.job_parts import full_name
 from shardscope.spec.layout import Layout, Precision
 from shardscope.spec.layout_optimizer import LayoutOptimizer, layout_optimizer, optimizer_names
 from shardscope.spec.layout_rules import recomputation_faults
-from shardscope.spec.model import Model, Transformer, transformer_of
+from shardscope.spec.model import LayerTable, Model, Transformer
 from shardscope.spec.numbers import LARGEST_COUNT
 
 TOKENS_A_STEP = 1 << 22
@@ -133,8 +133,8 @@ def known_model(model: Model | str) -> Transformer:
         SpecError: The name is unknown, or the model is not a transformer.
     """
     known = Model.of(model) if isinstance(model, str) else model
-    found = transformer_of(known)
-    if found is None:
+    found = known.as_transformer if isinstance(known, LayerTable) else known
+    if not isinstance(found, Transformer):
         raise SpecError(
             f"model={getattr(known, 'name', known)!r} is not a transformer; the planner splits transformers only: "
             "describe one with Model.transformer(...)"

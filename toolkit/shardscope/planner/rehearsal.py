@@ -27,7 +27,7 @@ from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory.states import known_recipe
 from shardscope.analytic.recomputation import layers_of_stage
 from shardscope.analytic.terms import Term
-from shardscope.calibration.saved_calibration import chosen
+from shardscope.calibration.host_calibration import chosen
 from shardscope.errors import SpecError, quoted
 from shardscope.machine import usable_cores
 from shardscope.planner.proportions import proportion_notes

@@ -12,7 +12,7 @@ from shardscope.analytic.memory import MemoryParts
 from shardscope.analytic.memory.offload import drive_bytes_per_device
 from shardscope.calibration.calibration import Calibration
 from shardscope.prediction.step import StepParts, step_time
-from shardscope.prediction.step.held import memory_with, room_on
+from shardscope.prediction.step.machine import memory_with, room_on
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.model import Transformer
 

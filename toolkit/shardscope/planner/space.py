@@ -9,9 +9,8 @@ from pydantic import Field
 
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec._base import Spec
-from shardscope.spec.compression import Compression
+from shardscope.spec.compression import AnyLayoutCompression, Compression
 from shardscope.spec.layout import LayoutSchedule, Offload, Recompute, searched_schedules
-from shardscope.spec.layout_compression import AnyLayoutCompression
 from shardscope.spec.numbers import Count, CountOrZero
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 

@@ -143,7 +143,7 @@ class RunLog:
 
         return cls(
             world_size=job.world_size, is_asynchronous=job.strategy.is_asynchronous, kinds=StepKinds.of(job),
-            circumstances=Circumstances.of(job), _may_end_apart=isinstance(job, ObservedJob),
+            circumstances=Circumstances(job), _may_end_apart=isinstance(job, ObservedJob),
         )  # fmt: skip
 
     def feed(self, events: Iterable[Event]) -> bool:

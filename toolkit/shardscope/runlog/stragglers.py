@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import comb, inf
 from statistics import median
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from shardscope.errors import SpecError
 from shardscope.runlog.alarms import Alarm
@@ -52,24 +52,26 @@ class Circumstances:
     """Consequences of a straggler in a job.
 
     Attributes:
-        unwaited_because: Reason, as a clause, why the other ranks do not wait for a straggler; None if they do.
-        remedy: Remedy, as a clause.
+        job: The job; None if it is unknown, and its ranks wait for each other.
     """
 
-    unwaited_because: str | None = None
-    remedy: str = _FREE
+    job: Job | None = None
 
-    @classmethod
-    def of(cls, job: Job) -> Self:
-        """Return the consequences of a straggler in a job; suggests shares by speed only if the job supports them."""
-        unwaited = job.strategy.unwaited_because
-        if unwaited is not None or job.batch.shares == MEASURED:
-            return cls(unwaited)
+    @property
+    def unwaited_because(self) -> str | None:
+        """Reason, as a clause, why the other ranks do not wait for a straggler; None if they do."""
+        return None if self.job is None else self.job.strategy.unwaited_because
+
+    @property
+    def remedy(self) -> str:
+        """Remedy, as a clause; suggests shares by speed only if the job supports them."""
+        if self.job is None or self.unwaited_because is not None or self.job.batch.shares == MEASURED:
+            return _FREE
         try:
-            job.replace(batch=job.batch.replace(shares=MEASURED))
+            self.job.replace(batch=self.job.batch.replace(shares=MEASURED))
         except SpecError:
-            return cls()
-        return cls(None, _SHARES)
+            return _FREE
+        return _SHARES
 
 
 @dataclass(frozen=True)

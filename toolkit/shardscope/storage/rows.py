@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +80,15 @@ def _rows_of(data: str, seq: int, *, is_known: bool) -> int | None:
         return _rows_of_npz(path)
     if not is_known:
         return None
-    tokens = len(python_source.tokens()) if data in DATA else _num_tokens(path)
+    return _rows_of_python_source(seq) if data in DATA else _rows_of_tokens(_num_tokens(path), seq)
+
+
+@lru_cache(maxsize=16)
+def _rows_of_python_source(seq: int) -> int:
+    return _rows_of_tokens(len(python_source.tokens()), seq)
+
+
+def _rows_of_tokens(tokens: int, seq: int) -> int:
     return num_windows(tokens - held_out_tokens(tokens, seq), seq)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from shardscope.runtime.record.bar import bar, is_terminal
+from shardscope.runtime.record.bar import bar, is_terminal, is_watched
 from shardscope.spec.units import bytes_text, duration_text, seconds_text
 
 if TYPE_CHECKING:
@@ -22,12 +22,6 @@ _LAST_LOOK_S = 2.0
 _LINE_WIDTH = 72
 """Width that a rewritten line is padded to; notebooks, unlike terminals, cannot clear a line."""
 _ENDED = ("complete", "pruned", "impossible", "failed", "skipped")
-
-
-def is_watched() -> bool:
-    """Return whether standard output is a terminal or a notebook cell."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return is_terminal(sys.stdout) or getattr(shell, "kernel", None) is not None
 
 
 def measuring_text(probe: Job) -> str:

@@ -16,12 +16,13 @@ from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
 
 from shardscope.errors import SpecError, quoted
+from shardscope.runtime.record.bar import is_watched
 from shardscope.spec import Job
 from shardscope.spec.space import Space
 from shardscope.tuning.driver import Pruner
 from shardscope.tuning.measured import Objective
 from shardscope.tuning.noise_probe import BatchesAround
-from shardscope.tuning.progress import StudyProgress, is_watched, measuring_text
+from shardscope.tuning.progress import StudyProgress, measuring_text
 from shardscope.tuning.pruning.halving import Rungs
 from shardscope.tuning.session import StudySession
 

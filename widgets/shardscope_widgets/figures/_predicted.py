@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from shardscope.measure.compare.view import error_text, heading_of, value_text
+from shardscope.measure.compare.comparison import error_text, heading_of, value_text
 from shardscope.spec.units import suitable_unit
 from shardscope_widgets.figures import theme
 from shardscope_widgets.words import duration_text

@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from shardscope.calibration.saved_calibration import chosen
+from shardscope.calibration.host_calibration import chosen
 from shardscope.errors import DataError, LaunchError, ShardscopeError, SpecError
 from shardscope.machine import num_gpus, usable_memory_bytes
 from shardscope.prediction.job import JobPrediction, predict_job
 from shardscope.prediction.traced import Traced, traced
 from shardscope.runtime.launcher.driver_server import trace_on_server
-from shardscope.runtime.record.launch_prediction import LaunchConstants, LaunchPrediction
-from shardscope.runtime.record.rundir import RunDir
+from shardscope.runtime.record.launch_prediction import LaunchConstants, LaunchPrediction, constants_of
 from shardscope.spec import Job
 from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.data import DATA
@@ -152,11 +151,6 @@ def preflight(
         return Preflight(None, problem=str(error))
     except Exception as error:  # noqa: BLE001 - any error in the user's code; its ranks will report it
         return Preflight(None, problem=f"{type(error).__name__}: {error}")
-
-
-def constants_of(run: Run) -> LaunchConstants | None:
-    """Return the constants of a run's launch; None if they were not recorded."""
-    return LaunchConstants.of_run(RunDir(run.path))
 
 
 def preflight_of(run: Run) -> Preflight:

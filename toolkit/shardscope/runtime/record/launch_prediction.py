@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
+from functools import lru_cache
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardscope.calibration.calibration import Interval
-from shardscope.calibration.host_calibration import HostCalibration
-from shardscope.calibration.saved_calibration import chosen
-from shardscope.calibration.this_machine import Place
+from shardscope.calibration.host_calibration import HostCalibration, chosen
 from shardscope.errors import RunUnreadable, ShardscopeError
+from shardscope.machine import Place
+from shardscope.runtime.record.rundir import RunDir
 
 if TYPE_CHECKING:
     from shardscope.prediction.job import JobPrediction
-    from shardscope.runtime.record.rundir import RunDir
+    from shardscope.runtime.record.run import Run
     from shardscope.spec.cluster import EmulatedCluster
 
 FILE = "prediction.json"
@@ -91,6 +92,11 @@ class LaunchConstants(NamedTuple):
             "numpy_bandwidth": host.numpy_bandwidth * now.bandwidth / self.speed[1],
         }
         return host.model_copy(update=yardsticks)
+
+
+def constants_of(run: Run) -> LaunchConstants | None:
+    """Return the constants of a run's launch; None if they were not recorded."""
+    return LaunchConstants.of_run(RunDir(run.path))
 
 
 class LaunchPrediction(NamedTuple):
@@ -194,9 +200,12 @@ def _load() -> float | None:
 
 def _calibration(fields: Any) -> HostCalibration | None:
     """Return recorded constants; None if there are none, or if this version cannot predict with them."""
-    if fields is None:
-        return None
+    return None if fields is None else _read(json.dumps(fields))
+
+
+@lru_cache(maxsize=8)
+def _read(text: str) -> HostCalibration | None:
     try:
-        return HostCalibration.from_fields(fields)
+        return HostCalibration.from_json(text)
     except ShardscopeError:
         return None

@@ -327,7 +327,7 @@ def _messages(measured: list[dict[str, Any]] | str) -> Iterator[Finding]:
     These numbers are only shown. Predictions use the constants of a calibration, which are fitted to steps of whole
     jobs, and whose time per message therefore includes waits for ranks that still compute.
     """
-    from shardscope.calibration.saved_calibration import chosen
+    from shardscope.calibration.host_calibration import chosen
 
     if isinstance(measured, str):
         cost = "A job with several ranks may end with the same error."
@@ -352,7 +352,7 @@ def _messages(measured: list[dict[str, Any]] | str) -> Iterator[Finding]:
 
 def _calibration() -> Finding:
     """Return a finding on which constants predictions for this machine use."""
-    from shardscope.calibration.saved_calibration import chosen
+    from shardscope.calibration.host_calibration import chosen
 
     host, is_saved, ignored = chosen()
     if is_saved:

@@ -48,6 +48,6 @@ class OneForwardOneBackward(PipelineSchedule):
         return np.minimum(microbatches, ranks - rank)
 
     def bubble(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import flush
+        from shardscope.analytic.schedules.closed import flush
 
         return flush(case)

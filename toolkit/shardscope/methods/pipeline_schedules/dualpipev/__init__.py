@@ -43,6 +43,6 @@ class DualPipeV(PipelineSchedule):
         return np.minimum(microbatches, ranks + 0.5)
 
     def bubble(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import dualpipev
+        from shardscope.analytic.schedules.closed import dualpipev
 
         return dualpipev(case)

@@ -29,6 +29,6 @@ class GPipe(PipelineSchedule):
         return microbatches
 
     def bubble(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import flush
+        from shardscope.analytic.schedules.closed import flush
 
         return flush(case)

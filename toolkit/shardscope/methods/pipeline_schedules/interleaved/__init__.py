@@ -30,6 +30,6 @@ class Interleaved(InRounds):
         return 2 * (ranks - rank) - 1
 
     def bubble(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import flush
+        from shardscope.analytic.schedules.closed import flush
 
         return flush(case)

@@ -38,6 +38,6 @@ class VHalf(PipelineSchedule):
         return np.minimum(np.minimum(microbatches, (microbatches + rank + 1) / 2), ranks // 2 + 1)
 
     def bubble(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import v_half
+        from shardscope.analytic.schedules.closed import v_half
 
         return v_half(case)

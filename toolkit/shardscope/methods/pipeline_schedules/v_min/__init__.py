@@ -39,6 +39,6 @@ class VMin(PipelineSchedule):
         return np.minimum(np.minimum(microbatches, (microbatches + rank + 1) / 2), most)
 
     def bubble(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import v_min
+        from shardscope.analytic.schedules.closed import v_min
 
         return v_min(case)

@@ -30,11 +30,11 @@ class ZbH1(PipelineSchedule):
         return np.minimum(microbatches, ranks)
 
     def bubble(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import zb_h1
+        from shardscope.analytic.schedules.closed import zb_h1
 
         return zb_h1(case)
 
     def ramp(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import interleaved_ramp
+        from shardscope.analytic.schedules.closed import interleaved_ramp
 
         return interleaved_ramp(case)

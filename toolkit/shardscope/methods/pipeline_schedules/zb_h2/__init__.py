@@ -30,11 +30,11 @@ class ZbH2(PipelineSchedule):
         return np.minimum(microbatches, 2 * ranks - 1)
 
     def bubble(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import zb_h2
+        from shardscope.analytic.schedules.closed import zb_h2
 
         return zb_h2(case)
 
     def ramp(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import zb_h2_ramp
+        from shardscope.analytic.schedules.closed import zb_h2_ramp
 
         return zb_h2_ramp(case)

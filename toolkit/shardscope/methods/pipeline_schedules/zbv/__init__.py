@@ -39,11 +39,11 @@ class Zbv(PipelineSchedule):
         return np.minimum(np.minimum(microbatches, (microbatches + rank + 1) / 2), ranks)
 
     def bubble(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import zbv
+        from shardscope.analytic.schedules.closed import zbv
 
         return zbv(case)
 
     def ramp(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import zbv_ramp
+        from shardscope.analytic.schedules.closed import zbv_ramp
 
         return zbv_ramp(case)

@@ -30,11 +30,11 @@ class ZeroBubble(InRounds):
         return ranks
 
     def bubble(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import interleaved_zero_bubble
+        from shardscope.analytic.schedules.closed import interleaved_zero_bubble
 
         return interleaved_zero_bubble(case)
 
     def ramp(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import interleaved_ramp
+        from shardscope.analytic.schedules.closed import interleaved_ramp
 
         return interleaved_ramp(case)
