@@ -34,8 +34,7 @@ class RandomBlock(PackedCompression):
         return self
 
     def packet_bytes(self, num_elements: int) -> int:
-        from shardscope.analytic.communication.compressed import FLOAT_BYTES, num_blocks
-        from shardscope.analytic.communication.sparse import kept_elements
+        from shardscope.analytic.communication.compressed import FLOAT_BYTES, kept_elements, num_blocks
 
         kept = int(kept_elements(num_blocks(num_elements, self.block), self.ratio))
         return FLOAT_BYTES * min(num_elements, kept * self.block)
