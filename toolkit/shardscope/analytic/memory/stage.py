@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.analytic.memory.activations import FULL, logit_bytes
+from shardscope.analytic.memory.activations import FLOAT32_BYTES, FULL, logit_bytes
 from shardscope.analytic.memory.architecture import torch_workspace_bytes
 from shardscope.analytic.memory.moments import UnitMoment
 from shardscope.analytic.memory.offload import OFFLOADS_OPTIMIZER
@@ -129,7 +129,10 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
     once, in_layer = _saved(rows, held)
     copies, copied = _copies(rows, own), _copied(rows, own)
     bucket = _bucket(rows, own, copied)
-    outputs, whole_output = _outputs(rows, held)
+    outputs, whole_output = _outputs(rows, own, held)
+    received = receive_bytes(rows, own, held) if framework.gathers_units and not rows.casts else NONE
+    if framework.whole_in_pipelines:
+        received = received + _messages(rows, held)
     dense, experts = _dense_states(rows, own, held), _expert_states(rows, own, held)
     early = _early(rows, own, held, dense.gradients + experts.gradients, copies)
     units: tuple[UnitMoment, ...] = ()
@@ -141,7 +144,7 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
     return Blocks(
         dense=dense,
         experts=experts,
-        copies=copies,
+        copies=copies + _copies_in_flight(rows, held, copies),
         saved=once * held.in_flight,
         saved_once=once,
         kept=_running(rows, held, once),
@@ -156,7 +159,7 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
         update=_update(rows, own),
         placeholders=_placeholders(rows, held),
         workspace=np.full(1, torch_workspace_bytes(rows.device) * framework.has_workspaces),
-        received=receive_bytes(rows, own, held) if framework.gathers_units and not rows.casts else NONE,
+        received=received,
         early=early,
         units=units,
     )
@@ -258,6 +261,17 @@ def _copies(rows: LayoutRows, own: Elements) -> Floats:
     return np.asarray(recipe.copies * (copied + experts) * are_kept)
 
 
+def _copies_in_flight(rows: LayoutRows, held: Holding, copies: Floats) -> Floats:
+    """Return the bytes of the copies that autocast makes for each micro-batch, of those that do not run."""
+    layouts, recipe = rows.layouts, rows.recipe
+    if not rows.framework.whole_in_pipelines or recipe.master:
+        return NONE
+    is_saved = ~(rows.casts & (layouts.zero >= 2)) & (
+        (layouts.recompute != FULL) | (layouts.recompute_layers > 0)
+    )
+    return np.asarray(copies * is_saved * (held.in_flight - 1))
+
+
 def _gathered_weights(rows: LayoutRows, own: Elements) -> Floats:
     """Return the bytes of weights gathered from other ranks' shards, in the precision in which they are gathered."""
     recipe, prefetched = rows.recipe, rows.framework.prefetched
@@ -302,6 +316,8 @@ def _early(rows: LayoutRows, own: Elements, held: Holding, gradients: Floats, co
         if rows.casts:
             is_freed &= layouts.zero != 2
         begin = np.where(is_freed, end, copies)
+        others = _copies_in_flight(rows, held, copies)
+        begin, end = begin + others, end + others
     accumulates = keeps | (rows.pipeline.microbatches > held.in_flight)
     words = held.head * own.vocabulary
     largest = own.matrix if own.layer_experts is None else np.maximum(own.matrix, own.layer_experts)
@@ -456,15 +472,60 @@ def _embedding_mask(rows: LayoutRows, held: Holding) -> Floats:
     return held.embedding * held.in_flight * rows.model.hidden * rows.shape.tokens / rows.shape.divided
 
 
-def _outputs(rows: LayoutRows, held: Holding) -> tuple[Floats, Floats]:
+def _outputs(rows: LayoutRows, own: Elements, held: Holding) -> tuple[Floats, Floats]:
     """Return the bytes of the stage's outputs that a pipeline keeps, and those gathered for one backward pass."""
-    if not rows.framework.keeps_outputs:
+    framework, recipe = rows.framework, rows.recipe
+    if framework.whole_in_pipelines:
+        return _outputs_in_torch(rows, own, held), NONE
+    if not framework.keeps_outputs:
         return NONE, NONE
     is_sent = (rows.pipeline.ranks > 1) & (held.head == 0)
-    one = is_sent * rows.recipe.activation * rows.model.hidden * rows.shape.tokens
-    if not rows.framework.shards_outputs:
+    one = is_sent * recipe.activation * rows.model.hidden * rows.shape.tokens
+    if not framework.shards_outputs:
         return held.in_flight * one, NONE
     return held.in_flight * one / rows.shape.tensor, one * (rows.shape.tensor > 1)
+
+
+def _outputs_in_torch(rows: LayoutRows, own: Elements, held: Holding) -> Floats:
+    """Return the bytes that torch's pipelines keep for micro-batches in flight, in addition to what layers save.
+
+    These are the outputs of stages, without inputs, which are in the buffers of received messages. Of the micro-batch
+    that runs, the output takes the place of its gradient. At the end of the model, these are the final norm's input
+    and output, the logits, and what the loss saves: log-probabilities in float32, under autocast also in 16 bits. Ranks
+    with several stages hold only one micro-batch at the loss.
+    """
+    recipe, chunks, count = rows.recipe, rows.pipeline.chunks, held.in_flight * rows.pipeline.chunks
+    tokens, one, is_autocast = rows.shape.tokens, _boundary(rows), _is_autocast(rows)
+    logits = rows.model.vocab * tokens / rows.shape.tensor
+    per_logit = recipe.activation * (1 + is_autocast) + FLOAT32_BYTES
+    weights = recipe.copies * own.vocabulary * is_autocast
+    normed = recipe.activation * rows.model.hidden * tokens / rows.shape.divided
+    output = np.where(held.head * (chunks == 1) > 0, one + normed + per_logit * logits + weights, one)
+    running = held.head * recipe.activation * logits * (not rows.casts)
+    inputs = count * (1 - held.embedding / chunks)
+    return np.asarray((rows.pipeline.ranks > 1) * ((count - 1) * output + running - inputs * one))
+
+
+def _is_autocast(rows: LayoutRows) -> bool:
+    """Return whether autocast alone casts weights, in all layouts of the table."""
+    return rows.recipe.copies > 0 and not rows.recipe.master and not rows.casts
+
+
+def _boundary(rows: LayoutRows) -> Floats:
+    """Return the bytes of what a stage sends to the next one for a micro-batch."""
+    width = rows.recipe.activation + rows.wider
+    return np.asarray(width * rows.model.hidden * rows.shape.tokens / rows.shape.divided)
+
+
+def _messages(rows: LayoutRows, held: Holding) -> Floats:
+    """Return the bytes of a rank's messages in torch's pipelines: received in a step, and one that is being sent.
+
+    Each stage has a buffer for every input and every gradient of an output in a step.
+    """
+    pipeline = rows.pipeline
+    received = pipeline.microbatches * (2 * pipeline.chunks - held.embedding - held.head)
+    sent = pipeline.chunks > held.embedding
+    return np.asarray((pipeline.ranks > 1) * _boundary(rows) * (received + sent))
 
 
 def _placeholders(rows: LayoutRows, held: Holding) -> Floats:
