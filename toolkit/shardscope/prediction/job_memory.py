@@ -70,7 +70,7 @@ def rank_memory(
                 ("optimizer", float(states.optimizer[rank]), _STATES),
                 ("activations at the peak", peak.activations, _TRACE),
                 ("gradients at the peak", peak.gradients, _STATES),
-                ("messages", peak.messages, _MESSAGES),
+                ("messages at the peak", peak.messages, _MESSAGES),
                 ("buffers", _work(states, rank, 0.0), _WORK),
                 ("batch", found.sample_bytes * samples.step, "inputs and targets"),
                 ("workspace", workspace, _WORKSPACE),

@@ -21,6 +21,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from shardscope.analytic.job_step import JobStep
+from shardscope.analytic.memory.stage import AGAIN_AT_ONCE
 from shardscope.analytic.schedules.table import ScheduleTable
 from shardscope.spec.model.step import Moment, StepTrace
 
@@ -34,14 +35,19 @@ class RankPeak(NamedTuple):
     """Buffers of received messages, and messages that are being sent."""
 
 
-class _Levels(NamedTuple):
-    """Bytes, for one sample, that the layers before a pipeline piece have at its start, by piece."""
+class _Layers(NamedTuple):
+    """Where the layers of a model, its pipeline pieces, begin and end in the moments of its step."""
 
     forward: list[float]
+    """Bytes, for one sample, that the layers before a piece have at its start, by piece."""
     backward: list[float]
     """The same in the backward pass, when the copies of weights that autocast kept for the forward pass are freed."""
     piece_of: list[int]
     """The piece that each unit belongs to; 0 for unit 0."""
+    gradients: list[int]
+    """Bytes of gradients of the units of each piece, without unit 0."""
+    tied: list[tuple[int, list[int]]]
+    """Bytes of the gradient of each parameter of several pieces, with these pieces."""
 
 
 class _Stage(NamedTuple):
@@ -83,49 +89,62 @@ def pipeline_peaks(
         is_first_pass: Whether the step has only one pass, before which there are no gradients.
         in_a_pass: Number of micro-batches in a pass.
     """
-    levels = _levels(step.trace, step.job.recompute)
-    if levels is None:
+    layers = _layers(step.trace, step.job.recompute, step.element_bytes)
+    if layers is None:
         return None
-    stages = _stages(step, levels, table.stage_ranks, split)
+    stages = _stages(step, layers, table.stage_ranks, split)
     return [
         _rank_peak(step, table, rank, stages, has_gradients=not is_first_pass, in_a_pass=in_a_pass)
         for rank in range(step.world_size)
     ]
 
 
-def _levels(trace: StepTrace, mode: str) -> _Levels | None:
-    """Return the levels; None if pieces are not made of whole units, with unit 0 at the ends of the model only."""
+def _layers(trace: StepTrace, mode: str, width: int) -> _Layers | None:
+    """Return the layers; None if pieces are not made of whole units, with unit 0 at the ends of the model only."""
     enter, turn, leave = (
         {row.unit: row.activations for row in trace.moments[mode] if row.phase == phase and row.unit}
         for phase in ("enter", "turn", "leave")
     )
-    forward, backward, piece_of, last = [0.0], [0.0], [0] * len(trace.units), 0
+    forward, backward, piece_of = [0.0], [0.0], [0]
     for place, piece in enumerate(trace.pieces):
         units = sorted({trace.parameters[index].unit for index in piece.parameters} - {0})
-        if units != list(range(last + 1, last + 1 + len(units))) or not {*units} <= {*enter} & {*turn} & {
-            *leave
-        }:
+        last = len(piece_of) - 1
+        if any(
+            unit != last + n or unit not in enter.keys() & leave.keys() for n, unit in enumerate(units, 1)
+        ):
             return None
         if place and units:
             forward.append(enter[units[0]])
             backward.append(leave[units[0]])
         elif place:
-            if not last or place < len(trace.pieces) - 1:
+            if place < len(trace.pieces) - 1 or last not in turn:
                 return None
             forward.append(turn[last] + enter[last] - leave[last])
             backward.append(turn[last])
-        for unit in units:
-            piece_of[unit] = place
-        last += len(units)
-    return _Levels(forward, backward, piece_of) if last == len(trace.units) - 1 else None
+        piece_of += [place] * len(units)
+    if len(piece_of) < len(trace.units):
+        return None
+    gradients, users = [0] * len(trace.pieces), dict[int, list[int]]()
+    for row in trace.parameters:
+        gradients[piece_of[row.unit]] += width * row.num_elements * (row.is_trained and row.unit > 0)
+    for place, piece in enumerate(trace.pieces):
+        for index in piece.parameters:
+            users.setdefault(index, []).append(place)
+    rows = trace.parameters
+    tied = [
+        (width * rows[index].num_elements, places)
+        for index, places in users.items()
+        if len(places) > 1 and rows[index].is_trained
+    ]
+    return _Layers(forward, backward, piece_of, gradients, tied)
 
 
-def _stages(step: JobStep, levels: _Levels, ranks: Sequence[int], split: Sequence[int]) -> list[_Stage]:
+def _stages(step: JobStep, layers: _Layers, ranks: Sequence[int], split: Sequence[int]) -> list[_Stage]:
     trace, mode, samples, width = step.trace, step.job.recompute, step.samples, step.element_bytes
     pieces, ends = trace.pieces, [*accumulate(split)]
-    plain = _levels(trace, "none")
+    plain = _layers(trace, "none", width)
     assert plain is not None
-    rows = _by_piece(trace, mode, levels)
+    rows = _by_piece(trace, mode, layers)
     at_head = max(row.around for _, row in rows if row.phase == "backward" and not row.done)
     found = []
     for stage, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
@@ -136,17 +155,17 @@ def _stages(step: JobStep, levels: _Levels, ranks: Sequence[int], split: Sequenc
         gradients = width * sum(
             trace.parameters[index].num_elements for index in own if trace.parameters[index].is_trained
         )
-        below = levels.backward[start]
+        below = layers.backward[start]
         forward = backward = arriving = 0.0
         first = (0.0, 0.0)
         for place, row in rows:
             if not start <= place < end:
                 continue
             if row.phase in ("enter", "forward"):
-                forward = max(forward, samples * (row.activations - levels.forward[start]))
+                forward = max(forward, samples * (row.activations - layers.forward[start]))
                 continue
             now = samples * (row.activations - below + output * is_last)
-            new, done = _gradients(trace, row, place, (start, end), levels, width)
+            new, done = _gradients(layers, place, row, start, end)
             done += row.around if is_last else max(0.0, row.around - at_head)
             if now + new > backward + arriving:
                 backward, arriving = now, new
@@ -159,12 +178,12 @@ def _stages(step: JobStep, levels: _Levels, ranks: Sequence[int], split: Sequenc
             first = max(first, (now, 0.0), key=sum)
         again = 0.0
         if mode == "full":
-            again = _saved(trace, "none", plain, start, end) - _saved(trace, mode, levels, start, end)
+            again = _saved(trace, "none", plain, start, end) - _saved(trace, mode, layers, start, end)
         is_sent = not is_last and ranks[stage + 1] != ranks[stage]
         answers = bool(start) and ranks[stage - 1] != ranks[stage]
         found.append(
             _Stage(
-                samples * _saved(trace, mode, levels, start, end), forward, backward, arriving, first, gradients,
+                samples * _saved(trace, mode, layers, start, end), forward, backward, arriving, first, gradients,
                 samples * sum(piece.delayed_bytes for piece in pieces[start:end]), samples * again,
                 samples * (inputs + (0.0 if is_last else output)), samples * output * is_sent,
                 samples * inputs * answers,
@@ -173,11 +192,11 @@ def _stages(step: JobStep, levels: _Levels, ranks: Sequence[int], split: Sequenc
     return found
 
 
-def _saved(trace: StepTrace, mode: str, levels: _Levels, start: int, end: int) -> float:
+def _saved(trace: StepTrace, mode: str, layers: _Layers, start: int, end: int) -> float:
     """Return the bytes that the pieces from `start` to `end` save, for one sample, with their output."""
     is_last = end == len(trace.pieces)
-    top = _after_loss(trace, mode) + trace.loss_bytes if is_last else levels.backward[end]
-    return top - levels.backward[start]
+    top = _after_loss(trace, mode) + trace.loss_bytes if is_last else layers.backward[end]
+    return top - layers.backward[start]
 
 
 def _after_loss(trace: StepTrace, mode: str) -> float:
@@ -185,7 +204,7 @@ def _after_loss(trace: StepTrace, mode: str) -> float:
     return max(row.activations for row in trace.moments[mode] if row.phase == "turn" and not row.unit)
 
 
-def _by_piece(trace: StepTrace, mode: str, levels: _Levels) -> list[tuple[int, Moment]]:
+def _by_piece(trace: StepTrace, mode: str, layers: _Layers) -> list[tuple[int, Moment]]:
     """Return the moments of the passes, with the piece that runs at each; those of the loss are left out."""
     last, found = len(trace.units) - 1, []
     for row in trace.moments[mode]:
@@ -193,48 +212,31 @@ def _by_piece(trace: StepTrace, mode: str, levels: _Levels) -> list[tuple[int, M
             continue
         forward = row.phase in ("enter", "forward")
         if row.unit:
-            place = levels.piece_of[row.unit]
+            place = layers.piece_of[row.unit]
         elif row.done in (0, last):
             place = 0 if (row.done == 0) is forward else len(trace.pieces) - 1
         else:
-            place = levels.piece_of[row.done if forward else last - row.done + 1]
+            place = layers.piece_of[row.done if forward else last - row.done + 1]
         found.append((place, row))
     return found
 
 
-def _gradients(
-    trace: StepTrace, row: Moment, place: int, ends: tuple[int, int], levels: _Levels, width: int
-) -> tuple[float, float]:
+def _gradients(layers: _Layers, place: int, row: Moment, start: int, end: int) -> tuple[float, float]:
     """Return the bytes of gradients that arrive at a moment, and of those of the stage that are done, without unit 0's.
 
     A parameter of several pieces has its gradient summed at the first of them in the whole model, but in a pipeline in
     each stage that has one.
     """
-    start, end = ends
-    new, done = row.arriving, row.own
-    for parameter in trace.parameters:
-        if parameter.unit and parameter.is_trained and place < levels.piece_of[parameter.unit] < end:
-            done += width * parameter.num_elements
-    for index, users in _tied(trace).items():
+    new, done = row.arriving, row.own + sum(layers.gradients[place + 1 : end])
+    for size, users in layers.tied:
         if start <= users[0] and users[-1] < end:
             continue
-        size = width * trace.parameters[index].num_elements
         if users[0] <= place < users[-1]:
             new -= size
             done += size * any(place < user < end for user in users)
         if place == users[0]:
             new = min(new, size)
     return max(new, 0.0), done
-
-
-def _tied(trace: StepTrace) -> dict[int, list[int]]:
-    """Return the pieces that use each trained parameter of several pieces."""
-    users: dict[int, list[int]] = {}
-    for place, piece in enumerate(trace.pieces):
-        for index in piece.parameters:
-            if trace.parameters[index].is_trained:
-                users.setdefault(index, []).append(place)
-    return {index: places for index, places in users.items() if len(places) > 1}
 
 
 def _at_loss(trace: StepTrace, mode: str) -> float:
@@ -287,7 +289,7 @@ def _rank_peak(
             without = held - stage.saved + stage.output * keeps_sent - stage.delayed * is_split
             part, more = (stage.backward, stage.arriving) if done[op.stage] else stage.first
             if is_split:
-                part = stage.saved + stage.delayed + 4 * stage.again
+                part = stage.saved + stage.delayed + AGAIN_AT_ONCE * stage.again
             now, grads = without + part - stage.output * keeps_sent, grads + more
             held = without
             done[op.stage] = stage.gradients

@@ -11,7 +11,7 @@ from shardscope.analytic.memory.activations import FLOAT32_BYTES, FULL, logit_by
 from shardscope.analytic.memory.architecture import torch_workspace_bytes
 from shardscope.analytic.memory.moments import UnitMoment
 from shardscope.analytic.memory.offload import OFFLOADS_OPTIMIZER
-from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows, held_by
+from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows, PipelineColumns, held_by
 from shardscope.analytic.memory.states import ElementBytes, ModelStates, optimizer_bytes, partitioned
 from shardscope.analytic.memory.units import forward_bytes, receive_bytes, unit_moments
 from shardscope.analytic.memory.weights import WeightShapes
@@ -129,9 +129,9 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
     once, in_layer = _saved(rows, held)
     copies, copied = _copies(rows, own), _copied(rows, own)
     bucket = _bucket(rows, own, copied)
-    outputs, whole_output = _outputs(rows, own, held)
+    outputs, whole_output = _outputs(rows, own, held, once)
     received = receive_bytes(rows, own, held) if framework.gathers_units and not rows.casts else NONE
-    if framework.whole_in_pipelines:
+    if framework.keeps_messages:
         received = received + _messages(rows, held)
     dense, experts = _dense_states(rows, own, held), _expert_states(rows, own, held)
     early = _early(rows, own, held, dense.gradients + experts.gradients, copies)
@@ -264,7 +264,7 @@ def _copies(rows: LayoutRows, own: Elements) -> Floats:
 def _copies_in_flight(rows: LayoutRows, held: Holding, copies: Floats) -> Floats:
     """Return the bytes of the copies that autocast makes for each micro-batch, of those that do not run."""
     layouts, recipe = rows.layouts, rows.recipe
-    if not rows.framework.whole_in_pipelines or recipe.master:
+    if not rows.framework.keeps_messages or recipe.master:
         return NONE
     is_saved = ~(rows.casts & (layouts.zero >= 2)) & (
         (layouts.recompute != FULL) | (layouts.recompute_layers > 0)
@@ -472,11 +472,11 @@ def _embedding_mask(rows: LayoutRows, held: Holding) -> Floats:
     return held.embedding * held.in_flight * rows.model.hidden * rows.shape.tokens / rows.shape.divided
 
 
-def _outputs(rows: LayoutRows, own: Elements, held: Holding) -> tuple[Floats, Floats]:
+def _outputs(rows: LayoutRows, own: Elements, held: Holding, once: Floats) -> tuple[Floats, Floats]:
     """Return the bytes of the stage's outputs that a pipeline keeps, and those gathered for one backward pass."""
     framework, recipe = rows.framework, rows.recipe
-    if framework.whole_in_pipelines:
-        return _outputs_in_torch(rows, own, held), NONE
+    if framework.keeps_messages:
+        return _outputs_in_torch(rows, own, held, once)
     if not framework.keeps_outputs:
         return NONE, NONE
     is_sent = (rows.pipeline.ranks > 1) & (held.head == 0)
@@ -486,13 +486,13 @@ def _outputs(rows: LayoutRows, own: Elements, held: Holding) -> tuple[Floats, Fl
     return held.in_flight * one / rows.shape.tensor, one * (rows.shape.tensor > 1)
 
 
-def _outputs_in_torch(rows: LayoutRows, own: Elements, held: Holding) -> Floats:
-    """Return the bytes that torch's pipelines keep for micro-batches in flight, in addition to what layers save.
+def _outputs_in_torch(rows: LayoutRows, own: Elements, held: Holding, once: Floats) -> tuple[Floats, Floats]:
+    """Return the bytes that torch's pipelines keep in addition to what layers save: always, and in a backward pass.
 
     These are the outputs of stages, without inputs, which are in the buffers of received messages. Of the micro-batch
     that runs, the output takes the place of its gradient. At the end of the model, these are the final norm's input
     and output, the logits, and what the loss saves: log-probabilities in float32, under autocast also in 16 bits. Ranks
-    with several stages hold only one micro-batch at the loss.
+    with several stages hold only one micro-batch at the loss, or two if gradients of weights are delayed.
     """
     recipe, chunks, count = rows.recipe, rows.pipeline.chunks, held.in_flight * rows.pipeline.chunks
     tokens, one, is_autocast = rows.shape.tokens, _boundary(rows), _is_autocast(rows)
@@ -500,10 +500,64 @@ def _outputs_in_torch(rows: LayoutRows, own: Elements, held: Holding) -> Floats:
     per_logit = recipe.activation * (1 + is_autocast) + FLOAT32_BYTES
     weights = recipe.copies * own.vocabulary * is_autocast
     normed = recipe.activation * rows.model.hidden * tokens / rows.shape.divided
-    output = np.where(held.head * (chunks == 1) > 0, one + normed + per_logit * logits + weights, one)
+    at_end = one + normed + per_logit * logits + weights
+    output = np.where(held.head * (chunks == 1) > 0, at_end, one)
     running = held.head * recipe.activation * logits * (not rows.casts)
     inputs = count * (1 - held.embedding / chunks)
-    return np.asarray((rows.pipeline.ranks > 1) * ((count - 1) * output + running - inputs * one))
+    is_on = rows.pipeline.ranks > 1
+    kept = is_on * ((count - 1) * output + running - inputs * one)
+    if not rows.pipeline.splits.any():
+        return kept, NONE
+    others, in_backward = _delayed(rows, own, held, one, once)
+    second = held.head * rows.pipeline.interleaved * rows.pipeline.splits * at_end
+    return kept + others + second, in_backward
+
+
+AGAIN_AT_ONCE = 4
+"""How often torch holds recomputed activations at once, while it computes the gradients of each weight on its own. It
+repeats the whole layer for each. From measured peaks of zero-bubble schedules; a prediction is within 10 %."""
+
+
+def _delayed(
+    rows: LayoutRows, own: Elements, held: Holding, stream: Floats, once: Floats
+) -> tuple[Floats, Floats]:
+    """Return the bytes that split backward passes keep until they compute gradients of weights.
+
+    They keep the gradients of the results of operations with weights. The first value is that of micro-batches that do
+    not run, the second that of the one that runs, with what is recomputed for it.
+    """
+    model, recipe, tokens, tensor = rows.model, rows.recipe, rows.shape.tokens, rows.shape.tensor
+    chunks, act, share = rows.pipeline.chunks, recipe.activation, held.layers / rows.pipeline.chunks
+    width = (model.heads + 2 * model.kv_heads) * model.head_size + (1 + model.gated) * model.ffn
+    around = 2 * act * model.hidden * tokens / rows.shape.divided + model.norms_per_layer * stream
+    head = held.head * (act * model.vocab * tokens / tensor + stream) * (chunks == 1)
+    one = share * (act * tokens * width / tensor + around) + head
+    count = _num_delayed(rows.pipeline, held, (once / chunks + stream) / one)
+    copies = recipe.copies * own.matrices.dense / chunks * _is_autocast(rows)
+    again = AGAIN_AT_ONCE * (share * rows.dense.again + copies) - rows.dense.again
+    is_full = (rows.layouts.recompute == FULL) & (rows.layouts.recompute_layers == 0) & (count > 0)
+    return np.maximum(count - 1, 0.0) * one, np.minimum(count, 1.0) * one + again * is_full
+
+
+def _num_delayed(pipeline: PipelineColumns, held: Holding, saved: Floats) -> Floats:
+    """Return the number of micro-batches on a stage whose gradients of weights are delayed at the rank's peak.
+
+    The first stage has none, and ranks with one stage more, the later they are in the pipeline. Ranks in a V delay one
+    or two at most; but with as many micro-batches in flight as ZBV, later ranks may peak as their pipeline drains, with
+    fewer of them. DualPipeV delays none at its peak.
+
+    Args:
+        pipeline: Properties of the pipelines.
+        held: What the rank holds.
+        saved: Activations that a stage saves for one micro-batch, relative to the gradients that are kept for it.
+    """
+    place, is_v = pipeline.ranks - held.left, pipeline.rounded
+    draining = np.maximum(2 * place + 1 - held.left * saved, 1.0)
+    count = np.where(is_v & (pipeline.of_all == 1), draining, pipeline.of_all * place + 1)
+    count = np.where(is_v & (pipeline.of_all < 1), np.minimum(count, 2.0), count)
+    is_dual = (pipeline.head_at == 0) & ~is_v
+    has_any = pipeline.splits & ~is_dual & ((held.embedding == 0) | (pipeline.chunks > 1))
+    return np.asarray(np.minimum(count, held.in_flight * pipeline.chunks) * has_any)
 
 
 def _is_autocast(rows: LayoutRows) -> bool:

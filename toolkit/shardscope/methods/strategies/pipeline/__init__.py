@@ -87,8 +87,11 @@ class Pipeline(Strategy):
 
     def degrees(self, world_size: int) -> Mapping[str, Any]:
         """Return the degrees of the layout: pipeline parallelism only."""
-        stages = {"virtual_stages": self.stages_per_rank} if self.schedule.most_stages is None else {}
-        return {"pipeline": world_size, "schedule": self.schedule.name, **stages}
+        return {
+            "pipeline": world_size,
+            "schedule": self.schedule.name,
+            "virtual_stages": self.stages_per_rank if world_size > 1 else 1,
+        }
 
     def num_data_ranks(self, world_size: int) -> int:
         """Return 1, because all ranks work on the same batch."""
