@@ -391,6 +391,7 @@ class JobPrediction(Shown, Budgeted):
         }
         return {
             "job": self.job.model_dump(mode="json"),
+            "seq": self.seq,
             "cluster": None if (self.cluster or self.emulated) is None else self.where,
             "calibration": fitted and fitted.name,
             "note": self.note,
