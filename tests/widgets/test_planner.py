@@ -36,7 +36,7 @@ def as_at_first(request):
     if "planner" in request.fixturenames:
         made = request.getfixturevalue("planner")
         made.set_trait("weights", {"time": 1.0})
-        made.set_trait("fix", {"offload": "none"})
+        made.set_trait("fix", {})
         made.set_trait("global_batch", 16)
         made.set_trait("chosen", 1)
 
@@ -196,7 +196,7 @@ def test_weights_rank_anew_without_a_search(planner):
 def test_a_filter_searches_again(planner):
     planner.controls["Hold fixed"]["tensor"].value = 2
     assert {row.layout.tensor for row in planner.plans} == {2}
-    assert planner.fix == {"offload": "none", "tensor": 2}
+    assert planner.fix == {"tensor": 2}
 
 
 def test_only_what_the_software_ships_is_searched_unless_any_is_asked_for_or_an_axis_is_held_fixed(planner):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import shardscope as ss
+from shardscope.measure.accuracy import inside_text
 from shardscope.runlog.step_events import MESSAGE, StepEvent, StepEvents
 from shardscope.spec.look import Arrangement
 from shardscope_widgets import Twin, figures
@@ -115,6 +116,12 @@ class TestPanel:
         assert twin.comparison.columns == ("predicted", "simulated", "measured")
         assert "<td" in twin.screen.table.value
         assert twin.findings.simulated.origin == "simulated"
+
+    def test_its_heading_says_how_often_predictions_were_right(self, twin):
+        twin._hit_rate.wait(60)
+        found = ss.accuracy(twin.run.path.parent)
+        assert twin.screen.frame.about.startswith(f"{inside_text(found.runs)} · ")
+        assert found.headline.startswith(inside_text(found.runs))
 
     def test_the_drawn_step_can_be_chosen(self, twin):
         before = twin.screen.gantt.figure

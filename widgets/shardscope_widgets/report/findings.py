@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from shardscope.machine import usable_cores
+from shardscope.measure.accuracy import accuracy_of
 from shardscope.runlog.figures import figure_text
 from shardscope.runtime import Run
 from shardscope.runtime.record.status import Cause
 from shardscope_widgets.figures._memory_kinds import KIND_NAMES
 from shardscope_widgets.report.entries import Entry, Group
+from shardscope_widgets.trace import Source
 from shardscope_widgets.words import bytes_text, duration_text, listed, plural, rate_text, three_digits
 
 _LEVEL = 0.05
@@ -36,16 +38,23 @@ def tried_text(groups: Sequence[Group]) -> str:
 
 
 def headline(groups: Sequence[Group]) -> list[str]:
-    """Return at most three sentences: on what was learned, on speed and on memory."""
+    """Return at most four sentences: on predictions, on what was learned, on speed and on memory."""
     if not groups:
         return []
     main = groups[0]
     found = (
+        accuracy_text([entry.run for group in groups for entry in group.entries]),
         agreement_text([entry for group in groups for entry in group.entries]) or lowest_loss_text(main),
         speed_text(main),
         memory_text(main),
     )  # the sections of the page give the details
     return [text for text in found if text]
+
+
+def accuracy_text(runs: Sequence[Source]) -> str:
+    """Return how many step times lie inside the intervals that were predicted at launch; empty if there are none."""
+    found = accuracy_of([run for run in runs if isinstance(run, Run)])
+    return found.headline if found.coverage is not None else ""
 
 
 def agreement_text(entries: Sequence[Entry]) -> str:

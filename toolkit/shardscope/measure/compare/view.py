@@ -144,13 +144,6 @@ def interval_text(comparison: Comparison) -> list[str]:
     return [text, *conditions]
 
 
-def inside_text(comparisons: Iterable[Comparison]) -> str:
-    """Return how many measured step times lie inside their intervals, such as ``20 of 22``; empty without intervals."""
-    steps = [row for each in comparisons for row in each.rows if (row.group, row.term) == ("time", each.per)]
-    known = [row.is_inside for row in steps if row.is_inside is not None]
-    return f"{sum(known)} of {len(known)}" if known else ""
-
-
 def _overview_row(comparison: Comparison) -> list[str]:
     rows = {(row.group, row.term): row for row in comparison.rows}
     sent = [[row for row in comparison.rows if row.group == group] for group in ("bytes", "messages")]
