@@ -27,7 +27,7 @@ from shardscope.prediction.budget import Budgeted
 from shardscope.prediction.data_source import filling_s, with_waiting
 from shardscope.prediction.failures import job_failures
 from shardscope.prediction.host_interval import host_interval
-from shardscope.prediction.job_memory import kinds_by_rank, rank_memory
+from shardscope.prediction.job_memory import held_at_once, kinds_by_rank, rank_memory
 from shardscope.prediction.job_time import job_time_term, loads_of
 from shardscope.prediction.job_view import shown
 from shardscope.prediction.layout import uncertainty_of
@@ -267,8 +267,17 @@ class JobPrediction(Shown, Budgeted):
         return 0.0 if self.time is None else filling_s(self.step, self.time.value)
 
     @property
+    def held_bytes(self) -> float | None:
+        """Peak memory of the fullest rank as runs measure it, in bytes; None if unknown. See `Summary.held_bytes`.
+
+        `peak_bytes`, which decides whether the job fits, also counts the batch, intermediate results and gradients of
+        activations.
+        """
+        return None if self.by_rank is None else float(held_at_once(self.step, self.kinds).max())
+
+    @property
     def peak_bytes(self) -> float | None:
-        """Peak memory of the fullest rank, in bytes; None if unknown."""
+        """Peak memory of the fullest rank, intermediate results included, in bytes; None if unknown."""
         return None if self.memory is None else self.memory.value
 
     @property
@@ -400,6 +409,7 @@ class JobPrediction(Shown, Budgeted):
             "interval_s": self.interval and [*self.interval],
             "run_time_s": self.run_time_s,
             "goodput": self.goodput,
+            "held_bytes": self.held_bytes,
             "peak_bytes": self.peak_bytes,
             "fits": self.fits,
             "states": states,

@@ -28,15 +28,18 @@ def _headline(found: JobPrediction) -> tuple[str, ...]:
     count = plural(job.world_size, "rank")
     fitted = found.calibration or found.host
     about = "no step time" if fitted is None or not found.has_rates else f"calibration {fitted.name}"
-    took, held = "step time: unknown", "memory per rank: unknown"
+    took, held = "step time: unknown", "peak memory per rank: unknown"
     if found.step_time_s is not None and found.run_time_s is not None and found.interval is not None:
         low, high = (figure(each, "s") for each in found.interval)
         took = (
             f"step {figure(found.step_time_s, 's')} ({low} to {high}), {job.last_step} steps "
             f"{figure(found.run_time_s, 's')}{_data_bound(found)}"
         )
-    if found.peak_bytes is not None:
-        held = f"the fullest rank needs {figure(found.peak_bytes, 'bytes')}{beside_peak(found)}"
+    if found.held_bytes is not None and found.peak_bytes is not None:
+        held = (
+            f"peak memory per rank {figure(found.held_bytes, 'bytes')}{beside_peak(found)} "
+            f"({figure(found.peak_bytes, 'bytes')} with the batch and intermediate results)"
+        )
     sent = "bytes sent: unknown"
     if found.sent_bytes is not None:
         at_most = "at most " if found.job.strategy.num_dropped else ""

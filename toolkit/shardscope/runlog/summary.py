@@ -58,8 +58,9 @@ class Summary:
             as a step has.
         bytes_per_step: Mean number of bytes sent by all ranks together per step, without warm-up, weighted like
             `step_time_s`. Only training traffic is counted; see `observing_bytes` for the rest.
-        held_bytes: Bytes held by tensors on the fullest rank, each type of memory at its own peak in the newest step
-            that measured memory by type.
+        held_bytes: Peak memory of the fullest rank: the most bytes that parameters, gradients, optimizer state,
+            activations and buffers hold at one time, in the newest step that measured memory by type. The counterpart
+            of `JobPrediction.held_bytes`.
         process_bytes: How much the memory of the fullest rank's process, as the operating system counts it, has grown
             at its peak since before the model was built; on a GPU, the peak of the memory that PyTorch has allocated.
         wall_s: Time from when the first rank was ready to train to the last event, in seconds.

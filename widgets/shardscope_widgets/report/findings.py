@@ -204,7 +204,7 @@ def memory_text(group: Group) -> str:
         return ""
     return (
         f"The least memory for {group.name} is needed by {least.label}: its fullest rank holds "
-        f"{bytes_text(sum(least.held.values()))} of tensors, one process {bytes_text(sum(alone.held.values()))}."
+        f"{bytes_text(least.row.held_bytes or 0)} at its peak, one process {bytes_text(alone.row.held_bytes or 0)}."
     )
 
 
@@ -223,8 +223,9 @@ def saving_text(group: Group) -> str:
 
 def _least(group: Group) -> Entry | None:
     """Return the run on several ranks whose fullest rank holds least; None if no rank holds less than one process."""
-    known = [entry for entry in group.parallel if entry.held]
-    if not known or group.alone is None or not group.alone.held:
+    known = [entry for entry in group.parallel if entry.row.held_bytes]
+    most = None if group.alone is None else group.alone.row.held_bytes
+    if not known or not most:
         return None
-    least = min(known, key=lambda entry: sum(entry.held.values()))
-    return least if sum(least.held.values()) < sum(group.alone.held.values()) else None
+    least = min(known, key=lambda entry: entry.row.held_bytes or 0)
+    return least if (least.row.held_bytes or 0) < most else None
