@@ -13,7 +13,7 @@ from shardscope.calibration.host_calibration import HostCalibration, HostMachine
 from shardscope.calibration.saved_calibration import save, saved
 from shardscope.errors import LaunchError
 from shardscope.measure.compare.comparison import Comparison
-from shardscope.measure.compare.view import overview
+from shardscope.measure.compare.view import overview, state_of
 from shardscope_widgets import demo, figures, write_report
 from shardscope_widgets.figures import _predicted
 from shardscope_widgets.training_lab import _outcome
@@ -155,6 +155,13 @@ def test_steps_outside_their_interval_are_marked() -> None:
         replace(made_comparison(), rows=(*rows[:-1], replace(rows[-1], interval=ends)))
         for ends in ((0.01, 0.03), (0.004, 0.007))
     )
+    right = [row for row in rows if row.agrees is not False]
+    assert [state_of(replace(each, rows=(*right, each.rows[-1]))) for each in (inside, outside)] == [
+        "completed",
+        "warning",
+    ]
+    assert state_of(inside) == "failed"  # bytes disagree
+    assert "outside its 90% interval: it was hot" in replace(outside, reason="it was hot").verdict
     (good, bad, without) = overview([inside, outside, made_comparison()])
     assert good[-3:] == ["10 ms to 30 ms", "20 ms", "-75%"]
     assert bad[-3:] == ["4 ms to 7 ms", "20 ms", "-75% *"]

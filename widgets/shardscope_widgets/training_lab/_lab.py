@@ -413,8 +413,9 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         entry = self._book.entries.get(self.focus)
         ghost = self.screen.ghosts.found.get(self.focus)
         known = None if entry is None else entry.predicted
-        self.status = _words.status_text(entry, known.step_time_s if known else ghost and ghost.step_s)
-        self.screen.draw_status(entry, self.status)
+        predicted_s = known.step_time_s if known else ghost and ghost.step_s
+        self.status = _words.status_text(entry, predicted_s)
+        self.screen.draw_status(entry, self.status, _words.status_state(entry, predicted_s))
         if entry is not None and entry.state == "failed":
             self.problem = self.screen.failure_of(entry) or self.problem
 

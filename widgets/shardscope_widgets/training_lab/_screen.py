@@ -135,9 +135,8 @@ class Screen:
         self.live.offer_runs({entry.run.id: entry.trace.label for entry in shown}, focus)
         self.live.draw_overview(traces, focus, self.ghosts.found.get(focus))
 
-    def draw_status(self, entry: RunEntry | None, text: str) -> None:
+    def draw_status(self, entry: RunEntry | None, text: str, state: str) -> None:
         """Draw the status line of the run in focus."""
-        state = entry.state if entry else "idle"
         self.status.value = status_html(text, state)
         self.stop.disabled = entry is None or not entry.is_alive
         offered = None if entry is None else (entry.run.id, entry.state)

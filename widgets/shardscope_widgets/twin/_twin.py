@@ -11,6 +11,7 @@ import traitlets as t
 
 from shardscope.measure.compare.comparison import Comparison
 from shardscope.measure.compare.residual import Expected
+from shardscope.measure.compare.view import state_of
 from shardscope.runtime import Run
 from shardscope_widgets.figures._twin import twin_info
 from shardscope_widgets.kit.background import Background
@@ -145,7 +146,7 @@ class Twin(widgets.VBox, Background):  # type: ignore[misc]
             self.screen.hide()
             self.screen.say(found.comparison, "stopped")
             return
-        self.screen.say(found.comparison.verdict, "completed")
+        self.screen.say(found.comparison.verdict, state_of(found.comparison))
         self.screen.draw_comparison(found.comparison)
         self._offer_columns(found.comparison)
         self._offer_steps(found)

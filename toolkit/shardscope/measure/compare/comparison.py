@@ -111,6 +111,8 @@ class Comparison(Shown):
     per: str = "step"
     conditions: str = ""
     """With which constants the run was predicted at its launch, and how busy the machine was; empty if unknown."""
+    reason: str = ""
+    """Why the step took longer than predicted, as far as the run recorded it; empty if unknown."""
 
     def __getitem__(self, name: tuple[str, str]) -> ComparedTerm:
         """Return the row with this group and term."""
@@ -165,7 +167,7 @@ class Comparison(Shown):
         """Return the comparison as plain values, for JSON; missing values have no key."""
         return {
             "schema": SCHEMA, "run": self.run_id, "label": self.label, "where": self.where,
-            "per": self.per, "conditions": self.conditions, "columns": list(self.columns),
+            "per": self.per, "conditions": self.conditions, "reason": self.reason, "columns": list(self.columns),
             "rows": [row.to_dict() for row in self.rows], "notes": list(self.notes),
         }  # fmt: skip
 

@@ -14,7 +14,7 @@ from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.observed import ObservedPrediction
 from shardscope.runtime import Run
 from shardscope.runtime.launcher.preflight import constants_of
-from shardscope.runtime.record.launch_prediction import LaunchConstants, LaunchPrediction
+from shardscope.runtime.record.launch_prediction import BUSY, LaunchConstants, LaunchPrediction
 
 _SAME = 1e-3
 """Relative difference up to which a step time that is predicted again is the recorded one."""
@@ -44,6 +44,12 @@ class Launched:
     def conditions(self) -> str:
         """With which constants the run was predicted, and how busy the machine was; empty without a prediction."""
         return "" if self.prediction is None else self.prediction.conditions(self.run.job.world_size)
+
+    @property
+    def reason(self) -> str:
+        """Why steps took longer than predicted, if other programs kept the machine busy; else empty."""
+        is_busy = self.prediction is not None and self.prediction.busy_load(self.run.job.world_size)
+        return BUSY if is_busy else ""
 
     def told(
         self,

@@ -16,7 +16,7 @@ from shardscope.measure.compare.comparison import ComparedTerm, Comparison
 from shardscope.measure.compare.launched import Launched
 from shardscope.measure.compare.measured import Steps
 from shardscope.measure.compare.memory import memory_rows
-from shardscope.measure.compare.parts import time_rows
+from shardscope.measure.compare.parts import time_rows, with_rest
 from shardscope.measure.compare.simulated import with_simulation
 from shardscope.measure.compare.traffic import kind_of_step, traffic_rows
 from shardscope.prediction.job import JobPrediction
@@ -158,14 +158,15 @@ def _compared(
         times = list(time_rows(prediction, steps, notes))
         if launched is not None:
             times = launched.told(times, prediction, newer, steps, notes, per=per)
-        rows = with_simulation([*rows, *times], settled, notes, per=per)
+        rows = with_rest(with_simulation([*rows, *times], settled, notes, per=per), per)
         where = prediction.where
         if prediction.has_rates and prediction.note is not None:
             notes.append(prediction.note)
     else:
         notes.append("Step time is left out: it is not predicted for an observed training loop.")
     conditions = "" if launched is None else launched.conditions
-    return Comparison(run.id, run.name, where, tuple(rows), tuple(notes), per, conditions)
+    reason = "" if launched is None else launched.reason
+    return Comparison(run.id, run.name, where, tuple(rows), tuple(notes), per, conditions, reason)
 
 
 def _predicted(
