@@ -11,6 +11,7 @@ from planner.brute import machine, small_model
 from shardscope.errors import SpecError
 from shardscope.planner import plan
 from shardscope.planner.rules import REASONS
+from shardscope.planner.shipped import lacking
 from shardscope.planner.table import budget_of
 from shardscope.planner.trainer_config import trainer_config
 from shardscope.prediction.predict import predict
@@ -35,7 +36,7 @@ def as_at_first(request):
     if "planner" in request.fixturenames:
         made = request.getfixturevalue("planner")
         made.set_trait("weights", {"time": 1.0})
-        made.set_trait("fix", {"offload": "none"})
+        made.set_trait("fix", {})
         made.set_trait("global_batch", 16)
         made.set_trait("chosen", 1)
 
@@ -195,16 +196,20 @@ def test_weights_rank_anew_without_a_search(planner):
 def test_a_filter_searches_again(planner):
     planner.controls["Hold fixed"]["tensor"].value = 2
     assert {row.layout.tensor for row in planner.plans} == {2}
-    assert planner.fix == {"offload": "none", "tensor": 2}
+    assert planner.fix == {"tensor": 2}
 
 
-def test_naming_the_software_searches_only_what_it_ships_unless_an_axis_is_held_fixed(planner):
+def test_only_what_the_software_ships_is_searched_unless_any_is_asked_for_or_an_axis_is_held_fixed(planner):
     planner.fix = {"offload": "none", "pipeline": 4}
+    software = planner.controls["Model and cluster"]["software"]
+    assert all(not lacking(each.software, each.layout, small_model()) for each in planner.plans)
+    software.value = "any"
+    assert any(lacking(each.software, each.layout, small_model()) for each in planner.plans)
     assert "Framework megatron-core searches only what it ships" in planner.screen.note.value
     assert (
         "software=" not in planner.screen.note.value + planner.screen.config.value
     )  # words of the form, not of ss.plan
-    planner.controls["Model and cluster"]["software"].value = "megatron-core"
+    software.value = "megatron-core"
     found = planner.plans
     assert {each.layout.schedule for each in found} <= {"1f1b", "interleaved"}
     assert {each.layout.zero for each in found} <= {0, 1}

@@ -25,7 +25,7 @@ KEY = (
     "data, tensor, pipeline, context, expert: degrees of parallelism; sp: sequence parallel; ZeRO 1 over 2: sharded "
     "over 2 of the replicas; ×2: stages on a rank; full, 3 of 8: only 3 of the 8 layers of a stage are recomputed; "
     "MFU: model FLOPs utilization. Schedules other than gpipe, 1f1b and interleaved split the backward pass to shrink "
-    "the bubble, and few frameworks ship them; name yours to search only what it ships"
+    "the bubble, and few frameworks ship them"
 )
 """Explanation of the columns."""
 
@@ -47,6 +47,11 @@ def budget_of(found: Plans, plan: PlanRow, tokens: float) -> Budget:
     rate = Throughput(plan.tokens_per_s, found.setting.cluster, failures)
     dollars = None if plan.dollars is None else rate.dollars(tokens)
     return Budget(tokens, rate.time_to_train(tokens) / DAY_S, dollars)
+
+
+def offload_text(found: Plans) -> str:
+    """Return a sentence that says that layouts fit only with offloading; empty if some fit without."""
+    return "Fits only with offloading to the host." if found.needs_offload else ""
 
 
 def days_text(days: float) -> str:

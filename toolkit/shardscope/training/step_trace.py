@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -302,6 +303,7 @@ def _pieces(
     x: Any = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
     for _, layer in layers:
         x = tree_map_only(Tensor, _leaf, x)
+        taken = [*leaf_tensors(x)]
         kept = {_key(tensor): tensor.untyped_storage() for tensor in leaf_tensors(x)}
         weights = {_key(parameter) for parameter in layer.parameters()}
 
@@ -317,9 +319,37 @@ def _pieces(
             output_bytes=sum(map(num_bytes, leaf_tensors(x))) / samples,
             flops=counter.get_total_flops() / samples,
             stored_bytes=sum(storage.nbytes() for storage in kept.values()) / samples,
+            delayed_bytes=_delayed_bytes(taken, leaf_tensors(x)) / samples,
             parameters=tuple(dict.fromkeys(places[id(p)] for p in layer.parameters() if id(p) in places)),
             buffers=tuple(dict.fromkeys(buffers[id(b)] for b in layer.buffers() if id(b) in buffers)),
         )
+
+
+def _delayed_bytes(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+    """Return the bytes of gradients of the results of operations that take both an input of the layer and a weight.
+
+    PyTorch's split backward pass keeps these until it computes the gradients of weights (``stage_backward_input``).
+    """
+    feeds: dict[Any, list[Any]] = defaultdict(list)
+    waiting = [output.grad_fn for output in outputs]
+    seen = {*waiting}
+    while waiting:
+        node = waiting.pop()
+        for other, _ in node.next_functions if node is not None else ():
+            if other is not None:
+                feeds[other].append(node)
+                waiting += [other] * (other not in seen)
+                seen.add(other)
+    leaves = {id(tensor) for tensor in inputs}
+    from_inputs = [node for node in feeds if id(getattr(node, "variable", None)) in leaves]
+    reached = {*from_inputs}
+    while from_inputs:
+        later = [each for each in feeds[from_inputs.pop()] if each not in reached]
+        from_inputs += later
+        reached |= {*later}
+    weighted = {node for other, nodes in feeds.items() if other not in reached for node in nodes} & reached
+    results = [result for node in weighted for result in node._input_metadata]  # noqa: SLF001 - nothing else has sizes
+    return sum(prod(result.shape) * result.dtype.itemsize for result in results)
 
 
 def _leaf(tensor: Tensor) -> Tensor:

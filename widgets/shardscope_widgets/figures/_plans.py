@@ -14,7 +14,7 @@ from plotly.subplots import make_subplots
 from shardscope.planner import REASONS, Plans, short
 from shardscope.planner.explain import seconds
 from shardscope.planner.setting import capacity
-from shardscope.planner.table import budget_of, days_text, dollars_text
+from shardscope.planner.table import budget_of, days_text, dollars_text, offload_text
 from shardscope.prediction.failures import failures_text, layout_failures
 from shardscope.prediction.layout import uncertainty_of
 from shardscope.spec.units import work_text
@@ -171,11 +171,12 @@ def plans_text(plans: Plans, *, tokens: float | None = None) -> str:
     devices = plans.setting.cluster.num_devices
     dollars = "" if best.dollars is None else f", {dollars_text(best.dollars)} a step"
     return (
-        f"{title}: {fits:,} of {plans.valid:,} valid layouts fit on {devices:,} devices. The best needs {held:.1f} of "
+        f"{offload_text(plans)} {title}: {fits:,} of {plans.valid:,} valid layouts fit on {devices:,} devices. "
+        f"The best needs {held:.1f} of "
         f"{capacity:.1f} GiB for tensors and takes {seconds(best.step_time_s)} per step ({low} to {high}), "
         f"MFU {best.mfu:.0%}{dollars}: {short(best.layout)}. {_roomier(plans)}"
         f"{_step_size(plans)}{_whole(plans, tokens)}{_failures(plans)}"
-    )
+    ).lstrip()
 
 
 def _roomier(plans: Plans) -> str:

@@ -13,6 +13,7 @@ import traitlets as t
 from shardscope.calibration.software import SOFTWARE, software_of
 from shardscope.errors import ShardscopeError, SpecError
 from shardscope.planner import Plans, default_batch, known_model, plan
+from shardscope.planner.plan import ANY
 from shardscope.spec.cluster import Cluster, Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model, Transformer
@@ -63,7 +64,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         "",
         "Framework",
         "Framework that trains the model: only what it ships is searched, except on axes held fixed.",
-        values=(("any", ""), *named(SOFTWARE)),
+        values=(("as each layout suggests", ""), *named(SOFTWARE), ("any, also what none ships", ANY)),
     )
     seq = own_trait(2048, "Sequence, tokens", "Tokens per sequence.", least=1, most=LARGEST_COUNT)
     global_batch = trait_of(Layout, "global_batch", "Batch, sequences", default=2048)
@@ -74,10 +75,8 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         least=0.001,
         step=10,
     )
-    precision = trait_of(Layout, "precision", values=named(("fp32", "bf16-mixed", "fp16-mixed", "fp8-mixed")))
-    fix = t.Dict(
-        default_value={"offload": "none"}, help="Layout axes fixed to one value or several, by name."
-    )
+    precision = trait_of(Layout, "precision")
+    fix = t.Dict(help="Layout axes fixed to one value or several, by name.")
     weights = t.Dict(default_value={"time": 1.0}, help="Weight of each objective in the ranking, by name.")
     chosen = t.Int(1, min=1, help="Position in the ranking, from 1, of the plan shown next to the best.")
     problem = t.Unicode("", help="The last error, as HTML; empty if there is none.")
@@ -85,7 +84,8 @@ class Planner(widgets.VBox):  # type: ignore[misc]
 
     @t.validate("software")
     def _known_software(self, proposal: Mapping[str, Any]) -> str:
-        return software_of(proposal["value"]).name if proposal["value"] else ""
+        value: str = proposal["value"]
+        return value if value in {"", ANY} else software_of(value).name
 
     def __init__(
         self, model: str | Transformer | None = None, *, cluster: Cluster | None = None, **choices: Any
