@@ -44,6 +44,8 @@ def _headline(found: JobPrediction) -> tuple[str, ...]:
     if found.sent_bytes is not None:
         at_most = "at most " if found.job.strategy.num_dropped else ""
         sent = f"the busiest rank sends {at_most}{figure(float(found.sent_bytes.max()), 'bytes')} a step"
+    used = {"MFU": found.mfu, "link utilization": found.link_utilization}
+    sent += "".join(f", {name} {each:.1%}" for name, each in used.items() if each is not None)
     return (
         f"{job.label} on {count}, {found.where}, {work_text(job.batch.global_batch, found.seq)}",
         f"{took}; {held}{_misfit(found)}",

@@ -80,6 +80,9 @@ class Summary:
             epoch or run, or fetched by another rank; None without a cache.
         fetched_bytes: Bytes of data that all ranks read from a source that is cached or emulated; None if there is
             none.
+        mfu: Model FLOPs utilization at `step_time_s`, by the formula of `JobPrediction.mfu` with the peak known at the
+            launch; None if no step time was predicted then, or after a resize.
+        link_utilization: The same for the link of the busiest rank: `JobPrediction.link_utilization`.
         loss_note: Why the loss may depend on how the batch is cut into micro-batches and ranks, and the remedy; None if
             nothing speaks for it.
         optimizer_note: Why a resumed run may train otherwise, if the optimizer could not be tried before the first
@@ -136,6 +139,8 @@ class Summary:
     goodput: float | None = None
     cache_hit_rate: float | None = None
     fetched_bytes: int | None = None
+    mfu: float | None = None
+    link_utilization: float | None = None
     loss_note: str | None = None
     optimizer_note: str | None = None
 
@@ -145,6 +150,11 @@ class Summary:
         if not self.uncompressed_bytes_per_step or not self.bytes_per_step:
             return None
         return self.uncompressed_bytes_per_step / self.bytes_per_step
+
+
+def utilization(at_peak_s: float | None, step_time_s: float | None) -> float | None:
+    """Return the fraction of a step that its work would take at peak rates; None if one of them is unknown."""
+    return at_peak_s / step_time_s if at_peak_s and step_time_s else None
 
 
 def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
@@ -183,6 +193,8 @@ def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
         restarts=len(log.restarts),
         lost_steps=log.lost_steps,
         goodput=log.goodput,
+        mfu=None if log.resizes else utilization(log.at_peak.get("compute_s"), step_time),
+        link_utilization=None if log.resizes else utilization(log.at_peak.get("sending_s"), step_time),
         observing_bytes=log.observing.total(),
         cache_hit_rate=log.epochs.hit_rate,
         fetched_bytes=log.epochs.fetched_bytes,
