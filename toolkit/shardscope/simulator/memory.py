@@ -76,7 +76,7 @@ def _ramp(rank: int, each: TimedPass, kind: str, peaks: Peaks, *, falls: bool) -
         return
     for k in range(1, _PIECES + 1):
         share = 1 - k / _PIECES if falls else k / _PIECES
-        yield rank, each.start + (each.end - each.start) * k / _PIECES, kind, float(peaks[kind][rank]) * share
+        yield rank, each.at(k / _PIECES), kind, float(peaks[kind][rank]) * share
 
 
 def _gathered(rank: int, each: TimedPass, passes: Sequence[TimedPass], peaks: Peaks) -> Iterator[Change]:
