@@ -62,8 +62,8 @@ class StepPlayer(anywidget.AnyWidget):
     """An animation of one training step: what each rank holds, messages, timeline and memory.
 
     It plays by itself, again and again, unless the reader's system asks for reduced motion. Space plays and pauses, the
-    arrow keys move from event to event, Home and End move to the ends. An event or a cell under the pointer, or an event
-    that was clicked, is explained in a sentence.
+    arrow keys move from event to event, Home and End move to the ends. An event or a cell under the pointer, or a
+    selected event, is explained in a sentence.
 
     Args:
         source: A run, whose recorded step is shown, or `StepEvents`, such as those of `ss.simulate.step_events`; None

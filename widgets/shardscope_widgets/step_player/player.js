@@ -51,7 +51,7 @@ function canvasIn(parent, label) {
 }
 
 const CELLS = {
-  gradients: (step) => `A cell is a chunk of a rank's gradients. It fills up to 1/${step.world_size} in the backward pass, and further as other ranks' are added; ✓ is the sum of all. Hatched: passed on.`,
+  gradients: (step) => `${step.cellsOf[0].gradients.length > 1 ? "A cell is a chunk of" : "The cell is"} a rank's gradients. It fills up to 1/${step.world_size} in the backward pass, and further as other ranks' are added; ✓ is the sum of all. Hatched: passed on.`,
   parameters: () => "The lower cells are chunks of the parameters: full where the rank holds them up to date.",
   "micro-batches": () => "A cell is a micro-batch: half full after its forward pass, full after its backward pass.",
 };

@@ -6,7 +6,7 @@ const HEIGHT = { ring: 272, tree: 272, star: 272, row: 150 };
 /** Return the centres of all ranks and the size of a card, for a canvas of this width. */
 function places(step, width) {
   const n = step.world_size;
-  const big = n <= 8, height = HEIGHT[step.shape] + (n > 16 && step.shape !== "row" ? (n > 32 ? 270 : 120) : 0) + (step.shape === "row" ? Math.max(0, Math.ceil(n / perRow(n, width)) - 1) * 90 : 0);
+  const big = n <= 8, height = (n <= 2 && step.shape !== "row" ? 170 : HEIGHT[step.shape]) + (n > 16 && step.shape !== "row" ? (n > 32 ? 270 : 120) : 0) + (step.shape === "row" ? Math.max(0, Math.ceil(n / perRow(n, width)) - 1) * 90 : 0);
   const room = { tree: 2 ** Math.floor(Math.log2(n)), row: perRow(n, width) }[step.shape];
   const strips = Object.keys(step.cellsOf[0]).length > 1 ? 13 : 0;
   const across = step.shape === "ring" || step.shape === "star" ? Math.max(3, (n + 3) / 2) : Math.max(room, 4);
