@@ -313,7 +313,7 @@ def test_what_is_measured_before_the_first_trial_is_the_status():
 
 
 def test_a_study_says_before_it_starts_how_long_it_takes(make_tuning_lab):
-    lab = make_tuning_lab(JOB.replace(steps=10_000), SPACE, trials=5, name="long", baselines=False)
+    lab = make_tuning_lab(JOB.replace(steps=10_000), SPACE, trials=5, name="forecast", baselines=False)
     end = time.monotonic() + 60
     while "by the prediction" not in lab.screen.settings.summary and time.monotonic() < end:
         lab._duration.wait(60)
