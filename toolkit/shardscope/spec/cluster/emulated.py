@@ -62,7 +62,7 @@ class EmulatedNode(Spec):
 
     @property
     def update_rate(self) -> float | None:
-        """Bytes per second at which each rank updates its parameters, including `slowdown`; None to use its own."""
+        """Bytes per second of each rank's update, including `slowdown`; None to use this machine's rate."""
         return None if self.memory_bandwidth is None else self.memory_bandwidth / self.slowdown
 
 
@@ -252,7 +252,7 @@ class EmulatedCluster(Spec):
 
     @property
     def memory_bandwidth(self) -> float | None:
-        """Bytes per second at which each rank of the slowest node updates its parameters; None to use its own."""
+        """Bytes per second of the update on each rank of the slowest node; None to use this machine's rate."""
         return min((node.update_rate for node in self.nodes if node.update_rate is not None), default=None)
 
     def stated_memory(self) -> tuple[float, ...]:
