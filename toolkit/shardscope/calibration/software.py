@@ -75,7 +75,7 @@ class Shipped(NamedTuple):
         return found
 
     def refuses(self, layout: Layout, model: Transformer) -> tuple[str, ...]:
-        """Return, in words, what the framework rejects in a layout of this model: ``pipelines with tied embeddings``."""
+        """Return what the framework rejects in a layout of this model, as words: ``pipelines with tied embeddings``."""
         found, name = [], layout.optimizer.name
         if not self.has_parts_of_heads and model.kv_heads % layout.tensor:
             found.append(f"tensor={layout.tensor} with {model.kv_heads} key-value heads")
