@@ -179,7 +179,7 @@ class RankRates(NamedTuple):
         Args:
             step: The training step.
             cluster: The cluster.
-            calibration: Its constants.
+            calibration: The cluster's constants.
             model: The transformer that the job trains; None if it trains another model.
 
         Raises:
@@ -220,7 +220,7 @@ FREE = RankRates(
 
 
 def stated_rates(emulated: EmulatedCluster | None, limit: Link | None) -> RankRates:
-    """Return rates with which only stated costs take time: latencies, and computation on emulated processors."""
+    """Return rates with which only emulated costs take time: latencies, and computation on emulated processors."""
     return FREE._replace(
         latency_s=0.0 if limit is None else limit.latency_s,
         emulated_flops=None if emulated is None else emulated.flops,
@@ -231,7 +231,7 @@ def stated_rates(emulated: EmulatedCluster | None, limit: Link | None) -> RankRa
 def shared_slowdown(host: HostCalibration, active: float, cores: float) -> float:
     """Return the slowdown of ranks that share the cores of a machine.
 
-    Beyond the measured numbers of ranks, it is at least the number of ranks for each core.
+    Beyond the measured numbers of ranks, the slowdown is at least the number of ranks per core.
     """
     at = max(1.0, active * host.machine.cores / cores)
     slow = host.value("slowdown", ranks=at)
@@ -300,7 +300,7 @@ def _messages(
     job: Job, host: HostCalibration, ranks: float, emulated: EmulatedCluster | None, place: Place, *,
     is_idle: bool,
 ) -> _Messages:  # fmt: skip
-    """Return how ranks send.
+    """Return the rates and times of messages of ranks on this machine.
 
     Args:
         job: The job.
