@@ -4,7 +4,7 @@ Kernels, overlap of messages and memory differ more between frameworks than betw
 the software that it was measured with. Software of one family shares kernels and the way in which it overlaps messages.
 
 DeepSpeed before 0.5.9 is a family of its own: pull request 1453 rewrote how ZeRO 3 fetches parameters, and one model
-went from 55 to 92 TFLOP/s. The `caveat` of `deepspeed` says that only three of its steps were measured.
+went from 55 to 92 TFLOP/s. The `caveat` of `deepspeed` says that only three steps were measured with it.
 NVIDIA's recipes run Megatron-Core with overlaps and fused kernels that it disables by default.
 """
 
