@@ -7,7 +7,8 @@ written for Ampere leaves two thirds of the peak unused.
 - FlashAttention on A100: 25 to 40 %; FlashAttention-2: 50 to 73 % forward, up to 63 % backward (Dao 2023, arXiv
   2307.08691, abstract and section 3).
 - On H100: FlashAttention-2 reaches 335 of 989 TFLOP/s forward with 16,384 tokens, and cuDNN 9 reaches 539 (Shah et
-  al. 2024, arXiv 2407.08608, figure 5), both slightly less backward. FlashAttention-2 is about twice as fast as the original.
+  al. 2024, arXiv 2407.08608, figure 5), both slightly less backward. FlashAttention-2 is about twice as fast as
+  FlashAttention.
 - No source gives cuDNN's speed on A100; FlashAttention-2's is used instead.
 
 Which kernel runs depends on releases, not only on the software. PyTorch's `scaled_dot_product_attention` uses

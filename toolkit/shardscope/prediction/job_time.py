@@ -101,7 +101,7 @@ def _data(step: JobStep, found: Traced, rates: RankRates) -> Term:
 
 
 def _gathering_s(step: JobStep, communication: Term | None) -> float:
-    """Return the seconds in which the backward passes of a step gather parameters, half of all bytes gathered."""
+    """Return the seconds for which a step's backward passes gather parameters; forward passes gather as many bytes."""
     if step.job.strategy.held_stage != 3 or communication is None:
         return 0.0
     return sum(part.value for part in communication.parts if part.name.endswith("all_gather")) / 2
