@@ -76,10 +76,10 @@ _SHIPPED_IDLE = (
     "Shardscope. On Linux, ss.calibrate() measures them."
 )
 _UNEVEN = (
-    "The chunks of {name} are uneven, and ranks wait for messages of different sizes. Ranks that are done early begin "
-    "the next step early, and slow processors can hide behind messages to others, so this is an upper bound; the "
-    "interval reaches down to links that are busy all the time. Collectives of another kind may start on some ranks "
-    "before they are over on others, which ss.simulate takes into account."
+    "The chunks of {name} are uneven, and ranks wait for messages of different sizes. Ranks that finish early begin "
+    "the next step early, and messages to other ranks can hide slow processors, so this is an upper bound; the "
+    "interval reaches down to links that are busy all the time. The next collective may start on some ranks before "
+    "this one has ended on other ranks, which ss.simulate takes into account."
 )
 
 

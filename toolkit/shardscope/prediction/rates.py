@@ -42,7 +42,7 @@ class IdleMessages(NamedTuple):
     """Whether the times are those that ship with Shardscope, because the calibration has none."""
 
     def at(self, ranks: float) -> float:
-        """Return the seconds per message of this number of ranks."""
+        """Return the seconds per message for this number of ranks."""
         return float(np.exp(knot_shares(ranks, self.ranks) @ np.log(self.seconds)))
 
 
@@ -93,7 +93,7 @@ class RankRates(NamedTuple):
     """Passes of one micro-batch through a transformer on a cluster; None to sum up traced operations."""
 
     def per_message_s(self, sent: Sent, carried_s: float | None = None) -> float:
-        """Return the seconds per message of a collective, besides its latency and the time for its bytes.
+        """Return the seconds per message of a collective, in addition to latency and the time for its bytes.
 
         Sleeping ranks all send at the same time, and their messages queue for the cores. If the queue takes longer than
         the link, the cores process the queue while the link is busy. Otherwise, each message, once its bytes have
@@ -101,7 +101,7 @@ class RankRates(NamedTuple):
 
         Args:
             sent: Traffic of the collective.
-            carried_s: Seconds for which the links that limit it carry one message of each rank; None for the rank's own
+            carried_s: Seconds in which the limiting links carry one message of each rank; None for the rank's own
                 link.
         """
         messages = np.maximum(sent.counted, 1)

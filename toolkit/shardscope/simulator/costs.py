@@ -64,7 +64,7 @@ class LayoutCosts(NamedTuple):
     backward: tuple[Piece, ...]
     recompute: tuple[Piece, ...]
     weight_s: float
-    """The part of the backward pass's computation that a schedule may defer."""
+    """Seconds of weight gradients in the backward pass, which a schedule may defer."""
     edge: tuple[Piece, ...]
     """Embedding and output projection in both passes."""
     spare: float

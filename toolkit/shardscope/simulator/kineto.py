@@ -188,7 +188,7 @@ def _input_bytes(event: _Event, trace: _Rank) -> int:
 
 
 def _num_elements(shape: Sequence[Any]) -> int:
-    """Return the elements of a tensor, or of all tensors of a list."""
+    """Return the number of elements of a tensor, or of all tensors of a list."""
     tensors = shape if shape and isinstance(shape[0], list) else [shape]
     return sum(prod(each) for each in tensors)
 

@@ -61,7 +61,7 @@ class Checkpoint(Spec):
     def _check_mtbf(self) -> Self:
         if self.every == AUTO and not self.mtbf_s:
             raise SpecError(
-                "checkpoint.every='auto' needs the failure rate that it is for; give mtbf_s, such as mtbf_s='6 h'"
+                "checkpoint.every='auto' needs the mean time between failures; give mtbf_s, such as mtbf_s='6 h'"
             )
         if self.every != AUTO and self.mtbf_s is not None:
             raise SpecError(

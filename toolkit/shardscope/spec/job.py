@@ -461,8 +461,8 @@ def _check_shares(job: Job) -> None:
     micro = job.batch.micro_batch
     if micro is not None and job.strategy.exchanges_in_passes:
         raise SpecError(
-            f"{told} batch.micro_batch={micro} and strategy={job.strategy.label!r}, whose ranks exchange in each pass, "
-            "so all need equally many; leave micro_batch out, so that each rank makes one pass"
+            f"{told} batch.micro_batch={micro} and strategy={job.strategy.label!r}, whose ranks communicate in each "
+            "pass, so all need equally many passes; leave micro_batch out, so that each rank makes one pass"
         )
 
 
