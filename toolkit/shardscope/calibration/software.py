@@ -164,7 +164,7 @@ class Software(NamedTuple):
     constants: str = ""
     """Software whose time constants apply, because it runs the same kernels; empty if there are own constants."""
     attention: str = "flash-2"
-    """Fused attention kernel: a key of `calibration.attention_kernels.KERNELS`. That module states which releases use it."""
+    """Fused attention kernel: a key of `calibration.attention_kernels.KERNELS`, whose module states its releases."""
     caveat: str = ""
     """Caveat on the measured steps of the software, which the note of its calibrations includes."""
 
