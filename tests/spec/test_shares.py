@@ -91,7 +91,8 @@ def test_what_cannot_be_weighted_is_refused(changes: dict[str, object], message:
 
 def test_ranks_that_exchange_in_each_pass_make_one_pass_each() -> None:
     with pytest.raises(
-        SpecError, match="whose ranks exchange in each pass, so all need equally many; leave micro_batch"
+        SpecError,
+        match="whose ranks communicate in each pass, so all need equally many passes; leave micro_batch",
     ):
         job(ss.Batch(96, micro_batch=8, shares=(2, 2, 1, 1)), "zero-3")
     assert job(ss.Batch(96, shares=(2, 2, 1, 1)), "zero-3").num_micro_batches == 1

@@ -1,1 +1,1 @@
-"""What was measured: fitted constants with their intervals, of GPU clusters and of this machine, and their choice."""
+"""Calibrations: fitted constants of GPU clusters and of this machine, with intervals, and the choice among them."""

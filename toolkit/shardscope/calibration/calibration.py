@@ -77,7 +77,7 @@ class Interval(NamedTuple):
 
 
 class Fitted(Shown, Spec):
-    """What all calibrations have: a name, quantiles of the prediction's error, and caveats."""
+    """Base class of calibrations: a name, quantiles of the prediction's error, and caveats."""
 
     name: str
     quantiles: dict[str, PositiveFloat] = Field(default_factory=lambda: {"5": 0.7, "50": 1.0, "95": 1.45})
@@ -151,7 +151,7 @@ class FittedRow(Spec):
 class Calibration(Fitted):
     """Constants for a type of GPU and its software. Each has a physical meaning; none is specific to one measurement.
 
-    `HostCalibration` has those of CPU ranks of one machine.
+    `HostCalibration` has the constants of CPU ranks of one machine.
     """
 
     device: str = ""
@@ -190,7 +190,7 @@ class Calibration(Fitted):
     intra_efficiency: Share = 0.8
     """Fraction of the bandwidth inside a node that collectives reach."""
     pcie_efficiency: Share = 0.35
-    """The same over PCIe, where messages pass through the host's bridges, which devices share."""
+    """Like `intra_efficiency`, but over PCIe, where messages pass through the host's bridges, which devices share."""
     inter_efficiency: Share = 0.8
     """Fraction of the bandwidth between nodes that collectives reach."""
     collective_s: NonNegativeFloat = 10e-6
@@ -204,8 +204,8 @@ class Calibration(Fitted):
     """Fraction of the gradient reduction that is hidden behind the last backward pass (ZeRO stages 0 to 2)."""
     shard_copies: NonNegativeFloat = 0.0
     """Bytes that a device moves in its memory per byte that ZeRO 2 and 3 gather or reduce, at the rate of element-wise
-    operators: each layer's tensors are copied into a flat buffer and back, which takes about 4, and the rest is waits
-    of layers for each other. Measured clusters have about 8 to 40."""
+    operators: copies of each layer's tensors into a flat buffer and back account for about 4, and waits of layers for
+    each other for the remainder. Measured clusters have about 8 to 40."""
     shard_overlap: Fraction = 0.8
     """Fraction of ZeRO-3's all-gathers and reduce-scatters that is hidden behind computation."""
     optimizer_efficiency: Share = 0.7
@@ -214,12 +214,12 @@ class Calibration(Fitted):
     """Fixed time per step, in seconds: data loading, loss scaling, clipping, logging."""
 
     shapes: dict[str, PositiveFloat] = Field(default_factory=dict)
-    """Measured factors of a layer's time, by the names of `calibration.layer_shape`. Shapes without one have the factor
-    1, and wider intervals, because the other constants' errors are those that the factors leave."""
+    """Measured factors of a layer's time, by the names of `calibration.layer_shape`. Shapes without a measured
+    factor have the factor 1 and wider intervals, because the constants' errors were estimated with the factors."""
 
     ridge: PositiveFloat | None = None
     """Peak FLOP/s divided by memory bandwidth of the measured device, in FLOP per byte. For another device, `half_size`
-    is scaled by the ratio of the two."""
+    is scaled by the ratio of the two devices' values."""
     constant_mfu: dict[str, PositiveFloat] = Field(default_factory=dict)
     """Median MFU of the fitted measurements, by data set and precision: a baseline on the scoreboard."""
     constant_rate: dict[str, PositiveFloat] = Field(default_factory=dict)
@@ -320,7 +320,7 @@ class Calibration(Fitted):
 
         Args:
             device: A device, the name of one, or the name of a calibration.
-            software: Name of the software; None for a calibration that was measured on this device, or Megatron-Core.
+            software: Name of the software; None for that of a calibration of this device, or else Megatron-Core.
 
         Raises:
             SpecError: No calibration and no device has this name, or the software is not known.

@@ -1,4 +1,4 @@
-"""The calibration for a device and software, and what it assumes."""
+"""Choice of the calibration for a device and software, and what the choice assumes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from shardscope.spec.layout import Layout
 def calibration_for(device: Device, software: Software) -> Calibration:
     """Return the calibration that predictions for a device and software use.
 
-    If one cluster was measured with this software on this chip, it is that cluster's. Otherwise, or if several were, it
-    consists of what clusters with this software or this device have in common; see `calibration.effects`.
+    If exactly one cluster was measured with this software on this chip, its calibration is returned. Otherwise, the
+    calibration is composed of what clusters with this software or this device share; see `calibration.effects`.
     """
     return _calibration_for(device.model_dump_json(), software)
 
@@ -78,7 +78,7 @@ def calibration_of(
         layout: The layout, or one with the settings that all layouts of a search share.
 
     Raises:
-        SpecError: The calibration is of CPU ranks or none at all, or the software is not known.
+        SpecError: The calibration is a `HostCalibration` or not a calibration, or the software is not known.
     """
     if isinstance(calibration, Calibration):
         given = software or calibration.software or "megatron-core"
@@ -111,7 +111,7 @@ def calibration_of(
 
 
 def _widened(calibration: Calibration) -> list[list[float]]:
-    """Return the covariance for other software, whose constants differ as much again as those of another cluster."""
+    """Return the covariance for other software: the usual variances between clusters are added once more."""
     usual = [
         [sd**2 * (row == column) for column in range(len(FACTORS))] for row, sd in enumerate(FACTORS.values())
     ]

@@ -1,10 +1,10 @@
-"""What constants of software and devices have in common: their effects, estimated from all measured tables together.
+"""Effects of software and devices on the calibration constants, estimated from all measured tables together.
 
 The logarithm of each constant is the sum of its usual value and of the effects of the software's family, of the
 software, of the device's peak FLOP/s (a trend), of its architecture, and of the pair of software and architecture.
 `tests/published/hierarchy.py` fits them, with one more effect for each table, whose standard deviation is the usual
-difference between clusters. So a cluster that was never measured gets the constants that similar ones have in common,
-and an interval that includes the differences.
+difference between clusters. A cluster that was never measured thus gets the constants that similar clusters have in
+common, and an interval that includes their differences.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def architecture(device: str) -> str:
 def trend_of(device: Device) -> float:
     """Return the factor of the trend: the logarithm of the 16-bit peak FLOP/s relative to an A100's.
 
-    The trend is one between generations of devices. So a device from the catalogue keeps its factor if its peak FLOP/s
+    The trend is between generations of devices. A device from the catalogue thus keeps its factor if its peak FLOP/s
     are changed; otherwise constants that do not concern computation would change as well, such as `step_s`.
     """
     known = Device.of(device.name) if catalogue.has("devices", device.name) else device
@@ -63,7 +63,7 @@ def trend_of(device: Device) -> float:
 
 
 def effects_of(software: Software, device: Device) -> dict[str, float]:
-    """Return the names of the effects that constants have, and the factor of each."""
+    """Return the factor of each effect that applies to a software on a device, by the effect's name."""
     chip = architecture(device.name)
     return {
         "all": 1.0,
@@ -78,8 +78,8 @@ def effects_of(software: Software, device: Device) -> dict[str, float]:
 def usual(software: Software, device: Device) -> Calibration:
     """Return the calibration that all effects are relative to.
 
-    `half_size` is in proportion to the FLOP per byte, and fused attention has the published speed of its kernel. That
-    is one of long sequences; the `attention_half_seq` of 300 beside it is an assumption, for which no scores of
+    `half_size` is in proportion to the FLOP per byte, and fused attention has the published speed of its kernel. This
+    speed is for long sequences; the `attention_half_seq` of 300 used with it is an assumption, for which no scores of
     left-out tables are recorded.
     """
     constants = dict(_fitted()["usual"])
@@ -112,15 +112,15 @@ def composed(software: Software, device: Device) -> Calibration:
 def row_noise(software: str) -> float:
     """Return the standard deviation of the logarithm of measured / predicted time of a row, given its constants.
 
-    It is that of intervals, which includes that formulas are not exact; see `fitted_noise`.
+    Intervals use this value, which includes the errors of the formulas; see `fitted_noise`.
     """
     return float(_fitted()["noise"][SOFTWARE[software].measured_as])
 
 
 def fitted_noise(software: str) -> float:
-    """Return the most likely standard deviation of rows, by which a measured step moves constants.
+    """Return the most likely standard deviation of rows, which determines how far a measured step moves constants.
 
-    Intervals that contain enough rows of all tables need the wider one of `row_noise`.
+    Intervals need the larger value of `row_noise` to contain enough rows of all tables.
     """
     return row_noise(software) / float(_fitted()["noisier"])
 
@@ -130,7 +130,7 @@ def _quantiles(noise: float) -> dict[str, float]:
 
 
 def _covariance(software: Software, device: Device) -> npt.NDArray[np.float64]:
-    """Return the covariance of the logarithms of the constants on a new cluster, as far as all tables tell."""
+    """Return the covariance of the logarithms of the constants on a new cluster, estimated from all tables."""
     chip, known = architecture(device.name), _fitted()["covariances"]
     if chip != OTHER:
         return _symmetric(known[f"{software.measured_as} {chip}"])

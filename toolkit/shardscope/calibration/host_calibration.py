@@ -1,6 +1,6 @@
 """Calibrations of CPU ranks: constants measured on one machine, each with an interval.
 
-`ss.calibrate` measures them, and saves them for this user: those of this machine, and those of each emulated cluster.
+`ss.calibrate` measures this machine or an emulated cluster, and saves one calibration of each for this user.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class Constant(Spec):
     low: NonNegativeFloat
     high: PositiveFloat
     ranks: Annotated[int, Field(ge=1)] | None = None
-    """Number of ranks for which it holds; None if it does not depend on it."""
+    """Number of ranks for which the constant holds; None if it holds for any number."""
     transport: HostTransport | None = None
-    """Transport for which it holds; None if it does not depend on it."""
+    """Transport for which the constant holds; None if it holds for any transport."""
     nodes: tuple[int, int] | None = None
-    """Emulated nodes that send and receive; None if it is not specific to two nodes."""
+    """Emulated nodes that send and receive; None if the constant is not specific to two nodes."""
     is_measured: bool = True
-    """Whether runs on the calibration's machine determined it; False if it is another machine's, scaled by the speed of
-    this one."""
+    """Whether runs on the calibration's machine determined the value; False if it was measured on another machine, and
+    scaled by the speed of this machine."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -73,12 +73,12 @@ class Constant(Spec):
 
     @property
     def key(self) -> tuple[str, int | None, str | None, tuple[int, int] | None]:
-        """What identifies the constant in its calibration."""
+        """Key that identifies the constant in its calibration."""
         return self.name, self.ranks, self.transport, self.nodes
 
 
 class HostMachine(Spec):
-    """What the constants of a calibration depend on: processor, number of cores, version of torch."""
+    """Properties of a machine that the constants depend on: processor, number of cores, version of torch."""
 
     cpu: str
     cores: PositiveFloat
@@ -87,7 +87,7 @@ class HostMachine(Spec):
 
     @classmethod
     def here(cls) -> HostMachine:
-        """Return this machine."""
+        """Return the properties of this machine."""
         from shardscope.machine import cpu_model, usable_cores  # needs psutil, which a web page does not have
 
         return cls.model_construct(cpu=cpu_model(), cores=usable_cores(), torch=_torch())
@@ -116,10 +116,10 @@ class HostCalibration(Fitted):
     """The emulated cluster that was measured; None for the machine itself."""
     constants: tuple[Constant, ...]
     numpy_flops: PositiveFloat
-    """FLOP/s of NumPy's matrix products on one core, when the constants were measured: a yardstick for machines that
-    were not."""
+    """FLOP/s of NumPy's matrix products on one core when the constants were measured, by which constants are scaled for
+    machines that were not measured."""
     numpy_bandwidth: PositiveFloat
-    """The same for memory bandwidth, in bytes per second."""
+    """Memory bandwidth of a NumPy kernel on one core at that time, in bytes per second, also used for scaling."""
     measured_at: str
     """Date and time at which the measurement ended, in UTC: ``2026-11-26 02:10``."""
     took_s: NonNegativeFloat = 0.0
@@ -129,7 +129,7 @@ class HostCalibration(Fitted):
     measurement (in a container, its share of those of the host), or off Linux the load average over the minute before
     it. None if unknown, as in sandboxes that do not count processes."""
     is_brief: bool = False
-    """Whether it is from a brief measurement, such as that of the demo, which may replace it."""
+    """Whether the measurement was brief, such as that of the demo; a later brief measurement may replace it."""
     num_runs: Annotated[int, Field(ge=0)] = 0
     """Number of runs to which the constants were fitted."""
     error: NonNegativeFloat | None = None
@@ -154,8 +154,8 @@ class HostCalibration(Fitted):
     def interval(self, seconds: float) -> Interval:
         """Return the interval around a predicted step time, in seconds.
 
-        It is from the quantiles, and reaches down to a quiet machine if other programs ran during the measurement: with
-        n of them on c cores, ranks get their turns up to 1 + n / c times more slowly.
+        The interval follows from the quantiles. If n other programs ran on c cores during the measurement, ranks may be
+        up to 1 + n / c times faster on a quiet machine, so the lower end is divided by this factor.
         """
         low, high = super().interval(seconds)
         return Interval(low / (1.0 + (self.load_average or 0.0) / self.machine.cores), high)
@@ -165,7 +165,7 @@ class HostCalibration(Fitted):
 
         Args:
             name: Name of the constant.
-            ranks: Number of ranks. Beyond the measured numbers, the value continues like between the last two.
+            ranks: Number of ranks. Beyond the measured numbers, the value is extrapolated from the last two.
             transport: ``shm``, ``tcp`` or ``network``, for a constant that depends on it.
 
         Raises:
@@ -179,7 +179,7 @@ class HostCalibration(Fitted):
         """Return the rows of a constant that are not specific to two nodes, one for each number of ranks.
 
         Raises:
-            SpecError: There is none.
+            SpecError: The calibration has no such constant.
         """
         found = [
             row
@@ -212,14 +212,14 @@ class HostCalibration(Fitted):
 
     @property
     def label(self) -> str:
-        """Where and when it was measured: ``this machine, calibrated on 2026-11-26``; elsewhere, its processor."""
+        """Place (elsewhere, the processor) and date of the measurement: ``this machine, calibrated on 2026-11-26``."""
         is_elsewhere = self.name == THIS_MACHINE and not self.is_of_this_machine
         where = f"{self.machine.cpu} with {self.machine.cores:g} cores" if is_elsewhere else self.name
         return f"{where}, calibrated on {self.measured_at[:10]}"
 
     @property
     def is_of_this_machine(self) -> bool:
-        """Whether it was measured on a machine with this processor, number of cores and version of torch."""
+        """Whether the calibration is of a machine with this processor, number of cores and version of torch."""
         return self.machine == HostMachine.here()
 
     def frame(self) -> pd.DataFrame:
@@ -243,8 +243,8 @@ AnyCalibration = Calibration | HostCalibration
 def knot_shares(ranks: float, knots: Sequence[float]) -> NDArray[np.float64]:
     """Return the exponents with which the values at `knots` are multiplied to interpolate at `ranks`; they sum to 1.
 
-    Interpolation is linear between the logarithms. Below the first knot, its value holds; beyond the last one, the
-    values continue like between the last two.
+    Interpolation is linear between the logarithms. Below the first knot, its value holds; beyond the last knot,
+    the value is extrapolated from the last two.
 
     Args:
         ranks: Number of ranks.
@@ -299,7 +299,7 @@ def check_can_save(cluster: EmulatedCluster | None) -> None:
     """Check that the calibration of this machine, or of an emulated cluster, can be saved.
 
     Raises:
-        DataError: It cannot.
+        DataError: The calibration cannot be saved.
     """
     try:
         path = path_of(cluster)
@@ -316,8 +316,8 @@ def check_can_save(cluster: EmulatedCluster | None) -> None:
 def chosen(cluster: EmulatedCluster | None = None) -> Chosen:
     """Return the calibration for predictions of CPU ranks: the saved one of the cluster or of this machine.
 
-    A saved calibration of another machine is ignored, as is one that cannot be read. Without any, the calibration that
-    ships with Shardscope is used; see `HostCalibration.shipped`.
+    A saved calibration of another machine, or one that cannot be read, is ignored. Without a usable one, the
+    calibration that ships with Shardscope is used; see `HostCalibration.shipped`.
     """
     ignored = None
     for which in (cluster, None) if cluster is not None else (None,):
@@ -332,9 +332,9 @@ def chosen(cluster: EmulatedCluster | None = None) -> Chosen:
 
 
 def saved(cluster: EmulatedCluster | None = None) -> HostCalibration | str | None:
-    """Return the saved calibration, whatever machine it is of; None if there is none.
+    """Return the saved calibration, of whatever machine; None if there is none.
 
-    A file that cannot be read gives a sentence that says so.
+    If the file cannot be read, the result is a sentence that says so.
     """
     with suppress(DataError, RuntimeError):  # RuntimeError: this user has no home folder
         path = path_of(cluster)

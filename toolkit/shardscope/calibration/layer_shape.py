@@ -1,4 +1,4 @@
-"""Names of per-layer shapes: what determines which kernels run in a layer, and so how fast they are.
+"""Names of layer shapes: the settings that determine which kernels a layer runs, and how fast they are.
 
 Libraries choose a kernel by shape, so speed jumps between shapes that differ little. A calibration can hold a measured
 factor for each shape (`Calibration.shapes`), which then holds for any number of layers, stages and replicas.
@@ -16,7 +16,7 @@ from shardscope.spec.model import Transformer
 OTHERS = ""
 """Name, in `Calibration.shapes`, of all shapes that are not listed there."""
 SHAPE_SPREAD = 0.1
-"""Standard deviation of the logarithm of a shape's factor: what is not known of a shape that was not measured."""
+"""Standard deviation of the logarithm of a shape's factor, if the shape was not measured."""
 
 
 def layer_shape(
@@ -51,7 +51,7 @@ def layer_shape(
 
 
 def _attention(model: Transformer) -> str:
-    """Return what is unusual about the size of heads."""
+    """Return the part of a name for latent attention or an unusual head size; empty for usual heads."""
     if model.latent is not None:
         sizes = model.latent
         ranks = f"ranks {sizes.query_rank}/{sizes.kv_rank}"
@@ -60,7 +60,7 @@ def _attention(model: Transformer) -> str:
 
 
 def _experts(model: Transformer, expert: int) -> list[str]:
-    """Return the sizes of experts, and how many layers have them, as a factor is that of all layers."""
+    """Return the sizes of experts, and how many layers have them, because a factor applies to all layers."""
     mixture = model.mixture
     if mixture is None:
         return []
@@ -85,7 +85,7 @@ _NAME = re.compile(
     r"tensor \d+( sequence)?, micro-batch \d+, (?P<precision>[\w-]+), (un)?fused"
     r"(, \d+ of \d+ experts of \d+( and \d+ shared)?, in \d+ of \d+ layers, expert \d+)?"
 )
-"""What `layer_shape` returns."""
+"""Pattern of the names that `layer_shape` returns."""
 
 
 def is_shape(name: str) -> bool:

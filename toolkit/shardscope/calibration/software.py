@@ -4,8 +4,8 @@ Kernels, overlap of messages and memory differ more between frameworks than betw
 the software that it was measured with. Software of one family shares kernels and the way in which it overlaps messages.
 
 DeepSpeed before 0.5.9 is a family of its own: pull request 1453 rewrote how ZeRO 3 fetches parameters, and one model
-went from 55 to 92 TFLOP/s. Three steps of that release are the only ones of `deepspeed`, which its `caveat` says.
-NVIDIA's recipes run Megatron-Core with overlaps and fused kernels that it leaves off by default.
+went from 55 to 92 TFLOP/s. The `caveat` of `deepspeed` says that only three steps were measured with it.
+NVIDIA's recipes run Megatron-Core with overlaps and fused kernels that it disables by default.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ class Shipped(NamedTuple):
     """ZeRO stages that it combines with a pipeline."""
     offload: tuple[str, ...]
     shard: tuple[str, ...]
-    """``all`` if ZeRO can shard over all replicas, ``node`` if also over those of a node, with copies on the others."""
+    """Where ZeRO can shard: over ``all`` replicas, or over those of each ``node``, with copies on other nodes."""
     has_context: bool
     """Whether it splits sequences over ranks that exchange keys and values."""
     source: str
-    """Where its documentation or code says so."""
+    """Documentation or code that says so."""
     zero_of: str = ""
-    """What has these ZeRO stages, where the framework has others elsewhere, such as `` in its optimizer``."""
+    """Part of the framework that has these ZeRO stages, if other parts have more, such as `` in its optimizer``."""
     zero_for_offload: tuple[tuple[str, int], ...] = ()
     """Pairs of an offload setting and the lowest ZeRO stage with which it can be used."""
     full_for_offload: tuple[str, ...] = ()
     """Offload settings that move only the inputs of recomputed layers, so that all layers have to be recomputed."""
     has_parts_of_heads: bool = True
-    """Whether more tensor ranks than key-value heads can share each head."""
+    """Whether there can be more tensor-parallel ranks than key-value heads, several of which then share a head."""
     has_tied_pipelines: bool = True
     """Whether input and output embeddings on different stages can be tied."""
     context_halves: Literal["", "sequence", "micro-batch"] = ""
-    """What has to be a multiple of 2 x context tokens, as each context rank gets an early and a late part; empty if it
-    need not be."""
+    """What has to be a multiple of 2 x context tokens, since each context rank gets an early and a late part; empty if
+    nothing has to be."""
     offloaded: tuple[str, ...] = ()
-    """Optimizers whose states it offloads with offload="optimizer"; empty for all."""
+    """Optimizers whose states the framework offloads with offload="optimizer"; empty for all."""
     unsharded: tuple[str, ...] = ()
-    """Optimizers whose states it does not shard."""
+    """Optimizers whose states the framework does not shard."""
 
     def axes_for(self, model: Transformer, optimizers: Iterable[str]) -> dict[str, tuple[int | str, ...]]:
-        """Return the values of the axes that it restricts for a model and these optimizers, by name of the axis."""
+        """Return the values of the axes that the framework restricts for a model and these optimizers, by axis."""
         found: dict[str, tuple[int | str, ...]] = {}
         if not self.has_parts_of_heads:
             found["tensor"] = divisors(model.kv_heads)
@@ -75,7 +75,7 @@ class Shipped(NamedTuple):
         return found
 
     def refuses(self, layout: Layout, model: Transformer) -> tuple[str, ...]:
-        """Return in words what its own checks refuse of a layout of this model, such as ``tied embeddings``."""
+        """Return what the framework rejects in a layout of this model, as words: ``pipelines with tied embeddings``."""
         found, name = [], layout.optimizer.name
         if not self.has_parts_of_heads and model.kv_heads % layout.tensor:
             found.append(f"tensor={layout.tensor} with {model.kv_heads} key-value heads")
@@ -91,15 +91,15 @@ class Shipped(NamedTuple):
         return tuple(found)
 
     def axes(self) -> dict[str, tuple[int | str, ...]]:
-        """Return the values of each axis that it restricts, by name of the axis."""
+        """Return the values of each axis that the framework restricts, by axis."""
         stages = {"schedule": self.schedule} if self.schedule else {"pipeline": (1,)}
         context = {} if self.has_context else {"context": (1,)}
         return {**stages, "zero": self.zero, "offload": self.offload, "shard": self.shard, **context}
 
     def lacks(self, layout: Layout, model: Transformer | None = None) -> tuple[str, ...]:
-        """Return in words what a layout has that the framework does not ship, such as ``the zbv schedule``.
+        """Return, in words, the features of a layout that the framework does not ship, such as ``the zbv schedule``.
 
-        With a model, also what it refuses for this model.
+        With a model, also the features that it rejects for this model.
         """
         found, is_piped = [] if model is None else [*self.refuses(layout, model)], layout.pipeline > 1
         if is_piped and layout.schedule not in self.schedule:
@@ -157,20 +157,20 @@ class Software(NamedTuple):
     label: str
     family: Family
     shipped: Shipped
-    """What it can run, to which a plan for it is limited."""
+    """What the software can run; a plan for the software is limited to this."""
     memory: str
-    """Its memory model: a key of `analytic.memory.FRAMEWORKS`."""
+    """Memory model of the software: a key of `analytic.memory.FRAMEWORKS`."""
     aliases: tuple[str, ...] = ()
     constants: str = ""
-    """The software whose constants of time it shares, because it runs the same kernels; empty for its own."""
+    """Software whose time constants apply, because it runs the same kernels; empty if there are own constants."""
     attention: str = "flash-2"
-    """Its fused attention kernel, a key of `spec.attention_kernels.KERNELS`, which says for which releases it holds."""
+    """Fused attention kernel: a key of `calibration.attention_kernels.KERNELS`, whose module states its releases."""
     caveat: str = ""
-    """What the note of its calibrations says about the steps that they rest on."""
+    """Caveat on the measured steps of the software, which the note of its calibrations includes."""
 
     @property
     def measured_as(self) -> str:
-        """Name of the software whose measured times are its own."""
+        """Name of the software whose measured time constants apply."""
         return self.constants or self.name
 
 

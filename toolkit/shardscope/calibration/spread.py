@@ -1,4 +1,4 @@
-"""How far a calibration's constants may be off on another cluster, and what that means for one predicted step time.
+"""Uncertainty of a calibration's constants on another cluster, and of a step time that is predicted from them.
 
 Let x be the differences of the logarithms of all constants from those of the calibration, and of a common scale of all
 rates. They are normally distributed around 0 with the calibration's covariance. The logarithm of a step time is nearly
@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 _STEP = 1e-3
 _SCALE = list(FACTORS).index("scale")
 _FAR = 50.0
-"""A factor so small that no fraction is limited."""
+"""Logarithm by which all factors are lowered, so far that no fraction is at its limit."""
 
 
 def moved(calibration: Calibration, x: Sequence[float] | Floats) -> Calibration:
@@ -32,7 +32,7 @@ def moved(calibration: Calibration, x: Sequence[float] | Floats) -> Calibration:
 
 
 def stacked(calibrations: Sequence[Calibration]) -> Calibration:
-    """Return one calibration whose constants are arrays, with one element for each of these.
+    """Return one calibration whose constants are arrays, with one element for each given calibration.
 
     Formulas broadcast, so that one evaluation predicts a table of layouts whose rows have different constants. The
     calibrations may differ in their `FACTORS` only.
@@ -47,7 +47,7 @@ def slopes(
 ) -> tuple[Floats, Floats]:
     """Return the logarithms of predicted seconds, shape `(rows,)`, and their derivatives, shape `(rows, factors)`.
 
-    For a fraction that is already 1, it is the derivative towards smaller values.
+    For a fraction that is already 1, the derivative is the one towards smaller values.
 
     Args:
         seconds: Function that predicts the step times of some rows with a calibration.
@@ -61,7 +61,7 @@ def slopes(
 
 
 def _around(calibration: Calibration, x: Floats) -> tuple[list[Calibration], Floats]:
-    """Return the calibration at x, and with one factor after the other moved by its step; and these steps.
+    """Return the calibration at x and with each factor in turn moved by its step, and these steps.
 
     A factor at its limit is moved towards smaller values.
     """
@@ -93,7 +93,7 @@ _NAMED = 2
 
 
 class Widened(NamedTuple):
-    """Interval of a predicted step time, and what makes it wide."""
+    """90 % prediction interval of a step time, and the constants that contribute most to its width."""
 
     interval: Interval
     within: float
@@ -101,8 +101,8 @@ class Widened(NamedTuple):
     between: float
     """Half width, in logarithms, from constants that may differ on this cluster."""
     shares: tuple[tuple[str, float], ...]
-    """Constants, and a shape of layers that was not measured, and their shares of the variance between clusters,
-    largest first."""
+    """Constants, and possibly an unmeasured layer shape, each with its share of the variance between clusters; largest
+    first."""
 
     @property
     def sentence(self) -> str:
@@ -116,15 +116,15 @@ class Widened(NamedTuple):
 
 
 def half_widths(slope: Floats, calibration: Calibration) -> Floats:
-    """Return the half width, in logarithms, of each row's 90 % interval from what is not known of the constants."""
+    """Return the half width, in logarithms, of each row's 90 % interval from the uncertainty of the constants."""
     variance = np.einsum("ri,ij,rj->r", slope, covariance_of(calibration), slope)
     return np.asarray(_Z * np.sqrt(np.maximum(variance, 0.0)))
 
 
 def shape_half_widths(seconds: Callable[[Calibration], Floats], calibration: Calibration) -> Floats:
-    """Return the half width, in logarithms, of each row's 90 % interval from the factor of a shape not measured.
+    """Return the half width, in logarithms, of each row's 90 % interval from the factor of an unmeasured shape.
 
-    It is 0 if the calibration has the factor, and also if it has none at all: the noise then includes what shapes do.
+    It is 0 if the calibration has the factor, or no factors at all: the noise then includes the effect of shapes.
 
     Args:
         seconds: Function that predicts the step times of some rows with a calibration.
@@ -139,7 +139,7 @@ def shape_half_widths(seconds: Callable[[Calibration], Floats], calibration: Cal
 
 
 def widened(seconds: Callable[[Sequence[Calibration]], Floats], calibration: Calibration) -> Widened:
-    """Return the interval that contains 90 % of step times, with what is not known of this cluster's constants.
+    """Return the 90 % prediction interval of a step time, including the uncertainty of this cluster's constants.
 
     Args:
         seconds: Function that predicts the step time with each of some calibrations, which differ in their `FACTORS`.

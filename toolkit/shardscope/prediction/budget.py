@@ -29,16 +29,16 @@ class Budgeted(ABC):
     @property
     @abstractmethod
     def priced(self) -> Cluster | None:
-        """The cluster whose price `dollars` uses; None for this machine, which has no price."""
+        """The cluster whose price `dollars` uses; None if the job runs on this machine, which has no price."""
 
     @property
     @abstractmethod
     def reliability(self) -> Reliability | None:
-        """What failures and checkpoints cost; None if the cluster states no failure rate."""
+        """Expected cost of failures and checkpoints; None if the cluster gives no failure rate."""
 
     @property
     def goodput(self) -> float | None:
-        """Expected fraction of the time that is spent on training that no failure undoes, from 0 to 1.
+        """Expected fraction of the time spent on training that no failure undoes, from 0 to 1.
 
         This is the limit of `Summary.goodput` in a long run, with checkpoints at the job's interval, or else at the
         optimal one; `ss.goodput` predicts the goodput of a short run from measured costs. None if the cluster's
@@ -98,10 +98,10 @@ class Throughput(Budgeted):
 
     @property
     def priced(self) -> Cluster:
-        """The cluster."""
+        """The cluster whose price `dollars` uses."""
         return self._cluster
 
     @property
     def reliability(self) -> Reliability | None:
-        """What failures and checkpoints cost; None if no failure rate is stated."""
+        """Expected cost of failures and checkpoints; None if no failure rate is given."""
         return self._reliability

@@ -1,4 +1,4 @@
-"""Expected goodput of training on a cluster whose devices fail at a stated rate."""
+"""Expected goodput of training on a cluster whose devices fail at a given rate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def expected_failures(
     precision: str,
     interval_s: float | None = None,
 ) -> Reliability | None:
-    """Return the cost of failures and checkpoints for a training run; None if the cluster states no failure rate.
+    """Return the cost of failures and checkpoints for a training run; None if the cluster gives no failure rate.
 
     Training waits while the nodes write a checkpoint, each its share at the cluster's `storage_bandwidth`. A restart
     takes the cluster's `restart_s`, plus the time to read the checkpoint at the same bandwidth.
@@ -47,14 +47,14 @@ def expected_failures(
 
 
 def layout_failures(model: Transformer, cluster: Cluster, layout: Layout) -> Reliability | None:
-    """Return what failures and checkpoints cost a layout at the optimal interval; None without a failure rate."""
+    """Return the cost of failures and checkpoints for a layout at the optimal interval; None without a failure rate."""
     return expected_failures(
         cluster, num_params=model.num_params, optimizer=layout.optimizer, precision=layout.precision
     )
 
 
 def job_failures(job: Job, cluster: Cluster, num_params: int, step_s: float | None) -> Reliability | None:
-    """Return what failures and checkpoints cost a job, at its own interval if it states one."""
+    """Return the cost of failures and checkpoints for a job, at its own checkpoint interval if it has one."""
     every = job.checkpoint.every
     return expected_failures(
         cluster, num_params=num_params, optimizer=job.optimizer,

@@ -78,10 +78,10 @@ _SHIPPED_IDLE = (
     "Shardscope. On Linux, ss.calibrate() measures them."
 )
 _UNEVEN = (
-    "The chunks of {name} are uneven, and ranks wait for messages of different sizes. Ranks that are done early begin "
-    "the next step early, and slow processors can hide behind messages to others, so this is an upper bound; the "
-    "interval reaches down to links that are busy all the time. Collectives of another kind may start on some ranks "
-    "before they are over on others, which ss.simulate takes into account."
+    "The chunks of {name} are uneven, and ranks wait for messages of different sizes. Ranks that finish early begin "
+    "the next step early, and messages to other ranks can hide slow processors, so this is an upper bound; the "
+    "interval reaches down to links that are busy all the time. The next collective may start on some ranks before "
+    "this one has ended on other ranks, which ss.simulate takes into account."
 )
 
 
@@ -91,15 +91,15 @@ class JobPrediction(Shown, Budgeted):
 
     Attributes:
         job: The job.
-        cluster: The cluster that it runs on; None for this machine.
+        cluster: The cluster that the job runs on; None if it runs on this machine.
         step: The training step that `traffic` and `states` describe; `predict_job` chooses one after all warm-ups.
         found: Trace of the job's model in one training step.
-        calibration: The cluster's constants; None on this machine.
+        calibration: The cluster's constants; None if the job runs on this machine.
         emulated: The emulated cluster that the ranks run on, on this machine's cores; None otherwise.
-        host: The constants of this machine's CPU ranks; None on a cluster.
+        host: The constants of this machine's CPU ranks; None if the job runs on a cluster.
         is_calibrated: Whether `host` was measured here by `ss.calibrate`, or given; otherwise it ships with Shardscope.
         ignored: Sentence that says why a saved calibration is not used; None if none is ignored.
-        place: Cores and shared memory of the machine on which `host` was measured; None for those of this process.
+        place: Cores and shared memory of the machine on which `host` was measured; None to use those of this process.
     """
 
     job: Job
@@ -115,7 +115,7 @@ class JobPrediction(Shown, Budgeted):
 
     @property
     def where(self) -> str:
-        """Name of the cluster, or ``this machine``, and when it was calibrated, or whose constants were given."""
+        """Name of the cluster, or ``this machine``, with the date of its calibration or the origin of its constants."""
         at = self.cluster or self.emulated
         where = THIS_MACHINE if at is None else at.name
         if self.host is None or not (self.is_calibrated and self.has_rates):
@@ -165,12 +165,12 @@ class JobPrediction(Shown, Budgeted):
 
     @property
     def memory(self) -> Term | None:
-        """Peak memory of the fullest rank, in bytes; None if unknown."""
+        """Peak memory of the rank with the highest peak, in bytes; None if unknown."""
         return None if self.by_rank is None else max(self.by_rank, key=lambda term: term.value)
 
     @cached_property
     def time(self) -> Term | None:
-        """Time of one step, in seconds; None on GPUs of this machine, whose rates are unknown.
+        """Time of one step, in seconds; None if the job runs on GPUs of this machine, whose rates are unknown.
 
         On a cluster, if the model is a transformer and the strategy corresponds to a valid layout, this is
         the step time for that layout. Otherwise it is the sum over the model's operations, in which only
@@ -213,11 +213,11 @@ class JobPrediction(Shown, Budgeted):
 
     @cached_property
     def interval(self) -> Interval | None:
-        """Interval that contains 90 % of step times, in seconds; None if not `has_rates`.
+        """90 % prediction interval of the step time, in seconds; None if not `has_rates`.
 
         On this machine, the interval follows from the errors on runs left out of the fit. Constants that no run on this
         machine determined may be as inaccurate as those that ship with Shardscope. On a cluster, see `uncertainty`. On
-        an emulated cluster, the stated times of processors, latencies and link rates are nearly certain. With uneven
+        an emulated cluster, the emulated processor times, latencies and link rates are nearly certain. With uneven
         shards, the interval also contains a step in which no message waits for another.
         """
         if self.uncertainty is not None:
@@ -228,7 +228,10 @@ class JobPrediction(Shown, Budgeted):
 
     @cached_property
     def uncertainty(self) -> Widened | None:
-        """The interval of the step time on a cluster, and the constants that widen it most; None on this machine."""
+        """90 % prediction interval of the step time, and the constants that contribute most to its width.
+
+        None if the job runs on this machine.
+        """
         if self.calibration is None or self.step_time_s is None:
             return None
 
@@ -309,7 +312,7 @@ class JobPrediction(Shown, Budgeted):
 
     @property
     def peak_bytes(self) -> float | None:
-        """Peak memory of the fullest rank, intermediate results included, in bytes; None if unknown."""
+        """Peak memory of the rank with the highest peak, intermediate results included, in bytes; None if unknown."""
         return None if self.memory is None else self.memory.value
 
     @property
@@ -322,7 +325,7 @@ class JobPrediction(Shown, Budgeted):
         """Whether each rank fits on its device or, on this machine's CPUs, all fit together; None if unknown.
 
         On GPUs, the driver's context and the allocator take part of the memory, as for layouts. On an emulated cluster,
-        each rank must also fit into the memory that the cluster states.
+        each rank must also fit into the memory that the cluster specifies.
         """
         if self.by_rank is None or not self.has_rates:
             return None
@@ -334,7 +337,7 @@ class JobPrediction(Shown, Budgeted):
 
     @property
     def overfull(self) -> tuple[int, ...]:
-        """Ranks whose tensors exceed the memory that their device has for tensors, or that the cluster states."""
+        """Ranks whose tensors exceed the room that their device, or the emulated cluster, has for tensors."""
         room = self.step.memory
         if self.by_rank is None or not room:
             return ()
@@ -386,12 +389,12 @@ class JobPrediction(Shown, Budgeted):
 
     @property
     def priced(self) -> Cluster | None:
-        """The cluster whose price `dollars` uses; None on this machine, which has no price."""
+        """The cluster whose price `dollars` uses; None if the job runs on this machine, which has no price."""
         return self.cluster
 
     @cached_property
     def reliability(self) -> Reliability | None:
-        """What failures and checkpoints cost; None without a failure rate."""
+        """Expected cost of failures and checkpoints; None without a failure rate."""
         if self.cluster is None:
             return None
         return job_failures(self.job, self.cluster, self.found.table.num_params, self.step_time_s)
@@ -469,11 +472,11 @@ def predict_job(
 
     Args:
         job: The job.
-        cluster: The cluster that it runs on, with one device per rank; None for this machine. On an emulated cluster,
-            the ranks compute on this machine's cores, and send over its links, which those of a single node do not use.
-            Messages that share a node's link or a rack's uplink share its rate.
-        calibration: The cluster's constants; None for those of its device and the software, or on this machine for the
-            ones that `ss.calibrate` has saved, or that ship with Shardscope.
+        cluster: The cluster that the job runs on, with one device per rank; None for this machine. On an emulated
+            cluster, the ranks compute on this machine's cores, and send over emulated links, which ranks of a single
+            node do not use. Messages that share a node's link or a rack's uplink share its rate.
+        calibration: The cluster's constants; None to use those of its device and the software, or on this machine those
+            that `ss.calibrate` has saved, or that ship with Shardscope.
         software: Name of the software on the cluster's GPUs; None for that of the calibration, or PyTorch's own.
         trace: Function that traces the job's model.
 
@@ -567,7 +570,7 @@ def beside_peak(found: JobPrediction) -> str:
 
 
 def _misfit(found: JobPrediction) -> str:
-    """Clause that names the ranks that do not fit, which need not be the fullest; empty if all do."""
+    """Clause that names the ranks that do not fit, not always the one with the highest peak; empty if all fit."""
     if found.fits is not False:
         return ""
     ranks = found.overfull

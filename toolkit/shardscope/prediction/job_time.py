@@ -57,8 +57,8 @@ _UNEVEN = 1e-2
 def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: RankRates) -> Term:
     """Return the time of one step, in seconds, as a sum of terms.
 
-    The only overlaps are reading from a slow source with all other terms, and messages between pipeline stages with
-    computation, if they travel over links.
+    Only two terms overlap with others: reading from a slow source with all other terms, and messages between pipeline
+    stages, if they travel over links, with computation.
 
     Each operation takes the time of its matrix products or of its memory traffic, plus the time of its launch. On GPUs,
     products take longer the smaller their matrices are, and launches overlap with computation, as in layouts; a
@@ -101,7 +101,7 @@ def _data(step: JobStep, found: Traced, rates: RankRates) -> Term:
 
 
 def _gathering_s(step: JobStep, communication: Term | None) -> float:
-    """Return for how long a step's backward passes gather parameters; its forward passes gather as many bytes."""
+    """Return the seconds for which a step's backward passes gather parameters; forward passes gather as many bytes."""
     if step.job.strategy.held_stage != 3 or communication is None:
         return 0.0
     return sum(part.value for part in communication.parts if part.name.endswith("all_gather")) / 2
@@ -113,7 +113,7 @@ def _pass(
     """Return the term for all forward passes or all backward passes of a step.
 
     ZeRO-3 gathers each unit's parameters during the backward pass of the previous unit, for `gathering_s` in total.
-    What a rank computes meanwhile counts towards the stated time of an emulated processor, so the rank sleeps less; a
+    Computation during the all-gathers counts towards the time of an emulated processor, so the rank sleeps less; a
     pass takes at least as long as the rank's own computation.
     """
     trace, is_forward = step.trace, name == "forward"
@@ -225,7 +225,7 @@ def _communication(step: JobStep, traffic: Traffic, rates: RankRates) -> Term | 
 def _overlapping(
     communication: Term, step: JobStep, traffic: Traffic, rates: RankRates, passes: Sequence[float]
 ) -> Term:
-    """Return the communication with only those messages between stages that ranks wait for.
+    """Return the communication term, with only those messages between stages that ranks wait for.
 
     Args:
         communication: Result of `_communication`, in which no message overlaps with computation.
@@ -326,16 +326,16 @@ def _term(name: str, value: float, formula: str, rates: RankRates, source: str, 
 
 
 _SLACK = 0.02
-"""Relative half width of the interval of times that an emulated cluster states: sleeps end a little late."""
+"""Relative half width of the interval of times that are emulated by sleeping, because sleeps end slightly late."""
 
 
 def host_interval(prediction: JobPrediction, host: HostCalibration, step_s: float) -> Interval:
-    """Return the interval that contains 90 % of step times, in seconds; see `JobPrediction.interval`.
+    """Return the 90 % prediction interval of the step time, in seconds; see `JobPrediction.interval`.
 
     Args:
         prediction: The prediction.
-        host: Its constants of CPU ranks.
-        step_s: Its step time.
+        host: The constants of the CPU ranks.
+        step_s: The predicted step time, in seconds.
     """
     stated_s = 0.0 if prediction.emulated is None else _stated_s(prediction)
     low, high = host.interval(step_s - stated_s)
@@ -348,7 +348,7 @@ def host_interval(prediction: JobPrediction, host: HostCalibration, step_s: floa
 
 
 def _with_unmeasured(prediction: JobPrediction, host: HostCalibration, times: float) -> float:
-    """Return the step time if all costs that were not measured here are scaled by this factor."""
+    """Return the step time if all costs that were not measured on this machine are multiplied by `times`."""
     rows = []
     for row in host.constants:
         value = row.value * times if CONSTANTS[row.name].unit in ("s", "x") else row.value / times
@@ -373,7 +373,7 @@ def _chained_s(prediction: JobPrediction, step_s: float) -> float:
 
 
 def _stated_s(prediction: JobPrediction) -> float:
-    """Return the part of the step time that the emulated cluster states, in seconds."""
+    """Return the part of the step time that the settings of the emulated cluster determine, in seconds."""
     limit = limit_of(prediction.job, prediction.emulated)
     link = math.inf if limit is None else limit.bandwidth
     rates = stated_rates(prediction.emulated, limit)._replace(

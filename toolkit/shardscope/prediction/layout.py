@@ -44,7 +44,7 @@ class Prediction(Shown, Budgeted):
     time: Term
     """Time of one optimizer step, in seconds."""
     memory: Term
-    """Peak memory of the fullest device, in bytes."""
+    """Peak memory of the device with the highest peak, in bytes."""
 
     @property
     def step_time_s(self) -> float:
@@ -53,12 +53,12 @@ class Prediction(Shown, Budgeted):
 
     @property
     def interval(self) -> Interval:
-        """Interval that contains 90 % of step times on clusters of this kind, in seconds; see `uncertainty`."""
+        """90 % prediction interval of the step time on clusters of this kind, in seconds; see `uncertainty`."""
         return self.uncertainty.interval
 
     @cached_property
     def uncertainty(self) -> Widened:
-        """The interval of the step time, and the constants that widen it most."""
+        """90 % prediction interval of the step time, and the constants that contribute most to its width."""
         return uncertainty_of(self.model, self.cluster, self.layout, self.calibration)
 
     @property
@@ -68,12 +68,12 @@ class Prediction(Shown, Budgeted):
 
     @property
     def peak_bytes(self) -> float:
-        """Peak memory of the fullest device, in bytes."""
+        """Peak memory of the device with the highest peak, in bytes."""
         return self.memory.value
 
     @property
     def fits(self) -> bool:
-        """Whether the fullest device has enough room for tensors, and offloaded data fit on the host and its drives."""
+        """Whether every device has enough room for tensors, and offloaded data fit on the host and its drives."""
         return self.peak_bytes <= self.room_bytes and not self._offload_overflow_bytes
 
     @property
@@ -117,7 +117,7 @@ class Prediction(Shown, Budgeted):
 
     @cached_property
     def reliability(self) -> Reliability | None:
-        """What failures and checkpoints cost at the optimal interval; None if the cluster states no failure rate."""
+        """Expected cost of failures and checkpoints at the optimal interval; None without a failure rate."""
         return layout_failures(self.model, self.cluster, self.layout)
 
     @property
@@ -175,7 +175,7 @@ class Prediction(Shown, Budgeted):
 
 
 def uncertainty_of(model: Transformer, cluster: Cluster, layout: Layout, calibration: Calibration) -> Widened:
-    """Return the interval of a layout's step time, and the constants that widen it most."""
+    """Return the 90 % interval of a layout's step time, and the constants that contribute most to its width."""
 
     def seconds(calibrations: Sequence[Calibration]) -> Floats:
         table = Layouts.of([layout] * len(calibrations))
@@ -198,9 +198,9 @@ def predict_layout(
         model: The model.
         cluster: The cluster; the layout must use all of its devices.
         layout: The layout.
-        calibration: The cluster's constants; None for those of its device and the software. If these were never
-            measured together, they are carried over from similar ones: `Calibration.note` says so, and the `interval`
-            of the prediction is wider.
+        calibration: The cluster's constants; None to use those of its device and the software. If these were
+            never measured together, those of similar devices and software are used: `Calibration.note` says so, and
+            the `interval` of the prediction is wider.
         software: Name of the framework that runs the layout, which determines constants and memory; None for that of
             the calibration, or else the one that the layout suggests.
 

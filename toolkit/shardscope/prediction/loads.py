@@ -1,4 +1,4 @@
-"""Work of each rank in a step on ranks of different speeds, with a batch that may be divided unevenly."""
+"""Work of each rank in a step, for ranks of different speeds and a batch that may be divided unevenly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PASSES = ("forward", "backward")
 
 
 def backend_on(cluster: Cluster | None, job: Job) -> tuple[bool, Backend]:
-    """Return whether the job's ranks compute on GPUs, and their backend (on this machine, by the ranks' rule)."""
+    """Return whether the job's ranks compute on GPUs, and their backend (on this machine, as ranks choose it)."""
     if cluster is not None:
         return True, "nccl"
     here = 0 if job.device == "cpu" else num_gpus()
@@ -36,7 +36,7 @@ def backend_on(cluster: Cluster | None, job: Job) -> tuple[bool, Backend]:
 def slowness_on(emulated: EmulatedCluster | None) -> tuple[float, ...]:
     """Return the computing time of each rank relative to that on the slowest node; empty if all are alike.
 
-    Without a stated rate, ranks also wait for this machine's cores, so the slowdowns of single nodes are not used.
+    The slowdowns of single nodes are ignored without an emulated rate, because ranks then contend for the same cores.
     """
     if emulated is None or emulated.flops is None:
         return ()
@@ -60,7 +60,7 @@ def _relative_times(rates: Sequence[float | None], per_node: int) -> tuple[float
 def memory_on(
     cluster: Cluster | EmulatedCluster | None, software: str, *, job: Job, trace: StepTrace
 ) -> tuple[float, ...]:
-    """Return the memory of each rank's device, in bytes; empty on this machine, or if not stated.
+    """Return the memory of each rank's device, in bytes; empty if unknown, or if the job runs on this machine.
 
     On GPUs, this is the memory available to tensors, by the software's memory model and the job's largest tensor.
     """
@@ -78,7 +78,7 @@ def rank_loads(step: JobStep) -> list[Work]:
     """Return the compute and idle time of each rank in a step, with its share of the batch.
 
     Both are fractions of the time that the slowest device would need to process the whole model for the samples of the
-    fullest rank (`JobStep.samples` in each micro-batch).
+    rank with the most samples (`JobStep.samples` in each micro-batch).
     """
     work: list[Work] = list(step.job.strategy.work(step))
     readers = [rank for rank, each in enumerate(work) if each.computing > 0]
@@ -134,7 +134,7 @@ class Samples(NamedTuple):
 
 
 def samples_by_rank(step: JobStep) -> list[Samples]:
-    """Return the samples of each rank in a step; ranks that read no data get the number of the fullest rank.
+    """Return the samples of each rank in a step; ranks that read no data get the largest number.
 
     Shares yet to be measured count as equal.
     """
@@ -189,7 +189,7 @@ def used_samples_per_s(step: JobStep, time: Term) -> float:
 
 
 _ROUNDS = 60
-"""Gradients of the slowest worker that are simulated; the first third is not counted, as workers start together."""
+"""Number of simulated gradients of the slowest worker; the first third is a warm-up that is not counted."""
 _WARM_UP = _ROUNDS // 3
 
 

@@ -22,9 +22,9 @@ from shardscope.analytic.communication.traffic import Sent
 from shardscope.analytic.job_step import JobStep
 
 MOST_LISTED = 64
-"""Number of ranks up to which messages are always listed one by one."""
+"""Largest number of ranks for which messages are always listed one by one."""
 MOST_MESSAGES = 1 << 14
-"""With more ranks: number of messages up to which they are still listed; a tree or a star has few per rank."""
+"""Largest number of messages that are listed for more ranks than that; a tree or a star has few per rank."""
 _BOUND = 1e-2
 """A sum of levels that exceeds the busiest link's time by this fraction is a bound; nearly equal chunks stay below."""
 SEND = "send"
@@ -36,7 +36,7 @@ class Load:
     """Load of one collective on the links, for one call or for all calls in a step.
 
     Attributes:
-        seconds: Time in seconds.
+        seconds: Time for which the collective occupies the links, in seconds.
         bytes: Bytes on each link.
         is_bound: Whether `seconds` adds up levels that have different busiest links, which may overlap.
         is_assumed: Whether messages are assumed to go from each rank to the next, because the real ones are unknown.
@@ -72,7 +72,7 @@ class StepLoads:
 
     @classmethod
     def of(cls, step: JobStep, traffic: Traffic, network: Network, *, is_even: bool = False) -> StepLoads:
-        """Return the loads of a step's collectives; those that no plan lists go from each rank to the next."""
+        """Return the loads of a step's collectives; messages that no plan lists go from each rank to the next."""
         found = cls(network, too_many=are_too_many(step, traffic), is_even=is_even)
         plan = step_plan(step, traffic)
         if plan is None:

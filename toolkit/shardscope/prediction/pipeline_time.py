@@ -19,7 +19,7 @@ def pass_seconds(step: JobStep, flow: Flow, forward_s: float, backward_s: float)
         step: The step.
         flow: The passes of its pipeline.
         forward_s: Seconds of all forward passes of the rank that the step waits for.
-        backward_s: Seconds of all its backward passes.
+        backward_s: Seconds of all backward passes of that rank.
     """
     loads = rank_loads(step)
     whole = sum(each.computing for each in loads) / awaited(step, loads).computing
@@ -36,7 +36,7 @@ def pass_seconds(step: JobStep, flow: Flow, forward_s: float, backward_s: float)
 
 
 def exposed_messages_s(flow: Flow, sent: Sent, rates: RankRates, passes: dict[str, list[float]]) -> float:
-    """Return for how many seconds of a step its busiest rank waits for messages between stages, beyond the bubble.
+    """Return the seconds of a step for which the busiest rank waits for messages between stages, beyond the bubble.
 
     This is the longest time from a rank's first to its last pass with messages, minus the same time without messages.
     Messages travel while ranks compute, as far as the order of the schedule allows; see `Transfers`.

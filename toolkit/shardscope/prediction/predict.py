@@ -49,13 +49,13 @@ def predict(
         job: A job. If `layout` is given, a transformer, its name, or a traced module that is a transformer. Or the
             ``run.job`` of a training loop recorded by `ss.observe`, for which traffic and model states are predicted.
         cluster: The cluster to train on; the layout, or the job's ranks, must use all of its devices. For a job, None
-            means this machine, and an emulated cluster (`ss.Cluster.emulated`) this machine's cores with its links.
+            means this machine, and an emulated cluster (`ss.Cluster.emulated`) its cores with emulated links.
         layout: The layout of the model; omit it for a job.
-        calibration: The cluster's constants; None for those of its device and the software. If these were never
-            measured together, they are carried over from similar ones: `Calibration.note` says so, and the `interval`
-            of the prediction is wider. For this machine and for emulated clusters, a `HostCalibration`; None for the
-            one that `ss.calibrate` has saved for it, or else for the one that ships with Shardscope, scaled by the
-            speed of this machine.
+        calibration: The cluster's constants; None to use those of its device and the software. If these were
+            never measured together, those of similar devices and software are used: `Calibration.note` says so, and
+            the `interval` of the prediction is wider. For this machine and for emulated clusters, a `HostCalibration`;
+            None to use the one that `ss.calibrate` has saved, or else the one that ships with Shardscope, scaled by
+            the speed of this machine.
         software: Name of the framework that runs the layout on GPUs, such as ``"megatron-core"`` or ``"fsdp2"``: it
             determines constants and memory. None for that of the calibration, or else the one that the layout suggests:
             DeepSpeed with offload, FSDP2 with ZeRO 2 or 3, Megatron-Core otherwise. Jobs run on plain PyTorch.

@@ -42,7 +42,7 @@ class IdleMessages(NamedTuple):
     """Whether the times are those that ship with Shardscope, because the calibration has none."""
 
     def at(self, ranks: float) -> float:
-        """Return the seconds per message of this number of ranks."""
+        """Return the seconds per message for this number of ranks."""
         return float(np.exp(knot_shares(ranks, self.ranks) @ np.log(self.seconds)))
 
 
@@ -93,7 +93,7 @@ class RankRates(NamedTuple):
     """Passes of one micro-batch through a transformer on a cluster; None to sum up traced operations."""
 
     def per_message_s(self, sent: Sent, carried_s: float | None = None) -> float:
-        """Return the seconds per message of a collective, besides its latency and the time for its bytes.
+        """Return the seconds per message of a collective, in addition to latency and the time for its bytes.
 
         Sleeping ranks all send at the same time, and their messages queue for the cores. If the queue takes longer than
         the link, the cores process the queue while the link is busy. Otherwise, each message, once its bytes have
@@ -101,7 +101,7 @@ class RankRates(NamedTuple):
 
         Args:
             sent: Traffic of the collective.
-            carried_s: Seconds for which the links that limit it carry one message of each rank; None for the rank's own
+            carried_s: Seconds in which the limiting links carry one message of each rank; None for the rank's own
                 link.
         """
         messages = np.maximum(sent.counted, 1)
@@ -179,7 +179,7 @@ class RankRates(NamedTuple):
         Args:
             step: The training step.
             cluster: The cluster.
-            calibration: Its constants.
+            calibration: The cluster's constants.
             model: The transformer that the job trains; None if it trains another model.
 
         Raises:
@@ -220,7 +220,7 @@ FREE = RankRates(
 
 
 def stated_rates(emulated: EmulatedCluster | None, limit: Link | None) -> RankRates:
-    """Return rates with which only stated costs take time: latencies, and computation on emulated processors."""
+    """Return rates with which only emulated costs take time: latencies, and computation on emulated processors."""
     return FREE._replace(
         latency_s=0.0 if limit is None else limit.latency_s,
         emulated_flops=None if emulated is None else emulated.flops,
@@ -231,7 +231,7 @@ def stated_rates(emulated: EmulatedCluster | None, limit: Link | None) -> RankRa
 def shared_slowdown(host: HostCalibration, active: float, cores: float) -> float:
     """Return the slowdown of ranks that share the cores of a machine.
 
-    Beyond the measured numbers of ranks, it is at least the number of ranks for each core.
+    Beyond the measured numbers of ranks, the slowdown is at least the number of ranks per core.
     """
     at = max(1.0, active * host.machine.cores / cores)
     slow = host.value("slowdown", ranks=at)
@@ -300,7 +300,7 @@ def _messages(
     job: Job, host: HostCalibration, ranks: float, emulated: EmulatedCluster | None, place: Place, *,
     is_idle: bool,
 ) -> _Messages:  # fmt: skip
-    """Return how ranks send.
+    """Return the rates and times of messages of ranks on this machine.
 
     Args:
         job: The job.

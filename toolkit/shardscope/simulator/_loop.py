@@ -10,7 +10,7 @@ The same functions run in two ways: compiled by numba over NumPy arrays, or inte
 a binary heap with at most one entry per operation, so a changed rate moves an entry instead of adding one.
 """
 
-# Helpers take many columns one by one, because numba compiles arrays fastest as plain arguments.
+# Helpers take many columns as separate arguments, because numba compiles plain array arguments fastest.
 # ruff: noqa: PLR0912, PLR0915, PLR0917, C901
 
 from __future__ import annotations
@@ -244,8 +244,8 @@ def run_loop(
         links: Links of operation i, from index i << s on, where s is in `sides`; -1 for none.
         capacity: Bytes per second of each link.
         first: First index into `following` of each operation, and one more for the end.
-        following: Operations that depend on it.
-        missing: Number of its dependencies that have not ended.
+        following: Operations that depend on each operation, one operation after another.
+        missing: Number of dependencies of each operation that have not ended.
         start: Result: start of each operation.
         end: Result: end of each operation; negative if it never ran.
         cause: Result: the dependency that ended last; -1 for none.
@@ -255,7 +255,7 @@ def run_loop(
         place: Index of each operation's entry; -1 for none.
         rate: Bytes per second of each message.
         rest: Bytes that each message had left at `since`.
-        since: Time of the last change of its rate.
+        since: Time at which the rate of each message last changed.
         fresh: New rates.
         seen: Last search that found the message.
         flows: Messages of a component.

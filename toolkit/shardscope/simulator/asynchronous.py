@@ -22,7 +22,7 @@ _WARM_UP = 0.2
 
 @dataclass(frozen=True)
 class AsyncSimulation:
-    """Many steps of asynchronous workers.
+    """Result of a simulation of many steps of asynchronous workers.
 
     Attributes:
         updates_per_s: Number of gradients that the servers apply per second, from all workers.

@@ -121,7 +121,7 @@ def term_tree(seconds: Mapping[str, float], parents: Mapping[str, str], order: t
 
     Args:
         seconds: Seconds of each term.
-        parents: The term that includes a term, for those that are parts of another.
+        parents: The enclosing term of each term that is part of another term.
         order: Names of the terms at the top, in their order.
     """
     tops: dict[str, list[Term]] = {}

@@ -31,11 +31,11 @@ class CollectiveRun:
     """A simulated collective.
 
     Attributes:
-        seconds: Time until the last rank has finished.
+        seconds: Time until the last rank has finished, in seconds.
         num_messages: Number of messages.
         num_events: Number of events that were processed.
-        graph: The messages.
-        times: Their times.
+        graph: Graph of the messages.
+        times: Start and end of each message.
     """
 
     seconds: float
@@ -175,7 +175,7 @@ def _hierarchical(op: str, num_bytes: int, workers: int, options: Mapping[str, A
 
 
 def _tree(op: str, num_bytes: int, workers: int, _options: Mapping[str, Any]) -> Rounds:
-    """Return the rounds over a binomial tree: whole tensors up to rank 0 in an all-reduce, and down."""
+    """Return the rounds over a binomial tree: whole tensors go up to rank 0 in an all-reduce, then down."""
     distances = [1 << k for k in range((workers - 1).bit_length())]
     pairs = [(far, [(r, r + far) for r in range(0, workers - far, 2 * far)]) for far in distances]
     up = [Round(f"up, {far}", tuple(Move(b, a, num_bytes) for a, b in same)) for far, same in pairs]

@@ -1,7 +1,7 @@
 """Times of a layout's passes and collectives, from the formulas of `predict`, with messages divided by link.
 
 For each collective, the simulator needs its latency and the time for which it occupies a link if nothing else uses the
-link. The latter is the time by formula on the same cluster without latencies; the latency is the rest.
+link. This time follows from the formula on the same cluster without latencies; the latency is the remainder.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Piece(NamedTuple):
 
 
 class Once(NamedTuple):
-    """Times of what happens to a rank's model states once a step, in seconds, after `Piece`."""
+    """Pieces of the operations on a rank's model states that run once per step, and of the fixed time of a step."""
 
     reduce: Piece
     gather: Piece
@@ -58,17 +58,17 @@ class Once(NamedTuple):
 
 
 class LayoutCosts(NamedTuple):
-    """Pieces of one micro-batch on all stages of a rank with the most layers, and of the rest of a step."""
+    """Pieces of one micro-batch on all stages of a rank with the most layers, and of all other parts of a step."""
 
     forward: tuple[Piece, ...]
     backward: tuple[Piece, ...]
     recompute: tuple[Piece, ...]
     weight_s: float
-    """The part of the backward pass's computation that a schedule may defer."""
+    """Seconds of weight gradients in the backward pass, which a schedule may defer."""
     edge: tuple[Piece, ...]
     """Embedding and output projection in both passes."""
     spare: float
-    """Fraction of its layers that the last rank of the pipeline lacks."""
+    """Layers that the last rank of the pipeline lacks, as a fraction of the layers of the other ranks."""
     hop: Piece
     """One message between stages."""
     hop_efficiency: float

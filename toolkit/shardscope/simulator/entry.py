@@ -40,8 +40,8 @@ class Failure(NamedTuple):
 class Simulator:
     """Simulates training steps event by event; `shardscope.simulate` is the one instance.
 
-    Call it to simulate a step. Its methods simulate one collective, and asynchronous training, and list the events of a
-    predicted step.
+    Call the simulator to simulate a step. Its methods simulate one collective, asynchronous training or traces, and
+    list the events of a predicted step.
     """
 
     step_events = staticmethod(step_events)
@@ -193,7 +193,7 @@ class Simulator:
             link: The link of each rank, such as ``ss.Link.of("25GbE")``.
             algorithms: Algorithms of collectives that differ from the default ones, such as ``{"all_reduce": "tree"}``;
                 see `collective`. By default an ``all_to_all`` is ``pairwise``, a ``broadcast`` a ``tree`` and every
-                other one a ``ring``.
+                other collective a ``ring``.
             stragglers: Factor of the computing time of slow ranks, by rank.
             jitter: Standard deviation of each computation's time, relative to its mean.
             seed: Seed of the jitter.

@@ -88,7 +88,7 @@ class Piped:
             yield StepEvent(rank, MESSAGE, COLLECTIVE, end, arrival, target, size, item, _NAMES[op])
 
     def at(self, time: float, number: int) -> float:
-        """Return the time in the step, in seconds, of a time in pass `number` of the schedule."""
+        """Convert a time in pass `number` of the schedule to a time in the step, in seconds."""
         return self.start + self.scale * (time + number * self.timeline.end)
 
     def _seconds(self, exchange: Exchange) -> float:

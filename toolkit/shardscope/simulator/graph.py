@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 JOIN = ""
-"""Kind of operations that take no time and only join or order others."""
+"""Kind of operations that take no time and only join or order other operations."""
 
 
 def _ints() -> array[int]:
@@ -42,7 +42,7 @@ def _flags() -> array[int]:
 
 @dataclass
 class Graph:
-    """Operations, added one by one or many at a time; `add` and `add_many` return the index of the first new one.
+    """Operations, added one by one or many at a time; `add` and `add_many` return the index of the first new operation.
 
     Numbers are in arrays of the standard library, which grow like lists and which NumPy reads without copying.
 
@@ -55,12 +55,12 @@ class Graph:
         fixed: Fixed seconds of each operation.
         size: Bytes for which each operation occupies its links: bandwidth times occupied seconds; 0 for no message.
         payload: Bytes that each operation sends.
-        links: Its links, `width` for each operation; -1 for none.
+        links: Links of each operation, `width` entries per operation; -1 for none.
         width: Largest number of links of an operation, a power of 2.
-        is_serial: Whether the operation occupies its lane, so that its time counts as the lane's own; others count only
-            while the lane waits for them. `run` follows `edges` alone: whoever adds computations that occupy a lane
-            orders them one after another.
-        is_join: Whether its kind is `JOIN`.
+        is_serial: Whether each operation occupies its lane, so that its time counts as the lane's own; the time of all
+            other operations counts only while the lane waits for them. `run` follows `edges` alone, so the caller must
+            order the computations that occupy a lane.
+        is_join: Whether the kind of each operation is `JOIN`.
         labels: Text of each operation, such as ``micro-batch 3``.
         peers: Lane that receives each operation's message; -1 for none.
         shifts: Position of the receiving rank in its lane, minus the position of the sending rank in its own lane.
@@ -121,14 +121,14 @@ class Graph:
         """Add an operation and return its index.
 
         Args:
-            lane: Lane to which it belongs.
-            kind: Term to which its time belongs.
+            lane: Lane to which the operation belongs.
+            kind: Term to which the time of the operation belongs.
             seconds: Fixed time, or latency of a message.
-            size: Bytes that occupy its links.
-            links: Its links, at most `width`.
+            size: Bytes for which the operation occupies its links.
+            links: Links that the operation occupies, at most `width`.
             payload: Bytes that are sent, if they differ from `size`.
             after: Operations that must end first; -1 is ignored.
-            serial: Whether it occupies its lane; see `is_serial`.
+            serial: Whether the operation occupies its lane; see `is_serial`.
             label: Text for the timeline.
             peer: Lane that receives the message; -1 for none.
             shift: Position of the receiving rank in its lane, relative to the sender's; see `shifts`.
@@ -166,12 +166,12 @@ class Graph:
 
         Args:
             lanes: Lanes; shape `(n,)`, as all arrays but `links`.
-            kind: Term to which their time belongs, or one for each.
+            kind: Term to which the time of the messages belongs, or one term per message.
             seconds: Latencies.
             size: Bytes.
             links: Links; shape `(n, width)`.
             peers: Lanes that receive the messages.
-            serial: Whether they occupy their lanes.
+            serial: Whether the messages occupy their lanes.
             labels: Texts for the timeline; none if empty.
         """
         first, count = len(self.fixed), len(lanes)
@@ -192,7 +192,7 @@ class Graph:
         self.edges.extend((before, after))
 
     def order_many(self, before: Ints, after: Ints) -> None:
-        """Let each operation of `after` start after the one of `before` has ended, where this is not -1."""
+        """Let each operation of `after` start after the operation in `before` has ended; -1 in `before` is ignored."""
         there = before >= 0
         self.edges.frombytes(np.stack([before[there], after[there]], axis=1).astype(np.int64).tobytes())
 
@@ -280,7 +280,7 @@ def _work_space(count: int, width: int, num_links: int) -> list[npt.NDArray[Any]
 
 
 VARIABLE = "SHARDSCOPE_SIMULATOR"
-"""Environment variable: ``numba`` or ``python`` runs every graph in this form."""
+"""Environment variable that selects the form of the event loop for all graphs: ``numba`` or ``python``."""
 FORMS = ("numba", "python")
 FEWEST = 30_000
 """Smallest number of operations for which loading the compiled loop pays off."""

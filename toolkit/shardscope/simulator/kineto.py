@@ -1,9 +1,9 @@
 """Kineto traces, as `torch.profiler` exports them, as nodes of a step: what each rank computes, and its collectives.
 
-On a GPU, kernels are computations, and NCCL's kernels the collectives, whose sizes stand in their arguments. On a CPU,
+On a GPU, kernels are computations, and NCCL's kernels the collectives, whose arguments give the sizes. On a CPU,
 the operations that no other operation contains are computations, and Gloo's annotations the collectives, whose sizes
-are the shapes of their inputs. Time between computations in which no collective is under way belongs to the rank's own
-program, and counts as computation too.
+are the shapes of their inputs. Time between computations in which no collective is in progress belongs to the rank's
+own program, and counts as computation too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _US = 1e6
 _MOST_US = 1e18
 """Largest time of an event in microseconds, thousands of years after 1970."""
 _MOST_BYTES = 1 << 62
-"""Largest size of a message."""
+"""Largest size of a message, in bytes."""
 _GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _SIZES = {
     "double": 8, "long": 8, "float": 4, "int": 4, "half": 2, "bfloat16": 2, "c10::half": 2, "c10::bfloat16": 2,
@@ -51,7 +51,7 @@ def read_kineto(paths: Sequence[str | Path]) -> list[list[TraceNode]]:
 
     Raises:
         SpecError: A file is not a Kineto trace, a rank is missing, a size or a peer is not in the trace, or a
-            collective is not simulated.
+            collective is not supported.
     """
     ranks = sorted(
         (_read(Path(path), place, len(paths)) for place, path in enumerate(paths)), key=lambda r: r.rank
@@ -188,7 +188,7 @@ def _input_bytes(event: _Event, trace: _Rank) -> int:
 
 
 def _num_elements(shape: Sequence[Any]) -> int:
-    """Return the elements of a tensor, or of all tensors of a list."""
+    """Return the number of elements of a tensor, or of all tensors of a list."""
     tensors = shape if shape and isinstance(shape[0], list) else [shape]
     return sum(prod(each) for each in tensors)
 
@@ -231,7 +231,7 @@ def _call(
     """Return a collective, or a message to or from a peer.
 
     Raises:
-        SpecError: The collective is not simulated, or the peer of a message is not in the trace.
+        SpecError: The collective is not supported, or the peer of a message is not in the trace.
     """
     start, end = _span(event)
     plain = _plain(name)

@@ -1,7 +1,7 @@
 """One training step of a job as a graph: passes of each rank, and the messages of its strategy, one by one.
 
 Computing times, the rates of links and the time of a message are those of the prediction. Messages of a strategy come
-from its `plan`; with more ranks, or without a plan, each rank's bytes in a collective are one message.
+from its `plan`; without a plan, or with too many messages, each rank's bytes in a collective are one message.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class JobStepGraph:
         updates = rank_updates(found.step)
         self.updates = [self.times.optimizer * each / max(updates) for each in updates]
         self.label, self.cargo = "", job.strategy.cargo
-        # Where latencies or levels count, messages of a rank to several others are on their way together.
+        # If latencies or levels count, the messages of a rank to several other ranks travel at the same time.
         has_levels = loads_of(found.step, found.traffic, self.rates) is not None
         self._order: Order = "shared" if has_levels else "in turn"
         plan = step_plan(found.step, found.traffic)
@@ -107,7 +107,7 @@ class JobStepGraph:
             )
 
     def wire(self, collective: str, source: int, target: int, *, is_attached: bool = False) -> MessagePath:
-        """Return the wire of a message of a collective between two ranks."""
+        """Return the path of a message of a collective between two ranks."""
         cluster = self.prediction.cluster
         fixed = (0.0 if is_attached else self.rates.latency_s, self.message_s(collective))
         if self.rates.network is not None:
@@ -134,7 +134,7 @@ class JobStepGraph:
         return self.wire(collective, rank, (rank + 1) % self.ranks).links
 
     def emptied(self) -> Graph:
-        """Return a graph with the same lanes and links, without operations."""
+        """Return a copy of the graph with the same lanes and links, but without operations."""
         graph = self.graph
         return Graph(graph.lanes, list(graph.link_names), list(graph.capacity), width=graph.width)
 
@@ -172,7 +172,7 @@ class JobStepGraph:
     def _pass(
         self, phase: str, seconds: float, exchanges: Sequence[Exchange], now: list[int], label: str
     ) -> list[int]:
-        """Add a pass that starts exchanges on its way; without overlap, it pauses meanwhile."""
+        """Add a pass and the exchanges that start during it; without overlap, the pass pauses during each exchange."""
         done, previous = 0.0, now
         for each in sorted(exchanges, key=lambda exchange: exchange.when.part):
             part = max(done, each.when.part)
@@ -182,7 +182,7 @@ class JobStepGraph:
             ]
             if not self.overlap:
                 now = self._exchange(each, at)
-            elif each.gathers:  # parameters are gathered one unit ahead, and awaited before they are used
+            elif each.gathers:  # parameters are prefetched one unit ahead, and awaited before use
                 ends = self._exchange(each, self._after_open(previous), serial=False)
                 now = [
                     self.graph.add(rank, after=pair) for rank, pair in enumerate(zip(at, ends, strict=True))
@@ -199,7 +199,7 @@ class JobStepGraph:
         ]
 
     def _after_open(self, now: Sequence[int]) -> list[int]:
-        """Return operations after which each rank can communicate: collectives run one after another."""
+        """Return, by rank, an operation that ends when the collectives in progress have; only one runs at once."""
         return [self.graph.add(rank, after=[op, *self.open[rank]]) for rank, op in enumerate(now)]
 
     def _exchange(self, each: Exchange, entry: Sequence[int], *, serial: bool = True) -> list[int]:
@@ -227,7 +227,7 @@ class JobStepGraph:
         return [end] * self.ranks
 
     def messages(self, collective: str) -> float:
-        """Return the messages of the busiest rank in one call of a collective whose messages are not listed."""
+        """Return the number of messages of the busiest rank in one call of a collective without listed messages."""
         return float(np.max((self.prediction.traffic or {})[collective].counted)) / self.calls[collective]
 
     # Pipelines
@@ -235,7 +235,7 @@ class JobStepGraph:
     def _piped(self, plan: StepPlan, flow: Flow) -> list[int]:
         """Add the passes of a pipeline's schedule, then the exchanges of tied gradients and norms, and the update.
 
-        A rank reads its data when the input of its first pass arrives, since it may still be busy with the last step.
+        A rank reads its data when the input of its first pass arrives, since it may be busy with the previous step.
         """
         table, times = flow.table, self.times
         seconds = pass_seconds(self.prediction.step, flow, times.forward, times.backward)

@@ -2,7 +2,7 @@
 
 A lane is one pipeline rank of one replica; the ranks of its tensor and context parallel groups do the same at the same
 time. Collectives occupy the lane's link inside its node or its link to other nodes, whichever limits them. As in the
-prediction, computation can hide the fraction of ZeRO's collectives that the calibration says; a collective that
+prediction, computation can hide the fraction of ZeRO's collectives that the calibration gives; a collective that
 overlaps with others on the same link slows them down. `simulate_layout` chooses the replicas to simulate.
 """
 
@@ -45,10 +45,10 @@ class LayoutStep:
         layout: The layout.
         cluster: The cluster.
         calibration: The cluster's constants.
-        in_layers: Whether each layer is a sequence of operations of its own; otherwise those of a pass on one stage are
-            merged.
+        in_layers: Whether each layer is a sequence of operations of its own; otherwise, the layers of a pass on one
+            stage are merged.
         graph: Result: the graph, with one lane for each rank of the pipeline.
-        meetings: Result: operations that the ranks of all replicas must have reached before any of them goes on.
+        meetings: Result: operations that the ranks of all replicas must have reached before any of them continues.
     """
 
     model: Transformer
@@ -149,12 +149,12 @@ class LayoutStep:
         return graph.add(rank, after=[ends[-1], *others]) if others else ends[-1]
 
     def _share(self, rank: int) -> float:
-        """Return the work of one stage of this rank, as a fraction of the fullest rank's work on all its stages."""
+        """Return the work of one stage of this rank, as a fraction of the work of the rank with the most layers."""
         spare = self.costs.spare if rank == self.layout.pipeline - 1 else 0.0
         return (1.0 - spare) / self.stages_each
 
     def _by_layer(self, op: ScheduledOp, share: float, layers: int) -> list[list[Piece]]:
-        """Return the pieces of a pass on one stage, layer by layer as they run: recomputed layers last, if not all are.
+        """Return the pieces of a pass on one stage, by layer in execution order; recomputed layers come last.
 
         Args:
             op: The pass.
@@ -201,7 +201,7 @@ class LayoutStep:
         return meeting
 
     def _prefetched(self, rank: int) -> int:
-        """Add the part of last step's gathering of parameters that this step's computation hides; -1 for none."""
+        """Add the part of the last step's all-gather of parameters that this step's computation hides; -1 for none."""
         if self.layout.zero not in (1, 2) or not self.calibration.gradient_overlap:
             return -1
         share = self.calibration.gradient_overlap
@@ -218,7 +218,7 @@ class LayoutStep:
             )
 
     def _reduced(self, rank: int, end: int, prefetched: int) -> int:
-        """Add the rest of the gradient reduction, and return its end."""
+        """Add the exposed part of the gradient reduction, and return the operation that ends it."""
         if self.costs.reduces:
             return self._meet(rank, [end, prefetched])
         once = self.costs.once
@@ -230,7 +230,7 @@ class LayoutStep:
         return self._piece(rank, once.reduce, [ready], share=share, label="gradients")
 
     def _updated(self, rank: int, end: int) -> None:
-        """Add the update, the rest of the gathering of parameters, and the fixed cost of a step."""
+        """Add the update, the exposed part of the all-gather of parameters, and the fixed cost of a step."""
         once, share = self.costs.once, 1.0 - self.calibration.gradient_overlap
         for piece in (once.update, once.on_host):
             if piece.fixed:
@@ -312,7 +312,7 @@ def simulate_layout(
 
 
 def _copies(layout: Layout, variation: Variation, num_ops: int) -> list[int]:
-    """Return the replicas to simulate: one if all are alike, those with slow ranks and another, or as many as fit."""
+    """Return the replicas to simulate: one if all are alike, else slow ones and others, up to `MOST_OPS`."""
     if variation.is_none or layout.data == 1:
         return [0]
     most = max(2, MOST_OPS // num_ops)
@@ -333,7 +333,7 @@ def _lane_ranks(layout: Layout, copies: Sequence[int]) -> list[list[int]]:
 
 
 def _all_ranks(ranks: list[list[int]], layout: Layout, copies: Sequence[int]) -> list[list[int]]:
-    """Return the ranks of each lane, with those of replicas that were not simulated in the lanes of the last one."""
+    """Return the ranks of each lane; the lanes of the last replica include the ranks of replicas not simulated."""
     missing = [copy for copy in range(layout.data) if copy not in copies]
     if len(copies) == 1 or not missing:
         return ranks
@@ -351,7 +351,7 @@ def _degrees(layout: Layout) -> str:
 def _merged(
     step: LayoutStep, copies: Sequence[int], in_layers: bool, cluster: Cluster, variation: Variation
 ) -> list[str]:
-    """Return sentences that say what was simulated as one."""
+    """Return sentences on the parts that were merged in the simulation."""
     layout, found = step.layout, []
     width = layout.tensor * layout.context
     if width > 1:

@@ -27,7 +27,7 @@ class StepTimes:
     Attributes:
         data: Reading the batch.
         forward: All forward passes of the busiest rank, with its waits for launches.
-        backward: All its backward passes, with recomputation and waits for launches.
+        backward: All backward passes of that rank, with recomputation and waits for launches.
         bubble: Idle time that a pipeline schedule causes.
         codec: Packing and unpacking of compressed gradients.
         optimizer: The optimizer's update.
@@ -109,7 +109,7 @@ def timed(exchange: Exchange, start: float, end: float, cargo: Cargo, ranks: int
 
 
 def merged(exchanges: Sequence[Exchange]) -> tuple[list[Exchange], int]:
-    """Return fewer exchanges if there are too many messages, and how many are drawn as one.
+    """Return the exchanges, merged if there are too many messages, and the number of exchanges merged into one.
 
     Neighbouring exchanges of the same collective in the same pass become one exchange with the sums of their messages.
     """

@@ -12,11 +12,11 @@ from shardscope.simulator.graph import Graph, Ints
 
 
 def run_in_order(graph: Graph, queues: Sequence[Sequence[int]]) -> None:
-    """Let the operations of each queue run one after another, in its order unless dependencies require another one.
+    """Let the operations of each queue run one after another, in the queue's order unless dependencies require another.
 
     The order is fixed by edges before the graph runs, so the event loop needs no queues. An operation at the head of a
-    queue may depend on a later one, also through other queues. Operations that would deadlock in this way run in an
-    order that their dependencies allow; all others keep their order.
+    queue may depend on a later operation, also through other queues. Operations that would deadlock in this way run in
+    an order that their dependencies allow; all other operations keep their order.
 
     Args:
         graph: The graph; edges are added to it.

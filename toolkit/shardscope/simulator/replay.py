@@ -46,7 +46,7 @@ _BEGIN, _END, _UNNAMED = "begin", "end", "unnamed"
 ALGORITHMS: Mapping[str, str] = {
     "all_reduce": "ring", "reduce_scatter": "ring", "all_gather": "ring", "all_to_all": "pairwise", "broadcast": "tree",
 }  # fmt: skip
-"""Algorithm of each type of collective, unless another one is asked for."""
+"""Default algorithm of each type of collective."""
 
 
 class _Uneven(Exception):
@@ -79,8 +79,8 @@ class _Replay:
         self.wires = equal_wires(graph, len(ranks), self.link.bandwidth, self.link.latency_s)
         self.out, self.into = self.wires(np.arange(len(ranks)), np.arange(len(ranks))).links.T.tolist()
         self.traces = [sorted(nodes, key=lambda node: node.id) for nodes in self.traces]
-        self.ops: list[dict[int, int]] = [{} for _ in ranks]  # with which each node ends
-        self.entry: list[dict[int, int]] = [{} for _ in ranks]  # after which it takes part in a collective
+        self.ops: list[dict[int, int]] = [{} for _ in ranks]  # operation with which each node ends
+        self.entry: list[dict[int, int]] = [{} for _ in ranks]  # operation after which each node takes part
         self.streams: list[dict[tuple[bool, Any], list[int]]] = [{} for _ in ranks]
         for rank in ranks:
             self._collect(rank)
@@ -115,7 +115,7 @@ class _Replay:
                 waiting.setdefault((*key, int(about.get("comm_tag", 0))), []).append((rank, node))  # type: ignore[arg-type]
 
     def _matched(self) -> Iterator[tuple[_At, _At]]:
-        """Yield each send and its receive: with equal tags, the first and the first, and so on.
+        """Yield each send and its receive; those with equal tags are matched in order.
 
         Raises:
             SpecError: A send has no receive, or a receive no send.
@@ -168,8 +168,8 @@ class _Replay:
     def _order_nodes(self, rank: int) -> None:
         """Let each node start after those that it depends on.
 
-        A rank has begun its step when its first node other than a receive starts: a rank that only waits has not. So
-        nodes that depend on nothing else have a beginning that counts as an operation of the rank.
+        A rank has begun its step when its first node other than a receive starts: a rank that only waits has not.
+        Nodes that depend only on receives thus begin with an operation that counts as an operation of the rank.
         """
         graph, ops = self.graph, self.ops[rank]
         waits = {node.id for node in self.traces[rank] if node.type == RECEIVE}
@@ -277,7 +277,7 @@ def _check_alike(group: Any, number: int, together: Mapping[int, TraceNode]) -> 
 
 
 def _named_members(group: Any, num_ranks: int) -> set[int]:
-    """Return the ranks that the name of a group says it has: all for the default one, or a list such as ``[0, 1]``."""
+    """Return the ranks of a group by its name: all for the default group, or those of a list such as ``[0, 1]``."""
     if group == "":
         return set(range(num_ranks))
     listed = re.fullmatch(r"\[(\d+(?:, *\d+)*)\]", str(group))
@@ -345,7 +345,7 @@ def simulate_files(
 def _built(
     traces: Sequence[Sequence[TraceNode]], link: Link, algorithms: Mapping[str, str], variation: Variation
 ) -> _Replay:
-    """Return the graph of the traces, in which one rank stands for all if they do the same."""
+    """Return the graph of the traces, in which one rank stands for all if all do the same."""
     if variation.is_none and len(traces) > 1 and _are_alike(traces) and _meet_all(traces[0], len(traces)):
         try:
             return _Replay(traces[:1], link, algorithms, len(traces))
@@ -355,14 +355,14 @@ def _built(
 
 
 def _meet_all(nodes: Sequence[TraceNode], num_ranks: int) -> bool:
-    """Return whether a rank communicates, and names no group that has other ranks than the traces."""
+    """Return whether a rank communicates, and every group that it names has exactly the ranks of the traces."""
     calls = [node for node in nodes if node.attributes.get("comm_size")]
     named = [_named_members(node.attributes.get("pg_name", ""), num_ranks) for node in calls]
     return bool(calls) and all(members in (set(), set(range(num_ranks))) for members in named)
 
 
 def _are_alike(traces: Sequence[Sequence[TraceNode]]) -> bool:
-    """Return whether all ranks have the same nodes, wherever their numbers start, and send to no rank in particular."""
+    """Return whether all ranks have the same nodes, up to an offset of the ids, and no sends or receives."""
     first = traces[0]
     if not first or any(node.type in (SEND, RECEIVE) for node in first):
         return False

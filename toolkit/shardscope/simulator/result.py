@@ -39,7 +39,7 @@ class Simulation(Shown):
         time: Step time, in seconds, as a sum of terms with the names of the prediction's terms, for the rank that
             computes longest. A rank starts its next step when it has finished its own, so a step takes as long as the
             longest time from a rank's first operation to its last.
-        merged: What was simulated as one, and other simplifications, one sentence each.
+        merged: Sentences on the parts that were merged, and on other simplifications.
         lane_ranks: Ranks that each lane stands for. Ranks of a lane do the same at the same time.
         done: The operations and their times.
         arrangement: How drawings place the ranks.

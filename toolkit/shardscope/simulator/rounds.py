@@ -12,7 +12,7 @@ from shardscope.simulator.graph import JOIN, Floats, Graph, Ints
 
 
 class MessagePath(NamedTuple):
-    """The way of a message from one rank to another: its latency in seconds, and its links."""
+    """Path of a message from one rank to another: its latency in seconds, and its links."""
 
     latency: float
     links: tuple[int, ...]
@@ -21,7 +21,7 @@ class MessagePath(NamedTuple):
 
 
 class WireArrays(NamedTuple):
-    """The ways of several messages."""
+    """Paths of several messages, as arrays."""
 
     latency: Floats
     links: Ints
@@ -30,16 +30,16 @@ class WireArrays(NamedTuple):
 
 
 Wires = Callable[[Ints, Ints], WireArrays]
-"""Function that returns the wires between sources and targets."""
+"""Function that returns the paths of messages between sources and targets."""
 
 
 Order = Literal["at once", "in turn", "shared"]
-"""How a rank sends the messages of a round: all at the same time; one after another; or with its own work per message
-one after another, and the bytes of all messages at the same time."""
+"""How a rank sends the messages of a round: all at the same time; one after another; or ``shared``, with its own work
+per message one after another, and the bytes of all messages at the same time."""
 
 
 def one_by_one_wires(wire: Callable[[int, int], MessagePath], width: int = 2) -> Wires:
-    """Return the function that finds the wires of several messages, of at most `width` links, one by one."""
+    """Return the function that finds the paths of several messages, of at most `width` links, one by one."""
 
     def wires(source: Ints, target: Ints) -> WireArrays:
         found = [wire(a, b) for a, b in zip(source.tolist(), target.tolist(), strict=True)]
@@ -68,23 +68,23 @@ def add_rounds(
 ) -> list[int]:
     """Add the messages of a collective, and return for each rank the operation that ends it.
 
-    A rank sends in a round after it has sent and received its messages of the rounds before. If messages are cut into
+    A rank sends in a round after it has sent and received its messages of earlier rounds. If messages are cut into
     slices, this holds for each slice, so that a slice can travel on while the next one arrives.
 
     Args:
         graph: The graph.
         rounds: The rounds of the collective.
         entry: For each rank, the operation after which it takes part.
-        wires: Function that returns the wires between lanes.
+        wires: Function that returns the paths of messages between lanes.
         kind: Term to which the time belongs.
         slices: Number of slices of each message.
         cargo: What the messages carry.
-        serial: Whether ranks compute nothing meanwhile.
+        serial: Whether ranks compute nothing during the collective.
         order: How a rank sends the messages of a round; see `Order`.
-        in_line: Whether a rank sends the slices of a round after all those of its round before, and not at the same
-            time, and without waiting until their targets take part. If all messages are of one size, this makes no
+        in_line: Whether a rank sends all slices of a round before those of its next round, instead of at the same
+            time, and without waiting until the receivers take part. If all messages have the same size, this makes no
             difference.
-        lanes: Lane of each rank; None if they have the same numbers.
+        lanes: Lane of each rank; None if each lane has the number of its rank.
     """
     started = np.asarray(entry, np.int64)
     lane = np.arange(len(started)) if lanes is None else lanes
@@ -153,7 +153,7 @@ def _labels(each: Round | Moves, cargo: str, slices: int) -> list[str]:
 
 
 def _previous(source: Ints) -> Ints:
-    """Return for each move the one before it with the same source; -1 for none."""
+    """Return for each move the previous move of the same source; -1 for none."""
     order = np.argsort(source, kind="stable")
     found = np.full(len(source), -1, np.int64)
     same = source[order[1:]] == source[order[:-1]]
@@ -162,7 +162,7 @@ def _previous(source: Ints) -> Ints:
 
 
 def _turns(before: Ints) -> Ints:
-    """Return the place of each move among those of its source, from 1, given the one before it."""
+    """Return the position, from 1, of each move among those of its source, given the result of `_previous`."""
     found = np.ones(len(before), np.int64)
     for move in np.flatnonzero(before >= 0).tolist():
         found[move] = found[before[move]] + 1
@@ -170,7 +170,7 @@ def _turns(before: Ints) -> Ints:
 
 
 class _Last:
-    """The messages of each rank in its last round: at most two of them, or an operation that joins more."""
+    """The messages of each rank in its last round: at most two, or an operation that joins more than two."""
 
     def __init__(self, graph: Graph, started: Ints, lane: Ints, *, waits: bool) -> None:
         self.waits = waits
@@ -178,11 +178,11 @@ class _Last:
         self.other, self._target = np.full((2, len(started)), -1, np.int64)
 
     def then(self, moves: Moves, ops: Ints) -> None:
-        """Let the messages of a round start after the last ones of their sources, and replace these."""
+        """Let the messages of a round start after the last messages of their sources, which they then replace."""
         source, target = moves.source, moves.target
         self.graph.order_many(self.one[source], ops)
         self.graph.order_many(self.other[source], ops)
-        # A message to the same rank as the one before it starts after that one, and so after its target has entered.
+        # A message to the same rank as the previous message starts after that, and thus after its target has entered.
         fresh = self._target[source] != target
         if self.waits:
             self.graph.order_many(self.started[target[fresh]], ops[fresh])
@@ -198,7 +198,7 @@ class _Last:
             self._gather(np.concatenate([source, target]), np.concatenate([ops, ops]))
 
     def _gather(self, ranks: Ints, ops: Ints) -> None:
-        """Replace the last messages of these ranks, some of which have more than two."""
+        """Record `ops` as the last messages of these ranks; more than two messages of one rank are joined."""
         order = np.argsort(ranks, kind="stable")
         found = ops[order]
         taking, begin, counts = np.unique(ranks[order], return_index=True, return_counts=True)
@@ -217,6 +217,6 @@ class _Last:
 
 
 def _joined(graph: Graph, rank: int, ops: Sequence[int]) -> int:
-    """Return an operation that ends when all of these have ended."""
+    """Return an operation that ends when all of `ops` have ended."""
     own = [*dict.fromkeys(ops)]
     return own[0] if len(own) == 1 else graph.add(rank, JOIN, after=own)

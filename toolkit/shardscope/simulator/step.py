@@ -1,7 +1,7 @@
 """The events of one step of a job, from its prediction alone, and the memory of each rank while it runs.
 
 Parameters, optimizer state and buffers are constant. Activations grow evenly during each forward pass up to their
-peak, and shrink during the backward pass; a pipeline's follow its schedule. Gradients that stay in communication
+peak, and shrink during the backward pass; in a pipeline, they follow the schedule. Gradients that stay in communication
 buckets are constant, other gradients grow during the first backward pass. Gathered parameters change with every
 all-gather, in proportion to its size.
 """
@@ -33,12 +33,12 @@ def step_events(
 ) -> StepEvents:
     """Return the events of one training step from a prediction, without running anything.
 
-    The step takes as long as ``ss.predict(job, cluster)`` says, and each rank sends as many bytes. Messages meet no
-    contention, and all rounds of a collective take a time in proportion to their bytes.
+    The step time and the bytes that each rank sends are those of ``ss.predict(job, cluster)``. Messages meet no
+    contention, and each round of a collective takes a time in proportion to its bytes.
 
     Args:
         job: The job, with at most 64 ranks.
-        cluster: The cluster that it runs on; None for this machine.
+        cluster: The cluster that the job runs on; None for this machine.
         calibration: The cluster's constants, as for `predict`.
 
     Example:
@@ -130,7 +130,7 @@ def _activations(step: Piped) -> Iterator[Change]:
 
 
 def _gradients(step: Piped, prediction: JobPrediction) -> Iterator[Change]:
-    """Yield the appearance of each rank's gradients in its first backward pass, and their end after the update."""
+    """Yield the allocation of each rank's gradients, at the end of its first backward pass."""
     if "gradients" not in prediction.kinds:
         return
     for rank, row in enumerate(step.timeline.rows):
@@ -139,7 +139,7 @@ def _gradients(step: Piped, prediction: JobPrediction) -> Iterator[Change]:
 
 
 def _check_bytes(prediction: JobPrediction, plan: StepPlan) -> None:
-    """Reject a plan that does not send the predicted bytes, as if these depend on the gradients' values."""
+    """Reject a plan that does not send the predicted bytes, for example because they depend on gradient values."""
     sent = [0] * prediction.job.world_size
     for exchange in plan.exchanges:
         for rank, size in enumerate(exchange.whole if exchange.whole is not None else ()):
@@ -179,7 +179,7 @@ class TimedPass:
         seconds: Time that the pass computes.
         start: Start of the pass, in seconds.
         end: End of the pass and of its exchanges, in seconds.
-        gathers: End time and bytes of each gathering of parameters.
+        gathers: End time and bytes of each all-gather of parameters.
         computing: Start and end of each part of the pass, between its exchanges.
     """
 
@@ -343,7 +343,7 @@ def _point(rank: int, at: float, held: Mapping[str, float]) -> MemoryPoint:
 def lockstep_changes(
     peaks: Peaks, passes: Sequence[TimedPass], ranks: int, *, grows: bool
 ) -> Iterator[Change]:
-    """Yield the changes of activations, gathered parameters and, if `grows`, gradients in a step of `together`."""
+    """Yield the changes of activations, gathered parameters and, if `grows`, gradients in a step of `Lockstep`."""
     first = min((each.micro_batch for each in passes if each.phase == "backward"), default=0)
     for rank in range(ranks):
         for each in passes:

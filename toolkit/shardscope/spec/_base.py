@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
-"""What file names that are not UTF-8 contain."""
+"""Lone surrogates, with which Python represents the bytes of file names that are not UTF-8."""
 _PLAIN = (str, int, float, type(None))
 """Types whose values need no check in addition to pydantic's."""
 _WANTED = {
@@ -34,7 +34,7 @@ _WANTED = {
     "float": "a number",
     "bool": "True or False",
 }
-"""What to write instead, by the type of pydantic's error."""
+"""Expected value in words, by the type of pydantic's error without its suffix."""
 
 _left_out: ContextVar[list[str] | None] = ContextVar("left_out", default=None)
 """Names of the unknown fields dropped so far; None if unknown fields are rejected."""
@@ -107,11 +107,11 @@ class Spec(BaseModel):
 
     @classmethod
     def _in_annotation(cls) -> str:
-        """Return the type that a field accepts, for a signature."""
+        """Return the name of this type in the annotations of a signature."""
         return cls.__name__
 
     def _in_signature(self) -> str:
-        """Return this value as a default in a signature."""
+        """Return the text of this value as a default in a signature."""
         first = getattr(self, self._positional) if self._positional else None
         return f"{type(self).__name__}({'' if first is None else repr(first)})"
 
@@ -176,7 +176,7 @@ class Spec(BaseModel):
 
     @classmethod
     def _check_form(cls, name: str, value: Any) -> None:
-        """Reject a bool for a field that takes none, text that JSON cannot hold, and keys that are not strings."""
+        """Reject a bool in a field that accepts none, text that JSON cannot store, and keys that are not strings."""
         if isinstance(value, bool) and not takes(cls.model_fields[name].annotation, bool):
             raise SpecError(
                 f"{cls._prefix()}{name}={value} is a bool, which this field does not accept; "
@@ -224,7 +224,7 @@ def takes(annotation: Any, kind: type) -> bool:
 
 
 class _Type:
-    """The type of a field, written when it is shown."""
+    """A field's annotation in a signature, formatted only when the signature is shown."""
 
     def __init__(self, field: FieldInfo) -> None:
         self.field = field
@@ -234,7 +234,7 @@ class _Type:
 
 
 class _Default:
-    """The default of a field, made and written when it is shown."""
+    """A field's default in a signature, built and formatted only when the signature is shown."""
 
     def __init__(self, field: FieldInfo) -> None:
         self.field = field
@@ -262,14 +262,14 @@ def signature_of(fields: Mapping[str, FieldInfo], positional: str | None) -> Sig
 
 
 def docstring_of(docstring: str, fields: Mapping[str, FieldInfo]) -> str:
-    """Return a class's docstring with its fields added."""
+    """Return a class's docstring with an ``Args`` section that describes its fields."""
     texts = {name: field.description for name, field in fields.items() if field.description}
     lines = [f"    {name}: {indent(text, 8 * ' ').lstrip()}" for name, text in texts.items()]
     return "\n".join([cleandoc(docstring), *(["", "Args:", *lines] if lines else [])])
 
 
 def type_text(annotation: Any) -> str:
-    """Return a type without its bounds.
+    """Return a type annotation as text, without the bounds in `Annotated`.
 
     Example:
         >>> type_text(Annotated[int, "at least 1"] | None), type_text(tuple[int, ...])

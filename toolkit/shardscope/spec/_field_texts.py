@@ -1,7 +1,7 @@
-"""Descriptions of fields, read from the strings below them in the source.
+"""Descriptions of spec fields, read from the docstring below each field in the source.
 
-Pydantic's `use_attribute_docstrings` does the same, but searches all loaded modules for each class. That took a fifth
-of the time in which a notebook shows its first lab. Here each file is parsed once.
+Pydantic's `use_attribute_docstrings` does the same, but searches all loaded modules for each class, which took a fifth
+of the time that a notebook needs to show its first lab. Here, each file is parsed once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 
 class _Source(NamedTuple):
-    """One class statement: its name, its lines, and the texts of its fields."""
+    """One class statement: its name, its first and last line, and the docstrings of its fields."""
 
     name: str
     first: int
@@ -26,11 +26,11 @@ class _Source(NamedTuple):
 
 
 _parsed: dict[str, tuple[list[str], list[_Source]]] = {}
-"""By file: its lines, and the classes in them. A notebook's cell is a file of its own."""
+"""Lines of each parsed file, and the classes in it, by file name. A notebook's cell counts as a file."""
 
 
 def describe_fields(cls: type[BaseModel]) -> None:
-    """Use the string below each field of `cls` as the field's description. Call this while `cls` is created."""
+    """Use the docstring below each field of `cls` as its description; call this while `cls` is being created."""
     for name, text in _texts_of(cls).items():
         field = cls.model_fields.get(name)
         if field is not None and field.description is None:

@@ -29,7 +29,7 @@ class Checkpoint(Spec):
 
     every: Count | Literal["auto"] | None = None
     """Steps between two checkpoints; None saves none during training. ``"auto"`` saves one after a few steps, measures
-    what it costs, and continues at the interval that loses the least time at the failure rate that `mtbf_s` states."""
+    its cost, and continues at the interval that minimises the time lost at the failure rate given by `mtbf_s`."""
     at_end: bool = False
     """Also save after the last step, and when the run is stopped."""
     keep: Count = 2
@@ -40,8 +40,8 @@ class Checkpoint(Spec):
     cannot be written, the run fails at its next step."""
     incremental: bool = False
     """Whether to write only tensors that have changed since the previous checkpoint, such as those that are not frozen.
-    The others are hard links to files of earlier checkpoints, and stay on disk when these are deleted. Every checkpoint
-    is complete, but damage to a shared file affects all checkpoints that share it."""
+    Unchanged tensors are hard links to files of earlier checkpoints, and stay on disk when those are deleted. Every
+    checkpoint is complete, but if a shared file is corrupt, so are all checkpoints that share it."""
     mtbf_s: Seconds | None = None
     """With `every="auto"`: mean time between two failures of the whole job, in seconds or with a unit."""
 
@@ -61,7 +61,7 @@ class Checkpoint(Spec):
     def _check_mtbf(self) -> Self:
         if self.every == AUTO and not self.mtbf_s:
             raise SpecError(
-                "checkpoint.every='auto' needs the failure rate that it is for; give mtbf_s, such as mtbf_s='6 h'"
+                "checkpoint.every='auto' needs the mean time between failures; give mtbf_s, such as mtbf_s='6 h'"
             )
         if self.every != AUTO and self.mtbf_s is not None:
             raise SpecError(
@@ -71,7 +71,7 @@ class Checkpoint(Spec):
         return self
 
     def check(self, job: Job) -> None:
-        """Reject a way of saving for a job that never saves.
+        """Reject `asynchronous` and `incremental` in a job that never saves a checkpoint.
 
         Raises:
             SpecError: The message states the field and a remedy.
@@ -97,7 +97,7 @@ def _checkpoint(value: Any) -> Any:
 
 
 CheckpointOrSteps = Annotated[Checkpoint, BeforeValidator(_checkpoint)]
-"""A field that accepts a `Checkpoint`, or the number of steps between two."""
+"""A field that accepts a `Checkpoint`, or the number of steps between two checkpoints."""
 
 
 def daly_interval(save: Any, mtbf: Any) -> Any:

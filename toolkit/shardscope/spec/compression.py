@@ -73,7 +73,7 @@ class Compression(Method):
     is_on: ClassVar[bool] = True
     """Whether the method compresses at all; False for ``none`` only."""
     survives_overflow: ClassVar[bool] = False
-    """Whether infinities survive compression; dynamic loss scaling needs to see them to adjust its scale."""
+    """Whether infinities survive compression, so that dynamic loss scaling can detect them."""
     is_fixed: ClassVar[bool] = True
     """Whether the number of bytes sent is independent of the gradients and, after any warm-up, of the step."""
     is_a_vote: ClassVar[bool] = False
@@ -134,7 +134,7 @@ class Compression(Method):
         least = min(warmup, self.least_warmup)
         return self.replace(warmup_steps=min(to, max(least, round(warmup * to / steps))))
 
-    # Its effect on training.
+    # Effect on training.
 
     @property
     def remembers(self) -> bool:
@@ -228,7 +228,7 @@ class Compression(Method):
             f"this strategy exchanges no gradients; use compression='none', or one of the strategies {takers}"
         )
 
-    # Its traffic, and the object that compresses.
+    # Traffic, and the object that compresses.
 
     @required
     def collectives(

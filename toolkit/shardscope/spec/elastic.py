@@ -29,11 +29,11 @@ class Elastic(Spec):
     requested number of new ranks load it and continue with the next step, in the same run. With
     `Recovery.replica_every`, the state passes through the host's memory instead if it fits there, and is written to
     disk only if the run ends before its last step. If the run's agent or the machine dies, only checkpoints on disk
-    are left; set `Checkpoint.every` to save some. `Run.reduced().resizes` states which way each resize took.
+    remain; set `Checkpoint.every` to save some. `Run.reduced().resizes` records whether a resize used memory or disk.
 
-    The data order does not depend on the number of ranks: no sample is repeated within an epoch. If the batch does not
-    divide the data, the rest is skipped, and these are different samples in each epoch. ZeRO's shards and a pipeline's
-    stages are divided anew.
+    The data order does not depend on the number of ranks: no sample is repeated within an epoch. If the number of
+    samples is not a multiple of the batch size, the remaining samples are skipped, different ones in each epoch. ZeRO
+    shards and pipeline stages are repartitioned.
 
     A batch that cannot be divided evenly is divided as evenly as possible, with weighted gradients. Gossip and
     asynchronous servers need an even division, such as a batch of 48 for 2, 3 and 4 ranks. With recovery, a run that
@@ -50,7 +50,7 @@ class Elastic(Spec):
     ranks, and the learning rate with it, by the optimizer's rule (`Optimizer.scaling`)."""
     spares: CountOrZero = 0
     """With recovery: number of lost ranks to replace; each further loss shrinks the run by one rank, or to the next
-    number of ranks on which it can train. 0 never replaces."""
+    smaller number of ranks on which it can train. 0 replaces none."""
 
     @model_validator(mode="after")
     def _check_order(self) -> Elastic:
@@ -143,11 +143,11 @@ def next_smaller(job: Job, world_size: int) -> int:
 
 
 def at_size(job: Job, world_size: int) -> Job:
-    """Return the job that an elastic job, as it was launched, becomes on another number of ranks.
+    """Return an elastic job, given as it was launched, as it trains on another number of ranks.
 
-    The global batch is kept or scaled, as the job says. If it cannot be divided evenly, some ranks get one micro-batch
-    more than others (or one sample, without micro-batches). The micro-batch size is kept if it divides a rank's share;
-    otherwise, it becomes the largest smaller divisor of the share.
+    The global batch is kept or scaled, as `Elastic.batch` says. If it cannot be divided evenly, some ranks get one
+    micro-batch more than other ranks (or one sample, without micro-batches). The micro-batch size is kept if it divides
+    a rank's share; otherwise, it becomes the largest smaller divisor of the share.
 
     Raises:
         SpecError: The job cannot train on this number of ranks; the message lists those on which it can.
@@ -203,7 +203,7 @@ def _why_not(job: Job, world_size: int) -> str:
 
 
 def _batches(job: Job, world_size: int) -> Iterator[Batch]:
-    """Yield the batches with which another number of ranks may train, the best first.
+    """Yield the `Batch` settings with which another number of ranks may train, the best first.
 
     A batch that cannot be divided evenly is divided as evenly as possible if the strategy can weight gradients. If the
     strategy suggests a micro-batch size, the batch is also yielded with that size.

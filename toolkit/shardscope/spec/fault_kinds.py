@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardscope.spec.job import Job
 
 _IN_TEXT = {"at_s": "at", "lasts_s": "lasts"}
-"""Names of fields in a fault's short text, where they differ: values there carry their unit."""
+"""Names of those fields in a fault's short text whose values carry their unit there."""
 _LINK = re.compile(r"n(\d{1,3})(?:-n(\d{1,3}))?")
 
 
@@ -29,12 +29,12 @@ class Fault(Spec):
     kind: str
     """Kind of the fault."""
     word: ClassVar[str]
-    """The method of `Faults` that adds one, which begins its short text."""
+    """Name of the `Faults` method that adds such a fault; it is also the first word of the fault's short text."""
 
     @property
     @abstractmethod
     def text(self) -> str:
-        """What happens, in a few words, for timelines and events."""
+        """Short description of the fault, for timelines and events."""
 
     @abstractmethod
     def check(self, job: Job, nodes: int | None, cluster: EmulatedCluster | None) -> None:
@@ -42,8 +42,8 @@ class Fault(Spec):
 
         Args:
             job: The job.
-            nodes: Number of nodes; None if the job runs on this machine itself.
-            cluster: The emulated cluster that the job runs on, if it runs on one.
+            nodes: Number of nodes; None if the job runs on this machine.
+            cluster: The emulated cluster that the job runs on; None if it runs on none.
         """
 
     def __str__(self) -> str:
@@ -101,7 +101,7 @@ class _OnRanks(Fault):
     rank: CountOrZero | None = None
     """The rank."""
     node: CountOrZero | None = None
-    """The node, all of whose ranks are meant; give either this or `rank`."""
+    """The node, all of whose ranks are affected; give either this or `rank`."""
 
     @model_validator(mode="after")
     def _check_place(self) -> Self:
@@ -132,9 +132,9 @@ class _Timed(Fault):
     """A fault that occurs at a step, or at a time."""
 
     step: Count | None = None
-    """The step before which it occurs."""
+    """The step before which the fault occurs."""
     at_s: Seconds | None = None
-    """Seconds after the ranks have begun their first step; give either this or `step`."""
+    """Time of the fault, in seconds after the ranks have begun their first step; give either this or `step`."""
 
     @model_validator(mode="after")
     def _check_time(self) -> Self:
@@ -152,7 +152,7 @@ class _Timed(Fault):
 
 
 class Kill(_Timed, _OnRanks):
-    """The process of a rank is killed (SIGKILL); of a node, its agent and the processes of all its ranks."""
+    """SIGKILL of a rank's process, or of a node's agent and the processes of all its ranks."""
 
     word = "kill"
     _EXAMPLE = "kill rank=2 step=40"
@@ -170,7 +170,7 @@ class Kill(_Timed, _OnRanks):
 
     @property
     def text(self) -> str:
-        """What happens, in a few words."""
+        """Short description of the fault."""
         if self.during == "checkpoint":
             return f"{self.who} killed while saving the first checkpoint from step {self.step} on"
         return f"{self.who} killed {self.when}"
@@ -185,7 +185,7 @@ class Kill(_Timed, _OnRanks):
 
 
 def _steps(value: Any) -> Any:
-    """Convert ``"20-60"`` or ``"20-"`` to a pair."""
+    """Convert ``"20-60"`` or ``"20-"`` to the first and the last step; the last step of ``"20-"`` is None."""
     if isinstance(value, list | tuple) and len(value) == 2:
         return value
     if not isinstance(value, str):
@@ -202,7 +202,7 @@ def _steps(value: Any) -> Any:
 
 
 class Slow(_OnRanks):
-    """The computation of a rank, or of all ranks of a node, takes a multiple of its time in some steps."""
+    """Slowdown of the computation of one rank, or of all ranks of a node, in a range of steps."""
 
     word = "slow"
     _EXAMPLE = "slow rank=1 factor=3 steps=20-60"
@@ -212,7 +212,7 @@ class Slow(_OnRanks):
     factor: Annotated[float, Field(gt=1, le=1000)]
     """How many times as long the computation takes; above 1, at most 1000."""
     steps: Annotated[tuple[Count, Count | None], BeforeValidator(_steps)] = (1, None)
-    """First and last of the steps; None as the last stands for the job's last."""
+    """First and last slow step; None as the last step stands for the job's last step."""
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -223,7 +223,7 @@ class Slow(_OnRanks):
 
     @property
     def text(self) -> str:
-        """What happens, in a few words."""
+        """Short description of the fault."""
         first, last = self.steps
         until = f"in steps {first} to {last}" if last is not None else f"from step {first} on"
         return f"{self.who} computes {self.factor:g} times slower {until}"
@@ -240,7 +240,7 @@ class Slow(_OnRanks):
 
 
 class DropLink(_Timed):
-    """An emulated link carries nothing for a while: a node's link, or the connection between two nodes."""
+    """Outage of an emulated link: a node's link, or the connection between two nodes."""
 
     word = "drop_link"
     _EXAMPLE = "drop_link link=n0-n3 at=12s lasts=5s"
@@ -248,9 +248,9 @@ class DropLink(_Timed):
     kind: Literal["drop-link"] = "drop-link"
     """Kind of the fault."""
     link: str
-    """``"n3"`` is the link of node 3 to its switch; ``"n0-n3"`` only drops what nodes 0 and 3 send each other."""
+    """``"n3"`` is the link of node 3 to its switch; ``"n0-n3"`` drops only the traffic between nodes 0 and 3."""
     lasts_s: Seconds | None = None
-    """How long, in seconds; None for the rest of the run."""
+    """Duration of the outage, in seconds; None for the rest of the run."""
 
     @model_validator(mode="after")
     def _check_link(self) -> Self:
@@ -264,14 +264,14 @@ class DropLink(_Timed):
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """The node, or the two nodes."""
+        """Numbers of the node or of the two nodes that `link` names."""
         found = _LINK.fullmatch(self.link)
         assert found is not None
         return tuple(int(node) for node in found.groups() if node is not None)
 
     @property
     def text(self) -> str:
-        """What happens, in a few words."""
+        """Short description of the fault."""
         lasts = "" if self.lasts_s is None else f" for {seconds_text(self.lasts_s)}"
         return f"link {self.link} dropped {self.when}{lasts}"
 
@@ -305,7 +305,7 @@ class FillDisk(Fault):
 
     @property
     def text(self) -> str:
-        """What happens, in a few words."""
+        """Short description of the fault."""
         return f"disk of rank {self.rank} full at the first checkpoint from step {self.step} on"
 
     def check(self, job: Job, nodes: int | None, cluster: EmulatedCluster | None) -> None:  # noqa: ARG002

@@ -1,7 +1,7 @@
 """A fault-injection plan: faults to cause in a run on purpose, to test how the run recovers.
 
-The plan is separate from the job: `ss.launch(job, faults=...)`. Each fault really happens, once, and not again when a
-restart repeats its step.
+The plan is separate from the job: `ss.launch(job, faults=...)`. Each fault is really injected, exactly once: not
+again when a restart repeats its step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Faults(Spec):
     _positional = "faults"
 
     faults: tuple[AnyFault, ...] = ()
-    """The faults."""
+    """The faults of the plan."""
 
     @classmethod
     def of(cls, value: Any) -> Self:
@@ -87,12 +87,12 @@ class Faults(Spec):
         Args:
             rank: The rank; give this or `node`.
             node: The node.
-            step: The step before which it is killed.
+            step: The step before which the rank or node is killed.
             at: Instead of `step`: time after the ranks have begun their first step, in seconds or with a unit.
             during: ``"checkpoint"`` kills the rank while it writes its part of the first checkpoint at or after `step`.
 
         Raises:
-            SpecError: Place or time is missing, given twice, or not valid.
+            SpecError: The rank or node, or the time, is missing, given twice, or not valid.
         """
         return self._with(Kill(rank=rank, node=node, step=step, at_s=_seconds(at, "at"), during=during))
 
@@ -104,13 +104,13 @@ class Faults(Spec):
         factor: float,
         steps: tuple[int, int | None] = (1, None),
     ) -> Self:
-        """Slow a rank, or a node's ranks, down: computation takes `factor` times as long.
+        """Slow down a rank, or all ranks of a node: computation takes `factor` times as long.
 
         Args:
             rank: The rank; give this or `node`.
             node: The node.
-            factor: How many times as long.
-            steps: First and last of the steps; None as the last stands for the job's last.
+            factor: How many times as long the computation takes.
+            steps: First and last slow step; None as the last step stands for the job's last step.
 
         Raises:
             SpecError: A value is missing or not valid.
@@ -125,13 +125,13 @@ class Faults(Spec):
         at: str | float | None = None,
         lasts: str | float | None = None,
     ) -> Self:
-        """Drop a link of an emulated cluster: it carries nothing for a while.
+        """Drop all traffic on a link of an emulated cluster for a while.
 
         Args:
-            link: ``"n3"`` for the link of node 3 to its switch; ``"n0-n3"`` for what nodes 0 and 3 send each other.
-            step: The step before which it fails.
+            link: ``"n3"`` for the link of node 3 to its switch; ``"n0-n3"`` for the traffic between nodes 0 and 3.
+            step: The step before which the link fails.
             at: Instead of `step`: time after the ranks have begun their first step, in seconds or with a unit.
-            lasts: How long, in seconds or with a unit; None for the rest of the run.
+            lasts: Duration of the outage, in seconds or with a unit; None for the rest of the run.
 
         Raises:
             SpecError: A value is missing or not valid.
@@ -204,7 +204,7 @@ class Faults(Spec):
 
         Args:
             job: The job.
-            cluster: The emulated cluster that it runs on; None for real machines.
+            cluster: The emulated cluster that the job runs on; None for real machines.
             nodes: Number of real machines; None if the job runs on this machine alone.
         """
         count = len(cluster.nodes) if cluster is not None else nodes
@@ -222,7 +222,7 @@ class Faults(Spec):
 
     @property
     def text(self) -> str:
-        """The faults in words, for people."""
+        """Description of the faults in words."""
         return "; ".join(fault.text for fault in self.faults) or "no faults"
 
     def __str__(self) -> str:

@@ -56,7 +56,7 @@ class Job(Spec):
 
     model: Named
     """The network to train: a built-in name such as ``"mlp"`` (all: `shardscope.spec.models.MODELS`), a callable that
-    returns an `nn.Module`, such as its class, or an `nn.Module`, of whose weights each rank starts with a copy."""
+    returns an `nn.Module`, such as its class, or an `nn.Module`, whose weights are copied to each rank at the start."""
     data: Data
     """What to train on: a built-in name, a path, `Shards` with settings, or a callable. ``"digits"`` has images of
     shape (batch, 1, 8, 8) with values from 0 to 1, and targets from 0 to 9; ``"python-source"`` has tokens of shape
@@ -79,7 +79,7 @@ class Job(Spec):
     compression: AnyCompression = Field(default_factory=lambda: Compression("none"))
     """How gradients are compressed for communication: a method, or its name."""
     steps: Count = 100
-    """Optimizer steps, 1 to 2147483647."""
+    """Number of optimizer steps, 1 to 2147483647."""
     until: Count | None = None
     """Last step of this run, if it ends before `steps`; at most `steps`. The learning-rate schedule and the data order
     are those of all `steps`, and the run saves a checkpoint to resume from. None trains all `steps`."""
@@ -92,8 +92,8 @@ class Job(Spec):
     loss: Named = "cross-entropy"
     """``cross-entropy``, ``mse``, or a callable ``loss(output, target)`` that returns the mean over its samples. The
     named losses read an output's ``logits``. If the output has a ``loss``, as from a Hugging Face model given labels,
-    that loss is used instead. A callable that leaves out or weights targets states how many count by an attribute
-    ``count``, a function of the targets; one that returns a sum, by ``reduction = "sum"``."""
+    that loss is used instead. A callable that ignores or weights some targets needs an attribute ``count``, a
+    function of the targets that returns how many count; a callable that returns a sum, ``reduction = "sum"``."""
     clip_norm: float | None = Field(default=None, gt=0)
     """Maximum global gradient norm; larger gradients are scaled down to it. None does not clip."""
     seed: Seed = 0
@@ -121,9 +121,9 @@ class Job(Spec):
     """What carries messages between ranks: ``shm`` is shared memory, between CPU ranks of one Linux host; ``cuda-ipc``
     lets ranks on the GPUs of one Linux host read each other's GPU memory; ``tcp`` is gloo's connections, with NCCL for
     collectives between GPUs. ``auto`` takes ``shm`` or ``cuda-ipc`` where all ranks can use it, and TCP otherwise.
-    Between CPU ranks, ``shm`` and ``tcp`` give the same bits, except where the transport does the adding (the strategy
-    ``all-reduce``, the evaluation of ``gossip``, gradient norms over shards): over shared memory in the order of the
-    ranks, and over TCP along gloo's ring."""
+    Between CPU ranks, ``shm`` and ``tcp`` give bitwise identical results, except for sums that the transport computes
+    (the strategy ``all-reduce``, the evaluation of ``gossip``, gradient norms over shards): shared memory adds in the
+    order of the ranks, and TCP along gloo's ring."""
     link: LinkOrName | None = None
     """Emulated link of each rank: a `Link`, or its name in the catalogue. All ranks are on one machine; each sends and
     receives at most `bandwidth` while it trains, and every message arrives `latency_s` later. None uses the machine's
@@ -284,7 +284,7 @@ class Job(Spec):
         return self.checkpoint.is_on or self.saves_at_end("stopped")
 
     def saves_at_end(self, state: str) -> bool:
-        """Return whether a run saves a checkpoint as it ends, ``"completed"`` or, perhaps for others, ``"stopped"``."""
+        """Return whether a run saves a checkpoint when it ends in `state`, such as ``"completed"`` or ``"stopped"``."""
         is_elastic = self.elastic is not None and state == "stopped"
         return self.checkpoint.at_end or self.until is not None or is_elastic
 
@@ -304,7 +304,7 @@ class Job(Spec):
 
     @property
     def num_micro_batches(self) -> int:
-        """Number of micro-batches that a rank, or a whole pipeline, processes in one step: the most of any rank."""
+        """Largest number of micro-batches that a rank, or a whole pipeline, processes in one step."""
         return self.batch.accumulation_steps(self.num_data_ranks)
 
     @property
@@ -461,8 +461,8 @@ def _check_shares(job: Job) -> None:
     micro = job.batch.micro_batch
     if micro is not None and job.strategy.exchanges_in_passes:
         raise SpecError(
-            f"{told} batch.micro_batch={micro} and strategy={job.strategy.label!r}, whose ranks exchange in each pass, "
-            "so all need equally many; leave micro_batch out, so that each rank makes one pass"
+            f"{told} batch.micro_batch={micro} and strategy={job.strategy.label!r}, whose ranks communicate in each "
+            "pass, so all need equally many passes; leave micro_batch out, so that each rank makes one pass"
         )
 
 

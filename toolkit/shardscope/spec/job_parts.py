@@ -36,7 +36,7 @@ class Batch(Spec):
     measured speed, in whole micro-batches. Gradients are weighted by samples, so the trained weights are those of equal
     shares. None gives all ranks equal shares."""
     rebalance_every: Count | None = None
-    """With ``shares="measured"``: steps after which the batch is divided again; None divides it once."""
+    """With ``shares="measured"``: number of steps between two divisions of the batch; None divides it only once."""
 
     @model_validator(mode="after")
     def _check_rebalance(self) -> Self:
@@ -48,7 +48,7 @@ class Batch(Spec):
         return self
 
     def per_rank(self, num_ranks: int, *, among: str | None = None) -> int:
-        """Return the number of samples in one step of the rank that has the most.
+        """Return the largest number of samples that any rank processes in one step.
 
         Args:
             num_ranks: Number of ranks over which the batch is divided.
@@ -226,7 +226,7 @@ Named = Annotated[str | UserCode, BeforeValidator(_wrap)]
 
 
 def _wrap_data(value: Any) -> Any:
-    """Choose the type that JSON fields describe; if both were tried, errors would name the fields of the wrong type."""
+    """Choose the type that JSON fields describe; if pydantic tried both, errors would name the wrong fields."""
     if isinstance(value, dict):
         return (Shards if "path" in value else UserCode).from_fields(value)
     return _wrap(value)

@@ -88,9 +88,9 @@ class Layout(Spec):
     recompute: Recompute = "none"
     """What the backward pass recomputes: nothing, core attention, or every layer from its input."""
     recompute_layers: CountOrZero = 0
-    """Number of layers that recompute="full" recomputes on each stage, from its first; 0 means all of them (in
-    Megatron, 0 means none), and so does a number larger than the stage. Megatron calls it ``--recompute-num-layers``,
-    with ``--recompute-method block``."""
+    """Number of layers, from the first of each stage, that recompute="full" recomputes; 0, or a number larger than the
+    stage's, means all layers (in Megatron, 0 means none). Megatron calls it ``--recompute-num-layers``, with
+    ``--recompute-method block``."""
     flash_attention: bool = True
     """Use fused attention: one kernel that never stores the attention scores."""
     sequence_parallel: bool = False
@@ -129,7 +129,7 @@ class Layout(Spec):
         """Reject a layout that is infeasible by itself, for the given model, or on the given cluster.
 
         Raises:
-            SpecError: The layout breaks a rule in `spec.layout_rules`; the message states the first one and a remedy.
+            SpecError: The layout breaks a rule in `spec.layout_rules`; the message states the first and a remedy.
 
         Example:
             >>> Layout(data=2, global_batch=3).check()  # doctest: +ELLIPSIS

@@ -206,7 +206,7 @@ def uneven_sequence(model: Transformer, context: Numbers) -> Broken:
 
 
 def uneven_halves(tokens: int, context: int) -> bool:
-    """Return whether tokens cannot be divided into an early and a late part for each context rank, equal in size."""
+    """Return whether tokens cannot be divided into 2 x `context` equal parts, an early and a late one per rank."""
     return context > 1 and tokens % (2 * context) != 0
 
 

@@ -114,7 +114,7 @@ class Link(Spec):
 
     @property
     def is_pcie(self) -> bool:
-        """Whether the link's name says PCI Express, over which devices reach each other through the host's bridges."""
+        """Whether the link is PCI Express by its name; devices then reach each other through the host's bridges."""
         return self.name.startswith("pcie")
 
     @property

@@ -1,6 +1,6 @@
 """The models that a job can name: their shapes and exact parameter counts, without torch.
 
-`MODELS` maps each name to a frozen config; `shardscope.training.models.build_model` builds its module.
+`MODELS` maps each name to a frozen config; `shardscope.training.models.build_model` builds the module.
 No model has batch normalisation or dropout, because either makes results depend on how a batch is split over ranks.
 """
 
@@ -68,7 +68,7 @@ class MLPConfig(Spec):
 
 
 class CNNConfig(Spec):
-    """CNN: a 3x3 convolution, GroupNorm, ReLU and 2x2 pooling for each of `channels`, then global average pooling."""
+    """CNN: a 3x3 convolution, GroupNorm, ReLU and 2x2 pooling per entry of `channels`, then global average pooling."""
 
     reads: ClassVar[Modality] = "images"
 
@@ -164,7 +164,7 @@ class GPTConfig(Spec):
     """Attention heads; must divide `hidden`."""
     vocab: Count = 256
     seq: Count = 64
-    """Number of tokens in a training sequence, which is also the maximum."""
+    """Number of tokens in a training sequence; also the maximum length."""
     ffn: Count | None = None
     """Inner width of the feed-forward part; None means `4 * hidden`."""
 

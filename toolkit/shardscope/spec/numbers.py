@@ -32,7 +32,7 @@ MessageMiB = Annotated[float, Field(ge=1e-5, le=1024)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 """A part of a whole, from 0 to 1."""
 LARGEST_QUANTITY = 1e30
-"""Upper bound of measured quantities; its inverse is the lower bound of non-zero ones. Keeps formulas free of NaN."""
+"""Upper bound of measured quantities; its inverse bounds non-zero quantities from below. Prevents NaN in formulas."""
 
 
 def require_plausible(fields: Mapping[str, object]) -> None:

@@ -53,13 +53,13 @@ class ObservedJob(Job):
     units: tuple[ShardedUnit, ...] = ()
     """FSDP2's units; empty under other wrappers."""
     weight_bytes: CountOrZero = 0
-    """Bytes of one weight; 0 if the model mixes dtypes, or has no parameters."""
+    """Bytes per element of the weights; 0 if the model mixes dtypes, or has no parameters."""
     gradient_bytes: Total | None = None
     """Bytes of the gradients of all trained parameters; None if unknown."""
     num_optimizers: Count = 1
     """Number of optimizers that update the model and keep state of their own."""
     stateful: tuple[Total, ...] | None = None
-    """Indices of the `parameters` for which the optimizer keeps state; None if unknown or if it also updates others."""
+    """Indices of `parameters` with optimizer state; None if unknown, or if the optimizer also updates other tensors."""
     buffer_bytes: Total = 0
     """Bytes of the model's buffers."""
     broadcast_bytes: Total = 0
@@ -109,5 +109,5 @@ class ObservedJob(Job):
         )
 
     def _fields(self) -> dict[str, Any]:
-        """Return the fields that are written to JSON: those that are known."""
+        """Return the known fields, which are written to JSON."""
         return self.model_dump(mode="json", exclude_unset=True)

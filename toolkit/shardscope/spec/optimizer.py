@@ -148,7 +148,7 @@ class Optimizer(Method):
 
     @property
     def carries(self) -> str:
-        """Short description of the optimizer state; a run can resume only if it is the same.
+        """Short description of the optimizer state; a run can resume only from state with the same description.
 
         Example:
             >>> Optimizer("adamw").carries == Optimizer("lamb").carries

@@ -80,7 +80,7 @@ def _cut(
 ) -> tuple[list[int], float]:
     """Return the stage ends that minimise the total cost (stage costs combined by `join`), and that cost.
 
-    `cost` takes the summed costs of the layers of a stage, and the stage.
+    `cost` takes the summed costs of the layers of a stage, and the index of the stage.
     """
     num_layers = len(sums) - 1
     best = [cost(total, 0) for total in sums]  # best[i]: cost of the first i layers, at first in one stage

@@ -69,8 +69,8 @@ class PipelineSchedule(Method):
     """The class in `torch.distributed.pipelining.schedules` to run; None if torch's runtime executes `order`."""
 
     blocks: ClassVar[bool] = False
-    """Whether `torch_class` receives a result only when it is needed, and waits for what was sent before it turns from
-    forward to backward passes or back; the runtime does neither."""
+    """Whether `torch_class` receives a result only when it is needed, and waits for pending sends before it switches
+    between forward and backward passes; torch's pipeline runtime does neither."""
 
     if TYPE_CHECKING:
 
@@ -187,13 +187,13 @@ AnyPipelineSchedule = Annotated[SerializeAsAny[PipelineSchedule], BeforeValidato
 
 
 def schedules() -> tuple[PipelineSchedule, ...]:
-    """Return all known schedules with default settings: built-in ones by year, then others."""
+    """Return all known schedules with default settings: built-in schedules by year, then all others."""
     return _in_order(registry.all_of(PipelineSchedule))
 
 
 @lru_cache(maxsize=8)
 def _in_order(known: tuple[type[PipelineSchedule], ...]) -> tuple[PipelineSchedule, ...]:
-    """Return the schedules, built-in ones first, so that their indices do not change if the user adds another."""
+    """Return the schedules, built-in schedules first, whose indices then do not change if the user adds another."""
     return tuple(
         cls()
         for cls in sorted(known, key=lambda cls: cls.year if registry.origin(cls) == "built-in" else inf)

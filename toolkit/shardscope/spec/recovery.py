@@ -16,9 +16,9 @@ class Recovery(Spec):
 
     The ranks resume in the same run directory: from the newest copy of their state in memory, if `replica_every` keeps
     any, else from the run's newest complete checkpoint, or from the first step if there is neither. If the only copy in
-    memory is damaged and there is no checkpoint, the run ends with that error. After an error in your own code, the
-    ranks are restarted once, but not for errors before the first step; if the error recurs at the same step, the run
-    ends with it.
+    memory is corrupt and there is no checkpoint, the run ends with an error. After an error in your own code, the
+    ranks are restarted once, unless it occurs before the first step; if the error recurs at the same step, the run
+    ends with that error.
 
     Example:
         >>> Recovery(2).restarts
@@ -31,10 +31,10 @@ class Recovery(Spec):
     """Maximum number of restarts during the whole run; at least 0."""
     replica_every: Count | None = None
     """Steps between two copies of the ranks' state in the memory of this host (Linux), from which ranks restart without
-    reading the disk; None keeps none. On an emulated cluster, each rank also sends its copy to the next node, so the
-    memory of one node may be lost. With 1, at most the step in flight is repeated. Training waits for each copy, and
-    asynchronous strategies synchronise their ranks for it. A resize of an elastic run copies the state, too, instead of
-    saving a checkpoint, unless the memory is too small."""
+    reading the disk; None makes no copies. On an emulated cluster, each rank also sends its copy to the next node, so
+    the run survives the loss of one node. With 1, at most the step in flight is repeated. Training waits for each copy,
+    and asynchronous strategies synchronise their ranks for it. A resize of an elastic run also copies the state to
+    memory instead of saving a checkpoint, unless the memory is too small."""
 
     @model_validator(mode="after")
     def _check_replicas(self) -> Self:

@@ -18,15 +18,15 @@ from shardscope.spec.strategy import Strategy
 COLOURS = ("#2a78b8", "#e0861a", "#159a72", "#c667a3", "#8a6fd6", "#d1542b", "#4aa8d8", "#93902a")
 """Colours of runs whose strategies do not tell them apart, after Okabe and Ito (2008), for light and dark pages."""
 SPARE_COLOURS = ("#11997a", "#b866a6", "#c49a0c", "#5f6fd6", "#4fb3bf", "#a35a3a")
-"""Colours of strategies without a look of their own."""
+"""Colours of strategies that are not registered."""
 _MOST_OF_A_STRATEGY = 2
-"""Number of runs of one strategy up to which the colours of strategies, with two dashes each, tell runs apart."""
+"""Largest number of runs per strategy that one colour per strategy, with two dashes, can tell apart."""
 MOST_PARTS = 3
-"""Number of differing settings up to which a name has them all; with more, only those that tell the runs apart."""
+"""Largest number of differing settings that a name lists in full; beyond it, only those that tell the runs apart."""
 
 
 class RunLook(NamedTuple):
-    """Colour of a run, and the place of its dash and pattern in their lists, so that colour is never the only cue."""
+    """Colour of a run, and the index of its dash and pattern in their lists, so that colour is never the only cue."""
 
     colour: str
     place: int
@@ -128,7 +128,7 @@ def run_looks(strategies: Sequence[str], kept: Sequence[RunLook | None] = ()) ->
 
     Args:
         strategies: Strategy of each run.
-        kept: Looks of the runs that are shown already, None for others; empty if all are new.
+        kept: Look of each run that is already shown, None for a new run; empty if all runs are new.
 
     Example:
         >>> [look.place for look in run_looks(["ring", "ring", "ring"])]

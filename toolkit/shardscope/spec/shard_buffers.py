@@ -26,11 +26,11 @@ class Limits(NamedTuple):
     """Largest sizes of the buffers of one model, in bytes; the defaults are for CPU memory."""
 
     gathered: int = 32 << 20
-    """A buffer for gathered tensors."""
+    """Largest size of a buffer for gathered tensors."""
     reduced: int = 64 << 20
-    """All buffers for tensors to reduce."""
+    """Largest total size of all buffers for tensors to reduce."""
     together: int = 1 << 20
-    """Tensors that wait for each other in a buffer to be reduced."""
+    """Largest total size of the small tensors that share a buffer until they are reduced."""
 
 
 _IN_CPU_MEMORY = Limits()
@@ -38,7 +38,7 @@ _IN_CPU_MEMORY = Limits()
 
 @dataclass(frozen=True)
 class ShardBufferSizes:
-    """Sizes of a model's buffers: in each set one for gathered tensors, and one for each rank's tensors to reduce.
+    """Sizes of a model's buffers: each set has one for gathered tensors, and one per rank for tensors to reduce.
 
     Attributes:
         world_size: Number of ranks.
@@ -61,12 +61,12 @@ class ShardBufferSizes:
 
     @property
     def gathered_bytes(self) -> int:
-        """Size of a buffer for gathered tensors, in bytes, which all ranks share."""
+        """Size, in bytes, of a buffer for gathered tensors, which all ranks share."""
         return max(LINE * self.world_size, min(whole_pages(self._largest), self.limits.gathered))
 
     @property
     def reduced_bytes(self) -> int:
-        """Size of a rank's buffer for tensors to reduce, in bytes; small tensors share one."""
+        """Size, in bytes, of a rank's buffer for tensors to reduce; small tensors share a buffer."""
         most = self.limits.reduced // (SETS * self.world_size) // _PAGE * _PAGE
         together = min(sum(self.units) + LINE * len(self.units), self.limits.together)
         return max(LINE * self.world_size, min(whole_pages(max(self._largest, together)), most))

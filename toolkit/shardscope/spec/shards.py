@@ -34,7 +34,7 @@ class Shards(Spec):
     """Column with the inputs: ``x`` if None. In tar files, the suffix of the members, ``x.npy`` if None."""
     targets: str | None = None
     """Column with the targets: ``y`` if None. In tar files, the suffix of the members, ``cls`` if None. If it is the
-    same column as `inputs`, of tokens, the target of each token is the next one."""
+    same token column as `inputs`, the target of each token is the next token."""
     test: str | None = None
     """Path of shards with test rows, in the same format; None holds out rows of `path`."""
     cache: Bytes | None = None
@@ -48,9 +48,9 @@ class Shards(Spec):
     """Emulated connection to the source, as an experiment: each rank reads at most `bandwidth`, and each read takes
     `latency_s` longer. Reads from the cache are not slowed down. None reads at the speed of the disk."""
     window: Count = 8
-    """Number of shards whose rows are shuffled together. A larger one shuffles better, and reads from more shards."""
+    """Number of shards whose rows are shuffled together. A larger window shuffles better but reads more shards."""
     prefetch: Count = 2
-    """Number of steps that are read ahead. The shards of the next window are opened, or fetched, ahead as well."""
+    """Number of steps whose rows are prefetched. The shards of the next window are also opened, or fetched, early."""
 
     @property
     def name(self) -> str:

@@ -24,7 +24,7 @@ def reader_of_shares(field: str, word: str) -> Callable[[Any], Any]:
 
     Args:
         field: Name of the field, for error messages.
-        word: The word, such as ``measured``.
+        word: The accepted keyword, such as ``measured``.
     """
 
     def read(value: Any) -> Any:

@@ -149,7 +149,7 @@ class Strategy(Method):
 
     @property
     def held_stage(self) -> int | None:
-        """The ZeRO stage by which a rank's memory changes during a step: `zero_stage`, unless parameters stay whole."""
+        """The ZeRO stage that describes a rank's memory during a step: `zero_stage`, unless parameters stay whole."""
         return self.zero_stage
 
     @property
@@ -196,7 +196,7 @@ class Strategy(Method):
             SpecError: The job cannot run; the message states the field, its value and a remedy.
         """
 
-    # Its traffic and memory, and the object that trains.
+    # Traffic and memory, and the object that trains.
 
     def exchanged_bytes(
         self,
@@ -242,11 +242,11 @@ class Strategy(Method):
         return None
 
     def arrangement(self, world_size: int) -> Arrangement:  # noqa: ARG002
-        """Return how drawings place the ranks: by default in a circle."""
+        """Return how drawings arrange the ranks: by default in a circle."""
         return Arrangement()
 
     def cargo(self, collective: str) -> str:
-        """Return what a collective sends, such as ``gradients``, for texts."""
+        """Return the word for what a collective sends, such as ``gradients``."""
         return _CARGO.get(collective, "gradients")
 
     def states(self, step: Any) -> Any:  # noqa: ARG002

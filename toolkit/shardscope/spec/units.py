@@ -48,7 +48,7 @@ _IN_WORDS = {
     **dict.fromkeys(("m", "mins", "minute", "minutes"), "min"),
     **dict.fromkeys(("hr", "hrs", "hour", "hours"), "h"),
 }
-"""Units of time in words, and what to write."""
+"""Unit to write instead of each unit of time in words."""
 _BASE: Mapping[Kind, str] = {
     "bytes": "bytes",
     "bytes/s": "bytes per second",

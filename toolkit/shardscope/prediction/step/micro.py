@@ -125,7 +125,7 @@ def stage(
         lacking = (every - others) / every
         plain = forward.total + backward.total
         partly = (spare * plain + lacking * again.total) / (plain + again.total)
-        spare = np.where(lacking == spare, spare, partly)  # to the bit, if all layers are recomputed
+        spare = np.where(lacking == spare, spare, partly)  # bitwise identical if all layers are recomputed
     spare = np.broadcast_to(spare, np.shape(split.tensor))
     return SlowestStage(forward, backward, again, _edge(model, machine, split), spare)
 

@@ -40,7 +40,7 @@ def whole_passes(
     Args:
         model: The transformer.
         cluster: The cluster.
-        calibration: Its constants.
+        calibration: The cluster's constants.
         micro_batch: Number of sequences.
         precision: A layout's precision.
         recompute: What is recomputed.

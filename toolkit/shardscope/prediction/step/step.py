@@ -96,10 +96,10 @@ def even_time(
 
     With m micro-batches, a step takes m times as long as one micro-batch on the slowest stage, plus the bubble,
     messages between stages, exposed gradient reduction, and the update. Times follow from the model's sizes, the
-    catalogue's rates and the calibration's constants. With the same constants, more of anything never makes a step
-    longer, with one exception: under schedules that split the backward pass, whose steps may depend little on the time
-    of some passes, shorter passes leave the last stage less slack for the output projection, which can cost more than
-    they save (0.25 % at most, in 2 of 4,800 draws).
+    catalogue's rates and the calibration's constants. With the same constants, more of any resource never makes a
+    step longer, with one exception: under schedules that split the backward pass, whose steps may depend little on the
+    time of some passes, shorter passes leave the last stage less slack for the output projection, which can cost more
+    than they save (0.25 % at most, in 2 of 4,800 draws).
 
     Args:
         model: The model.
@@ -279,7 +279,7 @@ class LayerSplit(NamedTuple):
     stages: Floats
     """Number of stages, by layout and group; all 0 if the layers are split evenly."""
     layers: Floats
-    """Layers on the fullest stage of each group, by layout and group."""
+    """Number of layers on the largest stage of each group, by layout and group."""
     pace: Floats
     """Time of the slowest stage relative to that of the even split on the slowest device; at most 1."""
 
@@ -341,7 +341,7 @@ def cut(
 ) -> LayerSplit:
     """Return the best split of the layers for each layout on a cluster that has `groups`.
 
-    Each layer is assumed to take as much memory as on the fullest device of the even split.
+    Each layer is assumed to take as much memory as on the device with the highest peak under the even split.
 
     Args:
         model: The model.

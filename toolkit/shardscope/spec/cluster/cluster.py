@@ -173,7 +173,7 @@ def _mean_price(parts: Sequence[Cluster]) -> float | None:
 
 
 def _mean_mtbf(parts: Sequence[Cluster]) -> float | None:
-    """Return the time between failures of the mean device, in hours: failure rates add up. None if one is unknown."""
+    """Return the inverse of the mean failure rate of a device, in hours; None if the rate of any device is unknown."""
     rate = 0.0
     for part in parts:
         if part.device_mtbf_hours is None:

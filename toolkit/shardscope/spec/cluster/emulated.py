@@ -31,7 +31,7 @@ PAYLOAD = 1448 / 1538
 """Share of an Ethernet link's bits that TCP can fill with payload: 1448 of the 1538 bytes that a full frame takes on
 the wire, with its headers (TCP with time stamps, IPv4, Ethernet), checksum, preamble and gap."""
 FIRST_HOST = 100
-"""Last part of the first node's address. All of these have three digits, so addresses sort as text in node order."""
+"""Last byte of the first node's address. In all nodes it has three digits, so addresses sort as text in node order."""
 
 Rates = Mapping[int, str | float]
 
@@ -46,23 +46,23 @@ class EmulatedNode(Spec):
     slowdown: Annotated[float, Field(ge=1, le=1000)] = 1.0
     """Factor by which the computation of the node's ranks is slowed down, by sleeping. 1 to 1000."""
     flops: Flops | None = None
-    """FLOP/s at which each rank computes its forward and backward passes, divided by `slowdown`, by sleeping; None for
-    the speed of this machine."""
+    """FLOP/s at which each rank computes its forward and backward passes, before division by `slowdown`; emulated by
+    sleeping. None to use the speed of this machine."""
     memory_bandwidth: Bandwidth | None = None
-    """Bytes per second at which each rank updates its parameters, divided by `slowdown`, by sleeping; None for this
-    machine's speed."""
+    """Bytes per second at which each rank updates its parameters, before division by `slowdown`; emulated by sleeping.
+    None to use the speed of this machine."""
     memory: Bytes | None = None
     """Memory of each rank in bytes, which `JobPrediction.fits` and ``shards="memory"`` of `Zero1` and `Zero2` use; it
-    is not enforced. None if it is not stated."""
+    is not enforced. None if it is not specified."""
 
     @property
     def rate(self) -> float | None:
-        """FLOP/s at which each rank really computes; None for the speed of this machine."""
+        """FLOP/s at which each rank computes, including `slowdown`; None to use the speed of this machine."""
         return None if self.flops is None else self.flops / self.slowdown
 
     @property
     def update_rate(self) -> float | None:
-        """Bytes per second at which each rank really updates its parameters; None for this machine's speed."""
+        """Bytes per second of each rank's update, including `slowdown`; None to use this machine's rate."""
         return None if self.memory_bandwidth is None else self.memory_bandwidth / self.slowdown
 
 
@@ -117,11 +117,11 @@ class EmulatedCluster(Spec):
 
         Each node is a network namespace with a link of its own, and its ranks send real TCP over it. The kernel limits
         the rates as on Ethernet: headers and gaps take 5.9 % of them. Switches have deep buffers and drop nothing.
-        The latency is the kernel's too if it has netem; otherwise each rank delays its messages by it.
+        The kernel also emulates the latency if it has netem; otherwise, each rank delays its messages.
 
         With `flops`, computation is emulated as well: ranks really compute, and then sleep until the time has passed
-        that a processor of this speed would take. So computation takes a known time even where ranks outnumber cores,
-        as long as this machine is fast enough; `Summary.late_s_per_step` says by how much it was not.
+        that a processor of this speed would take. Computation then takes a known time even if ranks outnumber cores, as
+        long as this machine is fast enough; `Summary.late_s_per_step` is the time by which it was too slow.
 
         Args:
             nodes: Number of nodes, 1 to 100. The ranks of a single node send nothing over its link, so rates and
@@ -140,11 +140,11 @@ class EmulatedCluster(Spec):
             memory_bandwidth: Rate at which each rank's update reads and writes gradients, weights and optimizer states,
                 in bytes per second or with a unit. None for the speed of this machine; needs `flops`.
             memory: Memory of each rank, in bytes or with a unit, for ``shards="memory"`` of `Zero1` and `Zero2`
-                and for `fits` of a prediction. It is stated, not enforced. None if it is not stated.
-            node_flops: Rates of computation of single nodes, for different devices; without `flops`, name all
+                and for `fits` of a prediction. It is not enforced. None if it is not specified.
+            node_flops: Rates of computation of single nodes, for different devices; without `flops`, give all
                 nodes.
-            node_memory_bandwidth: Rates of updates of single nodes; without `memory_bandwidth`, name all nodes.
-            node_memory: Memory of the ranks of single nodes; without `memory`, name all nodes.
+            node_memory_bandwidth: Rates of updates of single nodes; without `memory_bandwidth`, give all nodes.
+            node_memory: Memory of the ranks of single nodes; without `memory`, give all nodes.
             racks: Number of racks, each with its own switch; they are joined by a core switch.
             rack_bandwidth: Rate between a rack and the core switch in each direction; required with several racks.
 
@@ -198,10 +198,10 @@ class EmulatedCluster(Spec):
         )
 
     def check_job(self, job: Job) -> None:
-        """Reject a job with a link of its own, which would be ignored, or that asks for memory which is not stated.
+        """Reject a job with its own link, which would be ignored, or one that shards by a memory that is not specified.
 
         Raises:
-            SpecError: The job has a link, or shards by memory on a cluster that does not state any.
+            SpecError: The job has a link, or shards by memory on a cluster without `memory`.
         """
         if job.link is not None:
             raise SpecError(
@@ -247,19 +247,19 @@ class EmulatedCluster(Spec):
 
     @property
     def flops(self) -> float | None:
-        """FLOP/s at which each rank of the slowest node computes; None if this machine's speed is not replaced."""
+        """FLOP/s at which each rank of the slowest node computes; None to use this machine's speed."""
         return min((node.rate for node in self.nodes if node.rate is not None), default=None)
 
     @property
     def memory_bandwidth(self) -> float | None:
-        """Bytes per second at which each rank of the slowest node updates its parameters; None for this machine's."""
+        """Bytes per second of the update on each rank of the slowest node; None to use this machine's rate."""
         return min((node.update_rate for node in self.nodes if node.update_rate is not None), default=None)
 
     def stated_memory(self) -> tuple[float, ...]:
         """Return the memory of each rank, in bytes.
 
         Raises:
-            SpecError: The memory is not stated.
+            SpecError: The cluster does not specify the memory.
         """
         found = [node.memory for node in self.nodes if node.memory is not None]
         if len(found) < len(self.nodes):
@@ -301,7 +301,7 @@ class EmulatedCluster(Spec):
 
 
 def _check_nodes(field: str, given: Mapping[int, Any], usual: Any, nodes: int) -> None:
-    """Reject values of single nodes that do not exist, or that leave others without one."""
+    """Reject values of nodes that do not exist, and, without a usual value, values of only some nodes."""
     wrong = next((key for key in given if key not in range(nodes)), None)
     if wrong is not None:
         raise SpecError(f"{field} names node {wrong!r}, but the nodes are 0 to {nodes - 1}")

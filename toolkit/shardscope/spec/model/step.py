@@ -28,7 +28,7 @@ class Moment(Spec):
 
     phase: Phase
     unit: Total
-    """Index of the unit that is running; 0 is the root unit around the others."""
+    """Index of the unit that is running; 0 is the root unit around all other units."""
     done: Total
     """Number of units, without unit 0, that have finished the current pass (forward or backward)."""
     activations: NonNegativeFloat
@@ -40,7 +40,7 @@ class Moment(Spec):
     around: NonNegativeFloat = 0.0
     """Bytes of gradients accumulated for unit 0's parameters."""
     saved: NonNegativeFloat = 0.0
-    """Most bytes saved for the backward pass at any moment of this phase of the unit, for one sample."""
+    """Peak bytes saved for the backward pass during this phase of the unit, for one sample."""
 
 
 class ParameterRow(Spec):

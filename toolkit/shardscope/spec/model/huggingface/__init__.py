@@ -35,7 +35,7 @@ BEYOND = {
 }  # fmt: skip
 """Unsupported types, by the part that a `Transformer` has no fields for."""
 _SPARSE = ("deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe")
-"""Types with experts."""
+"""Model types with experts."""
 _UNLIKE = re.compile("_vl|omni|glm4v")
 """Parts of composite models, for which no similar type is suggested."""
 

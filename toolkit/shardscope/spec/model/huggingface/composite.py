@@ -82,7 +82,7 @@ OUTER: dict[str, Outer] = {
         "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072,
     }),
 }  # fmt: skip
-"""Types whose language model has a reader. A ``text_config`` with a known ``model_type`` is read in any type."""
+"""Types whose language model has a reader. A ``text_config`` with a known ``model_type`` is read in any outer type."""
 
 SIZES = (
     "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size",

@@ -15,7 +15,7 @@ OTHER_NAMES = {
     "num_attention_heads": ("n_head", "num_heads"),
     "max_position_embeddings": ("n_positions",),
 }
-"""Names by which older types call a size; transformers reads both."""
+"""Older names of sizes; transformers reads both the old and the new name."""
 
 
 class Config:
@@ -101,7 +101,7 @@ def sliding_window(config: Config, *, default: int = 0, every: int = 0) -> Field
 
 
 def _period(config: Config, types: Any) -> int:
-    """Return the distance of the layers with full attention in a list of the layers' types; 0 if there are none."""
+    """Return the distance between the layers with full attention in a list of layer types; 0 if there are none."""
     full, windowed = "full_attention", "sliding_attention"
     every = types.index(full) + 1 if isinstance(types, list) and full in types else 0
     expected = [

@@ -157,7 +157,7 @@ def _qwen3(config: Config, *, seq: int = 32768) -> Fields:
 def _experts(
     config: Config, key: str, *, active: int, width: str = "intermediate_size", **more: Any
 ) -> Mixture:
-    """Return the experts; `active` is the type's default, and `key` and `width` are names of keys."""
+    """Return the mixture of experts; `active` is the type's default top-k, and `key` and `width` are config keys."""
     return Mixture(
         experts=config.size(key),
         active=config.size("num_experts_per_tok", active),
