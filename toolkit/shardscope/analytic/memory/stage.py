@@ -262,14 +262,16 @@ def _copies(rows: LayoutRows, own: Elements) -> Floats:
 
 
 def _copies_in_flight(rows: LayoutRows, held: Holding, copies: Floats) -> Floats:
-    """Return the bytes of the copies that autocast makes for each micro-batch, of those that do not run."""
+    """Return the bytes of the copies that autocast makes for each micro-batch, in addition to those of one.
+
+    If layers are computed again, only the stage that runs has copies, so the result is negative with several stages.
+    """
     layouts = rows.layouts
     if not rows.in_torch.any() or rows.recipe.master:
         return NONE
-    is_saved = ~(rows.casts & (layouts.zero >= 2)) & (
-        (layouts.recompute != FULL) | (layouts.recompute_layers > 0)
-    )
-    return np.asarray(copies * is_saved * (held.in_flight - 1))
+    is_freed = (layouts.recompute == FULL) & (layouts.recompute_layers == 0)
+    more = np.where(is_freed, 1 / rows.pipeline.chunks, held.in_flight) - 1
+    return np.asarray(copies * more * rows.in_torch * ~(rows.casts & (layouts.zero >= 2)))
 
 
 def _gathered_weights(rows: LayoutRows, own: Elements) -> Floats:
@@ -316,7 +318,7 @@ def _early(rows: LayoutRows, own: Elements, held: Holding, gradients: Floats, co
         if rows.casts:
             is_freed &= layouts.zero != 2
         begin = np.where(is_freed, end, copies)
-        others = _copies_in_flight(rows, held, copies)
+        others = np.where(is_freed, 0.0, _copies_in_flight(rows, held, copies))
         begin, end = begin + others, end + others
     accumulates = keeps | (rows.pipeline.microbatches > held.in_flight)
     words = held.head * own.vocabulary
@@ -507,8 +509,9 @@ def _outputs_in_torch(rows: LayoutRows, own: Elements, held: Holding, once: Floa
     if not rows.pipeline.splits.any():
         return kept, NONE
     others, in_backward = _delayed(rows, own, held, one, once)
-    second = held.head * rows.pipeline.interleaved * rows.pipeline.splits * at_end
-    return kept + others + second, in_backward
+    has_two = held.head * (rows.pipeline.interleaved & rows.pipeline.splits)
+    scores = recipe.activation * logits + one
+    return kept + others + has_two * (at_end + scores), in_backward + has_two * scores
 
 
 AGAIN_AT_ONCE = 4
