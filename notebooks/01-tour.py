@@ -148,7 +148,7 @@ figures.loss([Trace.read(spirals)])
 # ## Does the strategy change what is learned?
 #
 # It must not: only time, bytes and memory may differ. Here a small classifier of handwritten digits trains in one
-# process, and on several ranks that share the work. One process is the fastest: this model computes for about a
+# process, and on several ranks that share the work. One process is usually fastest: this model computes for about a
 # millisecond in a step, and ranks take longer than that to exchange gradients.
 
 # %%

@@ -140,6 +140,7 @@ class TestOfAPlan:
         assert only == {model == "llama-3-70b"}
         for said in (text, panel.screen.status.value, repr(plans)):
             assert ("Fits only with offloading" in said) is plans.needs_offload
+        assert ("ss-status warning" in panel.screen.status.value) is plans.needs_offload
 
     def test_step_memory_and_cost(self, model: str, doors: Any) -> None:
         plans, panel, text, data = doors

@@ -30,7 +30,7 @@ class MemoryChoices(t.HasTraits):
         "Framework",
         "Training framework whose memory use is modelled; by default the one that `ss.predict` assumes for the layout.",
         kind="choice",
-        values=(("as the layout suggests", ""), *named(FRAMEWORKS)),
+        values=(("by the layout", ""), *named(FRAMEWORKS)),
     )
     seq = own_trait(
         0,

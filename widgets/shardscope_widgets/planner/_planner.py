@@ -64,7 +64,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         "",
         "Framework",
         "Framework that trains the model: only what it ships is searched, except on axes held fixed.",
-        values=(("as each layout suggests", ""), *named(SOFTWARE), ("any, also what none ships", ANY)),
+        values=(("by the layout", ""), *named(SOFTWARE), ("any, shipped or not", ANY)),
     )
     seq = own_trait(2048, "Sequence, tokens", "Tokens per sequence.", least=1, most=LARGEST_COUNT)
     global_batch = trait_of(Layout, "global_batch", "Batch, sequences", default=2048)
@@ -283,7 +283,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
             self._draw()
 
     def _say(self, plans: Plans, more: str = "") -> None:
-        state = "completed" if len(plans) else "failed"
+        state = "failed" if not len(plans) else "warning" if plans.needs_offload else "completed"
         self.screen.say(f"{_plans.plans_text(plans, tokens=self.tokens)}{more}", state=state)
 
     def _show_first(self) -> None:
