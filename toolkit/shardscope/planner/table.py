@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from shardscope.analytic.recomputation import layers_of_stage
 from shardscope.planner.explain import seconds
 from shardscope.planner.filter import GIB
@@ -19,15 +21,20 @@ if TYPE_CHECKING:
 
 SHOWN = 15
 DAY_S = 86_400.0
+SPARE = 0.05
+"""Fraction of a device's memory below which a plan leaves little for errors of the prediction."""
 NO_BREAK = "\u00a0"
 """Space between a number and its unit, which stay on one line in a narrow table."""
 KEY = (
     "data, tensor, pipeline, context, expert: degrees of parallelism; sp: sequence parallel; ZeRO 1 over 2: sharded "
     "over 2 of the replicas; ×2: stages on a rank; full, 3 of 8: only 3 of the 8 layers of a stage are recomputed; "
-    "MFU: model FLOPs utilization. Schedules other than gpipe, 1f1b and interleaved split the backward pass to shrink "
-    "the bubble, and few frameworks ship them; name yours to search only what it ships"
+    "MFU: model FLOPs utilization"
 )
 """Explanation of the columns."""
+_SCHEDULES = (
+    "Schedules other than gpipe, 1f1b and interleaved split the backward pass to shrink the bubble, and few frameworks "
+    "ship them; name yours to search only what it ships"
+)
 
 
 class Budget(NamedTuple):
@@ -36,6 +43,14 @@ class Budget(NamedTuple):
     tokens: float
     days: float
     dollars: float | None
+
+
+def recommended(found: Plans) -> PlanRow:
+    """Return the first plan of the ranking that leaves memory for errors of the prediction; the best if none does."""
+    spare, held = found.headroom_bytes[found.order], found.memory_bytes[found.order]
+    roomy = np.flatnonzero(spare >= SPARE * (spare + held))
+    rank = int(roomy[0]) + 1 if len(roomy) else 1
+    return found.row(int(found.order[rank - 1]), rank=rank)
 
 
 def budget_of(found: Plans, plan: PlanRow, tokens: float) -> Budget:
@@ -123,4 +138,4 @@ def _paid(found: Plans, plan: PlanRow, tokens: float | None) -> tuple[str, ...]:
 def table_of(found: Plans) -> Table:
     """Return the first plans as a table with units, and how many more there are."""
     more = f"{len(found) - SHOWN} more plans, and all values as numbers: plans.frame. "
-    return Table(*table_rows(found), more=f"{more * (len(found) > SHOWN)}{KEY}.")
+    return Table(*table_rows(found), more=f"{more * (len(found) > SHOWN)}{KEY}. {_SCHEDULES}.")
