@@ -193,7 +193,7 @@ def _cells(info: PlanMeshInfo, view: _View, at: tuple[Ints, Ints], shape: tuple[
         "xgap": 1.5, "ygap": 1.5, "hoverongaps": False,
         "text": table([str(each) if shown else "" for each in group], ""), "texttemplate": "%{text}",
         "hovertext": table([_hover(info, view, device) for device in first.tolist()], ""),
-        "hovertemplate": "%{hovertext}<extra></extra>",
+        "hovertemplate": "%{hovertext}<extra></extra>", "hoverlabel": {"align": "left"},
     }  # fmt: skip
 
 

@@ -135,10 +135,9 @@ class PlannerScreen:
         self.say(f"{_plan_answer.verdict(plans)} {told}", state="stopped" if is_full else "completed")
         self.numbers.value = _numbers_html(numbers, is_full=is_full)
         failures = _plan_answer.failures(plans, plan)
-        layout = (
-            f"Plan {chosen}: {short(plan.layout)}; {work_text(plans.global_batch, plans.asked.model.seq)}."
-        )
-        self.advice.value = words_html(f"{layout}\n{_plan_answer.advice(plans)} {failures}")
+        work = work_text(plans.global_batch, plans.asked.model.seq)
+        text = f"Layout: {short(plan.layout)}.\nEach step: {work}.\n{_plan_answer.advice(plans)} {failures}"
+        self.advice.value = words_html(text)
         self.pick.value = chosen if chosen in {rank for _, rank in self.pick.options} else None
         header, rows = table_rows(plans, tokens=tokens)
         with self.table.hold_sync():
