@@ -18,6 +18,7 @@ from conformance.ranks import WORLD_SIZES, RankPool, RankPools
 from conformance.runs import end_all
 from conformance.thinning import at_their_ranks, thin, without_most_of_tcp
 from shardscope.calibration.this_machine import CoreSpeed
+from shardscope.machine import Place, can_share_memory
 
 # No deadlines for examples, nor for drawing them: they would be by the clock of a machine that others use too.
 settings.register_profile(
@@ -127,7 +128,7 @@ def runs_root(
 def two_known_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Predict for a machine of two cores of known speed, whatever this one is and is busy with."""
     monkeypatch.setattr("shardscope.prediction.rates.core_speed", lambda: CoreSpeed(1.05e11, 9.5e10))
-    monkeypatch.setattr("shardscope.calibration.this_machine.usable_cores", lambda: 2.0)
+    monkeypatch.setattr(Place, "here", lambda: Place(2.0, can_share_memory()))
 
 
 def _wait_for_no_survivors(mark: str) -> list[str]:

@@ -16,7 +16,7 @@ from shardscope.commands._fields import add_field, flag_of, given_fields, parts_
 from shardscope.commands._job import build_job
 from shardscope.spec import Job, registry
 from shardscope.spec._base import Spec
-from shardscope.spec.layout_compression import compression_names
+from shardscope.spec.compression import compression_names
 from shardscope.spec.layout_optimizer import optimizer_names
 
 

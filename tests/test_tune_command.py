@@ -23,9 +23,9 @@ from conformance.runs import wait_for_steps
 from shardscope import PowersOfTwo, cli
 from shardscope.commands.tune import read_space
 from shardscope.errors import SpecError
-from shardscope.runtime.record.bar import is_terminal
+from shardscope.runtime.record.bar import is_terminal, is_watched
 from shardscope.tuning.objectives import OBJECTIVES
-from shardscope.tuning.progress import StudyProgress, is_watched
+from shardscope.tuning.progress import StudyProgress
 from shardscope.tuning.session import StudySession
 
 JOB = ["--model", "mlp", "--ranks", "2", "--steps", "4"]
@@ -162,14 +162,14 @@ class TestProgress:
         monkeypatch.setattr(session, "records", away)
         progress.draw()  # waits for the storage to come back, as the study does
         monkeypatch.setattr(session, "records", records)
-        progress._read_at = 0.0
+        progress._read_at, progress._pace._began = 0.0, time.monotonic() - 60
         trial = session.study.ask()
         trial.suggest_float("optimizer.lr", 1e-3, 1e-1)
         session.study.tell(trial, [0.5, 2.0, 1500.0], TrialState.COMPLETE)
         progress.draw()
         written = progress._stream.getvalue()
         assert "trial 0  complete  loss 0.5  seconds 2 s  bytes 1.5 kB  optimizer.lr=" in written
-        assert written.endswith("\r\x1b[K██████░░░░░░░░░░░░░░░░░░ 1/4 trials")
+        assert written.endswith("\r\x1b[K██████░░░░░░░░░░░░░░░░░░ 1/4 trials  up to 3 min left")
         progress.close()
         assert progress._stream.getvalue().count("trial 0  complete") == 1
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from bundle import folder_of, write_bundle
 from links import broken_links
 from pyodide_files import PINS, PyodideMissing, fetch
+from recorded import write_recorded
 from reference import SphinxFailed, write_reference
 from steps import write_steps
 
@@ -51,6 +52,7 @@ def build(out: Path, *, pyodide: Path, notebooks: list[Path] | None = None) -> P
     shutil.copytree(HERE / "site", out, ignore=shutil.ignore_patterns("python"))
     shutil.copytree(files, out / "pyodide")
     write_bundle(out / "bundle.zip")
+    write_recorded(out / "bundle.zip", out / "recorded")
     (out / "vendor").mkdir()
     for name, (package, path) in FRONT_END.items():
         shutil.copy(folder_of(package) / path, out / "vendor" / name)

@@ -11,8 +11,8 @@ from shardscope.analytic.layouts import Layouts
 from shardscope.calibration.calibration import Calibration
 from shardscope.prediction.step import step_time
 from shardscope.spec.cluster import Cluster, Device, Link
+from shardscope.spec.compression import compression_names
 from shardscope.spec.layout import OFFLOAD_NAMES, RECOMPUTE_NAMES, Layout
-from shardscope.spec.layout_compression import compression_names
 from shardscope.spec.model import Mixture, Transformer
 from shardscope.spec.pipeline_schedule import schedules
 

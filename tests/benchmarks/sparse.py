@@ -15,7 +15,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks._report import compare
-from shardscope.analytic.communication.sparse import index_bytes
+from shardscope.analytic.communication.compressed import index_bytes
 from shardscope.methods.compressors.randomblock._torch import RandomBlockCodec
 from shardscope.methods.compressors.randomk._torch import RandomKCodec
 from shardscope.methods.compressors.topk._torch import TopKCodec

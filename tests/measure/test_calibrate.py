@@ -13,8 +13,15 @@ import pytest
 import shardscope as ss
 from shardscope import cli
 from shardscope.calibration.constants import MEASURED_OF_PAIRS
-from shardscope.calibration.host_calibration import Constant, HostCalibration, HostMachine
-from shardscope.calibration.saved_calibration import chosen, path_of, save, saved
+from shardscope.calibration.host_calibration import (
+    Constant,
+    HostCalibration,
+    HostMachine,
+    chosen,
+    path_of,
+    save,
+    saved,
+)
 from shardscope.errors import DataError, LaunchError, SpecError
 from shardscope.machine import can_share_memory, usable_cores
 from shardscope.measure.calibrate import calibrate as entry

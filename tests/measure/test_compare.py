@@ -17,10 +17,9 @@ from conformance.ranks import RankPool
 from conformance.runs import small_job
 from prediction.ranks_of import EVERY_STEP, run_on
 from shardscope import cli
-from shardscope.measure.compare.comparison import ComparedTerm, Comparison
+from shardscope.measure.compare.comparison import ComparedTerm, Comparison, error_text, overview
 from shardscope.measure.compare.measured import step_time
 from shardscope.measure.compare.of_run import _where_it_ran, compare, comparison_or_reason
-from shardscope.measure.compare.view import error_text, overview
 from shardscope.runtime import Run
 from shardscope.runtime.record.rundir import RunDir
 

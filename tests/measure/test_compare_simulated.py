@@ -8,7 +8,7 @@ import pytest
 
 import shardscope as ss
 from shardscope.measure.compare.comparison import ComparedTerm, Comparison
-from shardscope.measure.compare.simulated import with_simulation
+from shardscope.measure.compare.rows import with_simulation
 
 ROWS = [
     ComparedTerm("time", name, "s", "rank 0", 1.0, 1.0)

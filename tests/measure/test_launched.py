@@ -12,10 +12,11 @@ from torch import nn
 
 import shardscope as ss
 from conformance.runs import small_job
-from shardscope.calibration import saved_calibration, this_machine
+from shardscope.calibration import host_calibration
 from shardscope.calibration.host_calibration import HostCalibration, HostMachine
 from shardscope.calibration.this_machine import CoreSpeed, core_speed
 from shardscope.cli import main
+from shardscope.machine import Place
 from shardscope.measure.compare.comparison import Comparison
 from shardscope.measure.compare.of_run import comparison_or_reason
 from shardscope.prediction import rates
@@ -54,7 +55,7 @@ def calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostCalibrati
     found = shipped.replace(
         machine=HostMachine.here(), constants=(*constants, *kept), measured_at="2026-11-30 10:00"
     )
-    saved_calibration.save(found)
+    host_calibration.save(found)
     return found
 
 
@@ -209,13 +210,13 @@ def own_model() -> nn.Module:
 def test_runs_without_a_recorded_step_time_keep_to_the_constants_of_their_launch(
     settings: dict[str, Any], tmp_path: Path, calibrated: HostCalibration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    later = saved_calibration.path_of(None).rename(tmp_path / "later")
+    later = host_calibration.path_of(None).rename(tmp_path / "later")
     run = ss.launch(small_job(**settings), root=tmp_path / "runs", preflight=False).wait(60)
     assert run.predicted is None  # it is not a prediction that `accuracy` could judge
     before = step(ss.compare(run))
     slower(monkeypatch)
     assert step(ss.compare(run)) == pytest.approx(before)
-    later.rename(saved_calibration.path_of(None))
+    later.rename(host_calibration.path_of(None))
     found = ss.compare(run)
     assert step(found) == pytest.approx(before)
     assert found["time", "step"].now == pytest.approx(ss.predict(run.job).step_time_s)
@@ -230,8 +231,7 @@ def test_a_run_is_predicted_for_the_cores_and_the_transport_of_its_launch(
     job = small_job(world_size=4, steps=6, strategy="ring")
     run = ss.launch(job, root=tmp_path / "runs", **settings).wait(60)
     before = preflight_of(run).prediction
-    monkeypatch.setattr(this_machine, "usable_cores", lambda: 0.5)
-    monkeypatch.setattr(this_machine, "can_share_memory", lambda: False)
+    monkeypatch.setattr(Place, "here", lambda: Place(0.5, shares_memory=False))
     after, today = preflight_of(run).prediction, ss.predict(job)
     assert before is not None
     assert after is not None

@@ -11,7 +11,7 @@ from shardscope.analytic.memory import model_states, module_memory
 from shardscope.planner import SearchAxes
 from shardscope.prediction.layout import Prediction
 from shardscope.spec import registry
-from shardscope.spec.layout_compression import compression_names
+from shardscope.spec.compression import compression_names
 from shardscope.spec.layout_optimizer import PUBLISHED, optimizer_names
 from shardscope.spec.model import Model
 

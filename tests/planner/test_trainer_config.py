@@ -325,7 +325,7 @@ def test_deepspeeds_json_has_the_batch_the_stage_and_what_is_offloaded():
         (
             Layout(pipeline=2, schedule="zbv", virtual_stages=2, global_batch=8),
             "megatron-core",
-            "plan with software='megatron-core' and without that in fix",
+            "plan with software='megatron-core' and leave these axes out of fix",
         ),
         (Layout(data=2, zero=3, global_batch=2), "megatron-core", "does not ship ZeRO 3"),
         (Layout(context=2, global_batch=2), "torchtitan", "use zero=2 or 3"),

@@ -17,7 +17,7 @@ from prediction.ranks_of import run_on
 from shardscope.analytic.communication.traffic import Sent
 from shardscope.calibration.host_calibration import Constant, HostCalibration, HostMachine
 from shardscope.machine import can_share_memory
-from shardscope.prediction import job as prediction_of_jobs
+from shardscope.prediction import loads
 from shardscope.prediction.rates import RankRates
 from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope.spec.models import MODELS, GPTConfig
@@ -239,7 +239,7 @@ class TestOnGPUs:
 
     @pytest.fixture(params=["cuda", "auto"])
     def job(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ss.Job:
-        monkeypatch.setattr(prediction_of_jobs, "num_gpus", lambda: 2)
+        monkeypatch.setattr(loads, "num_gpus", lambda: 2)
         return job_of("all-reduce", world_size=2, device=request.param)
 
     def test_there_is_no_time_and_a_sentence_says_why(self, job: ss.Job) -> None:

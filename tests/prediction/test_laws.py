@@ -16,8 +16,7 @@ import pytest
 import shardscope as ss
 from conformance.laws import broken_by_job, broken_by_layout
 from shardscope.analytic.schedules import build, closed
-from shardscope.analytic.schedules.counted import bubble
-from shardscope.analytic.schedules.paths import Case
+from shardscope.analytic.schedules.closed import Case, counted_bubble
 from shardscope.prediction.loads import gradients_per_s
 from shardscope.spec.pipeline_schedule import PipelineSchedule, schedules
 
@@ -65,7 +64,7 @@ def test_nor_do_they_by_a_table(schedule: PipelineSchedule, ranks_meet: bool) ->
 
         def step(durations: np.ndarray, p: int = ranks, m: int = micro_batches, v: int = held) -> float:
             case = Case(*map(np.asarray, (p, m, *durations)))
-            return float(m * v * durations.sum() + bubble(schedule, case, v, ranks_meet=ranks_meet))
+            return float(m * v * durations.sum() + counted_bubble(schedule, case, v, ranks_meet=ranks_meet))
 
         assert step(other) <= step(one) * (1 + 1e-9)
 

@@ -15,7 +15,7 @@ import pytest
 
 from conformance.processes import marked
 from shardscope import machine
-from shardscope.calibration.saved_calibration import chosen
+from shardscope.calibration.host_calibration import chosen
 from shardscope.runtime.tools import doctor
 from shardscope.runtime.tools.doctor import DoctorReport, Finding
 

@@ -7,8 +7,8 @@ import pytest
 import shardscope as ss
 from shardscope.analytic.communication import collective_time
 from shardscope.analytic.schedules import Transfers, build
+from shardscope.analytic.schedules.transfers import add_schedule
 from shardscope.simulator.graph import Graph
-from shardscope.simulator.pipeline import add_schedule
 from shardscope.spec.layout import schedule_names
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import shardscope as ss
-from shardscope.simulator import engine
-from shardscope.simulator.engine import FEWEST, form
-from shardscope.simulator.graph import Graph
+from shardscope.simulator import graph as graph_module
+from shardscope.simulator.graph import FEWEST, Graph, form
 
 
 def test_operations_start_when_all_that_they_wait_for_has_ended() -> None:
@@ -105,9 +104,9 @@ def test_links_never_carry_more_than_their_capacity_and_all_bytes_arrive(seed: i
 def test_small_graphs_are_not_worth_loading_the_compiled_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba")
     monkeypatch.delenv("SHARDSCOPE_SIMULATOR", raising=False)
-    engine._compiled_loop.cache_clear()
+    graph_module._compiled_loop.cache_clear()
     assert [form(FEWEST - 1), form(FEWEST)] == ["python", "numba"]
-    engine._compiled_loop()
+    graph_module._compiled_loop()
     assert form(1) == "numba"
     monkeypatch.setenv("SHARDSCOPE_SIMULATOR", "fortran")
     with pytest.raises(ss.SpecError, match="use numba or python"):

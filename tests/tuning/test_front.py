@@ -24,8 +24,7 @@ def test_less_than_a_tenth_of_time_puts_no_trial_on_the_front() -> None:
     assert found.clear == (0, 2, 3)
     assert found.by_noise == (1,)
     assert found.note == (
-        "Trial 1 is left out: the only advantage that it has over the front is a difference of less than 10% in time, "
-        "and identical runs differ by as much."
+        "Trial 1 is not on the front: it is only faster, by less than the noise of measured times (10%)."
     )
 
 

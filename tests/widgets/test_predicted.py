@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from shardscope.calibration.host_calibration import HostCalibration, HostMachine
-from shardscope.calibration.saved_calibration import save, saved
+from shardscope.calibration.host_calibration import HostCalibration, HostMachine, save, saved
 from shardscope.errors import LaunchError
-from shardscope.measure.compare.comparison import Comparison
-from shardscope.measure.compare.view import inside_text, overview
+from shardscope.measure.compare.comparison import Comparison, inside_text, overview
 from shardscope_widgets import demo, figures, write_report
 from shardscope_widgets.figures import _predicted
 from shardscope_widgets.training_lab import _outcome

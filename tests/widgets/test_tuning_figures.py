@@ -61,7 +61,7 @@ def test_a_trial_that_is_only_a_little_quicker_is_neither_ringed_nor_on_the_line
     info = _front.front_info(found)
     assert info.line == ((0.4, 0.5),)
     assert "its only advantage over the front is a difference of less than 10%" in info.complete[1].text
-    assert "Trial 1 is left out: the only advantage that it has" in _front.front_text(info)
+    assert "Trial 1 is not on the front: it is only faster" in _front.front_text(info)
 
 
 @pytest.mark.parametrize(
@@ -119,6 +119,9 @@ def test_a_slice_shows_every_complete_trial_that_drew_the_setting(four):
 def test_importances_say_what_they_need():
     few = _importances.importances_info({}, objective="loss", trials=3)
     assert "need 6 complete trials; there are 3 yet" in _importances.importances_text(few)
+    needed = _importances.trials_needed(10)
+    many = _importances.importances_info({}, objective="loss", trials=13, needed=needed)
+    assert "need 20 complete trials; there are 13 yet" in _importances.importances_text(many)
     told = _importances.importances_info({"batch": 0.2, "optimizer.lr": 0.8}, objective="loss", trials=9)
     assert told.names == ("optimizer.lr", "batch")
     assert "optimizer.lr matters most (80%)" in _importances.importances_text(told)
@@ -205,7 +208,7 @@ def test_what_stays_in_a_notebook_names_the_front_and_is_escaped(four):
     text = _summary.summary_html(four, OBJECTIVES, words, "Study s<1> has finished.")
     assert text.count("<tr>") == 1 + 3
     assert "trial\u00a00</td><td>0.5</td><td>400 ms</td><td>1 kB</td><td>0.01</td><td>64" in text
-    assert "Trial 7 is left out: the only advantage that it has" in text
+    assert "Trial 7 is not on the front: it is only faster" in text
     assert "s&lt;1&gt;" in text
     assert "<1>" not in text
     assert _summary.summary_html([], OBJECTIVES, words, "") == ""

@@ -9,9 +9,12 @@ import pytest
 
 import shardscope as ss
 from shardscope.errors import SpecError, StudyError
+from shardscope.runtime.launcher.preflight import about, preflight
 from shardscope.spec.space import Space
 from shardscope.tuning.priors import default_space
+from shardscope.tuning.progress import Pace
 from shardscope.tuning.session import StudySession
+from shardscope_widgets.figures._trials import TrialInfo
 from shardscope_widgets.tuning_lab import _search
 from shardscope_widgets.tuning_lab._code import job_code
 from shardscope_widgets.tuning_lab._words import status_text
@@ -307,6 +310,27 @@ def test_the_default_search_centres_its_batches_on_the_noise_scale_and_is_found_
 def test_what_is_measured_before_the_first_trial_is_the_status():
     assert status_text("first", [], 4, "running", before="Measuring.") == "Measuring."
     assert status_text("first", [], 4, "running") == "Study first: starting."
+
+
+def test_a_study_says_before_it_starts_how_long_it_takes(make_tuning_lab):
+    lab = make_tuning_lab(JOB.replace(steps=10_000), SPACE, trials=5, name="long", baselines=False)
+    end = time.monotonic() + 60
+    while "by the prediction" not in lab.screen.settings.summary and time.monotonic() < end:
+        lab._duration.wait(60)
+        lab.refresh()
+    assert lab._duration.seconds == preflight(lab.job()).run_time_s
+    assert f"5 trials, {about(5 * lab._duration.seconds)} by the prediction" in lab.screen.settings.summary
+
+
+def test_a_running_study_has_a_bar_and_the_time_left():
+    ended = [TrialInfo(number, "complete", (), {}, (), steps=6, done=6) for number in range(2)]
+    text = status_text("first", ended, 8, "running", left="up to 3 min left")
+    assert text.startswith("Study first is running: 2 of 8 trials, up to 3 min left; 2 complete")
+    pace = Pace(1)
+    assert pace.left_text(1, 8) == ""
+    pace._began -= 10
+    assert pace.left_text(3, 8) == "up to 25 s left"
+    assert pace.left_text(8, 8) == ""
 
 
 @pytest.mark.slow

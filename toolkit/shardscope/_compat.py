@@ -14,7 +14,7 @@ from pathlib import Path
 PIPE_CLOSED = 255
 """Exit code that `multiprocessing` gives a process whose forkserver has closed its pipe without reporting one."""
 _PATIENCE_S, _POLL_S = 1.0, 0.01
-"""How long a forkserver that has closed its pipes may take to end, and the time between two looks, in seconds."""
+"""Time that a forkserver with closed pipes gets to exit, and the polling interval, in seconds."""
 
 
 def started_processes() -> set[BaseProcess]:
@@ -26,9 +26,9 @@ def started_processes() -> set[BaseProcess]:
 
 
 def known_exit_codes(processes: Iterable[BaseProcess]) -> dict[int, int | None]:
-    """Return the exit codes of processes, by pid, as far as the thread that waits for them knows them.
+    """Return the exit code of each process by pid; None if the thread that waits for the process has not read it yet.
 
-    The public `exitcode` reads the code from a pipe of the forkserver, so that another thread would miss it.
+    The public `exitcode` would itself read the code from the forkserver's pipe, and the waiting thread would miss it.
     """
     return {
         each.pid: each._popen.returncode  # type: ignore[attr-defined]  # noqa: SLF001
@@ -54,10 +54,10 @@ def ended_forkserver() -> tuple[int, int] | None:
 
 
 def forkserver_ended_with(exit_codes: Iterable[int]) -> tuple[int, int] | None:
-    """Return `ended_forkserver` after processes have ended; wait for it if their exit codes say that it is ending.
+    """Return `ended_forkserver` after processes have ended; wait for it if their exit codes show that it is ending.
 
-    A killed forkserver closes its pipes, by which its processes seem to have ended, some time before it can be waited
-    for itself: its memory is freed in between, which takes long on a loaded machine.
+    A killed forkserver closes its pipes before it can be reaped, and its processes then appear to have ended. In
+    between, the kernel frees its memory, which may take long on a loaded machine.
 
     Args:
         exit_codes: Exit codes of the processes.

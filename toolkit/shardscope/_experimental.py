@@ -1,4 +1,4 @@
-"""The mark of public names that may still change."""
+"""Decorator for public names that may still change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Marked = TypeVar("Marked", bound=Callable[..., Any])
 
 
 def experimental(what: Marked) -> Marked:
-    """Say in the docstring of a public function or class that it may change; calling it warns of nothing.
+    """Add a note to the docstring of a public function or class that it may change; calls emit no warning.
 
     Example:
         >>> @experimental

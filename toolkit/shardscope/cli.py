@@ -48,7 +48,7 @@ COMMANDS = (
     lab, demo, run, check, compare, reproduce, stop, resize, runs, show, logs, report, export, tune, predict, simulate,
     plan, scoreboard, calibrate, accuracy, doctor, cache,
 )  # fmt: skip
-"""All commands, in the order of the help: to start with, one run, all runs, tuning, large models, this machine."""
+"""All commands, in the order of the help: first steps, one run, all runs, tuning, large models, this machine."""
 _ABOUT = "Describe a training job; predict its traffic, memory and time, run it on real processes, and compare the two."
 
 
@@ -87,7 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_command(commands: Any, command: Any) -> None:
-    """Add a command as its module describes it; ``JSON`` is the help text of its option ``--json``."""
+    """Add the subparser of a command module; the module's ``JSON``, if any, is the help text of ``--json``."""
     parser = commands.add_parser(
         command.__name__.rpartition(".")[2],
         help=command.HELP,

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LIMIT = "SHARDSCOPE_CACHE_LIMIT"
-"""Environment variable with the size limit of all caches of data sets in a folder together; without it, there is none.
-See `shardscope.storage.caches`."""
+"""Environment variable that limits the total size of all data-set caches in a folder; no limit if it is unset. See
+`shardscope.storage.caches`."""
 
 
 def cached_array(name: str, make: Callable[[], np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """Return the array `name` from the cache, memory-mapped and read-only; if there is none, call `make` and store it.
+    """Return the array `name` from the cache, memory-mapped and read-only; if it is missing, call `make` to create it.
 
     Raises:
         DataError: Other users can write to the cache directory, so its contents cannot be trusted.
@@ -49,17 +49,17 @@ def cached(
     write: Callable[[Any, T], object],
     keep: int | None = None,
 ) -> T:
-    """Return what a file of the cache contains; if the file is missing or damaged, call `make` and store its result.
+    """Return the content of a cache file; if the file is missing or corrupt, call `make` and store its result.
 
     If the cache cannot be written, the result of `make` is returned without being stored.
 
     Args:
         name: Name of the file.
         make: Function that creates the value.
-        read: Function that reads the value from a path, and raises `ValueError` if the file is damaged.
+        read: Function that reads the value from a path, and raises `ValueError` if the file is corrupt.
         write: Function that writes the value to an open binary file.
-        keep: Maximum number of files whose names begin like `name`, up to its first hyphen; the oldest are deleted.
-            None for no limit.
+        keep: Maximum number of files whose names start with the part of `name` before its first hyphen; the oldest are
+            deleted. None for no limit.
 
     Raises:
         DataError: Other users can write to the cache directory, so its contents cannot be trusted.
@@ -89,7 +89,11 @@ def cache_dir() -> Path:
 
 
 def require_private(path: Path, *, setting: str) -> None:
-    """Check that only this user can write to a cache directory, if it exists; `setting` is what chooses another one.
+    """Check that only this user can write to a cache directory, if it exists.
+
+    Args:
+        path: The cache directory.
+        setting: Environment variable that selects the directory, for the error message.
 
     Raises:
         DataError: Another user owns the directory or can write to it.
@@ -102,7 +106,7 @@ def require_private(path: Path, *, setting: str) -> None:
 
 
 def store(path: Path, write: Callable[[Any], object]) -> None:
-    """Write a file of the cache: `write` fills it under a temporary name, then it is renamed.
+    """Write a cache file atomically: `write` fills a temporary file, which is then renamed to `path`.
 
     Raises:
         OSError: The file cannot be written.

@@ -16,11 +16,11 @@ from shardscope.aliases import meant
 _QUOTED = 80
 """Maximum number of characters of a value quoted in a message."""
 _QUOTED_BITS = 256
-"""Size, in bits, up to which a message writes out all digits of an integer."""
+"""Maximum size, in bits, of an integer of which a message shows all digits."""
 _MESSAGE = 1500
 """Maximum number of characters of a message."""
 _ENDING = 400
-"""Number of characters kept at the end of a longer message, where it says what to do."""
+"""Number of characters kept at the end of a truncated message, which gives advice."""
 _ITEMS = 8
 """Maximum number of items of a collection quoted in a message."""
 _BRACKETS: dict[type, tuple[str, str]] = {
@@ -33,7 +33,7 @@ _BRACKETS: dict[type, tuple[str, str]] = {
 
 
 class ShardscopeError(ValueError):
-    """Base class of all errors that the user can fix. The middle of a very long message is cut out."""
+    """Base class of all errors that the user can fix. The middle of a very long message is elided."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(_shortened(each) if isinstance(each, str) else each for each in args))
@@ -60,11 +60,11 @@ class RunNotFound(ShardscopeError):
 
 
 class RunUnreadable(RunNotFound):
-    """A run directory exists, but it is damaged, incomplete or private to another user."""
+    """A run directory exists, but it is corrupt, incomplete or private to another user."""
 
 
 class CheckpointError(ShardscopeError):
-    """A checkpoint is missing, damaged or belongs to another model."""
+    """A checkpoint is missing, corrupt or belongs to another model."""
 
 
 class StudyError(ShardscopeError):

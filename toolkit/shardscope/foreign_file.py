@@ -1,4 +1,4 @@
-"""Reads files that other programs wrote, in bounded memory, with errors in one sentence."""
+"""Read files written by other programs in bounded memory; each error message is one sentence."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 _MOST_RATIO = 100
-"""Size of a file relative to its compressed size above which it is refused; JSON is compressed to a 10th to a 40th."""
+"""Maximum ratio of uncompressed to compressed size of a file; the ratio of JSON is 10 to 40."""
 _ALLOWED_BYTES = 64 << 20
-"""Size of an uncompressed file that is not refused, however well it was compressed."""
+"""Uncompressed size up to which a file is accepted at any compression ratio."""
 _CHUNK_BYTES = 1 << 20
 
 
@@ -37,13 +37,13 @@ def parsed_json(text: str | bytes) -> Any:
 
 
 def unpacked(path: Path) -> bytes:
-    """Return the content of a file, uncompressed if its name ends in ``.gz``.
+    """Return the content of a file, decompressed if its name ends in ``.gz``.
 
     Raises:
-        ValueError: It is very much larger than its compressed size, as no text is.
+        ValueError: The content is too large for its compressed size; no text compresses that well.
         OSError: The file cannot be read.
-        EOFError: The compressed file is cut.
-        zlib.error: The compressed file is damaged.
+        EOFError: The compressed file is truncated.
+        zlib.error: The compressed file is corrupt.
     """
     if path.suffix != ".gz":
         return path.read_bytes()

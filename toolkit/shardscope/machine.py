@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -40,9 +40,10 @@ def _affinity() -> int:
 
 
 def running_processes() -> int | None:
-    """Return how many other threads on this machine run or wait for a core now; None if the system does not say.
+    """Return the number of other threads that run or wait for a core now; None if the system does not report it.
 
-    In a container, they are those of the whole host. Some sandboxes write 0, though whoever reads it is running.
+    In a container, the threads of the whole host are counted. A reported 0 is ignored: some sandboxes report it,
+    although the calling thread is running.
     """
     counts = (line.split()[1] for line in _lines(Path("/proc/stat")) if line.startswith("procs_running "))
     running = next(counts, None)
@@ -50,7 +51,7 @@ def running_processes() -> int | None:
 
 
 def cpu_model() -> str:
-    """Return the model of the processor, or its architecture if the system does not state the model."""
+    """Return the model of the processor, or its architecture if the system does not report the model."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -107,12 +108,26 @@ def namespaces_work() -> bool:
 
 
 FUTEX_CALLS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
-"""Number of Linux's system call `futex`, by processor."""
+"""Linux system-call number of `futex`, by processor architecture."""
 
 
 def can_share_memory() -> bool:
     """Return whether this kind of machine has what ranks need to communicate through shared memory: Linux futexes."""
     return sys.platform == "linux" and platform.machine() in FUTEX_CALLS and sys.maxsize > 1 << 32
+
+
+class Place(NamedTuple):
+    """What the ranks of a job share on a machine."""
+
+    cores: float
+    """Number of cores that they may use."""
+    shares_memory: bool
+    """Whether they can send messages through shared memory."""
+
+    @classmethod
+    def here(cls) -> Place:
+        """Return that of this process."""
+        return cls(usable_cores(), can_share_memory())
 
 
 def num_gpus() -> int:

@@ -17,12 +17,11 @@ from statistics import median
 from textwrap import fill
 from typing import TYPE_CHECKING, TextIO
 
-from shardscope.calibration.saved_calibration import check_can_save, chosen, save
+from shardscope.calibration.host_calibration import check_can_save, chosen, save
 from shardscope.errors import DataError, ShardscopeError
 from shardscope.machine import num_gpus
-from shardscope.measure.compare.comparison import Comparison
+from shardscope.measure.compare.comparison import OVERVIEW, Comparison, inside_text, overview
 from shardscope.measure.compare.of_run import comparison_or_reason
-from shardscope.measure.compare.view import OVERVIEW, inside_text, overview
 from shardscope.runlog.figures import loss_text
 from shardscope.show import padded
 from shardscope.spec import Batch, Job, Strategy

@@ -146,7 +146,7 @@ class Trace(RunLog):
             name=run.name, job=job if isinstance(job, Job) else None,
             kinds=ALIKE if compression is None else StepKinds.of(job),
             is_asynchronous=isinstance(job, Job) and job.strategy.is_asynchronous,
-            circumstances=Circumstances.of(job) if isinstance(job, Job) else Circumstances(),
+            circumstances=Circumstances(job if isinstance(job, Job) else None),
             schedule=schedule.name if schedule is not None else "",
             order=schedule if schedule is not None and schedule.is_here else None,
             passes=job.strategy.passes(job.num_micro_batches) if schedule is not None else 1,

@@ -20,6 +20,10 @@ function load(address) {
   });
 }
 
+/** anywidget gives up a model whose module has not loaded within 2 s, which happens while Plotly and Python start. */
+const timeout = AbortSignal.timeout.bind(AbortSignal);
+AbortSignal.timeout = (ms) => timeout(30 * ms);
+
 /** Load the front end, with its style sheets; return a function that finds a class by module and name. */
 export async function loadFrontEnd() {
   window.Jupyter = { version: "6.5.0" };

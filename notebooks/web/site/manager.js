@@ -34,11 +34,25 @@ export class Manager {
     this.waiting = new Map();
     this.sent = 0;
     this.turn = Promise.resolve();
+    this.recorded = new Set(); // messages that were taken from the record, as text
+    this.isOutdated = false; // whether a recorded model turned out to be of another class
+  }
+
+  /** Handle messages that were recorded when the page was built; the worker sends the same when it has started. */
+  restore(messages) {
+    for (const text of messages) {
+      this.recorded.add(text);
+      this.enqueue(JSON.parse(text), []);
+    }
   }
 
   /** Handle a message of the worker. Messages are handled one after another, in the order in which they were sent. */
   take({ comm: text, buffers }) {
-    const message = JSON.parse(text);
+    if (this.recorded.delete(text)) return; // the page has handled it already
+    this.enqueue(JSON.parse(text), buffers);
+  }
+
+  enqueue(message, buffers) {
     this.turn = this.turn.then(() => this.handle(message, buffers)).catch((error) => console.error(error));
   }
 
@@ -50,8 +64,13 @@ export class Manager {
     this.models.delete(id);
   }
 
-  open(id, { state, buffer_paths: paths = [] }, buffers) {
+  async open(id, { state, buffer_paths: paths = [] }, buffers) {
     paths.forEach((path, index) => put(state, path, buffers[index]));
+    const known = await this.models.get(id);
+    if (known?.get("_model_name") === state._model_name) {
+      return known.set_state(await known.constructor._deserialize_state(state, this));
+    }
+    this.isOutdated ||= Boolean(known);
     const comm = new Comm(id, (...message) => this.send(...message));
     this.comms.set(id, comm);
     const Model = this.classOf(state._model_module, state._model_name);

@@ -16,7 +16,7 @@ function fail(error) {
 }
 
 async function start() {
-  say("Loading Python; your browser keeps it for the next visit");
+  say("Loading Python; the panel answers what you change once it has loaded");
   const archive = fetch("./bundle.zip").then((answer) => answer.arrayBuffer());
   const pyodide = await loadPyodide({ packages: PACKAGES });
   say("Loading the calculators");

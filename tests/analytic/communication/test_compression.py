@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from shardscope.analytic import communication as comm
 from shardscope.errors import SpecError
 from shardscope.methods.compressors.topk._torch import TopKCodec
-from shardscope.spec.compression import Compression
-from shardscope.spec.layout_compression import compression_names
+from shardscope.spec.compression import Compression, compression_names
 
 WRITTEN_OUT = ("none", "fp16", "int8", "int4", "topk", "powersgd")
 """Those whose packets are made by hand below."""

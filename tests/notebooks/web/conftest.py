@@ -14,7 +14,6 @@ import pytest
 
 from browser.chromium import chromium as chromium_in
 from browser.chromium import needs_chromium
-from browser.notebook_page import MODULES_MAY_TAKE_LONG
 
 REPOSITORY = Path(__file__).parents[3]
 BUILD, NOTEBOOK = REPOSITORY / "notebooks/web/build.py", REPOSITORY / "notebooks/03-memory.ipynb"
@@ -50,7 +49,6 @@ def site(tmp_path_factory):
 def chromium(playwright_api, tmp_path_factory):
     profile = tmp_path_factory.mktemp("profile")
     with chromium_in(playwright_api, profile, {"width": 1400, "height": 1000}) as context:
-        context.add_init_script(MODULES_MAY_TAKE_LONG)
         yield context
 
 

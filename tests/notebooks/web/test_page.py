@@ -124,6 +124,24 @@ def test_a_panel_answers_as_its_widget_does_in_a_notebook(page, site, panel):
         agree(page, panel, widget)
 
 
+def test_a_panel_is_shown_before_python_has_started_and_answers_what_was_changed_meanwhile(page, site):
+    released = []
+    page.route("**/pyodide.mjs", lambda route: released.append(route))  # noqa: PLW0108 - Playwright marks its handlers
+    page.goto("about:blank")
+    open_panel(page, site, "memory")
+    widget = shardscope_widgets.MemoryCalculator()
+    agree(page, "memory", widget)
+    set_control(page, "memory", dict(controls_of(widget))["zero"], 3)
+    page.wait_for_function("() => document.body.classList.contains('computing')")
+    assert page.evaluate("() => performance.getEntriesByName('live-memory').length") == 0
+    (held_back,) = released
+    page.unroute("**/pyodide.mjs")
+    held_back.continue_()
+    widget.zero = 3
+    agree(page, "memory", widget)
+    assert page.evaluate("() => performance.getEntriesByName('live-memory').length") == 1
+
+
 def test_an_address_carries_the_settings_of_a_panel(page, site):
     page.goto("about:blank")
     open_panel(page, site, "pipeline", '?schedule="gpipe"&stages=8')

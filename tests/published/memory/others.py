@@ -36,12 +36,12 @@ SIMUMAX = (
 """Model, layers, tensor, pipeline, data, expert and context degrees, tokens per sequence, micro-batches, GiB."""
 
 TORCHTITAN = (
-    ("8B", "h100-96gb", 8, 1, 1, 1, 2, "selective", 8192, "bf16-mixed", False, "fsdp2", 77.0),
-    ("8B", "h100-96gb", 8, 1, 1, 1, 1, "full", 32768, "fp8-mixed", False, "fsdp2", 83.9),
-    ("8B", "h100-96gb", 128, 1, 1, 1, 2, "selective", 8192, "bf16-mixed", False, "fsdp2", 62.0),
-    ("405B", "h100-96gb", 8, 8, 8, 1, 4, "full", 8192, "fp8-mixed", False, "fsdp2", 82.5),
-    ("405B", "h100-96gb", 8, 8, 8, 1, 4, "full", 8192, "fp8-mixed", True, "fsdp2", 72.7),
-    ("405B", "h100-96gb", 4, 8, 8, 2, 1, "full", 65536, "fp8-mixed", False, "fsdp2", 75.9),
+    ("8B", "h100-96gb", 8, 1, 1, 1, 2, "selective", 8192, "bf16-mixed", False, "torchtitan-2024", 77.0),
+    ("8B", "h100-96gb", 8, 1, 1, 1, 1, "full", 32768, "fp8-mixed", False, "torchtitan-2024", 83.9),
+    ("8B", "h100-96gb", 128, 1, 1, 1, 2, "selective", 8192, "bf16-mixed", False, "torchtitan-2024", 62.0),
+    ("405B", "h100-96gb", 8, 8, 8, 1, 4, "full", 8192, "fp8-mixed", False, "torchtitan-2024", 82.5),
+    ("405B", "h100-96gb", 8, 8, 8, 1, 4, "full", 8192, "fp8-mixed", True, "torchtitan-2024", 72.7),
+    ("405B", "h100-96gb", 4, 8, 8, 2, 1, "full", 65536, "fp8-mixed", False, "torchtitan-2024", 75.9),
     ("8B", "h200", 32, 1, 1, 1, 2, "selective", 8192, "fp8-mixed", False, "", 47.96),
     ("8B", "h200", 64, 1, 1, 1, 2, "selective", 8192, "fp8-mixed", False, "", 46.97),
 )

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 
 import shardscope as ss
-from shardscope.analytic.communication.sparse import index_bytes, kept_elements
+from shardscope.analytic.communication.compressed import index_bytes, kept_elements
 from shardscope.methods.compressors.randomk._torch import RandomKCodec
 from shardscope.methods.compressors.topk import _torch_select as topk_select
 from shardscope.methods.compressors.topk._torch import TopKCodec

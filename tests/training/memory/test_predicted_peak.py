@@ -276,5 +276,5 @@ def test_a_single_number_is_whole_on_every_rank() -> None:
 
 
 def test_a_module_that_learns_nothing_has_no_step_to_trace() -> None:
-    with pytest.raises(SpecError, match="needs no gradient"):
+    with pytest.raises(SpecError, match="does not require grad"):
         Model.from_module(nn.Flatten(), torch.zeros(2, 4), memory=True)

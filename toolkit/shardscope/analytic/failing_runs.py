@@ -1,10 +1,10 @@
-"""Goodput of runs of finite length that fail and restart: for given failures, and its distribution for random ones.
+"""Goodput of finite runs that fail and restart: for given failures, and as a distribution for random failures.
 
 `reliability.expected` gives the mean over an endless run. A run that ends has few failures, so its goodput varies:
 
     run = FailingRun(work_s=48, interval_s=2, save_s=0.05, restart_s=0.8)
     duration_s([3.1, 9.7], run)                     with failures at these times
-    simulated_s(run, mtbf_s=8, runs=10_000)         with random ones: one duration for each of 10,000 runs
+    simulated_s(run, mtbf_s=8, runs=10_000)         with random failures: one duration for each of 10,000 runs
 
 The goodput is ``work_s`` divided by the duration. All times are in seconds; durations and times of failures count from
 the beginning of the first step.
@@ -31,7 +31,8 @@ __all__ = [
 _ROUNDING = 1e-9
 _MOST_FAILURES = 100_000
 _NextFailure = Callable[[Floats, Floats], Floats | None]
-"""Returns when each run fails next, from when it began to train and the work that was saved; None if none fails."""
+"""Function that returns the time of each run's next failure, given the time at which it last started training and its
+saved work; None if no run fails again."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class FailingRun:
 
     Attributes:
         work_s: Time of all steps, above 0.
-        interval_s: Time of the steps between two checkpoints; infinity if none is saved.
+        interval_s: Time of the steps between two checkpoints; infinity if no checkpoint is saved.
         save_s: Time for which saving a checkpoint delays training.
         restart_s: Time from a failure to the first step after it.
         write_s: Additional time until a checkpoint that is written in the background is complete.
@@ -61,7 +62,7 @@ class FailingRun:
             check(field.name, getattr(self, field.name))
 
     def saves_in(self, seconds: Floats) -> Floats:
-        """Return the number of checkpoints that are saved in this time of steps, from the last one on."""
+        """Return the number of checkpoints saved during `seconds` of training, counted from the last checkpoint."""
         return np.asarray(np.floor(seconds / self.interval_s + _ROUNDING))
 
 
@@ -86,7 +87,8 @@ def duration_with_progress_s(progress_s: Sequence[float], run: FailingRun) -> fl
     """Return the duration of a run that fails when it first reaches given progress, as with a fault plan by step.
 
     Args:
-        progress_s: Progress at each failure, as the time of the steps before it, without repetitions; in any order.
+        progress_s: Progress at each failure, as the time of the steps before it, not counting repeated steps; in any
+            order.
         run: The run.
 
     Example:
@@ -106,7 +108,7 @@ def duration_with_progress_s(progress_s: Sequence[float], run: FailingRun) -> fl
 
 
 def simulated_s(run: FailingRun, *, mtbf_s: float, runs: int = 10_000, seed: int = 0) -> Floats:
-    """Return how long each of many simulated runs takes, whose failures are random and independent.
+    """Return the duration of each of many simulated runs with random, independent failures, in seconds.
 
     Args:
         run: The run.
@@ -115,7 +117,7 @@ def simulated_s(run: FailingRun, *, mtbf_s: float, runs: int = 10_000, seed: int
         seed: Seed of the random numbers.
 
     Raises:
-        SpecError: `mtbf_s` is not above 0, or so short that a run would take more than 100,000 failures.
+        SpecError: `mtbf_s` is not above 0, or so short that a run would have more than 100,000 failures.
     """
     mean, source = float(positive("mtbf_s", mtbf_s)), np.random.default_rng(seed)
     too_short = SpecError(
@@ -138,11 +140,11 @@ def simulated_s(run: FailingRun, *, mtbf_s: float, runs: int = 10_000, seed: int
 
 
 def _expected_failures(run: FailingRun, mtbf_s: float) -> float:
-    """Return about how many failures a run has, without those while it restarts; infinity if they are very many.
+    """Estimate the number of failures of a run, not counting failures during restarts; infinity if it overflows.
 
-    On average, ``exp(t / mtbf_s) - 1`` failures occur before t seconds pass without a failure. The run needs such an
-    interval for its whole length or, with checkpoints, one for each; the first checkpoint after a restart must also be
-    written.
+    On average, ``exp(t / mtbf_s) - 1`` failures occur before t seconds pass without a failure. Without checkpoints, t
+    is the length of the run; with checkpoints, each interval between two of them is one such period, and the first
+    checkpoint after a restart must also be written.
     """
     num_saves = float(run.saves_in(np.asarray(run.work_s)))
     with np.errstate(over="ignore"):
@@ -154,7 +156,7 @@ def _expected_failures(run: FailingRun, mtbf_s: float) -> float:
 
 
 def _durations(run: FailingRun, following: _NextFailure, count: int) -> Floats:
-    """Return the durations of `count` runs; `following` is asked for their next failures until all have ended."""
+    """Return the durations of `count` runs; `following` is called for their next failures until all runs have ended."""
     begun, saved, is_over = np.zeros(count), np.zeros(count), np.zeros(count, bool)
     while not is_over.all():
         failure = following(begun, saved)
@@ -169,7 +171,7 @@ def _durations(run: FailingRun, following: _NextFailure, count: int) -> Floats:
 
 
 def _complete_s(run: FailingRun, trained_s: Floats) -> Floats:
-    """Return the work whose checkpoint is complete after a time of training and saving; 0 if it is negative."""
+    """Return the work in complete checkpoints after `trained_s` of training and saving; 0 if the time is negative."""
     if run.interval_s == np.inf:
         return np.zeros_like(trained_s)
     cycles = (trained_s - run.write_s) / (run.interval_s + run.save_s)

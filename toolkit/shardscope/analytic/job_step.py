@@ -28,13 +28,14 @@ class JobStep:
         trace: Trace of one step of the job's model; traced with tensor shapes only, without data.
         number: Number of the step, from 1.
         backend: Library that `torch.distributed` uses for the collectives that Shardscope does not implement itself.
-        is_on_gpus: Whether the ranks compute on GPUs; ranks that share one use gloo.
-        slowness: Computing time of each rank relative to that on the slowest device; empty if all are alike.
-        update_slowness: The same for updates of parameters, which take the time to read and write states.
+        is_on_gpus: Whether the ranks compute on GPUs; ranks that share a GPU use gloo.
+        slowness: Compute time of each rank relative to the slowest device; empty if all devices are equal.
+        update_slowness: Time of each rank's parameter update relative to the slowest device, as given by the time to
+            read and write the states; empty if all devices are equal.
         memory: Memory of each rank's device, in bytes; empty if it is not known.
-        is_usual: Whether this represents most steps of the job: a cache that is filled in the first epoch is then
+        is_usual: Whether the step represents most steps of the job: a cache that is filled in the first epoch is then
             assumed to be full, whatever the step number, unless the job ends earlier.
-        shares_host: Whether CPU ranks that the job leaves free to share memory can do so.
+        shares_host: Whether CPU ranks can communicate through shared memory if the job permits it.
     """
 
     job: Job
@@ -49,11 +50,11 @@ class JobStep:
     shares_host: bool = True
 
     def slow(self, rank: int) -> float:
-        """Return the computing time of a rank relative to that on the slowest device; at most 1."""
+        """Return the compute time of a rank relative to the slowest device; at most 1."""
         return self.slowness[rank] if self.slowness else 1.0
 
     def slow_update(self, rank: int) -> float:
-        """Return the time of a rank for an update relative to that on the slowest device; at most 1."""
+        """Return the time of a rank's parameter update relative to the slowest device; at most 1."""
         return self.update_slowness[rank] if self.update_slowness else 1.0
 
     @property
@@ -90,7 +91,7 @@ class JobStep:
 
     @cached_property
     def rows(self) -> list[ParameterRow]:
-        """All parameters, in the module's order; those that the loss does not depend on are marked as frozen."""
+        """All parameters, in the module's order; parameters that do not affect the loss are marked as frozen."""
         reached, rows = set(self.trace.gradient_order), self.trace.parameters
         if not reached or all(place in reached for place, row in enumerate(rows) if row.is_trained):
             return list(rows)
@@ -139,7 +140,8 @@ class JobStep:
     def compression(self) -> Compression:
         """The job's compression with its settings in this step; ``none`` if gradients are not compressed."""
         now = self.job.compression
-        return now.at_step(self.number) if self.is_compressed else Compression.by_name("none")
+        is_waiting = now.is_on and not self.is_compressed
+        return Compression.by_name("none") if is_waiting else now.at_step(self.number)
 
 
 def shapes_of(rows: Iterable[ParameterRow]) -> list[tuple[int, ...]]:

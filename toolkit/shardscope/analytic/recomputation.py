@@ -1,4 +1,4 @@
-"""Number of layers whose activations are recomputed, if only the first layers of each stage are.
+"""Number of layers whose activations are recomputed, if only the first layers of each stage are recomputed.
 
 With ``--recompute-method block``, Megatron-Core checkpoints the first ``--recompute-num-layers`` layers of each model
 chunk; a number that exceeds the chunk's layers counts as all of them (megatron/core/transformer/transformer_block.py).
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def layers_of_stage(layers: npt.ArrayLike, stages: npt.ArrayLike) -> Any:
-    """Return the number of layers of the largest stage of an even split, an int if both arguments are.
+    """Return the number of layers of the largest stage of an even split; an int if both arguments are ints.
 
     Args:
         layers: Number of layers in the model.
-        stages: Number of stages: pipeline ranks times the stages on each.
+        stages: Number of stages: pipeline ranks times stages per rank.
     """
     return -(-layers // stages)  # type: ignore[operator]
 
@@ -39,7 +39,7 @@ def recomputed_layers(layers: npt.ArrayLike, most: npt.ArrayLike) -> Any:
 
 
 def recomputed_by_kind(dense: npt.ArrayLike, mixed: npt.ArrayLike, most: npt.ArrayLike) -> tuple[Any, Any]:
-    """Return how many of a device's layers without and with experts are recomputed; those without come first.
+    """Return the numbers of recomputed layers without and with experts on a device; layers without experts come first.
 
     Args:
         dense: Number of layers without experts.

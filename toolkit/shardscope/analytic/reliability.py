@@ -142,7 +142,7 @@ def expected(
     interval_s: npt.ArrayLike | None = None,
     write_s: npt.ArrayLike = 0.0,
 ) -> Reliability:
-    """Return the expected goodput of a job that fails and restarts from its checkpoints, and where the time goes.
+    """Return the expected goodput of a job that fails and restarts from its checkpoints, with a breakdown of the time.
 
     A job that has restarted runs for an exponentially distributed time U of mean M. Its k-th checkpoint is complete
     k (τ + δ) + w after the restart, so a failure leaves on average N = Σ P(U > k (τ + δ) + w) complete intervals, or
@@ -158,7 +158,7 @@ def expected(
         write_s: w, the additional time until a checkpoint that is written in the background is complete. 0 or more.
 
     Raises:
-        SpecError: A time is negative, or one that must be above 0 is 0; without `interval_s`, this includes `save_s`.
+        SpecError: A time is negative, or `mtbf_s` or `interval_s` is 0; without `interval_s`, `save_s` must not be 0.
 
     Example:
         >>> found = expected(mtbf_s=3 * 3600, save_s=20, restart_s=600)
@@ -178,7 +178,7 @@ def expected(
     ):  # infinite where failures are so frequent that no checkpoint is ever complete
         intervals = np.exp(-write / mtbf) / np.expm1(
             (interval + save) / mtbf
-        )  # complete ones between two failures
+        )  # complete intervals between two failures
         useful = interval * intervals
         restarting = mtbf * np.expm1(restart / mtbf)
         goodput = useful / (mtbf + restarting)
@@ -192,7 +192,7 @@ def expected(
 
 
 def not_negative(name: str, values: npt.ArrayLike) -> Floats:
-    """Return values as an array; raise `SpecError` if one is negative."""
+    """Return values as an array; raise `SpecError` if a value is negative."""
     found = np.asarray(values, np.float64)
     if not (found >= 0).all():
         raise SpecError(f"{name}={values!r} must be 0 or more")

@@ -1,10 +1,10 @@
-"""How gradients are grouped into buckets, and how ZeRO splits tensors into shards.
+"""Grouping of gradients into buckets, and ZeRO's division of tensors into shards.
 
 `DistributedDataParallel` fills its buckets with whole tensors. ZeRO-1 concatenates the tensors of a bucket and splits
-the elements evenly, or in proportion to shares (`shardscope.analytic.communication.chunk_sizes`): without padding, even
-shards of two ranks differ by at most one element per bucket. ZeRO-2 and ZeRO-3 shard as FSDP2 does: every tensor is
-split along its first dimension, of size d0, into N pieces of ``ceil(d0 / N)`` rows, and the last pieces are padded for
-communication.
+the elements evenly, or in proportion to shares (`shardscope.analytic.communication.chunk_sizes`). Without padding,
+shards of an even split differ by at most one element per bucket. ZeRO-2 and ZeRO-3 shard as FSDP2 does: every tensor
+is split along its first dimension, of size d0, into N pieces of ``ceil(d0 / N)`` rows, and the last pieces are padded
+for communication.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def flat_shard_elements(
         world_size: W, the number of ranks.
         is_padded: Whether each bucket is padded so that all ranks get equal shards. Padding, which no rank updates, is
             at the end of the bucket and therefore in the shards of the last ranks.
-        shares: Relative sizes of the shards, of buckets without padding; None for equal shards.
+        shares: Relative sizes of the shards, if buckets are not padded; None for equal shards.
     """
     total = np.zeros(world_size, dtype=np.int64)
     for num_elements in bucket_elements:

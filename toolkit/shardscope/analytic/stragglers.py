@@ -1,4 +1,4 @@
-"""How long the slowest of many ranks computes: order statistics of computing times, and the jitter behind them.
+"""Expected compute time of the slowest of many ranks (the straggler): order statistics and jitter of compute times.
 
 Ranks that synchronise in each step wait for the slowest rank, so a step takes the expected maximum over ranks. For n
 normal times with mean μ and standard deviation σ, this is about μ + σ sqrt(2 ln n); the exact value is an integral over
@@ -72,7 +72,7 @@ def expected_slowest(
     every: npt.ArrayLike = 1,
     distribution: Distribution = "lognormal",
 ) -> Floats:
-    """Return the expected time of the slowest rank that counts, for independent times with this mean and deviation.
+    """Return the expected time of the slowest rank that is waited for; the times of ranks are independent.
 
     All numbers may be arrays, which are broadcast against each other.
 
@@ -131,13 +131,13 @@ def _expected(  # noqa: PLR0917 - np.vectorize passes its arrays by position
 
 @dataclass(frozen=True)
 class Jitter:
-    """How computing times differ between ranks and between steps, as log-normal factors of the mean.
+    """Variation of compute times between ranks and between steps, as log-normal factors of the mean.
 
     Attributes:
-        mean_s: Mean computing time of a rank in a step, in seconds.
+        mean_s: Mean compute time of a rank in a step, in seconds.
         between: Standard deviation of the logarithm of a rank's own speed, which it keeps from step to step.
-        within: Standard deviation of the logarithm of the time of one step of one rank, apart from its own speed and
-            from what makes a step slow on all ranks.
+        within: Standard deviation of the logarithm of the time of one step of one rank, excluding the rank's own speed
+            and effects that all ranks share in a step.
         num_ranks: Number of measured ranks.
         num_steps: Number of measured steps.
     """
@@ -151,10 +151,10 @@ class Jitter:
     def slowest_s(
         self, ranks: npt.ArrayLike, *, dropped: npt.ArrayLike = 0, every: npt.ArrayLike = 1
     ) -> Floats:
-        """Return the expected time of the rank that others wait for in a step, in seconds.
+        """Return the expected time per step of the slowest rank that is waited for, in seconds.
 
-        Ranks keep their own speed between synchronisations; the rest averages out over `every` steps. For the
-        arguments, see `expected_slowest`.
+        Ranks keep their own speed between synchronisations; the variation `within` averages out over `every` steps.
+        For the arguments, see `expected_slowest`.
         """
         variance = self.between**2 + self.within**2 / np.asarray(every, float)
         std = self.mean_s * np.sqrt(np.expm1(variance))
@@ -168,7 +168,7 @@ class Jitter:
 
 
 def jitter_of(seconds: npt.ArrayLike) -> Jitter:
-    """Return the jitter of measured computing times.
+    """Return the jitter of measured compute times.
 
     The variance of the logarithms l is split into parts of ranks, of steps, and of the residuals, as in a two-way
     analysis of variance with one value in each cell (Searle, Casella and McCulloch, Variance Components, chapter 4):
@@ -182,7 +182,7 @@ def jitter_of(seconds: npt.ArrayLike) -> Jitter:
         seconds: Times of shape (steps, ranks), at least 2 of each, all above 0.
 
     Raises:
-        SpecError: There are too few times, or one is not positive.
+        SpecError: There are too few times, or a time is not positive.
     """
     table = np.asarray(seconds, float)
     if table.ndim != 2 or min(table.shape) < _FEWEST_STEPS:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from shardscope.calibration.calibration import FACTORS, Calibration, catalogue, ridge_of
 from shardscope.calibration.effects import OTHER, architecture, composed
 from shardscope.calibration.host_calibration import AnyCalibration, HostCalibration
@@ -18,6 +20,13 @@ def calibration_for(device: Device, software: Software) -> Calibration:
     If one cluster was measured with this software on this chip, it is that cluster's. Otherwise, or if several were, it
     consists of what clusters with this software or this device have in common; see `calibration.effects`.
     """
+    return _calibration_for(device.model_dump_json(), software)
+
+
+@lru_cache(maxsize=128)
+def _calibration_for(described: str, software: Software) -> Calibration:
+    """Return the calibration for a device, given as JSON since a device has mappings, which cannot be cache keys."""
+    device = Device.from_json(described)
     chip = architecture(device.name)
     for one in catalogue():
         if one.is_only and one.software == software.measured_as and chip == architecture(one.device) != OTHER:
@@ -74,12 +83,12 @@ def calibration_of(
     if isinstance(calibration, Calibration):
         given = software or calibration.software or "megatron-core"
         calibration = without_foreign_shapes(calibration, cluster.device, software_of(given))
-    if isinstance(calibration, HostCalibration):
+    elif isinstance(calibration, HostCalibration):
         raise SpecError(
             f"calibration={calibration.name!r} is of CPU ranks and has no effect on {cluster.device.name}; omit it, or "
             "give one for its device, such as ss.Calibration.of('h100-fsdp')"
         )
-    if calibration is not None:
+    elif calibration is not None:
         require(
             calibration, Calibration, by="calibration", write="calibration=ss.Calibration.of('a100-megatron')"
         )
@@ -98,7 +107,7 @@ def calibration_of(
     assumed = assumed_software(layout or Layout())
     found = calibration_for(cluster.device, assumed.software)
     told = f"software={assumed.software.name!r} is assumed {assumed.because}; give software=... for another"
-    return found.replace(note=_joined(told, found.note))
+    return found.model_copy(update={"note": _joined(told, found.note)})
 
 
 def _widened(calibration: Calibration) -> list[list[float]]:

@@ -1,4 +1,4 @@
-"""What this machine offers to ranks: its cores, shared memory, and the speed of a core by timing two NumPy kernels."""
+"""The speed of one core of this machine, by timing two NumPy kernels."""
 
 from __future__ import annotations
 
@@ -10,25 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from shardscope.machine import can_share_memory, usable_cores
-
 _SIDE = 256
 _ELEMENTS = 1 << 20
 _REPEATS = 15
-
-
-class Place(NamedTuple):
-    """What the ranks of a job share on a machine."""
-
-    cores: float
-    """Number of cores that they may use."""
-    shares_memory: bool
-    """Whether they can send messages through shared memory."""
-
-    @classmethod
-    def here(cls) -> Place:
-        """Return that of this process."""
-        return cls(usable_cores(), can_share_memory())
 
 
 class CoreSpeed(NamedTuple):

@@ -28,11 +28,11 @@ def add_emulation_option(parser: argparse.ArgumentParser) -> None:
 def build_emulated(arguments: argparse.Namespace) -> EmulatedCluster | None:
     """Return the emulated cluster given by the option, or that of the run to resume; None for this machine itself.
 
-    Sets the number of ranks if it is not given.
+    Sets the number of ranks in `arguments` if the user has not given it.
 
     Raises:
         RunNotFound: The run to resume does not exist.
-        RunUnreadable: The run to resume does not say on which cluster it was, because a file is damaged.
+        RunUnreadable: The cluster of the run to resume is unknown, because its file is corrupt.
         SpecError: A key is unknown or given twice, or a value is not valid.
     """
     text = arguments.emulate

@@ -39,12 +39,12 @@ def add_field(
         spec: The spec with the field.
         place: Name of the field, or path of a nested field, such as ``checkpoint.every``.
         flags: Names of the option, such as ``--ranks``; by default, `flag_of` of the field.
-        about: Help text; by default, the first sentence of the field's docstring.
+        about: Help text of the option; by default, the first sentence of the field's docstring.
         default: Default value as shown in the help; by default, the default of the field.
         names: Valid values, if the field's type does not list them; the help shows them in place of a metavariable.
             Names of methods are instead listed after the help text, because there are many and because a method may
             be given with settings.
-        shape: What the value is called in the help; by default, the valid values, or the field's name.
+        shape: Metavariable of the value in the help; by default, the valid values, or the field's name.
     """
     field = spec.model_fields[place.rpartition(".")[2]]
     kind, known = _type_of(field.annotation)

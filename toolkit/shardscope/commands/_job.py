@@ -43,7 +43,7 @@ _SHAPES = {
     "recovery": "RESTARTS",
     "world_size": "RANKS",
 }
-"""What the value of an option is called in the help, for options that take a number or a word."""
+"""Metavariables in the help, for options that take a number or a word."""
 _DEFAULTS = {"model": "gpt-nano", "data": "digits or python-source, depending on the model"}
 """Default values as shown in the help, for options whose default differs from that of the field."""
 _EXAMPLES = {"optimizer": "weight_decay=0.1", "lr_schedule": "warmup_steps=10", "compression": "ratio=0.01"}
@@ -155,7 +155,7 @@ def _method(kind: str, arguments: argparse.Namespace, base: Job | None) -> Metho
     """Return the method that the options select for the field `kind`; None if no such option is given.
 
     The options change settings of the job file's method, or of the default method without a job file. If the options
-    name another method, all settings that they do not give have that method's defaults.
+    select another method, all other settings have the defaults of that method.
     """
     name, given = getattr(arguments, kind), getattr(arguments, f"{kind}_set") or []
     settings = dict(_setting(kind, text) for text in given)
@@ -209,7 +209,7 @@ def read_job(path: Path, *, trust_code: bool) -> Job:
 
 
 def with_code(job: Job, path: Path, *, trust_code: bool) -> Job:
-    """Return the job with the user's functions loaded from beside its file; on a terminal, first ask for permission.
+    """Return the job with the user's functions, loaded from the folder of its file; on a terminal, ask for permission.
 
     Args:
         job: The job as read from its file.
@@ -217,7 +217,7 @@ def with_code(job: Job, path: Path, *, trust_code: bool) -> Job:
         trust_code: Whether to load the functions without asking; loading them runs code.
 
     Raises:
-        UntrustedCode: The job needs such functions, and the user has not agreed to run them.
+        UntrustedCode: The job needs user functions, and the user has not agreed to run their code.
     """
     from shardscope.runtime.record.load_job import add_code
 
@@ -225,10 +225,10 @@ def with_code(job: Job, path: Path, *, trust_code: bool) -> Job:
 
 
 def if_trusted(load: Callable[[bool], T], *, trust_code: bool) -> T:
-    """Return what `load` returns; if it needs trust in saved code, ask at a terminal whether to run the code.
+    """Return the result of `load`; if it requires trust in saved code, ask on a terminal whether to run the code.
 
     Args:
-        load: Function that takes whether the code is trusted, and raises `UntrustedCode` if it must be.
+        load: Function of whether the code is trusted; raises `UntrustedCode` if the code must be trusted but is not.
         trust_code: Whether the code is trusted without asking.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Options that several commands share, in groups, and what each group describes: a run, a cluster, a layout, ..."""
+"""Groups of options that several commands share, and the objects that they describe: a run, a cluster, a layout, ..."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from shardscope.calibration.software import software_names
 from shardscope.commands._fields import add_field, flag_of
 from shardscope.errors import RunNotFound, RunUnreadable, SpecError, quoted
+from shardscope.spec.compression import compression_names
 from shardscope.spec.layout import Layout, searched_schedules
-from shardscope.spec.layout_compression import compression_names
 from shardscope.spec.layout_optimizer import optimizer_names
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ def refuse(arguments: argparse.Namespace, names: Iterable[str], why: str) -> Non
     Args:
         arguments: The parsed arguments.
         names: Names of the options, as in `arguments`.
-        why: Why it has no effect and what to do, with ``{flag}`` for the option.
+        why: Message on why the option has no effect and what to do, with ``{flag}`` for the option.
 
     Raises:
-        SpecError: One of them is given.
+        SpecError: One of the options is given.
     """
     for name in names:
         if getattr(arguments, name) is not None:
@@ -58,8 +58,8 @@ def attach(name: str, root: Path | None) -> Run:
     """Return the run with this id or path.
 
     Raises:
-        RunNotFound: There is none; the message suggests the nearest id, and the command that lists all runs.
-        RunUnreadable: The run exists but is damaged, or private to another user.
+        RunNotFound: There is no such run; the message suggests the nearest id, and the command that lists all runs.
+        RunUnreadable: The run exists but is corrupt, or private to another user.
     """
     from shardscope.runtime import Run, runs
 
@@ -80,7 +80,7 @@ def attach(name: str, root: Path | None) -> Run:
 
 
 def add_model_and_cluster(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of commands that are about a model on a cluster; `cluster_of` reads those of the cluster."""
+    """Add the arguments that name a model and a cluster; `cluster_of` reads the arguments of the cluster."""
     parser.add_argument("model", help="a model from the catalogue, or the path of a Hugging Face config.json")
     parser.add_argument("cluster", help="a device or a node from the catalogue, for example a100-80gb")
     parser.add_argument("--nodes", type=int, default=1, help="number of nodes (default: 1)")
@@ -96,7 +96,7 @@ def cluster_of(arguments: argparse.Namespace) -> Cluster:
     """Return the cluster that the arguments of `add_model_and_cluster` describe.
 
     Raises:
-        SpecError: It is not in the catalogue, or a number is invalid.
+        SpecError: The cluster is not in the catalogue, or a number is invalid.
     """
     from shardscope.spec.cluster import Cluster
 
@@ -119,10 +119,10 @@ def add_cluster_options(parser: argparse.ArgumentParser, *, only_with: str = "")
 
 
 def build_cluster(arguments: argparse.Namespace) -> Cluster | None:
-    """Return the cluster given by the options; None, for this machine, without ``--cluster``.
+    """Return the cluster given by the options; None without ``--cluster``, which means this machine.
 
     Raises:
-        SpecError: The cluster is not in the catalogue, or there are options of a cluster without ``--cluster``.
+        SpecError: The cluster is not in the catalogue, or cluster options are given without ``--cluster``.
     """
     from shardscope.spec.cluster import Cluster
 
@@ -141,7 +141,7 @@ def build_cluster(arguments: argparse.Namespace) -> Cluster | None:
 
 
 def add_calibration(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name a calibration, and the training software."""
+    """Add the options that name a calibration and the training software."""
     parser.add_argument(
         "--calibration",
         help="name of a GPU's calibration (default: by the cluster's device and the software), or the path of one that "
@@ -160,7 +160,7 @@ def add_software_option(parser: argparse.ArgumentParser) -> None:
 def named_calibration(given: str | None) -> AnyCalibration | None:
     """Return the calibration in a file that ends in .json, or the one with this name; None for None.
 
-    A file with the constants of a host, which a calibration of GPUs lacks, is a `HostCalibration`.
+    A file with the constants of a host gives a `HostCalibration`; calibrations of GPUs lack these constants.
 
     Raises:
         SpecError: The file cannot be read, or no calibration has this name.
@@ -203,7 +203,7 @@ def named_model(arguments: argparse.Namespace) -> Transformer:
     """Return the model with its sequence length.
 
     Raises:
-        SpecError: It is not a transformer.
+        SpecError: The model is not a transformer.
     """
     from shardscope.spec.model import Model, Transformer
 

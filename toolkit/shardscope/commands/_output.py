@@ -1,6 +1,6 @@
-"""What commands print: JSON that every reader accepts, aligned columns, and colour.
+"""Output formats of commands: standard JSON, aligned columns, and colour.
 
-Colour is for terminals only, and not where the user has set ``NO_COLOR`` (no-color.org).
+Colour is used only on terminals, and not if the user has set ``NO_COLOR`` (no-color.org).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OF_STATE = {
     "recording": "yellow",
     "failed": "red",
 }
-"""Colour of each state of a run; the word always stands beside it."""
+"""Colour of each state of a run, in addition to the name of the state."""
 
 
 def coloured(text: str, colour: str, stream: TextIO | None = None) -> str:

@@ -1,4 +1,4 @@
-"""The argument parser of all commands: a mistake gives one line that suggests the nearest command or option."""
+"""The argument parser of all commands; its error messages are one line and suggest the nearest command or option."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from shardscope.errors import SpecError
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, and whose subcommands report their own unknown options."""
+    """A parser with one-line error messages, whose subcommands report their own unknown options."""
 
     def parse_known_args(  # type: ignore[override]  # argparse types the namespace as a type variable
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Parse the arguments; an option that this command does not have is an error here, where it is known best."""
+        """Parse the arguments; reject unknown options here, because this parser knows the options of its command."""
         found, extras = super().parse_known_args(args, namespace)
         if extras and self._subparsers is None:
             self.error(_unknown(extras, self._option_string_actions))
         return found, extras
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Refuse a value that is not among the choices, and suggest the nearest one."""
+        """Reject a value that is not among the choices, and suggest the nearest choice."""
         if action.choices is None or value in action.choices:
             return
         names = [str(choice) for choice in action.choices]

@@ -94,7 +94,7 @@ def table(summary: Summary) -> str:
 
 
 def _figures(summary: Summary, names: Iterable[str]) -> dict[str, str]:
-    """Return the texts of figures, by their labels."""
+    """Return values of the summary as text, by label."""
     return {FIGURES[name].label: figure_text(name, getattr(summary, name), "-") for name in names}
 
 

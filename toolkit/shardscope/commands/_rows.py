@@ -1,4 +1,4 @@
-"""The options that describe a table of measured steps, and what they give to all of its rows."""
+"""The options that describe a table of measured steps, and the settings that they set for all of its rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OF_ROWS = ("model", "device", "software", "seq")
 
 
 def add_rows_options(parser: argparse.ArgumentParser, *, purpose: str) -> None:
-    """Add the option that names a table of measured steps, and those with the settings that its rows share."""
+    """Add the option that names a table of measured steps, and the options with the settings that its rows share."""
     parser.add_argument(
         "--rows",
         type=Path,
@@ -32,7 +32,7 @@ def add_rows_options(parser: argparse.ArgumentParser, *, purpose: str) -> None:
 
 
 def refuse_without_rows(arguments: argparse.Namespace, *, instead: str = "") -> None:
-    """Raise if an option that needs rows is given without them.
+    """Raise an error if an option that needs rows is given without ``--rows``.
 
     Args:
         arguments: The parsed arguments.
@@ -43,7 +43,7 @@ def refuse_without_rows(arguments: argparse.Namespace, *, instead: str = "") -> 
 
 
 def given_to_rows(arguments: argparse.Namespace) -> Given:
-    """Return what the options say of all rows."""
+    """Return the settings that the options set for all rows."""
     from shardscope.measure.calibrate.tables import Given
     from shardscope.spec.cluster import Cluster
 

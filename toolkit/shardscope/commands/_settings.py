@@ -1,4 +1,4 @@
-"""Options NAME=VALUE for the settings of methods, and of parts of a job that have a short form of their own.
+"""Options NAME=VALUE for the settings of methods, and of parts of a job whose main setting has its own option.
 
 A part such as `recovery` takes its most important setting as the option's value, ``--recovery 3``, and all others
 through ``--recovery-set replica_every=1``.
@@ -25,11 +25,11 @@ class Part(NamedTuple):
     """A part of a job whose settings have an option.
 
     Attributes:
-        kind: Its class.
-        read: Function that converts the value of its own option; it may return None or an unchanged text.
+        kind: Class of the part.
+        read: Function that converts the value of the part's own option; may return None, or the text unchanged.
         example: An example of a setting.
-        own: What the value of its own option gives, by field: these are not settings.
-        needs: What to give besides settings, if they do not make a part by themselves.
+        own: Error texts for fields that are given by the value of the part's own option, and are not settings.
+        needs: What the user must give besides settings, if settings alone do not define the part.
     """
 
     kind: type[Spec]
@@ -70,7 +70,7 @@ def add_settings(parser: argparse.ArgumentParser, name: str, example: str) -> No
 
 
 def part_with_settings(name: str, arguments: argparse.Namespace, base: Job | None) -> Spec | None:
-    """Return the part of a job with the settings that the options give; None if they give none.
+    """Return the part of a job with the settings given by the options; None if no settings are given.
 
     Raises:
         SpecError: A setting is unknown or not valid, or there is nothing to set.
@@ -93,7 +93,7 @@ def part_with_settings(name: str, arguments: argparse.Namespace, base: Job | Non
 
 
 def _setting(field: str, text: str, part: Part) -> tuple[str, Any]:
-    """Parse a setting of a part; a number without a unit stays a string, so that a quantity refuses it."""
+    """Parse a setting of a part; a number without a unit stays a string, so that fields with a unit reject it."""
     name, value = parse_setting(field, text, part.example)
     if name in part.own:
         raise SpecError(f"{flag_of(field)}-set {quoted(text)} {part.own[name].format(value)}")

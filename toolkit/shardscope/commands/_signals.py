@@ -1,4 +1,4 @@
-"""SIGTERM handled as Ctrl-C, so that a terminated command also stops its ranks."""
+"""Handle SIGTERM like Ctrl-C, so that a terminated command also stops its ranks."""
 
 from __future__ import annotations
 

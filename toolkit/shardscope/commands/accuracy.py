@@ -1,4 +1,4 @@
-"""`shardscope accuracy`: how far the step times were off that were predicted when runs were launched."""
+"""`shardscope accuracy`: errors of the step times that were predicted when runs were launched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`shardscope cache`: list the caches of data sets on disk, and delete the least recently used."""
+"""`shardscope cache`: list the caches of data sets on disk, and delete the least recently used caches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Delete caches if asked, and print one row per cache that is left."""
+    """Delete caches if requested, and print one row per remaining cache."""
     if arguments.clear and arguments.limit is not None:
         raise SpecError("--clear and --limit both say what to delete; give one of them")
     from shardscope.storage.caches import caches_in, default_root, evict, limit_here

@@ -77,7 +77,7 @@ def print_rows(arguments: argparse.Namespace) -> None:
 
 
 def shown_on(stream: Any) -> Any:
-    """Return a function that shows the current probe on a terminal, in place; None if the stream is not one."""
+    """Return a function that shows the current probe on a terminal, in place; None if the stream is no terminal."""
     if not is_terminal(stream):
         return None
 

@@ -51,7 +51,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
 
 def text(report: CheckReport) -> str:
-    """Return the text to print: the verdict, and the parameters that differ most with what the bound applies to."""
+    """Return the text to print: the verdict, the parameters that differ most, and what the bound applies to."""
     colour = "yellow" if report.passed is None else "green" if report.passed else "red"
     verdict = coloured(report.verdict, colour)
     if not report.tensors:

@@ -35,7 +35,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
 
 def _with_prediction(arguments: argparse.Namespace) -> int:
-    """Print the comparison; return 1 if a value differs from an exact prediction or lies outside predicted bounds."""
+    """Print the comparison; return 1 if a value differs from an exact prediction or is outside predicted bounds."""
     from shardscope.measure.compare.of_run import compare
 
     if arguments.baseline is not None:

@@ -14,8 +14,8 @@ from shardscope.errors import LaunchError, SpecError
 CHECKOUT = Path(__file__).parents[3]
 TOUR = "01-tour.ipynb"
 EXTENSIONS = ("shardscope_widgets.server", "shardscope_widgets.warm_start")
-"""Extensions of Jupyter's server; named on the command line because a checkout does not enable the first, and nothing
-else enables the second."""
+"""Extensions of Jupyter's server, enabled on the command line: a checkout does not enable the first extension, and
+nothing else enables the second."""
 
 
 HELP = "open the tour notebook in JupyterLab"
@@ -50,7 +50,7 @@ def prepare(folder: Path | None) -> Path:
     """Return the notebooks folder to open: that of the checkout, or a folder with copies of the packaged notebooks.
 
     Args:
-        folder: Folder to copy the notebooks to; None for those of the checkout, or ``./shardscope-notebooks``.
+        folder: Folder to copy the notebooks to; None uses the checkout's own notebooks, or ``./shardscope-notebooks``.
 
     Raises:
         LaunchError: The notebooks are not installed, or the folder cannot be written to.

@@ -1,4 +1,4 @@
-"""`shardscope logs`: what the processes of a run printed, by rank."""
+"""`shardscope logs`: print the output of a run's processes, by rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardscope.runtime.record.status import printable
 
 _MOST_BYTES = 64 * 2**10
 _OF_A_RANK = re.compile(r"^(?:node-(\d+)/)?(?:.*/)?(\d+)/(?:stdout|stderr)\.log$")
-"""Names of the logs of a rank: the emulated node, if it is on one, and its rank on the node or in the run."""
+"""Pattern of a rank's log files. Groups: the emulated node, if there is one, and the rank on the node or in the run."""
 
 
 HELP = "print what the processes of a run wrote to their terminals"
@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Print the output of each process that wrote any."""
+    """Print the output of each process that has written any output."""
     run = attach(arguments.run, arguments.root)
     if arguments.rank is not None and not 0 <= arguments.rank < run.job.world_size:
         raise SpecError(
@@ -60,7 +60,7 @@ def read_logs(folder: Path, rank: int | None = None, *, per_node: int = 0) -> di
 
     Args:
         folder: Folder of the logs.
-        rank: The rank whose logs are returned; None for those of all processes.
+        rank: The rank whose logs are returned; None for the logs of all processes.
         per_node: Ranks per node of the run's emulated cluster; 0 if it has none.
     """
     paths = sorted(path for path in folder.rglob("*.log") if path.is_file() and not path.is_symlink())

@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Print the best layouts, and explain why the first is better than the second; return 1 if no layout fits."""
+    """Print the best layouts, and why the first is better than the second; return 1 if no layout fits."""
     if arguments.config is not None and arguments.json:
         raise SpecError("--config prints settings, and --json plans and counts; use one of them")
     plans = _search(arguments)
@@ -69,7 +69,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
 
 def _print_config(plans: Plans, rank: int) -> None:
-    """Print only the settings to standard output, so that a file can take them."""
+    """Print only the settings to standard output, so that they can be redirected to a file."""
     config = plans.trainer_config(rank)
     print(f"{config.trainer}. {' '.join(config.remarks)}", file=sys.stderr)
     print(config)

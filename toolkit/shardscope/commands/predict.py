@@ -60,10 +60,10 @@ def carry_out(arguments: argparse.Namespace) -> int:
 def _fastest(
     model: Transformer, cluster: Cluster, known: AnyCalibration | None, software: str | None
 ) -> Layout:
-    """Return the fastest layout that fits, and say on stderr which it is.
+    """Return the fastest layout that fits in memory, and print it to stderr.
 
     Raises:
-        SpecError: None fits; the message says which options to add.
+        SpecError: No layout fits; the message names the options to add.
     """
     from shardscope.planner import plan, short
 

@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Launch the run's job again, show its progress, and print the first step whose loss differs from that of the run.
+    """Launch the run's job again, show its progress, and print the first step at which the losses differ.
 
     Return 1 if a loss differs.
     """

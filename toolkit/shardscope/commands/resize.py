@@ -23,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Request the number of ranks; the run goes on with it after the step in progress."""
+    """Request the number of ranks, with which the run continues after the step in progress."""
     run = attach(arguments.run, arguments.root).resize(arguments.ranks)
     if arguments.json:
         print(as_json({"id": run.id, "world_size": arguments.ranks}))

@@ -160,7 +160,7 @@ def watch(run: Run, progress: Progress) -> None:
 
 
 def stop(run: Run) -> None:
-    """Stop the run at its next step; a second Ctrl-C kills it."""
+    """Stop the run at its next step; a second Ctrl-C kills the run."""
     print("\nstopping at the next step; Ctrl-C again to kill", file=sys.stderr)
     try:
         run.stop()

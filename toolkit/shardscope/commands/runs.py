@@ -67,7 +67,7 @@ _ALWAYS = frozenset(_COLUMNS) - {"made_by", "note"}
 
 
 def describe(run: Run) -> dict[str, Any]:
-    """Return what identifies a run and how it ended, for JSON; the loss is known once the run has ended."""
+    """Return a run's identity, state and results, for JSON; the loss is None until the run has ended."""
     job, summary = run.job, run.stored_summary
     return {
         "id": run.id, "path": str(run.path), "state": run.state, "restarts": run.restarts,

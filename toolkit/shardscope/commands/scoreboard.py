@@ -36,7 +36,7 @@ MEASURED_AS = {
 
 
 class _WithoutLayout(argparse.RawDescriptionHelpFormatter):
-    """Leaves out the options of a layout, which `shardscope predict` explains."""
+    """Help formatter that omits the options of a layout, which the help of `shardscope predict` explains."""
 
     def add_argument(self, action: argparse.Action) -> None:
         if action.dest not in Layout.model_fields:
@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Print one line per data set, as predicted now and as predicted without it."""
+    """Print one line per data set, with prediction errors if its rows are used for calibration, and if they are not."""
     from shardscope.calibration.effects import table_scores
 
     if arguments.rows is not None:
@@ -85,7 +85,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
 
 def shipped_scores() -> dict[str, Any]:
-    """Return the scores of published tables of step times and of memory, as `tests/published/shipped.py` found them."""
+    """Return the scores of published step times and memory, as computed by `tests/published/shipped.py`."""
 
     def defined(found: dict[str, Any]) -> dict[str, Any]:
         return {name: nan if value is None else value for name, value in found.items()}
@@ -95,7 +95,7 @@ def shipped_scores() -> dict[str, Any]:
 
 
 def print_own(arguments: argparse.Namespace) -> None:
-    """Print how well steps that a user measured are predicted: all together, and each."""
+    """Print the errors of predictions for steps that a user has measured: in total, and for each step."""
     import numpy as np
 
     from shardscope.measure.calibrate.rows import Score, calibration_of_row, row_scores
@@ -142,7 +142,7 @@ def rows_text(rows: Sequence[RowScore]) -> str:
 
 
 def left_out_text(scores: Mapping[str, Mapping[str, float]]) -> str:
-    """Return a table of the scores of left-out tables, with their medians and worst values."""
+    """Return a table of the scores of held-out tables, with median and worst values."""
     fields = ("left_out", "after", "one_scalar", "covered", "plain", "constant_mfu")
     header = [
         "data set", "n", "MAPE", "after one step", "by its scale alone", "in interval", "plain formula", "constant MFU",
@@ -177,7 +177,7 @@ def _beaten(scores: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def text(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of errors by data set, and those of both trivial formulas."""
+    """Return a table of errors by data set: of the predictions, and of both trivial formulas."""
     header = [
         "data set", "rows", "n", "MAPE", "worst", "rank", "best chosen", "in interval", "after one step",
         "plain, after one", "plain formula", "constant MFU", "calibration",
@@ -201,7 +201,7 @@ def text(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def print_memory(scores: Mapping[str, Any], *, to_json: bool) -> None:
-    """Print how well published memory is predicted: peaks, and which runs fit."""
+    """Print the errors of predictions for published memory: of the peaks, and of which runs fit."""
     if to_json:
         print(as_json({"peaks": scores["peaks"], "fits": scores["fits"]}))
         return
@@ -235,7 +235,7 @@ def peaks_text(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def fits_text(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of how often "fits" was right."""
+    """Return a table of how often the prediction of whether a run fits was right."""
     names = ("dataset", "ran", "refused", "ran_out", "foreseen")
     return aligned(
         ["data set", "runs that ran", "wrongly refused", "out of memory", "predicted"],

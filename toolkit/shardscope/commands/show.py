@@ -1,4 +1,4 @@
-"""`shardscope show`: the settings, the state and the results of one run."""
+"""`shardscope show`: print the settings, state and results of one run."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Print the run; return 0 even if the run failed, because showing it succeeded."""
+    """Print the run; return 0 even for a failed run, because the command itself succeeded."""
     run = attach(arguments.run, arguments.root)
     print(as_json(_plain(run)) if arguments.json else text(run))
     return 0
 
 
 def text(run: Run) -> str:
-    """Return the facts about the run, its table of results and, if it failed, the error."""
+    """Return the settings and state of the run, its table of results and, if the run failed, the error."""
     job, summary, error = run.job, run.summary(), run.error
     ranks = f"{summary.world_sizes} ranks" if summary.world_sizes else _ranks(job.world_size)
     facts = {

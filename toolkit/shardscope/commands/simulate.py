@@ -1,4 +1,4 @@
-"""`shardscope simulate`: simulate a step event by event: of a layout, of a job, or from traces of its ranks."""
+"""`shardscope simulate`: simulate a training step of a layout, a job or rank traces, event by event."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ONLY = {
     "job": ("cluster", "calibration", "software", "overlap", "trust_code"),
     "trace": ("link", "latency", "algorithm", "cluster"),
 }
-"""By what is simulated: the options that have an effect on it alone; those of a layout belong to a model."""
+"""Options that affect each kind of simulation, besides common options. A model also takes the options of a layout."""
 
 
 HELP = "simulate a step event by event: of a layout, of a job, or from traces of its ranks"
@@ -123,10 +123,10 @@ def _simulated(arguments: argparse.Namespace) -> Simulation:
 
 
 def _check_options(arguments: argparse.Namespace, asked: str) -> None:
-    """Refuse options that have no effect on what is simulated.
+    """Reject options that have no effect on what is simulated.
 
     Raises:
-        SpecError: There is such an option; the message names it.
+        SpecError: An option has no effect; the message names it.
     """
     layout = [*Layout.model_fields, "seq"]
     known = {*_ONLY[asked], *(layout if asked == "model" else ())}
@@ -140,10 +140,10 @@ def _check_options(arguments: argparse.Namespace, asked: str) -> None:
 
 
 def _by_rank(paths: list[str]) -> list[str]:
-    """Return the paths in the order of the numbers in their names: a shell lists step.10.et before step.2.et.
+    """Return the paths in the order of the rank numbers in their names; a shell lists step.10.et before step.2.et.
 
     Raises:
-        SpecError: The names do not say which rank a file is of.
+        SpecError: The rank of a file cannot be inferred from the names.
     """
     numbers = [tuple(map(int, re.findall(r"\d+", Path(path).name))) for path in paths]
     if len(paths) > 1 and (not all(numbers) or len(set(numbers)) < len(paths)):
@@ -180,7 +180,7 @@ def _algorithm(text: str) -> tuple[str, str]:
 
 
 def _link(arguments: argparse.Namespace) -> Link:
-    """Return the link of each rank: the one that is named, or the one between nodes, or inside the only node."""
+    """Return the link of each rank: the link that is named, else the link between nodes, or inside a single node."""
     cluster = _options.build_cluster(arguments)
     if (arguments.link is None) == (cluster is None):
         raise SpecError("--trace needs --link or --cluster; give one, such as --link 25GbE")

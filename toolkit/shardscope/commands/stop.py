@@ -21,7 +21,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Stop the run, and print its final state; a run that has already ended is left as it is."""
+    """Stop the run, and print its final state; do nothing to a run that has already ended."""
     if not arguments.grace_s >= 0:
         raise SpecError(
             f"--grace-s {arguments.grace_s:g} is not a valid grace period; give seconds, 0 to kill at once"

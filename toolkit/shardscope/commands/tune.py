@@ -141,7 +141,7 @@ def _run(session: StudySession, arguments: argparse.Namespace, began: float) -> 
 
 
 def _tell(session: StudySession, arguments: argparse.Namespace) -> int:
-    """Print the results; return 1 if trials have ended but none was completed."""
+    """Print the results; return 1 if trials have ended but none has completed."""
     from shardscope.tuning.records import NOT_BEGUN
 
     records = session.records()

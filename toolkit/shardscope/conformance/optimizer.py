@@ -14,7 +14,7 @@ from shardscope.spec.optimizer import Optimizer
 
 
 class OptimizerConformance(MethodConformance):
-    """Test that an optimizer gives the same weights under every strategy and resumes bit-identically."""
+    """Test that an optimizer gives the same weights under every strategy, and that resuming is bitwise identical."""
 
     kind = Optimizer
     strategies: ClassVar[tuple[str, ...]] = ("ring", "zero-1", "zero-2", "zero-3", "pipeline")
@@ -26,7 +26,7 @@ class OptimizerConformance(MethodConformance):
             assert report.passed, f"under {strategy}: {report}"
 
     def test_a_resumed_run_ends_where_one_in_one_piece_does(self) -> None:
-        """Replicated and sharded optimizer states are saved and restored bit-identically."""
+        """Replicated and sharded optimizer states are saved and restored bitwise identically."""
         for strategy in ("ring", "zero-1", "zero-3"):
             self._resumes(self._job(strategy=strategy, world_size=2, record=Record(parameters=True)))
 

@@ -66,7 +66,7 @@ class StrategyConformance(MethodConformance):
     def _sends_what_it_predicts(self, run: Run) -> None:
         """Compare the bytes that ranks sent in the last step with `traffic`; skipped if `drift` is unbounded.
 
-        Asynchronous ranks record some of their traffic late.
+        Drift is unbounded for asynchronous ranks, which record some of their traffic after the step.
         """
         predicted = predict_job(run.job)
         said = run.job.strategy.traffic(replace(predicted.step, number=run.job.steps))

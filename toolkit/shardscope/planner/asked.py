@@ -25,14 +25,14 @@ class Asked(NamedTuple):
     software: str | None = None
 
     def setting(self, layout: Layout) -> SearchSettings:
-        """Return the model, cluster and calibration for a layout, the same that `predict` uses."""
+        """Return the model, cluster and calibration for a layout, as used by `predict`."""
         known = calibration_of(self.cluster, self.calibration, software=self.software, layout=layout)
         return SearchSettings(self.model, self.cluster, known)
 
     def parts(self, found: Candidates) -> list[tuple[SearchSettings, Candidates]]:
         """Return the candidates split by software, with the setting of each part.
 
-        They are split only if neither calibration nor software is given: each layout then suggests its software.
+        Candidates are split only if neither calibration nor software is given: each layout then suggests its software.
         """
         if self.calibration is not None or self.software is not None:
             return [(self.setting(Layout()), found)]

@@ -84,7 +84,7 @@ class Candidates(NamedTuple):
     offload: Ints
     """Index into `OFFLOAD_NAMES` of each way."""
     needs_full: Mask
-    """Mask by way: True if it is tried only where all layers are recomputed."""
+    """Mask by way: True if the way is tried only where all layers are recomputed."""
     compression: Ints
     methods: tuple[Compression, ...]
     """Compression methods that the indices in `compression` refer to; the first is ``none``."""
@@ -98,7 +98,7 @@ class Candidates(NamedTuple):
     num_layers: int
     """Number of layers in the model."""
     recomputes_in_part: bool
-    """Whether to try as few recomputed layers as memory demands where a layout does not fit without recomputation."""
+    """Whether a layout that does not fit without recomputation is tried with the fewest recomputed layers that fit."""
 
     @property
     def ways(self) -> Mask:
@@ -106,7 +106,7 @@ class Candidates(NamedTuple):
         return (self.shard > 0) & self.chosen
 
     def ways_of(self, body: Ints) -> Mask:
-        """Return a mask by body and way: False if the way is a duplicate, or the body recomputes too little."""
+        """Return a mask by body and way: False for duplicates, and for ways that need more than the body recomputes."""
         return self.ways[self.bodies.grid[body]] & (self.bodies.recomputes_all[body, None] | ~self.needs_full)
 
     @property
@@ -121,7 +121,7 @@ class Candidates(NamedTuple):
         return self.total - sum(self.rejected.values())
 
     def only(self, chosen: Mask) -> Candidates:
-        """Return the candidates with some of the ways to store model states; counts cover only these."""
+        """Return the candidates with only the `chosen` ways to store model states; the counts cover only these ways."""
         count, before = int(chosen.sum()), int(self.chosen.sum())
         part = self._replace(chosen=chosen, total=self.total // before * count)
         rejected = {name: lost // before * count for name, lost in self.rejected.items()}
@@ -136,8 +136,8 @@ class Candidates(NamedTuple):
             body: Indices into `bodies`.
             way: Indices into `ways`.
             compression: Indices into `compression`.
-            recompute_layers: Number of layers per stage to recompute instead of what the body recomputes; None, or 0 in
-                a row, for the body's own.
+            recompute_layers: Number of layers per stage to recompute, which replaces the body's setting; None, or 0 in
+                a row, keeps the body's setting.
         """
         bodies, grids = self.bodies, self.grid
         recompute, layers = bodies.recompute.take(body), bodies.recompute_layers.take(body)
@@ -208,7 +208,7 @@ def candidates(
 
 
 def _lost_ways(found: Candidates) -> dict[str, int]:
-    """Return the numbers of combinations that are left out, by reason, and of those that duplicate another one."""
+    """Return the numbers of combinations that are left out, by reason, including duplicates of other combinations."""
     at, packed = found.bodies.grid, len(found.compression)
     left_out = {
         reason: int(((found.shard == code) & found.chosen).sum(1)[at].sum()) * packed
@@ -274,7 +274,7 @@ def _bodies(
 
 
 def _twin_counts(counts: tuple[int, ...], layers: Ints, again: Ints, of_stage: Ints) -> Mask:
-    """Return which rows duplicate a row with an earlier number of layers to recompute.
+    """Return a mask of the rows that duplicate a row with an earlier number of layers to recompute.
 
     Args:
         counts: Numbers of layers that are tried; 0 for all.
@@ -322,7 +322,7 @@ def _states(cluster: Cluster, grid: Grid, space: SearchAxes) -> tuple[Ints, Ints
         twin = (ranks == 1) & (zero > lowest) if zero else np.zeros(len(ranks), bool)
         if zero and kind == "node":
             twin |= (shard == 1) | ((shard == ranks) & ("all" in space.shard))
-        # Without replicas the stage says nothing, unless offloading needs it.
+        # Without replicas, the stage has no effect, unless offloading needs it.
         counts = (ranks > 1) | (zero > min(space.zero))
         is_lost = (grid.pipeline > 1) & counts & (zero not in space.zero_in_pipelines)
         found = np.where(is_lost, IN_PIPELINE, np.where(twin, 0, shard))

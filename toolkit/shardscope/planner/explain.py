@@ -49,7 +49,7 @@ _CAUSES: dict[str, tuple[str, ...]] = {
     "offload": ("offload", "zero", "recompute", "recompute_layers", "micro_batch"),
     "overhead": ("micro_batch", "pipeline", "tensor", "data"),
 }
-"""Settings that affect each part, those with the largest effect first."""
+"""Settings that affect each part, in decreasing order of their effect."""
 
 
 class Difference(NamedTuple):
@@ -77,7 +77,7 @@ class PlanComparison(NamedTuple):
     time: tuple[float, float]
     """Step times of the first and the second layout, in seconds."""
     memory_bytes: tuple[float, float]
-    """Peak memory of the fullest device under the first and the second layout, in bytes."""
+    """Highest peak memory of any device under the first and the second layout, in bytes."""
     seq: int
     """Tokens in a sequence."""
     names: tuple[str, str] = ("the first", "the second")
@@ -139,7 +139,7 @@ class PlanComparison(NamedTuple):
 def explain(
     settings: tuple[SearchSettings, SearchSettings], first: Layout, second: Layout, names: tuple[str, str]
 ) -> PlanComparison:
-    """Compare two layouts part by part, each with its own setting."""
+    """Compare two layouts part by part, each with its own calibration."""
     tables = [Layouts.of([layout]) for layout in (first, second)]
     times = [time_of(*each) for each in zip(settings, tables, strict=True)]
     memory = [float(memory_parts(*each).total[0]) for each in zip(settings, tables, strict=True)]
@@ -158,9 +158,7 @@ def explain(
 
 def _because(part: str, first: Layout, second: Layout) -> tuple[str, ...]:
     differing = (name for name in _CAUSES[part] if getattr(first, name) != getattr(second, name))
-    both_full = (
-        first.recompute == second.recompute == "full"
-    )  # else neither number says what the layout recomputes
+    both_full = first.recompute == second.recompute == "full"  # otherwise, the numbers cannot be compared
     return tuple(name for name in differing if both_full or name != "recompute_layers")
 
 

@@ -31,11 +31,11 @@ class MemoryFit(NamedTuple):
     """Memory that a layout needs, compared with the memory of the cluster's devices, hosts and drives."""
 
     memory_bytes: float
-    """Peak memory of the fullest device, in bytes."""
+    """Highest peak memory of any device, in bytes."""
     lacking_bytes: float
-    """How many bytes the layout needs beyond the device's room for tensors; 0 or less if it fits."""
+    """Bytes by which the layout exceeds the device memory available for tensors; 0 or less if it fits."""
     largest: str
-    """The type of memory, such as ``activations``, that takes the most bytes on the device."""
+    """Type of memory, such as ``activations``, that takes the most bytes on the device."""
     on_drives_bytes: float
     """Offloaded bytes per device that exceed host memory and drives; 0 or less if the offloaded data fit."""
 
@@ -46,7 +46,7 @@ class MemoryFit(NamedTuple):
 
 
 def fit_of(setting: SearchSettings, layout: Layout) -> MemoryFit:
-    """Compare the memory that a layout needs with that of the device, the host and the drives."""
+    """Compare the memory that a layout needs with the capacities of the device, the host and the drives."""
     parts = memory_parts(setting, Layouts.of([layout]))
     kinds = {name: float(getattr(parts, name)[0]) for name in ON_DEVICE}
     total = float(parts.total[0])
@@ -56,7 +56,7 @@ def fit_of(setting: SearchSettings, layout: Layout) -> MemoryFit:
 
 
 def fewest_layers(setting: SearchSettings, layout: Layout) -> int:
-    """Return the smallest number of layers of each stage, but not all, with whose recomputation a layout fits.
+    """Return the smallest number of recomputed layers per stage with which a layout fits, below the stage's total.
 
     The result is 0 if there is no such number, or if the layout recomputes all layers already.
     """

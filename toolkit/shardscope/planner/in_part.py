@@ -1,4 +1,4 @@
-"""Layouts that fit only if they recompute, with as few layers recomputed as memory demands.
+"""Find the smallest number of recomputed layers with which layouts fit in memory.
 
 A layout that does not fit without recomputation needs less memory with each layer of a stage that it recomputes. Each
 layer also costs time, unless activations are offloaded: then fewer bytes are moved, so recomputing more layers than
@@ -22,7 +22,7 @@ from shardscope.spec.layout import RECOMPUTE_NAMES
 Floats = npt.NDArray[np.float64]
 NONE = RECOMPUTE_NAMES.index("none")
 _CHORDS = 2
-"""Number of secant steps before the search switches to bisection, which always ends soon."""
+"""Number of secant steps before the search switches to bisection, which takes few steps in the worst case."""
 
 
 class InPart(NamedTuple):
@@ -37,7 +37,7 @@ class InPart(NamedTuple):
 
 
 def can_recompute_in_part(found: Candidates) -> npt.NDArray[np.bool_]:
-    """Return which rows of `Candidates.bodies` recompute nothing, but could recompute some layers of a stage.
+    """Return a mask of the rows of `Candidates.bodies` that recompute nothing, but could recompute part of a stage.
 
     Recomputing all layers of a stage is a separate row.
     """
@@ -47,7 +47,7 @@ def can_recompute_in_part(found: Candidates) -> npt.NDArray[np.bool_]:
 
 
 def in_part(setting: SearchSettings, found: Candidates, body: Ints, way: Ints, lacking: Floats) -> InPart:
-    """Return those layouts that fit with some, but not all layers of a stage recomputed.
+    """Return the layouts that fit with some, but not all, layers of each stage recomputed.
 
     Args:
         setting: Model, cluster and calibration.
@@ -82,7 +82,7 @@ class _Held(NamedTuple):
     memory_bytes: Floats
     drive_share: Floats
     beyond: Floats
-    """Bytes that the layout lacks; negative if it fits, by the bytes that it leaves free."""
+    """Bytes by which the layout exceeds the capacity; if it fits, the number of free bytes, negated."""
 
     def at(self, rows: npt.NDArray[np.intp]) -> _Held:
         return _Held(*(column[rows] for column in self))

@@ -25,7 +25,7 @@ from shardscope.spec.job_parts import full_name
 from shardscope.spec.layout import Layout, Precision
 from shardscope.spec.layout_optimizer import LayoutOptimizer, layout_optimizer, optimizer_names
 from shardscope.spec.layout_rules import recomputation_faults
-from shardscope.spec.model import Model, Transformer, transformer_of
+from shardscope.spec.model import LayerTable, Model, Transformer
 from shardscope.spec.numbers import LARGEST_COUNT
 
 TOKENS_A_STEP = 1 << 22
@@ -50,14 +50,14 @@ def plan(
 ) -> Plans:
     """Search all layouts of `model` on `cluster` and rank those that fit.
 
-    The search is exhaustive: a layout is skipped early only if `top` others are certainly faster and leave at least as
-    much memory free. Only numbers of recomputed layers are not all tried; see `SearchAxes.recompute_layers`. Lossy
-    gradient compression changes the result of training, so it is tried only if `fix` or `space` includes it. Offloading
-    to the host is tried only if `fix` or `space` includes it or nothing fits without it, because devices of a node
-    share the host links and no calibration has measured the time of offloading.
+    The search is exhaustive: a layout is skipped early only if `top` other layouts are certainly faster and leave at
+    least as much memory free. The exception is the number of recomputed layers; see `SearchAxes.recompute_layers`.
+    Lossy gradient compression changes the result of training, so it is tried only if `fix` or `space` includes it.
+    Offloading to the host is tried only if `fix` or `space` includes it or nothing fits without it, because devices of
+    a node share the host links and no calibration has measured the time of offloading.
 
     Args:
-        model: A `Transformer`, the name of a preset, or a module's `Model.from_module` that is a transformer.
+        model: A `Transformer`, the name of a preset, or a transformer described by `Model.from_module`.
         cluster: A `Cluster`, or the name of a cluster in the catalogue.
         objective: ``"time"``, ``"dollars"``, ``"headroom"``, ``"tokens_per_s"``, or weights of
             several, such as ``{"time": 2, "headroom": 1}``.
@@ -68,7 +68,7 @@ def plan(
         precision: A value of `Layout.precision` or an alias, or several.
         optimizer: A value of `Layout.optimizer`, or several.
         flash_attention: Whether attention is one fused kernel; ``[True, False]`` tries both.
-        calibration: Measured constants of the cluster; None for those of its device and the software.
+        calibration: Measured constants of the cluster; None to use the constants of its device and the software.
         software: Name of the framework that runs all layouts. Only what it ships is searched (schedules, ZeRO stages,
             context parallelism, offloading; see `calibration.software`), except on axes that `fix` or `space` names,
             and `Plans.caveat` says what other layouts would save. None searches everything, for the software of the
@@ -127,14 +127,14 @@ def _without_offload(space: SearchAxes, every: SearchAxes) -> SearchAxes:
 
 
 def known_model(model: Model | str) -> Transformer:
-    """Return the transformer with this name, or the given one.
+    """Return the transformer of a model, given the model or the name of a preset.
 
     Raises:
         SpecError: The name is unknown, or the model is not a transformer.
     """
     known = Model.of(model) if isinstance(model, str) else model
-    found = transformer_of(known)
-    if found is None:
+    found = known.as_transformer if isinstance(known, LayerTable) else known
+    if not isinstance(found, Transformer):
         raise SpecError(
             f"model={getattr(known, 'name', known)!r} is not a transformer; the planner splits transformers only: "
             "describe one with Model.transformer(...)"
@@ -143,7 +143,7 @@ def known_model(model: Model | str) -> Transformer:
 
 
 def default_batch(model: Transformer) -> int:
-    """Return the global batch of a plan without one: the largest power of two with at most 2**22 tokens."""
+    """Return the default global batch of a plan: the largest power of two with at most 2**22 tokens."""
     return 1 << max(0, (TOKENS_A_STEP // model.seq).bit_length() - 1)
 
 
@@ -236,7 +236,7 @@ def _nothing_valid(asked: Asked, pools: list[Pool]) -> str:
     counts = pools[0].found.rejected
     reason = max(counts, key=counts.__getitem__) if counts else "devices"
     last = list(counts)[-1] if counts else reason
-    others = "" if last == reason else f", and the last ones because {REASONS[last]}"
+    others = "" if last == reason else f", and the last combinations because {REASONS[last]}"
     how_many = "most" if others or len(counts) > 1 else "all"
     return (
         f"no layout of {asked.model.name} on {asked.cluster.num_devices:,} devices is valid: of "

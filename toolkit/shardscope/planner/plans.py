@@ -59,9 +59,9 @@ class PlanRow(NamedTuple):
     mfu: float
     """Model FLOPs utilization: model FLOPs (3 x forward) divided by the devices' peak FLOPs in one step."""
     memory_bytes: float
-    """Peak memory of the fullest device, in bytes."""
+    """Highest peak memory of any device, in bytes."""
     headroom_bytes: float
-    """Memory left for tensors on the fullest device, in bytes."""
+    """Smallest free memory for tensors on any device, in bytes."""
     dollars: float | None
     """Cost of one step, in US dollars; None if the cluster has no price."""
     software: str
@@ -90,7 +90,7 @@ class Plans:
     problem: str = ""
     """Why the table is empty and what to change; an empty string if it has rows."""
     limits: SoftwareLimits | None = None
-    """What the search leaves out because the software does not ship it; None for nothing."""
+    """Limits of the search to what the software ships; None if nothing was left out."""
     order: Indices = field(init=False, repr=False)
     """Indices of all kept rows, best first."""
 
@@ -117,12 +117,12 @@ class Plans:
 
     @cached_property
     def memory_bytes(self) -> Floats:
-        """Peak memory of the fullest device for every kept row, in bytes."""
+        """Highest peak memory of any device for every kept row, in bytes."""
         return np.concatenate([pool.rows.memory_bytes for pool in self.pools])
 
     @property
     def headroom_bytes(self) -> Floats:
-        """Memory left for tensors on the fullest device for every kept row, in bytes."""
+        """Smallest free memory for tensors on any device for every kept row, in bytes."""
         return np.concatenate([capacity(pool.setting) - pool.rows.memory_bytes for pool in self.pools])
 
     @property
@@ -263,7 +263,7 @@ class Plans:
         return self._explained(one, other, (f"plan {first}", f"plan {second}"))
 
     def _ranked(self, name: str, rank: int) -> Layout:
-        """Return the layout at a position in the ranking, which the argument `name` gives."""
+        """Return the layout at a position in the ranking; `name` is the name of the argument in the error message."""
         if isinstance(rank, int) and 1 <= rank <= len(self.order):
             return self.layout(int(self.order[rank - 1]))
         known = f"use 1 to {len(self.order)}" if len(self.order) else f"it is empty: {self.problem}"
@@ -293,19 +293,19 @@ class Plans:
         """Return the plan at position `rank` as a job and an emulated cluster that this machine can run.
 
         The job trains a small model in slow motion: computation, updates and messages between nodes keep the plan's
-        proportions, also between different devices, whose stages get layers as in the plan.
+        proportions. Devices of different types keep their relative speeds and the plan's division of the layers.
 
         Args:
             rank: Position in the ranking, from 1.
-            model: A transformer that jobs can train, such as ``"gpt-small"``; None for the plan's own model if it is
-                one, else ``"gpt-nano"``.
-            step_s: Predicted time of a step here, in seconds. Computation must be slower than on this machine's own
-                cores.
+            model: A transformer that jobs can train, such as ``"gpt-small"``; None for the plan's own model if jobs can
+                train it, else ``"gpt-nano"``.
+            step_s: Predicted step time of the job, in seconds; long enough that this machine's cores are faster than
+                the emulated devices.
             steps: Number of steps of the job.
 
         Raises:
-            SpecError: No job stands for the layout: it combines replicas with stages, splits layers or sequences, or
-                offloads; or the cluster cannot be emulated. The message names what to `fix` in the search. Or the
+            SpecError: No job corresponds to the layout: it combines replicas with stages, splits layers or sequences,
+                or offloads; or the cluster cannot be emulated. The message names what to `fix` in the search. Or the
                 ranking has no such position, or messages and fixed costs alone take longer than `step_s`.
 
         Example:
@@ -319,7 +319,7 @@ class Plans:
         return rehearsal_of(self.asked.setting(layout), layout, model=model, step_s=step_s, steps=steps)
 
     def trainer_config(self, rank: int = 1) -> TrainerConfig:
-        """Return the settings with which the plan's framework runs it: flags of Megatron-LM or torchtitan, or JSON.
+        """Return the settings for the plan's framework: flags of Megatron-LM or torchtitan, or JSON of DeepSpeed.
 
         Args:
             rank: Position in the ranking, from 1.
@@ -354,7 +354,7 @@ class Plans:
         if layout.recompute_layers >= layers_of_stage(
             setting.model.layers, layout.pipeline * layout.virtual_stages
         ):
-            layout = layout.replace(recompute_layers=0)  # all layers, as the table says it
+            layout = layout.replace(recompute_layers=0)  # the table writes all layers as 0
         one = Layouts.of([layout])
         time = float(time_of(setting, one).total[0])
         memory = float(memory_parts(setting, one).total[0])

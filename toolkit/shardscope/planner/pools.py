@@ -1,4 +1,4 @@
-"""The search for each recipe and software, which share a ranking."""
+"""One search for each recipe and software, with a common ranking of the results."""
 
 from __future__ import annotations
 

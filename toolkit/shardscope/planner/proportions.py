@@ -1,4 +1,4 @@
-"""Parts of a rehearsed step whose share of the step differs from the plan."""
+"""Notes on parts of a rehearsed step that take a different share of the step than planned."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PARTS = {
     "the optimizer": ("optimizer", "offload"),
     "idle time": ("bubble", "idle"),
 }  # fmt: skip
-"""Names of the parts of a planned step and of a job's step, by what they are spent on."""
+"""Names of the parts of a planned step and of a job's step, by category."""
 _ALIKE = 0.1
 """Largest difference between shares of a step for which no note is given."""
 _EXPOSED = ": jobs do not hide messages behind computation, and each message costs this machine time"

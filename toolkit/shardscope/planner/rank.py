@@ -59,9 +59,9 @@ def scores(
 ) -> Floats:
     """Return the score of each layout; lower is better.
 
-    In a weighted sum, time, dollars and tokens per second all enter as the step time relative to the fastest layout's,
-    and headroom enters as the fraction of device memory in use. With equal weights, 10 % of the fastest step time thus
-    counts as much as 10 % of the device's memory.
+    In a weighted sum, time, dollars and tokens per second all enter as the step time relative to the shortest step
+    time, and headroom enters as the fraction of device memory in use. With equal weights, 10 % of the shortest step
+    time thus count as much as 10 % of the device's memory.
 
     Args:
         weights: Weight of each metric.

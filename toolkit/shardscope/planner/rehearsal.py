@@ -1,8 +1,8 @@
-"""Rehearsal of a plan: a small job and an emulated cluster, in which each part of a step takes as long as planned.
+"""Rehearsal of a plan: a small job on an emulated cluster, in which each part takes its planned share of a step.
 
 A plan is for devices that this machine does not have, and for a model that is too large to train here. A rehearsal
-trains a small model in slow motion. With T the slow motion (the time here for one second there), each rate of the
-emulated cluster follows from the plan:
+trains a small model in slow motion. With the slowdown T (seconds in the rehearsal per second of the plan), each rate of
+the emulated cluster follows from the plan:
 
     FLOP/s of a node          FLOPs of the small model / (T × planned time of the passes on that device)
     updates of a node         bytes of a small update / (T × planned time of the update), faster on faster memory
@@ -27,7 +27,7 @@ from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory.states import known_recipe
 from shardscope.analytic.recomputation import layers_of_stage
 from shardscope.analytic.terms import Term
-from shardscope.calibration.saved_calibration import chosen
+from shardscope.calibration.host_calibration import chosen
 from shardscope.errors import SpecError, quoted
 from shardscope.machine import usable_cores
 from shardscope.planner.proportions import proportion_notes
@@ -52,9 +52,9 @@ _BYTES = 4
 """Bytes of one element in the job, which trains in fp32."""
 _DEFAULT = "gpt-nano"
 _MOST_BUSY = 0.5
-"""Share of this machine's speed up to which its cores keep up with emulated ones."""
+"""Fraction of this machine's FLOP/s that the emulated devices may need in total without a warning."""
 _EXACT, _TRIES = 1e-6, 8
-"""Relative error of the predicted step that ends the search for the slow motion, and its largest number of tries."""
+"""Relative error of the predicted step time that ends the search for the slowdown, and maximum number of tries."""
 
 
 @dataclass(frozen=True)
@@ -117,17 +117,17 @@ def _slowed(
 ) -> tuple[_Staged, Term]:
     """Return the cluster on which a step of the job takes `step_s`, and the predicted time of the step.
 
-    The step time grows almost linearly with the slow motion, from an offset that the cluster does not control, so the
-    next try is on the line through the last two (secant method).
+    The step time grows almost linearly with the slowdown, from an offset that does not depend on the cluster, so each
+    new slowdown is read off the line through the last two results (secant method).
 
     Args:
-        staged_at: Function that returns the cluster for a slow motion.
+        staged_at: Function that returns the cluster for a slowdown.
         job: The job.
         step_s: The wanted step time, in seconds.
-        slow: Slow motion of the first try.
+        slow: Slowdown of the first try.
 
     Raises:
-        SpecError: Steps take longer at any speed of the cluster.
+        SpecError: A step takes longer than `step_s` at any speed of the cluster.
     """
     line, before = step_s / slow, (0.0, 0.0)
     for _ in range(_TRIES):
@@ -149,7 +149,7 @@ def _slowed(
 
 
 class _Staged(NamedTuple):
-    """The emulated cluster of a rehearsal, and what it leaves out."""
+    """The emulated cluster of a rehearsal, and notes on what it leaves out."""
 
     cluster: EmulatedCluster
     notes: tuple[str, ...]
@@ -158,7 +158,7 @@ class _Staged(NamedTuple):
 def _staged(
     setting: SearchSettings, layout: Layout, job: Job, small: GPTConfig, *, planned: StepParts, slow: float
 ) -> _Staged:
-    """Return the cluster whose nodes and links are slower than planned by the slow motion `slow`."""
+    """Return the cluster whose nodes and links are slower than planned by the factor `slow`."""
     flops = float(model_flops(small.transformer(str(job.model)), 1)) / slow
     moved = _moved_bytes(job, small, layout) / (slow * float(planned.optimizer[0]))
     nodes = _nodes(setting, Layouts.of([layout]), flops, moved)
@@ -186,8 +186,8 @@ def _nodes(setting: SearchSettings, table: Layouts, flops: float, moved_bytes_pe
     Args:
         setting: Model, cluster and calibration.
         table: The layout, as a table of one row.
-        flops: FLOP/s of a device that would take a second for the plan's passes.
-        moved_bytes_per_s: Rate of updates of the slowest device.
+        flops: FLOP/s of an emulated device whose passes are planned to take one second.
+        moved_bytes_per_s: Rate of updates of the slowest device, in bytes per second.
     """
     groups = setting.cluster.groups or (setting.cluster,)
     slowest = min(group.device.memory_bandwidth for group in groups)
@@ -201,7 +201,7 @@ def _nodes(setting: SearchSettings, table: Layouts, flops: float, moved_bytes_pe
 def _pass_s(setting: SearchSettings, table: Layouts, group: Cluster) -> float:
     """Return the planned time of one micro-batch in the whole model on the devices of a group, in seconds.
 
-    This covers both passes, with embedding, head and waits for launches, but without messages.
+    This includes the forward and backward pass, embedding, head and kernel-launch waits, but no messages.
     """
     alone = setting.cluster.replace(device=group.device, intra=group.intra, groups=())
     one = step_work(setting.model, table, alone, setting.calibration, None).micro.take(slice(0, 1))
@@ -219,7 +219,7 @@ def _link_note(nodes: Sequence[_Rates], bandwidth: float) -> Iterator[str]:
 
 
 def _speed_note(needed: float) -> Iterator[str]:
-    """Yield a warning if this machine's cores may be slower than the emulated ones together."""
+    """Yield a warning if this machine's cores may be slower than all emulated devices together."""
     host = chosen().calibration
     here = usable_cores() * host.value("flops") * relative_speed(host).flops
     if needed > _MOST_BUSY * here:
@@ -252,7 +252,9 @@ def _check(layout: Layout, cluster: Cluster) -> None:
             "either replicas or stages; plan with fix={'data': 1} or fix={'pipeline': 1}"
         )
     if layout.num_devices == 1:
-        raise SpecError("a plan for one device has nothing to rehearse; plan for a cluster with several")
+        raise SpecError(
+            "a plan for one device has nothing to rehearse; plan for a cluster with several devices"
+        )
     if layout.offload != "none":
         raise SpecError(
             f"a plan with offload={layout.offload!r} cannot be rehearsed, because jobs on CPU ranks have nowhere to "
@@ -278,14 +280,14 @@ def _small_model(planned: str, model: str | None) -> tuple[str, GPTConfig]:
 def _split(setting: SearchSettings, table: Layouts, small: GPTConfig, stages: int) -> tuple[int, ...]:
     """Return the layers of each stage of the small model, with embedding and head, divided as in the plan.
 
-    The limit that a device's memory sets is scaled with the number of layers.
+    The number of layers that fit in a device's memory is scaled in proportion to the number of layers of the model.
     """
     if stages == 1:
         return ()
     if small.layers < stages:
         raise SpecError(
-            f"a model of {small.layers} layers has too few for the plan's {stages} stages; give model='gpt-small' or "
-            "another with as many"
+            f"a model of {small.layers} layers is too small for the plan's {stages} stages; give model='gpt-small' or "
+            f"another model with at least {stages} layers"
         )
     blocks = even_split(small.layers, stages)
     if setting.cluster.groups:
@@ -308,13 +310,13 @@ def _strategy(layout: Layout, split: tuple[int, ...]) -> Strategy:
 def _optimizer(layout: Layout) -> Any:
     if not isinstance(layout.optimizer, Optimizer):
         raise SpecError(
-            f"optimizer={layout.axis('optimizer')!r} is one that jobs do not have; plan with optimizer='adamw'"
+            f"optimizer={layout.axis('optimizer')!r} is not available in jobs; plan with optimizer='adamw'"
         )
     return layout.optimizer
 
 
 def _moved_bytes(job: Job, small: GPTConfig, layout: Layout) -> float:
-    """Return the bytes that the update of one rank reads and writes, with equal parts on all ranks."""
+    """Return the bytes that the update of one rank reads and writes, if all ranks update equally many elements."""
     parts = layout.pipeline * (layout.data if layout.zero else 1)
     return job.optimizer.states.moved_bytes_per_param(_BYTES) * small.num_params / parts
 
@@ -322,7 +324,7 @@ def _moved_bytes(job: Job, small: GPTConfig, layout: Layout) -> float:
 def _link(setting: SearchSettings, layout: Layout, small: GPTConfig, slow: float) -> tuple[float, float]:
     """Return the rate of a node's link, in bytes per second with headers, and its latency in seconds.
 
-    Stages send activations, to which the plan adds no latency of the link, and replicas send gradients.
+    Stages send activations, for which the plan assumes no link latency; replicas send gradients.
     """
     model, cluster, calibration = setting
     machine = Machine.of(cluster, calibration, layout.precision)

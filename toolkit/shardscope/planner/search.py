@@ -1,8 +1,8 @@
-"""Score all candidates in chunks: compute the time and memory of those that fit, and keep the best of them.
+"""Score all candidates in chunks: compute the time and memory of layouts that fit, and keep the best layouts.
 
 The search is exact. Part of a layout's step time does not depend on how model states are stored. A layout is skipped
 early only if this part alone exceeds the step time of `keep` other layouts that leave at least as much memory free.
-Layouts that do not fit without recomputation are tried with as few recomputed layers as memory demands, too.
+Layouts that do not fit without recomputation are also tried with the fewest recomputed layers that fit.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class RankedRows(NamedTuple):
     way: Ints
     compression: Ints
     recompute_layers: Ints
-    """Number of layers per stage that are recomputed to make the layout fit, if the body itself recomputes none; else
-    0."""
+    """Number of layers per stage that are recomputed to make the layout fit, if the body itself recomputes no layers;
+    otherwise 0."""
     time_s: Floats
     memory_bytes: Floats
 
     def at(self, rows: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> RankedRows:
-        """Return the rows at the given indices, or those selected by a mask."""
+        """Return the rows at the given indices, or the rows selected by a mask."""
         return RankedRows(*(column[rows] for column in self))  # type: ignore[arg-type]
 
     def plus(self, other: RankedRows) -> RankedRows:
-        """Return these rows followed by those of `other`."""
+        """Return the rows of this table followed by the rows of `other`."""
         return RankedRows(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
 
 
@@ -64,7 +64,7 @@ class Promising(NamedTuple):
     drive_share: Floats
 
     def plus(self, other: Promising) -> Promising:
-        """Return these rows followed by those of `other`."""
+        """Return the rows of this table followed by the rows of `other`."""
         return Promising(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
 
 
@@ -80,7 +80,7 @@ class Found(NamedTuple):
 
     rows: RankedRows
     too_large: int
-    """Number of layouts that do not fit, without those kept with some layers recomputed."""
+    """Number of layouts that do not fit, not counting layouts kept with some layers recomputed."""
     beaten: int
     """Number of layouts that fit but are not on one of the kept Pareto fronts."""
     closest: Closest
@@ -164,7 +164,7 @@ def _chunks(found: Candidates, order: npt.NDArray[np.intp]) -> Iterator[tuple[In
 
 
 class _Chunk(NamedTuple):
-    """Some layouts, with lower bounds of their step times, their memory, and the bytes that they lack."""
+    """Some layouts, with lower bounds of their step times, their memory, and the bytes by which they do not fit."""
 
     body: Ints
     way: Ints
@@ -174,7 +174,7 @@ class _Chunk(NamedTuple):
 
 
 def _as_they_are(chunk: _Chunk, capacity_bytes: float, bar: Staircase) -> Promising:
-    """Return those layouts of a chunk that fit, and are not certainly beaten."""
+    """Return the layouts of a chunk that fit and are not certainly dominated."""
     at = np.flatnonzero(chunk.lacking <= 0)
     memory = chunk.held.total
     at = at[~bar.beats(chunk.least_s[at], memory[at] - capacity_bytes)]
@@ -184,9 +184,9 @@ def _as_they_are(chunk: _Chunk, capacity_bytes: float, bar: Staircase) -> Promis
 def _with_some_recomputed(
     setting: SearchSettings, found: Candidates, chunk: _Chunk, at: npt.NDArray[np.intp], bar: Staircase
 ) -> Promising:
-    """Return those of some layouts that fit with some layers recomputed, and are not certainly beaten.
+    """Return the layouts at indices `at` of a chunk that fit with some layers recomputed and may not be dominated.
 
-    Recomputation takes time, and saves no more than all activations.
+    Their lower bounds assume that recomputation takes no time and frees all activations.
     """
     least = chunk.held.total[at] - chunk.held.activations[at] - capacity(setting)
     at = at[(least <= 0) & ~bar.beats(chunk.least_s[at], least)]
@@ -229,7 +229,7 @@ class Staircase:
         self._least = np.minimum.accumulate(np.concatenate(([np.inf], memory)))
 
     def beats(self, time: Floats, memory: Floats) -> npt.NDArray[np.bool_]:
-        """Return which rows are certainly dominated, given lower bounds of their time and memory."""
+        """Return a mask of the rows that are certainly dominated, given lower bounds of their time and memory."""
         return np.asarray(self._least[np.searchsorted(self._time, time)] <= memory)
 
 

@@ -12,7 +12,7 @@ from shardscope.analytic.memory import MemoryParts
 from shardscope.analytic.memory.offload import drive_bytes_per_device
 from shardscope.calibration.calibration import Calibration
 from shardscope.prediction.step import StepParts, step_time
-from shardscope.prediction.step.held import memory_with, room_on
+from shardscope.prediction.step.machine import memory_with, room_on
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.model import Transformer
 
@@ -34,7 +34,7 @@ def time_of(setting: SearchSettings, layouts: Layouts, drive_share: Floats | Non
 
 
 def lacking_bytes(setting: SearchSettings, held: MemoryParts) -> Floats:
-    """Return how many bytes each layout needs beyond device memory and drives, in total; 0 if it fits."""
+    """Return the total bytes by which each layout exceeds device memory and drives; 0 if it fits."""
     beyond = np.maximum(held.nvme - drive_bytes_per_device(setting.cluster), 0.0)
     return np.asarray(np.maximum(held.total - capacity(setting), 0.0) + beyond)
 
@@ -45,5 +45,5 @@ def memory_parts(setting: SearchSettings, layouts: Layouts) -> MemoryParts:
 
 
 def capacity(setting: SearchSettings) -> float:
-    """Return the bytes that tensors can take on one device."""
+    """Return the bytes available for tensors on one device."""
     return room_on(setting.cluster, setting.calibration.software)

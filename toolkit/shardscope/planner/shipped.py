@@ -34,7 +34,7 @@ class Beyond(NamedTuple):
 
 
 class SoftwareLimits(NamedTuple):
-    """A search space, and what it would be if the software shipped everything."""
+    """A search space limited to what the software ships, and the same space without this limit."""
 
     space: SearchAxes
     wider: SearchAxes
@@ -72,12 +72,12 @@ def shipped_space(
     devices: int,
     given: Collection[str],
 ) -> SearchAxes:
-    """Return the space without what the software does not ship; without a name of software, it is not limited.
+    """Limit a search space to what the software ships; if `software` is None, return the space unchanged.
 
     Args:
         space: The values to try.
         software: Name of the framework.
-        model: The model, some layouts of which the software refuses.
+        model: The model; software may refuse some layouts of it.
         optimizers: Names of the optimizers that are tried.
         devices: Number of devices, which all degrees divide.
         given: Axes that the caller has set, which stay as they are.
@@ -107,7 +107,7 @@ def shipped_space(
 
 
 def lacking(software: str, layout: Layout, model: Transformer) -> str:
-    """Return what a layout needs that the software does not ship, in words; empty if nothing, or if unknown."""
+    """Return in words what a layout needs that the software does not ship; empty for nothing or unknown software."""
     return " and ".join(software_of(software).shipped.lacks(layout, model)) if software else ""
 
 
@@ -139,7 +139,7 @@ def limited_texts(software: str, beyond: Beyond | None, fastest_s: float) -> lis
 
 
 def unshipped_texts(software: str, missing: str, *, is_named: bool) -> list[str]:
-    """Return sentences for a table that has layouts which the software does not ship.
+    """Return sentences for a table that may contain layouts which the software does not ship.
 
     Args:
         software: The best plan's software.

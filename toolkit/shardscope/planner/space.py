@@ -9,9 +9,8 @@ from pydantic import Field
 
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec._base import Spec
-from shardscope.spec.compression import Compression
+from shardscope.spec.compression import AnyLayoutCompression, Compression
 from shardscope.spec.layout import LayoutSchedule, Offload, Recompute, searched_schedules
-from shardscope.spec.layout_compression import AnyLayoutCompression
 from shardscope.spec.numbers import Count, CountOrZero
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 
@@ -19,7 +18,7 @@ LARGEST_MICRO_BATCH = 16
 
 
 class SearchAxes(Spec):
-    """Values that a search tries on each axis; if a degree of parallelism is None, all valid divisors.
+    """Values that a search tries on each axis; None for a degree of parallelism means all valid divisors.
 
     Lossy gradient compression is left out by default, because it changes the result of training.
 
@@ -29,7 +28,7 @@ class SearchAxes(Spec):
     """
 
     data: tuple[Count, ...] | None = None
-    """Data-parallel degrees to accept; None accepts all. The other degrees and the device count fix it."""
+    """Data-parallel degrees to accept; None accepts all. The degree follows from the device count and other degrees."""
     tensor: tuple[Count, ...] | None = None
     pipeline: tuple[Count, ...] | None = None
     context: tuple[Count, ...] | None = None
@@ -38,14 +37,14 @@ class SearchAxes(Spec):
     """Micro-batch sizes; None for the divisors of the global batch up to 16."""
     schedule: tuple[LayoutSchedule, ...] = Field(default_factory=searched_schedules, min_length=1)
     virtual_stages: tuple[Count, ...] = Field(default=(2, 3, 4, 6, 8), min_length=1)
-    """Stages per rank for interleaved schedules; V-shaped schedules always have two, the others one."""
+    """Stages per rank for interleaved schedules; V-shaped schedules always have two, and all other schedules one."""
     zero: tuple[Literal[0, 1, 2, 3], ...] = Field(default=(0, 1, 2, 3), min_length=1)
     zero_in_pipelines: tuple[Literal[0, 1, 2, 3], ...] = Field(default=(0, 1, 2, 3), min_length=1)
     """ZeRO stages that are tried with several pipeline stages; several frameworks do not support all of them."""
     zero_for_offload: tuple[tuple[Offload, Literal[0, 1, 2, 3]], ...] = ()
     """Pairs of an offload setting and the lowest ZeRO stage with which it is tried, such as ``("states", 3)``."""
     full_for_offload: tuple[Offload, ...] = ()
-    """Kinds of offloading that are tried only with all layers recomputed, because only their inputs are moved."""
+    """Offload settings that are tried only if all layers are recomputed, because only inputs of layers are moved."""
     shard: tuple[Literal["all", "node"], ...] = Field(default=("all", "node"), min_length=1)
     """Shard model states over all replicas, or over the replicas on one node (HSDP)."""
     recompute: tuple[Recompute, ...] = Field(default=("none", "selective", "full"), min_length=1)
@@ -53,7 +52,8 @@ class SearchAxes(Spec):
     """Numbers of layers per stage to recompute with full recomputation, 0 for all. None tries all layers and, if a
     layout does not fit without recomputation, also the fewest layers with which it fits; if `recompute` is restricted
     to "full", only all layers. Numbers do not exclude layouts without full recomputation; for that, write
-    fix={"recompute": "full", "recompute_layers": 4}. With offloaded activations, more than the fewest can be faster."""
+    fix={"recompute": "full", "recompute_layers": 4}. With offloaded activations, recomputing more layers than the
+    fewest can be faster."""
     offload: tuple[Offload, ...] = Field(
         default=("none", "optimizer", "states", "activations", "all"), min_length=1
     )

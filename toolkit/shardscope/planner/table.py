@@ -56,7 +56,7 @@ def recommended(found: Plans) -> PlanRow:
 def budget_of(found: Plans, plan: PlanRow, tokens: float) -> Budget:
     """Return how long a plan trains on a number of tokens, without evaluations, and what it costs.
 
-    The time includes checkpoints and failures if the cluster states a failure rate.
+    The time includes checkpoints and failures if the cluster has a failure rate.
     """
     failures = layout_failures(found.setting.model, found.setting.cluster, plan.layout)
     rate = Throughput(plan.tokens_per_s, found.setting.cluster, failures)
@@ -121,7 +121,7 @@ def _cells(found: Plans, plan: PlanRow, tokens: float | None) -> list[str]:
 
 
 def _recompute(found: Plans, layout: Layout) -> str:
-    """Return what a layout recomputes, with the number of layers per stage unless it is all."""
+    """Return what a layout recomputes, with the number of layers per stage if it does not recompute all layers."""
     if not layout.recompute_layers:
         return layout.recompute
     stages = layout.pipeline * layout.virtual_stages

@@ -1,4 +1,5 @@
 """Predict a job before it runs: bytes sent and memory of each rank, and the step time, as sums of terms."""
+# Long because it is one result: all that is predicted for a job, and what it shows.
 
 from __future__ import annotations
 
@@ -10,28 +11,36 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardscope.analytic.communication import Traffic
-from shardscope.analytic.communication.traffic import sent_bytes
-from shardscope.analytic.job_step import Backend, JobStep, settled_step
+from shardscope.analytic.communication.traffic import Sent, sent_bytes
+from shardscope.analytic.job_step import JobStep, settled_step
 from shardscope.analytic.memory import RankStates, is_cpu
 from shardscope.analytic.reliability import Reliability
 from shardscope.analytic.terms import Term
 from shardscope.calibration.calibration import Calibration, Interval
 from shardscope.calibration.choice import calibration_of
-from shardscope.calibration.host_calibration import THIS_MACHINE, AnyCalibration, HostCalibration
-from shardscope.calibration.saved_calibration import Chosen, chosen
+from shardscope.calibration.host_calibration import (
+    THIS_MACHINE,
+    Chosen,
+    HostCalibration,
+    chosen,
+)
 from shardscope.calibration.spread import Floats, Widened, widened
-from shardscope.calibration.this_machine import Place
 from shardscope.errors import SpecError, require
-from shardscope.machine import num_gpus, usable_memory_bytes
+from shardscope.machine import Place, usable_memory_bytes
 from shardscope.prediction.budget import Budgeted
-from shardscope.prediction.data_source import filling_s, with_waiting
 from shardscope.prediction.failures import job_failures
-from shardscope.prediction.host_interval import host_interval
 from shardscope.prediction.job_memory import kinds_by_rank, rank_memory
-from shardscope.prediction.job_time import job_time_term, loads_of
-from shardscope.prediction.job_view import shown
+from shardscope.prediction.job_time import (
+    WAITING,
+    filling_s,
+    host_interval,
+    job_time_term,
+    loads_of,
+    with_waiting,
+)
 from shardscope.prediction.layout import uncertainty_of
 from shardscope.prediction.loads import (
+    backend_on,
     memory_on,
     run_seconds,
     slowness_on,
@@ -42,15 +51,17 @@ from shardscope.prediction.loads import (
 from shardscope.prediction.rates import RankRates
 from shardscope.prediction.step.term import time_term
 from shardscope.prediction.traced import Traced, traced
-from shardscope.show import Part, Shown
+from shardscope.show import Part, Sentences, Shown, Table, Tree
 from shardscope.spec import Job
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.job_parts import label_of
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
+from shardscope.spec.units import bytes_text, figure, plural, work_text
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 AGENT_BYTES = 200e6
 RANK_BYTES = 80e6
@@ -198,7 +209,7 @@ class JobPrediction(Shown, Budgeted):
             return loads.assumptions
         return tuple(_UNEVEN.format(name=name) for name, sent in self.traffic.items() if sent.is_uneven)
 
-    @property
+    @cached_property
     def interval(self) -> Interval | None:
         """Interval that contains 90 % of step times, in seconds; None if not `has_rates`.
 
@@ -408,7 +419,8 @@ class JobPrediction(Shown, Budgeted):
         }
 
     def _shown(self) -> list[Part]:
-        return shown(self)
+        trees = [Tree(term) for term in (self.time, self.memory) if term is not None]
+        return [Sentences(_headline(self)), *trees, _table(self)]
 
 
 def predict_job(
@@ -454,11 +466,14 @@ def predict_job(
         raise SpecError(
             f"software={software!r} has no effect on this machine's CPU ranks; omit it, or give a cluster"
         )
-    is_on_gpus, backend = _place(job, cluster)
+    is_on_gpus, backend = backend_on(cluster, job)
     casts = is_on_gpus and not (cluster and is_cpu(cluster.device))
-    found = trace(job.replace(device="cuda") if casts else job)
+    found = trace(job.model_copy(update={"device": "cuda"}) if casts else job)
     assert found.table.step is not None
-    constants = None if cluster is None else _of_pytorch(cluster, calibration, software)
+    constants = None
+    if cluster is not None:  # jobs run on plain PyTorch, unless other software is given
+        usual = "fsdp2" if calibration is None else None
+        constants = calibration_of(cluster, calibration, software=software or usual)
     of_memory = constants.software if constants else ""
     memory = memory_on(emulated or cluster, of_memory, job=job, trace=found.table.step)
     step = JobStep(
@@ -468,25 +483,93 @@ def predict_job(
     )  # fmt: skip
     if cluster is not None:
         return JobPrediction(job, cluster, step, found, constants)
-    if calibration is not None:
+    if not isinstance(calibration, HostCalibration | None):
         require(calibration, HostCalibration, by="calibration", write="ss.HostCalibration.load('FILE.json')")
     assert calibration is None or isinstance(calibration, HostCalibration)
     host = chosen(emulated) if calibration is None else Chosen(calibration, is_saved=True)
     return JobPrediction(job, None, step, found, None, emulated, *host)
 
 
-def _of_pytorch(cluster: Cluster, calibration: AnyCalibration | None, software: str | None) -> Calibration:
-    """Return the calibration of the cluster; jobs run on plain PyTorch, unless other software is given."""
-    return calibration_of(
-        cluster, calibration, software=software or ("fsdp2" if calibration is None else None)
+_NAMED = 4
+"""Largest number of ranks that a sentence names."""
+
+
+def _headline(found: JobPrediction) -> tuple[str, ...]:
+    job = found.job
+    count = plural(job.world_size, "rank")
+    fitted = found.calibration or found.host
+    about = "no step time" if fitted is None or not found.has_rates else f"calibration {fitted.name}"
+    took, held = "step time: unknown", "memory per rank: unknown"
+    if found.step_time_s is not None and found.run_time_s is not None and found.interval is not None:
+        low, high = (figure(each, "s") for each in found.interval)
+        took = (
+            f"step {figure(found.step_time_s, 's')} ({low} to {high}), {job.last_step} steps "
+            f"{figure(found.run_time_s, 's')}{_data_bound(found)}"
+        )
+    if found.peak_bytes is not None:
+        held = f"the fullest rank needs {figure(found.peak_bytes, 'bytes')}{beside_peak(found)}"
+    sent = "bytes sent: unknown"
+    if found.sent_bytes is not None:
+        at_most = "at most " if found.job.strategy.num_dropped else ""
+        sent = f"the busiest rank sends {at_most}{figure(float(found.sent_bytes.max()), 'bytes')} a step"
+    return (
+        f"{job.label} on {count}, {found.where}, {work_text(job.batch.global_batch, found.seq)}",
+        f"{took}; {held}{_misfit(found)}",
+        sent,
+        *([] if found.note is None else [f"{about}: {found.note}"]),
+        *found.assumptions,
     )
 
 
-def _place(job: Job, cluster: Cluster | None) -> tuple[bool, Backend]:
-    """Return whether the job's ranks compute on GPUs, and their backend (on this machine, by the ranks' rule)."""
-    if cluster is not None:
-        return True, "nccl"
-    here = 0 if job.device == "cpu" else num_gpus()
-    if job.device == "cuda" and not here:  # another machine's GPUs, one per rank
-        return True, "nccl"
-    return here > 0, "nccl" if job.world_size <= here else "gloo"
+def beside_peak(found: JobPrediction) -> str:
+    """Clause on what the peak lacks on this machine: work buffers whose size is not known before the run."""
+    is_lacking = found.cluster is None and found.states is not None and found.states.buffers is None
+    return ", plus work buffers (not predicted)" if is_lacking else ""
+
+
+def _misfit(found: JobPrediction) -> str:
+    """Clause that names the ranks that do not fit, which need not be the fullest; empty if all do."""
+    if found.fits is not False:
+        return ""
+    ranks = found.overfull
+    if not ranks:
+        return "; all ranks together do not fit"
+    named = ", ".join(map(str, ranks[:_NAMED])) + (f" and {len(ranks) - _NAMED} more" * (len(ranks) > _NAMED))
+    return f"; rank{'s' * (len(ranks) > 1)} {named} {'does' if len(ranks) == 1 else 'do'} not fit"
+
+
+def _data_bound(found: JobPrediction) -> str:
+    """Clause that says how long ranks wait for data, in each step or in the first epoch; empty if they do not."""
+    waits = [term for term in (found.time.walk() if found.time else ()) if term.name == WAITING]
+    if waits:
+        return f", of which {figure(waits[0].value, 's')} a step waiting for data"
+    if found.filling_s > 0:
+        return f", of which {figure(found.filling_s, 's')} waiting for data while the first epoch fills the cache"
+    return ""
+
+
+def _table(found: JobPrediction) -> Table:
+    """Return a table with one row per collective: bytes and messages per rank, and bytes over all ranks."""
+    rows = [
+        (
+            name,
+            _span(sent.bytes, bytes_text),
+            _span(sent.messages, "{:,}".format),
+            bytes_text(int(sent.bytes.sum())),
+            _exactness(sent),
+        )
+        for name, sent in (found.traffic or {}).items()
+    ]
+    return Table(["collective", "sent per rank", "messages", "sent by all", ""], rows, gap=1)
+
+
+def _span(values: Any, text: Callable[[int], str]) -> str:
+    """Format one number if all ranks have the same value, else the minimum and the maximum."""
+    low, high = int(values.min()), int(values.max())
+    return text(low) if low == high else f"{text(low)} to {text(high)}"
+
+
+def _exactness(sent: Sent) -> str:
+    if sent.bounds is None:
+        return "exact"
+    return " to ".join(bytes_text(int(bound.sum())) for bound in sent.bounds)

@@ -18,6 +18,7 @@ from shardscope.analytic.memory.fully_sharded import gathered_peak
 from shardscope.analytic.memory.held import Sharding, keeps_gradients
 from shardscope.analytic.memory.module import saved_and_gathered
 from shardscope.analytic.terms import Term
+from shardscope.methods.strategies.pipeline import Pipeline
 from shardscope.methods.strategies.sharded import FullyShardedStrategy
 from shardscope.prediction.loads import Samples, samples_by_rank
 from shardscope.prediction.traced import Traced
@@ -30,6 +31,7 @@ _STATES = (
 )
 _TRACE = "one step traced on the meta device"
 _WORKSPACE = "workspaces of cuBLAS, in torch"
+_MESSAGES = "torch.distributed.pipelining: a buffer for each message that a pass receives"
 _WORK = "compression state, updates kept until all norms are known, received messages"
 
 
@@ -61,6 +63,20 @@ def rank_memory(
     saved = _activations(step)
     if states is None or saved is None:
         return None
+    if isinstance(step.job.strategy, Pipeline) and (peaks := step.job.strategy.peaks(step)) is not None:
+        return [
+            _sum(
+                ("parameters", float(states.parameters[rank]), _STATES),
+                ("optimizer", float(states.optimizer[rank]), _STATES),
+                ("activations at the peak", peak.activations, _TRACE),
+                ("gradients at the peak", peak.gradients, _STATES),
+                ("messages at the peak", peak.messages, _MESSAGES),
+                ("buffers", _work(states, rank, 0.0), _WORK),
+                ("batch", found.sample_bytes * samples.step, "inputs and targets"),
+                ("workspace", workspace, _WORKSPACE),
+            )
+            for rank, (peak, samples) in enumerate(zip(peaks, samples_by_rank(step), strict=True))
+        ]
     return [
         _sum(
             ("parameters", float(states.parameters[rank]), _STATES),

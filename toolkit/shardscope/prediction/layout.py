@@ -21,8 +21,7 @@ from shardscope.calibration.software import memory_model
 from shardscope.calibration.spread import Floats, Widened, stacked, widened
 from shardscope.prediction.budget import Budgeted
 from shardscope.prediction.failures import failures_text, layout_failures
-from shardscope.prediction.step.held import memory_with, room_on
-from shardscope.prediction.step.machine import Machine
+from shardscope.prediction.step.machine import Machine, memory_with, room_on
 from shardscope.prediction.step.step import step_time
 from shardscope.prediction.step.term import time_term
 from shardscope.show import Part, Sentences, Shown, Tree

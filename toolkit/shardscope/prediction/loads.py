@@ -7,12 +7,13 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shardscope.analytic.job_step import JobStep
+from shardscope.analytic.job_step import Backend, JobStep
 from shardscope.analytic.terms import Term
+from shardscope.machine import num_gpus
 from shardscope.methods.strategies.parameter_server import ParameterServer
 from shardscope.methods.strategies.parameter_server._admission import Admission
 from shardscope.methods.strategies.sharded import ZeroStrategy
-from shardscope.prediction.step.held import room_on
+from shardscope.prediction.step.machine import room_on
 from shardscope.spec import Job
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.model.step import StepTrace
@@ -20,6 +21,16 @@ from shardscope.spec.shares import MEASURED, samples_by_speed
 from shardscope.spec.strategy import Work
 
 _PASSES = ("forward", "backward")
+
+
+def backend_on(cluster: Cluster | None, job: Job) -> tuple[bool, Backend]:
+    """Return whether the job's ranks compute on GPUs, and their backend (on this machine, by the ranks' rule)."""
+    if cluster is not None:
+        return True, "nccl"
+    here = 0 if job.device == "cpu" else num_gpus()
+    if job.device == "cuda" and not here:  # another machine's GPUs, one per rank
+        return True, "nccl"
+    return here > 0, "nccl" if job.world_size <= here else "gloo"
 
 
 def slowness_on(emulated: EmulatedCluster | None) -> tuple[float, ...]:

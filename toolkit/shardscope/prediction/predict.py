@@ -12,7 +12,7 @@ from shardscope.prediction.observed import ObservedPrediction
 from shardscope.spec import Job
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.layout import Layout
-from shardscope.spec.model import LayerTable, Model, Transformer, transformer_of
+from shardscope.spec.model import LayerTable, Model, Transformer
 from shardscope.spec.observed import ObservedJob
 
 
@@ -71,7 +71,8 @@ def predict(
             the layout specifies, or the job's model cannot be traced.
     """
     known = Model.of(job) if isinstance(job, str) and layout is not None else job
-    known = transformer_of(known) or known
+    if isinstance(known, LayerTable):
+        known = known.as_transformer or known
     if not isinstance(known, Job | Transformer):
         require(known, Job, by="predict", write="ss.predict(ss.Job(...))")
     if isinstance(known, ObservedJob):
@@ -82,7 +83,8 @@ def predict(
             )
         return ObservedPrediction(known)
     is_emulated = isinstance(known, Job) and isinstance(cluster, EmulatedCluster)
-    if not is_emulated and (cluster is not None or not isinstance(known, Job)):
+    is_needed = cluster is not None or not isinstance(known, Job)
+    if is_needed and not is_emulated and not isinstance(cluster, Cluster):
         require(cluster, Cluster, by="predict", write="ss.Cluster.of('a100-80gb', nodes=...)")
     if isinstance(known, Job):
         if layout is not None:
@@ -90,7 +92,8 @@ def predict(
                 "layout has no effect on a job, whose strategy determines job.layout(); omit it, or give a Transformer"
             )
         return predict_job(known, cluster, calibration, software=software)
-    require(layout, Layout, by="predict", write="ss.Layout(...)")
+    if not isinstance(layout, Layout):
+        require(layout, Layout, by="predict", write="ss.Layout(...)")
     assert isinstance(known, Transformer)
     assert isinstance(cluster, Cluster)
     assert layout is not None

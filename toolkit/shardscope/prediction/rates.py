@@ -13,7 +13,8 @@ from shardscope.analytic.communication.traffic import Sent
 from shardscope.analytic.job_step import JobStep
 from shardscope.calibration.calibration import Calibration
 from shardscope.calibration.host_calibration import HostCalibration, HostMachine, HostTransport, knot_shares
-from shardscope.calibration.this_machine import Place, core_speed
+from shardscope.calibration.this_machine import core_speed
+from shardscope.machine import Place
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.passes import Passes, whole_passes
 from shardscope.spec import Job

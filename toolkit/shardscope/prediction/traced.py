@@ -75,21 +75,21 @@ def traced(job: Job, elsewhere: Elsewhere | None = None, *, builds: bool = True)
     grows = not codes and not is_cast and not on_gpu
     samples = _NUM_SAMPLES if grows else job.batch.per_rank(job.num_data_ranks) // job.num_micro_batches
     data, stamp = _file(job.data)
-    asked = Job(
-        model=job.model,
-        data=data,
-        loss=job.loss,
-        strategy="single",
-        batch=samples,
-        precision=job.precision,
-        recompute=job.recompute,
-        device="cuda" if on_gpu else "auto",
-    )
-    text = asked.to_json()
-    key = (text, stamp, *(code.function for code in codes))
+    fields = {
+        "model": job.model,
+        "data": data,
+        "loss": job.loss,
+        "strategy": "single",
+        "batch": samples,
+        "precision": job.precision,
+        "recompute": job.recompute,
+        "device": "cuda" if on_gpu else "auto",
+    }
+    key = (*fields.values(), stamp, *(code.function for code in codes))
     found = _KNOWN.get(key)
     if found is None or (codes and builds):
-        found = _traced_here(asked, builds=builds) if codes else _traced_once(asked, (text, stamp), elsewhere)
+        asked = Job(**fields)
+        found = _traced_here(asked, builds=builds) if codes else _traced_once(asked, stamp, elsewhere)
         while len(_KNOWN) >= _MOST_KNOWN:
             _KNOWN.pop(next(iter(_KNOWN)), None)
         _KNOWN[key] = found
@@ -112,7 +112,7 @@ def _file(data: object) -> tuple[Any, object]:
     return str(path), (status.st_mtime_ns, status.st_size)
 
 
-def _traced_once(asked: Job, key: tuple[Any, ...], elsewhere: Elsewhere | None) -> Traced:
+def _traced_once(asked: Job, stamp: object, elsewhere: Elsewhere | None) -> Traced:
     """Return the trace of a job without user code from the cache on disk, or trace the job and store the result."""
 
     def make() -> Traced:
@@ -120,6 +120,7 @@ def _traced_once(asked: Job, key: tuple[Any, ...], elsewhere: Elsewhere | None) 
             return _traced_here(asked)
         return Traced.from_json((elsewhere or _traced_elsewhere)(asked.to_json()))
 
+    key = asked.to_json(), stamp
     try:
         cache_dir()
     except (DataError, RuntimeError) as error:  # RuntimeError: this user has no home folder

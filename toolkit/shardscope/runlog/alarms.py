@@ -73,7 +73,7 @@ class Alarm:
 def alarms_of(
     optimizer: Optimizer | None, ratios: Sequence[RatioSeries], residuals: Sequence[ResidualSeries]
 ) -> tuple[Alarm, ...]:
-    """Apply all rules to these series, and return the alarms, those of the most severe rules first.
+    """Apply all rules to these series, and return the alarms, in the order of the rules' severity.
 
     Args:
         optimizer: Optimizer of the run; None if unknown.

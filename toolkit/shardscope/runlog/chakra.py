@@ -1,9 +1,9 @@
 """MLCommons Chakra execution traces: the messages of the file format, and reading and writing one rank's file.
 
-A file holds messages in protocol buffers' wire format, each after its length: one with the version, then one for each
-node. Names and numbers of the fields are those of Chakra's public schema (Sridharan et al. 2023, arXiv 2305.14516;
+A file holds messages in protocol buffers' wire format, each preceded by its length: one with the version, then one for
+each node. Names and numbers of the fields are those of Chakra's public schema (Sridharan et al. 2023, arXiv 2305.14516;
 https://github.com/mlcommons/chakra); only fields that the simulator needs are described here, and others are skipped.
-The library ``protobuf`` encodes and decodes them; it is imported when a trace is read or written.
+The library ``protobuf`` encodes and decodes the messages; it is imported when a trace is read or written.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _VALUES = {
         "sfixed64", "bool", "string", "bytes",
     ))
 }  # fmt: skip
-"""An attribute's value, of which it has one; lists, which have the even numbers, are skipped."""
+"""Fields for an attribute's value, exactly one of which is set; list fields, which have even numbers, are skipped."""
 _MESSAGES: dict[str, dict[str, tuple[int, str, bool]]] = {
     "AttributeProto": {"name": (1, "string", False), **_VALUES},
     "GlobalMetadata": {"version": (1, "string", False), "attr": (2, "AttributeProto", True)},
@@ -47,10 +47,10 @@ _MESSAGES: dict[str, dict[str, tuple[int, str, bool]]] = {
         "duration_micros": (7, "uint64", False), "attr": (10, "bytes", True),
     },
 }  # fmt: skip
-"""By message and field: its number, its type, and whether it is repeated.
+"""Number and type of each field of each message, and whether the field is repeated.
 
-A node's attributes are read as bytes, which look the same in a file: most of them occur in many nodes, and each needs
-to be decoded once only.
+A node's attributes are declared as bytes, which have the same encoding as messages. Most attributes occur in many
+nodes, and bytes can be cached, so each attribute is decoded only once.
 """
 _ONE_OF = "value"
 
@@ -63,7 +63,7 @@ class TraceNode(NamedTuple):
     type: int
     """`COMPUTE`, `SEND`, `RECEIVE`, `COLLECTIVE`, or another of Chakra's types."""
     after: tuple[int, ...] = ()
-    """Nodes that must end before."""
+    """Ids of the nodes that must end before this node starts."""
     start_us: int = 0
     duration_us: int = 0
     attributes: Mapping[str, Any] = MappingProxyType({})
@@ -75,7 +75,7 @@ def input_bytes(comm_type: int, num_bytes: int, ranks: int) -> int:
     """Return ``comm_size`` of a collective on a whole tensor: the bytes of each rank's input.
 
     This is one rank's part for an all-gather, and the whole tensor for the other collectives, as in the traces that
-    Chakra's own converter makes of PyTorch's and in those that ASTRA-sim expects.
+    Chakra's own converter makes from PyTorch's, and as ASTRA-sim expects.
     """
     return -(-num_bytes // ranks) if COLLECTIVES.get(comm_type) == _GATHER else num_bytes
 
@@ -104,7 +104,7 @@ def write_nodes(path: Path, nodes: Iterable[TraceNode]) -> None:
 
 
 def read_traces(paths: Sequence[Path]) -> list[list[TraceNode]]:
-    """Return the nodes of each file; files with the same content share theirs.
+    """Return the nodes of each file; files with the same content share one list.
 
     Raises:
         SpecError: A file is not a Chakra trace, or the library ``protobuf`` is not installed.
@@ -130,7 +130,7 @@ def _nodes(content: bytes) -> Iterator[TraceNode]:
 
     Raises:
         ValueError: A message ends after the file.
-        DecodeError: A message is damaged.
+        DecodeError: A message is corrupt.
     """
     classes = _classes()
     begin, at = _extent(content, 0)
@@ -146,7 +146,7 @@ def _nodes(content: bytes) -> Iterator[TraceNode]:
 
 
 def _extent(content: bytes, at: int) -> tuple[int, int]:
-    """Return where the message starts and ends whose length, a number in base 128, is at index `at`.
+    """Return the start and end of the message whose length, a base-128 number, is at index `at`.
 
     Raises:
         ValueError: The file ends before the message does.
@@ -161,7 +161,7 @@ def _extent(content: bytes, at: int) -> tuple[int, int]:
                 break
             return place + 1, end
         shift += 7
-    raise ValueError("it ends within a node")
+    raise ValueError("the file ends within a node")
 
 
 @lru_cache(maxsize=1 << 16, typed=True)  # True is not 1 here

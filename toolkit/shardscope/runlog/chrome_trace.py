@@ -25,7 +25,7 @@ def write_trace(spans: pd.DataFrame, path: str | Path, about: Mapping[str, str])
     Args:
         spans: A timeline in the form that `Run.timeline` returns.
         path: The file.
-        about: What the trace shows, by key.
+        about: Metadata about the trace, by key.
     """
     trace = {"traceEvents": trace_events(spans), "displayTimeUnit": "ms", "otherData": dict(about)}
     file = Path(path)

@@ -3,10 +3,10 @@
 The system's wall clock may jump during a run, by a step of NTP or because it is set by hand. All times of a run are
 therefore those of the monotonic clock plus an offset to Unix time, so that a duration is the difference of two times,
 also of two processes: on Linux and macOS, all processes of a host have the same monotonic clock. The agent measures the
-offset when it starts, and hands it to its ranks in an environment variable. Ranks on other hosts keep their own offset,
-so their times are aligned only as well as the wall clocks of the hosts. Ranks that torchrun starts measure an offset of
-their own at each start. On Linux and macOS, the monotonic clock stands still while the system sleeps: durations leave
-that time out, and times after it are behind Unix time.
+offset when it starts, and passes it to its ranks in an environment variable. Ranks on other hosts keep their own
+offset, so their times are aligned only as well as the wall clocks of the hosts. Ranks that torchrun starts measure an
+offset of their own at each start. On Linux and macOS, the monotonic clock stands still while the system sleeps:
+durations exclude that time, and later times lag behind Unix time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def now() -> float:
 
 
 def start(env: MutableMapping[str, str] = os.environ) -> None:
-    """Measure the offset to the wall clock, at the start of a run, and hand it to the processes that get this `env`."""
+    """Measure the offset to the wall clock, at the start of a run, and pass it to the processes that get this `env`."""
     global _offset  # noqa: PLW0603 - a process has one clock
     _offset = time.time() - time.perf_counter()
     env[VARIABLE] = offset_text()
@@ -42,7 +42,7 @@ def offset_text() -> str:
 
 
 def adopt(text: str | bytes | None) -> None:
-    """Take over the offset of another process if it is on this host."""
+    """Adopt the offset of another process if that process is on this host."""
     global _offset  # noqa: PLW0603 - a process has one clock
     if text is not None:
         host, offset = json.loads(text)

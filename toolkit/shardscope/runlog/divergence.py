@@ -1,4 +1,4 @@
-"""Whether the loss of a run has diverged: it ends far above the loss with which training began, or exploded before."""
+"""Detects a diverged loss: one that ends far above the loss at the start of training, or exploded without recovery."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ ABOVE_START = 2.0
 """Loss above which a run has diverged, as a multiple of the loss with which it began. An untrained model is at chance
 level; twice that is not reached by noise, and a run that stays there has lost what it knew."""
 FEWEST_STEPS = 3
-"""Number of steps for which the loss must have stayed above that level, so that one bad batch is no alarm."""
+"""Number of steps for which the loss must have stayed above that level, so that one bad batch raises no alarm."""
 EXPLODED = 5.0
-"""Multiple of the loss at the start above which a loss has exploded if it stays there for `FEWEST_STEPS` steps. What
-the model knew is lost, until its loss is back at the level that it had before."""
+"""Multiple of the loss at the start above which a loss has exploded if it stays there for `FEWEST_STEPS` steps. The run
+has then diverged, unless the loss returns to its earlier level (see `RECOVERED`)."""
 RECOVERED = 1.2
-"""Multiple of the level before up to which a loss that exploded has recovered: batches differ by several percent."""
+"""Multiple of its earlier level up to which an exploded loss counts as recovered; batches differ by several percent."""
 FAR_ABOVE_START = 100.0
-"""Multiple of the loss at the start above which even the last step alone is a divergence: no batch is that bad."""
+"""Multiple of the loss at the start above which a single step is a divergence, because no batch alone causes it."""
 
 
 class Divergence(NamedTuple):
@@ -54,9 +54,10 @@ def divergence_of(steps: npt.ArrayLike, losses: npt.ArrayLike) -> Divergence | N
 
     The loss has diverged if its last values, and their mean over `LOSS_WINDOW` steps, exceed `ABOVE_START` times the
     loss of the first step, or if its last value exceeds `FAR_ABOVE_START` times that loss. It has also diverged if it
-    exploded, and the median of its last `LOSS_WINDOW` values since exceeds `RECOVERED` times the level before, which is
-    the loss of the first step, or of the last steps before it exploded if that is higher. A resumed run is compared
-    with the mean of its first steps. A loss that is unknown (NaN) is skipped; one that is infinite has diverged.
+    exploded, and the median of its last `LOSS_WINDOW` values since exceeds `RECOVERED` times the earlier level, which
+    is the loss of the first step, or of the last steps before the explosion if that is higher. A resumed run is
+    compared with the mean of its first steps. A loss that is unknown (NaN) is skipped; one that is infinite has
+    diverged.
 
     Example:
         >>> divergence_of([1, 2, 3, 4, 5], [2.3, 2.2, 90.0, 500.0, 2000.0])
@@ -79,7 +80,7 @@ def divergence_of(steps: npt.ArrayLike, losses: npt.ArrayLike) -> Divergence | N
 
 
 def _first_high(values: npt.NDArray[np.float64], start: float) -> int | None:
-    """Return the place since which all values are too high; None if they are not, or not for long enough."""
+    """Return the index from which on all values are too high; None if there is none, or too few values follow."""
     is_high = values > ABOVE_START * start
     first = len(values) - int(np.argmin(is_high[::-1])) if not is_high.all() else 0
     is_lasting = len(values) - first >= FEWEST_STEPS and values[-LOSS_WINDOW:].mean() > ABOVE_START * start
@@ -87,7 +88,7 @@ def _first_high(values: npt.NDArray[np.float64], start: float) -> int | None:
 
 
 def _exploded(values: npt.NDArray[np.float64], start: float) -> int | None:
-    """Return the place at which the values exploded; None if they did not, or are back at the level before."""
+    """Return the index at which the values exploded; None if they did not, or are back at their earlier level."""
     if len(values) < FEWEST_STEPS:
         return None
     is_far = values > EXPLODED * start

@@ -1,4 +1,4 @@
-"""Epochs of a run on shards: how long their steps took, and what came from the cache."""
+"""Epochs of a run on shards: step times, cache hits and fetched bytes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ class Epoch:
 
     Attributes:
         seconds: Times of the finished steps on the slowest rank, in seconds.
-        opened: Shards that ranks opened in a cache.
-        hits: Of these, shards that were in the cache: since an earlier epoch or run, or fetched by another rank.
-        fetched_bytes: Bytes read from a source that is cached or emulated.
+        opened: Number of shards that ranks opened in a cache.
+        hits: Number of these shards that were in the cache already, from an earlier epoch or run, or fetched by another
+            rank.
+        fetched_bytes: Number of bytes read from a source that is cached or emulated.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -31,9 +32,9 @@ class Epoch:
 
     @property
     def step_time_s(self) -> float | None:
-        """Mean duration of a step on its slowest rank, in seconds; None before the first.
+        """Mean duration of a step on its slowest rank, in seconds; None before the first step.
 
-        Not the median, as ranks wait for data mostly where a window of shards begins, in few steps.
+        The median would hide waits for data, which occur in few steps, mostly where a window of shards begins.
         """
         return fmean(self.seconds) if self.seconds else None
 

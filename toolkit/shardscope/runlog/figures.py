@@ -105,7 +105,7 @@ def figure_text(name: str, value: float | None, missing: str = "–") -> str:
 def change_text(name: str, value: float | None, base: float | None) -> str:
     """Write how a figure differs from that of a baseline: ``-12.0 %``, ``2.4 ×``; empty if equal or unknown.
 
-    Losses and accuracies are written as differences, because their ratios say little.
+    Losses and accuracies are written as differences, because their ratios are not meaningful.
     """
     if value is None or base is None or value == base or not math.isfinite(value - base):
         return ""

@@ -176,9 +176,9 @@ def replace_whole(path: Path, content: bytes, *, within: Path) -> None:
 
 
 def overwrite(path: Path, content: bytes) -> None:
-    """Overwrite a small file where it is, which a full disk allows on most file systems if its last block has room.
+    """Overwrite a small file in place; on most file systems, this works on a full disk if the last block has room.
 
-    Readers may see a part of the new content, unlike with `replace_whole`. If it has no room, the former content is
+    Readers may see a part of the new content, unlike with `replace_whole`. If there is no room, the former content is
     restored.
 
     Raises:

@@ -57,8 +57,8 @@ class ResidualSeries:
 
     Attributes:
         layer: Name of the tensor or unit.
-        kind: What the residual is left over from: the compression of the ranks' own gradients (``residual``), the
-            compression of each rank's share of the mean (``share``), or deep gradient compression (``unsent``).
+        kind: Source of the residual: the compression of the ranks' own gradients (``residual``), the compression of
+            each rank's share of the mean (``share``), or deep gradient compression (``unsent``).
         steps: Step numbers of the samples.
         norm: Norm of the residual after the step.
         gradient: Norm of the gradient that the step added to the residual, in the same units as `norm`.

@@ -1,8 +1,8 @@
 """The events of one recorded step of a run, built from its log.
 
-Each rank logs the messages that it sends and those that arrive, with the same clock. The k-th message that arrives at
-a rank from another one, in the same collective, is the k-th that was sent, because messages of one sender keep their
-order.
+Each rank logs the messages that it sends and those that arrive, with the same clock. The k-th message that arrives at a
+rank from another rank, in the same collective, is the k-th message that was sent, because messages of one sender keep
+their order.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def recorded_step(
 
 
 def _first(finished: Iterable[int], known: set[int], measured: set[int]) -> int:
-    """Return the step to show: the first with messages, or else with memory, or else of all; 0 if there is none."""
+    """Return the step to show: the first with messages, else with memory, else the first of all; 0 if there is none."""
     order = sorted(finished, key=lambda number: (number not in known, number not in measured, number))
     return order[0] if order else 0
 

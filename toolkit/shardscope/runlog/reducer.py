@@ -71,17 +71,17 @@ class RunLog:
         collectives: Training bytes sent by all ranks, by name of the collective.
         observing: Bytes sent by all ranks for measurements, evaluations and checkpoints, by purpose.
         phases: Computing times of the newest steps, by rank and phase.
-        circumstances: What a straggler means in the job.
-        loss_note: Why the loss may depend on how the batch is cut; None if nothing speaks for it.
-        optimizer_note: Why a resumed run may train otherwise; None if nothing speaks for it.
-        shares: Samples of each rank in a step, as last divided by measured speed; empty if they have not been.
+        circumstances: Consequences of a straggler in the job.
+        loss_note: Why the loss may depend on how the batch is split; None if there is no such reason.
+        optimizer_note: Why a resumed run may train differently; None if there is no such reason.
+        shares: Samples of each rank in a step, as last divided by measured speed; empty if shares are not by speed.
         dropped: Number of gradients that no update used, or that were not computed, because other workers were faster.
         faults: Events of the faults that were carried out on purpose, in order.
         restarts: Restarts of the ranks after failures, in order. Steps that a restart repeats replace the earlier ones.
         lost_steps: Number of steps that all ranks had finished, and that restarts had to repeat.
         warm_up: Durations of the first `WARM_UP_STEPS` steps after each start of the ranks, in seconds, by step,
             without those that a restart repeats.
-        first_t: Unix time at which the first rank was ready to train (its event `start`), in seconds; 0 before.
+        first_t: Unix time at which the first rank was ready to train (its event `start`), in seconds; 0 until then.
         last_t: Unix time of the newest event, in seconds.
 
     Example:
@@ -121,13 +121,13 @@ class RunLog:
     _open: dict[tuple[int, int], dict[int, Event]] = field(default_factory=dict, repr=False)
     """Events of unfinished steps by rank, for each step and number of ranks that take it."""
     _sizes: dict[int, int] = field(default_factory=dict, repr=False)
-    """Number of ranks with which each rank has started last, where its event says so."""
+    """Number of ranks at the last start of each rank, if its start event states it."""
     _resized_from: dict[int, str] = field(default_factory=dict, repr=False)
-    """Where ranks of another number took the state from, by the step after which it had been saved."""
+    """Source of the state from which a changed number of ranks resumed, by the step after which it was saved."""
     _pauses: dict[int, Pause] = field(default_factory=dict, repr=False)
     """The pause before each step whose number of ranks differs from the previous step."""
     _may_end_apart: bool = False
-    """Whether ranks may take different numbers of steps, as an observed loop with `Join`."""
+    """Whether ranks may take different numbers of steps, as in an observed training loop that uses `Join`."""
     _ends: dict[int, int] = field(default_factory=dict, repr=False)
     """Number of steps of each rank that has ended."""
     _num_since_start: int = 0
@@ -143,7 +143,7 @@ class RunLog:
 
         return cls(
             world_size=job.world_size, is_asynchronous=job.strategy.is_asynchronous, kinds=StepKinds.of(job),
-            circumstances=Circumstances.of(job), _may_end_apart=isinstance(job, ObservedJob),
+            circumstances=Circumstances(job), _may_end_apart=isinstance(job, ObservedJob),
         )  # fmt: skip
 
     def feed(self, events: Iterable[Event]) -> bool:
@@ -171,7 +171,7 @@ class RunLog:
             row.pop(rank, None)  # a rank that restarts repeats these steps
 
     def _resize(self, world_size: int) -> None:
-        """Go on with another number of ranks, all of which are new processes."""
+        """Continue with a different number of ranks, all of which are new processes."""
         self.world_size = world_size
         self.starts = {rank: start for rank, start in self.starts.items() if rank < world_size}
         self.peak_memory, self.held, self.phases, self.shares = {}, {}, Phases(), ()
@@ -190,7 +190,7 @@ class RunLog:
         self._rewind(event["step"])
 
     def _on_resume(self, event: Event) -> None:
-        """Take from the ranks what they went on from, which the agent could only expect when it wrote the restart."""
+        """Record the step and source from which ranks resumed; the agent's restart event has only the expected ones."""
         if event["rank"] != 0:
             return
         if self.last_step > event["step"]:
@@ -228,7 +228,7 @@ class RunLog:
             self._finish_without_ended()
 
     def _finish_without_ended(self) -> None:
-        """Finish the steps that only ranks which had not ended yet have taken, once all of those have."""
+        """Finish the steps that have been taken by all ranks except those that had already ended."""
         for number, size in sorted(self._open):
             row = self._open.get((number, size), {})
             if not row or not all(
@@ -271,7 +271,7 @@ class RunLog:
             self.noise[number] = fmean(small), fmean(large)
 
     def _note_warm_up(self) -> None:
-        """Note the duration of the last step if it is one of the first since the ranks started."""
+        """Record the duration of the last step if it is one of the first since the ranks started."""
         self._num_since_start += 1
         if self._num_since_start <= WARM_UP_STEPS:
             self.warm_up[self.last_step] = self.steps[-1].step_time_s
@@ -385,23 +385,23 @@ class RunLog:
 
     @property
     def divergence(self) -> Divergence | None:
-        """How the loss diverged; None if it did not."""
+        """Divergence of the loss; None if it has not diverged."""
         return divergence_of(self.steps.column("number"), self.steps.column("loss"))
 
     @property
     def straggler(self) -> Straggler | None:
-        """The rank that computes longer than the others, which usually wait for it; None if there is none."""
+        """The rank that takes longer to compute than the other ranks, which usually wait for it; or None."""
         roles = {rank: start.get("role") for rank, start in self.starts.items()}
         return self.phases.straggler(roles, self.circumstances)
 
     @property
     def wall_s(self) -> float | None:
-        """Time from when the first rank was ready to train to the newest event, in seconds; None before."""
+        """Time from when the first rank was ready to train to the newest event, in seconds; None until then."""
         return self.last_t - self.first_t if self.starts else None
 
     @property
     def goodput(self) -> float | None:
-        """Fraction of the time that ranks spent in steps that count, that is, were not repeated; None before a step.
+        """Fraction of the time spent in steps that count, that is, were not repeated; None before the first step.
 
         The rest is setup, evaluations, checkpoints, steps that a restart repeated, and the restarts themselves.
         """
@@ -412,8 +412,8 @@ class RunLog:
         """Time of the steps that count, in seconds.
 
         Ranks that do not begin a step at the same time are in two steps at once; that time counts once. The first steps
-        after each start, which also build buckets and allocate memory, count as usual ones: their additional time is a
-        cost of the start.
+        after each start, which also build buckets and allocate memory, count with the usual duration of a step: their
+        additional time is a cost of the start.
         """
         usual_s = self.step_time_s or math.inf
         late_s = sum(max(0.0, each - usual_s) for each in self.warm_up.values())
@@ -430,7 +430,7 @@ class RunLog:
 
     @property
     def held_bytes(self) -> int | None:
-        """Bytes held by tensors on the fullest rank, each type at its own peak in the newest measured step; or None."""
+        """Bytes of tensors on the rank with most, each type at its own peak in the newest measured step, or None."""
         return max((sum(kinds.values()) for kinds in self.held.values()), default=None)
 
     @property

@@ -1,4 +1,4 @@
-"""Changes of the number of ranks in a run: when they happened, how long no rank trained, and what carried the state."""
+"""Changes of the number of ranks in a run: when they happened, how long no rank trained, and the state's source."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Resize(NamedTuple):
 
     Attributes:
         step: First step that the new ranks took.
-        before: Number of ranks before it.
+        before: Number of ranks before this step.
         after: Number of ranks from this step on.
-        pause_s: Time in which no rank trained, in seconds: from the end of the step before to the start of this one or,
-            after a failure, from when the agent noticed it.
-        source: Where the new ranks took the state from: ``"replica"``, a copy in the host's memory, or ``"disk"``; None
-            if unknown, as in runs of earlier versions.
-        is_failure: Whether ranks were lost, so that a restart went on without them; else the number was changed on
+        pause_s: Time in which no rank trained, in seconds: from the end of the previous step (after a failure, from
+            when the agent noticed it) to the start of this step.
+        source: Source of the new ranks' state: ``"replica"``, a copy in the host's memory, or ``"disk"``; None if
+            unknown, as in runs of earlier versions.
+        is_failure: Whether ranks were lost, and a restart continued without them; otherwise, the number was changed on
             purpose.
     """
 
@@ -64,9 +64,9 @@ def resizes_of(
 
     Args:
         steps: The finished steps.
-        pauses: The pause before each step that has another number of ranks than the one before, by step; where it is
-            missing, the time between the two steps.
-        sources: Where ranks of another number took the state from, by the step after which it had been saved.
+        pauses: The pause before each step whose number of ranks differs from the previous step's, by step; if one is
+            missing, the time between the two steps is used.
+        sources: Source of the state from which a changed number of ranks resumed, by the step after which it was saved.
 
     Example:
         >>> from shardscope.runlog.steps import Step
@@ -94,7 +94,7 @@ def resizes_of(
 
 
 def sizes_text(log_resizes: list[Resize]) -> str | None:
-    """Return the numbers of ranks in order, such as ``2 → 4 → 3``; None if there was only one.
+    """Return all numbers of ranks in order, such as ``2 → 4 → 3``; None if the number never changed.
 
     Example:
         >>> sizes_text([Resize(10, 2, 4, 0.5), Resize(20, 4, 3, 0.5)])

@@ -14,15 +14,15 @@ class Restart:
     Attributes:
         t: Time at which the agent started the ranks again, in Unix seconds.
         attempt: Number of the restart, from 1.
-        cause: What had failed, as a sentence.
+        cause: Description of the failure, as a sentence.
         failed_rank: The rank that had failed; None if unknown.
-        failed_step: Step that the failed rank had finished last, or was in; None if unknown.
-        step: Step after which training went on; 0 if it began anew.
-        source: Where the state came from: ``"disk"``, ``"replica"``, or ``"start"`` if training began anew.
+        failed_step: Step that the failed rank was in, or had finished last; None if unknown.
+        step: Step after which training continued; 0 if it started from scratch.
+        source: Source of the state: ``"disk"``, ``"replica"``, or ``"start"`` if training started from scratch.
         failed_t: Time at which the agent noticed the failure, in Unix seconds.
         lost_steps: Number of finished steps that had to be repeated.
-        recovered_t: Time at which all ranks had finished their first step again; None before.
-        first_steps_s: Durations of the first steps after it, which take longer than usual ones, in seconds.
+        recovered_t: Time at which all ranks had finished their first step after the restart; None until then.
+        first_steps_s: Durations of the first steps after the restart, which take longer than usual steps, in seconds.
     """
 
     t: float
@@ -39,17 +39,17 @@ class Restart:
 
     @classmethod
     def of(cls, event: Event) -> Restart:
-        """Return the restart that an event describes, before it has recovered."""
+        """Return the restart that an event describes, before the ranks have recovered."""
         return cls(
             event["t"], event["attempt"], event["cause"], event.get("failed_rank"), event.get("failed_step"),
             event["step"], event["source"], event.get("failed_t", event["t"]),
         )  # fmt: skip
 
     def went_on_from(self, event: Event) -> None:
-        """Take step and source from the event with which rank 0 resumed after this restart."""
+        """Set step and source from the event with which rank 0 resumed after this restart."""
         self.step, self.source = event["step"], event.get("source", self.source)
 
     @property
     def took_s(self) -> float | None:
-        """Seconds from the failure until all ranks had finished their first step again; None before."""
+        """Time from the failure until all ranks had finished their first step again, in seconds; None until then."""
         return None if self.recovered_t is None else self.recovered_t - self.failed_t

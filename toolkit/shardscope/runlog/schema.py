@@ -237,8 +237,8 @@ def is_readable(event: Any) -> bool:
 
 Event = Mapping[str, Any]
 OBSERVING = frozenset({"noise_scale", "consensus", "target_counts"})
-"""Names of the collectives that are no part of a job's predicted bytes, as they appear in the traffic of events: those
-of measurements, and the counts of targets, two numbers a step that hang on the data."""
+"""Names, in the traffic of events, of the collectives that are not part of a job's predicted bytes: measurements, and
+target counts, which are two numbers per step and depend on the data."""
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ def phase_seconds(
 
     Args:
         spans: The rank's spans of the step, as rows of an event.
-        waited: Seconds that the rank waited for others within passes, by phase; they are not counted.
+        waited: Time that the rank waited for other ranks within passes, in seconds, by phase; it is not counted.
     """
     found: dict[str, float] = {}
     for lane, name, start, end, *_ in spans:
@@ -52,7 +52,7 @@ def finished_steps(events: Iterable[Event], world_size: int) -> dict[int, list[E
 
     Args:
         events: The run's events, in order.
-        world_size: Number of ranks of a run whose start events are not among the events or do not state it.
+        world_size: Number of ranks, for a run whose start events are missing or do not state it.
     """
     steps: dict[int, dict[int, Event]] = {}
     for event in events:

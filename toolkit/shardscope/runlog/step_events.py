@@ -93,7 +93,7 @@ class StepEvents:
 
     @property
     def peak_bytes(self) -> list[int]:
-        """Largest total of all types of memory on each rank, by rank; empty if memory is unknown."""
+        """Peak memory of each rank over all types together, in bytes, by rank; empty if memory is unknown."""
         if not self.memory:
             return []
         return [

@@ -29,8 +29,8 @@ class Step(NamedTuple):
         number: Number of the step, from 1.
         t: Time at which the last rank whose gradient was used finished the step, in Unix seconds.
         loss: Mean loss over the ranks that computed a loss; NaN if none did.
-        step_time_s: Duration of the step on the slowest rank, in seconds, apart from ranks whose gradient was dropped;
-            see `waited_once_s` for ranks that meet only in some steps, and `together_s` for asynchronous workers.
+        step_time_s: Duration of the step on the slowest rank, in seconds, without ranks whose gradient was dropped; see
+            `waited_once_s` for ranks that meet only in some steps, and `together_s` for asynchronous workers.
         samples: Number of samples processed by all ranks together.
         tokens: Number of tokens processed by all ranks together; 0 if the model does not read tokens.
         lr: Learning rate on the ranks that computed a loss.
@@ -128,7 +128,7 @@ class Steps:
 
     @property
     def is_resized(self) -> bool:
-        """Whether another number of ranks took the newest step than the step before."""
+        """Whether the newest step was taken by a different number of ranks than the previous step."""
         sizes = self._columns[Step._fields.index("world_size")]
         return len(sizes) > 1 and sizes[-1] != sizes[-2]
 
@@ -159,25 +159,26 @@ Floats = npt.NDArray[np.float64]
 
 
 class StepEnd(NamedTuple):
-    """End of a step on the ranks that it waited for."""
+    """End of a step, over the ranks whose gradients it waited for."""
 
     t: float
-    """When the last of them finished it, in Unix seconds."""
+    """Time at which the last of these ranks finished the step, in Unix seconds."""
     step_time_s: float
-    """Its duration on the slowest of them, in seconds."""
+    """Duration of the step on the slowest of these ranks, in seconds."""
 
 
 def step_end(row: Sequence[Event]) -> StepEnd:
-    """Return when a step ended, from the events of its ranks; it does not wait for ranks whose gradient was dropped."""
+    """Return when a step ended, from the events of its ranks; ranks whose gradient was dropped do not count."""
     awaited = [event for event in row if not event.get("dropped")] or row
     return StepEnd(max(event["t"] for event in awaited), max(event["step_time_s"] for event in awaited))
 
 
 def together_s(row: Sequence[Event]) -> float:
-    """Return how long asynchronous workers, all at work, take for as many gradients as a step has, in seconds.
+    """Return the time in which all asynchronous workers together compute as many gradients as a step has, in seconds.
 
-    Workers that share gradients are at work all the time, so it is their time for the step's gradients divided by their
-    number. Where each takes one gradient in a step, however long that takes, it follows from the sum of their rates.
+    If workers share the gradients of a step, each computes all the time, so this is the mean of the workers' times. If
+    each worker computes one gradient per step, at its own speed, it is the number of workers divided by the sum of
+    their rates.
 
     Args:
         row: Events of the step, of all ranks.
@@ -194,14 +195,14 @@ def together_s(row: Sequence[Event]) -> float:
 def waited_once_s(step_time_s: float, ended: float, before_ended: float | None) -> float:
     """Return the duration of a step that ranks need not begin together, in seconds.
 
-    If ranks meet only in some steps, as with local SGD, a slow rank takes long in its own steps, and others then wait
-    for it in the step in which they meet. The longest time of any rank would count that time twice, so a step lasts no
-    longer than since all ranks had finished the one before.
+    If ranks meet only in some steps, as with local SGD, a slow rank takes long in its own steps, and the other ranks
+    then wait for it in the step in which they meet. The longest time of any rank would count that time twice. A step's
+    duration is therefore at most the time since all ranks had finished the previous step.
 
     Args:
         step_time_s: Longest time of any rank, in seconds.
         ended: When the last rank finished the step, in Unix seconds.
-        before_ended: When the last rank finished the step before; None if that is unknown.
+        before_ended: When the last rank finished the previous step; None if that is unknown.
     """
     since = 0.0 if before_ended is None else ended - before_ended
     return min(step_time_s, since) if since > 0 else step_time_s

@@ -1,10 +1,10 @@
-"""Stragglers: ranks that compute longer than the others, step after step, so that the others wait for them.
+"""Stragglers: ranks that take longer to compute than the other ranks, which therefore wait for them in every step.
 
-Only computation counts: a rank that waits for others is not slow, however long its step takes. Waits for other ranks
-within a pass are left out (see `spans.phase_seconds`). A rank is named only if it is the slowest in most of the newest
-steps, and in more of them than by chance, so noise and ranks that are slow in turn raise no alarm. In a pipeline,
-stages legitimately differ; there the alarm names the stage that the others wait for. Whether others wait at all, and
-what helps, depends on the job's strategy (`Circumstances`).
+Only computation counts: a rank that waits for other ranks is not slow, however long its step takes. Waits for other
+ranks within a pass are left out (see `spans.phase_seconds`). A rank is named only if it is the slowest in most of the
+newest steps, and in more of them than by chance, so noise and ranks that are slow in turn raise no alarm. In a
+pipeline, stages legitimately differ; there the alarm names the stage that the other stages wait for. Whether other
+ranks wait at all, and what helps, depends on the job's strategy (`Circumstances`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import comb, inf
 from statistics import median
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from shardscope.errors import SpecError
 from shardscope.runlog.alarms import Alarm
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 MOST_STEPS = 50
 """Number of the newest steps with recorded spans that are compared."""
 FEWEST_STEPS = 12
-"""Number of steps below which no rank is called a straggler; two ranks need as many to pass `CHANCE`."""
+"""Minimum number of steps before a rank is called a straggler; two ranks need about as many to pass `CHANCE`."""
 CHANCE = 1e-3
-"""Probability below which it must be that any of equal ranks is the slowest in so many steps by chance (sign test).
+"""Maximum probability that one of several equally fast ranks is the slowest in so many steps by chance (sign test).
 Simulated runs of 60 steps whose equal ranks vary by σ = 0.1, 0.2 and 0.3 (log-normal) raise an alarm at some step in 0,
 3 and 2 of 1,000 runs of two ranks, and in none of 300 of four or of eight."""
 SLOWER = 1.15
-"""Computing time of a straggler relative to the median of the other ranks, at least. Ranks that share a machine's cores
+"""Minimum compute time of a straggler relative to the median of the other ranks. Ranks that share a machine's cores
 differ by up to about 10 % in medians over ten steps."""
 MOSTLY = 0.8
-"""Fraction of the steps in which a straggler is the slowest rank, at least."""
+"""Minimum fraction of the steps in which a straggler is the slowest rank."""
 _SERVES = "server_update"
 """Span of a parameter server's update, which runs in threads in parallel with the passes of a rank."""
 _STAGE = "stage"
@@ -49,38 +49,41 @@ _SHARES = f"{_FREE}, or share the batch by speed with batch=ss.Batch(..., shares
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What a straggler means in a job.
+    """Consequences of a straggler in a job.
 
     Attributes:
-        unwaited_because: Clause that says why the others do not wait for it; None if they do.
-        remedy: Clause that says what to do about it.
+        job: The job; None if it is unknown, and its ranks wait for each other.
     """
 
-    unwaited_because: str | None = None
-    remedy: str = _FREE
+    job: Job | None = None
 
-    @classmethod
-    def of(cls, job: Job) -> Self:
-        """Return what a straggler means in this job; shares by speed are suggested only where the job can have them."""
-        unwaited = job.strategy.unwaited_because
-        if unwaited is not None or job.batch.shares == MEASURED:
-            return cls(unwaited)
+    @property
+    def unwaited_because(self) -> str | None:
+        """Reason, as a clause, why the other ranks do not wait for a straggler; None if they do."""
+        return None if self.job is None else self.job.strategy.unwaited_because
+
+    @property
+    def remedy(self) -> str:
+        """Remedy, as a clause; suggests shares by speed only if the job supports them."""
+        if self.job is None or self.unwaited_because is not None or self.job.batch.shares == MEASURED:
+            return _FREE
         try:
-            job.replace(batch=job.batch.replace(shares=MEASURED))
+            self.job.replace(batch=self.job.batch.replace(shares=MEASURED))
         except SpecError:
-            return cls()
-        return cls(None, _SHARES)
+            return _FREE
+        return _SHARES
 
 
 @dataclass(frozen=True)
 class Straggler(Alarm):
-    """Alarm about a rank that computes longer than the others, which usually wait for it.
+    """Alarm about a rank that takes longer to compute than the other ranks, which usually wait for it.
 
     Attributes:
         rank: The rank.
-        phase: The phase of a step in which it loses most time, such as ``forward``.
+        phase: The phase of a step in which the rank loses most time, such as ``forward``.
         slower: Time of the rank in this phase relative to the median of the other ranks.
-        wait_s: Time that a rank of median speed waits for it in a step, in seconds; 0 if the strategy does not wait.
+        wait_s: Time that a rank of median speed waits for the straggler in a step, in seconds; 0 if the strategy does
+            not wait.
     """
 
     rank: int = 0
@@ -91,7 +94,7 @@ class Straggler(Alarm):
 
 @dataclass
 class Phases:
-    """Computing times of the newest steps of a run, by rank and phase."""
+    """Compute times of the newest steps of a run, by rank and phase."""
 
     _steps: deque[tuple[int, list[dict[str, float]], list[int]]] = field(
         default_factory=lambda: deque(maxlen=MOST_STEPS)
@@ -130,11 +133,12 @@ class Phases:
     def straggler(
         self, roles: Mapping[int, str | None], circumstances: Circumstances | None = None
     ) -> Straggler | None:
-        """Return the rank that computes longer; None if there is none, or too few steps have been recorded.
+        """Return the straggler; None if there is none, or too few steps have been recorded.
 
         Args:
             roles: Role of each rank in the strategy.
-            circumstances: What it means in the job; None for ranks that wait for each other, of an unknown job.
+            circumstances: Consequences of a straggler in the job; None if the job is unknown, and its ranks wait for
+                each other.
         """
         known = circumstances or Circumstances()
         skipped = max(0, WARM_UP_STEPS - (self._num_seen - len(self._steps)))
@@ -159,7 +163,7 @@ class Phases:
 
 
 def _chance(first: int, steps: int, ranks: int) -> float:
-    """Return the probability, at most, that any of equal ranks is the slowest in at least `first` of the steps."""
+    """Return an upper bound on the probability that one of equally fast ranks is slowest in at least `first` steps."""
     ways = (comb(steps, count) * (ranks - 1) ** (steps - count) for count in range(first, steps + 1))
     found: float = ranks * sum(ways) / ranks**steps
     return found
@@ -177,7 +181,7 @@ def _total(phases: Mapping[str, float]) -> float:
 
 
 def _slowest_phase(steps: _Steps, rank: int, others: Sequence[int]) -> tuple[str, float]:
-    """Return the phase in which a rank loses most time, and its time relative to the median of the others."""
+    """Return the phase in which a rank loses most time, and its time there relative to the median of other ranks."""
 
     def middle(of: int, phase: str) -> float:
         return median(phases[of].get(phase, 0.0) for _, phases, _ in steps)
@@ -190,13 +194,13 @@ def _slowest_phase(steps: _Steps, rank: int, others: Sequence[int]) -> tuple[str
 
 
 def _text(found: Straggler, role: str, samples: Sequence[int], known: Circumstances) -> str:
-    """Return the sentence of an alarm.
+    """Return the message of an alarm.
 
     Args:
-        found: The alarm, without its sentence.
+        found: The alarm, without its message.
         role: Role of the rank in the strategy; empty if it has none.
-        samples: Samples of the rank in a step, followed by those of the others.
-        known: What a straggler means in the job.
+        samples: Samples of the rank in a step, followed by those of the other ranks.
+        known: Consequences of a straggler in the job.
     """
     times = "much" if found.slower == inf else f"{found.slower:.2g} times"
     is_slower = f"{times} slower in {found.phase} than the median rank"

@@ -20,7 +20,7 @@ _TOO_FAST_NOTE = (
 )
 
 _NOTEWORTHY = 0.01
-"""Fraction of a step by which emulated computation may be late before the summary says so."""
+"""Maximum delay of emulated computation, as a fraction of a step, that the summary does not report."""
 _LATE_NOTE = (
     "computation was late by {late} per step, because this machine is too slow or too busy for so fast a processor; "
     "state fewer FLOP/s, or use fewer ranks"
@@ -58,43 +58,45 @@ class Summary:
             as a step has.
         bytes_per_step: Mean number of bytes sent by all ranks together per step, without warm-up, weighted like
             `step_time_s`. Only training traffic is counted; see `observing_bytes` for the rest.
-        held_bytes: Bytes held by tensors on the fullest rank, each type of memory at its own peak in the newest step
-            that measured memory by type.
-        process_bytes: How much the memory of the fullest rank's process, as the operating system counts it, has grown
-            at its peak since before the model was built; on a GPU, the peak of the memory that PyTorch has allocated.
+        held_bytes: Bytes held by tensors on the rank that holds most, each type of memory at its own peak in the newest
+            step that measured memory by type.
+        process_bytes: Peak memory of a rank's process, as counted by the operating system, less its memory before the
+            model was built, on the rank with the highest peak; on a GPU, the peak of the memory that PyTorch has
+            allocated.
         wall_s: Time from when the first rank was ready to train to the last event, in seconds.
-        transport: What carried messages between the ranks, ``"shm"``, ``"cuda-ipc"`` or ``"tcp"``; None for a single
-            rank, and for runs of earlier versions.
-        transport_reason: Why that transport was used, in words.
+        transport: Transport between the ranks: ``"shm"``, ``"cuda-ipc"`` or ``"tcp"``; None for a single rank, and for
+            runs of earlier versions.
+        transport_reason: Reason for the choice of that transport, in words.
         link: Emulated link between the ranks; None without emulation.
-        link_note: Why measurements on this link are unreliable, or what else is emulated, as a sentence; None if the
-            link is emulated precisely and nothing else is.
+        link_note: Why measurements on this link are unreliable, or what is emulated in addition to the link, as a
+            sentence; None if the link is emulated precisely, and nothing else is emulated.
         late_s_per_step: Mean time by which computation took longer than on the emulated processor, on the latest rank,
             in seconds per step; None if no FLOP/s are emulated.
         compression: Compression of the gradients; this field and the next two are None without compression.
         uncompressed_bytes_per_step: Bytes that all ranks together would send per step without compression, by formula.
         codec_s_per_step: Mean time spent packing and unpacking on the slowest rank, in seconds per step. This time
             is part of the step time, unless it overlaps the backward pass.
-        cache_hit_rate: Fraction of the shards that ranks opened that were in the cache of the data: since an earlier
-            epoch or run, or fetched by another rank; None without a cache.
+        cache_hit_rate: Fraction of the opened shards that were in the cache already, from an earlier epoch or run, or
+            fetched by another rank; None without a cache.
         fetched_bytes: Bytes of data that all ranks read from a source that is cached or emulated; None if there is
             none.
-        loss_note: Why the loss may depend on how the batch is cut into micro-batches and ranks, and the remedy; None if
-            nothing speaks for it.
-        optimizer_note: Why a resumed run may train otherwise, if the optimizer could not be tried before the first
-            step; None if nothing speaks for it.
+        loss_note: Why the loss may depend on how the batch is split into micro-batches and among ranks, and the remedy;
+            None if there is no such reason.
+        optimizer_note: Why a resumed run may train differently, if the optimizer could not be tried before the first
+            step; None if there is no such reason.
         observing_bytes: Bytes sent by all ranks in the whole run for evaluations, checkpoints, measurements (gradient
             noise scale, consensus distance of gossip) and the numbers of targets in each step. Older runs did not count
             checkpoint traffic.
-        straggler: Sentence on the rank that computes longer than the others and makes them wait, with the remedy; None
-            if there is none in the newest steps.
-        shares: Samples of each rank in a step, divided by measured speed; None if they were not.
+        straggler: Sentence on the rank that takes longer to compute than the other ranks, with the remedy; None if
+            there is none in the newest steps.
+        shares: Samples of each rank in a step, if divided by measured speed; otherwise None.
         dropped: Number of gradients that no update used, because other workers were faster (backup workers).
         restarts: Number of times that the ranks were started again after a failure.
         lost_steps: Number of steps that all ranks had finished, and that restarts had to repeat.
         goodput: Fraction of `wall_s` spent in steps that count. The rest is setup, evaluations, checkpoints, restarts
-            and steps that had to be repeated. What the first steps after a start take longer is a cost of the start.
-            Asynchronous workers with a budget each also lose the time in which some have finished and others have not.
+            and steps that had to be repeated. The additional time of the first steps after a start is a cost of the
+            start. Asynchronous workers with a budget each also lose the time in which some have finished and others
+            have not.
     """
 
     state: str

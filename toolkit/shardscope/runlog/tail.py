@@ -27,7 +27,7 @@ _BLOCK = 4 * 2**20
 """Size of the part of each log that is read at a time, in bytes."""
 _FIRST_LINE = 4096
 _SET_BACK_S = 1.0
-"""Time by which an event must be earlier than the one before it for the clock to have been set back, in seconds."""
+"""Minimum time, in seconds, by which an event precedes the previous event of its log if the clock was set back."""
 
 
 def is_log(name: str) -> bool:
@@ -51,7 +51,7 @@ class Tail:
     Attributes:
         folder: The run directory.
         num_unreadable: Number of lines so far that are not valid events; a killed rank may leave one such line.
-        problems: Messages that say why a log cannot be read, or not completely, by name of the log.
+        problems: Reasons why a log cannot be read, or not completely, by name of the log.
     """
 
     folder: Path
@@ -61,16 +61,16 @@ class Tail:
     _latest: dict[str, float] = field(default_factory=dict)
     """Latest time read from each log so far, by name of the log, as if its clock had never been set back."""
     _set_back: dict[str, float] = field(default_factory=dict)
-    """Seconds by which the clock of each log is set back at its last event so far, by name of the log."""
+    """Time by which each log's clock was set back at its last event so far, in seconds, by name of the log."""
     _given_up: set[str] = field(default_factory=set)
     _unread: set[Path] = field(default_factory=set)
-    """The logs that continue after the block that was read last."""
+    """The logs with more data after the block that was read last."""
 
     def poll(self) -> list[Event]:
         """Return the events written since the last call, ordered by time.
 
-        Events of one rank stay in the order in which it wrote them, even if its clock was set back in between. Those of
-        several ranks are then ordered as if it had not been.
+        Events of one rank stay in the order in which it wrote them, even if its clock was set back in between. Events
+        of several ranks are then ordered as if the clock had not been set back.
 
         Raises:
             RunUnreadable: The events have a newer schema than this version reads.
@@ -94,9 +94,9 @@ class Tail:
     def _blocks(self) -> Iterator[list[tuple[float, Event]]]:
         """Yield new events in blocks. Each event has a sort key: the latest time in its log up to this event.
 
-        The key goes on from there if the clock is set back. Otherwise all later events of a rank would have the same
-        key, and come before those of another rank that had been a little ahead. How far it was set back is known only
-        up to the time since the event before, as long as it has not been put right.
+        If the clock is set back, later keys continue from that latest time. Otherwise, all later events of the rank
+        would have the same key, and come before those of another rank that had been slightly ahead. Until the clock is
+        corrected, the time by which it was set back is known only up to the time between two events.
         """
         paths, ahead = log_files(self.folder), list[tuple[float, Event]]()
         while paths:
@@ -225,7 +225,7 @@ def select(events: list[Event], kind: str | None, rank: int | None) -> list[Even
 
 
 def of_last_attempt(events: list[Event]) -> list[Event]:
-    """Return the events since the ranks were started again the last time; all of them if they never were.
+    """Return the events since the last restart of the ranks; all events if there was none.
 
     Args:
         events: Events ordered by time.

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from shardscope.runlog.chakra import COLLECTIVE, COMPUTE, RECEIVE, SEND, TraceNode
 
 HOST = "host"
-"""Name of the time between computations in which no call is waited for."""
+"""Name of nodes for time in which the rank neither computes nor waits for a call."""
 _US = 1e6
 _EPS = 1e-9
 
@@ -61,7 +61,7 @@ def without(pieces: Iterable[ComputeSpan], calls: Iterable[tuple[float, float]])
 
 
 def filled(pieces: Iterable[ComputeSpan], calls: Sequence[Call]) -> list[ComputeSpan]:
-    """Return the computations with the gaps between them, as far as no call is under way in a gap."""
+    """Return the computations, with a `HOST` computation for each part of a gap in which no call is in progress."""
     ordered = sorted(pieces, key=lambda piece: piece.start)
     gaps, at = [], ordered[0].start if ordered else 0.0
     for piece in ordered:
@@ -109,7 +109,7 @@ class _Nodes:
     _last: tuple[float, int] | None = None
     """End and id of the last computation."""
     _open: list[tuple[float, int]] = field(default_factory=list)
-    """Ends and ids of the calls that no computation depends on yet."""
+    """Ends and ids of the calls on which no computation depends yet."""
 
     def add(self, each: ComputeSpan | Call) -> None:
         number = len(self.nodes) + 1

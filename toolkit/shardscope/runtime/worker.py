@@ -138,7 +138,7 @@ def _train(run: RunDir, resume: Resume | None, events: EventWriter, job: Job | N
 
 
 def _faults(run: RunDir, events: EventWriter) -> RankFaults:
-    """Return this rank's part of the plan of faults, which may grow while the rank trains."""
+    """Return the faults planned for this rank; more may be added while the rank trains."""
     watch = PlanWatch(run)
     plan = watch() or Faults()
     emulation = Emulation.from_env(os.environ)
@@ -252,8 +252,8 @@ def _read_job(file: Path, *, trust_code: bool) -> Job:
 def _for_this_world(job: Job) -> Job:
     """Return the job with the number of ranks that torchrun has started.
 
-    An elastic job stays as it is, because what it trains on other numbers of ranks depends on its own number; only
-    whether it can train on this number is checked.
+    An elastic job is returned unchanged, because its batch and learning rate on another number of ranks are derived
+    from its original number. It is only checked that the job can train on this number of ranks.
 
     Raises:
         SpecError: The job cannot train on this number of ranks.
@@ -266,7 +266,7 @@ def _for_this_world(job: Job) -> Job:
 
 
 def _is_under_way(run: RunDir) -> bool:
-    """Return whether ranks have trained in this directory and others may go on: they neither completed nor stopped."""
+    """Return whether the run in this directory was started, and has neither completed nor been stopped."""
     status = run.read_status()
     return status is not None and status.state not in ("completed", "stopped")
 
@@ -295,18 +295,18 @@ def _wait_then_work(run: RunDir, resume: Resume | None, job: Job) -> str:
 
 
 class Resume(NamedTuple):
-    """What to resume from: a run directory or a checkpoint in one."""
+    """Source to resume from: a run directory, or a checkpoint in a run directory."""
 
     source: Path
 
     @property
     def checkpoints(self) -> Path:
-        """The checkpoint, or the folder of checkpoints whose newest one is loaded."""
+        """The checkpoint, or the folder of checkpoints whose newest checkpoint is loaded."""
         return checkpoints_of(self.source)
 
 
 def newest_of(run: RunDir, context: RankContext, otherwise: Resume | None) -> Resume | None:
-    """Return the run itself as what to resume from, if it has a checkpoint; the same on all ranks."""
+    """Return what to resume from: the run itself if it has a checkpoint, else `otherwise`. It is equal on all ranks."""
     from shardscope.training.checkpoint import complete_checkpoints  # a slow import
 
     found = [bool(complete_checkpoints(run.path / "checkpoints"))] * context.world_size
@@ -316,7 +316,7 @@ def newest_of(run: RunDir, context: RankContext, otherwise: Resume | None) -> Re
 
 
 def announce_resize(run: RunDir, job: Job, context: RankContext, saved: Loaded) -> None:
-    """On rank 0, write an event if a checkpoint or a copy of this run was saved by another number of ranks."""
+    """On rank 0, write an event if the state loaded from this run was saved by a different number of ranks."""
     from shardscope.training.checkpoint.memory import folder_here  # a slow import
 
     sources = {run.path / "checkpoints": "disk", folder_here(): "replica"}

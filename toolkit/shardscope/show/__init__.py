@@ -1,6 +1,6 @@
-"""The one renderer: sentences, tables and trees of terms, as text and as HTML in the page's theme.
+"""Render sentences, tables and trees of terms as text, and as HTML in the theme of the page.
 
-A result says in `_shown` what it consists of; `Shown` makes its text and its HTML from that. All text is escaped here.
+A result returns its parts from `_shown`; `Shown` renders these as text and as HTML. All text is escaped here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _COUNTS = {"T": 1e12, "G": 1e9, "M": 1e6}
 _SCROLL = "max-width:100%;overflow-x:auto"
 _BESIDE = "display:flex;flex-wrap:wrap;gap:.3em 3em;margin:.4em 0"
 _SHORT = 24
-"""Length up to which a text in a cell stays on one line."""
+"""Maximum number of characters of a cell's text that is not wrapped."""
 _RULE = "border-bottom:1px solid color-mix(in srgb,currentColor 15%,transparent)"
 _TABLE = "border-collapse:collapse;font-variant-numeric:tabular-nums"
 
@@ -34,8 +34,8 @@ class Sentences:
 
     Attributes:
         lines: The sentences.
-        is_titled: Whether the first one is a title, which is bold in HTML.
-        folded: Heading of a closed element that contains them in HTML; empty for none.
+        is_titled: Whether the first sentence is a title, which is bold in HTML.
+        folded: Heading of a collapsed ``<details>`` element around the sentences in HTML; empty for no such element.
     """
 
     lines: Sequence[str]
@@ -47,7 +47,7 @@ class Sentences:
         return "\n".join(self.lines)
 
     def html(self) -> str:
-        """Return the title and a paragraph for each other sentence."""
+        """Return the title and one paragraph for each remaining sentence."""
         lines = [*map(escape, filter(None, self.lines))]
         title = "".join(f"<strong>{line}</strong>" for line in lines[: self.is_titled])
         said = title + "".join(f"<p style='margin:.2em 0'>{line}</p>" for line in lines[self.is_titled :])
@@ -55,16 +55,16 @@ class Sentences:
 
 
 class Cell(NamedTuple):
-    """A cell that is more than a text.
+    """A table cell with formatting.
 
     Attributes:
-        text: Its text.
-        small: What follows in small print: in parentheses, or in HTML on a second line.
+        text: Text of the cell.
+        small: Secondary text: in parentheses after the text, or in HTML in small print on a second line.
         about: Tooltip in HTML.
-        indent: Number of steps by which it is indented.
+        indent: Indentation level.
         style: Further CSS.
-        mark: HTML before the text, such as a sample of a line.
-        span: Number of columns that it takes in HTML.
+        mark: HTML before the text, such as a line sample in a legend.
+        span: Number of columns that the cell spans in HTML.
     """
 
     text: str
@@ -91,7 +91,7 @@ class Cell(NamedTuple):
 
 Texts = Mapping[str, Callable[[Any], str]]
 Row = str | Sequence[str | Cell]
-"""Cells, of which there may be fewer than columns; or the heading of the rows that follow."""
+"""Cells of a row, possibly fewer than there are columns; or a heading for the rows that follow."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Table:
 
     Attributes:
         header: Names of the columns; empty for none.
-        rows: Its rows.
+        rows: Rows of cells, and headings.
         caption: Line above the table.
         more: Line below the table.
         num_left: Number of columns, from the first on, that are aligned left; numbers are aligned right.
@@ -126,7 +126,7 @@ class Table:
             frame: The data frame, whose missing values become empty cells.
             caption: Line above the table.
             more: Line below the table.
-            texts: How to format columns, by the end of their names.
+            texts: Functions that format a column's values, by suffix of the column's name.
         """
         ways = [
             next((way for end, way in texts.items() if str(name).endswith(end)), str)
@@ -154,8 +154,8 @@ class Table:
         """Return the table as HTML, which scrolls if it is too wide.
 
         Args:
-            kind: CSS classes that style it; empty for the look of tables in notebooks.
-            marks: HTML attributes of rows, by their place.
+            kind: CSS classes of the table; empty for the inline style of tables in notebooks.
+            marks: HTML attributes of rows, by row index.
         """
         caption = f"<strong>{escape(self.caption)}</strong>" if self.caption else ""
         if not self.rows:
@@ -181,11 +181,11 @@ class Table:
 
 
 def padded(rows: Iterable[Iterable[str | Cell]], *, num_left: int) -> list[list[str]]:
-    """Return the cells of rows as text, padded to the width of their column; short rows are filled up.
+    """Return the cells of rows as text, padded to the width of their column; short rows get empty cells at the end.
 
     Args:
         rows: The rows.
-        num_left: Number of columns, from the first on, that are aligned left; the others are aligned right.
+        num_left: Number of columns, from the first on, that are aligned left; all other columns are aligned right.
     """
     columns = []
     for at, column in enumerate(zip_longest(*rows, fillvalue="")):
@@ -203,11 +203,11 @@ def _width(text: str) -> int:
 
 @dataclass(frozen=True)
 class Tree:
-    """A term with the parts of which it consists.
+    """Tree of a term and its parts.
 
     Attributes:
         root: A `shardscope.analytic.terms.Term`.
-        unit: Unit that replaces those of the terms, see `shardscope.spec.units.suitable_unit`.
+        unit: Unit of all values, in place of each term's own; see `shardscope.spec.units.suitable_unit`.
     """
 
     root: Any
@@ -230,8 +230,8 @@ class Tree:
     def html(self) -> str:
         """Return nested ``<details>`` elements.
 
-        A closed element shows a term's name and value. An open one also shows its parts, or its formula, inputs and
-        source.
+        A closed element shows a term's name and value. An open element also shows the term's parts, or its formula,
+        inputs and source.
         """
         return f"<div style='{_SCROLL}'>{self._details(self.root)}</div>"
 
@@ -281,7 +281,7 @@ def text(parts: Iterable[Part]) -> str:
 
 
 def html(parts: Iterable[Part]) -> str:
-    """Return parts as HTML, with tables and trees that follow each other side by side if there is room."""
+    """Return parts as HTML; consecutive tables and trees are placed side by side if there is room."""
     shown = []
     for is_said, some in groupby(parts, lambda part: isinstance(part, Sentences)):
         inside = "".join(part.html() for part in some)

@@ -19,9 +19,8 @@ from shardscope.calibration.calibration import Calibration
 from shardscope.calibration.layer_shape import factor_of, shape_of
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.micro import Pass, SlowestStage, stage
-from shardscope.prediction.step.step import cut, step_work
+from shardscope.prediction.step.step import StepRows, cut, host_seconds, host_update, step_work
 from shardscope.prediction.step.term import NAMES
-from shardscope.prediction.step.waits import StepRows, host_seconds, host_update
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -85,10 +84,9 @@ class LayoutCosts(NamedTuple):
         cls, model: Transformer, layout: Layout, cluster: Cluster, calibration: Calibration
     ) -> LayoutCosts:
         """Return the times of a layout; all but latencies come from the same formulas as its prediction."""
-        free = cluster.replace(
-            intra=cluster.intra.replace(latency_s=0.0), inter=cluster.inter.replace(latency_s=0.0)
-        )
-        without = calibration.replace(collective_s=0.0)
+        intra, inter = (each.model_copy(update={"latency_s": 0.0}) for each in (cluster.intra, cluster.inter))
+        free = cluster.model_copy(update={"intra": intra, "inter": inter})
+        without = calibration.model_copy(update={"collective_s": 0.0})
         whole = _Found.of(model, layout, cluster, calibration)
         wire = _Found.of(model, layout, free, without)
         links = _links(layout, cluster, whole.machine)
@@ -139,7 +137,8 @@ class _Found(NamedTuple):
             recompute=layouts.recompute, most_recomputed=layouts.most_recomputed,
             sequence_parallel=np.array([layout.sequence_parallel]), flash=layout.flash_attention,
         )  # fmt: skip
-        times = times.slower(np.array([factor_of(calibration.shapes, shape_of(model, layout))]))
+        if calibration.shapes:
+            times = times.slower(np.array([factor_of(calibration.shapes, shape_of(model, layout))]))
         work = step_work(model, layouts, cluster, calibration, None)
         rows = StepRows(
             layouts.zero, work.reduces, layouts.offload, work.micro.take(one), work.states.take(one),

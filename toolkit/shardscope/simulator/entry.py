@@ -16,15 +16,15 @@ from shardscope.simulator.asynchronous import AsyncSimulation, instead_of_step, 
 from shardscope.simulator.breakdown import SOURCE, busy_seconds, lane_seconds, term_tree
 from shardscope.simulator.collective import collective
 from shardscope.simulator.of_job import JobStepGraph
+from shardscope.simulator.of_layout import simulate_layout
 from shardscope.simulator.replicas import Variation, replicate
 from shardscope.simulator.result import Simulation
-from shardscope.simulator.run_layout import simulate_layout
 from shardscope.simulator.step import step_events
 from shardscope.spec import Job
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.link import Link
-from shardscope.spec.model import Model, Transformer, transformer_of
+from shardscope.spec.model import LayerTable, Model, Transformer
 from shardscope.spec.units import work_text
 
 
@@ -104,7 +104,8 @@ class Simulator:
                 predict_job(model, cluster, calibration, software=software), variation, overlap=overlap
             )
         else:
-            model = transformer_of(model) or model
+            if isinstance(model, LayerTable):
+                model = model.as_transformer or model
             require(
                 model,
                 Transformer,

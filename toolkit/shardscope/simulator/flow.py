@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from shardscope.analytic.communication.plan import Exchange, Flow, StepPlan
 from shardscope.analytic.schedules import DURATIONS, Timed, Timeline
 from shardscope.runlog.step_events import MESSAGE, StepEvent
-from shardscope.simulator.exchanges import Cargo, timed
-from shardscope.simulator.parts import StepTimes
-from shardscope.simulator.together import busiest_bytes
+from shardscope.simulator.parts import Cargo, StepTimes, busiest_bytes, timed
 
 COLLECTIVE = "send"
 """Name of the messages between stages in a strategy's traffic."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from shardscope.analytic.communication.plan import Exchange, Flow, StepPlan, When, message_slices
 from shardscope.analytic.schedules import ScheduledOp
+from shardscope.analytic.schedules.transfers import add_schedule, micro_batch_label
 from shardscope.errors import SpecError
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.job_time import loads_of
@@ -24,7 +25,6 @@ from shardscope.prediction.pipeline_time import pass_seconds
 from shardscope.prediction.step.machine import Machine
 from shardscope.simulator.graph import Graph
 from shardscope.simulator.parts import StepTimes
-from shardscope.simulator.pipeline import add_schedule, micro_batch_label
 from shardscope.simulator.rounds import MessagePath, Order, add_rounds, one_by_one_wires
 from shardscope.spec.job import IN_LAYOUTS
 

@@ -316,3 +316,33 @@ class Compression(Method):
 
 AnyCompression = Annotated[SerializeAsAny[Compression], BeforeValidator(Compression.resolve)]
 """A field that accepts a compression method, its name, its class or its JSON."""
+
+
+def compression_names() -> tuple[str, ...]:
+    """Return the names of all methods that a layout accepts, ``none`` first."""
+    known = [method for method in registry.all_of(Compression) if method.codec_passes is not None]
+    return tuple(method.name for method in sorted(known, key=lambda method: method.is_on))
+
+
+def layout_compression(value: Any) -> Compression:
+    """Convert a layout's `compression` field (a method, class, name or JSON) to a compression method.
+
+    Raises:
+        SpecError: The method does not exist, or its class does not state `codec_passes`.
+
+    Example:
+        >>> layout_compression("powersgd").rank
+        4
+    """
+    found: Compression = Compression.resolve(value)
+    if found.is_here and found.codec_passes is None:
+        raise SpecError(
+            f"compression={found.name!r} does not state how often packing reads or writes the gradient, which is "
+            f"needed to predict the step time; set codec_passes in its class, or use one of "
+            f"{', '.join(compression_names())}"
+        )
+    return found
+
+
+AnyLayoutCompression = Annotated[SerializeAsAny[Compression], BeforeValidator(layout_compression)]
+"""A field of layouts that accepts a compression method, its name, its class, or its JSON."""

@@ -11,9 +11,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from shardscope.errors import SpecError
 from shardscope.spec import layout_rules, registry
 from shardscope.spec._base import Spec
-from shardscope.spec.compression import Compression
+from shardscope.spec.compression import AnyLayoutCompression, Compression
 from shardscope.spec.job_parts import full_name
-from shardscope.spec.layout_compression import AnyLayoutCompression
 from shardscope.spec.layout_optimizer import AnyLayoutOptimizer
 from shardscope.spec.numbers import Count, CountOrZero, Degree
 from shardscope.spec.optimizer import Optimizer

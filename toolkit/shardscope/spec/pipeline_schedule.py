@@ -174,7 +174,7 @@ class PipelineSchedule(Method):
         return None
 
     def bubble(self, case: Any) -> Any:  # noqa: ARG002
-        """Return the longest idle time of a rank, for an `analytic.schedules.paths.Case`; None if unknown."""
+        """Return the longest idle time of a rank, for an `analytic.schedules.closed.Case`; None if unknown."""
         return None
 
     def ramp(self, case: Any) -> Any:  # noqa: ARG002

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, model_validator
@@ -235,8 +236,12 @@ def _nested(owner: str) -> set[str]:
 
 
 def _table(owner: str) -> Mapping[str, Mapping[str, Any]]:
-    kind = _KINDS[owner]
-    return {name: kind.by_name(name).settings for name in registry.names(kind)}
+    return _defaults(registry.all_of(_KINDS[owner]))
+
+
+@lru_cache(maxsize=8)
+def _defaults(known: tuple[type[Method], ...]) -> Mapping[str, Mapping[str, Any]]:
+    return {method.name: method().settings for method in known}
 
 
 def settings_of(owner: str, branch: str) -> Mapping[str, Any]:

@@ -1,11 +1,11 @@
 """A cache of shards on local disk: shared by the ranks of a machine, limited in size, and kept between runs.
 
-    get(name, make)     a memory-mapped shard, and whether it was there; if not, `make` creates it
+    get(name, make)     a memory-mapped shard, and whether it was cached; if not, `make` creates it
 
 Each shard is one ``.npy`` file. It is written under another name and then renamed, while a lock for that shard makes
-other ranks wait rather than fetch it too. The operating system releases the locks of a killed process. A hit renews the
-file's time of modification, by which the least recently used shards are found. A shard that is deleted while
-a rank still maps it stays readable there.
+other ranks wait rather than fetch it too. The operating system releases the locks of a killed process. A hit updates
+the file's modification time, by which the least recently used shards are found. A shard that is deleted while a rank
+still maps it stays readable there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardscope.storage.locks import locked
 
 
 class Got(NamedTuple):
-    """A shard from the cache, and whether it was there already."""
+    """A shard from the cache, and whether it was cached already."""
 
     rows: Array
     was_there: bool
@@ -38,9 +38,9 @@ class ShardCache:
 
     Args:
         folder: Folder of the cache; it is created, readable only by its owner.
-        most_bytes: Size limit of all complete shards together. Shards being written come on top of it.
+        most_bytes: Limit of the total size of complete shards, in bytes. Shards that are being written do not count.
         source: Path of the data set.
-        needed: Size of all its shards, in bytes; None for `most_bytes`.
+        needed: Size of all shards of the data set, in bytes; None to assume `most_bytes`.
 
     Raises:
         DataError: Another user can write to the folder, it cannot be created, or all caches together would be larger
@@ -105,7 +105,7 @@ class ShardCache:
             )
 
     def _make_room(self, num_bytes: int) -> None:
-        """Delete the least recently used shards until `num_bytes` more fit; the room lock is held."""
+        """Delete the least recently used shards until `num_bytes` more fit; the caller holds the room lock."""
         found = []
         for path in self.folder.glob("*.npy"):
             status = path.stat()
@@ -119,7 +119,7 @@ class ShardCache:
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder, and those above it that are missing, readable only by their owner; check it if it exists.
+    """Create a folder and its missing parents, readable only by their owner; check a folder that exists.
 
     Raises:
         DataError: Another user can write to the folder, or it cannot be created.
@@ -136,7 +136,7 @@ def make_private(folder: Path) -> None:
 
 
 def _mapped(path: Path) -> Array | None:
-    """Return a shard, memory-mapped, and mark it as used; None if it is missing. A damaged one is deleted."""
+    """Memory-map a shard and mark it as used; return None if it is missing, or damaged and therefore deleted."""
     try:
         rows: Array = loaded(path, is_mapped=True)
     except OSError:

@@ -1,11 +1,11 @@
-"""All caches of data sets in a folder: which there are, which are in use, and how large they may be together.
+"""The caches of data sets in one folder: lists them, detects which are in use, and limits their total size.
 
     ab12cd34…/              one data set: its shards (see `cache`), and
         about.json          which data set it is
-        in-use.lock         locked by each process that reads from the cache; the system releases those of killed ones
+        in-use.lock         locked by each process that reads from the cache; the system releases it if one is killed
     caches.lock             locked while a cache is opened, or caches are deleted
 
-A cache in use is never deleted. Of the others, the least recently used go first.
+A cache in use is never deleted. Of the other caches, the least recently used are deleted first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shardscope.storage.locks import locked
 _ABOUT, _IN_USE, _ALL = "about.json", "in-use.lock", "caches.lock"
 _NAME = re.compile(r"[0-9a-f]{16}")
 ROOM = "room.lock"
-"""In the folder of a cache: locked while shards are deleted and one is added, so that its limit holds at any time."""
+"""Lock file in a cache's folder; held while shards are deleted and one is added, so that the limit always holds."""
 _SHARD, _PART = "*.npy", "*.part"
 _OWN = (_SHARD, _PART, "*.lock", _ABOUT)
 
@@ -38,12 +38,12 @@ class DataCache(NamedTuple):
     """The cache of one data set.
 
     Attributes:
-        folder: Its folder.
+        folder: Folder of the cache.
         source: Path of the data set; empty if an earlier version of Shardscope made the cache.
-        num_bytes: Size of its shards, with those that a killed process left incomplete; of a cache in use, the size to
-            which it may grow.
-        used_t: When it was used last, in Unix seconds.
-        is_in_use: Whether a process reads from it.
+        num_bytes: Size of the shards in bytes, including any that a killed process left incomplete; for a cache in use,
+            the size to which it may grow.
+        used_t: Time of the last use, in Unix seconds.
+        is_in_use: Whether a process reads from the cache.
     """
 
     folder: Path
@@ -54,12 +54,12 @@ class DataCache(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The data set and the size, for messages."""
+        """The data set and the size of the cache, for messages."""
         return f"{self.source or self.folder.name} ({bytes_text(self.num_bytes)})"
 
 
 def default_root() -> Path:
-    """Return the folder of the caches of jobs that state no `cache_folder`."""
+    """Return the folder of the caches of jobs that do not set `cache_folder`."""
     return cache_dir() / "shards"
 
 
@@ -83,15 +83,15 @@ def caches_in(root: Path) -> list[DataCache]:
 def use(folder: Path, source: str, needed: float) -> int:
     """Open the cache of a data set, after making room for it.
 
-    It is in use until the returned file descriptor is closed, which happens at the latest when the process ends.
+    The cache is in use until the returned file descriptor is closed, at the latest when the process ends.
 
     Args:
-        folder: Its folder; the one above exists.
+        folder: Folder of the cache; its parent must exist.
         source: Path of the data set.
-        needed: Size to which it may grow, in bytes.
+        needed: Size to which the cache may grow, in bytes.
 
     Raises:
-        DataError: The caches in use and this one would be larger than the limit of all caches.
+        DataError: The caches in use and this one would together exceed the size limit of all caches.
     """
     with locked(folder.parent / _ALL):
         limit = limit_here()
@@ -116,11 +116,11 @@ def use(folder: Path, source: str, needed: float) -> int:
 
 
 def evict(root: Path, most_bytes: float | None) -> list[DataCache]:
-    """Delete caches that are not in use until the others take at most `most_bytes`, and return those deleted.
+    """Delete caches that are not in use until the total size is at most `most_bytes`; return the deleted caches.
 
     Args:
         root: Folder of the caches.
-        most_bytes: Size limit of all caches; None deletes all that are not in use.
+        most_bytes: Limit of the total size, in bytes; None to delete all caches that are not in use.
     """
     if not root.is_dir():
         return []
@@ -142,7 +142,7 @@ def _evict(known: list[DataCache], most_bytes: float | None) -> list[DataCache]:
 
 
 def _make_room(folder: Path, needed: float, limit: float) -> None:
-    """Delete the caches of other data sets until this one fits beside them; the lock of all caches is held."""
+    """Delete caches of other data sets until this one fits; the caller holds the lock of all caches."""
     known = [cache for cache in _found_in(folder.parent) if cache.folder != folder]
     left = [cache for cache in known if cache.is_in_use]
     taken = sum(cache.num_bytes for cache in left)
@@ -163,7 +163,7 @@ def _make_room(folder: Path, needed: float, limit: float) -> None:
 
 
 def _found_in(root: Path) -> list[DataCache]:
-    """Return the caches in a folder, in the order of their last use; the lock of all caches is held."""
+    """Return the caches in a folder, least recently used first; the caller holds the lock of all caches."""
     found = []
     with suppress(FileNotFoundError):
         for folder in root.iterdir():
@@ -174,7 +174,7 @@ def _found_in(root: Path) -> list[DataCache]:
 
 
 def _is_cache(folder: Path) -> bool:
-    """Return whether a cache made this folder. Links are not followed: what they lead to may be anything."""
+    """Return whether a folder is that of a cache. Symbolic links are not followed, because they may lead anywhere."""
     return (
         _NAME.fullmatch(folder.name) is not None
         and not folder.is_symlink()
@@ -198,7 +198,7 @@ def _cache_in(folder: Path) -> DataCache:
 
 
 def _statuses(folder: Path, pattern: str) -> list[os.stat_result]:
-    """Return size and time of files; the ranks that use a cache may delete some of its shards meanwhile."""
+    """Return the status of files that match; skips files that other ranks delete meanwhile."""
     found = []
     for path in folder.glob(pattern):
         with suppress(FileNotFoundError):
@@ -207,7 +207,7 @@ def _statuses(folder: Path, pattern: str) -> list[os.stat_result]:
 
 
 def _about(folder: Path) -> tuple[str, int]:
-    """Return the path of a data set, and the size to which its cache may grow; empty and 0 if unknown."""
+    """Return the path of a data set, and the size to which its cache may grow; an empty path and 0 if unknown."""
     with suppress(OSError, ValueError):
         about = json.loads((folder / _ABOUT).read_text())
         if isinstance(about, dict):
@@ -218,7 +218,7 @@ def _about(folder: Path) -> tuple[str, int]:
 
 @contextmanager
 def _unused(folder: Path) -> Iterator[bool]:
-    """Hold the lock of a cache that no process uses; yields False if one does."""
+    """Hold the lock of a cache if no process uses the cache; yields whether that is so."""
     try:
         file = (folder / _IN_USE).open("rb")
     except FileNotFoundError:  # no process of this version has used it
@@ -234,7 +234,7 @@ def _unused(folder: Path) -> Iterator[bool]:
 
 
 def _delete(folder: Path) -> None:
-    """Delete the files of a cache, and its folder if there are no others."""
+    """Delete the files of a cache, and its folder if it contains no other files."""
     for pattern in _OWN:
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What every format of shards provides, and `open_shards`, which opens a folder or file in its format.
+"""Protocol of all shard formats, and `open_shards`, which opens a folder or file in its format.
 
 The rows of a shard are an array, either structured with fields for inputs and targets, or one-dimensional integers,
 which are tokens.
@@ -21,7 +21,7 @@ from shardscope.spec.shards import Shards
 
 Array = npt.NDArray[Any]
 _BLOCKS, _BLOCK_BYTES = 32, 4096
-"""Blocks of a shard that are compared, from its first to its last, and the size of each."""
+"""Number of blocks, evenly spaced in a file, of which `ShardInfo.sample` is a digest, and bytes per block."""
 _PARSING = threading.Lock()
 _SUFFIXES = {"npy": (".npy",), "tar": (".tar",), "parquet": (".parquet",), "arrow": (".arrow",)}
 
@@ -30,10 +30,10 @@ class ShardInfo(NamedTuple):
     """One shard.
 
     Attributes:
-        path: Its file.
-        rows: Number of rows; of tokens, if it holds tokens.
-        num_bytes: Size of the file.
-        unpacked_bytes: Size of its rows as an array, which is what a cache holds.
+        path: File of the shard.
+        rows: Number of rows, or of tokens if the shard holds tokens.
+        num_bytes: Size of the file, in bytes.
+        unpacked_bytes: Size of the rows as an array, as a cache holds them, in bytes.
     """
 
     path: Path
@@ -43,14 +43,14 @@ class ShardInfo(NamedTuple):
 
     @property
     def stamp(self) -> str:
-        """Digest of the file's path, size and time of modification, which changes whenever the file is written."""
+        """Digest of the file's path, size and modification time; changes whenever the file is written."""
         status = self.path.stat()
         told = (str(self.path.resolve()), status.st_size, status.st_mtime_ns)
         return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
     @property
     def sample(self) -> str:
-        """Digest of the file's size and of blocks spread over it, which does not change if the file is only touched."""
+        """Digest of the file's size and of blocks spread over it; does not change if the file is only touched."""
         with self.path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             digest = hashlib.sha256(str(size).encode())
@@ -91,7 +91,7 @@ def open_shards(spec: Shards, *, path: str | None = None) -> ShardFormat:
 
     Args:
         spec: The shards.
-        path: Path to open in place of that of `spec`, such as ``spec.test``.
+        path: Path to open instead of the path in `spec`, such as ``spec.test``.
 
     Raises:
         DataError: There are no shards in this format, their rows are of different types, or a package that reads the
@@ -147,8 +147,9 @@ def _files(path: Path, kind: str) -> tuple[str, list[Path]]:
 
 
 def loaded(file: Path | IO[bytes], *, is_mapped: bool = False) -> Any:
-    """Return what `numpy.load` does, for one thread at a time: those of a reader share the depth of Python's parser of
-    headers, which fails now and then if two threads use it at once.
+    """Call `numpy.load` in one thread at a time.
+
+    Python's parser, which reads the headers, shares its recursion depth between threads, so two at once may fail.
     """
     with _PARSING:
         return np.load(file, mmap_mode="r" if is_mapped else None, allow_pickle=False)

@@ -15,7 +15,7 @@ from shardscope.storage.formats import Array, ShardInfo, loaded, not_a_column, r
 class NpyShards:
     """Shards that are structured arrays with a field for each column, or one-dimensional arrays of tokens.
 
-    The header of a file states its dtype and its number of rows, so no index can disagree with the files.
+    A file's header contains its dtype and number of rows, so there is no separate index that could disagree with it.
     """
 
     is_mapped = True
@@ -64,13 +64,13 @@ def _mapped(path: Path) -> Array:
     end, size = rows.offset + rows.nbytes, path.stat().st_size
     if size < end or not _is_padding(path, end):
         raise DataError(
-            f"{path} is damaged: by its header it ends after {end:,} bytes, but it has {size:,}; write the shard again"
+            f"{path} is damaged: it has {size:,} bytes instead of the {end:,} in its header; write the shard again"
         )
     return rows if rows.ndim else rows[None]
 
 
 def _is_padding(path: Path, end: int) -> bool:
-    """Return whether nothing, zeros, or a second array follows: what else is there are rows that the header lost."""
+    """Return whether only zeros, a second array, or nothing follows; anything else is rows that the header omits."""
     with path.open("rb") as file:
         file.seek(end)
         first = file.read(len(np.lib.format.MAGIC_PREFIX))

@@ -1,4 +1,4 @@
-"""Which rows of shards are for training, and which are held out."""
+"""Split of the rows of shards into rows for training and held-out rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from shardscope.storage.formats import ShardFormat
 
 _EVERY = 10
-"""One of this many shards is held out or, of fewer shards, this share of the rows of each."""
+"""One in this many shards is held out; with fewer shards, one in this many rows of each shard."""
 
 
 class ShardRows(NamedTuple):
@@ -30,7 +30,7 @@ def num_windows(num_tokens: int, seq: int) -> int:
 
 
 def whole_parts(shards: ShardFormat, seq: int) -> list[ShardRows]:
-    """Return all rows of each shard that has rows; of tokens, a row is a window of `seq` tokens and the one after."""
+    """Return all rows of each nonempty shard; a row of tokens is a window of `seq` tokens with the token after it."""
     rows = [num_windows(each.rows, seq) if shards.holds_tokens else each.rows for each in shards.shards]
     return [ShardRows(shard, 0, count) for shard, count in enumerate(rows) if count > 0]
 

@@ -1,4 +1,4 @@
-"""Opens shards while training, several at a time and ahead of their use, and counts what came from the cache.
+"""Prefetches shards during training, several at a time, and counts cache hits.
 
 A rank holds the shards of two windows open: the one that it trains on, and the next. An open shard is a mapping of a
 file, whose pages the operating system reads and drops as needed, so memory does not grow with the data.
@@ -28,21 +28,21 @@ from shardscope.storage.caches import default_root
 from shardscope.storage.formats import Array, ShardFormat, ShardInfo, require_alike
 
 _LOOK_EVERY_S = 1.0
-"""Time after which the file of an open shard is compared again with what it was."""
+"""Interval between checks that the file of an open shard has not changed, in seconds."""
 _THREADS = 4
-"""Shards that a rank opens, or fetches, at the same time."""
+"""Number of shards that a rank opens or fetches at the same time."""
 UNPACKED_BYTES = 10e9
-"""Size limit of the cache of formats that are unpacked into it, if the user gives none."""
+"""Default size limit of the cache for formats that are unpacked into it, in bytes."""
 
 
 @dataclass
 class ReadCounts:
-    """What reading the shards of one epoch took, on one rank.
+    """Counts of one rank's reads of shards in one epoch.
 
     Attributes:
-        opened: Shards opened; with a cache, one for each shard and epoch.
-        hits: Of these, shards that were open still, or in the cache, perhaps fetched by another rank.
-        fetched_bytes: Bytes read from a source that is cached or emulated.
+        opened: Number of shards opened; with a cache, each shard counts once per epoch.
+        hits: Number of these shards that were still open or in the cache, perhaps fetched by another rank.
+        fetched_bytes: Number of bytes read from a source that is cached or emulated.
     """
 
     opened: int = 0
@@ -55,7 +55,7 @@ class ShardReader:
 
     Args:
         shards: The shards in their format.
-        spec: How to cache and read them.
+        spec: Settings for caching and reading the shards.
 
     Raises:
         DataError: The cache cannot be used, or does not hold the shards of one window.
@@ -78,13 +78,13 @@ class ShardReader:
         self._pool: ThreadPoolExecutor | None = None
 
     def announce(self, epoch: int, window: int, shards: Sequence[int], *, is_next: bool) -> None:
-        """Start to open the shards of a window, several at a time; does nothing if it was announced before.
+        """Start opening the shards of a window, several at a time; a no-op if this was called for the window before.
 
         Args:
-            epoch: The epoch in which they are used.
+            epoch: The epoch in which the shards are used.
             window: Number of the window in that epoch.
             shards: The shards, in the order in which this rank opens them.
-            is_next: Whether the window is opened ahead of its use.
+            is_next: Whether the window is prefetched, while an earlier one is in use.
         """
         with self._lock:
             if not is_next:
@@ -101,12 +101,12 @@ class ShardReader:
                 self._opening(shard, epoch)
 
     def rows(self, places: Mapping[int, int]) -> dict[int, Array]:
-        """Return the rows of shards, mapped, to read some of them.
+        """Return the rows of shards as arrays, memory-mapped where possible, by shard.
 
-        With an emulated source and no cache, this takes as long as reading these rows from it.
+        With an emulated source and no cache, this takes as long as reading the rows in `places` from the source.
 
         Args:
-            places: How many rows of each shard are about to be read.
+            places: Number of rows that the caller will read from each shard.
         """
         started = time.monotonic()
         with self._lock:
@@ -123,18 +123,18 @@ class ShardReader:
         return found
 
     def take_counts(self) -> dict[int, ReadCounts]:
-        """Return what was counted since the last call, by epoch."""
+        """Return the counts since the last call, by epoch."""
         with self._lock:
             counts, self._counts = self._counts, {}
         return counts
 
     def hurry(self) -> None:
-        """End all waits for an emulated source, so that threads which read ahead can end."""
+        """End all waits for an emulated source, so that prefetching threads can end."""
         if self._pace is not None:
             self._pace.close()
 
     def close(self) -> None:
-        """Stop opening shards ahead; those that are being fetched are completed at once."""
+        """Stop prefetching; reads in progress are completed, without waiting for an emulated source."""
         self.hurry()
         with self._lock:
             pool, self._pool = self._pool, None
@@ -152,7 +152,7 @@ class ShardReader:
         return info.num_bytes / max(1, info.rows)
 
     def _opening(self, shard: int, epoch: int | None) -> Future[Array]:
-        """Return a shard that is open or being opened; the lock is held. `epoch` is None if it was not announced."""
+        """Return a future for a shard's rows; the caller holds the lock. `epoch` is None for reads on demand."""
         future = self._open.get(shard)
         if future is None:
             if self._pool is None:
@@ -181,7 +181,7 @@ class ShardReader:
         return self._checked(rows, info)
 
     def _require_unchanged(self, shard: int) -> None:
-        """Reject a shard whose content has changed since it was first opened; one that is open may be deleted."""
+        """Reject a shard whose content has changed since it was first opened; an open shard's file may be deleted."""
         self._looked_s[shard] = time.monotonic()
         info = self.shards.shards[shard]
         try:
@@ -199,7 +199,7 @@ class ShardReader:
             return
         except OSError as error:
             raise DataError(
-                f"{info.path} can no longer be read ({error.strerror}); restore the file, and go on from the last "
+                f"{info.path} can no longer be read ({error.strerror}); restore the file, and resume from the last "
                 "checkpoint"
             ) from error
         raise DataError(
@@ -208,7 +208,7 @@ class ShardReader:
         )
 
     def _checked(self, rows: Array, info: ShardInfo) -> Array:
-        """Return the rows, which must be like those of the first shard read: some formats do not state their shape."""
+        """Return the rows, after checking that their type is the first shard's; some formats do not declare it."""
         found = (info.path, str(rows.dtype))
         with self._lock:
             self._kind = self._kind or found
@@ -216,7 +216,7 @@ class ShardReader:
         return rows
 
     def _fetch(self, shard: int, file: BinaryIO) -> None:
-        """Copy a shard into the cache, as an array; takes at least as long as an emulated source."""
+        """Copy a shard into the cache, as an array; takes at least as long as a read from the emulated source."""
         started = time.monotonic()
         np.lib.format.write_array(file, np.asarray(self.shards.read(shard)), allow_pickle=False)
         if self._pace is not None:
@@ -233,7 +233,7 @@ def cache_limit(shards: ShardFormat, spec: Shards) -> float | None:
     """Return the size limit of the cache of a data set, in bytes; None if its shards are mapped in place.
 
     Raises:
-        DataError: There is a folder for a cache, but no cache.
+        DataError: `cache_folder` is set, but there is no cache.
     """
     if spec.cache is not None or not shards.is_mapped:
         return UNPACKED_BYTES if spec.cache is None else spec.cache
@@ -265,7 +265,7 @@ def _cache_of(shards: ShardFormat, spec: Shards) -> ShardCache | None:
 
 
 def _window_bytes(shards: ShardFormat, spec: Shards) -> int:
-    """Return the size of the largest shards of one window in the cache."""
+    """Return the maximum size of one window's shards in the cache, in bytes."""
     return sum(sorted((shard.unpacked_bytes for shard in shards.shards), reverse=True)[: spec.window])
 
 
@@ -285,7 +285,7 @@ class Pace:
     def wait(self, num_bytes: float, started: float) -> None:
         """Sleep until a read of `num_bytes`, which began at `started` (`time.monotonic`), would be complete.
 
-        The time that the read really took is part of it. Returns early if the connection is closed.
+        The time that the actual read took counts toward this time. Returns early if the connection is closed.
         """
         with self._lock:
             self._free_at = max(self._free_at, started) + num_bytes / self._link.bandwidth
@@ -293,5 +293,5 @@ class Pace:
         self._closed.wait(max(0.0, until - time.monotonic()))
 
     def close(self) -> None:
-        """End all waits, so that threads which read ahead can end."""
+        """End all waits, so that prefetching threads can end."""
         self._closed.set()

@@ -1,8 +1,9 @@
-"""How many rows a job trains on, from sizes and headers of its data, before any rank opens them."""
+"""Number of rows that a job trains on, from sizes and headers of its data files, before any rank opens them."""
 
 from __future__ import annotations
 
 import zipfile
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ _READERS = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_
 
 
 def require_rows(global_batch: int, num_rows: int) -> None:
-    """Check that data have the rows of a global batch.
+    """Check that data have enough rows for a global batch.
 
     Raises:
         DataError: `global_batch` is less than 1 or greater than `num_rows`.
@@ -37,10 +38,10 @@ def require_rows(global_batch: int, num_rows: int) -> None:
 
 
 def require_batch(job: Job) -> None:
-    """Check that a job's data have the rows of its global batch, if their number is known before it starts.
+    """Check that a job's data have enough rows for its global batch, if their number is known before the job starts.
 
     Raises:
-        DataError: They have fewer.
+        DataError: The data have fewer rows than the global batch.
     """
     rows = training_rows(job)
     if rows is not None:
@@ -50,7 +51,8 @@ def require_batch(job: Job) -> None:
 def training_rows(job: Job) -> int | None:
     """Return the number of rows that a job trains on.
 
-    None if the user's code decides it, or if the data cannot be read or have no rows, of which ranks report the reason.
+    The result is None if the user's code determines the number, or if the data have no rows or cannot be read; in the
+    last two cases, the ranks report the reason.
     """
     is_named = isinstance(job.model, str)
     config = model_config(job.model) if isinstance(job.model, str) else None
@@ -66,7 +68,7 @@ def training_rows(job: Job) -> int | None:
 
 
 def _rows_of(data: str, seq: int, *, is_known: bool) -> int | None:
-    """Return the training rows of data given by name or path; `is_known`: whether their sequence length is known."""
+    """Return the number of training rows of named data or a path; `is_known`: whether the sequence length is known."""
     if data in DATA and (counted := DATA[data].num_training_rows) is not None:
         return counted
     path = Path(data).expanduser()
@@ -78,7 +80,15 @@ def _rows_of(data: str, seq: int, *, is_known: bool) -> int | None:
         return _rows_of_npz(path)
     if not is_known:
         return None
-    tokens = len(python_source.tokens()) if data in DATA else _num_tokens(path)
+    return _rows_of_python_source(seq) if data in DATA else _rows_of_tokens(_num_tokens(path), seq)
+
+
+@lru_cache(maxsize=16)
+def _rows_of_python_source(seq: int) -> int:
+    return _rows_of_tokens(len(python_source.tokens()), seq)
+
+
+def _rows_of_tokens(tokens: int, seq: int) -> int:
     return num_windows(tokens - held_out_tokens(tokens, seq), seq)
 
 
@@ -98,7 +108,7 @@ def held_out_tokens(num_tokens: int, seq: int) -> int:
 
 
 def held_out_every(num_rows: int) -> int:
-    """Return n, if every n-th row of a data set without test rows is one."""
+    """Return n: every n-th row of a data set without a test set is held out for testing."""
     return min(_EVERY, num_rows)
 
 
@@ -114,7 +124,7 @@ def _num_tokens(path: Path) -> int:
 
 
 def _rows_of_npz(path: Path) -> int:
-    """Return the training rows of an ``.npz`` file, by the headers of its arrays."""
+    """Return the number of training rows in an ``.npz`` file, from the headers of its arrays."""
     with zipfile.ZipFile(path) as arrays:
         names = set(arrays.namelist())
         with arrays.open("x.npy") as file:

@@ -20,8 +20,8 @@ _HEADER_BYTES = 128
 class TableShards:
     """Shards that are tables with a column of inputs and a column of targets: numbers, or lists of equal length.
 
-    An Arrow stream may end without a mark, so one that was cut exactly between two batches cannot be told from a whole
-    one; any other cut is an error.
+    An Arrow stream may lack an end marker, so a stream truncated exactly between two batches cannot be distinguished
+    from a complete one; any other truncation is an error.
 
     Raises:
         DataError: pyarrow is not installed, or the columns of two files have different types.
@@ -65,7 +65,7 @@ class TableShards:
                 )
 
     def _note(self, path: Path, schema: Any) -> None:
-        """Note the types of the columns of a file, all of which it must have."""
+        """Record the types of a file's columns; raise an error if a column is missing."""
         for name in self.columns:
             if name not in schema.names:
                 raise not_a_column(name, schema.names, where=str(path))
@@ -143,7 +143,7 @@ def _num_values(column: Any) -> int:
 
 
 def _num_stored(metadata: Any, name: str) -> int:
-    """Return the number of values of a column of a Parquet file, which its metadata state."""
+    """Return the number of values in a column of a Parquet file, from its metadata."""
     chunks = (
         metadata.row_group(group).column(place)
         for group in range(metadata.num_row_groups)
@@ -153,7 +153,7 @@ def _num_stored(metadata: Any, name: str) -> int:
 
 
 def _width(schema: Any, name: str) -> int:
-    """Return the bytes of one value of a column in an array."""
+    """Return the size of one value of a column in an array, in bytes."""
     kind = _plain_type(schema.field(name).type)
     while hasattr(kind, "value_type"):
         kind = _plain_type(kind.value_type)
@@ -168,7 +168,7 @@ def _plain_type(kind: Any) -> Any:
 
 
 def _plain(part: Any) -> Any:
-    """Return the storage of an extension type, such as the arrays of Hugging Face."""
+    """Return the storage of an extension type, such as Hugging Face's array types."""
     return getattr(part, "storage", part)
 
 

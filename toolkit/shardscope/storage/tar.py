@@ -1,7 +1,7 @@
 """Shards as tar files in the layout of WebDataset: the members of a sample share their name up to its first dot.
 
-They are read with `tarfile` rather than with the package ``webdataset``, which reads a tar file from its start: a
-stream has no row numbers, so neither an exact order of rows nor a resume at the same row could be had from it.
+They are read with `tarfile`. The package ``webdataset`` reads a tar file as a stream, without row numbers, so it allows
+neither an exact order of rows nor resuming at the same row.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardscope.storage.formats import Array, ShardInfo, loaded, not_a_column, p
 
 _MOST_INDEXED = 4096
 _RULES = "complete samples up to the end of the archive"
-"""Part of the name of a count on disk, so that counts by earlier rules are not taken."""
+"""Part of the name of a row count cached on disk, so that counts made by earlier rules are not reused."""
 
 
 class TarShards:
@@ -50,7 +50,7 @@ class TarShards:
         return paired(x, y, where=str(path))
 
     def _info(self, path: Path) -> ShardInfo:
-        """Return a shard; its number of rows is kept on disk, as counting them reads the header of each member."""
+        """Return a shard's sizes; the row count is cached on disk, because counting reads the header of each member."""
         status = path.stat()
         asked = (_RULES, str(path.resolve()), status.st_mtime_ns, status.st_size, self.columns)
         rows = cached(
@@ -63,7 +63,7 @@ class TarShards:
         return ShardInfo(path, rows, status.st_size, status.st_size)  # it is not compressed
 
     def _count(self, path: Path) -> int:
-        """Return the number of samples; those that have neither inputs nor targets are left out."""
+        """Return the number of samples; samples that have neither inputs nor targets do not count."""
         known: dict[str, None] = {}
         halves: list[tuple[str, str]] = []
         rows = 0
@@ -83,10 +83,10 @@ class TarShards:
 
 
 def _incomplete(halves: Sequence[tuple[str, str]], path: Path) -> DataError:
-    """Return the error for samples of which only the inputs or only the targets were found in one place.
+    """Return the error for samples whose inputs or targets are missing or not adjacent to the other member.
 
     Args:
-        halves: The name of each, and the member that it lacks.
+        halves: For each such sample, its name and the member that it lacks.
         path: The file.
     """
     (first, lacks), names = halves[0], {name for name, _ in halves}
@@ -137,10 +137,10 @@ def _samples(file: tarfile.TarFile) -> Iterator[tuple[str, dict[str, tarfile.Tar
 
 
 def _require_end(file: tarfile.TarFile, last: str) -> None:
-    """Reject an archive that does not end after its last member: `tarfile` takes what it cannot read for the end.
+    """Reject an archive that does not end after its last member, because `tarfile` takes unreadable data for the end.
 
     Raises:
-        DataError: The block of zeros that ends an archive is missing, as in a file that was cut, or more follows it.
+        DataError: The block of zeros that ends an archive is missing, as in a truncated file, or more data follows it.
     """
     content = file.fileobj
     assert content is not None

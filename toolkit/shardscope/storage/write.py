@@ -19,9 +19,9 @@ from shardscope.storage.formats import Array
 def write_shards(folder: str | Path, data: Any, *, shard_size: float | str = "16 MB") -> Shards:
     """Write data into a folder of shards, for ``Job(data=...)``.
 
-    The folder appears when it is complete. At no time is more than two shards of data held in memory, so that a
-    generator can write more than fits in it. Rows should be in random order if the source of the data is sorted:
-    training shuffles rows only within a few shards at a time.
+    The folder appears under its name only when it is complete. At most two shards of data are in memory at a time, so a
+    generator can write more data than fits in memory. Rows should be in random order if the source of the data is
+    sorted: training shuffles rows only within a few shards at a time.
 
     Args:
         folder: The folder to create; it may exist if it is empty.

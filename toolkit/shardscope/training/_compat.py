@@ -57,7 +57,7 @@ def top_saved_tensors_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], 
 
 
 def is_in_checkpoint() -> bool:
-    """Return whether this thread runs a part of a model that `torch.utils.checkpoint` will run again, or runs again."""
+    """Return whether this thread runs a region of `torch.utils.checkpoint`, or recomputes one."""
     from torch._C._autograd import _top_saved_tensors_default_hooks
 
     hooks = _top_saved_tensors_default_hooks(False)
@@ -94,7 +94,7 @@ def fsdp_params(model: nn.Module) -> list[Any]:
 
 
 def fsdp_modules(model: nn.Module) -> list[Any]:
-    """Return the modules in `model` whose parameters FSDP2 gathers together; empty if FSDP2 shards nothing."""
+    """Return the modules in `model` that are FSDP2 units, gathered one at a time; empty if FSDP2 shards nothing."""
     return [module for module in model.modules() if hasattr(module, "_get_fsdp_state")]
 
 
@@ -203,7 +203,7 @@ def first_left_out(ddp: nn.parallel.DistributedDataParallel) -> str | None:
 
 
 def holds_parameters(unit: Any) -> bool:
-    """Return whether this FSDP2 unit shards any parameters; the root unit may not, if all belong to its blocks."""
+    """Return whether this FSDP2 unit shards any parameters; the root unit shards none if all belong to blocks."""
     return bool(_fsdp_groups(unit))
 
 
@@ -214,15 +214,15 @@ def stock_collectives(unit: Any) -> tuple[Callable[..., Any], Callable[..., Any]
 
 
 def skip_prefetch(unit: Any) -> None:
-    """Make FSDP2 gather a unit's parameters only when the unit needs them, not during the unit before it."""
+    """Turn off FSDP2's prefetching from this unit: no other unit's parameters are gathered during its backward pass."""
     for group in _fsdp_groups(unit):
         group._backward_prefetch = lambda: None  # noqa: SLF001
 
 
 def reuse_compile_guards(unit: Any) -> None:
-    """Make FSDP2 create the guards of a unit's hooks against `torch.compile` once, instead of in each call.
+    """Make FSDP2 apply `torch.compiler.disable` to a unit's hooks once, instead of in each call.
 
-    The guards are closures that refer to themselves, so each one is also work for the garbage collector.
+    Each application creates closures in reference cycles, which the garbage collector must then collect.
     """
     state = unit._get_fsdp_state()  # noqa: SLF001
     for name in ("_pre_backward", "_root_post_backward_final_callback"):
@@ -248,7 +248,7 @@ def _guard_once(owner: Any, name: str) -> None:
 
 
 def label_while_profiling() -> None:
-    """Make FSDP2 label its work only while a profiler runs; it enters about ten labels for each unit and step."""
+    """Make FSDP2 label its work only while a profiler runs, because it sets about ten labels per unit and step."""
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
     label = _fsdp_param_group.record_function
@@ -258,7 +258,7 @@ def label_while_profiling() -> None:
 
 
 class _Label:
-    """Replaces `torch.profiler.record_function` in FSDP2's module."""
+    """Replacement for `torch.profiler.record_function` in FSDP2's module; a no-op while no profiler runs."""
 
     real: Any
 

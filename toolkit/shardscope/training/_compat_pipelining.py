@@ -31,8 +31,8 @@ class StaticStage(PipelineStage):
 
     Args:
         args: Passed to `PipelineStage`.
-        is_staged: Function that returns whether to copy a message of a size in bytes to the CPU before sending it, and
-            back to the device after receiving it.
+        is_staged: Function from the size of a message in bytes to whether it is copied to the CPU before it is sent,
+            and back to the device after it is received.
         splits_backward: Whether to clone outputs that are views. PyTorch's split backward pass detaches a stage's
             output in place, which fails for a view (such as the output of a linear layer on a 3-d input).
         options: Passed to `PipelineStage`.

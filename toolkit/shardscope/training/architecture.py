@@ -1,9 +1,9 @@
 """Recognises a transformer in a module, from its parameters and the shapes of the products of its forward pass.
 
 The formulas for layouts then apply to a module of any class exactly as to a model from the catalogue. Modules that the
-formulas would not describe are not recognised: blocks that differ, mixtures of experts, attention that is not one fused
-kernel or has its own mask, such as a window, frozen or shared blocks, many more operations, and modules whose products
-or number of parameters differ from the transformer found.
+formulas would not describe are not recognised: blocks that differ from one another, mixtures of experts, attention that
+is not one fused kernel or has its own mask (such as a window), frozen or shared blocks, blocks with many additional
+operations, and modules whose matrix products or number of parameters differ from those of the transformer found.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ _ATEN = torch.ops.aten
 _MATRICES = {_ATEN.mm: 0, _ATEN.addmm: 1}
 """Index of the left matrix among the arguments of a matrix product."""
 _NEGLIGIBLE = 0.01
-"""Largest share of the FLOPs that other operations may have, such as the products that compute rotary angles."""
+"""Maximum fraction of FLOPs outside the recorded operations, such as in products that compute rotary angles."""
 _MOST = 70
-"""Most operations in the forward pass of a block, and outside the blocks: with more, launches would take longer than
-those of the formulas. Blocks whose norms and rotary positions are written out in Python have up to 55."""
+"""Maximum number of operations in the forward pass of a block, and outside the blocks; with more, kernel launches would
+take longer than the formulas assume. Blocks whose norms and rotary positions are written out in Python have up to
+55."""
 _QUERY_KEY_VALUE = 3
 
 
@@ -39,7 +40,7 @@ class _Call(NamedTuple):
 
     Attributes:
         kind: ``product``, ``attention`` or ``lookup``.
-        unit: Number of the block that runs it, from 1; 0 outside the blocks.
+        unit: Number of the block that runs the operation, from 1; 0 outside the blocks.
         sizes: m, k and n; the shapes of queries and keys; or the shapes of table and indices.
     """
 
@@ -94,17 +95,17 @@ class Operations(TorchDispatchMode):
 
     @property
     def may_drop(self) -> bool:
-        """Whether a pass without dropout may show more: with dropout, attention on a CPU is separate products."""
+        """Whether dropout may have hidden attention: on a CPU, it splits fused attention into separate products."""
         kinds = {each.kind for each in self.calls}
         return bool(self.blocks) and "lookup" in kinds and "attention" not in kinds
 
     def transformer(self, name: str, samples: int, flops: float) -> Transformer | None:
-        """Return the transformer that has run, or None if it is not one.
+        """Return the transformer that the recorded operations form; None if they form none.
 
         Args:
-            name: What the result is called.
+            name: Name of the result.
             samples: Number of sequences in the example.
-            flops: FLOPs of the whole forward pass, of which the products found must be nearly all.
+            flops: FLOPs of the whole forward pass; the recorded products must account for nearly all of them.
         """
         try:
             _need(self.is_plain and all(self.num_operations[unit] <= _MOST for unit in self.num_operations))
@@ -129,7 +130,7 @@ def _flops(calls: Sequence[_Call]) -> float:
 
 
 def _alike(module: nn.Module) -> list[nn.Module]:
-    """Return the longest run of neighbours of one class, by parameters, that contain no embedding; empty if none."""
+    """Return adjacent modules of one class without embeddings: the run with most parameters, or an empty list."""
     runs = [
         [*run]
         for part in module.modules()
@@ -193,7 +194,7 @@ def _transformer(
 
 
 def _block_sizes(calls: Sequence[_Call], samples: int, seq: int) -> tuple[tuple[str, Any], ...]:
-    """Return the sizes of a block from its products and its attention, in order."""
+    """Return the sizes of a block, inferred from its products and its attention in the order in which they run."""
     at = [place for place, each in enumerate(calls) if each.kind == "attention"]
     _need(len(at) == 1 and at[0] > 0)
     (_, heads, _, size), (_, key_heads, _, _) = queries, keys = calls[at[0]].sizes
@@ -217,7 +218,7 @@ def _block_sizes(calls: Sequence[_Call], samples: int, seq: int) -> tuple[tuple[
 
 
 def _norms(block: nn.Module, sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields on norms. These are the modules of a block whose parameters all have one dimension."""
+    """Return the `Transformer` fields on norms: the modules of a block whose parameters are all one-dimensional."""
     own = [(part, [*part.parameters(recurse=False)]) for part in block.modules()]
     norms = [(part, each) for part, each in own if each and all(tensor.ndim == 1 for tensor in each)]
     widths = [tensors[0].numel() for _, tensors in norms]
@@ -242,7 +243,7 @@ def _norms(block: nn.Module, sizes: Mapping[str, Any]) -> dict[str, Any]:
 def _positions(
     tables: Sequence[Any], around: Sequence[tuple[int, ...]], table: tuple[int, int], seq: int
 ) -> dict[str, Any]:
-    """Return the fields on positions: learned if there is a second table or a parameter; otherwise assumed rotary."""
+    """Return the `Transformer` fields on positions: learned if there is a second table or a parameter, else rotary."""
     learned = [shape for shape, _ in tables]
     learned.remove(table)
     learned += [shape[1:] for shape in around if len(shape) == 3 and shape[0] == 1]

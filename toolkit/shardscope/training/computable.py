@@ -1,7 +1,7 @@
 """Finds layers that torch cannot compute in a 16-bit dtype on this processor, by trying a small layer of each kind.
 
-Which kernels there are depends on the processor, the build of torch and its settings. For example, oneDNN has a fused
-LSTM in bf16 only for processors with AVX-512, and torch has no other implementation under autocast.
+Which kernels are available depends on the processor, the build of torch and its settings. For example, oneDNN has a
+fused LSTM in bf16 only for processors with AVX-512, and torch has no other implementation under autocast.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def uncomputable_kinds(dtype: torch.dtype) -> list[str]:
 
 
 def uncomputable(name: str, layer: nn.Module, error: str, precision: str) -> str:
-    """Return the sentence that refuses a job whose model contains such a layer."""
+    """Return the error message for a job whose model contains a layer that torch cannot compute."""
     return (
         f"torch cannot compute the layer {name or 'model'!r} ({type(layer).__name__}) with precision={precision!r} "
         f"on this processor ({error}); use precision='fp32', or switch off autocast for this layer"
@@ -61,8 +61,8 @@ def uncomputable(name: str, layer: nn.Module, error: str, precision: str) -> str
 def require_computable(model: nn.Module, precision: Precision, inputs: Callable[[], Any]) -> None:
     """Reject a model that torch cannot run on this rank's processor in the job's precision.
 
-    If a small layer fails, a copy of the model runs once on an example, as the model may compute that layer otherwise:
-    outside autocast, without oneDNN, or not at all.
+    If a small layer fails, a copy of the model runs once on an example, because the model may call that layer outside
+    autocast, without oneDNN, or not at all.
 
     Args:
         model: The whole model, on the rank's device.
@@ -93,7 +93,7 @@ def require_computable(model: nn.Module, precision: Precision, inputs: Callable[
 
 @contextmanager
 def called_under_autocast(model: nn.Module, names: Iterable[str]) -> Iterator[set[str]]:
-    """Collect which of the named layers are called under CPU autocast, also in copies of `model`, in the context."""
+    """Return a context manager that collects which named layers of `model`, or a copy, run under CPU autocast."""
     seen: set[str] = set()
 
     def hook(name: str) -> Callable[[nn.Module, Any], None]:
@@ -112,7 +112,7 @@ def called_under_autocast(model: nn.Module, names: Iterable[str]) -> Iterator[se
 
 
 def _kind(layer: nn.Module) -> str:
-    """Return what distinguishes layers for which torch may have different kernels."""
+    """Return a text that differs between layers for which torch may have different kernels."""
     match layer:
         case nn.RNNBase():
             return f"{layer.mode} {layer.bias} {layer.bidirectional} {layer.proj_size > 0}"
@@ -123,7 +123,7 @@ def _kind(layer: nn.Module) -> str:
 
 
 def _error(layer: nn.Module, dtype: torch.dtype) -> str:
-    """Return torch's error in a forward and backward pass of a small layer of this kind; empty if it has none."""
+    """Return torch's error in a forward and backward pass of a small layer of this kind; empty if there is none."""
     try:
         with warnings.catch_warnings(action="ignore"):
             with torch.device("cpu"), torch.autocast("cpu", dtype):

@@ -1,11 +1,11 @@
 """Emulated computation: a rank really computes, and then sleeps until an emulated processor would have finished.
 
-How long a pass takes on that processor is known in one of two ways. If the node's FLOP/s are stated, it is the FLOPs of
-the pass divided by them, whatever this machine's cores are doing; the FLOPs are counted in the first forward pass.
-Otherwise, it is the processor time of the pass, multiplied by the node's slowdown.
+The time of a pass on that processor is determined in one of two ways. If the node's FLOP/s are given, it is the FLOPs
+of the pass divided by the FLOP/s, regardless of the load on this machine's cores; the FLOPs are counted in the first
+forward pass. Otherwise, it is the CPU time of the pass, multiplied by the node's slowdown.
 
-The passes of a pipeline's stages queue up on the emulated processor, as on a GPU: a pass starts when the one before has
-ended and its input has arrived, even if this process is still busy between the passes.
+The passes of a pipeline's stages queue up on the emulated processor, as on a GPU: a pass starts when the previous pass
+has ended and its own input has arrived, even if this process is still busy between the passes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shardscope.training import clock
 
 
 class _Spent(NamedTuple):
-    """Time since a moment, without waits for other ranks, and processor time of this thread, in seconds."""
+    """Elapsed time without waits for other ranks, and compute time of this thread (CPU or GPU), in seconds."""
 
     elapsed: float
     computing: float
@@ -31,11 +31,11 @@ class _Spent(NamedTuple):
 
 @dataclass
 class PassSpan:
-    """When a pass ran, in Unix seconds; filled in when it has ended.
+    """Start and end of a pass, in Unix seconds; filled in when the pass has ended.
 
     Attributes:
-        start: Start; on the emulated processor, if there is one.
-        end: End; 0 before.
+        start: Start of the pass, on the emulated processor if there is one.
+        end: End of the pass; 0 until then.
     """
 
     start: float
@@ -45,19 +45,20 @@ class PassSpan:
 class ComputePace:
     """Makes the computation of this thread take as long as on the emulated processor of its node, by sleeping.
 
-    Waiting for a core, which other ranks use, counts as part of the sleep, and waiting for other ranks does not.
+    Time in which other ranks occupy the cores counts as part of the sleep; time spent waiting for other ranks' messages
+    does not.
 
     Args:
         job: The job.
         node: The node.
-        is_on_gpu: Whether the rank computes on a GPU, which takes its own time.
+        is_on_gpu: Whether the rank computes on a GPU, whose elapsed time then counts instead of CPU time.
     """
 
     def __init__(self, job: Job, node: EmulatedNode, *, is_on_gpu: bool = False) -> None:
         self._node = node
         self._is_on_gpu = is_on_gpu
         self.factor = 1.0
-        """By how much more than the node's slowdown this rank is slowed down, as by a fault."""
+        """Factor by which this rank is slowed down in addition to the node's slowdown, such as by an injected fault."""
         self._update_bytes = job.optimizer.states.moved_bytes_per_param(job.element_bytes)
         self._backward_passes = job.backward_passes
         self._flops: dict[int, float] = {}
@@ -66,10 +67,10 @@ class ComputePace:
         self._has_held = False
         self._free_at = math.inf
         self.arrived_at = 0.0
-        """When the newest message of another rank arrived, in Unix seconds."""
+        """Time at which the newest message of another rank arrived, in Unix seconds."""
         self.backward_end: float | None = None
-        """When the last pass of `exchanging_backward` ended on the emulated processor, in Unix seconds; None if its
-        time is not stated."""
+        """Time at which the last pass of `exchanging_backward` ended on the emulated processor, in Unix seconds; None
+        if the node's FLOP/s are not given."""
 
     @property
     def _slowdown(self) -> float:
@@ -91,7 +92,7 @@ class ComputePace:
 
     @contextmanager
     def forward(self, stage: int) -> Iterator[None]:
-        """Return a context manager around a forward pass of a stage; it sleeps for the rest of the time at the end."""
+        """Return a context manager around a forward pass of a stage; at its end, it sleeps for the remaining time."""
         if self._node.flops is None or stage in self._flops:
             with self._lasting(self._pass_s(stage)):
                 yield
@@ -104,11 +105,11 @@ class ComputePace:
         time.sleep(self._pass_s(stage) or 0.0)  # in full: counting takes longer than computing
 
     def recount(self) -> None:
-        """Count the FLOPs of passes again, because the size of micro-batches changes."""
+        """Discard the FLOP counts of all passes, because the micro-batch size changes; the next passes are counted."""
         self._flops.clear()
 
     def begin_queue(self) -> None:
-        """Let the passes of `queued` follow one another from now on."""
+        """Mark the emulated processor as free from now on; the passes of `queued` then run on it one after another."""
         self._free_at = clock.now()
 
     @contextmanager
@@ -138,12 +139,13 @@ class ComputePace:
     def exchanging_backward(self, handed_over: Callable[[], float]) -> Iterator[None]:
         """Return a context manager around a backward pass that may exchange gradients, which other ranks wait for.
 
-        With a stated time, gradients wait in `hold_gradients` until it has passed; a pass whose gradients do not wait
-        there sleeps at the end. Otherwise, the pass sleeps at the start, for as long as the last one was too fast.
+        If the time of the pass is known from FLOP/s, gradients wait in `hold_gradients` until that time has passed; a
+        pass whose gradients do not wait there sleeps at the end. Otherwise, the pass sleeps at the start, for as long
+        as the previous pass was too fast.
 
         Args:
-            handed_over: Function that returns when the pass handed the last gradients over for their exchange, in Unix
-                seconds; infinity if it handed none over.
+            handed_over: Function that returns the time at which the last gradients were passed to their collective, in
+                Unix seconds; infinity if there were none.
         """
         wanted = self._pass_s(0, self._backward_passes)
         if wanted is None:
@@ -184,7 +186,7 @@ class ComputePace:
             yield
 
     def _pass_s(self, stage: int, passes: float = 1.0) -> float | None:
-        """Return the stated time of a pass, in seconds; None if only the slowdown is stated."""
+        """Return the time of a pass from its FLOPs, in seconds; None if the node has a slowdown but no FLOP/s."""
         node = self._node
         return (
             None if node.flops is None else passes * self._flops.get(stage, 0.0) / node.flops * self._slowdown
@@ -192,7 +194,7 @@ class ComputePace:
 
     @contextmanager
     def _lasting(self, wanted: float | None) -> Iterator[None]:
-        """Return a context manager that lasts `wanted` seconds, or its own processor time times the slowdown."""
+        """Return a context manager that lasts `wanted` seconds; if None, its compute time times the slowdown."""
         spent = self._watch()
         yield
         elapsed, computing = spent()

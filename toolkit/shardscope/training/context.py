@@ -29,7 +29,7 @@ from shardscope.training.transports.cuda_ipc import STAGED_BYTES
 SHARED_GPU = "gloo (shared GPU)"
 """Backend of ranks that share GPUs."""
 _AS_FAST = EmulatedNode(upload=1, download=1)
-"""A processor as fast as this machine's, for ranks that a fault slows down in some steps; its rates are not used."""
+"""A node as fast as this machine, for ranks that a fault slows down in some steps; its link rates are not used."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class RankContext:
         backend: Backend for collectives: ``"gloo"``, ``"nccl"``, ``"gloo (shared GPU)"``, or ``"none"``.
         local_world_size: Number of ranks on this machine; None if unknown.
         compresses: Whether the job compresses gradients.
-        emulation: What the rank emulates on a node of an emulated cluster; None on real machines.
-        faults: The faults that this rank carries out; None if the run has no plan of faults.
+        emulation: The emulated cluster that the rank runs on; None on real machines.
+        faults: The faults that this rank carries out; None if the run has no fault plan.
     """
 
     rank: int
@@ -64,11 +64,11 @@ class RankContext:
 
     @property
     def transport(self) -> str:
-        """What carries messages between ranks: ``"shm"``, ``"cuda-ipc"``, ``"tcp"``, or ``"none"`` for one rank."""
+        """Transport between ranks: ``"shm"``, ``"cuda-ipc"``, ``"tcp"``, or ``"none"`` for one rank."""
         return "none" if self.group is None else self.group.route.name
 
     def described_transport(self) -> dict[str, str]:
-        """Return the transport and why it is used, for the ``start`` event; empty for a single rank."""
+        """Return the transport and the reason for its choice, for the ``start`` event; empty for a single rank."""
         if self.group is None:
             return {}
         return {"transport": self.transport, "transport_reason": self.group.route.reason}
@@ -76,7 +76,7 @@ class RankContext:
     def described_link(self, link: Link | None) -> dict[str, Any]:
         """Return the settings of the emulated link, the job's or the cluster's, for the ``start`` event.
 
-        They include whether its emulation is accurate. Empty if no link is emulated.
+        The settings include whether the emulation is accurate. The result is empty if no link is emulated.
         """
         if self.emulation is not None:
             return {"link": self.emulation.described()}

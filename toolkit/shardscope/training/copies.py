@@ -1,4 +1,4 @@
-"""Copies functions together with what they keep between calls, which `copy.deepcopy` shares with the original."""
+"""Copies functions together with the state that they keep between calls, which `copy.deepcopy` does not copy."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 def copy_of_callable(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a copy of a function or callable object whose calls do not change the original's state.
 
-    The values that a function closes over, and the global variables that it names, are copied; functions, classes and
-    modules among the latter are not.
+    The values that a function closes over, and the global variables that it uses, are copied, except global functions,
+    classes and modules.
 
     Raises:
         Exception: An object cannot be copied, such as a lock.

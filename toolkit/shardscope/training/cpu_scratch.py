@@ -2,19 +2,19 @@
 
 - A convolution in float32 or bfloat16 copies its input and its output between torch's format and oneDNN's, in blocks of
   channels: 16 with AVX-512, else 8. Tensors in channels-last order are not copied, only weights. Where oneDNN has no
-  kernel in blocks for groups of channels, and in other dtypes and for small products in float32, the patches under the
-  kernel are listed as the columns of a matrix instead.
+      blocked kernel for groups of channels, in other dtypes, and for small products in float32, the patches under the
+      kernel are instead copied to the columns of a matrix (im2col).
 - Attention computes the scores of a block of queries and of up to 512 keys at a time.
 - `nn.Bilinear` computes its outputs one at a time.
-- Kernels that need contiguous tensors copy others, such as a gradient that was expanded or permuted.
-- Operations on elements copy an operand of another dtype than their result's.
+- Kernels that need contiguous tensors copy non-contiguous ones, such as a gradient that was expanded or permuted.
+- Element-wise operations copy an operand whose dtype differs from that of the computation.
 - A fused LSTM layer: see `shardscope.training.onednn`.
 
 On one thread of a processor with AVX-512, the cases of tests/training/test_cpu_scratch.py are within 2 % of what torch
-allocates (torch 2.13, oneDNN 3.11). Not included: the copies in blocks that oneDNN's products of bfloat16 make of their
-matrices, up to three times the product's size for matrices of 512 rows and less; tests/campaigns/modules.py lists what
-is more than 2 % off.
-Without AVX-512, oneDNN has other kernels for some sizes: it takes up to four copies of a weight for images of 2 x 2.
+allocates (torch 2.13, oneDNN 3.11). Not included: the blocked copies of its matrices that a bfloat16 product of oneDNN
+makes, up to three times the product's size for matrices of at most 512 rows. tests/campaigns/modules.py lists the cases
+that are more than 2 % off. Without AVX-512, oneDNN has other kernels for some sizes, which allocate up to four copies
+of a weight for images of 2 x 2.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _ATEN = torch.ops.aten
 _CONVOLUTION, _CONVOLUTION_BACKWARD = _ATEN.convolution.default, _ATEN.convolution_backward.default
 _TRILINEAR = _ATEN._trilinear.default  # noqa: SLF001 - its name
 _SMALL_IMAGE, _COLOURS = 128, 3
-"""Height plus width up to which images of more channels than colours are enlarged in channels-last order."""
+"""Images up to this height plus width, with more than this number of channels, are upsampled in channels-last order."""
 _LINE, _SOLID = 3, 5
-"""Dimensions of the inputs of convolutions of lines and of volumes."""
+"""Number of dimensions of the inputs of 1-d and 3-d convolutions."""
 _QUERIES = ((768, 256), (192, 64), (0, 32))
 """Number of queries that attention computes at a time, by minimum sequence length."""
 _KEYS = 512
 _FEW = 3
-"""Most input channels, such as those of an image, that the backward pass leaves as they are."""
+"""Maximum number of input channels (as of an image) at which the weight gradient needs no blocked copy of the input."""
 _MANY_SAMPLES, _SMALL, _WIDE = 16, 20480, 3
-"""Samples from which oneDNN computes products, and elements and size of the kernel up to which it leaves a sample."""
+"""Minimum samples of a 1 x 1 convolution in oneDNN; maximum elements and kernel size of one sample outside oneDNN."""
 
 
 def scratch(func: Any, args: Any, results: Any) -> tuple[Scratch, ...]:
@@ -63,31 +63,31 @@ def scratch(func: Any, args: Any, results: Any) -> tuple[Scratch, ...]:
 
 
 def _copied(args: Any, *, with_last: bool) -> Scratch:
-    """Return the memory of copies of tensors that are not contiguous, nor in channels-last order if that is enough."""
+    """Return the memory of copies of non-contiguous tensors; `with_last` exempts tensors in channels-last order."""
     tensors = [each for each in args if isinstance(each, Tensor) and not each.is_contiguous()]
     return Scratch(sum(each.nbytes for each in tensors if not (with_last and _is_last(each))))
 
 
 def _cast(args: Any) -> Scratch:
-    """Return the memory of copies of operands in the dtype in which an operation computes (``TensorIterator``)."""
+    """Return the memory of operands that are cast to the dtype of the computation (``TensorIterator``)."""
     tensors = [each for each in args if isinstance(each, Tensor) and each.ndim and each.is_floating_point()]
     dtype = max((each.dtype for each in tensors), key=lambda each: each.itemsize, default=None)
     return Scratch(sum(each.numel() * dtype.itemsize for each in tensors if dtype and each.dtype != dtype))
 
 
 def _enlarged(image: Tensor, result: Tensor) -> Scratch:
-    """Return the memory of copies in channels-last order, of small images (``_use_vectorized_kernel_cond_2d``)."""
+    """Return the memory of channels-last copies of upsampled small images (``_use_vectorized_kernel_cond_2d``)."""
     is_small = sum(result.shape[-2:]) <= _SMALL_IMAGE and image.shape[1] > _COLOURS
     return Scratch((image.nbytes + result.nbytes) * (is_small and not _is_last(image)))
 
 
 def _batch_norm_backward(gradient: Tensor, image: Tensor) -> Scratch:
-    """Return the memory of one more gradient, which the kernel for tensors of one order computes in."""
+    """Return the memory of one more gradient, which the kernel allocates if image and gradient have equal strides."""
     return Scratch(image.nbytes * (gradient.stride() == image.stride()))
 
 
 def _is_last(tensor: Tensor) -> bool:
-    """Return whether the tensor is an image or a volume in channels-last order, and not contiguous as well."""
+    """Return whether the tensor is an image or a volume in channels-last order, and not also contiguous."""
     formats = {4: torch.channels_last, _SOLID: torch.channels_last_3d}
     order = formats.get(tensor.ndim)
     return order is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=order)
@@ -98,13 +98,13 @@ def _has_avx512() -> bool:
 
 
 def _full_block() -> int:
-    """Return the channels in a block of oneDNN's format."""
+    """Return the number of channels per block in oneDNN's format."""
     return 16 if _has_avx512() else 8
 
 
 @dataclass(frozen=True)
 class _Convolution:
-    """A convolution: its tensors, and how its kernel moves over the input."""
+    """A convolution: its tensors, groups, and kinds of stride, dilation and padding."""
 
     inputs: Tensor
     weight: Tensor
@@ -174,7 +174,7 @@ class _Convolution:
         return self.groups > 1 and self.inputs.shape[1] == self.output.shape[1] == self.groups
 
     def _block(self, kind: Literal["forward", "input", "weight"]) -> int:
-        """Return the channels in a block of the kernel of this pass; 0 if it lists columns of a matrix."""
+        """Return the number of channels per block in this pass's kernel; 0 if it copies patches to a matrix."""
         block = _full_block()
         inner, outer = (each.shape[1] // self.groups for each in (self.inputs, self.output))
         if self.groups == 1 and kind == "input" and self.is_strided:
@@ -208,7 +208,8 @@ class _Convolution:
     def _of_weight(self) -> tuple[Scratch, ...]:
         """Memory while the weight's gradient is computed.
 
-        In 16 bits, it is summed in float32, from one transposed sample after the other if the kernel has a size.
+        In 16 bits, the gradient is summed in float32 and, unless the kernel is 1 x 1, from one transposed sample at a
+        time.
         """
         block = self._block("weight")
         if not block:
@@ -223,9 +224,9 @@ class _Convolution:
 
     @property
     def _last_weight(self) -> int:
-        """Bytes of the weight's gradient of tensors in channels-last order: blocks of both channels of each group.
+        """Bytes of the weight's gradient in channels-last order, with each group's channels padded to whole blocks.
 
-        In 16 bits, it is summed in float32, from one transposed sample after the other.
+        In 16 bits, the gradient is summed in float32, from one transposed sample at a time.
         """
         if self._is_depthwise and self._block("weight"):
             return self.weight.nbytes
@@ -237,7 +238,7 @@ class _Convolution:
         return padded * size + (4 * padded + turned * size) * (size == 2)
 
     def _weight_blocks(self, block: int) -> int:
-        """Return the bytes of the weight in blocks of both channels; groups of channels have blocks that fit."""
+        """Return the bytes of the weight, with input and output channels padded to whole blocks if it has no groups."""
         outer, inner, *places = self.weight.shape
         if self.groups > 1:
             return self.weight.nbytes
@@ -246,19 +247,19 @@ class _Convolution:
 
     @property
     def _one_sample(self) -> int:
-        """Bytes of the patches of one group of one sample."""
+        """Bytes of the patches under the kernel for one group of one sample."""
         inner = self.inputs.shape[1] // self.groups
         return inner * prod(self.weight.shape[2:]) * prod(self.output.shape[2:]) * self.weight.element_size()
 
     def _copied_line(self, moments: tuple[Scratch, ...]) -> tuple[Scratch, ...]:
-        """Add the copy of an input that is not contiguous, which torch makes for convolutions of lines."""
+        """Add the contiguous copy of the input that torch makes for 1-d convolutions if necessary."""
         copied = self.inputs.nbytes if self.inputs.ndim == _LINE and not self.inputs.is_contiguous() else 0
         return tuple(each._replace(grows=each.grows + copied) for each in moments)
 
     def _columns(self, *, is_forward: bool) -> tuple[Scratch, ...]:
-        """Return the memory of the patches under the kernel, of all samples or of one, and of copies of a group.
+        """Return the memory of the patches under the kernel, for all samples or one, and of copies of one group.
 
-        ``slow_conv3d`` takes all groups at once. In float16, the bias's gradient sums a copy in float32.
+        ``slow_conv3d`` processes all groups at once. In float16, the bias's gradient is summed from a float32 copy.
         """
         inputs, output = (self.output, self.inputs) if self.is_transposed else (self.inputs, self.output)
         is_solid = inputs.ndim == _SOLID
@@ -309,7 +310,7 @@ def _score_block(query: Tensor, key: Tensor) -> tuple[int, int]:
 
 
 def _short(tensor: Tensor) -> int:
-    """Return the bytes of an element if it has 16 bits: then blocks are also kept in its dtype."""
+    """Return the bytes per element of a 16-bit tensor, whose blocks are also kept in its own dtype; else 0."""
     return 2 if tensor.element_size() == 2 else 0
 
 
@@ -374,4 +375,4 @@ _ONE_MOMENT: dict[Any, Callable[[Any, Any], Scratch]] = {
     _ATEN.im2col.default: lambda args, _: Scratch(args[0].nbytes),
     _ATEN.col2im.default: lambda args, result: Scratch(max(args[0].nbytes - result.nbytes, 0)),
 }
-"""What other operations take. The last two first allocate a result of their input's size."""
+"""Workspace of other operations. The last two first allocate a result of their input's size."""

@@ -1,7 +1,7 @@
-"""What autocast does on GPUs and not on CPUs, for traces of 16-bit training on a GPU by a machine without one.
+"""Autocast's behaviour on GPUs where it differs from CPUs, for traces of 16-bit GPU training without a GPU.
 
 Autograd needs the device of the tensors that it differentiates, so a trace runs on fake CPU tensors, under the autocast
-of the CPU. That one computes a whole cross-entropy in float32. CUDA's casts only the log-probabilities, after the
+of the CPU, which computes a whole cross-entropy in float32. CUDA's autocast casts only the log-probabilities, after the
 softmax: 10 instead of 12 bytes per logit at the peak of the backward pass, 8 instead of 10 in the forward pass
 (measured on an H100 with torch 2.11).
 """
@@ -25,8 +25,8 @@ _ARGUMENTS = inspect.signature(functional.cross_entropy)
 class CudaCasts(TorchFunctionMode):
     """Mode in which autocast on the CPU computes cross-entropies as on a GPU; it changes nothing without autocast.
 
-    A cross-entropy within a checkpoint is left as it is, because the mode is off when it is computed again, and a
-    checkpoint refuses tensors of another dtype than in the forward pass.
+    A cross-entropy within a checkpointed region is left unchanged, because the mode is off during recomputation, and
+    `torch.utils.checkpoint` rejects recomputed tensors whose dtype differs from the forward pass.
     """
 
     def __torch_function__(
@@ -40,7 +40,7 @@ class CudaCasts(TorchFunctionMode):
 
 
 def _is_plain(bound: dict[str, Any]) -> bool:
-    """Return whether the targets are classes, without smoothing."""
+    """Return whether the targets are class indices, without label smoothing."""
     return not bound.get("label_smoothing") and not bound["target"].is_floating_point()
 
 

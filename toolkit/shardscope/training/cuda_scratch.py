@@ -26,11 +26,11 @@ from shardscope.training.memory.ledger import Scratch
 _ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default  # noqa: SLF001
 _SUM = torch.ops.aten.sum.dim_IntList
 _WARP, _MAX_THREADS, _LOADS = 32, 512, 4
-"""Threads of a warp, most threads of a block, and most neighbouring columns that a thread sums."""
+"""Threads per warp, maximum threads per block, and maximum adjacent columns that a thread sums."""
 _FEWEST, _MOST = 16, 256
-"""Fewest and most values that a thread sums where blocks share a column."""
+"""Minimum and maximum number of values that a thread sums if several blocks share a column."""
 _THREADS_PER_SM, _NUM_SMS = 2048, 132
-"""Threads that a streaming multiprocessor runs at the same time, and their number; of an H100."""
+"""Maximum resident threads per streaming multiprocessor, and number of multiprocessors, of an H100."""
 _HEAD = 64
 """Multiple to which the memory-efficient kernel rounds the head size."""
 

@@ -40,7 +40,7 @@ from shardscope.training.step_trace import Arguments, trace_step
 OUTSIDE = "(outside the layers)"
 """Name of the table row for FLOPs, saved bytes and parameters that belong to no layer."""
 _ONE_AT_A_TIME = RLock()
-"""Held during a trace, which may switch oneDNN off for the whole process."""
+"""Lock held during a trace, because a trace may turn off oneDNN for the whole process."""
 _UNCOUNTED = (
     "FLOPs and step time leave out {names}, for which there is no FLOP formula; register one with "
     "torch.utils.flop_counter.register_flop_formula"
@@ -76,8 +76,8 @@ def describe(
         name: Name of the model; None for the name of the module's class.
         memory: Whether to also trace the memory of a training step.
         autocast: 16-bit dtype of the matrix products in the training step; None for the dtype of the weights.
-        on_gpu: Whether autocast casts, and kernels take memory beside their results, as on a GPU, although the module
-            is traced on the CPU; see `CudaCasts` and `shardscope.training.cuda_scratch`.
+        on_gpu: Whether the casts of autocast and the workspace of kernels are those of a GPU, although the module is
+            traced on the CPU; see `CudaCasts` and `shardscope.training.cuda_scratch`.
         loss: Loss function of the training step, called with the module's output and `targets`; None for a placeholder
             that saves no tensors.
         targets: Targets for the samples in `example`.
@@ -144,8 +144,8 @@ def describe(
 def _kernels(*, on_gpu: bool) -> AbstractContextManager[Any]:
     """Return a context manager in which recurrent layers run as on the job's device.
 
-    On the CPU, an LSTM layer is one operation of oneDNN. A GPU has none of it: there, the layer is traced as the
-    separate operations that it consists of, which do not depend on the instructions of this machine's processor.
+    On the CPU, an LSTM layer is one operation of oneDNN. GPUs lack this operation, so for a GPU the layer is traced as
+    separate operations, which do not depend on the instruction set of this machine's CPU.
     """
     if not on_gpu:
         return onednn.OneDNN()

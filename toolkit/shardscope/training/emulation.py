@@ -1,6 +1,6 @@
-"""What a rank on an emulated node emulates itself: a slow processor, and latency if the kernel cannot add any.
+"""Emulation by a rank on an emulated node: a slow processor, and latency if the kernel cannot add any.
 
-The agent of the node passes it to the ranks in an environment variable. The rates of the links are the kernel's.
+The agent of the node passes the settings to the ranks in an environment variable. The kernel limits the links' rates.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class Emulation:
 
     @property
     def paced_link(self) -> Link | None:
-        """The link whose latency the rank adds to its messages; None if the kernel adds it, or there is none to add.
+        """The link whose latency the rank adds to its messages; None if the kernel adds it, or there is no latency.
 
-        There is none with a single node: latency is between nodes.
+        A single node has no latency, which occurs only between nodes.
         """
         return None if self.delays_in_kernel or not self.cluster.latency_s else self.cluster.link
 
     def described(self) -> dict[str, Any]:
-        """Return the link's settings and what else is emulated, for the ``start`` event."""
+        """Return the link's settings and notes on all that is emulated, for the ``start`` event."""
         cluster = self.cluster
         notes = [note for note in (self._latency_note(), self._compute_note()) if note]
         return {
@@ -100,7 +100,7 @@ class Emulation:
 
 
 def _rates(rates: Sequence[float | None], told: Callable[[float], str]) -> Iterator[str]:
-    """Yield each rate of the nodes in words, and of which nodes it is if there are several."""
+    """Yield a description of each distinct rate, with the nodes that have it if not all do."""
     known = dict.fromkeys(rate for rate in rates if rate is not None)
     for rate in known:
         nodes = [str(node) for node, each in enumerate(rates) if each == rate]

@@ -50,7 +50,7 @@ def evaluate(
         source: The data to evaluate on.
         loss_function: The job's loss.
         place: Function that moves a batch to the rank's device.
-        trial: What all ranks found about the loss before training; None if nothing.
+        trial: Result of trying the loss before training, the same on all ranks; None if it was not tried.
 
     Returns:
         ``loss``, ``accuracy`` (a fraction; None for regression) and ``samples``. Loss and accuracy are None if there
@@ -93,7 +93,7 @@ def evaluate(
 
 
 class _Sums(NamedTuple):
-    """Sums over parts of a split: rows, weighted losses and their weights, correct targets, targets, rows without."""
+    """Sums over parts of a split; `hits` are correct targets, and `unscored` rows have no known accuracy."""
 
     samples: float
     loss: float
@@ -104,9 +104,9 @@ class _Sums(NamedTuple):
 
 
 class _Found:
-    """What one rank finds in the parts that it evaluates.
+    """Evaluates parts of a split on one rank.
 
-    How the model pairs logits and targets is what a trial found, or found once, in the first part that tells.
+    The pairing of logits and targets is a trial's result, or is determined once, from the first part that shows it.
     """
 
     def __init__(self, loss: ResolvedLoss, trial: Trial | None) -> None:
@@ -116,7 +116,7 @@ class _Found:
         self._is_settled = is_own  # as finding the pairing reads all scores
 
     def sums(self, output: Any, targets: Any, rows: int) -> _Sums:
-        """Return what one part adds to the sums."""
+        """Return the contribution of one part to the sums."""
         value = self.loss(output, targets)
         loss = float(value)
         if not self._is_settled and (own_loss(output) is None or not may_lack_targets(targets)):

@@ -7,7 +7,7 @@ elastic run does not have the rank of a fault when it is due, rank 0 writes an e
     control/faults/began      when the ranks began their first step, by the clock of the run (see `runlog.clock`)
     control/faults/N          fault number N of the plan has been carried out
     control/faults/N.link     the agent of the emulated cluster is asked to drop the link of fault N
-    control/faults/N.done     it has dropped the link
+    control/faults/N.done     the agent has dropped the link
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from shardscope.training.compute_pace import ComputePace
 _FULL = "/dev/full"
 """Linux's device that has no space left: every write to it fails with ENOSPC."""
 _PATIENCE_S, _POLL_S = 5.0, 1e-3
-"""How long to wait for the agent of the emulated cluster, and between two looks, in seconds."""
+"""Maximum wait for the agent of the emulated cluster, and interval between checks, in seconds."""
 _BEGAN = "began"
 _EXCLUSIVE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 class RankPlace(NamedTuple):
-    """Where a rank runs."""
+    """Placement of a rank."""
 
     rank: int
     node: int
     is_first: bool
-    """Whether it is the first rank of its node, which carries out the node's faults."""
+    """Whether this rank is the first of its node, which carries out the node's faults."""
     world_size: int
-    """Number of ranks now, which the plan of an elastic job may exceed."""
+    """Current number of ranks; an elastic job's plan may name ranks beyond it."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], node: int | None = None) -> RankPlace:
-        """Return the place that elastic's environment variables describe; `node` is that of an emulated cluster."""
+        """Return the place that elastic's environment variables describe; `node` is for an emulated cluster."""
         own = int(env.get("GROUP_RANK", "0")) if node is None else node
         is_first = int(env.get("LOCAL_RANK", "0")) == 0
         return cls(int(env["RANK"]), own, is_first, int(env["WORLD_SIZE"]))
@@ -65,7 +65,7 @@ class RankFaults:
 
     Attributes:
         plan: All faults of the run.
-        place: Where this rank runs.
+        place: Placement of this rank.
         folder: The run's folder for claims, ``control/faults``.
         events: Writer for this rank's event log.
         grown: Called before each step; returns the plan if faults were added to it, else None.
@@ -110,11 +110,11 @@ class RankFaults:
         return fault.node == self.place.node and (self.place.is_first or isinstance(fault, Slow))
 
     def _is_absent(self, fault: AnyFault) -> bool:
-        """Return whether the run does not have the rank of a fault."""
+        """Return whether the run currently lacks the rank that a fault names."""
         return not isinstance(fault, DropLink) and (fault.rank or 0) >= self.place.world_size
 
     def before_step(self, step: int) -> None:
-        """Carry out the faults that are due before `step`; may not return."""
+        """Carry out the faults that are due before `step`; does not return if one of them kills this process."""
         plan = self.grown()
         if plan is not None:
             num_known, self.plan = len(self.plan), plan
@@ -147,7 +147,7 @@ class RankFaults:
             self.pace.factor = factor
 
     def checkpoint_file(self, file: BufferedWriter, step: int) -> BufferedWriter:
-        """Return the file to write this rank's part of the checkpoint of `step` to: `file`, unless a fault is due."""
+        """Return the file for this rank's part of the checkpoint of `step`: `file`, or a wrapper with a due fault."""
         for number, fault in self._own:
             is_due = (isinstance(fault, FillDisk) or _is_while_saving(fault)) and not self._is_absent(fault)
             if not (is_due and step >= (fault.step or 0) and self._claim(number, fault, step)):  # type: ignore[union-attr]
@@ -195,7 +195,7 @@ class RankFaults:
         self._claim(number, fault, step, kind="left-out", text=f"{fault.text}: {why}")
 
     def _carry_out(self, number: int, fault: Kill | DropLink, step: int) -> bool:
-        """Carry out a fault unless it has been; return whether the agent was asked to, and has yet to drop a link.
+        """Carry out a fault if it is unclaimed; return whether the agent was asked to drop a link and has not done so.
 
         The thread of the timed faults does not wait for the agent, which would delay the next fault.
         """
@@ -220,7 +220,7 @@ class RankFaults:
             time.sleep(_POLL_S)
 
     def _claim(self, number: int, fault: AnyFault, step: int, **told: str) -> bool:
-        """Return whether the fault has not been carried out yet; from now on it has. Writes its event.
+        """Claim a fault and write its event; return False if it was claimed before.
 
         Args:
             number: Number of the fault in the plan.
@@ -248,7 +248,7 @@ def _first_step(fault: AnyFault) -> int | None:
 
 
 def _not_before(fault: AnyFault, step: int) -> AnyFault:
-    """Return a fault that was added before `step`, from this step on if its own has passed."""
+    """Return a fault that was added before `step`, postponed to `step` if its own step has passed."""
     if isinstance(fault, Slow):
         first, last = fault.steps
         late = max(0, step - first)
@@ -263,7 +263,7 @@ def _is_while_saving(fault: AnyFault) -> bool:
 
 
 class _DeadlyFile:
-    """A file whose first write, or last flush, kills this process: half of the data are in the file then."""
+    """A file that kills this process at the first write, after half of the data, or at the last flush."""
 
     def __init__(self, file: BufferedWriter) -> None:
         self._file = file

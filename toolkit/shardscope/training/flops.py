@@ -1,7 +1,7 @@
 """PyTorch's counter of FLOPs, with formulas that it lacks, and the names of matrix operations without a formula.
 
-A multiply-add counts as two FLOPs, and as eight if its numbers are complex. Operations on elements, such as sums,
-activations and outer products, count 0: their time is that of the memory that they move.
+A multiply-add counts as two FLOPs, and as eight if its numbers are complex. Element-wise operations, sums, activations
+and outer products count 0, because memory traffic determines their time.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _recurrent_backward(*arguments: Any, **_: Any) -> int:
 
 
 def _cudnn_recurrent(inputs: Any, weights: Any, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of all recurrent layers of a module, of which only the biases have a single dimension."""
+    """Return the FLOPs of all recurrent layers of a module; its one-dimensional weights are biases, and count 0."""
     return int(2 * prod(inputs[:-1]) * sum(prod(shape) for shape in weights if len(shape) > 1))
 
 
@@ -106,7 +106,7 @@ def _encoder_layer(rows: Any, width: int, *others: Any, **_: Any) -> int:
 
 
 _UP, _DOWN = 12, 14
-"""Places of the feed-forward weights among the arguments of the fused encoder layer, after its first two."""
+"""Indices of the feed-forward weights among the arguments of the fused encoder layer after the first two."""
 
 _ALSO_COUNTED: dict[Any, Callable[..., int]] = {
     _ATEN.mv: _last,
@@ -145,7 +145,7 @@ _KNOWN = (
     "_c10d_functional_autograd",
     "_dtensor",
 )
-"""Namespaces whose operations are on elements unless their names say otherwise."""
+"""Namespaces whose operations are element-wise unless their names say otherwise."""
 
 
 def _of_numbers(formula: Callable[..., int]) -> Callable[..., int]:
@@ -160,7 +160,7 @@ def _of_numbers(formula: Callable[..., int]) -> Callable[..., int]:
 
 
 def _is_matrix_operation(func: Any) -> bool:
-    """Return whether an operation is one on matrices, by its name, or one that a library or a user has registered."""
+    """Return whether an operation is a matrix operation by its name, or was registered by a library or a user."""
     space, _, name = func._schema.name.partition("::")
     if space not in _KNOWN:
         return True

@@ -89,7 +89,7 @@ class GradientNoise:
         self._sketch = Sketch(self.context.device) if self._needs_sketch else None
 
     def begin_part(self, weight: float) -> None:
-        """Start the backward pass of a micro-batch with this `part_weight`; one of weight 0 has no gradient."""
+        """Start the backward pass of a micro-batch with this `part_weight`; if it is 0, there is no gradient."""
         self.part_weight = weight
         self._parts_measured += weight != 0
 
@@ -121,7 +121,7 @@ class GradientNoise:
 
         Args:
             gradients: This rank's part of the mean gradient; ignored if gradients are compressed.
-            loss_scale: Factor by which all gradients are still multiplied; None for 1.
+            loss_scale: Factor by which all gradients are still multiplied; None if they are not scaled.
             copies: Number of ranks that have each piece of the mean gradient; None if every rank has all of it.
 
         Returns:

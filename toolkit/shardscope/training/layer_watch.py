@@ -1,4 +1,4 @@
-"""Writes events with the trust ratio and the compression residual of each layer, on some of the steps.
+"""Writes events with the trust ratio and the compression residual of each layer, on some steps.
 
     watch = LayerWatch(strategy, events)
     watch.begin(optimizer, is_due=...)     before the step: turns recording on or off

@@ -77,14 +77,14 @@ _COUNTS: dict[str, Count] = {"cross-entropy": classes_count(), "mse": elements_c
 
 @dataclass(frozen=True)
 class ResolvedLoss:
-    """A loss function, and what is known about how losses of parts make up the loss of the whole.
+    """A loss function, and how losses of parts of a batch combine to the loss of the batch, as far as that is known.
 
     Attributes:
         function: The function of output and targets.
-        name: What errors call it.
-        count: Number of targets over which the function takes its mean; None if it is not known.
-        is_named: Whether it is one of `LOSSES`, so that a loss in the model's output replaces it.
-        is_sum: Whether it is a sum over its targets, not a mean.
+        name: Name for error messages.
+        count: Function that returns the number of targets over which the mean is taken; None if it is not known.
+        is_named: Whether the function is one of `LOSSES`, so that a loss in the model's output replaces it.
+        is_sum: Whether the function is a sum over its targets instead of a mean.
         given: The user's own object, which `function` calls; None for one of `LOSSES`.
     """
 
@@ -113,7 +113,7 @@ class ResolvedLoss:
         return is_same and (self.is_named or self.count is None) and not self.is_sum
 
     def count_of(self, output: Any, target: Any, value: Tensor, pairing: Pairing | None) -> float | None:
-        """Return how many targets count in the loss of this output; None if that is not known.
+        """Return the number of targets that count in the loss of this output; None if it is not known.
 
         Args:
             output: The model's output.
@@ -152,7 +152,7 @@ _CLASSES = classes_count()
 
 
 def may_lack_targets(target: Any) -> bool:
-    """Return whether no target counts, as given or at the next position."""
+    """Return whether all target classes are ignored; the first of each sequence is left out, as a shifted loss does."""
     if not isinstance(target, Tensor) or not _are_classes(target):
         return False
     return bool((target[:, 1:] if target.dim() == 2 else target).eq(IGNORED).all())
@@ -161,18 +161,18 @@ def may_lack_targets(target: Any) -> bool:
 def zero_of(output: Any, index: int) -> Tensor:
     """Return a loss of zero for an output without a target that counts; all gradients through it are zero.
 
-    A mean over no targets is NaN, in its gradients too. Every tensor of the output takes part, because collectives in
-    a backward pass need the same gradients in each.
+    A mean over no targets is NaN, in its gradients too. Every tensor of the output contributes, because collectives in
+    a backward pass need a gradient of the same parameters on every rank.
 
     Raises:
-        DataError: Nothing in the output beside its loss has a gradient; `index` is the micro-batch's, from 0.
+        DataError: No tensor of the output except its loss requires grad; `index` is the micro-batch's, from 0.
     """
     own = own_loss(output)
     parts = [part for part in tensors_in(output) if part is not own and part.requires_grad]
     if not parts:
         raise DataError(
             f"no target of micro-batch {index + 1} counts, so its loss must be 0, but the model returned no tensor "
-            "with gradients beside its loss; return the logits, not detached, or leave out rows without a target"
+            "that requires grad besides its loss; return the logits, not detached, or leave out rows without a target"
         )
     zeros = [part.masked_fill(torch.ones_like(part, dtype=torch.bool), 0).sum() for part in parts]
     return torch.stack([zero.to(zeros[0]) for zero in zeros]).sum()
@@ -216,7 +216,7 @@ def accuracy(output: object, target: object, *, pairing: Pairing | None = None) 
 
 
 def hits(output: object, target: object, *, pairing: Pairing | None = None) -> tuple[int, int] | None:
-    """Return for how many targets their class has the highest logit, and how many targets count.
+    """Return the number of targets whose class has the highest logit, and the number of targets that count.
 
     The result is None if there are no logits for the classes.
 
@@ -236,7 +236,7 @@ def hits(output: object, target: object, *, pairing: Pairing | None = None) -> t
 
 
 def as_given(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Align the logits at each position with the target there."""
+    """Align the logits at each position with the target at the same position."""
     return scores, target
 
 
@@ -251,7 +251,7 @@ def _fit(scores: Tensor, target: Tensor) -> bool:
 
 
 def _distance(loss: Tensor, scores: Tensor, target: Tensor) -> float:
-    """Return the relative difference between a loss and the cross-entropy; infinite if there is none."""
+    """Return the relative difference between a loss and the cross-entropy; infinity if there is no cross-entropy."""
     if not _fit(scores, target) or scores.dim() < 2:
         return math.inf
     if not ((target >= 0) & (target < scores.shape[-1]) | (target == IGNORED)).all():

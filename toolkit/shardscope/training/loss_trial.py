@@ -1,8 +1,8 @@
-"""What a loss counts, found out before training by calling it on a few rows.
+"""Determines which targets a loss counts, by calling it on a few rows before training.
 
-A named loss, and a user's function that returns ``output.loss``, take the loss that the model computes itself; how that
-pairs logits and labels says which labels count. Any other loss that does not state its count is compared with its
-values for two parts of the rows.
+A named loss, and a user's function that returns ``output.loss``, take the loss that the model computes itself; how the
+model pairs logits and labels determines which labels count. Any other loss without a count is compared with its values
+for two parts of the rows.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from shardscope.training.target_counts import IGNORED, Count
 from shardscope.training.twin import twin_of
 
 _NEAR, _NEAR_EXACT = 1e-4, 1e-5
-"""Largest relative differences that are rounding: of a user's loss, and of a model's own without autocast."""
+"""Largest relative differences due to rounding: for a user's loss, and for a model's own loss without autocast."""
 _NEAR_OF = {torch.float64: 1e-7, torch.float16: 1e-2, torch.bfloat16: 6e-2}
-"""Those of losses that are computed with more or fewer bits than fp32."""
+"""Largest relative differences due to rounding for losses in other dtypes than fp32."""
 _OWN = (
     "the model's own loss is not the mean cross-entropy over its labels, so it is not known how many labels count: all "
     "micro-batches and ranks have equal weights; give a function as loss whose attribute count returns their number"
@@ -62,11 +62,11 @@ _UNKNOWN = (
 
 @dataclass(frozen=True)
 class Trial:
-    """What a trial found.
+    """Result of a trial.
 
     Attributes:
-        count: What counts the targets; None if it is not known.
-        note: What the user must know, in a sentence; None if nothing.
+        count: Function that counts the targets; None if it is not known.
+        note: Warning for the user, in a sentence; None if there is none.
         is_own: Whether the loss is one that the model computes itself.
         pairing: How the model pairs logits and labels, if the loss is its own; None if that is not known.
         failed: Whether the model or the loss raised an error.
@@ -98,11 +98,11 @@ VERDICTS = tuple(
         Trial(None, is_own=True, pairing=as_given), Trial(None, is_own=True, pairing=shifted),
     )
 )  # fmt: skip
-"""What a trial can find, in words."""
+"""All possible results of a trial, in words."""
 
 
 def tried(loss: ResolvedLoss, model: nn.Module, example: Batch, *, leaves_out: bool) -> Trial:
-    """Try a loss on a few rows, at least two of them with different numbers of targets if there are such.
+    """Try a loss on a few rows, which include two with different numbers of targets if possible.
 
     Args:
         loss: The loss.
@@ -130,9 +130,10 @@ def tried(loss: ResolvedLoss, model: nn.Module, example: Batch, *, leaves_out: b
 
 
 def _pairing_by_trial(model: nn.Module, inputs: Any, output: Any) -> Pairing | None:
-    """Return how a model pairs logits and labels, by its losses for labels that all count, and for the first of each.
+    """Return how a model pairs logits and labels, from its losses for artificial labels.
 
-    The labels of the data may not tell, as none of a few rows may count, and all classes cost about the same at first.
+    In one call all labels count, in another only the first of each row. The data's own labels may not suffice: in a few
+    rows none may count, and before training all classes have about the same loss.
     """
     scores, labels = scores_of(output), inputs.get(LABELS) if isinstance(inputs, Mapping) else None
     if scores is None or not isinstance(labels, Tensor) or labels.dtype != torch.int64 or labels.dim() != 2:
@@ -148,7 +149,7 @@ def _pairing_by_trial(model: nn.Module, inputs: Any, output: Any) -> Pairing | N
 
 
 def _told_apart(loss: ResolvedLoss, model: nn.Module, example: Batch, *, is_own: bool = False) -> str | None:
-    """Return a note if a loss is not the mean, or sum if it says so, of its values for two parts of the rows."""
+    """Return a note if a loss is not the mean (or sum, if declared so) of its values for two parts of the rows."""
     inputs, targets = example
     rows = num_rows(inputs)
     first = max(1, rows // 3)
@@ -169,7 +170,7 @@ def _told_apart(loss: ResolvedLoss, model: nn.Module, example: Batch, *, is_own:
 
 
 def _value_of_part(loss: ResolvedLoss, model: nn.Module, example: Batch, at: slice) -> Tensor | None:
-    """Return the loss of some of the rows; None if it cannot be had."""
+    """Return the loss of some of the rows; None if it cannot be computed."""
     cut = partial(_cut, at=at, rows=num_rows(example[0]))
     try:
         inputs, targets = map_tensors(cut, example)
@@ -179,7 +180,7 @@ def _value_of_part(loss: ResolvedLoss, model: nn.Module, example: Batch, at: sli
 
 
 def _is_random(loss: ResolvedLoss, model: nn.Module, example: Batch, value: Tensor) -> bool:
-    """Return whether the loss of the same rows is another with other random numbers."""
+    """Return whether the loss of the same rows changes with the random seed."""
     with random_state_kept():
         torch.manual_seed(torch.initial_seed() + 1)
         again = _value_of_part(loss, model, example, slice(None))
@@ -192,7 +193,7 @@ def _unknown(loss: ResolvedLoss, targets: Any) -> str | None:
 
 
 def _value(loss: ResolvedLoss, output: Any, targets: Any) -> Tensor | None:
-    """Return the loss; None if it cannot be had."""
+    """Return the loss; None if it cannot be computed."""
     try:
         with torch.no_grad(), random_state_kept():
             return loss(output, targets)
@@ -207,7 +208,7 @@ def _cut(tensor: Tensor, *, at: slice, rows: int) -> Tensor:
 
 
 def _output(model: nn.Module, inputs: Any) -> Any:
-    """Return the model's output in evaluation mode, without effects on the model; None if it cannot be had."""
+    """Return the model's output in evaluation mode, without effects on the model; None if it cannot be computed."""
     try:
         module = twin_of(model) or model
         with torch.no_grad(), unchanged(module, {}):

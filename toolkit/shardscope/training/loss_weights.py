@@ -6,8 +6,8 @@ forward pass, in one all-reduce of a number; runs list its bytes under `TRAFFIC`
 is sent, and all parts have equal weights, if no target of the data can be left out, as in classification without
 unlabelled rows and in text.
 
-The weights are known before the forward pass, so loss scaling, clipping and compression see the gradients of one
-process. Where ranks do not average their gradients in each step, each rank takes the mean over its own targets.
+The weights are known before the forward pass, so loss scaling, clipping and compression see the same gradients as in a
+single process. Where ranks do not average their gradients in each step, each rank takes the mean over its own targets.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from shardscope.training.target_counts import IGNORED, smooths_uncounted
 TRAFFIC = "target_counts"
 """Name under which the traffic of the counts is recorded; see `shardscope.runlog.schema.OBSERVING`."""
 _ROWS_READ, _ROWS_TRIED = 32, 8
-"""Rows that are read, before training, to try a model's or a user's own loss on some of them."""
+"""Number of rows read before training, and number of them on which a model's or user's own loss is tried."""
 _MOST_SCANNED = 2**28
 """Targets up to this size, in bytes, are searched for elements that do not count; larger targets may have some."""
 
@@ -53,7 +53,7 @@ class BatchWeights:
         read: Function that returns rows by their numbers, on the rank's device.
 
     Attributes:
-        note: What the user must know about the weights, in a sentence; None if they are exact.
+        note: Warning about the weights for the user, in a sentence; None if they are exact.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class BatchWeights:
         leaves_out, self.found = can_leave_out(source), Trial(loss.count)
         held = _within(source)
         self.is_own_possible = isinstance(held, TensorSource) and not isinstance(held.x, Tensor)
-        """Whether the model may receive its labels, and so compute its loss itself."""
+        """Whether the model may receive its labels as inputs, and so compute its loss itself."""
         if isinstance(_within(source), ShardSource):  # rows read now would be fetched twice
             is_unknown = leaves_out and loss.count is None and not loss.is_sum
             self.found = Trial(loss.count, _UNTRIED.format(name=loss.name) if is_unknown else None)
@@ -91,10 +91,10 @@ class BatchWeights:
             self.note = _APART.format(strategy=job.strategy.label, compression=job.compression.label)
 
     def _agreed(self, example: Callable[[], Batch], model: nn.Module, leaves_out: bool) -> tuple[Trial, bool]:
-        """Try the loss, if needed, and return what all ranks found, and whether any may have a target that is left out.
+        """Try the loss if needed; return the result agreed by all ranks, and whether any rank may have ignored targets.
 
-        Ranks that found different things, as one on which the model cannot be evaluated, would otherwise differ in the
-        collectives of a step; none of them counts then.
+        If results differ between ranks, for example because the model cannot be evaluated on one of them, no rank
+        counts targets. Otherwise, the ranks would call different collectives in a step.
         """
         found = Trial(self.loss.count)
         if self.loss.count is None or (self.loss.is_named and (leaves_out or self.is_own_possible)):
@@ -117,7 +117,7 @@ class BatchWeights:
         return Trial(None, _APART_ON_RANKS.format(name=self.loss.name, found=told_by)), leaves_out
 
     def _example(self, source: DataSource, read: Callable[[Tensor], Batch]) -> Batch:
-        """Return a few rows, no more than a micro-batch has but at least two: those with most and least targets."""
+        """Return a few rows, at least two but at most a micro-batch: those with the most and the fewest targets."""
         batch, is_in_memory = self.job.batch, isinstance(_within(source), ArraySource | TensorSource)
         most = max(2, min(_ROWS_TRIED, batch.micro_batch or batch.per_rank(self.num_ranks)))
         number = min(_ROWS_READ if is_in_memory else _ROWS_TRIED, len(source))
@@ -144,10 +144,10 @@ class BatchWeights:
             sample_weight: This rank's samples, relative to the mean over ranks.
 
         Returns:
-            The factors; None if micro-batches have equal weights, and ranks `sample_weight`.
+            The factors; None if micro-batches have equal weights and the rank's weight is `sample_weight`.
 
         Raises:
-            DataError: No target of the global batch counts; on all ranks.
+            DataError: No target of the global batch counts; raised on all ranks.
         """
         if self.loss.is_sum:
             return [float(self.num_ranks)] * len(micro_batches)
@@ -172,9 +172,9 @@ class BatchWeights:
             )
 
     def _total(self, own: float) -> float:
-        """Return the targets that count on all ranks.
+        """Return the number of targets that count, over all ranks.
 
-        Without an exchange, it is the number of ranks times this rank's own.
+        Without an exchange, this is the number of ranks times this rank's own count.
         """
         group = self.context.group
         if group is None or self.num_ranks == 1 or not self.is_joint:
@@ -213,7 +213,7 @@ def can_leave_out(source: DataSource) -> bool:
 
 
 def _unlabelled(source: DataSource) -> Tensor:
-    """Return the number of a row with a target that a named loss ignores; no number if none is known."""
+    """Return the index of a row with a target that a named loss ignores, in a vector; empty if none is known."""
     rows = torch.arange(len(source))
     while isinstance(source, RowSource):
         rows, source = source.rows[rows], source.source

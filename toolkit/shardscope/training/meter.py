@@ -56,7 +56,7 @@ class Traffic:
         self.sent_to[peer] = self.sent_to.get(peer, 0) + num_bytes
 
     def arrived(self, peer: int, num_bytes: int) -> None:
-        """Note that a message from the rank `peer` has arrived; does nothing unless messages are logged."""
+        """Record that a message from the rank `peer` has arrived; a no-op unless messages are logged."""
 
     def add(self, other: Traffic) -> None:
         """Add the counts of another `Traffic` to this one."""
@@ -124,7 +124,7 @@ class Meter:
         step: The current step; also read by components that write their own events.
         logged_step: The step whose messages are logged one by one; `OBSERVING` for none.
         handed_over: Time in Unix seconds at which the last collective was passed to the thread or backend that runs it.
-        pace: Makes computation take as long as on an emulated processor; None if none is emulated.
+        pace: Makes computation take as long as on an emulated processor; None if no processor is emulated.
     """
 
     step: int = 0
@@ -159,7 +159,7 @@ class Meter:
                 self._messages.append(row)
 
     def arrived(self, name: str, peer: int, num_bytes: int) -> None:
-        """Note that a message has just arrived; see `log`."""
+        """Record that a message has just arrived; see `log`."""
         if self.pace is not None:
             self.pace.arrived_at = clock.now()
         self.log(name, "arrived", peer, num_bytes)
@@ -270,7 +270,7 @@ class Meter:
             yield
 
     def hold_gradients(self) -> None:
-        """Wait until the gradients of the present backward pass are ready on the emulated processor, if there is one.
+        """Wait until the gradients of the current backward pass are ready on the emulated processor, if there is one.
 
         Called before they are exchanged, on any thread that does not delay the rest of the pass.
         """
@@ -288,7 +288,7 @@ class Meter:
             self._waited_s[self._pass] = self._waited_s.get(self._pass, 0.0) + clock.now() - start
 
     def drain_waits(self) -> dict[str, float]:
-        """Return and clear the seconds for which this rank waited for others within passes, by name of the pass."""
+        """Return and clear the time, in seconds, that this rank waited for other ranks within passes, by pass name."""
         waited, self._waited_s = self._waited_s, {}
         return {name: round(seconds, 6) for name, seconds in waited.items() if name}
 

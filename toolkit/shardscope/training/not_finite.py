@@ -1,4 +1,4 @@
-"""Why a loss is no longer finite, and what to do about it, in a sentence."""
+"""Explains why a loss is no longer finite, and what to do about it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardscope.training.loss import may_lack_targets
 def explained(
     loss: float, step: int, micro_batches: Sequence[Batch], rows: Sequence[Tensor], *, counts_targets: bool
 ) -> str | None:
-    """Return the sentence that blames the data of the step; None if nothing is wrong with it.
+    """Return the error message if the data of the step are the cause; None if they are not.
 
     Args:
         loss: The loss.
@@ -35,7 +35,7 @@ def explained(
 
 
 def at_learning_rate(loss: float, lr: float, job: Job, *, counts_targets: bool = True) -> str:
-    """Return the sentence that blames the learning rate, or else a loss that does not say how many targets count."""
+    """Return the error message that names the learning rate as the cause or, perhaps, a loss without a target count."""
     advice = (
         "lower the learning rate, warm up longer, or set clip_norm"
         if job.clip_norm is None

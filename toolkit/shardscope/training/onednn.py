@@ -1,9 +1,9 @@
 """Memory that a fused LSTM layer takes on CPUs, where it is one operation of oneDNN.
 
-The layer returns a workspace, which autograd keeps for the backward pass. On shapes it is empty; within `OneDNN` it has
-the size that oneDNN gives it (``set_workspace_sizes`` in its ``cpu/rnn/rnn_utils.hpp``). The layer also copies its
-weights. Compared with what torch's allocator recorded with and without AVX-512 (torch 2.13, oneDNN 3.11): the same to
-the byte in the forward pass in float32; within 2 % of a step's peak otherwise.
+The layer returns a workspace, which autograd keeps for the backward pass. In a trace on fake tensors, the workspace is
+empty; within `OneDNN`, it has the size that oneDNN gives it (``set_workspace_sizes`` in its ``cpu/rnn/rnn_utils.hpp``).
+The layer also copies its weights. Compared with recordings of torch's allocator with and without AVX-512 (torch 2.13,
+oneDNN 3.11), the sizes are exact for the forward pass in float32, and within 2 % of a step's peak otherwise.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _backward(inputs: Tensor, of_input: Tensor, of_state: Tensor, gradient: Tens
 
 
 def _gates_bytes(inputs: Tensor, hidden: int) -> int:
-    """Return the bytes in which a layer computes its gates: of all steps in float32, else of one."""
+    """Return the bytes of a layer's gates and states: gates of all time steps in float32, else of one step."""
     steps, samples, _ = inputs.shape
     size = inputs.element_size()
     gates = samples * (steps if size == 4 else 1) * _row(4 * hidden, size) * 4
@@ -102,7 +102,7 @@ def _gates_bytes(inputs: Tensor, hidden: int) -> int:
 
 
 def _copied(*tensors: Tensor) -> int:
-    """Return the bytes of copies of tensors that are not contiguous, such as one direction of a layer's gradient."""
+    """Return the bytes of copies of non-contiguous tensors, such as one direction of a layer's gradient."""
     return sum(tensor.nbytes for tensor in tensors if not tensor.is_contiguous())
 
 

@@ -1,4 +1,4 @@
-"""Keeps the random number generators that a user's data set holds, so that rows can be read before training."""
+"""Restores random number generators in a user's data set, so that reading rows before training changes nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 _DEEPEST, _MOST_PARTS = 6, 100
-"""How deep generators are searched, and the longest tuples, lists and mappings that are: transforms, but no rows."""
+"""Maximum depth of the search for generators, and maximum length of searched collections: transforms, but not rows."""
 
 
 @contextmanager

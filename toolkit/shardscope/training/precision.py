@@ -60,7 +60,7 @@ class Precision:
         return weight_dtype(self.name)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the autocast context manager for mixed precision; in fp32 and fp64 it does nothing."""
+        """Return the autocast context manager for mixed precision; in fp32 and fp64 it is a no-op."""
         if self.compute_dtype == self.weight_dtype:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.compute_dtype)

@@ -1,7 +1,8 @@
 """Results of operations on fake tensors that differ from those of a real run.
 
 - Some losses allocate one value per element, and return their sum or mean in that storage, which the loss keeps alive.
-- ``_grouped_mm``, with which Hugging Face's models compute experts, runs in all dtypes, but on shapes in bfloat16 only.
+- ``_grouped_mm``, with which Hugging Face's models compute experts, supports all dtypes in a real run, but only
+  bfloat16 on fake tensors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Activation recomputation: save fewer tensors in the forward pass, and compute them again in the backward pass.
 
 A module is changed in place: its class is replaced by a subclass whose `forward` is checkpointed. Parameters keep their
-names, so a state dict from one mode can be loaded in another, and the module can still be copied. Gradients are
-bit-identical to those without recomputation.
+names, so a state dict from one mode can be loaded in another, and the module can still be copied. Gradients are bitwise
+identical to those without recomputation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When a run saves checkpoints: at fixed intervals, or at the interval that loses the least time to failures."""
+"""Schedule of a run's checkpoints: at a fixed interval, or at the one that minimises the time lost to failures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardscope.training.checkpoint import Saver
 
 _FIRST = 5
-"""Number of steps before the first checkpoint, if the interval is chosen: the first steps are slow."""
+"""Number of steps before the first checkpoint, if the interval is chosen from measured times; first steps are slow."""
 _WINDOW = 20
 """Number of the newest steps and saves whose median times determine the interval."""
 
@@ -52,12 +52,12 @@ class CheckpointInterval:
         return step % self._every == 0
 
     def measured(self, save_s: float) -> tuple[float, float]:
-        """Note for how long a save has delayed training; return the typical times of a save and of a step."""
+        """Record how long a save has delayed training; return the median times of saves and of steps, in seconds."""
         self._saves_s.append(save_s)
         return statistics.median(self._saves_s), statistics.median(self._steps_s)
 
     def choose(self, step: int, *, save_s: float, step_s: float) -> int:
-        """Choose the next step after which to save, `step` being the last one, and return the interval in steps.
+        """Choose the next step after which to save, and return the interval in steps.
 
         Args:
             step: The step after which a checkpoint has just been saved.
@@ -78,7 +78,7 @@ class RunCheckpoints:
         folder: The run directory; checkpoints are written to its subfolder ``checkpoints/``.
         strategy: The strategy that holds the model.
         optimizer: The strategy's optimizer.
-        sampler: Position in the data.
+        sampler: The sampler, which has the position in the data.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class RunCheckpoints:
             self._choose_interval(step, self._saver.blocked_s)
 
     def check(self) -> None:
-        """Raise the error of a checkpoint that has been written in the background, if it failed; called every step.
+        """Raise the error of a failed checkpoint in the background, if there is one; called every step.
 
         Raises:
             CheckpointError: The checkpoint could not be written; earlier ones are kept.
@@ -153,6 +153,6 @@ class RunCheckpoints:
             context.events.emit("checkpoint_interval", step=step, every=every, **slowest)
 
     def _keep_folder(self, descriptor: int) -> None:
-        """Create ``checkpoints/`` in this run's directory, which may have been moved and its old path reused."""
+        """Create ``checkpoints/`` in the open run directory, which may have been moved and its old path reused."""
         with contextlib.suppress(OSError):  # if this fails, saving will fail on all ranks with an error
             os.mkdir("checkpoints", 0o700, dir_fd=descriptor)

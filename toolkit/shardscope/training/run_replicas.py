@@ -1,4 +1,4 @@
-"""When a run copies its state to memory, and whether other ranks continue from there after a failure or a resize."""
+"""Copies of a run's state in memory: when they are made, and when ranks resume from them after a failure or resize."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class RunReplicas:
         job: The job.
         strategy: The strategy that holds the model.
         optimizer: The strategy's optimizer.
-        sampler: Position in the data.
+        sampler: The sampler, which has the position in the data.
 
     Raises:
-        LaunchError: The job asks for copies, but nothing that outlives the ranks holds memory for them.
+        LaunchError: The job asks for copies, but no agent, which would outlive the ranks, provides memory for them.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class RunReplicas:
         return self._every is not None and step % self._every == 0
 
     def save(self, step: int) -> None:
-        """Copy the state after `step`; all ranks call this together. It is complete when this returns.
+        """Copy the state after `step`; all ranks call this together. The copy is complete when this returns.
 
         Raises:
             CheckpointError: The memory is too small.
@@ -62,15 +62,16 @@ class RunReplicas:
             self._saver.save(step, self._sampler.state_dict())
 
     def hand_over(self, step: int, *, is_resizing: Callable[[], bool]) -> bool:
-        """Keep the state after `step` in memory if another number of ranks continues; all ranks call this together.
+        """Keep the state after `step` in memory if a different number of ranks will continue; called by all ranks.
 
         Args:
             step: The last step taken.
-            is_resizing: Returns whether other ranks go on; what rank 0 knows counts for all.
+            is_resizing: Returns whether a different number of ranks will continue; rank 0's answer applies to all
+                ranks.
 
         Returns:
-            Whether the next ranks find the state in memory, so that these need not write it to the disk. False also if
-            the memory is too small; an event says why.
+            Whether the next ranks will find the state in memory, so that the current ranks need not write it to the
+            disk. False also if the memory is too small; an event then gives the reason.
         """
         if self._every is None or not self._is_elastic:
             return False
@@ -116,11 +117,11 @@ def resume_newest(trainer: Trainer, disk: Path | None) -> Loaded | None:
         disk: A checkpoint, or a folder of checkpoints; None if there is none.
 
     Returns:
-        What was loaded; None if there is neither.
+        What was loaded; None if there is neither a copy nor a checkpoint.
 
     Raises:
-        CheckpointError: There are copies or checkpoints, but none can be loaded. Training does not begin anew then,
-            because a part of the state may have been loaded.
+        CheckpointError: There are copies or checkpoints, but none can be loaded. Training then does not start from
+            scratch, because a part of the state may have been loaded.
     """
     copy, notes = trainer.replicas.newer_than(disk), list[str]()
     if copy is not None:

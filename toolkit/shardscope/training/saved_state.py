@@ -1,4 +1,4 @@
-"""Refuses, before the first step of a job that saves, state of its model that cannot be saved."""
+"""Rejects, before the first step of a job that saves checkpoints, a model with state that cannot be saved."""
 
 from __future__ import annotations
 

@@ -2,9 +2,8 @@
 
 The forward pass, the loss (or a placeholder) and the backward pass run on fake tensors, once for each recomputation
 mode. The start and the end of each sharding unit's backward pass are marked as in FSDP2: hooks on the gradients of a
-unit's outputs run when its backward pass starts, and an identity function around its inputs, whose backward runs when
-the unit's backward pass ends. If no loss is given, Shardscope's memory formulas add the memory that a loss function
-uses.
+unit's outputs run when its backward pass starts, and the backward of an identity function around its inputs runs when
+its backward pass ends. If no loss is given, Shardscope's memory formulas add the memory that a loss function uses.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -73,7 +73,7 @@ def trace_step(
         samples: Number of samples in the inputs.
         autocast: Function that returns the context manager in which the forward pass and the loss run.
         casts: Function that returns a context manager for the whole step, which may change what autocast does.
-        scratch: Function that returns what an operation takes while it runs; see `AllocationLedger`.
+        scratch: Function that returns the workspace of an operation; see `AllocationLedger`.
         loss: Function from the module's output to the loss; None for a placeholder that saves no tensors.
         targets: Tensors that the loss reads, which are not counted, like the inputs.
         recompute: Recomputation modes, each traced in a step of its own; ``"none"`` is always included.
@@ -193,7 +193,7 @@ class _Step:
     def _of_output(self, output: Any) -> Tensor:
         scores = [leaf for leaf in leaf_tensors(output) if leaf.requires_grad]
         if not scores:
-            raise ValueError("its output needs no gradient, so there is no training step to trace")
+            raise ValueError("its output does not require grad, so there is no training step to trace")
         self.output_bytes = sum(leaf.nbytes for leaf in scores)
         self.num_outputs = sum(leaf.numel() for leaf in scores)
         if self.loss is not None:
@@ -303,6 +303,7 @@ def _pieces(
     x: Any = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
     for _, layer in layers:
         x = tree_map_only(Tensor, _leaf, x)
+        taken = [*leaf_tensors(x)]
         kept = {_key(tensor): tensor.untyped_storage() for tensor in leaf_tensors(x)}
         weights = {_key(parameter) for parameter in layer.parameters()}
 
@@ -318,9 +319,37 @@ def _pieces(
             output_bytes=sum(map(num_bytes, leaf_tensors(x))) / samples,
             flops=counter.get_total_flops() / samples,
             stored_bytes=sum(storage.nbytes() for storage in kept.values()) / samples,
+            delayed_bytes=_delayed_bytes(taken, leaf_tensors(x)) / samples,
             parameters=tuple(dict.fromkeys(places[id(p)] for p in layer.parameters() if id(p) in places)),
             buffers=tuple(dict.fromkeys(buffers[id(b)] for b in layer.buffers() if id(b) in buffers)),
         )
+
+
+def _delayed_bytes(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+    """Return the bytes of gradients of the results of operations that take both an input of the layer and a weight.
+
+    PyTorch's split backward pass keeps these until it computes the gradients of weights (``stage_backward_input``).
+    """
+    feeds: dict[Any, list[Any]] = defaultdict(list)
+    waiting = [output.grad_fn for output in outputs]
+    seen = {*waiting}
+    while waiting:
+        node = waiting.pop()
+        for other, _ in node.next_functions if node is not None else ():
+            if other is not None:
+                feeds[other].append(node)
+                waiting += [other] * (other not in seen)
+                seen.add(other)
+    leaves = {id(tensor) for tensor in inputs}
+    from_inputs = [node for node in feeds if id(getattr(node, "variable", None)) in leaves]
+    reached = {*from_inputs}
+    while from_inputs:
+        later = [each for each in feeds[from_inputs.pop()] if each not in reached]
+        from_inputs += later
+        reached |= {*later}
+    weighted = {node for other, nodes in feeds.items() if other not in reached for node in nodes} & reached
+    results = [result for node in weighted for result in node._input_metadata]  # noqa: SLF001 - nothing else has sizes
+    return sum(prod(result.shape) * result.dtype.itemsize for result in results)
 
 
 def _leaf(tensor: Tensor) -> Tensor:
@@ -363,8 +392,8 @@ def _replay(ledger: AllocationLedger, num_units: int, samples: int) -> Iterator[
 def _most(moments: Iterator[Moment]) -> Iterator[Moment]:
     """Yield the Pareto-maximal moments among those with the same mark.
 
-    A moment is left out if another one with the same mark has at least as much memory in all four amounts: activations,
-    and three types of gradient memory.
+    A moment is left out if another moment with the same mark has at least as much memory in all four amounts:
+    activations, and three types of gradient memory.
     """
     places: dict[StepMark, dict[tuple[float, ...], Moment]] = defaultdict(dict)
     for moment in moments:

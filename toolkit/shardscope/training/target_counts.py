@@ -1,15 +1,15 @@
-"""How many targets a loss takes its mean over, which is the weight of that mean in the mean over several batches.
+"""Number of targets over which a loss takes its mean: the weight of that mean in a mean over several batches.
 
     cross-entropy, HF labels     targets that are not -100
     mse                          elements
     torch's own losses           as their ``ignore_index``, ``weight`` and ``reduction`` say, also in a `partial`
-    a user's own loss            as it states: ``loss.count``, a function of the targets that returns their number
+    a user's own loss            as declared by ``loss.count``, a function of the targets that returns their number
 
     def masked(output, target): ...
     masked.count = lambda target: (target > 0).sum()     # or a method `count`, if the loss is an object
 
-A loss that is a sum states ``loss.reduction = "sum"``, as torch's losses do. A loss that states neither is taken for a
-mean over its rows.
+A loss that is a sum declares ``loss.reduction = "sum"``, as torch's losses do. A loss that declares neither is assumed
+to be a mean over its rows.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def elements_count(target: Any) -> float:
 
 
 def stated_count(loss: Any, name: str) -> Count | None:
-    """Return the count that a user's loss states by ``count``, or that is known of PyTorch's own; else None."""
+    """Return the count that a user's loss declares by ``count``, or the known count of a PyTorch loss; else None."""
     if _takes_targets(getattr(loss, "count", None)):
         return partial(_checked, loss.count, name)
     if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and _computes_as(
@@ -70,13 +70,13 @@ def stated_count(loss: Any, name: str) -> Count | None:
 
 
 def is_sum(loss: Any) -> bool:
-    """Return whether a user's loss states that it is a sum, by ``reduction`` as PyTorch's losses do."""
+    """Return whether a user's loss declares that it is a sum, by ``reduction`` as PyTorch's losses do."""
     given = loss.keywords if isinstance(loss, partial) else {}
     return given.get("reduction", getattr(_without_keywords(loss), "reduction", None)) == "sum"
 
 
 def smooths_uncounted(loss: Any) -> bool:
-    """Return whether label smoothing gives a loss to targets of classes whose weight is 0, which do not count."""
+    """Return whether label smoothing assigns a nonzero loss to targets of classes with weight 0, which do not count."""
     given = loss.keywords if isinstance(loss, partial) else vars(loss) if isinstance(loss, nn.Module) else {}
     weight = getattr(loss, "weight", given.get("weight"))
     return isinstance(weight, Tensor) and bool(given.get("label_smoothing") and (weight == 0).any())

@@ -258,7 +258,7 @@ class Trainer:
     ) -> str:
         """Train to the last step, or until all ranks agree to stop; return ``"completed"`` or ``"stopped"``.
 
-        `is_resizing` is called after a stop, and returns whether another number of ranks is to go on.
+        `is_resizing` is called after a stop, and returns whether a different number of ranks will continue the run.
         """
         if is_user_defined(self.job.optimizer):
             prepare_user_optimizer(self.job, self.strategy, self.optimizer)
@@ -385,7 +385,7 @@ class Trainer:
             self.context.events.emit("messages", step=self.context.meter.logged_step, rows=rows)
 
     def _late_seconds(self) -> dict[str, float]:
-        """Return by how much computation took longer than on the emulated processor; empty if none is emulated."""
+        """Return the excess of compute time over the emulated processor's, in seconds; empty if none is emulated."""
         pace = self.context.meter.pace
         return {} if pace is None else {"late_s": round(pace.take_late(), 6)}
 

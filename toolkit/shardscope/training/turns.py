@@ -13,12 +13,12 @@ from shardscope.training.strategies.base import MicroBatch, RankStrategy
 
 
 class Turn(NamedTuple):
-    """One gradient that a rank has computed, and on how much data."""
+    """One gradient that a rank has computed, and the amount of data."""
 
     result: StepResult
     samples: int
     tokens: int | None
-    """None if the model does not read tokens."""
+    """Number of tokens; None if the model does not read tokens."""
 
     @classmethod
     def of(cls, result: StepResult, micro_batches: list[MicroBatch]) -> Turn:
@@ -38,7 +38,7 @@ class Turns(list[Turn]):
 
     @property
     def failed(self) -> float | None:
-        """The first loss that is not finite; None if all are."""
+        """The first loss that is not finite; None if all losses are finite."""
         losses = (turn.result.loss for turn in self)
         return next((loss for loss in losses if loss is not None and not math.isfinite(loss)), None)
 

@@ -1,7 +1,7 @@
 """Tries out a user's optimizer before the first step, rejects it if it would train or resume wrongly, and prepares it.
 
 All ranks try it on copies of their parameters and agree on the result, because a rank that fails in a step would leave
-the others waiting.
+the other ranks waiting.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from shardscope.training.saved_state import saves_state
 from shardscope.training.strategies.base import RankStrategy
 
 _MOST_ELEMENTS = 1 << 22
-"""Largest number of elements that are copied as they are."""
+"""Maximum total size, in elements, at which a trial copies parameters at full size."""
 _NUM_STEPS = 2
-"""Number of steps in which an optimizer shows what it does with gradients and other ranks."""
+"""Number of trial steps in which an optimizer's use of gradients and its collectives are observed."""
 
 
 def prepare_user_optimizer(job: Job, strategy: RankStrategy, optimizer: torch.optim.Optimizer) -> None:
@@ -35,7 +35,7 @@ def prepare_user_optimizer(job: Job, strategy: RankStrategy, optimizer: torch.op
     parameters are skipped only if the optimizer cannot update them, and gradients are copied only if it keeps them.
 
     Raises:
-        SpecError: The optimizer cannot train with the strategy, or cannot be resumed from what the job saves.
+        SpecError: The optimizer cannot train with the strategy, or cannot be resumed from the state that the job saves.
     """
     named = strategy.named_optimizer(optimizer)
     if strategy.context.world_size > 1 and strategy.shares_state and named is not None:
@@ -53,7 +53,7 @@ def prepare_user_optimizer(job: Job, strategy: RankStrategy, optimizer: torch.op
 def _around(
     job: Job, strategy: RankStrategy, optimizer: torch.optim.Optimizer, *, skips: bool, copies: bool
 ) -> Iterator[None]:
-    """Surround a step of the optimizer."""
+    """Return a context manager around a step of the optimizer, which seeds random numbers and adapts gradients."""
     step = strategy.context.meter.step
     with random_numbers_of(lambda: [job.seed, step, strategy.part_number], strategy.context.device):
         is_changed = skips or copies
@@ -63,13 +63,13 @@ def _around(
 
 @dataclass(frozen=True)
 class _Steps:
-    """What an optimizer did in its first steps on one rank.
+    """Behaviour of an optimizer in its first steps on one rank.
 
     Attributes:
-        calls: Its own calls of other ranks.
-        with_parameters: The first of them that sends tensors of a parameter's size.
-        keeps_gradients: Whether it keeps gradients.
-        failed: Whether it failed, perhaps because of empty pieces or of the small copies.
+        calls: Collectives and messages that the optimizer called itself.
+        with_parameters: Name of the first of these calls with a tensor of a parameter's size; None if there is none.
+        keeps_gradients: Whether the optimizer keeps gradients.
+        failed: Whether a step failed, perhaps because pieces are empty or the copies are small.
     """
 
     calls: tuple[Call, ...] = ()
@@ -79,7 +79,7 @@ class _Steps:
 
 
 def _keeps_gradients(job: Job, strategy: RankStrategy, named: NamedOptimizer) -> bool:
-    """Return whether the optimizer keeps gradients, on some rank; refuse one that combines unrelated parameters."""
+    """Return whether the optimizer keeps gradients on any rank; reject one that combines unrelated parameters."""
     from shardscope.training.checkpoint.agreement import gather_items  # only for optimizers of users
 
     are_same = len({*gather_items(strategy.context, strategy.part_number)}) == 1
@@ -100,7 +100,7 @@ def _keeps_gradients(job: Job, strategy: RankStrategy, named: NamedOptimizer) ->
 
 
 def _first_steps(strategy: RankStrategy, named: NamedOptimizer, *, are_same: bool, skips: bool) -> _Steps:
-    """Take some steps on copies; the optimizer's own calls are made only if ranks have the same parameters."""
+    """Take some steps on copies; collectives of the optimizer itself run only if ranks have the same parameters."""
     group, keeps, failed = strategy.context.group, False, False
     sizes = set[int]()
     assert group is not None
@@ -121,7 +121,7 @@ def _first_steps(strategy: RankStrategy, named: NamedOptimizer, *, are_same: boo
 
 
 def _needs_to_skip(job: Job, strategy: RankStrategy, named: NamedOptimizer) -> bool:
-    """Return whether the optimizer can step only if it skips empty pieces, on some rank."""
+    """Return whether, on any rank, the optimizer can step only if it skips empty pieces."""
     from shardscope.training.checkpoint.agreement import gather_items  # only for optimizers of users
 
     def told(*, skips: bool) -> list[str | None]:
@@ -143,12 +143,12 @@ def _needs_to_skip(job: Job, strategy: RankStrategy, named: NamedOptimizer) -> b
 
 
 def _largest(named: NamedOptimizer) -> int | None:
-    """Return the number of elements to which dimensions of copies are cut; None for copies of the full size."""
+    """Return the maximum size of a dimension of the copies; None for copies at full size."""
     return None if sum(p.numel() for p in named.parameters.values()) <= _MOST_ELEMENTS else SMALL
 
 
 def _failure(strategy: RankStrategy, named: NamedOptimizer, *, skips: bool) -> str | None:
-    """Return how a step on copies of this rank's pieces fails; None if it does not."""
+    """Return the error of a step on copies of this rank's pieces, as text; None if the step succeeds."""
     with random_numbers_of(lambda: [0], strategy.context.device):
         try:
             tried = Trial.of(named, largest=_largest(named), alone=False)

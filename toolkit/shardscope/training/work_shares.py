@@ -2,7 +2,7 @@
 
 Each rank processes its own number of samples in a step, and its gradients are weighted by it, so that the mean over the
 ranks is the mean over all samples of the batch. Shares by measured speed start equal. After a few steps, each rank
-publishes in the process group's store how long it computes for a sample, and all compute the same new division. The
+publishes its compute time per sample in the process group's store, and all ranks compute the same new division. The
 rows of a batch do not depend on the division, so each sample is used once in an epoch as before.
 """
 
@@ -26,10 +26,10 @@ MEASURED_STEPS = 4
 """Number of steps whose compute times are measured for a division, after one step that is not measured. The first step
 with a new size of micro-batches also allocates memory."""
 WORTH = 0.02
-"""Reduction of the slowest rank's time, as a fraction, from which the batch is divided anew; less is noise."""
+"""Minimum reduction of the slowest rank's time, as a fraction, for which the batch is redivided; less is noise."""
 _PASSES = ("forward", "backward")
 _made = count()
-"""Numbers of the divisions that this process has measured, so that several trainings can share a store."""
+"""Counter that numbers the divisions measured by this process, so that several trainings can share a store."""
 
 
 class WorkShares:
@@ -70,12 +70,12 @@ class WorkShares:
         self.strategy.sample_weight = self.own * len(self.samples) / self.job.batch.global_batch
 
     def after_step(self, step: int, spans: Iterable[Sequence[Any]], waited: Mapping[str, float]) -> None:
-        """Measure a step that this rank has taken, and divide the batch anew if it is time; called on all such ranks.
+        """Measure a step that this rank has taken, and redivide the batch when due; called on all ranks that read data.
 
         Args:
             step: Number of the step.
             spans: The rank's spans of the step, as rows of an event.
-            waited: Seconds that the rank waited for others within passes, by name of the pass.
+            waited: Time that the rank waited for other ranks within passes, in seconds, by name of the pass.
         """
         if not self._is_measuring:
             return

@@ -1,6 +1,6 @@
 """Build the job of a trial (the study's job with the sampled settings applied) and check that it fits into memory.
 
-The memory check uses formulas: it needs no torch and nothing is run.
+The memory check evaluates formulas, without torch and without running the job.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def check(job: Job, space: Space, *, equal: str = "samples") -> None:
 
 
 def checked_rows(job: Job) -> Job:
-    """Return the job if its data have enough rows for its batch, as far as this is known before the start.
+    """Return the job, after a check that its data have enough rows for its batch, if the number of rows is known.
 
     Raises:
         SpecError: The data have fewer rows.
@@ -156,7 +156,7 @@ def check_rows(job: Job, space: Space) -> None:
 
 
 def _branches(job: Job, space: Space, name: str) -> list[dict[str, Value]]:
-    """Return the combinations of other choices, such as the optimizer, to try with the parameter `name`."""
+    """Return the combinations of other choices, such as optimizers, on which the parameter `name` is tried."""
     chosen: list[dict[str, Value]] = [{}]
     for owner in dict.fromkeys(("optimizer", "compression", "strategy", parse_name(name).owner)):
         parameter = space.parameters.get(owner)
@@ -204,7 +204,7 @@ class MemoryLimit:
         )
 
     def fault(self, job: Job) -> str | None:
-        """Return a sentence that states why the job does not fit; None if it fits or cannot be predicted."""
+        """Return a sentence on why the job does not fit; None if it fits or cannot be predicted."""
         needed = predicted_peak(job)
         if needed is None:
             return None
@@ -218,7 +218,7 @@ class MemoryLimit:
 
 
 def predicted_peak(job: Job) -> float | None:
-    """Return the peak memory, in bytes, of the rank that needs the most; None if no formula describes the job."""
+    """Return the peak memory of the rank with the highest peak, in bytes; None if no formula describes the job."""
     needed = memory_needed(job)
     return None if needed is None else needed.peak_bytes
 

@@ -27,7 +27,7 @@ class BatchRange(Spec):
     low: float | None = None
     """Lower end of the 95 % confidence interval of `critical`, in samples."""
     high: float | None = None
-    """Upper end of the same interval, in samples; None if infinite: the gradient may then be pure noise."""
+    """Upper end of the interval, in samples; None if infinite, as when the gradient may be pure noise."""
     steps: int = 0
     """Number of steps over which `critical` was measured."""
     run: str | None = None
@@ -54,13 +54,14 @@ def around(
 ) -> PowersOfTwo | None:
     """Return the powers of two from a quarter to four times `centre`, extended to include the job's batch size.
 
-    If fewer than two of them are possible, the range around the job's own batch size is tried; None if that fails too.
+    If fewer than two of these sizes are possible, try the range around the job's batch size; return None if that also
+    fails.
 
     Args:
         job: Job whose batch size varies. A size is possible if it is valid for the job and takes at most 8 times the
             job's steps; sizes above the job's own must also take at least 8 steps.
-        centre: Centre of the range, in samples; None takes the job's own batch size.
-        fits: Returns whether a job with a larger batch can run on this machine.
+        centre: Centre of the range, in samples; None uses the job's batch size.
+        fits: Function that returns whether a job with a larger batch fits on this machine; None accepts every job.
     """
     own = job.batch.global_batch
     middle = own if centre is None else 2 ** round(math.log2(centre))

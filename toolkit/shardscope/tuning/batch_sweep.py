@@ -7,11 +7,11 @@ All runs train on the same number of samples, so larger batches take fewer steps
 looks for a learning rate, and runs are compared on the validation split. The search starts at the rate chosen at the
 next smaller batch size, scaled by the optimizer's rule (linear for SGD and LARS, Goyal et al. 2017; square root for
 AdamW and LAMB, You et al. 2020), and moves towards lower losses until the best rate lies between two others, at most
-`MOST_ADDED` beyond the rates given. It ends earlier with a rate that reaches the target, because that decides the
-question; at the smallest batch size there is no target yet. Then the rate is run with the other seeds, and the median
-of those runs is the result; if it misses the target, the search continues. The first seed is excluded because its value
-is the minimum over several rates, which is biased low. An optimizer that misses the target is not run at larger batch
-sizes. A sweep that was stopped can be resumed: completed runs are not repeated.
+`MOST_ADDED` beyond the rates given. The search ends early at a rate that reaches the target; at the smallest batch
+size there is no target yet. Then this rate is run with the other seeds, and the median of those runs is the result. If
+the median misses the target, the search continues. The first seed is excluded because its value is the minimum over
+several rates, which is biased low. An optimizer that misses the target is not run at larger batch sizes. A
+sweep that was stopped can be resumed; completed runs are not repeated.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from shardscope.tuning.sweep_result import TARGET_MARGIN, BatchSweep, Cell, Swee
 
 OPTIMIZERS = ("sgd", "adamw", "lars", "lamb")
 FACTORS = (0.5, 1.0, 2.0)
-"""Learning rates to try, as multiples of the best rate at the next smaller batch size, scaled by the rule."""
+"""Learning rates to try, as multiples of the best rate at the next smaller batch size after scaling by the rule."""
 MOST_ADDED = 3
-"""Maximum number of learning rates beyond those given, while the best one is the lowest or the highest."""
+"""Maximum number of learning rates added beyond those given, while the best rate is the lowest or highest tried."""
 _WARMUP = 0.1
 _MOMENTUM = 0.9
-"""Momentum for optimizers whose default momentum is 0, as is usual for SGD with large batches."""
+"""Momentum used for optimizers whose default momentum is 0, because large-batch SGD is usually run with momentum."""
 _RECORD = Record(spans_first=0, memory_first=0, memory_every=None, messages_first=0, layers_every=0)
 """Record as little as possible, so that runs are short and step times measure training alone."""
 
@@ -74,25 +74,25 @@ def batch_sweep(
     Args:
         job: What to train. Every run trains on as many samples as this job.
         batches: Batch sizes to try.
-        target: Value to reach on the validation split. None takes 1.25 times the worst (highest) finite median among
-            the optimizers at the smallest batch size; the margin allows for the variation between seeds, which is a
-            tenth or more.
+        target: Value to reach on the validation split. None uses 1.25 times the worst (highest) finite median among
+            the optimizers at the smallest batch size; the margin allows for the variation between seeds, which is
+            10 % or more.
         quality: ``loss``, or ``error`` (the fraction of wrong answers).
         optimizers: Names of the optimizers to compare.
-        rates: Learning rates by optimizer name, for the job's batch size; None takes each optimizer's default rate.
-        factors: Learning rates to try at each batch size, as multiples of the one chosen at the next smaller
+        rates: Learning rates by optimizer name, for the job's batch size; None uses each optimizer's default rate.
+        factors: Learning rates to try at each batch size, as multiples of the rate chosen at the next smaller
             batch size, scaled by the optimizer's rule. The search starts at the factor nearest to 1 and moves towards
             lower losses; if there are several factors, it may go up to three rates beyond them.
         seeds: Seeds of the runs. The runs with the first seed select the learning rate, and the median is over the
             other seeds. If `factors` has only one entry, the median is over all seeds.
         name: Name of the sweep. Another call with the same name and arguments reuses the completed runs. Derived from
             the arguments by default.
-        root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
         on_cell: Called with the `Cell` of each run after it ends.
         thorough: Whether to look for the best learning rate at every batch size. By default, the search ends with the
             first rate that reaches the target; this takes fewer runs and finds the same limits.
-        progress: Whether to show a line with the number of runs and the time left. None rewrites it in a terminal or a
-            notebook, and otherwise prints one line to standard error at the end.
+        progress: Whether to show a line with the number of runs and the time left. None rewrites the line in a terminal
+            or notebook, and otherwise prints one line to standard error at the end.
 
     Raises:
         SpecError: A batch size is impossible or leaves fewer than 2 steps, or no seed is left for the median.
@@ -114,13 +114,13 @@ def batch_sweep(
 
 
 class _Grid(NamedTuple):
-    """Ascending learning rates for one optimizer and batch size, and the index of the one to start with."""
+    """Ascending learning rates for one optimizer and batch size, and the index of the rate to start with."""
 
     rates: Sequence[float]
     start: int
 
     def rate(self, place: int) -> float:
-        """Return the rate at an index, which may lie beyond either end."""
+        """Return the rate at an index, extrapolated if the index lies beyond either end."""
         rates = self.rates
         if place < 0:
             return rates[0] * (rates[0] / rates[1]) ** -place
@@ -131,7 +131,7 @@ class _Grid(NamedTuple):
 
 @dataclass(frozen=True)
 class _Plan:
-    """What the runs of a sweep have in common, and where they are stored."""
+    """Settings common to all runs of a sweep, and the folder in which they are stored."""
 
     job: Job
     usual: Mapping[str, float]
@@ -148,7 +148,7 @@ class _Plan:
         self, optimizers: Sequence[str], batches: Sequence[int], factors: Sequence[float], seeds: Sequence[int],
         target: float | None,
     ) -> BatchSweep:  # fmt: skip
-        """Run all optimizers at the smallest batch size, then those that reached the target at the next, and so on."""
+        """Run all optimizers at the smallest batch size, then at each larger size those that still reach the target."""
         runs_per_point = len(seeds) if len(factors) == 1 else len(factors) + len(seeds) - 1
         start = min(range(len(factors)), key=lambda n: abs(factors[n] - 1))
         points: list[SweepPoint] = []
@@ -175,7 +175,7 @@ class _Plan:
     def _point(
         self, optimizer: str, batch: int, grid: _Grid, seeds: Sequence[int], target: float | None
     ) -> SweepPoint:
-        """Find a learning rate with the first seed, and run it with the others."""
+        """Find a learning rate with the first seed, and run this rate with the other seeds."""
         others = seeds[1:] if len(grid.rates) > 1 else seeds
         enough = None if self.thorough else target
         point = self._measured(self._tried(optimizer, batch, grid, seeds[0], enough), others)
@@ -184,7 +184,7 @@ class _Plan:
         return self._measured(self._tried(optimizer, batch, grid, seeds[0], None), others)
 
     def _measured(self, tried: Sequence[Cell], seeds: Sequence[int]) -> SweepPoint:
-        """Run the best of the rates tried with these seeds."""
+        """Run the best rate among those in `tried`, once for each of `seeds`."""
         best = tried[_best(tried)]
         cells = [self._cell(best.optimizer, best.batch, best.rate, seed) for seed in seeds]
         values = tuple(cell.value for cell in cells if cell.value is not None)
@@ -196,7 +196,7 @@ class _Plan:
         )  # fmt: skip
 
     def _tried(self, optimizer: str, batch: int, grid: _Grid, seed: int, enough: float | None) -> list[Cell]:
-        """Run rates until the best lies between two others, or until one reaches `enough`; return them ascending."""
+        """Run rates until the best lies between two others, or one reaches `enough`; return the runs in rate order."""
         is_upwards = _by_rule(optimizer, 1, 1.0, 2) < 2  # the rule grows more slowly than the batch size
         tried: dict[int, Cell] = {}
         place: int | None = grid.start
@@ -244,13 +244,13 @@ def _by_rule(optimizer: str, base_batch: int, rate: float, batch: int) -> float:
 
 
 def _next_place(tried: Mapping[int, Cell], num_rates: int, *, is_upwards: bool) -> int | None:
-    """Return the index of the rate to try next, a neighbour of the best; None if there is none left to try.
+    """Return the index of the rate to try next, a neighbour of the best rate; None if no neighbour is left to try.
 
     Args:
         tried: Runs by the index of their rate; an index outside ``range(num_rates)`` is an added rate.
         num_rates: Number of rates given.
         is_upwards: Whether to try the higher neighbour first. For optimizers with the square-root rule, the best rate
-            grows faster than the rule at these batch sizes; for those with the linear rule, more slowly.
+            grows faster than the rule at these batch sizes; for optimizers with the linear rule, more slowly.
     """
     lowest = min(tried)
     cells = [tried[place] for place in sorted(tried)]

@@ -37,7 +37,7 @@ class Definition(Spec):
     baselines: bool = False
     """Whether baseline optimizers are included and settings from the literature are run first."""
     drawn: tuple[str, ...] | None = None
-    """The optimizers that the sampler draws; `space` also contains those that only baseline trials use.
+    """The optimizers that the sampler draws; `space` also contains optimizers that only baseline trials use.
 
     None draws every optimizer of `space`.
     """
@@ -54,7 +54,7 @@ class Definition(Spec):
 
     @property
     def quality(self) -> str | None:
-        """First objective that is ``loss`` or ``error``; None if only user-defined functions measure quality."""
+        """The first of the objectives ``loss`` and ``error``; None if only user-defined functions measure quality."""
         return next((name for name in self.objectives if name in QUALITIES), None)
 
     @property
@@ -73,7 +73,7 @@ class Definition(Spec):
 
     @property
     def batches(self) -> str | None:
-        """Sentence that states which batch sizes are searched and why; None if the study did not choose them."""
+        """Sentence on which batch sizes are searched and why; None if the study did not choose them."""
         batches = self.space.parameters.get("batch")
         if self.batch_range is None or not isinstance(batches, PowersOfTwo):
             return None
@@ -107,7 +107,7 @@ class Definition(Spec):
         self.job.require_code()
 
     def with_batches_of(self, stored: Definition) -> Definition:
-        """Return this definition with the batch range of the stored definition, if the study chose both ranges."""
+        """Return this definition with the stored definition's batch range, if both ranges were chosen automatically."""
         if self.batch_range is None or stored.batch_range is None:
             return self
         return self.centred(stored.space.parameters.get("batch"), stored.batch_range)
@@ -119,7 +119,7 @@ class Definition(Spec):
         return self.replace(space=Space(parameters=parameters), batch_range=found)
 
     def difference(self, other: Definition) -> str | None:
-        """Return a clause that states the first difference between two definitions; None if they are equal."""
+        """Return a clause about the first difference between two definitions; None if they are equal."""
         known = {key: text for key, text in other.code.items() if key in self.code}
         recoded = _changed(known, self.code)
         if recoded:

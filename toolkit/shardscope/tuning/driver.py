@@ -70,7 +70,7 @@ class Pruner(Protocol):
     """Interface of pruners, which decide whether a running trial is worth its remaining steps."""
 
     def reason(self, live: Live, trials: list[FrozenTrial], /) -> str | None:
-        """Return a sentence that states why to stop the trial, or None to continue. Called after each evaluation.
+        """Return a sentence on why to stop the trial, or None to continue. Called after each evaluation.
 
         The trial waits for the decision, but no longer than one of its steps takes.
         """
@@ -121,8 +121,8 @@ class TrialDriver(RunDriver[Live]):
         parallel: Number of trials to run at the same time.
         pruner: Decides after each evaluation whether a trial is stopped early; None prunes nothing.
         feasibility: Decides before launch whether a trial can run on this machine; None launches every valid job.
-        choose: May fix some settings of a new trial before the others are sampled.
-        seed: Called before any trial runs; queues the settings that are to be run first.
+        choose: Hook that may fix some settings of a new trial before the remaining ones are sampled.
+        seed: Function, called before any trial runs, that queues the settings to run first.
         retry: Retry policy for an unreachable storage.
     """
 
@@ -220,7 +220,7 @@ class TrialDriver(RunDriver[Live]):
     # Starting.
 
     def _start(self) -> bool:
-        """Start a trial, or recheck the one whose start is undecided; return False if none can be started now."""
+        """Start a trial, or recheck the trial whose start is undecided; return False if none can be started now."""
         trials = self.retry(self._read_trials)
         ended = recovery.ended(trials)
         left = settings_left(self._settings, trials, self._repeats)
@@ -403,7 +403,7 @@ class TrialDriver(RunDriver[Live]):
         self._tell_measured(live, *self._result(live.run, live.measured))
 
     def _result(self, run: Run, measured: TrialMetrics) -> tuple[list[float] | None, TrialState, str | None]:
-        """Return the values of a completed run, the state of its trial, and what is wrong with the values, or None."""
+        """Return the values of a completed run, its trial's state, and a sentence on invalid values (None if valid)."""
         values, fault = values_of(self.definition.objectives, run, measured, self.own)
         if fault is not None:
             return None, TrialState.FAIL, fault

@@ -1,7 +1,7 @@
-"""The Pareto front of complete trials, without those that are on it only because of noise in measured times.
+"""The Pareto front of complete trials, without trials that are on it only because of noise in measured times.
 
-Of two identical runs, one is always a little faster. With several objectives, this alone would keep a trial on the
-front although another trial is better or equal in every objective except time, and a rerun could reverse their order.
+Of two identical runs, one is always slightly faster. With several objectives, timing noise alone can keep a trial on
+the front although another trial is better or equal in every other objective, and a rerun could reverse their order.
 Such trials are left out and listed in `Front.by_noise`. Every front of a study that is printed, plotted or returned
 follows this rule; Optuna's `study.best_trials` includes both groups. The front of a population is not filtered.
 """
@@ -26,9 +26,9 @@ class Front(NamedTuple):
     """The trials on the front, as trial numbers in two groups."""
 
     clear: tuple[int, ...]
-    """Trials whose advantage is more than a small difference in measured time."""
+    """Trials with an advantage that exceeds the noise of measured times."""
     by_noise: tuple[int, ...]
-    """Trials whose only advantage over a trial in `clear` is a time lower by less than `QUICKER_BY` (a fraction)."""
+    """Trials whose only advantage over a trial in `clear` is a time shorter by less than the fraction `QUICKER_BY`."""
 
     @property
     def note(self) -> str | None:
@@ -65,14 +65,11 @@ def front_of(values: Mapping[int, Values]) -> Front:
 
 
 def note_of(by_noise: tuple[int, ...]) -> str | None:
-    """Return a sentence that states which trials are left out and why; None if none are."""
+    """Return a sentence on which trials are left out and why; None if none are."""
     if not by_noise:
         return None
     numbers = ", ".join(map(str, by_noise))
-    who, has = (
-        (f"Trial {numbers} is", "it has") if len(by_noise) == 1 else (f"Trials {numbers} are", "they have")
+    who, are = (
+        (f"Trial {numbers} is", "it is") if len(by_noise) == 1 else (f"Trials {numbers} are", "they are")
     )
-    return (
-        f"{who} left out: the only advantage that {has} over the front is a difference of less than {QUICKER_BY:.0%} "
-        "in time, and identical runs differ by as much."
-    )
+    return f"{who} not on the front: {are} only faster, by less than the noise of measured times ({QUICKER_BY:.0%})."

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 EXPLODED = 4.0
-"""The test ends when the smoothed loss is this multiple of its minimum, as in fastai's ``lr_find``. If the minimum is
+"""Multiple of its minimum at which the smoothed loss ends the test, as in fastai's ``lr_find``. If the minimum is
 negative, the loss must exceed it by three times its absolute value."""
 FEWEST_STEPS = 10
 _NOT_A_NUMBER = ("TrainingError", "NotFinite")
@@ -39,7 +39,7 @@ class LrRange:
         loss: Loss of each step, averaged over ranks.
         smooth: `loss` smoothed over neighbouring steps.
         rates: Learning rates that the curve suggests.
-        exploded: Whether the loss exploded or became NaN before the highest rate was reached; if not,
+        exploded: Whether the loss exploded or became NaN before the highest rate was reached. If it did not,
             higher rates may work as well.
         run_id: Id of the run.
     """
@@ -53,7 +53,7 @@ class LrRange:
 
     @property
     def suggested(self) -> float:
-        """Suggested learning rate: the one at which the loss fell fastest (`RateSuggestions.steepest`)."""
+        """Suggested learning rate, at which the loss fell fastest (`RateSuggestions.steepest`)."""
         return self.rates.steepest
 
     @property
@@ -82,7 +82,7 @@ def lr_range_test(
         low: Learning rate of the first step, above 0.
         high: Learning rate of the last step, above `low`.
         steps: Number of steps, at least 10.
-        root: Folder of the runs; None takes the default folder.
+        root: Folder of the runs; None uses the default folder.
 
     Raises:
         SpecError: Rates or steps are out of range, or the loss never fell.

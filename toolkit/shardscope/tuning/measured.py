@@ -22,17 +22,17 @@ _ALARM_GROWTH = 4
 
 @dataclass(frozen=True)
 class TrialMetrics:
-    """Metrics of a run; computing, packing and traffic are separate, so that the time on another link can be predicted.
+    """Metrics of a run; compute, codec and traffic are separate, so that the time on another link can be predicted.
 
     Attributes:
         steps: Number of steps that all ranks have taken.
-        step_s: Median time of a step on the slowest rank, in seconds, without the first steps. If there are several
+        step_s: Median time of a step on the slowest rank, in seconds, without warm-up steps. If there are several
             kinds of steps (local SGD, or an uncompressed warm-up), the median of each kind is weighted by the kind's
             share of the job's steps (`runlog.steps`); None until there are steps of each kind.
-        compute_s: Median computation time of a step, in seconds, on the rank that computes the longest; None if the run
+        compute_s: Median compute time per step, in seconds, on the rank that computes the longest; None if the run
             recorded no spans.
-        codec_s: Mean time of packing and unpacking in a step, in seconds, on the rank that spends the most time on it;
-            weighted like `step_s`.
+        codec_s: Mean time per step of encoding and decoding compressed gradients, in seconds, on the rank with the
+            longest time; weighted like `step_s`.
         bytes: Training bytes sent by all ranks so far.
         messages: Training messages sent by all ranks so far.
         memory: Highest peak memory of any rank so far, in bytes.
@@ -40,8 +40,8 @@ class TrialMetrics:
         alarms: The latest alarms about the run's layers, as sentences (`runlog.alarms`).
         plain_s: Median time over all steps so far, of any kind, in seconds; None until a step has been measured.
         spent_s: Total time of the steps so far, in seconds; None if recorded by an older version.
-        test: Loss and fraction of wrong answers on the test split, which no choice depends on; None until the test
-            split has been evaluated, after the last step.
+        test: Loss and fraction of wrong answers on the test split, on which no decision of the study is based; None
+            until the test split has been evaluated, after the last step.
     """
 
     steps: int
@@ -58,9 +58,9 @@ class TrialMetrics:
     test: tuple[float, float] | None = None
 
     def objective(self, name: str, steps: int) -> float | None:
-        """Return the value of a named objective over `steps` steps; None if it is not known yet.
+        """Return the value of an objective for a run of `steps` steps; None if it is not known yet.
 
-        Time and bytes are extrapolated from the first steps; quality is known only after `steps` steps.
+        Time and bytes are extrapolated from the steps so far; quality is known only after `steps` steps.
         """
         if name == "seconds":
             return None if self.step_s is None else self.step_s * steps
@@ -78,9 +78,9 @@ class TrialMetrics:
 class TrialReader:
     """Reader of one run: `read` reads new events, `measured` computes the metrics from all events read so far.
 
-    A trial trains on the same machine as the process that watches it. `read` is called many times a second, so its cost
-    depends only on the number of new events; medians are computed in `measured`. One thread may call `read` while
-    others call `measured`.
+    The process that watches a trial shares its machine with the trial and calls `read` many times a second. Therefore
+    the cost of `read` depends only on the number of new events, and medians are computed in `measured`. One thread may
+    call `read` while other threads call `measured`.
 
     Attributes:
         is_piece: Whether the run trains only a part of its job. Kinds of steps are then weighted by how often they
@@ -103,7 +103,7 @@ class TrialReader:
         self._tail, self.log = self.run.tail(), RunLog.of(self.run.job)
 
     def continue_with(self, run: Run) -> None:
-        """Follow the run that resumes from this one's checkpoint; the metrics keep accumulating."""
+        """Switch to the run that resumes from the current run's checkpoint; the metrics keep accumulating."""
         with self._lock:
             self.run, self._tail, self._measured = run, run.tail(), None
 
@@ -162,7 +162,7 @@ class TrialReader:
         return self.log.layer_samples.num_samples >= self._alarm_at or not self.run.is_alive
 
     def _compute_alarms(self) -> None:
-        """Compute alarms from all layer samples; the more samples there are, the later they are computed again."""
+        """Compute alarms from all layer samples, at intervals that grow with the number of samples."""
         layer_samples = self.log.layer_samples
         self._alarmed, num_samples = layer_samples.num_events, layer_samples.num_samples
         self._alarm_at = num_samples + max(1, num_samples // _ALARM_GROWTH)
@@ -202,7 +202,7 @@ def values_of(
     *,
     is_piece: bool = False,
 ) -> tuple[dict[str, float], str | None]:
-    """Return the objective values of a completed run, and a sentence that states what is wrong with them, or None.
+    """Return the objective values of a completed run, and a sentence on invalid values (None if all are valid).
 
     For a piece (a run that trains a part of its job): quality at its end, and other objectives per step.
     """
@@ -219,7 +219,7 @@ def values_of(
 
 
 def _own_value(name: str, objective: Objective, run: Run) -> float | str:
-    """Return the value of a user-defined objective, or an error sentence if it raises: then only this trial fails."""
+    """Return the value of a user-defined objective; if it raises, an error sentence, so that only this trial fails."""
     try:
         return float(objective(run))
     except Exception as error:  # noqa: BLE001 - see the docstring

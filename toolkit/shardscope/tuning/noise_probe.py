@@ -31,7 +31,7 @@ _MOST_STEPS, _LEAST_STEPS = 200, 20
 _SHARE = 0.5
 """Fraction of the job's steps in the measuring run. The noise scale grows as the loss falls, fastest at the start."""
 _SMOOTHING = 0.95
-"""Decay factor of the exponential average over steps. The span is short (about 20 steps) because the noise scale keeps
+"""Decay factor of the exponential average over steps, which spans only about 20 steps because the noise scale keeps
 growing."""
 
 
@@ -57,7 +57,7 @@ def resolve_batch_range(
         storage: Storage of the study.
         name: Name of the study.
         folder: Folder of the study; the measuring run goes into ``probe`` inside it.
-        around_what: Centre of the range: ``noise`` takes the measured critical batch size, ``job`` the job's batch
+        around_what: Centre of the range: ``noise`` for the measured critical batch size, ``job`` for the job's batch
             size.
         limit: Memory limit that larger batches must respect.
         stopping: Event that interrupts the measurement.
@@ -94,7 +94,7 @@ def measured(
     """Measure the critical batch size of a job, from the gradient noise scale of its first steps.
 
     The noise scale is that of the plain gradient (McCandlish et al. 2018). With a preconditioning optimizer (AdamW,
-    LAMB), the critical batch size depends on the noise of the preconditioned gradient instead. So the result is used
+    LAMB), the critical batch size depends on the noise of the preconditioned gradient. Therefore the result is used
     only as the centre of a search range.
 
     Args:

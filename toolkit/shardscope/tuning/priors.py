@@ -1,6 +1,6 @@
 """Priors of a study: a default space for the job, settings worth trying first, and equal budgets for optimizers.
 
-Seeds are settings that run before any others are sampled:
+Seeds are settings that run before the sampler draws any:
 
 1. the unchanged job,
 2. the baseline optimizers at their usual learning rates, even if the sampler does not draw these optimizers,
@@ -34,7 +34,7 @@ from shardscope.tuning.records import DRAWN, IMPOSSIBLE, not_counted, study_name
 
 _MOMENTUM = "nesterov"
 BASELINES = ("adamw", _MOMENTUM)
-"""Optimizers with which studies that search optimizers also run a trial each, because layer-wise methods must be
+"""Baseline optimizers. A study that searches optimizers runs a trial with each, because layer-wise methods must be
 compared with them (Nado et al. 2021, "A large batch optimizer reality check")."""
 COMPRESSORS = ("none", "bf16", "int8", "int4", "topk", "powersgd")
 _STRENGTHS: Mapping[str, Any] = {
@@ -42,13 +42,13 @@ _STRENGTHS: Mapping[str, Any] = {
 }  # fmt: skip
 _LONGEST_WARMUP = 0.3
 _WORTH_A_TRIAL = 0.5
-"""A compressor becomes a seed if its exchange costs at most this fraction of the uncompressed exchange."""
+"""Cost of a compressor's exchange, relative to the uncompressed exchange, up to which the compressor becomes a seed."""
 _LEVELS = 3
 """Number of compressors among the seeds; they are spread evenly over those that pay off, ordered by cost."""
 
 
 class Seed(NamedTuple):
-    """Settings to run before any others are sampled."""
+    """Settings to run before the sampler draws any."""
 
     params: Mapping[str, Value]
     origin: str
@@ -133,8 +133,8 @@ def seeds(
         space: The study's search space.
         objectives: Objectives of the study. If they include ``bytes``, compressors can pay off even if the job does
             not describe its link.
-        drawn: The optimizers that the sampler draws. Trials with others have the origin ``baseline``, and are only the
-            unchanged job and the baselines at their usual rates. None stands for all optimizers of the space.
+        drawn: The optimizers that the sampler draws; None for all optimizers of the space. With any other optimizer,
+            the only seeds are the unchanged job and the baselines at their usual rates, with the origin ``baseline``.
     """
     paying = _paying(job, space, objectives)
     drawn = (drawn if drawn is not None else optimizers_of(space)) or ()
@@ -206,7 +206,7 @@ def _baselines(job: Job, space: Space) -> Iterator[Seed]:
 def _lamb_line(job: Job, space: Space, paying: Sequence[Mapping[str, Value]]) -> Iterator[Seed]:
     """Yield LAMB seeds with the largest, the middle and the smallest batch size.
 
-    All except the last use the strongest compressor that pays off and has no searched strength (a quantizer).
+    All except the last seed use the strongest compressor that pays off and has no searched strength (a quantizer).
     Quantizers barely change the final quality, so one trial shows the effects of both the batch size and the saved
     bytes.
     """
@@ -232,11 +232,11 @@ def _lamb_line(job: Job, space: Space, paying: Sequence[Mapping[str, Value]]) ->
 def _compressors(
     job: Job, space: Space, paying: Sequence[Mapping[str, Value]], drawn: Sequence[str]
 ) -> Iterator[Seed]:
-    """Yield seeds for the mildest, a medium and the strongest one of the compressors that pay off.
+    """Yield seeds for the mildest, a medium and the strongest compressor among those that pay off.
 
     Their other settings are fixed at usual values, because a trial whose sampled learning rate fails shows nothing
     about the compressor. The optimizer alternates between Nesterov momentum, for which error feedback is proven to
-    converge (Zheng, Huang and Kwok, NeurIPS 2019), and the job's own, if the sampler draws them.
+    converge (Zheng, Huang and Kwok, NeurIPS 2019), and the job's optimizer, as far as the sampler draws these.
     """
     own = job.optimizer.name
     names = [name for name in (_MOMENTUM, own) if name in drawn] or [drawn[0] if drawn else own]
@@ -249,7 +249,7 @@ def _compressors(
 
 
 def _spread(paying: Sequence[Mapping[str, Value]], count: int) -> list[Mapping[str, Value]]:
-    """Return `count` of the methods, evenly spaced from the first to the last; all of them if there are fewer."""
+    """Return `count` of the methods, evenly spaced from the first to the last; all methods if there are fewer."""
     if len(paying) <= count:
         return list(paying)
     return [paying[round(index * (len(paying) - 1) / (count - 1))] for index in range(count)]
@@ -260,8 +260,8 @@ def _paying(job: Job, space: Space, objectives: Sequence[str]) -> list[Mapping[s
 
     Each method is tried at the lowest, middle and highest strength (ratio or rank) in the space. Its cost is the time
     for its bytes and messages on the job's link; without a link it is the number of bytes, if ``bytes`` is an
-    objective. Packing time is not included. Settings that cost more than half of the uncompressed exchange are left
-    out.
+    objective. The time to encode and decode is not included. Settings that cost more than half of the uncompressed
+    exchange are left out.
     """
     chosen = space.parameters.get("compression")
     by_bytes = job.link is None and "bytes" in objectives
@@ -315,7 +315,7 @@ class EqualBudgets:
 
     Args:
         space: Search space of the study.
-        drawn: The optimizers that are drawn; None for all of the space.
+        drawn: The optimizers that the sampler draws; None for all optimizers of the space.
     """
 
     def __init__(self, space: Space, drawn: Sequence[str] | None = None) -> None:
@@ -325,7 +325,7 @@ class EqualBudgets:
         self._held = study_name("optimizer", space) if known else ""
 
     def before_asking(self, study: optuna.Study, trials: list[FrozenTrial]) -> None:
-        """Fix the next trial's optimizer to the one with the fewest trials, unless a trial is waiting in the queue."""
+        """Fix the next trial's optimizer to that with the fewest trials, unless a trial is waiting in the queue."""
         if not self._is_needed or any(trial.state == TrialState.WAITING for trial in trials):
             return
         counted = [trial for trial in trials if not_counted(trial) in (None, IMPOSSIBLE)]

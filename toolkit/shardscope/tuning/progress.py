@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from shardscope.runtime.record.bar import bar, is_terminal
+from shardscope.runtime.record.bar import bar, is_terminal, is_watched
 from shardscope.spec.units import bytes_text, duration_text, seconds_text
 
 if TYPE_CHECKING:
@@ -18,21 +18,34 @@ if TYPE_CHECKING:
 
 _READ_EVERY_S = 0.5
 _LAST_LOOK_S = 2.0
-"""Maximum time, in seconds, that an interrupted study waits for its storage, which may be unreachable."""
+"""Maximum time that an interrupted study waits for its storage, in seconds; the storage may be unreachable."""
 _LINE_WIDTH = 72
 """Width that a rewritten line is padded to; notebooks, unlike terminals, cannot clear a line."""
 _ENDED = ("complete", "pruned", "impossible", "failed", "skipped")
 
 
-def is_watched() -> bool:
-    """Return whether standard output is a terminal or a notebook cell."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return is_terminal(sys.stdout) or getattr(shell, "kernel", None) is not None
-
-
 def measuring_text(probe: Job) -> str:
     """Return the message for the run that measures the noise scale before the first trial."""
     return f"Measuring the gradient noise scale over {probe.last_step} steps, to choose the range of batch sizes."
+
+
+class Pace:
+    """Estimate of the time left, from how long the trials or runs took that have ended since this object was made.
+
+    Args:
+        done: Number that had ended by then.
+    """
+
+    def __init__(self, done: int = 0) -> None:
+        self._done, self._began = done, time.monotonic()
+
+    def left_text(self, done: int, total: int) -> str:
+        """Return ``up to 3 min left`` when `done` of `total` have ended; empty if none has ended or none is left."""
+        ended = done - self._done
+        if ended <= 0 or done >= total:
+            return ""
+        left_s = (time.monotonic() - self._began) / ended * (total - done)
+        return f"up to {f'{left_s / 60:.0f} min' if left_s >= 90 else f'{left_s:.0f} s'} left"
 
 
 class StudyProgress:
@@ -48,6 +61,7 @@ class StudyProgress:
         self._read_at = 0.0
         self._printed: set[int] | None = None  # None until the storage has been read
         self._done = 0
+        self._pace = Pace()
         if quiet:
             return
         self._take(self._records())
@@ -77,7 +91,10 @@ class StudyProgress:
             f"trial {live.number} step {live.meter.num_steps}/{live.job.steps}"
             for live in list(self._session.driver.live.values())
         ]
-        return "  ".join([f"{bar(self._done / trials)} {self._done}/{trials} trials", *running])
+        left = self._pace.left_text(self._done, trials)
+        return "  ".join(
+            [f"{bar(self._done / trials)} {self._done}/{trials} trials", *([left] if left else []), *running]
+        )
 
     def close(self, *, quickly: bool = False) -> None:
         """Print the ended trials not printed yet, and the last line; `quickly` limits the wait for the storage."""
@@ -99,7 +116,7 @@ class StudyProgress:
         return None
 
     def _records_soon(self) -> list[TrialRecord] | None:
-        """Return the trials; None also if the storage has not answered within `_LAST_LOOK_S`."""
+        """Return the trials; None if the storage is unreachable or has not answered within `_LAST_LOOK_S` seconds."""
         from shardscope.tuning.storage import within
 
         found: list[list[TrialRecord] | None] = []
@@ -118,15 +135,17 @@ class StudyProgress:
             return []
         ended = [record for record in records if record.state in _ENDED]
         self._done = sum(record.counted for record in ended)
+        if self._printed is None:
+            self._pace = Pace(self._done)
         new = [] if self._printed is None else [one for one in ended if one.number not in self._printed]
         self._printed = {record.number for record in ended}
         return new
 
 
 class SweepProgress:
-    """Progress display of a sweep: a line with the number of runs and the time left, and how long they took at the end.
+    """Progress display of a sweep: a line with the number of runs and the time left, and finally with the total time.
 
-    In a terminal or a notebook, the line is rewritten in place; elsewhere, only the last one is printed.
+    In a terminal or a notebook, the line is rewritten in place; elsewhere, only the last line is printed.
     """
 
     def __init__(self, shown: bool | None = None) -> None:
@@ -135,10 +154,7 @@ class SweepProgress:
         self._stream = sys.stdout if self._rewrite else sys.stderr
         self._began = time.monotonic()
         self._done = self._total = self._planned = 0
-        self._warm = (
-            0,
-            0.0,
-        )  # runs done, and seconds until then: the first run also starts the server of all runs
+        self._pace = Pace()
 
     def __enter__(self) -> Self:
         return self
@@ -148,7 +164,7 @@ class SweepProgress:
             self._write(self.last_line(time.monotonic() - self._began, is_complete=kind is None), end="\n")
 
     def expect(self, num_runs: int) -> None:
-        """Set how many runs are left if no search for a rate ends early and no optimizer stops before the last size."""
+        """Set the maximum number of runs left: no rate search ends early, and every optimizer reaches the last size."""
         self._total = self._done + num_runs
         self._planned = self._planned or self._total
 
@@ -158,24 +174,20 @@ class SweepProgress:
 
     def draw(self) -> None:
         """Show the number of the run that starts, and the time left if it can be estimated from earlier runs."""
-        elapsed_s = time.monotonic() - self._began
         if self._done == 1:
-            self._warm = (1, elapsed_s)
+            self._pace = Pace(1)  # the first run also starts the server of all runs
         if self._rewrite:
-            self._write(self.line(elapsed_s))
+            self._write(self.line())
 
-    def line(self, elapsed_s: float) -> str:
-        """Return the line with the number of runs and the time left, given the elapsed seconds."""
+    def line(self) -> str:
+        """Return the line with the number of runs and the time left."""
         total = max(self._total, self._done + 1)
         text = f"{bar(self._done / total)} run {self._done + 1} of about {total} or fewer"
-        skipped, skipped_s = self._warm
-        if self._done == skipped:
-            return text
-        left_s = (elapsed_s - skipped_s) / (self._done - skipped) * (total - self._done)
-        return f"{text}, up to {f'{left_s / 60:.0f} min' if left_s >= 90 else f'{left_s:.0f} s'} left"
+        left = self._pace.left_text(self._done, total)
+        return f"{text}, {left}" if left else text
 
     def last_line(self, elapsed_s: float, *, is_complete: bool = True) -> str:
-        """Return the number of runs and the time that they took, and why a complete sweep took fewer than planned."""
+        """Return the number and total time of the runs, and why a complete sweep needed fewer runs than planned."""
         took = f"{self._done} runs in {duration_text(elapsed_s)}"
         saved = self._planned - self._done if is_complete else 0
         return (

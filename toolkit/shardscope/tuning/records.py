@@ -21,14 +21,14 @@ ORIGIN, DRIVER, RUN, REASON, MEASURED, RETRY_OF, NOT_COUNTED, PINNED, PAUSED, SA
     "origin", "driver", "run", "reason", "measured", "retry_of", "not_counted", "pinned", "paused", "sampler", "seed",
 )  # fmt: skip
 DRAWN = "drawn"
-"""Attribute of trials that a driver has queued; others in the queue are the user's, who may repeat settings."""
+"""Attribute of trials queued by a driver. Trials queued by the user lack it, and may repeat settings."""
 AGAIN = "again"
 """Origin of trials that the user asked to rerun; they run before other queued trials."""
 _LOG2 = "log2({})"
 
 
 def study_name(name: str, space: Space) -> str:
-    """Return the name under which the study stores a parameter; for a power of two, the study samples the exponent."""
+    """Return the name under which the study stores a parameter; for powers of two, it stores the exponent."""
     return _LOG2.format(name) if isinstance(space.parameters[name], PowersOfTwo) else name
 
 
@@ -59,19 +59,19 @@ class TrialRecord:
     Attributes:
         state: ``waiting``, ``running``, ``paused`` (at a rung, with its checkpoint), ``complete``, ``pruned``,
             ``impossible`` (rejected before launch), ``failed``, ``skipped`` (another trial has its settings or its
-            place), or ``unused`` (the study reached its number of trials first; if more trials are requested, it runs
-            first).
+            slot), or ``unused`` (still queued when the study reached its number of trials; it runs first if more
+            trials are requested).
         params: Settings, keyed by the names of the space.
         values: Values of the objectives by name; None unless complete.
-        reason: Why it was pruned, impossible, failed or skipped, in one sentence.
+        reason: Why the trial was pruned, impossible, failed or skipped, in one sentence.
         origin: Source of the settings: ``drawn`` (sampled), ``default`` (the job's own), ``baseline`` or ``prior``
             (seeds, see `priors`), or ``again`` (a rerun requested by the user).
-        run: Path of its run directory on the machine that ran it; the newest one if it was trained in pieces.
+        run: Path of its run directory on the machine that ran it; that of the newest run if it was trained in pieces.
         host: Machine whose driver started the trial.
         measured: Metrics of the run.
         retry_of: Number of the trial that this one retries.
-        counted: Whether it counts towards the study's number of trials.
-        pinned: Whether a user has pinned it.
+        counted: Whether the trial counts towards the study's number of trials.
+        pinned: Whether a user has pinned the trial.
         sampler: Name of the sampler that chose the settings not fixed in advance; None if all were fixed.
         pieces: Paths of all its runs, in order; several if it paused at rungs.
     """
@@ -112,10 +112,10 @@ _ENDED = ("complete", "pruned", "failed")
 
 
 def not_counted(trial: FrozenTrial) -> str | None:
-    """Return the mark that states why a trial does not count towards the study's number of trials; None if it counts.
+    """Return the mark for why a trial does not count towards the study's number of trials; None if it counts.
 
-    The mark is written before the trial is ended, and another driver may end the trial in between. So the mark is
-    ignored unless the final state agrees with it.
+    The mark is written before the trial is ended, and another driver may end the trial in between. Therefore a mark
+    that disagrees with the final state is ignored.
     """
     mark = trial.user_attrs.get(NOT_COUNTED)
     is_ended_so = trial.state == TrialState.FAIL or (trial.state == TrialState.PRUNED and mark == IMPOSSIBLE)
@@ -146,7 +146,7 @@ def _pieces(attrs: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def is_paused(trial: FrozenTrial) -> bool:
-    """Return whether a trial that Optuna lists as running is paused: its newest run has completed its piece."""
+    """Return whether a trial that Optuna lists as running is paused, because its newest run has completed its piece."""
     held = trial.user_attrs.get(PAUSED)
     return (
         held is not None

@@ -1,13 +1,13 @@
 """Recovery of trials whose driver is dead: no trial is lost, and none is counted twice.
 
 Every running trial records its driver (machine, process, driver within the process) and a heartbeat. A driver
-counts as dead if its process has ended, if it has left the study, or if its heartbeat stops. If its process is known to
-be alive, its heartbeat may pause for longer than that of a driver on another machine.
+counts as dead if its process has ended, if it has left the study, or if its heartbeat stops. A driver whose process is
+known to be alive may be silent for longer than a driver on another machine.
 
 Any driver that detects a dead driver takes over its trials, in two steps. First it ends the trial. The storage allows
 this only once, so only one of several drivers succeeds. If the run had completed, its metrics are recorded; if not, the
-trial fails. Second, the driver queues a successor with the same settings for a trial that failed. If it dies between
-the two steps, or if two drivers each queue a successor, the next check detects it: only the first successor of a trial
+trial fails. Second, the driver queues a successor with the same settings for a trial that failed. If the driver dies
+between the two steps, the next check queues the successor. If two drivers each queue a successor, only the first
 counts.
 
 A study has a slot for each of its trials. A sampled trial opens a slot, and its successors inherit it.
@@ -47,17 +47,17 @@ from shardscope.tuning.records import (
 HEARTBEAT = "heartbeat"
 SILENCE_VARIABLE = "SHARDSCOPE_SILENCE_S"
 SILENCE_S = 75.0
-"""A driver on another machine counts as dead after this many seconds without a heartbeat, by default."""
+"""Default time without a heartbeat after which a driver on another machine counts as dead, in seconds."""
 _BEATS = 5
-"""Number of heartbeats within `SILENCE_S`. A running trial without a driver is taken over after one interval."""
+"""Number of heartbeats within `SILENCE_S`. A running trial without a driver is taken over after one heartbeat."""
 _ALIVE_FACTOR = 10
-"""A driver whose process is alive may be silent for this many times longer: a user-defined objective may be slow."""
+"""Factor by which a driver with a live process may be silent for longer, as user-defined objectives may be slow."""
 _LEFT = "left"
-"""Key in a trial's driver entry. If set, the driver has left the study, and others may resume its paused trials."""
+"""Key in a trial's driver entry. If set, the driver has left the study, and its paused trials may be taken over."""
 LOST = "lost"
 TAKEN = "another trial with the same settings was queued first"
 KILLED = "killed"
-"""Attribute that marks a trial whose run was killed. Only such trials count as attempts; stopped ones do not."""
+"""Attribute that marks a trial whose run was killed. Only killed trials count as attempts; stopped trials do not."""
 CARRIED = (PAUSED, MEASURED)
 """Attributes with the progress of a trial that is trained in pieces; its successor inherits them."""
 
@@ -150,7 +150,7 @@ def successors(trials: list[FrozenTrial]) -> dict[int, list[int]]:
 
 
 def is_surplus(trial: FrozenTrial, trials: list[FrozenTrial]) -> bool:
-    """Return whether a trial retries one that already has an earlier successor."""
+    """Return whether a trial retries another trial that already has an earlier successor."""
     earlier = trial.user_attrs.get(RETRY_OF)
     return earlier is not None and successors(trials)[earlier][0] != trial.number
 
@@ -203,9 +203,9 @@ def asked_again(trials: list[FrozenTrial]) -> list[int]:
 def over_budget(number: int, trials: list[FrozenTrial], wanted: int) -> tuple[str | None, bool]:
     """Return why a newly started trial must be cancelled (None: run it), and whether that decision is final.
 
-    Two drivers may start the last trial at the same moment; then the trial with the higher number is cancelled. If the
-    trial with the lower number comes from the queue, however, it may have started after the other was launched. It is
-    then cancelled if all slots are still occupied a moment later.
+    If two drivers start the last trial at the same moment, the trial with the higher number is cancelled. However, a
+    queued trial has a low number even if it started after the other one was launched. A queued trial is therefore
+    also cancelled if all slots are still occupied a moment later.
 
     Args:
         number: Number of the new trial.

@@ -21,7 +21,7 @@ _MOST_ALARMS = 5
 
 @dataclass(frozen=True)
 class OptimizerRow:
-    """One optimizer's results in a study."""
+    """Results of one optimizer in a study."""
 
     name: str
     trials: int
@@ -40,21 +40,21 @@ class StudyReport:
     rows: tuple[OptimizerRow, ...]
     """Rows sorted by best value, lowest first."""
     front: tuple[TrialRecord, ...]
-    """Pareto-optimal complete trials, except those in `by_noise`."""
+    """Pareto-optimal complete trials, except the trials in `by_noise`."""
     states: tuple[tuple[str, int], ...]
     """Number of trials in each state, as (state, number)."""
     verdict: str
-    """Sentence that names the best optimizer and those that it beats."""
+    """Sentence that names the best optimizer and the optimizers that it beats."""
     samplers: tuple[tuple[str, int], ...] = ()
-    """Number of trials for which each sampler chose settings, as (name, number); fully fixed trials do not count."""
+    """Number of trials for which each sampler chose settings, as (name, number); fully fixed trials are excluded."""
     batches: str | None = None
-    """Sentence that states which batch sizes are searched and why; None if the study did not choose them."""
+    """Sentence on which batch sizes are searched and why; None if the study did not choose them."""
     alarms: tuple[tuple[int, str], ...] = ()
     """Alarms about layers, as (trial number, sentence)."""
     test: str | None = None
-    """Sentence with the best trial's results on the test split, which no choice was based on; None if not known."""
+    """Sentence with the best trial's results on the test split, on which no decision is based; None if unknown."""
     by_noise: tuple[int, ...] = ()
-    """Trial numbers of those on the front only because of a small difference in measured time (`tuning.front`)."""
+    """Numbers of the trials that are on the front only because of noise in measured times (`tuning.front`)."""
 
     def __str__(self) -> str:
         counts = ", ".join(f"{number} {state}" for state, number in self.states)
@@ -74,7 +74,7 @@ class StudyReport:
         ])  # fmt: skip
 
     def _alarm_lines(self) -> list[str]:
-        """Return one line per alarm, trials on the front first; at most `_MOST_ALARMS`, and a line for the rest."""
+        """Return one line per alarm, trials on the front first; after `_MOST_ALARMS`, a line counts the others."""
         front = {record.number for record in self.front}
         rows = sorted(self.alarms, key=lambda row: (row[0] not in front, row[0]))
         lines = [f"Alarm in trial {number}: {text}." for number, text in rows[:_MOST_ALARMS]]
@@ -135,7 +135,7 @@ def _is_layerwise(name: str) -> bool:
 
 
 def _verdict(rows: Sequence[OptimizerRow], objective: str) -> str:
-    """Return a sentence that names the best optimizer, those that it beats, and the number of trials of each."""
+    """Return a sentence that names the best optimizer, the optimizers it beats, and the number of trials of each."""
     done = [row for row in rows if row.best is not None]
     if not done:
         return "No trial is complete, so no optimizer has won."

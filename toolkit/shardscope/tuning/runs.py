@@ -2,8 +2,8 @@
 
     driver.run()        or: while driver.tick(): time.sleep(TICK_S)
 
-A subclass is the policy on top. It decides what to start next (`_start`), may stop a run early (`_watch`), and records
-what the end of a run means (`_finish`):
+A subclass implements a policy. It decides what to start next (`_start`), may stop a run early (`_watch`), and records
+the result of a run that has ended (`_finish`):
 
     TrialDriver         trials of a study: Optuna's ask and tell, in a storage that other drivers share
     HalvingDriver       the same, in pieces between rungs
@@ -29,7 +29,7 @@ GRACE_S = 1.0
 
 @dataclass
 class Watched:
-    """A run under watch, and the reader of its events."""
+    """A run that a driver watches, and the reader of its events."""
 
     run: Run
     meter: TrialReader
@@ -39,7 +39,7 @@ AnyWatched = TypeVar("AnyWatched", bound=Watched)
 
 
 class RunDriver(Generic[AnyWatched]):
-    """Driver that watches the runs in `live`, `parallel` of them at a time; without a policy, it starts none."""
+    """Driver that watches the runs in `live`, at most `parallel` at a time; this base class starts no runs."""
 
     live: dict[int, AnyWatched]
     parallel: int
@@ -53,7 +53,7 @@ class RunDriver(Generic[AnyWatched]):
         return bool(self.live)
 
     def run(self, *, timeout_s: float | None = None, on_tick: Callable[[], None] | None = None) -> None:
-        """Tick until all runs are done, or for at most `timeout_s` seconds. No run is left without a watcher.
+        """Tick until all runs have ended, or for at most `timeout_s` seconds. Remaining runs are stopped on return.
 
         Args:
             timeout_s: Stop after this many seconds. None sets no limit.
@@ -93,10 +93,10 @@ class RunDriver(Generic[AnyWatched]):
         return False
 
     def _watch(self, live: AnyWatched) -> None:
-        """Look at a run that trains; called at each tick."""
+        """Check a run that is still training; called at each tick."""
 
     def _finish(self, live: AnyWatched) -> None:
-        """Record how a run has ended, and drop it from `live`."""
+        """Record how a run has ended, and remove it from `live`."""
         raise NotImplementedError
 
 
@@ -120,7 +120,7 @@ class _One(RunDriver[Watched]):
 def run_to_end(run: Run, *, stop_when: Callable[[TrialReader], bool] | None = None) -> bool:
     """Watch a run until it has ended or `stop_when` holds; return whether `stop_when` stopped it.
 
-    An error or an interrupt in the meantime also stops the run, because nothing else would stop it later.
+    An error or an interrupt while waiting also stops the run, because nothing else would.
     """
     driver = _One(run, stop_when)
     driver.run()

@@ -2,11 +2,11 @@
 
 Each sampler is configured to handle branches in the space and impossible trials. `ByCost` uses TPE while trials are
 cheap and a Gaussian process when they are expensive. The Gaussian process needs fewer trials, but several seconds of
-CPU time to choose each, which pays off if a trial takes about half a minute or more. The choice is made for every
+CPU time per trial, which pays off if a trial takes about half a minute or more. The sampler is chosen anew for every
 trial, from the finished trials in the storage. So a study that resumes after a restart, or on another machine, chooses
 as if it had never stopped.
 
-Queued settings are used unchanged; the trial records which sampler chose the others.
+Queued settings are used unchanged; the trial records which sampler chose its remaining settings.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from shardscope.tuning.records import (
 )
 
 EXPENSIVE_TRIAL_S = 30.0
-"""If a trial takes at least this many seconds, it is worth spending seconds of CPU time on choosing its settings."""
+"""Trial duration, in seconds, from which it pays to spend several seconds of CPU time on choosing settings."""
 _STARTUP = 10
 """Number of complete trials that a Gaussian process needs before it starts; Optuna's default."""
 
@@ -48,12 +48,12 @@ class GaussianProcess(GPSampler):
     """Optuna's Gaussian process on one thread, so that it takes no cores from the ranks that are training.
 
     Optuna limits torch to one thread. It also limits BLAS, but through an environment variable that BLAS reads only
-    when it is loaded, which has already happened; so this class sets the limit itself.
+    when it is loaded, which is too late here. This class therefore sets the limit of BLAS itself.
     """
 
     @classmethod
     def seeded(cls, seed: int) -> Self:
-        """Return the sampler; settings within branches are sampled by TPE, because a Gaussian process cannot."""
+        """Return the sampler. It leaves settings within branches to TPE, as a Gaussian process cannot sample them."""
         return cls(
             seed=seed, n_startup_trials=_STARTUP, warn_independent_sampling=False,
             independent_sampler=TPESampler(seed=seed, multivariate=False),
@@ -68,7 +68,7 @@ class GaussianProcess(GPSampler):
 
 
 class ByCost(BaseSampler):
-    """Sampler that delegates each trial to one of two others, depending on how long trials take.
+    """Sampler that delegates each trial to one of two samplers, depending on how long trials take.
 
     Args:
         cheap: Sampler for cheap trials. It is also used until `_STARTUP` trials are complete, and after an impossible
@@ -195,7 +195,7 @@ _SHORT = {
 
 
 def sampler_of(sampler: str | BaseSampler, *, seed: int, num_objectives: int) -> BaseSampler:
-    """Return the Optuna sampler with a short name, or a given sampler unchanged.
+    """Return the Optuna sampler for a short name, or a given sampler unchanged.
 
     Args:
         sampler: Name of a sampler, or the sampler itself, which is returned unchanged.
@@ -248,8 +248,8 @@ def suggest(trial: optuna.Trial, definition: Definition) -> dict[str, Value]:
     """Return the settings of a trial; settings that are already in the storage are not sampled again.
 
     Raises:
-        SpecError: The trial was queued with a value outside the space, or an optimizer was drawn that only baselines
-            have, which happens when another driver takes the trial for which the optimizer was fixed.
+        SpecError: The trial was queued with a value outside the space. Or the sampler drew an optimizer reserved for
+            baselines, because another driver took the trial for which the optimizer was fixed.
         StudyError: The study contains a trial from another program whose parameters have a different type.
     """
     space = definition.space

@@ -5,8 +5,8 @@ they run anything; sessions that only read the study do not wait. If the queue s
 first driver is presumed dead, and another one continues from the first missing seed.
 
 Every seed has a number, and the storage numbers trials in order. If several trials have the same seed number, the first
-one counts; the driver that queued a later one fails it and waits again. If that driver dies first, whichever driver
-starts the later trial sees that it is surplus (`recovery.over_budget`) and does not run it.
+one counts, and the driver that queued a duplicate fails the duplicate and waits again. If that driver dies first,
+whichever driver starts the duplicate detects it (`recovery.over_budget`) and does not run it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shardscope.tuning.records import NOT_COUNTED, ORIGIN, OVER_BUDGET, REASON, 
 from shardscope.tuning.recovery import TAKEN
 
 _SEEDED = "seeded"
-"""Attribute of the study that marks that all its seeds are queued."""
+"""Attribute that marks a study all of whose seeds are queued."""
 _QUEUED_BY = "queued_by"
 _POLL_S = 0.05
 
@@ -70,7 +70,7 @@ def _is_waited_for(study: optuna.Study) -> bool:
 
 
 def _queue_missing(study: optuna.Study, writer: TrialWriter, seeds: Sequence[Seed], space: Space) -> bool:
-    """Queue the missing seeds and mark the study; return False if another driver turns out to do the same."""
+    """Queue the missing seeds and mark the study; return False if another driver is found to be queueing them too."""
     me = uuid.uuid4().hex
     for number, seed in enumerate(seeds):
         if _of(study, number):
@@ -87,5 +87,5 @@ def _queue_missing(study: optuna.Study, writer: TrialWriter, seeds: Sequence[See
 
 
 def _of(study: optuna.Study, number: int) -> list[FrozenTrial]:
-    """Return the trials queued for the seed configuration `number`, oldest first; later ones are duplicates."""
+    """Return the trials queued for the seed configuration `number`, oldest first; all but the first are duplicates."""
     return [trial for trial in study.get_trials(deepcopy=False) if trial.user_attrs.get(SEED) == number]

@@ -1,4 +1,4 @@
-"""A study and its driver: widgets hold a session, and `tune` runs one to the end.
+"""A study and its driver, as a session, which widgets hold and `tune` runs to its end.
 
 session = StudySession.open(job, space, trials=40) creates or resumes the study
 session.run()                                      runs all trials; or call `session.driver.tick()` yourself
@@ -72,7 +72,7 @@ class StudySession:
         definition: Job, search space and objectives of the study.
         driver: Driver that runs the trials; nothing runs until `run` or `driver.tick` is called.
         folder: Folder of the study on this machine.
-        storage: The storage as it was given; None for the journal file in `folder`.
+        storage: The storage as passed by the caller; None for the journal file in `folder`.
     """
 
     study: optuna.Study
@@ -106,8 +106,8 @@ class StudySession:
     ) -> Self:
         """Create a study, or resume the one with this name; the arguments are those of `tune`.
 
-        Without a space this blocks until the run that measures the noise scale has ended. `on_probe` is called with
-        the job of that run when it starts. The run is stopped if `stopping` is set.
+        Without a space, the call blocks until the run that measures the noise scale has ended. `on_probe` is called
+        with the job of that run when it starts. The run is stopped if `stopping` is set.
 
         Raises:
             NotMeasured: `stopping` was set before the noise scale was measured; no study was created.
@@ -203,7 +203,7 @@ class StudySession:
         return rows.records_of(self.study, self.definition.space, self.definition.objectives, wanted=wanted)
 
     def front(self) -> list[TrialRecord]:
-        """Return the complete trials on the Pareto front, except those that are on it only because of timing noise."""
+        """Return the complete trials on the Pareto front, except trials that are on it only because of timing noise."""
         records = self.records()
         clear = rows.front(records).clear
         return [record for record in records if record.number in clear]
@@ -265,7 +265,7 @@ class StudySession:
         return shlex.join(["optuna-dashboard", self.where])
 
     def pin(self, number: int, is_pinned: bool = True) -> None:
-        """Pin or unpin a trial in the storage; the pin is visible to everybody who opens the study."""
+        """Pin or unpin a trial; the pin is stored with the study and visible to everybody who opens it."""
         self.record(number)
         self.study.set_user_attr(
             f"{PINNED}:{number}", is_pinned
@@ -297,7 +297,7 @@ def _whole(field: str, value: object, least: int, most: int) -> int:
     """Return `value` as an int; NumPy integers are accepted.
 
     Raises:
-        SpecError: It is not an integer, or is out of range.
+        SpecError: The value is not an integer, or is out of range.
     """
     try:
         number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
@@ -318,7 +318,7 @@ def _define(
     baselines: bool,
     code: Mapping[str, str] | None = None,
 ) -> Definition:
-    """Return the requested definition; `code` holds the digests of a stored study, and None computes them here."""
+    """Return the requested definition. `code` has the code digests of a stored study; None computes them here."""
     if not isinstance(job, Job):
         raise SpecError(f"tune takes a Job, got {type(job).__name__}; write ss.tune(ss.Job(...))")
     if space is None:
@@ -355,7 +355,7 @@ def _stored(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence Optuna's log line for each trial; the study prints its own."""
+    """Silence Optuna's log line for each trial, because the study prints its own line."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(logging.WARNING)
     try:

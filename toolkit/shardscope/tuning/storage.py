@@ -3,9 +3,9 @@
 <runs>/studies/<name>/journal.log     the study, unless another storage is given
 <runs>/studies/<name>/trials/         the run directories of the trials that this machine ran
 
-The journal is Optuna's, made safe against a writer that is killed at any byte. Optuna's own lock is a symbolic link,
-which remains if its holder is killed. A killed writer may also leave a partial line, which the next writer would
-continue. `SafeJournal` adds a second lock, which the kernel releases when its holder dies, and each writer first
+The journal is Optuna's, made robust against a writer that is killed at any byte. Optuna's own lock is a symbolic link,
+which remains if its holder is killed. A killed writer may also leave a partial line, to which the next writer would
+append. `SafeJournal` adds a second lock, which the kernel releases when its holder dies, and each writer first
 removes a partial line. No data is lost: a line that was not written completely was never acknowledged. Readers share
 the lock, so no line is removed while they read. A full disk is treated as an outage. Optuna's dashboard can still open
 the file and write to it.
@@ -35,7 +35,7 @@ from shardscope.tuning.definition import Definition
 
 _BLOCK = 1 << 16
 _LEFT_BEHIND_S = 5
-"""Optuna's lock file counts as left by a killed holder once it is this many seconds old; a write takes milliseconds."""
+"""Age in seconds from which Optuna's lock file counts as left by a killed holder; a write takes milliseconds."""
 
 
 class SafeJournal(JournalFileBackend):
@@ -56,7 +56,7 @@ class SafeJournal(JournalFileBackend):
             raise StorageInternalError(f"{self._journal} cannot be written: {error.strerror}") from error
 
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
-        """Yield the logs from a line number on; all of them are read before the first is yielded."""
+        """Yield the log entries from a line number on; all entries are read before the first is yielded."""
         with self._locked(fcntl.LOCK_SH):
             logs = list(super().read_logs(log_number_from))
         yield from logs
@@ -162,12 +162,12 @@ def open_storage(storage: str | BaseStorage | None, name: str, root: str | Path 
     """Return the storage of a study.
 
     Args:
-        storage: A storage, which is returned unchanged, or its URL; None takes the study's journal file.
+        storage: A storage, which is returned unchanged, or its URL; None uses the study's journal file.
         name: Name of the study.
-        root: Folder for runs and studies; None takes the default.
+        root: Folder for runs and studies; None uses the default folder.
 
     Raises:
-        StudyError: The storage is unreachable or damaged, its URL is invalid, or its driver is not installed.
+        StudyError: The storage is unreachable or corrupt, its URL is invalid, or its driver is not installed.
     """
     if isinstance(storage, BaseStorage):
         return storage
@@ -211,7 +211,7 @@ def _without(url: str, text: str) -> str:
 
 
 def _connected(url: str) -> str | RDBStorage:
-    """Return the storage for a URL, such that PostgreSQL connections detect a restarted or unreachable server."""
+    """Return the storage for a URL, with PostgreSQL connections that detect a restarted or unreachable server."""
     if not url.startswith("postgresql"):
         return url
     options = {"connect_timeout": _CONNECT_WITHIN_S, "keepalives_idle": 30, "tcp_user_timeout": 30_000}
@@ -220,10 +220,10 @@ def _connected(url: str) -> str | RDBStorage:
 
 @contextmanager
 def answering(name: str) -> Iterator[None]:
-    """Raise an error at once if the storage is unreachable or damaged while a study is opened.
+    """Raise an error at once if the storage is unreachable or corrupt while a study is opened.
 
     Raises:
-        StudyError: The storage is unreachable, or damaged.
+        StudyError: The storage is unreachable, or corrupt.
     """
     try:
         yield
@@ -240,7 +240,7 @@ def create_or_load(
 ) -> tuple[optuna.Study, bool]:
     """Return the study with this name, and whether it is new.
 
-    If several drivers create a study at the same time, one is first, and its automatic batch range applies to all.
+    If several drivers create a study at the same time, the batch range chosen by the first applies to all.
 
     Raises:
         StudyError: A study with this name has a different definition.
@@ -286,7 +286,7 @@ def definition_of(storage: BaseStorage, name: str) -> Definition:
 
     Raises:
         KeyError: There is no such study.
-        StudyError: Another program created the study, or its definition is damaged.
+        StudyError: Another program created the study, or its definition is corrupt.
     """
     text = _stated(storage, name)
     if text is None:
@@ -307,7 +307,7 @@ def begun_as(storage: BaseStorage, name: str) -> Definition | None:
     """Return the definition of the study with this name; None if it does not exist or has no definition yet.
 
     Raises:
-        StudyError: Another program created the study, or its definition is damaged.
+        StudyError: Another program created the study, or its definition is corrupt.
     """
     try:
         study = storage.get_study_id_from_name(name)
@@ -394,9 +394,9 @@ def outages() -> tuple[type[Exception], ...]:
 
 
 def _is_damage(error: BaseException | None) -> bool:
-    """Return whether an error is what sqlite3 raises for a file that is damaged or not a database.
+    """Return whether an error is of the type that sqlite3 raises for a file that is corrupt or not a database.
 
-    Its subclasses are rejections of one call, such as a missing permission, or outages.
+    Subclasses of this type are rejections of one call, such as a missing permission, or outages.
     """
     return isinstance(error, UnicodeDecodeError) or type(error) is _sql_errors().DatabaseError
 

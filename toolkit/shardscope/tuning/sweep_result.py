@@ -56,7 +56,7 @@ class SweepPoint:
     Attributes:
         batch: Global batch size, in samples.
         steps: Number of steps of each run.
-        rate: Best learning rate of those tried.
+        rate: Best of the learning rates tried.
         values: Quality of each completed run on the validation split.
         num_seeds: Number of runs at the best rate, including failed ones.
         rates: Learning rates tried, in ascending order.
@@ -87,7 +87,7 @@ class SweepPoint:
 
     @property
     def edge(self) -> Literal["lowest", "highest"] | None:
-        """Whether the best rate is the lowest or the highest of several tried, so that a better one may lie beyond."""
+        """Whether the best rate is the lowest or highest of the rates tried, so that a better one may lie beyond."""
         if len(self.rates) < 2 or self.rates[0] < self.rate < self.rates[-1]:
             return None
         return "lowest" if self.rate == self.rates[0] else "highest"
@@ -98,7 +98,7 @@ class SweepPoint:
         return None if self.step_s is None else self.steps * self.step_s
 
     def straddles(self, target: float) -> bool:
-        """Return whether some runs reach the target and others do not."""
+        """Return whether some runs reach the target and other runs miss it."""
         reached = sum(value <= target for value in self.values)
         return 0 < reached < self.num_seeds
 
@@ -114,8 +114,8 @@ class BatchSweep:
     An optimizer has no points beyond the first batch size at which it misses the target.
 
     Attributes:
-        target_from: The point whose median, times 1.25, is the target; None if the target was given.
-        batches: All batch sizes that were asked for, in ascending order.
+        target_from: The point whose median times 1.25 is the target; None if the target was given by the caller.
+        batches: All requested batch sizes, in ascending order.
     """
 
     job: Job
@@ -153,7 +153,7 @@ class BatchSweep:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """Frame with one row per point, for computing; `table` is for reading.
+        """Data frame with one row per point, for computations; see `table` for a readable text version.
 
         Columns: optimizer, batch, steps, rate (the best), edge (``lowest`` or ``highest`` if it is at an end of the
         rates tried), the median quality, accuracy (the median), num_seeds, reached, seconds_per_step and
@@ -174,7 +174,7 @@ class BatchSweep:
 
     @property
     def table(self) -> pd.DataFrame:
-        """Table of texts with one row per optimizer and batch size, which says why larger sizes were not run."""
+        """Text table with one row per optimizer and batch size, including sizes that were not run, with the reason."""
         import pandas as pd
 
         rows: dict[tuple[str, str], list[str]] = {}

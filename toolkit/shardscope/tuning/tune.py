@@ -16,12 +16,13 @@ from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
 
 from shardscope.errors import SpecError, quoted
+from shardscope.runtime.record.bar import is_watched
 from shardscope.spec import Job
 from shardscope.spec.space import Space
 from shardscope.tuning.driver import Pruner
 from shardscope.tuning.measured import Objective
 from shardscope.tuning.noise_probe import BatchesAround
-from shardscope.tuning.progress import StudyProgress, is_watched, measuring_text
+from shardscope.tuning.progress import StudyProgress, measuring_text
 from shardscope.tuning.pruning.halving import Rungs
 from shardscope.tuning.session import StudySession
 
@@ -55,8 +56,8 @@ def tune(
 
     Args:
         job: What to train; None resumes the study called `name` with its original job.
-        space: Search space: the settings that may change, with their ranges; None takes a default space for the job.
-        trials: Total number of trials of the study; None keeps the study's number, or takes 40 for a new study.
+        space: Search space: the settings that may change, with their ranges; None uses a default space for the job.
+        trials: Total number of trials of the study; None keeps an existing study's number, and uses 40 for a new study.
         objectives: What to minimise: ``loss``, ``error``, ``seconds``, ``bytes``, ``memory`` (meanings and units are in
             `tuning.objectives`), or your own functions, as ``{"loss": None, "mine": f}`` where ``f(run)`` returns a
             number that must not depend on the test split. Default: loss, seconds and bytes.
@@ -68,23 +69,23 @@ def tune(
         pruner: ``dominance``, ``none``, or for one objective Optuna's ``median``, ``percentile``, ``hyperband``,
             ``successive-halving``, ``patient``, or an Optuna pruner; by default dominance for several objectives and
             median for one.
-        promote: Reduction factor of asynchronous successive halving. Every trial trains on a ninth of its samples.
-            One trial in `promote` then resumes from its checkpoint and trains on `promote` times as many, and so on up
-            to the full run. Pass `Rungs` for other fractions.
+        promote: Reduction factor of asynchronous successive halving. Every trial trains on 1/9 of its samples. The best
+            1/`promote` of the trials then resume from their checkpoints and train on `promote` times as many samples,
+            and so on up to the full run. Pass `Rungs` for other fractions.
         parallel: Number of trials that this process runs at the same time.
         equal: Whether a trial with a different batch size trains on as many ``samples`` as the job (and so for as many
             epochs), or for as many ``steps``.
         baselines: Run the unchanged job, baselines and settings from the literature first; and if the space contains
             optimizers, give each the same number of trials. Baselines are AdamW and SGD with Nesterov momentum, each
-            at its usual learning rate. One that the space does not contain gets that trial only. False leaves every
-            trial to the sampler.
+            at its usual learning rate. A baseline that the space does not contain gets only that trial. False leaves
+            every trial to the sampler.
         memory_limit: Memory that each rank may use, in bytes; trials that are predicted to need more are not run. None
             divides the machine's free memory equally among the ranks.
         timeout_s: Stop after this many seconds; the study can be resumed later. None sets no limit.
         seed: Seed of the sampler.
-        root: Folder for runs and studies; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
-        batch_range: Centre of the batch sizes if `space` is omitted. ``noise`` takes the critical batch size from the
-            gradient noise scale, which a run before the first trial measures over the job's first steps; ``job`` takes
+        root: Folder for runs and studies; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        batch_range: Centre of the batch sizes if `space` is omitted. ``noise`` uses the critical batch size from the
+            gradient noise scale, which a run before the first trial measures over the job's first steps; ``job`` uses
             the job's batch size. The range always includes the job's batch size. A resumed study keeps its range; its
             report states the range and the reason.
         on_tick: Called with the session many times a second.

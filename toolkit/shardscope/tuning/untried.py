@@ -1,4 +1,4 @@
-"""The settings of a space that no trial has tried: a study of a finite space ends when none are left."""
+"""The untried settings of a space; a study of a finite space ends when no untried settings are left."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from shardscope.tuning.definition import Definition
 from shardscope.tuning.records import DRAWN, ORIGIN, OVER_BUDGET, RETRY_OF, not_counted, to_study
 
 _MOST = 10_000
-"""A space with more settings than this counts as infinite, because no study tries that many."""
+"""Number of settings above which a space counts as infinite, because no study tries that many."""
 _MOST_REPEATS = 20
-"""A study of an infinite space ends after this many consecutive choices that were already tried and so not run."""
+"""Number of consecutive choices already tried, and therefore not run, after which a study of an infinite space ends."""
 Settings = Mapping[str, Any]
-"""Settings under the names, and with the values, that the study stores."""
+"""Settings with the names and values that the study stores."""
 
 
 def all_settings(definition: Definition) -> list[Settings] | None:
-    """Return all settings that a study searches; None if there are too many, or infinitely many."""
+    """Return all combinations of settings that a study searches; None if there are more than `_MOST`."""
     space, defaults = definition.searched, branches_of(definition.job)
     if any(_values(parameter) is None for parameter in space.parameters.values()):
         return None
@@ -41,7 +41,7 @@ def all_settings(definition: Definition) -> list[Settings] | None:
 
 
 def untried(settings: Sequence[Settings], trials: Sequence[FrozenTrial]) -> list[Settings]:
-    """Return the settings that no trial has, among those that have started."""
+    """Return the settings that no started trial has."""
     tried = {_key(trial.params) for trial in trials if _is_tried(trial)}
     return [each for each in settings if _key(each) not in tried]
 

@@ -1,10 +1,10 @@
-"""The Fault Lab: what failed in a run, how the run recovered, and which steps were lost; and buttons to break a run.
+"""The Fault Lab: shows what failed in a run, how it recovered and which steps were lost, and has buttons to break it.
 
 _view     the timeline and its sentences
-_breaker  the buttons that break a running run; `_words` says what each will do
+_breaker  the buttons that break a running run; `_words` describes what each button does
 _resizer  the button that changes the number of ranks
 _resumer  the button that continues a run
-_lab      the widget; the Training Lab contains the others
+_lab      the widget; the Training Lab contains the other parts
 """
 
 from shardscope_widgets.fault_lab._breaker import Breaker

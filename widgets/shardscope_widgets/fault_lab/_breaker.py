@@ -1,4 +1,4 @@
-"""Buttons that break a running run for real, resize it, or continue an ended run; each says what will happen."""
+"""Buttons that break a running run for real, resize it, or continue an ended run, each with a description."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardscope_widgets.trace import Trace
 
 DROP_S = 3.0
-"""How long a dropped link stays dropped, in seconds."""
+"""Duration of a dropped link, in seconds."""
 
 
 class Breakage(t.HasTraits):
@@ -39,7 +39,7 @@ class Breakage(t.HasTraits):
 
 
 class Breaker:
-    """Controls and buttons for one run at a time; `show` says which.
+    """Controls and buttons for one run at a time, which is set by `show`.
 
     Args:
         guard: Shows the errors of the buttons.
@@ -78,7 +78,7 @@ class Breaker:
         self.show(None, None)
 
     def show(self, run: Run | None, trace: Trace | None) -> None:
-        """Offer to break this run, if it is running; None offers nothing."""
+        """Show the buttons for this run, if it is running; None hides them."""
         if (run and run.id) != (self._run and self._run.id):
             self.choices.rank = self.choices.step = 0
             self.said.value, self._standing = "", None
@@ -115,7 +115,7 @@ class Breaker:
         return None if self._per_node is None else self.choices.rank // self._per_node
 
     def _say(self) -> None:
-        """Label each button with what it breaks, and show next to it what will happen."""
+        """Label each button with what it breaks, and describe its effect next to it."""
         if self._standing is None:
             return
         chosen, standing, node = self.choices, self._standing, self._node

@@ -22,17 +22,17 @@ from shardscope_widgets.trace import Trace
 
 ABOUT = "what failed, how the run recovered, and which steps were lost"
 DRAW_EVERY_S = 0.5
-"""Seconds between two drawings of a run that has not ended."""
+"""Time between two redraws of a run that has not ended, in seconds."""
 
 
 class FaultLab(widgets.VBox):  # type: ignore[misc]
-    """When each rank of a run trained, failed and trained again, with lost steps and goodput; and buttons to break it.
+    """Timeline of a run's faults: when each rank trained, failed and restarted, and lost steps; with fault buttons.
 
     The lab follows a run until it ends, and shows an ended run from its directory.
 
     Args:
-        run: The run to show, or its name or path; None shows the newest one.
-        root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        run: The run to show, or its name or path; None shows the newest run.
+        root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
         choices: Initial values of any traits.
 
     Example:
@@ -75,14 +75,14 @@ class FaultLab(widgets.VBox):  # type: ignore[misc]
         return self.chooser.runs.get(self.run_id)
 
     def refresh(self) -> None:
-        """Look for new runs, and draw the chosen one up to its newest event."""
+        """Look for new runs, and draw the chosen run up to its newest event."""
         with self._guard.run():
             self.chooser.offer(self.run_id)
             self.run_id = self.run_id or self.chooser.first
             self._update(everything=True)
 
     def resume(self, run: Run) -> Run:
-        """Start a run that continues another one from its newest checkpoint, and show it, as the Resume button does.
+        """Start a run that continues `run` from its newest checkpoint, and show the new run, as the Resume button does.
 
         Raises:
             ShardscopeError: The run cannot be resumed.

@@ -1,4 +1,4 @@
-"""A list and a button that change the number of ranks of a running elastic run, with a sentence on what will happen."""
+"""A list and a button that change the number of ranks of a running elastic run, with a sentence on the effect."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from shardscope.runtime import Run
 
 _MOST_OFFERED = 32
-"""Largest number of sizes that the list offers."""
+"""Maximum number of sizes that the list offers."""
 
 
 class Resizer:
-    """Controls for one run at a time; `show` says which. If it cannot be resized, they are disabled and say why."""
+    """Controls for one run at a time, which is set by `show`; disabled, with the reason, if it cannot be resized."""
 
     def __init__(self) -> None:
         self.ranks = widgets.Dropdown(description="Ranks", tooltip="Number of ranks to go on with")
@@ -38,11 +38,11 @@ class Resizer:
         self.show(None, 0)
 
     def show(self, run: Run | None, world_size: int) -> None:
-        """Offer to resize this run.
+        """Show the controls for this run.
 
         Args:
-            run: The run; None offers nothing.
-            world_size: Number of ranks that it has now.
+            run: The run; None hides the controls.
+            world_size: Current number of ranks of the run.
         """
         shown = None if run is None else (run.id, run.is_alive, world_size)
         self._run = run

@@ -1,7 +1,7 @@
-"""A button that continues a run that ended before its last step, with a sentence on what is left.
+"""A button that continues a run that ended before its last step, with a sentence on the remaining steps.
 
-A run ends with the kernel that launched it, so that no unattended ranks are left on a machine; without a checkpoint,
-the run can then only be started again.
+A run ends with the kernel that launched it, so that no unattended ranks are left on a machine. If it has no checkpoint,
+it can then only be started again from its first step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AGAIN = "It has no checkpoint, so this starts the same job again. With checkpoin
 
 
 def carry_on(run: Run, root: Path | None) -> Run:
-    """Start a run that continues another one from its newest checkpoint, or starts its job again if it has none.
+    """Start a run that continues `run` from its newest checkpoint, or that starts its job again without a checkpoint.
 
     Raises:
         ShardscopeError: The run cannot be resumed.
@@ -38,7 +38,7 @@ def carry_on(run: Run, root: Path | None) -> Run:
 
 
 class Resumer:
-    """A button for one run at a time; hidden unless the run has ended with steps left, and has a checkpoint.
+    """A button for one run at a time; hidden unless the run has ended before its last step and has a checkpoint.
 
     The button also restarts a run without a checkpoint that ended because the program that launched it ended.
 
@@ -55,7 +55,7 @@ class Resumer:
         self.show(None)
 
     def show(self, run: Run | None) -> None:
-        """Offer to resume this run, if it can be resumed; None offers nothing."""
+        """Show the button for this run, if it can be resumed; None hides the button."""
         text = "" if run is None or run.is_alive or isinstance(run.job, ObservedJob) else _offer(run)
         self._run = run if text else None
         self.box.layout.display = None if text else "none"
@@ -70,7 +70,7 @@ class Resumer:
 
 
 def _offer(run: Run) -> str:
-    """Return what the button does for a run that has ended, as a sentence; empty if there is nothing to continue."""
+    """Return a sentence on what the button does for a run that has ended; empty if there is nothing to continue."""
     saved = run.newest_checkpoint
     if saved is None:
         return AGAIN if run.cause is Cause.DRIVER_ENDED else ""

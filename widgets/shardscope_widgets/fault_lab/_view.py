@@ -18,7 +18,7 @@ _SYMBOLS = {"x": "✕", "diamond": "◆", "diamond-open": "◇", "triangle-down"
 
 
 class FaultsView:
-    """Widgets of the timeline; this class draws the run that it receives and makes no decisions."""
+    """Widgets of the timeline. They draw the run passed to `draw`; the lab decides which run that is."""
 
     def __init__(self) -> None:
         self.legend, self.words = widgets.HTML(), widgets.HTML()

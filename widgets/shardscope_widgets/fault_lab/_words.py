@@ -1,4 +1,4 @@
-"""Plain sentences on what each button that breaks a run will do."""
+"""Sentences on the effect of each button that breaks a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NO_RECOVERY = (
 
 
 class Standing(NamedTuple):
-    """How far a run has got: its job, the last finished step, and the step of its newest checkpoint (0 for none)."""
+    """Progress of a run: its job, the last finished step, and the step of its newest checkpoint (0 if it has none)."""
 
     job: Job
     last_step: int
@@ -33,17 +33,17 @@ class Standing(NamedTuple):
 
 
 def when_text(step: int) -> str:
-    """Return when a fault takes place: before its step, or before the next one if `step` is 0."""
+    """Return when a fault takes place: before `step`, or before the next step if `step` is 0."""
     return f"before step {step}" if step else "before its next step"
 
 
 def kill_text(standing: Standing, rank: int, step: int) -> str:
-    """Return what killing a rank does.
+    """Return sentences on what killing a rank does.
 
     Args:
         standing: How far the run has got.
         rank: The rank.
-        step: The step before which it is killed; 0 for the next one.
+        step: The step before which the rank is killed; 0 for the next step.
     """
     job, saved = standing.job, standing.saved
     killed = f"The process of rank {rank} gets SIGKILL {when_text(step)}, as if its machine had lost power."
@@ -60,12 +60,12 @@ def kill_text(standing: Standing, rank: int, step: int) -> str:
 
 
 def asked_text(fault: AnyFault, step: int) -> str:
-    """Return what was requested of the run.
+    """Return a sentence on the fault that was requested.
 
     Args:
         fault: The fault.
-        step: The step that was chosen; 0 for the next one, which may come after the fault's step by the time the ranks
-            read the fault.
+        step: The chosen step; 0 for the next step, which may come after the fault's step by the time the ranks read the
+            fault.
     """
     if step:
         return f"Requested: {fault.text}."
@@ -79,13 +79,13 @@ def asked_text(fault: AnyFault, step: int) -> str:
 
 
 def slow_text(standing: Standing, rank: int, step: int, factor: float, num_steps: int) -> str:
-    """Return what slowing a rank down does.
+    """Return sentences on what slowing a rank down does.
 
     Args:
         standing: How far the run has got.
         rank: The rank.
-        step: The first slow step; 0 for the next one.
-        factor: How many times as long the rank computes.
+        step: The first slow step; 0 for the next step.
+        factor: Factor by which the rank's compute time grows.
         num_steps: Number of slow steps.
     """
     begin = f"from step {step} on" if step else "from its next step on"
@@ -106,13 +106,13 @@ def slow_text(standing: Standing, rank: int, step: int, factor: float, num_steps
 
 
 def drop_text(node: int, step: int, seconds: float, timeout_s: float) -> str:
-    """Return what dropping the link of a node does.
+    """Return sentences on what dropping the link of a node does.
 
     Args:
         node: The node.
-        step: The step before which it is dropped; 0 for the next one.
-        seconds: How long.
-        timeout_s: How long a rank waits for another one, in seconds.
+        step: The step before which the link is dropped; 0 for the next step.
+        seconds: Duration of the drop, in seconds.
+        timeout_s: Time that a rank waits for another rank, in seconds.
     """
     dropped = f"The link of node {node} carries nothing for {seconds:g} s, {when_text(step)}."
     if seconds < timeout_s:
@@ -133,7 +133,7 @@ def why_not_resized(job: Job | ObservedJob, *, is_alive: bool) -> str:
 
 
 def resize_text(job: Job, before: int, after: int) -> str:
-    """Return what changing the number of ranks of a run of `job` from `before` to `after` does."""
+    """Return sentences on what changing the number of ranks of a run of `job` from `before` to `after` does."""
     if before == after:
         return f"The run has {plural(before, 'rank')}. Choose another number."
     in_memory = job.recovery is not None and job.recovery.replica_every is not None

@@ -1,4 +1,4 @@
-"""How accurate predictions have been: predicted over measured step time of each run, in the order of their launch."""
+"""Accuracy of predictions: the ratio of predicted to measured step time of each run, in the order of launches."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _LEAST_SPAN = 1.6
 
 
 class AccuracyPoint(NamedTuple):
-    """One run."""
+    """Prediction and measurement of one run."""
 
     number: int
-    """Its place in the order of launches, from 1."""
+    """Position of the run in the order of launches, from 1."""
     name: str
     strategy: str
     predicted_s: float
@@ -31,15 +31,15 @@ class AccuracyPoint(NamedTuple):
     load: float
     """Load average of the machine at the launch."""
     interval: Interval
-    """The predicted interval, in seconds; has length 0 if unknown."""
+    """The prediction interval of the step time, in seconds; has length 0 if unknown."""
 
     def over_measured(self, seconds: float) -> float:
-        """Return a predicted time divided by the measured one."""
+        """Return a predicted time divided by the measured time."""
         return seconds / self.measured_s
 
 
 class AccuracyInfo(NamedTuple):
-    """All points, and for each set of constants its description and the number of its first run."""
+    """All points, and the description of each set of constants with the number of the first run that used it."""
 
     points: tuple[AccuracyPoint, ...]
     constants: tuple[tuple[int, str], ...]
@@ -63,7 +63,7 @@ def _point(number: int, run: PredictedRun) -> AccuracyPoint:
 
 
 def draw_accuracy(info: AccuracyInfo) -> go.Figure:
-    """Draw one marker per run, with its interval, on a logarithmic axis around 1."""
+    """Draw one marker per run, with its prediction interval, on a logarithmic axis around 1."""
     figure = go.Figure()
     for strategy in dict.fromkeys(point.strategy for point in info.points):
         figure.add_trace(_trace(strategy, [point for point in info.points if point.strategy == strategy]))
@@ -118,7 +118,7 @@ def _trace(strategy: str, points: list[AccuracyPoint]) -> go.Scatter:
 
 
 def accuracy(found: Accuracy) -> go.Figure:
-    """Draw predicted over measured step time of each run, in the order of their launch.
+    """Draw the ratio of predicted to measured step time of each run, in the order of launches.
 
     Args:
         found: A result of `shardscope.accuracy`.

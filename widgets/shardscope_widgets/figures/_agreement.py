@@ -1,4 +1,4 @@
-"""How far the losses of each run are from those of one process: one dot per run, and the bound for rounding errors."""
+"""Difference of each run's losses from those of one process: one dot per run, and the bound for rounding errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardscope_widgets.words import three_digits
 
 _ROW_PX, _FRAME_PX = 26, 96
 _IDENTICAL = 1e-9
-"""Where a run with identical losses is drawn, because a logarithmic axis has no zero."""
+"""Position of a run with identical losses, because a logarithmic axis has no zero."""
 
 
 _SMALL = 1e-3
@@ -21,7 +21,7 @@ _SMALL = 1e-3
 
 
 class AgreementRow(NamedTuple):
-    """One run: its name, its strategy, and the largest relative difference of a loss from that of one process."""
+    """One run: its name, its strategy, and the largest relative difference of a loss from that of a single process."""
 
     label: str
     strategy: str

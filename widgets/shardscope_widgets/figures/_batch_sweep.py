@@ -21,7 +21,7 @@ _TARGET = "#d1495b"
 _LEFT, _RIGHT = [0.0, 0.52], [0.6, 1.0]
 QUALITY_WORDS = {"loss": "validation loss", "error": "validation error"}
 _FEW_STEPS = 10
-"""With fewer steps, warm-up and decay leave hardly a step at the chosen learning rate."""
+"""Number of steps below which warm-up and decay leave hardly any step at the chosen learning rate."""
 
 
 class SweepLine(NamedTuple):
@@ -29,10 +29,10 @@ class SweepLine(NamedTuple):
 
     `medians` is None where most seeds failed; `lows` and `highs` are None where all seeds failed. `seconds` is the
     training time of a run, None if it was not measured. `largest` is the largest batch size that reaches the target;
-    None if there is none. `edge` says whether the best rate at the first batch size that misses the target is the
-    ``lowest`` or ``highest`` tried. `accuracies` are median fractions of right answers on the validation split, None
-    where they are unknown; `straddles` is true where some seeds reach the target and others do not. `is_layerwise` is
-    true of optimizers such as LAMB and LARS.
+    None if there is none. `edge` is ``lowest`` or ``highest`` if the best rate at the first batch size that misses the
+    target is the lowest or highest rate tried. `accuracies` are median fractions of right answers on the validation
+    split, None where they are unknown; `straddles` is true where some seeds reach the target and other seeds do not.
+    `is_layerwise` is true of optimizers such as LAMB and LARS.
     """
 
     optimizer: str
@@ -58,7 +58,7 @@ class SweepLine(NamedTuple):
 class SweepInfo(NamedTuple):
     """The lines of all optimizers, the target quality and its origin, and the critical batch size if it is known.
 
-    `num_samples` is the number of samples that every run trains on; `batches` are all sizes that were asked for.
+    `num_samples` is the number of samples that every run trains on; `batches` are all requested sizes.
     """
 
     quality: str
@@ -223,7 +223,7 @@ def _target_name(value: float, *, is_log: bool) -> dict[str, Any]:
 
 
 def batch_sweep(sweep: BatchSweep, *, critical_batch: float | None = None) -> go.Figure:
-    """Draw the quality that each optimizer reaches at each batch size after the same number of samples, and its time.
+    """Draw each optimizer's quality after the same number of samples, and its training time, at each batch size.
 
     Args:
         sweep: Result of ``shardscope.batch_sweep``.
@@ -258,7 +258,7 @@ def _most(info: SweepInfo) -> int | None:
 
 
 def _answer(info: SweepInfo) -> str:
-    """Return up to which batch size the target is reached, and whether layer-wise optimizers reach it further."""
+    """Return the largest batch size that reaches the target, and whether layer-wise optimizers extend that limit."""
     most = _most(info)
     if most is None:
         return "None of the optimizers reaches the target at any of the batch sizes tried."
@@ -276,7 +276,7 @@ def _answer(info: SweepInfo) -> str:
 
 
 def _accuracy(line: SweepLine) -> str:
-    """Return an optimizer's accuracy at its smallest, largest and first missed batch size; empty if unknown."""
+    """Return an optimizer's accuracy at its smallest and largest size that reaches the target and at its first miss."""
     places = dict.fromkeys([0, line.num_reached - 1, min(line.num_reached, len(line.batches) - 1)])
     known = [(line.batches[n], line.accuracies[n]) for n in places]
     told = [f"{accuracy:.1%} at {batch}" for batch, accuracy in known if accuracy is not None]
@@ -284,7 +284,7 @@ def _accuracy(line: SweepLine) -> str:
 
 
 def _beside(line: SweepLine, rival: str, best: int) -> str:
-    """Return how a layer-wise optimizer compares with the best of the others, as a predicate."""
+    """Return how a layer-wise optimizer compares with the best other optimizer, as a predicate of a sentence."""
     if line.largest is None:
         return "misses it at every size tried"
     if line.largest == best:
@@ -320,7 +320,7 @@ def _reached(info: SweepInfo) -> str:
 
 
 def _untested(info: SweepInfo) -> str:
-    """Return what lies between the last size reached and the first missed, and why larger ones were not run."""
+    """Return which sizes around the limit were not tested, and why larger sizes were not run."""
     most = _most(info)
     tried = max(batch for line in info.lines for batch in line.batches)
     if most is None:
@@ -339,7 +339,7 @@ def _untested(info: SweepInfo) -> str:
 
 
 def _narrow(info: SweepInfo) -> str:
-    """Name the points where some seeds reach the target and others miss it."""
+    """Return a sentence on the points where some seeds reach the target and other seeds miss it."""
     parts = []
     for word in ("reached", "missed"):
         names = [

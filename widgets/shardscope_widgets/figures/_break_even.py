@@ -1,8 +1,8 @@
 """Break-even bandwidth of each compression method against the number of workers, one line per method.
 
 On links slower than a method's line, exchanging the gradients of one step is faster compressed than uncompressed. On
-faster links, compressing and decompressing takes longer than it saves. Whiskers show how much the measured packing
-times varied.
+faster links, compressing and decompressing takes longer than it saves. Whiskers show how much the measured times of
+compressing and decompressing varied.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class LevelLine(NamedTuple):
     """One method: break-even bandwidth (bit/s) by number of workers.
 
     The bandwidth is None where compression never pays off, and infinite where it always does. `low_bits_per_s` is the
-    same with the median packing time instead of the fastest. `gain` is the speed-up of the exchange on the marked link;
-    None if no link is marked.
+    break-even bandwidth with the median packing time instead of the fastest. `gain` is the speed-up of the exchange on
+    the marked link; None if no link is marked.
     """
 
     label: str
@@ -48,8 +48,8 @@ class LevelLine(NamedTuple):
 class BreakEvenInfo(NamedTuple):
     """All lines, sorted by the gain on the marked link, else by bandwidth among the job's own workers; highest first.
 
-    `here` is the (workers, bit/s) of a link to mark, or None. `own_workers` is the number of workers that the text
-    begins with. `variation` is the largest variation of packing times, median over fastest.
+    `here` is the (workers, bit/s) of a link to mark, or None. `own_workers` is the job's number of workers, with which
+    the text begins. `variation` is the largest ratio of median to fastest packing time.
     """
 
     model: str
@@ -110,7 +110,7 @@ def _line(found: BreakEven, index: int) -> LevelLine:
 
 
 def break_even_text(info: BreakEvenInfo) -> str:
-    """Return sentences that state below which bandwidth each method pays off, first for the job's own workers."""
+    """Return sentences on the bandwidth below which each method pays off, first for the job's own workers."""
     if not info.lines:
         return "No method was measured."
     own, most = info.own_workers, info.lines[0].workers[-1]
@@ -125,7 +125,7 @@ def break_even_text(info: BreakEvenInfo) -> str:
 
 
 def _gains(info: BreakEvenInfo, rate: float) -> str:
-    """Return the gain of each method on the marked link, with its bandwidth in bytes per second, and where it ends."""
+    """Return the gain of each method on a link of `rate` bytes per second, and the bandwidth at which the gain ends."""
     parts = []
     for line in info.lines:
         bits = line.bits_per_s[line.workers.index(info.own_workers)]
@@ -138,7 +138,7 @@ def _gains(info: BreakEvenInfo, rate: float) -> str:
 
 
 def _levels(info: BreakEvenInfo, workers: int) -> str:
-    """Return below which bandwidth each method pays off among a number of workers, as one clause."""
+    """Return a clause on the bandwidth below which each method pays off for a number of workers."""
     levels = [(line.label, line.bits_per_s[line.workers.index(workers)]) for line in info.lines]
     paying = sorted(((bits, label) for label, bits in levels if bits and bits < np.inf), reverse=True)
     always = [label for label, bits in levels if bits == np.inf]
@@ -194,7 +194,7 @@ def break_even(found: BreakEven, *, here: tuple[int, float | str] | None = None)
 
 
 def _level(line: LevelLine, top: float, always: Sequence[str]) -> float:
-    """Return where to draw a method that pays off on any link; such lines are offset, because they would coincide."""
+    """Return the height of the line of a method that pays off on any link; such lines are offset to avoid overlaps."""
     return float(top * 10 ** (_APART * always.index(line.label))) if line.label in always else top
 
 

@@ -40,7 +40,7 @@ def collectives_info(sent: Mapping[str, int], steps: int, *, formula: float | No
 
 
 def collectives_text(info: CollectivesInfo) -> str:
-    """Return a sentence with the bytes sent per step, and those that the formula gives without compression."""
+    """Return a sentence with the bytes sent per step, and the uncompressed bytes according to the formula."""
     if not info.names:
         return "Nothing was sent."
     told = f"{bytes_text(sum(info.sent))} per step in {plural(len(info.names), 'kind')} of message"

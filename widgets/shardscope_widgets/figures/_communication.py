@@ -18,7 +18,7 @@ from shardscope.errors import SpecError
 
 Floats = npt.NDArray[np.float64]
 DOUBLINGS = 2 ** np.arange(17)
-"""Numbers of workers at which curves have points: powers of two, because some algorithms' times jump in between."""
+"""Numbers of workers at which curves have points: powers of two, because some algorithms' times jump between these."""
 MOST_WORKERS = 4096
 """Largest number of workers on the curves, unless the question has more."""
 SMALLEST, LARGEST = 1e3, 1e11
@@ -39,7 +39,7 @@ class CommunicationQuestion:
         latency: Latency per message, in seconds.
         options: Settings of each algorithm, by its name.
         compute_s: Compute time of one worker per step, in seconds; used for the efficiency.
-        overlap: Fraction of the computation that can hide communication, 0 to 1.
+        overlap: Fraction of the compute time that can hide communication, 0 to 1.
     """
 
     op: str = "all_reduce"
@@ -87,7 +87,7 @@ class CostCurvesInfo(NamedTuple):
 
 
 class Efficiency(NamedTuple):
-    """One algorithm's speed-up as a fraction of the ideal one, by number of workers, for weak and strong scaling."""
+    """Weak and strong scaling efficiency of one algorithm: speed-up over ideal speed-up, by number of workers."""
 
     algorithm: str
     workers: Floats
@@ -166,7 +166,7 @@ def _line(question: CommunicationQuestion, name: str, x: Floats, **varied: Any) 
 
 
 def _possible(question: CommunicationQuestion, name: str, op: str = "") -> Floats:
-    """Return the numbers of workers that are valid for an algorithm's settings, including the question's if valid."""
+    """Return the numbers of workers that are valid for an algorithm, including the question's own number if valid."""
     known, own = ALGORITHMS[name].options, question.options.get(name, {})
     per_node = own.get("per_node", known["per_node"].default) if "per_node" in known else 1
     counts: Floats = np.unique([*DOUBLINGS, *per_node * DOUBLINGS, question.workers]).astype(np.float64)

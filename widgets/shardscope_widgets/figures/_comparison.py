@@ -22,7 +22,7 @@ HEADERS = (
     "predicted step", "error",
 )  # fmt: skip
 NONE = "–"
-"""Text of a metric that a run does not have."""
+"""Text shown for a metric that a run does not have."""
 
 
 class RunRow(NamedTuple):
@@ -51,7 +51,7 @@ class RunRow(NamedTuple):
 
     @property
     def error(self) -> float | None:
-        """Error of the predicted step time, relative to the measured one; None if either is unknown."""
+        """Error of the predicted step time, relative to the measured step time; None if either is unknown."""
         if self.predicted_s is None or not self.step_time_s:
             return None
         return self.predicted_s / self.step_time_s - 1

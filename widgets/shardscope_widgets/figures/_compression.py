@@ -1,10 +1,10 @@
-"""Savings and cost of compression: bytes per step, breakdown of the step time, and norm of the residual.
+"""Savings and cost of compression: bytes per step, breakdown of the step time, and norm of the compression residual.
 
 Runs are shown side by side, uncompressed ones first. A compressed run is compared with the uncompressed run of the
 same workload, strategy and number of ranks; their times are compared only if both used the same link. The step time is
-divided into computing, packing and unpacking that computing does not hide, and the rest, during which a rank waits for
-the network or for other ranks. Bytes are means and times medians per step, over whole periods of local SGD
-(`Trace.per_step`).
+divided into compute time, exposed codec time (packing and unpacking not hidden by compute), and the remaining time,
+in which a rank waits for the network or for other ranks. Bytes are means and times medians per step, over whole periods
+of local SGD (`Trace.per_step`).
 """
 
 from __future__ import annotations
@@ -122,10 +122,10 @@ def _run(trace: Trace, ghosts: Mapping[str, Ghost]) -> CompressedRun:
 
 
 def step_parts(trace: Trace) -> tuple[float, float, float] | None:
-    """Return the seconds per step for computing, for packing that computing does not hide, and for the rest.
+    """Return the compute time, the exposed codec time and the remaining time of a step, in seconds.
 
-    Computing and packing are medians over the steps with recorded spans; the rest completes them to the median step
-    time. None if there are no spans.
+    Compute and codec time are medians over the steps with recorded spans; the remaining time completes them to the
+    median step time. None if there are no spans.
     """
     times = {step.number: step.step_time_s for step in trace.steps if step.number in trace.spans}
     rows = {
@@ -143,7 +143,7 @@ def step_parts(trace: Trace) -> tuple[float, float, float] | None:
 
 
 def _parts_of(spans: Sequence[TraceSpan], world_size: int) -> tuple[float, float]:
-    """Return the time of computing and of packing in one step in seconds, as means over ranks."""
+    """Return the compute time and the exposed codec time of one step in seconds, as means over ranks."""
     compute = codec = 0.0
     for rank in range(world_size):
         own = [span for span in spans if span.rank == rank]
@@ -231,7 +231,7 @@ def _names(info: CompressionInfo) -> list[str]:
 
 
 def _label(info: CompressionInfo, run: CompressedRun, fields: Sequence[str]) -> str:
-    """Return those of a run's `fields` that differ among the runs, then its method, with one word per line."""
+    """Return the values of a run's `fields` that differ among the runs, then its method, with one word per line."""
     texts = {
         "strategy": run.strategy,
         "world_size": plural(run.world_size, "rank"),
@@ -316,7 +316,7 @@ def _residual_range(info: CompressionInfo) -> list[float]:
 
 
 def _legend_names(info: CompressionInfo) -> list[str]:
-    """Return one name per run on one line: its bar's label."""
+    """Return the label of each run's bar on a single line, for the legend."""
     return [name.replace("<br>", " ") for name in _names(info)]
 
 

@@ -21,7 +21,7 @@ MOST_POINTS = 600
 FEW_POINTS = 8
 """Number of steps below which each step has a marker."""
 _MOST_RESIZES = 12
-"""Maximum number of marks at changes of the number of ranks: the newest ones of all runs together."""
+"""Maximum number of marks at changes of the number of ranks over all runs; the newest changes are marked."""
 SMOOTHING = 10
 """Default span of the exponential average, in steps."""
 
@@ -95,7 +95,7 @@ def _curves(traces: Sequence[Trace], field: str, smoothing: int) -> tuple[Curve,
 def _curve(trace: Trace, look: RunStyle, field: str, smoothing: int) -> Curve:
     """Return the points to draw.
 
-    The values are arrays, copied at each redraw: lists would take 32 bytes per step.
+    The values are arrays, which are copied at each redraw, because lists would take 32 bytes per step.
     """
     every = max(1, math.ceil(len(trace.steps) / MOST_POINTS))
     values, steps = trace.steps.column(field, every), trace.steps.column("number", every)
@@ -110,7 +110,7 @@ def _curve(trace: Trace, look: RunStyle, field: str, smoothing: int) -> Curve:
 
 
 def finite_or_none(values: Iterable[float]) -> tuple[float | None, ...]:
-    """Return the values, with None in place of non-finite ones."""
+    """Return the values, with None in place of non-finite values."""
     return tuple(value if math.isfinite(value) else None for value in values)
 
 
@@ -133,12 +133,12 @@ def traffic_info(traces: Sequence[Trace]) -> RunCurvesInfo:
 
 
 def smoothing_text(span: int) -> str:
-    """Say how the bold lines are smoothed; empty if they are not."""
+    """Return a text on how the bold lines are smoothed; empty if they are not smoothed."""
     return f"bold: exponential average over {span} steps" if span > 1 else ""
 
 
 def loss_range(info: RunCurvesInfo) -> tuple[float, float] | None:
-    """Return the range of the loss axis for the runs that did not diverge; None for the range of all runs.
+    """Return the range of the loss axis that shows the runs that did not diverge; None to show all runs.
 
     A logarithmic axis shows all runs, as does a linear axis if none or all of them diverged.
     """
@@ -177,7 +177,7 @@ def _highest(curve: Curve) -> float:
 
 
 def curve_lines(curve: Curve, unit: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the trace properties of a curve's two lines: faint for raw values, bold for smoothed ones."""
+    """Return the trace properties of a curve's two lines: faint for raw values, bold for smoothed values."""
     look, is_smooth = curve.look, curve.smooth != curve.values
     mark = f" {DIVERGED} diverged" if curve.diverged_at is not None else ""
     average = "<br>average %{y:.4s}" if is_smooth else ""
@@ -217,7 +217,7 @@ def value_axis(unit: str) -> dict[str, Any]:
 
 
 def draw(info: RunCurvesInfo, *, height: int = 320) -> go.Figure:
-    """Draw two lines per run: a faint one for the values, a bold one for their moving average."""
+    """Draw two lines per run: a faint line for the values, a bold line for their moving average."""
     figure = go.Figure()
     for curve in info.curves:
         for line in curve_lines(curve, info.unit):
@@ -244,7 +244,7 @@ def loss(
 ) -> go.Figure:
     """Draw the loss curves of several runs in one plot.
 
-    The axis has the range of the runs that did not diverge; a mark says how far the others went.
+    The axis has the range of the runs that did not diverge; a mark shows the highest loss of each run that did.
 
     Args:
         traces: The runs.

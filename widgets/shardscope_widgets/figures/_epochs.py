@@ -1,4 +1,4 @@
-"""Epochs of a run on shards: the time of a step, and the share of shards that were in the cache."""
+"""Epochs of a run on sharded data: step time, and the fraction of shards found in the cache (hit rate)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEFT, _RIGHT = [0.0, 0.46], [0.56, 1.0]
 class EpochRow(NamedTuple):
     """One epoch, counted from 1: the mean time of its steps in seconds, its hit rate, and the bytes fetched.
 
-    The hit rate, a fraction, is None if there is no cache.
+    The hit rate, a fraction of 0 to 1, is None if there is no cache.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""Faults of a run: what each rank did between failures, which steps were lost, and what share of the time was useful.
+"""Faults of a run: the activity of each rank between failures, the lost steps, and the fraction of useful time.
 
 All times are in seconds from the first event of any rank.
 """
@@ -19,19 +19,19 @@ from shardscope_widgets.words import duration_text, listed, plural
 START, TRAINING, RESIZE = "start", "training", "resize"
 LOST, DETECTION, RESTART = "lost work", "detection", "restart"
 SOURCES = {"disk": "on disk", "replica": "in the memory of another rank"}
-"""Location of the state from which training continues, by its name in events."""
+"""Texts for the location of the state from which training continues, by the location's name in events."""
 MOST_POINTS = 300
-"""Largest number of points of one line of progress."""
+"""Maximum number of points of one line of progress."""
 MOST_CHECKPOINTS = 60
-"""Largest number of checkpoints that are marked, the newest."""
+"""Maximum number of checkpoints that are marked; the newest are kept."""
 _MOST_TOLD = 3
-"""Largest number of failures that are described one by one."""
+"""Maximum number of failures that are described individually."""
 
 
 class FaultBar(NamedTuple):
-    """What a rank did for a time: start, train, train steps that were lost, wait for detection, restart, or resize.
+    """Activity of a rank over a period: start, training, training of lost steps, failure detection, restart, or resize.
 
-    The steps are those that ended in this time; both are 0 if there are none.
+    The first and last step are those that ended in this period; both are 0 if there are none.
     """
 
     rank: int
@@ -48,15 +48,15 @@ class Incident(NamedTuple):
     Attributes:
         cause: What failed, in words.
         rank: The rank that failed first; None if it is unknown.
-        failed_s: When it failed.
-        detected_s: When the agent saw it.
-        again_s: When all ranks began to train again; None until then.
+        failed_s: Time of the failure.
+        detected_s: Time at which the agent detected the failure.
+        again_s: Time from which all ranks trained again; None until then.
         last_step: The last step that any rank had finished.
         resumed: Step of the checkpoint from which training continued; 0 for the beginning.
         source: Where the state came from: ``disk``, ``replica`` or ``start``.
         num_lost: Number of finished steps that had to be trained again.
-        before: Number of ranks when it failed; 0 if unknown.
-        after: Number of ranks that trained again; 0 until then.
+        before: Number of ranks before the failure; 0 if unknown.
+        after: Number of ranks after the restart; 0 until then.
     """
 
     cause: str
@@ -73,7 +73,7 @@ class Incident(NamedTuple):
 
 
 class FaultMark(NamedTuple):
-    """An injected fault that no restart followed, such as a slow rank."""
+    """An injected fault that was not followed by a restart, such as a slow rank."""
 
     rank: int
     at_s: float
@@ -95,18 +95,16 @@ class FaultsInfo(NamedTuple):
     Attributes:
         label: Name of the run.
         world_size: Number of ranks that have a row.
-        bars: What each rank did, in order of time.
+        bars: Activities of all ranks, in order of time.
         incidents: Failures with a restart, in order of time.
         marks: Other injected faults, in order of time.
         resizes: Changes of the number of ranks that no failure caused, in order of time.
         progress: Steps over time, a line from each start of the ranks to the next.
         saved: Steps of the newest checkpoints, and when each was complete.
         end_s: Time of the newest event.
-        wall_s: Time from when the first rank was ready to train to the newest event (`RunLog.wall_s`), of which
-            `goodput` is a share; 0 before.
+        wall_s: Time from when the first rank was ready to train to the newest event (`RunLog.wall_s`); 0 before that.
         num_lost: Number of finished steps that had to be trained again.
-        goodput: Share of `wall_s` that went into steps that count (`RunLog.goodput`); None before the first
-            step.
+        goodput: Fraction of `wall_s` spent on steps that were not lost (`RunLog.goodput`); None before the first step.
     """
 
     label: str
@@ -123,7 +121,7 @@ class FaultsInfo(NamedTuple):
     goodput: float | None
 
     def seconds(self, kind: str) -> float:
-        """Return the time spent on resizes, detections, restarts or lost work; no moment counts twice.
+        """Return the time spent on resizes, failure detection, restarts or lost work, in seconds; overlaps count once.
 
         These are times of the run, not sums or means over ranks, because the number of ranks changes.
         """
@@ -213,9 +211,9 @@ def _incident(trace: Trace, number: int, zero: float) -> Incident:
 
 
 def _failed_at(trace: Trace, restart: Restart, since: float) -> float:
-    """Return when the first rank failed: at its injected fault or its error, else at its newest event before.
+    """Return when the first rank failed: at its injected fault or its error, else at its last event before the restart.
 
-    The agent notices the failure a little later; a rank that disappeared without an error has left no other trace.
+    The agent detects a failure only later, and a rank that ended without an error leaves no event of its failure.
     """
     rank = restart.failed_rank
     own = [
@@ -251,7 +249,7 @@ def _bars(
     resizes: Sequence[Resized],
     end: float,
 ) -> Iterator[FaultBar]:
-    """Yield what a rank did in one attempt, and until the restart that followed it."""
+    """Yield the activities of a rank in one attempt, and until the restart after that attempt."""
     zero = attempts.begun or 0.0
     rank, begun = attempt.rank, attempt.begun - zero
     causes = [(each.detected_s, RESTART) for each in incidents] + [(each.at_s, RESIZE) for each in resizes]
@@ -283,7 +281,7 @@ def _lost(attempt: Attempt, kept: int, start_s: float, end_s: float) -> FaultBar
 
 
 def _marks(trace: Trace, zero: float) -> Iterator[FaultMark]:
-    """Yield the faults that are not the cause of a restart."""
+    """Yield the injected faults that did not cause a restart."""
     for event in trace.faults:
         if event["kind"] != "kill":
             yield FaultMark(event["rank"], event["t"] - zero, event["kind"], event["text"])
@@ -292,7 +290,7 @@ def _marks(trace: Trace, zero: float) -> Iterator[FaultMark]:
 def _progress(
     attempts: Attempts, incidents: Sequence[Incident], resizes: Sequence[Resized], zero: float
 ) -> Iterator[Progress]:
-    """Yield steps over time between restarts and resizes, on the rank that got furthest."""
+    """Yield the steps over time between restarts and resizes, of the rank that took the most steps."""
     starts = sorted([*(each.detected_s for each in incidents), *(each.at_s for each in resizes)])
     for since, edge in pairwise([-inf, *starts, inf]):
         own = [each for each in attempts if since <= each.begun - zero < edge and each.first is not None]
@@ -307,7 +305,7 @@ def _progress(
 
 
 def faults_text(info: FaultsInfo) -> str:
-    """Return sentences on failures and resizes in order of time, and on what share of the time was useful."""
+    """Return sentences on failures and resizes in order of time, and on the fraction of useful time."""
     if not info.bars:
         return "No rank has started yet."
     changes = [(each.failed_s, _told(each)) for each in info.incidents[-_MOST_TOLD:]]
@@ -349,14 +347,14 @@ def _goodput(info: FaultsInfo) -> str:
 
 
 class Resized(NamedTuple):
-    """One change of the number of ranks, which no failure caused.
+    """A change of the number of ranks that was not caused by a failure.
 
     Attributes:
-        before: Number of ranks before it.
-        after: Number of ranks after it.
-        step: The last step of the ranks before it.
-        at_s: When that step had ended.
-        again_s: When all ranks after it began to train; None until then.
+        before: Number of ranks before the change.
+        after: Number of ranks after the change.
+        step: The last step before the change.
+        at_s: Time at which that step ended.
+        again_s: Time from which all new ranks trained; None until then.
     """
 
     before: int
@@ -375,7 +373,7 @@ class Resized(NamedTuple):
 
 
 def resized(attempts: Attempts, failures: Sequence[float]) -> list[Resized]:
-    """Return the changes of the number of ranks: attempts of rank 0 that follow each other without a failure.
+    """Return the changes of the number of ranks between consecutive attempts of rank 0 that no failure separates.
 
     Args:
         attempts: The attempts of all ranks.
@@ -399,12 +397,12 @@ def resized(attempts: Attempts, failures: Sequence[float]) -> list[Resized]:
 
 
 def together(attempts: Attempts, one: Attempt) -> list[Attempt]:
-    """Return the attempts that went on at the same time as this one, and itself."""
+    """Return the attempts that overlap in time with `one`, including `one` itself."""
     return [each for each in attempts if each.begun <= one.last and each.last >= one.begun]
 
 
 def began_to_train(attempts: Sequence[Attempt]) -> float | None:
-    """Return when the last of these attempts began its first step; None until then, or if there are none."""
+    """Return when the last of these attempts began its first step; None before, or if there are no attempts."""
     starts = [each.first for each in attempts]
     known = [start for start in starts if start is not None]
     return max(known) if known and len(known) == len(starts) else None

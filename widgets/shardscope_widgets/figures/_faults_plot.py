@@ -39,9 +39,9 @@ _OTHERS = {"slow": "slow rank", "drop-link": "dropped link", "fill-disk": "full 
 """Names of faults that do not end an attempt by themselves, by their kind."""
 _STEPS_PX, _GAP_PX, _HEAD_PX, _FOOT_PX = 150, 34, 44, 46
 _LOW = 0.2
-"""Steps, relative to the last one, below which there is no space for a note under the curve."""
+"""Step number, relative to the last step, below which there is no space for a note under the curve."""
 MOST_NOTES = 6
-"""Largest numbers of failures and of resizes that are labelled in the figure; more labels would overlap."""
+"""Maximum number of failures, and of resizes, that are labelled in the figure; more labels would overlap."""
 
 
 def faults_parts(info: FaultsInfo) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -68,7 +68,7 @@ def _hover(bar: FaultBar) -> str:
 
 
 def _lines(info: FaultsInfo) -> list[dict[str, Any]]:
-    """Return steps over time: a solid line for steps that count, a dotted one for lost steps."""
+    """Return steps over time: a solid line for steps that were kept, a dotted line for lost steps."""
     found = []
     for line in info.progress:
         cut = sum(step <= line.kept for step in line.steps)
@@ -112,7 +112,7 @@ def _checkpoints(info: FaultsInfo) -> list[dict[str, Any]]:
 
 
 def _failures(info: FaultsInfo) -> list[dict[str, Any]]:
-    """Return a cross for each failure, and a triangle for each other fault, in the row of the rank."""
+    """Return a cross for each failure and a triangle for each other injected fault, in the row of the rank."""
     failed = [(each, each.rank) for each in info.incidents if each.rank is not None]
     crosses = _points(
         "failure", _look("x", _FAILURE), [(each.failed_s, rank) for each, rank in failed],
@@ -175,7 +175,7 @@ def _layout(info: FaultsInfo) -> dict[str, Any]:
 
 
 def _on(last: tuple[float, int], again: tuple[float, int]) -> dict[str, Any]:
-    """Return the line from the last step before a failure or a resize to the step from which training continued."""
+    """Return a line from the last step before a failure or resize to the step from which training continued."""
     return {
         "type": "line", "xref": "x", "yref": "y2", "x0": last[0], "y0": last[1], "x1": again[0], "y1": again[1],
         "line": {"color": theme.AXIS, "width": 1.4, "dash": "dash"},
@@ -190,7 +190,7 @@ def _note(incident: Incident, info: FaultsInfo) -> dict[str, Any]:
 
 
 def _size(resized: Resized, info: FaultsInfo) -> dict[str, Any]:
-    """Return the new number of ranks, at the foot of the steps: below the curve, or just above where it is low."""
+    """Return a note with the new number of ranks: below the curve, or just above it where the curve is low."""
     is_low = resized.step < _LOW * _most(info)
     y, yref = (resized.step, "y2") if is_low else (0, "y2 domain")
     note = theme.note(plural(resized.after, "rank"), x=resized.at_s, y=y)

@@ -24,7 +24,7 @@ SCALE = [[0, "#f2c14e"], [0.35, "#e58a3c"], [0.65, "#a34a86"], [1, "#5566cf"]]
 """Colour scale from low to high; its brightness decreases steadily."""
 RUNNING, PRUNED, CHOSEN, LINE = "#2a86d1", "#8b8f99", "#c5372c", "#11997a"
 WIDE = 6.0
-"""An axis is logarithmic if the largest value is at least this many times the smallest."""
+"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
 
 
 class Dot(NamedTuple):
@@ -71,7 +71,7 @@ def front_info(
     Args:
         trials: The trials; `is_front` refers to all objectives of the study.
         x: Objective on the x-axis. With ``trial``, trials are placed in the order in which they started, and the line
-            is the best value so far.
+            shows the best value so far.
         y: Objective on the y-axis.
         colour: Objective shown as colour; empty for none.
         chosen: Number of the chosen trial.

@@ -1,7 +1,7 @@
-"""Predicted values under measured ones: time line, bytes and memory of a run, drawn fainter, and their largest gap.
+"""Predicted values drawn fainter under measured values: timeline, bytes and memory of a run, and their largest gap.
 
 `ghost_of` turns a prediction into plain values; the other functions turn these into traces for the figures of the
-Training Lab. A predicted step has no overlap, and its parts are those of the rank with most work.
+Training Lab. A predicted step has no overlap, and its parts are those of the rank with the most work.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _ORDER = ("data", "forward", "backward", "codec", COMMUNICATION, "optimizer", ID
 _FAINT = 0.45
 """Opacity of predicted bars."""
 _NOT_TELLING = 0.02
-"""Gap, relative to the measured whole, below which prediction and measurement are said to agree."""
+"""Gap, relative to the measured total, below which prediction and measurement count as equal."""
 
 
 class GhostPart(NamedTuple):
-    """A part of the predicted step: the part of a step that it belongs to, the name of its span, and its seconds."""
+    """One span of the predicted step: the part of the step that it belongs to, its name, and its time in seconds."""
 
     part: str
     name: str
@@ -44,7 +44,7 @@ class Ghost(NamedTuple):
     """Predicted values of one run.
 
     Attributes:
-        step_s: Time of a step, in seconds; None if unknown. The mean, if steps have different traffic.
+        step_s: Time of a step, in seconds, as a mean if steps have different traffic; None if unknown.
         parts: Parts of a step with all traffic, in order.
         sent_bytes: Mean bytes that all ranks send in a step; None if unknown.
         peak_bytes: Peak bytes of each rank's tensors; empty if unknown.
@@ -59,7 +59,7 @@ class Ghost(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """A difference between prediction and measurement: what differs, and both values."""
+    """A difference between prediction and measurement: name of the quantity, and both values."""
 
     what: str
     predicted: float
@@ -88,7 +88,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _parts(time: Term) -> list[GhostPart]:
-    """Return the parts of a step; communication is split into its collectives, and other parts are left whole."""
+    """Return the parts of a step, with communication split into its collectives."""
     known = {part.name: part for part in time.parts}
     found = []
     for name in _ORDER:

@@ -1,4 +1,4 @@
-"""Expected goodput over the interval between checkpoints, with the best interval and what runs have measured."""
+"""Expected goodput against the interval between checkpoints, with the best interval and measured runs."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from shardscope_widgets.words import duration_text
 
 _POINTS = 200
 _SPAN = 60.0
-"""The axis extends from the best interval divided by this to the best interval times this."""
+"""Factor by which the axis extends below and above the best interval."""
 _CLOSE = 3.0
 """Ratio of two intervals below which their labels would overlap."""
 _LINE, _BEST, _MEASURED = "#2a86d1", "#11997a", "#e06c2c"
 
 
 class MeasuredGoodput(NamedTuple):
-    """A run: a short name, the training time between two checkpoints in seconds, the goodput, and a remark."""
+    """A measured run: a short name, the training time between two checkpoints in seconds, the goodput, and a remark."""
 
     label: str
     interval_s: float
     goodput: float
     remark: str = ""
-    """Shown when the pointer is on the run, such as its number of lost steps."""
+    """Text shown when the pointer is on the run, such as its number of lost steps."""
 
 
 class GoodputInfo(NamedTuple):
-    """Expected goodput over the interval; all times in seconds.
+    """Expected goodput by interval between checkpoints; all times are in seconds.
 
     Attributes:
         intervals_s: Intervals between checkpoints.
@@ -43,7 +43,7 @@ class GoodputInfo(NamedTuple):
         mtbf_s: Mean time between failures.
         save_s: Time for which saving a checkpoint delays training.
         restart_s: Time from a failure to the first step after it.
-        measured: What runs have measured.
+        measured: Goodput of measured runs.
     """
 
     intervals_s: tuple[float, ...]
@@ -60,13 +60,13 @@ class GoodputInfo(NamedTuple):
 def goodput_info(
     *, mtbf_s: float, save_s: float, restart_s: float, measured: Sequence[MeasuredGoodput] = ()
 ) -> GoodputInfo:
-    """Return the expected goodput over the interval between checkpoints.
+    """Return the expected goodput as a function of the interval between checkpoints.
 
     Args:
         mtbf_s: Mean time between failures of the whole job, in seconds.
         save_s: Time for which saving a checkpoint delays training, in seconds.
         restart_s: Time from a failure to the first step after it, in seconds.
-        measured: What runs have measured.
+        measured: Goodput of measured runs.
     """
     times = {"save_s": save_s, "mtbf_s": mtbf_s}
     young, daly = float(reliability.young_interval_s(**times)), float(reliability.daly_interval_s(**times))
@@ -93,7 +93,7 @@ def goodput_text(info: GoodputInfo) -> str:
 def _labels(info: GoodputInfo) -> list[tuple[str, str]]:
     """Return the text and the position of each label, above or below its marker so that it does not cover the curve.
 
-    A label that would overlap the label to its left moves by one line.
+    A label that would overlap the label on its left is moved by one line.
     """
     found: dict[MeasuredGoodput, tuple[str, str]] = {}
     last, moved = None, False

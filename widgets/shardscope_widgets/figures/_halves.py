@@ -1,4 +1,4 @@
-"""The values and the sentence of any figure, from the arguments that draw it.
+"""The values and the caption of any figure, from the arguments of the function that draws it.
 
 The module of a figure ``links`` has three functions: ``links_info`` computes plain values, ``links`` draws them, and
 ``links_text`` puts them into words.
@@ -18,8 +18,8 @@ def info(figure: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
 
     Args:
         figure: A function of this package, such as `links`.
-        arguments: What the figure draws.
-        settings: Its settings.
+        arguments: Positional arguments of the figure, such as the runs to draw.
+        settings: Keyword arguments of the figure.
 
     Raises:
         SpecError: The figure has no values apart from its arguments.
@@ -40,8 +40,8 @@ def caption(figure: Callable[..., Any], *arguments: Any, **settings: Any) -> str
 
     Args:
         figure: A function of this package, such as `links`.
-        arguments: What the figure draws.
-        settings: Its settings.
+        arguments: Positional arguments of the figure, such as the runs to draw.
+        settings: Keyword arguments of the figure.
 
     Raises:
         SpecError: The figure has no caption.

@@ -15,28 +15,45 @@ from shardscope_widgets.words import plural
 Spec = dict[str, Any]
 FEWEST = 6
 """Minimum number of complete trials needed to fit importances."""
+PER_SETTING = 2
+"""Minimum number of complete trials per searched setting: with fewer, importances follow single trials."""
 
 
 class ImportancesInfo(NamedTuple):
-    """Settings with their shares of the variance, largest first; `trials` is the number of fitted trials."""
+    """Settings with their shares of the variance, largest first; of `needed` complete trials there are `trials`."""
 
     objective: str
     names: tuple[str, ...]
     shares: tuple[float, ...]
     trials: int
+    needed: int = FEWEST
 
 
-def importances_info(shares: Mapping[str, float], *, objective: str, trials: int) -> ImportancesInfo:
-    """Sort the shares from `optuna.importance.get_param_importances`; `trials` is the number of fitted trials."""
+def trials_needed(num_settings: int) -> int:
+    """Return the number of complete trials needed to fit the importances of `num_settings` searched settings."""
+    return max(FEWEST, PER_SETTING * num_settings)
+
+
+def importances_info(
+    shares: Mapping[str, float], *, objective: str, trials: int, needed: int = FEWEST
+) -> ImportancesInfo:
+    """Sort the shares from `optuna.importance.get_param_importances`.
+
+    Args:
+        shares: Share of the variance by setting; empty if there are too few trials.
+        objective: Name of the objective.
+        trials: Number of complete trials.
+        needed: Number of complete trials that the fit needs; see `trials_needed`.
+    """
     known = sorted(((name, share) for name, share in shares.items()), key=lambda item: -item[1])
-    return ImportancesInfo(objective, tuple(n for n, _ in known), tuple(s for _, s in known), trials)
+    return ImportancesInfo(objective, tuple(n for n, _ in known), tuple(s for _, s in known), trials, needed)
 
 
 def importances_text(info: ImportancesInfo) -> str:
-    """Return sentences that name the most important setting, or one that states why importances are not known."""
+    """Return sentences on the most important setting, or a sentence on why importances are unknown."""
     what = title_of(info.objective)
-    if info.trials < FEWEST:
-        return f"Importances for {what} need {FEWEST} complete trials; there are {info.trials or 'none'} yet."
+    if info.trials < info.needed:
+        return f"Importances for {what} need {info.needed} complete trials; there are {info.trials or 'none'} yet."
     if not any(info.shares):
         return f"No setting explains the differences in {what} among {plural(info.trials, 'trial')}."
     return (

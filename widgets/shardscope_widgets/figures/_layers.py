@@ -17,8 +17,8 @@ from shardscope_widgets.words import listed, plural, three_digits
 MOST_SAMPLES = 120
 """Maximum number of steps drawn; for longer runs, every second, third, ... sampled step and the last are drawn."""
 MOST_NAMED = 5
-"""Number of layers drawn in colour: those with the largest residuals among those that alarms check. The others are
-grey."""
+"""Number of layers drawn in colour: those with the largest residuals among the layers that alarms check. All other
+layers are grey."""
 COLOURS = ("#e06c2c", "#2a86d1", "#11997a", "#b866a6", "#c49a0c")
 KIND_DASHES = {"residual": "solid", "unsent": "solid", "share": "dot"}
 SCALE = ((0.0, "#46327e"), (0.25, "#365c8d"), (0.5, "#277f8e"), (0.75, "#4ac16d"), (1.0, "#f1e51d"))
@@ -49,7 +49,7 @@ class Debt(NamedTuple):
     relative: tuple[float | None, ...]
     residuals: tuple[float, ...]
     is_checked: bool = True
-    """Whether alarms check this residual: not if the layer's gradient is small (see `shardscope.runlog.alarms`)."""
+    """Whether alarms check this residual; false if the layer's gradient is small (see `shardscope.runlog.alarms`)."""
 
     @property
     def last(self) -> float:
@@ -288,7 +288,7 @@ def _map_axes(info: LayersInfo, place: list[float], height: int) -> dict[str, An
 
 
 def _debts(info: LayersInfo) -> list[Any]:
-    """Return the residual lines, grey ones first so that coloured ones are on top."""
+    """Return the residual lines, grey lines first so that coloured lines are on top."""
     named = list(dict.fromkeys(debt.layer for debt in info.debts if debt.is_checked))[:MOST_NAMED]
     lines = [_line(debt, named) for debt in reversed(info.debts)]
     return sorted(lines, key=lambda line: bool(line["line"]["color"] != theme.AXIS))

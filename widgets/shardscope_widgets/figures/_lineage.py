@@ -25,14 +25,14 @@ _BEND = tuple(at / 16 for at in range(17))
 
 
 class Node(NamedTuple):
-    """One interval of one member."""
+    """One interval of one member, as a node of the tree."""
 
     interval: int
     member: int
     row: float
     """Vertical position from the top; integers for leaves."""
     parent: int | None
-    """Index in `LineageInfo.nodes` of the node from whose checkpoint this one resumed; None if there is none."""
+    """Index in `LineageInfo.nodes` of the node from whose checkpoint this node resumed; None if there is none."""
     origin: str
     score: float | None
     state: str
@@ -163,7 +163,7 @@ def _value(value: Any) -> str:
 
 
 def lineage_text(info: LineageInfo) -> str:
-    """Return sentences on how often members copied others, and on the members that trained the best weights."""
+    """Return sentences on how often members copied other members, and on the members that trained the best weights."""
     if not info.nodes:
         return "No member has started."
     members = len({node.member for node in info.nodes})
@@ -187,7 +187,7 @@ def lineage_text(info: LineageInfo) -> str:
 
 
 def lineage(population: Population, objective: str | None = None) -> go.Figure:
-    """Draw the lineage of a population: which members kept their weights and which copied others, coloured by score.
+    """Draw the lineage of a population: which members kept their weights, and which copied another, coloured by score.
 
     Example:
         >>> lineage(ss.Population("runs/20261121-190000-population-ring-mlp"))  # doctest: +SKIP
@@ -293,7 +293,7 @@ def _colour(share: float) -> str:
 
 
 def _colour_bar(info: LineageInfo, scored: Sequence[Node], shares: Sequence[float]) -> dict[str, Any]:
-    """Return a colour bar labelled with the worst and best scores and some in between."""
+    """Return a colour bar labelled with the worst score, the best score and some scores in between."""
     known = sorted(zip(shares, (node.score or 0.0 for node in scored), strict=True))
     ticks: list[tuple[float, float]] = []
     for share, score in known[:1] + known[-1:] + known:

@@ -1,6 +1,6 @@
 """Bytes sent and received over each rank's link in one step, one bar per rank.
 
-If one rank's bar is much longer than the others, that rank's link is the bottleneck.
+If one rank's bar is much longer than all other bars, that rank's link is the bottleneck.
 """
 
 from __future__ import annotations

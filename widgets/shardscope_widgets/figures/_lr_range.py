@@ -15,8 +15,8 @@ LOSS = "#2a86d1"
 SUGGESTED = "#11997a"
 LOWEST = "#8b8f99"
 _HEADROOM = 0.6
-"""Space above the initial loss, as a fraction of the fall in loss. If the axis showed the whole divergence, the fall
-would look flat."""
+"""Space above the initial loss, as a fraction of the decrease of the loss. If the axis showed the whole divergence, the
+decrease would look flat."""
 
 
 class Mark(NamedTuple):
@@ -31,8 +31,8 @@ class Mark(NamedTuple):
 class LrRangeInfo(NamedTuple):
     """Curve and marked rates of the figure; the loss axis runs from `bottom` to `top`.
 
-    `rises_at` is the rate above the lowest loss from which the smoothed loss exceeds the initial one; None if it never
-    does.
+    `rises_at` is the rate, above that of the lowest loss, from which the smoothed loss exceeds the initial loss; None
+    if it never does.
     """
 
     lr: tuple[float, ...]
@@ -46,7 +46,7 @@ class LrRangeInfo(NamedTuple):
 
 
 def lr_range_info(test: LrRange) -> LrRangeInfo:
-    """Return the curve, the marked rates, and an axis range that shows the fall in loss and the start of divergence."""
+    """Return the curve, the marked rates, and an axis range that shows the falling loss and the start of divergence."""
     least, first = min(test.smooth), max(test.smooth[: max(1, len(test.smooth) // 10)])
     fall = first - least
     marks = (

@@ -35,7 +35,7 @@ def memory_kinds_info(
     Args:
         traces: The runs.
         alone: The single-process baseline run; None if there is none.
-        ghosts: Predicted values by run id, which are drawn below the measured ones.
+        ghosts: Predicted values by run id, which are drawn below the measured values.
     """
     known = ghosts or {}
     return MemoryKindsInfo(

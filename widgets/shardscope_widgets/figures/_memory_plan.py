@@ -63,7 +63,7 @@ class MemoryPlanInfo(NamedTuple):
 
     @property
     def fullest(self) -> int:
-        """Index of the stage that uses the most memory."""
+        """Index of the stage with the highest peak memory."""
         return max(range(len(self.stages)), key=lambda place: self.stages[place].num_bytes)
 
 

@@ -17,11 +17,11 @@ NOISE = "#2a86d1"
 LOSS = "#e06c2c"
 IN_USE = "#c5372c"
 WELL_BELOW = 0.5
-"""At half the critical batch size, reaching a loss takes 1.5 times the minimum number of samples and 3 times the
-minimum number of steps."""
+"""Ratio to the critical batch size below which a batch is small. At half the critical batch size, reaching a loss takes
+1.5 times the minimum number of samples and 3 times the minimum number of steps."""
 WELL_ABOVE = 2.0
-"""At twice the critical batch size, reaching a loss takes 3 times the minimum number of samples and 1.5 times the
-minimum number of steps."""
+"""Ratio to the critical batch size above which a batch is large. At twice the critical batch size, reaching a loss
+takes 3 times the minimum number of samples and 1.5 times the minimum number of steps."""
 _LEFT, _RIGHT = [0.0, 0.46], [0.56, 1.0]
 _BAND_DECADES = 1.5
 """Maximum number of decades by which the batch-size axis extends beyond the estimates and the batch in use."""

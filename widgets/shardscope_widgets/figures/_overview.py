@@ -36,9 +36,9 @@ _BLANK = {
 }
 """Axis settings without tick labels, for a figure without data."""
 _FREE = {name: {"autorange": True, "uirevision": "data"} for name in _BLANK}
-"""Axis settings for a figure with data, which undo `_BLANK`."""
+"""Axis settings for a figure with data, which undo the settings of `_BLANK`."""
 NOTHING: list[dict[str, Any]] = [{"x": [], "y": [], "visible": True}] * TRACES_A_RUN
-"""Empty traces for one run, which keep the axes visible."""
+"""Empty traces for one run, which keep the axes visible if there is no data."""
 _AXES = (("x", "y"), ("x2", "y2"), ("x3", "y3"), ("x4", "y4"))
 
 
@@ -54,7 +54,7 @@ class OverviewInfo(NamedTuple):
 def overview_info(
     traces: Sequence[Trace], *, most: int | None = MOST_RUNS, view: LossView = PLAIN
 ) -> OverviewInfo:
-    """Return the data of the first `most` runs in `traces` (None takes all), with the loss as `view` says."""
+    """Return the data of the first `most` runs in `traces` (None for all), with the loss drawn according to `view`."""
     shown = traces[:most]
     return OverviewInfo(
         _curves.loss_info(shown, view),

@@ -1,6 +1,6 @@
 """Parallel coordinates of a study: each complete trial is a line from its settings to its objective.
 
-The plot shows which settings good trials share and bad ones do not.
+The plot shows settings that good trials share and bad trials do not.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Scale = tuple[list[float], tuple[tuple[float, str], ...]]
 
 
 class Rule(NamedTuple):
-    """One axis: its name, and ticks as (position from 0 to 1, text)."""
+    """One axis of the plot: its name, and ticks as (position from 0 to 1, text)."""
 
     name: str
     ticks: tuple[tuple[float, str], ...]

@@ -1,9 +1,9 @@
 """The measured schedule of a pipeline: one row per rank, one bar for each pass of each micro-batch.
 
-Waiting is the fraction of the time between the first and last operation of a step in which ranks run none, mean over
-ranks, as in `shardscope.measure.pipeline_waits`. It is shown next to the bubble, which is the waiting in the schedule's
-table with stages of equal cost: for GPipe and 1F1B it is (p - 1) / (m + p - 1) with p stages and m micro-batches per
-pass (Huang et al., GPipe, NeurIPS 2019).
+Waiting is the mean over ranks of the fraction of time, between the first and last operation of a step, in which a rank
+runs no operation (`shardscope.measure.pipeline_waits`). It is shown next to the bubble, which is the waiting in the
+schedule's table with stages of equal cost. For GPipe and 1F1B, the bubble is (p - 1) / (m + p - 1) with p stages and m
+micro-batches per pass (Huang et al., GPipe, NeurIPS 2019).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ ROW_PX = 46
 class GanttOp(NamedTuple):
     """One operation.
 
-    Times are in milliseconds from the start of the step's first operation. `turn` is the index of the stage among those
-    of its rank.
+    Times are in milliseconds from the start of the step's first operation. `turn` is the index of the stage among the
+    stages of its rank.
     """
 
     rank: int
@@ -54,7 +54,7 @@ class GanttInfo(NamedTuple):
     """One step: its operations, duration and measured waiting, and the bubble from the schedule's table (`ideal`).
 
     `usual` are the medians over the run's steps; None if only one step is known. `predicted` are the operations of the
-    predicted step, which are drawn fainter below the measured ones.
+    predicted step, which are drawn fainter below the measured operations.
     """
 
     label: str
@@ -189,7 +189,7 @@ def gantt_text(info: GanttInfo) -> str:
 
 
 def _gap(info: GanttInfo) -> str:
-    """Return a sentence on the kind of operation whose predicted and measured time differ most; empty without one."""
+    """Return a sentence on the operation type whose predicted and measured time differ most; empty if unpredicted."""
     if not info.predicted:
         return ""
     gaps = {
@@ -207,7 +207,7 @@ def _mean_ms(ops: Sequence[GanttOp], op: str) -> float:
 
 
 def gantt_title(info: GanttInfo) -> str:
-    """Return the title of the chart, for narrow ones too: schedule, step, waiting (first the median) and bubble."""
+    """Return the chart's title, short enough for narrow charts: schedule, step, waiting (median first) and bubble."""
     ideal = "" if info.ideal is None else f", bubble {info.ideal:.0%}"
     own = (
         f"{info.bubble:.0%}"
@@ -232,7 +232,7 @@ def draw_gantt(info: GanttInfo) -> go.Figure:
 
 
 def _ghosts(info: GanttInfo) -> list[dict[str, Any]]:
-    """Return thin, fainter bars below those of each rank, for the predicted operations."""
+    """Return thin, fainter bars for the predicted operations, below the measured bars of each rank."""
     ghost = info._replace(ops=info.predicted, predicted=())
     shown = bars(ghost, lambda places: _measured_hover(ghost, places), with_text=False)
     for bar in shown:

@@ -24,9 +24,9 @@ STAGE_LOOKS = (
     ("#f2d13c", "circle"), ("#9fcf45", "square"), ("#4fb96d", "diamond"), ("#1f9e89", "triangle-up"),
     ("#2b7f9e", "cross"), ("#4a63b0", "x"), ("#7a4bb0", "star"), ("#a3369a", "triangle-down"),
 )  # fmt: skip
-"""Colour and symbol by logarithm of the pipeline degree; the symbol alone identifies the degree."""
+"""Colour and symbol by base-2 logarithm of the pipeline degree; the symbol alone identifies the degree."""
 NEAR = 0.01
-"""Distance of the fastest layout from the left end of the axis; beyond this point, `_place` is logarithmic."""
+"""Offset added to the relative excess over the fastest time, so that a logarithmic axis can show the fastest layout."""
 _TICKS = (0, 0.03, 0.1, 0.3, 1, 3, 9)
 REASON_NAMES = {
     "devices": "degrees do not divide the devices",
@@ -80,7 +80,7 @@ class PlanPoint(NamedTuple):
     """One layout in the scatter plot."""
 
     kept: int
-    """Index of the layout among those that the search kept."""
+    """Index of the layout among the layouts that the search kept."""
     time_s: float
     headroom_gib: float
     pipeline: int
@@ -89,7 +89,7 @@ class PlanPoint(NamedTuple):
 
 
 class PlansInfo(NamedTuple):
-    """Layouts in the scatter plot, and those of them that form the Pareto front."""
+    """Layouts in the scatter plot, with the subset that forms the Pareto front."""
 
     points: tuple[PlanPoint, ...]
     front: tuple[int, ...]
@@ -107,7 +107,7 @@ class TermsInfo(NamedTuple):
 
 
 def plans_info(plans: Plans, *, most: int = 600) -> PlansInfo:
-    """Return the whole Pareto front and the best of the other kept layouts, up to `most` points in total."""
+    """Return the whole Pareto front and the best remaining layouts, up to `most` points in total."""
     front = plans.front_rows.tolist()
     others = [row for row in plans.order.tolist() if row not in set(front)][: max(0, most - len(front))]
     rows = [plans.row(kept, rank=1) for kept in [*front, *others]]
@@ -150,7 +150,8 @@ def terms_info(plans: Plans, ranks: Sequence[int]) -> TermsInfo:
 def scatter(info: PlansInfo) -> Spec:
     """Return the scatter plot of `info` with its Pareto front as Plotly JSON.
 
-    The time axis ends at four times the fastest time, and is stretched towards it. Add `rings` to mark plans.
+    The time axis ends at four times the fastest time, and is stretched near the fastest time. Add `rings` to mark
+    plans.
     """
     times = [point.time_s for point in info.points] or [1.0]
     fastest, slowest = min(times), min(max(1.05 * max(times), 1.1 * min(times)), 4 * min(times))
@@ -164,7 +165,7 @@ def scatter(info: PlansInfo) -> Spec:
 
 
 def _place(time_s: float, fastest: float) -> float:
-    """Return the position of a step time on the logarithmic axis: how much slower it is than the fastest."""
+    """Return the position of a step time on the logarithmic axis: its relative excess over the fastest, plus `NEAR`."""
     return time_s / fastest - 1 + NEAR
 
 

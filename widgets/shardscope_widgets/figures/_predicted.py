@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from shardscope.measure.compare.view import error_text, heading_of, value_text
+from shardscope.measure.compare.comparison import error_text, heading_of, value_text
 from shardscope.spec.units import suitable_unit
 from shardscope_widgets.figures import theme
 from shardscope_widgets.words import duration_text
@@ -50,7 +50,7 @@ class ComparedInfo(NamedTuple):
 def compared_info(comparison: Comparison) -> ComparedInfo:
     """Return the bars of a comparison.
 
-    Message counts, sums and the times of single collectives are only in the table.
+    Message counts, sums and the times of individual collectives are omitted; the table has them.
     """
     found = {group: [row for row in comparison.rows if row.group == group] for group in _GROUPS}
     panels = [_panel(comparison, kept) for rows in found.values() if (kept := _kept(rows))]
@@ -82,7 +82,7 @@ def _panel(comparison: Comparison, rows: list[ComparedTerm]) -> ComparedPanel:
 
 
 def compared(comparison: Comparison) -> go.Figure:
-    """Draw a run next to its prediction, with the error of each term.
+    """Draw the measured and predicted terms of a run side by side, with the error of each term.
 
     Example:
         >>> compared(ss.compare(run))  # doctest: +SKIP
@@ -147,7 +147,7 @@ def _bars(
 
 
 class StepTimesRow(NamedTuple):
-    """One job: its name, and its step times in seconds; None for those that are not known."""
+    """One job: its name, and its step times in seconds; None for unknown times."""
 
     label: str
     predicted: float | None
@@ -156,7 +156,7 @@ class StepTimesRow(NamedTuple):
 
 
 def step_times(rows: Sequence[StepTimesRow]) -> go.Figure:
-    """Draw a bar for each step time that is known, grouped by job in the order of `rows`.
+    """Draw a bar for each known step time, grouped by job in the order of `rows`.
 
     Example:
         >>> step_times([StepTimesRow("ring", ss.predict(job).step_time_s)])  # doctest: +SKIP

@@ -15,7 +15,7 @@ _ROW, _FRAME = 32, 58
 _LONGER, _SHORTER = theme.RunStyle("#c8553d", pattern="/"), theme.RunStyle("#11997a", pattern="\\")
 _TOTALS = {"predicted": "#c9a227", "simulated": "#11997a", "measured": "#2a6fb5"}
 _NEGLIGIBLE = 0.015
-"""Difference of a term, relative to the measured step, below which it is drawn together with the others."""
+"""Difference of a term, relative to the measured step, below which it is merged with other small terms."""
 OTHERS = "all other terms"
 
 
@@ -38,7 +38,7 @@ class ResidualInfo(NamedTuple):
 
 
 def residual_info(residual: Residual) -> ResidualInfo:
-    """Return the bars; terms with a negligible difference are one bar, which is left out below 1 µs."""
+    """Return the bars; terms with a negligible difference are merged into one bar, which is omitted below 1 µs."""
     bars = [
         ResidualBar(
             f"{residual.expected} {residual.per}", 0.0, residual.expected_s * 1e3, duration_text(residual.expected_s),
@@ -106,7 +106,7 @@ def residual_parts(info: ResidualInfo) -> tuple[list[dict[str, Any]], dict[str, 
 
 
 def _window(info: ResidualInfo) -> tuple[float, float]:
-    """Return the range of the time axis: it starts at 0 unless the differences are small next to the step."""
+    """Return the range of the time axis, which starts at 0 unless the differences are small relative to the step."""
     ends = [end for bar in info.bars for end in (bar.end_ms, bar.start_ms) if end]
     low, high = min(ends, default=0.0), max(ends, default=1.0)
     room = 0.2 * (high if low < high * 0.6 else high - low)
@@ -127,7 +127,7 @@ def draw_residual(info: ResidualInfo) -> go.Figure:
 
 
 def residual(comparison: Comparison, expected: Expected = "predicted") -> go.Figure | None:
-    """Draw what explains the difference in step time; None if the comparison has no parts of a step.
+    """Draw the terms that explain the difference in step time; None if the comparison has no breakdown of a step.
 
     Example:
         >>> residual(ss.compare(run), "simulated")  # doctest: +SKIP

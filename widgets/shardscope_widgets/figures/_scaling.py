@@ -26,7 +26,7 @@ class ScalingLine(NamedTuple):
     efficiency: tuple[float, ...]
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
-    """Ends of the interval around the step times, in seconds; empty if unknown."""
+    """Upper ends of the prediction intervals of the step times (`low` has the lower), in seconds; empty if unknown."""
 
 
 class ScalingInfo(NamedTuple):
@@ -122,7 +122,7 @@ def _trace(info: ScalingInfo, line: ScalingLine, axis: str) -> go.Scatter:
 
 
 def _band(line: ScalingLine) -> go.Scatter:
-    """Return the interval around the predicted step times as an area."""
+    """Return the prediction interval of the step times as a band."""
     return go.Scatter(
         x=[*line.workers, *line.workers[::-1]], y=[*line.high, *line.low[::-1]], mode="lines", fill="toself",
         line={"width": 0, "color": _COLOURS[line.kind]}, opacity=0.25, showlegend=False, hoverinfo="skip",

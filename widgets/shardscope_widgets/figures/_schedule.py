@@ -20,12 +20,12 @@ from shardscope_widgets.words import duration_text, plural, three_digits
 HELD_PX, WAITING_PX = 132, 74
 GAP_PX, TOP_PX, BOTTOM_PX, _KEY_PX = 40, 62, 46, 20
 MOST_NUMBERED = 900
-"""Maximum number of operations for which bars show their micro-batch; with more, they are too narrow."""
+"""Maximum number of operations for which bars show their micro-batch; with more operations, bars are too narrow."""
 RANK_COLOURS = (
     "#2a86d1", "#e06c2c", "#11997a", "#b866a6", "#c49a0c", "#5f6fd6", "#4fb3bf", "#a35a3a",
 )  # fmt: skip
 _SAMPLES = dict(zip(theme.DASHES, ("━━", "╺╸╺╸", "┅┅", "━╸╺", "━╸━╸", "━╸╺╸"), strict=True))
-"""Samples of lines in text, by their dash."""
+"""Text samples of lines, by dash style."""
 
 
 class StepFunction(NamedTuple):
@@ -44,7 +44,7 @@ class ScheduleInfo(NamedTuple):
 
     gantt: GanttInfo
     waits: tuple[tuple[str, float], ...]
-    """For each operation: text with stage, rank and dependency, and how long its rank was idle before it, in ms."""
+    """For each operation: text with stage, rank and dependency, and the idle time of its rank before it, in ms."""
     held: tuple[StepFunction, ...]
     peak: tuple[float, ...]
     idle_ms: tuple[float, ...]
@@ -85,7 +85,7 @@ def _bars(timeline: Timeline) -> tuple[GanttOp, ...]:
 
 
 def _waits(timeline: Timeline) -> tuple[tuple[str, float], ...]:
-    """Return the dependency of each operation as text, and the milliseconds that its rank was idle before it."""
+    """Return the dependency of each operation as text, and the idle time of its rank before it, in milliseconds."""
     table, ends = timeline.table, [*timeline.ends, 0.0]
     needs = {
         (kind, stage): _need(timeline, kind, stage) for kind in "FBIW" for stage in range(table.num_stages)
@@ -159,7 +159,7 @@ def schedule_text(info: ScheduleInfo) -> str:
 
 
 def schedule_title(info: ScheduleInfo) -> str:
-    """Return the title of the chart, for narrow ones too: schedule, step time and bubble."""
+    """Return the chart's title, short enough for narrow charts: schedule, step time and bubble."""
     gantt = info.gantt
     return (
         f"<b>{PipelineSchedule(gantt.schedule).heading()}</b>, predicted {duration_text(gantt.end_ms / 1e3)}, "
@@ -219,7 +219,7 @@ def _line_look(rank: int) -> tuple[str, str]:
 
 
 def _named(rank: int, name: str) -> str:
-    """Return a rank's name with a sample of its line, which no legend explains."""
+    """Return a rank's name with a sample of its line, because the chart has no legend for lines."""
     colour, dash = _line_look(rank)
     return f"{name} <span style='color:{colour}'>{_SAMPLES[dash]}</span> "
 

@@ -68,7 +68,7 @@ def _kind(parameter: Choices | Between | PowersOfTwo) -> tuple[str, tuple[Value,
 
 
 def slices_text(info: SlicesInfo) -> str:
-    """Return a sentence that states what the plots show."""
+    """Return a sentence on what the plots show."""
     if not info.slices:
         return "A slice appears with the first complete trial."
     return f"{plural(len(info.slices), 'setting')}, {title_of(info.objective)} on the y-axis; green: on the front."

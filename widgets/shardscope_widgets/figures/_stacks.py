@@ -32,7 +32,7 @@ class StackBar(NamedTuple):
 
 
 class RunBars(NamedTuple):
-    """The bars of one run's ranks, and the predicted bars, which are drawn fainter below them; empty if unknown."""
+    """The bars of one run's ranks, and the predicted bars (empty if unknown), which are drawn fainter below."""
 
     label: str
     bars: tuple[StackBar, ...]
@@ -99,7 +99,7 @@ def _rows(groups: Sequence[RunBars]) -> tuple[list[Row], list[dict[str, Any]]]:
 def _ghosts(
     groups: Sequence[RunBars], rows: Sequence[Row], layers: Sequence[tuple[str, RunStyle]]
 ) -> list[Any]:
-    """Return a thin, fainter bar below each bar of a rank that has a predicted one."""
+    """Return a thin, fainter predicted bar below each measured bar for which there is a prediction."""
     places = iter(place for place, _ in rows)
     paired = [(group, rank, next(places)) for group in groups for rank in range(len(group.bars))]
     thin = [

@@ -17,7 +17,7 @@ from shardscope_widgets.trace import Trace, Update
 from shardscope_widgets.words import plural
 
 MOST_POINTS = 400
-"""Maximum number of points over time; in longer runs each point shows the stalest of several updates."""
+"""Maximum number of points over time; in longer runs each point shows the largest staleness of several updates."""
 COLOUR = "#2a86d1"
 _LEFT, _RIGHT = [0.0, 0.36], [0.45, 1.0]
 
@@ -117,7 +117,7 @@ def draw_staleness(info: StalenessInfo) -> go.Figure:
 
 
 def _whole(top: float) -> dict[str, Any]:
-    """Return axis settings for ticks at integers, about eight at most."""
+    """Return axis settings with ticks at integers, at most about eight of them."""
     return {"dtick": max(1, math.ceil(top / 8)), "tickformat": "d"}
 
 

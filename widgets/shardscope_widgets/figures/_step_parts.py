@@ -1,4 +1,4 @@
-"""Breakdown of a step of each run: one bar per run, stacked by part, compared with the step of one process."""
+"""Breakdown of the step time of each run: one bar per run, stacked by part, next to the step time of one process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOOKS = {
 class StepPartsRow(NamedTuple):
     """One run: its name, the seconds of each part of a step, by the names of `PARTS`, and its step time in seconds.
 
-    The step time is that of the slowest rank in each step. So it can be longer than the parts of one rank together.
+    The step time is that of the slowest rank in each step, so it can exceed the sum of one rank's parts.
     """
 
     label: str

@@ -13,7 +13,7 @@ from shardscope_widgets.figures import theme
 
 _POINTS = 60
 _BEYOND = 8
-"""Factor by which the curve extends beyond the smallest and the largest batch size that is marked."""
+"""Factor by which the curve extends beyond the smallest and largest marked batch size."""
 _TESTED, _CRITICAL = "#2a86d1", "#c5372c"
 
 

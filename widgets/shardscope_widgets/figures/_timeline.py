@@ -20,7 +20,7 @@ COMPUTE, COMMUNICATION, IDLE = "compute", "communication", "idle"
 BLANK = {"showticklabels": False, "range": [0, 1]}
 """Axis settings without tick labels, for a timeline without data."""
 MOST_KINDS = 14
-"""Maximum number of span kinds in a live timeline; any others are not drawn."""
+"""Maximum number of span kinds in a live timeline; further kinds are not drawn."""
 _SHORTEST_IDLE_MS = 0.05
 
 
@@ -86,7 +86,7 @@ def timeline_info(trace: Trace, *, last_step: int | None = None, num_steps: int 
 def _consecutive(steps: Sequence[int]) -> Sequence[int]:
     """Return the last sequence of consecutive steps.
 
-    Later in a training run only some steps are recorded, and a gap between them would look like idle time.
+    Later in a run, only some steps are recorded, and a gap between recorded steps would look like idle time.
     """
     first = len(steps) - 1
     while first > 0 and steps[first - 1] == steps[first] - 1:
@@ -141,7 +141,7 @@ def _shares(bars: Sequence[SpanBar], world_size: int, end: float) -> Shares:
 def timeline_text(info: TimelineInfo) -> str:
     """Return sentences on the fractions of the time in which a rank computes, communicates or waits, and is idle.
 
-    Communication includes waiting for the other rank to send or to receive. The fractions add up to 1.
+    Communication includes waiting for a peer to send or to receive. The fractions add up to 1.
     """
     if not info.steps:
         return "No spans: no step has finished."

@@ -28,7 +28,7 @@ TITLES = {
 }
 """Axis titles of the built-in objectives."""
 ORDER = "trial"
-"""Name used in place of an objective for the x-axis: trials in the order in which they started."""
+"""Name used in place of an objective for an x-axis with trials in the order in which they started."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class TrialInfo:
         params: (name, value) of each setting, with the names and order of the search space.
         values: Known objective values by name. For a running trial, time and bytes are extrapolated from its first
             steps, and the quality is from its last evaluation.
-        best: Optimistic final quality of a running trial, which assumes that it improves from here as much as the
-            complete trial that improved most.
+        best: Optimistic final quality of a running trial, which assumes that the trial will improve as much as the
+            complete trial that improved most from the same fraction of training.
         curve: (step, loss, fraction of wrong answers) at each evaluation on the validation split.
         steps: Number of planned steps; `done` is the number of steps taken so far.
-        is_front: Whether it is Pareto-optimal among the complete trials, by more than the noise of measured times.
-        is_by_noise: Whether it is Pareto-optimal only because of a time difference within the measurement noise.
-        is_baseline: Whether it is a baseline, to compare the searched settings with.
+        is_front: Whether the trial is Pareto-optimal among complete trials, by more than the noise of measured times.
+        is_by_noise: Whether the trial is Pareto-optimal only by a time difference within the measurement noise.
+        is_baseline: Whether the trial is a baseline for comparison with the searched settings.
         note: Reason why the trial is missing from the plot, such as a strategy whose time on another link cannot be
             predicted.
     """
@@ -117,7 +117,7 @@ def trials_info(
     live: Mapping[int, TrialMetrics] | None = None,
     is_baseline: Callable[[Mapping[str, Value]], bool] = lambda _: False,
 ) -> list[TrialInfo]:
-    """Return the trials of a study, including running ones with their progress so far.
+    """Return the trials of a study, including running trials with their progress so far.
 
     Args:
         records: Records of all trials.
@@ -186,8 +186,8 @@ def quality_curve(trial: TrialInfo, quality: str) -> list[tuple[float, float]]:
 def optimistic(trial: TrialInfo, done: Sequence[TrialInfo], quality: str) -> float | None:
     """Return an optimistic estimate of a running trial's final quality, using the pruning rule.
 
-    The rule assumes that the trial improves from here as much as the complete trial that improved most. The result is
-    None before the trial's first evaluation, and while there is no complete trial to compare with.
+    The rule assumes that the trial will improve as much as the complete trial that improved most from the same fraction
+    of training. The result is None before the trial's first evaluation, and while there is no complete trial.
     """
     if quality not in QUALITIES:
         return None

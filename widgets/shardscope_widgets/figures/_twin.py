@@ -1,7 +1,7 @@
 """Gantt chart of one step on each rank: measured activities above, simulated ones below, on one time axis.
 
-Each row has computation in its upper part and communication in its lower part. A grey track as long as the rank's step
-lies under them, so its visible parts are idle time. The last row has the terms of the prediction, one after another.
+Each row has computation in its upper part and communication in its lower part, over a grey track as long as the rank's
+step, whose visible parts are idle time. The last row has the terms of the prediction, one after another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardscope_widgets.figures._timeline import COMPUTE, IDLE
 from shardscope_widgets.words import duration_text, listed
 
 MOST_RANKS = 8
-"""Largest number of ranks that are drawn."""
+"""Maximum number of ranks that are drawn."""
 _SENT, _RECEIVED = "send", "recv"
 _ROW, _GAP, _FRAME = 25, 14, 84
 """Heights in pixels of one row, of the gap between two ranks, and of the rest of the figure."""
@@ -38,10 +38,10 @@ class TwinBar(NamedTuple):
 
 
 class TwinRow(NamedTuple):
-    """The activities of one rank, of one origin.
+    """One row: the activities of one rank, either measured, simulated or predicted.
 
     Attributes:
-        rank: The rank; None for the prediction, which is of the rank with most work.
+        rank: The rank; None for the prediction, which is of the rank with the most work.
         origin: ``measured``, ``simulated`` or ``predicted``.
         bars: The activities, in order of their start.
         start_ms: Start of the rank's step. Ranks need not start at the same time.
@@ -62,7 +62,7 @@ class TwinRow(NamedTuple):
 
 
 class TwinInfo(NamedTuple):
-    """The rows of the chart, those of one rank next to each other; `hidden` is the number of ranks left out."""
+    """The rows of the chart, with rows of one rank next to each other; `hidden` is the number of ranks left out."""
 
     label: str
     step: int
@@ -85,9 +85,9 @@ def twin_info(
 
     Args:
         measured: A recorded step of a run, as from `Run.step_events`; None if no step has spans.
-        simulated: A simulated step, as `Simulation.timeline`; None leaves its rows out.
-        predicted: Parts of the predicted step; empty leaves its row out.
-        label: Name of the run; by default that of the measured step.
+        simulated: A simulated step, as `Simulation.timeline`; None omits the simulated rows.
+        predicted: Parts of the predicted step; an empty sequence omits the predicted row.
+        label: Name of the run; by default the name in the measured step.
     """
     if measured is None:
         return TwinInfo(label, 0, ())
@@ -110,7 +110,7 @@ def _row(rank: int, origin: str, step: StepEvents) -> TwinRow:
 
 
 def _bars(step: StepEvents, rank: int) -> tuple[TwinBar, ...]:
-    """Return a rank's activities. Messages count as communication of both ranks, and touching ones become one bar."""
+    """Return a rank's activities. Messages count as communication of both ranks; adjacent messages are merged."""
     found: dict[tuple[str, bool], list[Interval]] = {}
     spans = {event.kind for event in step.events if event.rank == rank and event.lane == "communication"}
     for event in step.events:
@@ -266,7 +266,7 @@ def empty_twin() -> go.Figure:
 def twin(
     measured: StepEvents, simulated: StepEvents | None = None, predicted: Sequence[GhostPart] = ()
 ) -> go.Figure:
-    """Draw a measured step of each rank above the simulated one.
+    """Draw the measured step of each rank above its simulated step.
 
     Example:
         >>> twin(run.step_events(), ss.simulate(run.job).timeline)  # doctest: +SKIP

@@ -1,6 +1,6 @@
 """Message diagrams: each algorithm drawn round by round for eight workers, as an SVG without a script.
 
-These rounds are only for illustration. The number of rounds for W workers and their times come from the formulas in
+These rounds are only for illustration. The number and times of rounds for W workers come from the formulas in
 `shardscope.analytic.communication`.
 """
 
@@ -22,7 +22,7 @@ Arrow = tuple[int, int]
 
 
 class Round(NamedTuple):
-    """Messages that are sent simultaneously."""
+    """One round: messages that are sent simultaneously."""
 
     name: str
     arrows: tuple[Arrow, ...]

@@ -25,7 +25,7 @@ __all__ = [
 ]  # fmt: skip
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 GREY = "#757a83"
-"""Text and lines of figures: at least 4.3:1 on a white and on a nearly black page; labs replace it for text."""
+"""Colour of text and lines: contrast of at least 4.3:1 on white and nearly black pages; labs override it for text."""
 GRID = "rgba(127,132,141,0.22)"
 AXIS = "rgba(127,132,141,0.55)"
 HOVER = "#262a31"
@@ -42,8 +42,9 @@ MODEBAR = {
         "sendChartToCloud", "select2d", "lasso2d", "autoScale2d", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d",
     ],
 }  # fmt: skip
-"""Buttons that figures leave out, above all the upload to Plotly's cloud; dragging zooms, and a double click zooms out.
-The other buttons are in a column on the right, next to the legend. Every renderer obeys a figure's own layout."""
+"""Settings of Plotly's buttons. Some are removed, above all the upload to Plotly's cloud; the remaining buttons form a
+column on the right, next to the legend. Dragging zooms in, and a double click zooms out. These settings are part of
+each figure's layout, which every renderer respects."""
 
 
 MODEBAR_WIDTH = 34
@@ -59,7 +60,7 @@ class RunStyle(NamedTuple):
 
     @property
     def zorder(self) -> int:
-        """Drawing order: dashed lines lie above solid ones, so that two coinciding curves are both visible."""
+        """Drawing order: dashed lines lie above solid lines, so that two coinciding curves are both visible."""
         return DASHES.index(self.dash)
 
 
@@ -104,7 +105,7 @@ _SPARE_SPANS = ("#b866a6", "#c49a0c", "#5f6fd6", "#4fb3bf", "#a35a3a")
 
 
 def span_look(name: str) -> RunStyle:
-    """Return the style of a span kind; an unknown kind gets a spare colour that depends only on its name."""
+    """Return the style of a span kind; an unknown kind gets a spare colour derived from its name."""
     return SPAN_LOOKS.get(name) or RunStyle(
         _SPARE_SPANS[sum(map(ord, name)) % len(_SPARE_SPANS)], pattern="/"
     )
@@ -129,7 +130,7 @@ def ink_on(colour: str) -> str:
 
 
 def run_looks(traces: Sequence[Trace]) -> list[RunStyle]:
-    """Return one style per run: the strategy's colour if strategy tells the runs apart, else a colour of its own.
+    """Return one style per run: its strategy's colour if few runs share a strategy, else a distinct colour per run.
 
     A run that a lab has given a look keeps it. See `shardscope.spec.run_names.run_looks`.
     """
@@ -138,7 +139,7 @@ def run_looks(traces: Sequence[Trace]) -> list[RunStyle]:
 
 
 def method_look(name: str) -> MethodStyle:
-    """Return the plot style of a compression method; an unknown one gets a spare colour that depends only on its name.
+    """Return the plot style of a compression method; an unknown method gets a spare colour derived from its name.
 
     A family of methods shares a hue; its methods differ in brightness, dash and marker.
     """
@@ -222,7 +223,7 @@ def striped(look: RunStyle, *, white: float = 0.55, **pattern: Any) -> dict[str,
 
 
 def ghost_key() -> dict[str, Any]:
-    """Return a trace without data whose legend entry says that fainter bars are predicted."""
+    """Return a trace without data whose legend entry explains that fainter bars are predicted."""
     return {
         "type": "bar", "x": [None], "y": [None], "name": "predicted", "opacity": 0.45, "marker": {"color": GREY},
         "hoverinfo": "skip",
@@ -267,6 +268,6 @@ def note(text: str, *, x: float, y: float) -> dict[str, Any]:
 
 
 def heading(title: str, about: str, *, x: float) -> dict[str, Any]:
-    """Return an annotation above the plot that begins at `x`: a title and, below it so that both fit, a few words."""
+    """Return an annotation above the plot that begins at `x`: a title, and a few words below the title."""
     text = f"<b>{title}</b><br><span style='font-size:11px'>{about}</span>"
     return note(text, x=x, y=1) | {"yshift": 6, "align": "left"}

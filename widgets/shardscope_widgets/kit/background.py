@@ -1,4 +1,4 @@
-"""Work in a background thread that would otherwise block a panel or the cell that displays it."""
+"""Background threads for work that would otherwise block a panel or the cell that displays it."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from shardscope_widgets.kit.threads import panel_thread
 
 INTERVAL_S = 0.2
-"""Seconds between polls; five polls a second stay far below Jupyter's limit of 1,000 messages a second."""
+"""Time between polls, in seconds. Five polls a second stay far below Jupyter's limit of 1,000 messages a second."""
 
 
 class Clock:

@@ -14,7 +14,7 @@ from shardscope_widgets.kit.form import OFF, UNSET, Setting, names_in, setting_i
 from shardscope_widgets.kit.markup import classed, note_html
 
 MOST = 2**53 - 1
-"""Largest number that can be entered: JavaScript represents every integer up to it exactly."""
+"""Largest number that can be entered; JavaScript represents all integers up to this one exactly."""
 _BOUNDED = (widgets.BoundedIntText, widgets.BoundedFloatText, widgets.IntSlider, widgets.FloatSlider)
 
 
@@ -76,7 +76,7 @@ def controls_for(
 
     Args:
         choices: Object whose traits were created by `trait_of` and `own_trait`.
-        names: Traits that get a control, in tab order; all by default.
+        names: Traits that get a control, in tab order; by default, all traits.
         made: Controls to use instead of generated ones, by trait name.
     """
     kind = type(choices)

@@ -1,4 +1,4 @@
-"""A drawer: inputs that are folded away behind one button, with a line that says what is set in it."""
+"""A drawer: inputs that are folded away behind one button, with a line that summarises their values."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Setting(NamedTuple):
     reach: float | None = None
     """Largest value that the control initially offers; code may set larger values up to `most`."""
     blank: str = ""
-    """What 0 means, if 0 stands for a default: the text of the box, which is then empty at 0."""
+    """Placeholder text for a box that is empty at 0, if 0 stands for a default; empty if 0 is an ordinary value."""
 
 
 def setting_of(spec: type[Spec], field: str, label: str = "", **otherwise: Any) -> Setting:
@@ -179,7 +179,7 @@ def setting_in(choices: type[t.HasTraits], name: str) -> Setting:
 
 
 def form_of(spec: type[Spec], *, without: Iterable[str]) -> Callable[[type[_Form]], type[_Form]]:
-    """Return a class decorator that adds a trait for each field of `spec` for which the class does not define one.
+    """Return a class decorator that adds a trait for each field of `spec`, unless the class defines the trait itself.
 
     So a field that is added to the spec appears in the form automatically.
 
@@ -201,10 +201,10 @@ def form_of(spec: type[Spec], *, without: Iterable[str]) -> Callable[[type[_Form
 
 
 def check_options(widget: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Check the names of the options that a widget is given.
+    """Check the names of the options that are passed to a widget.
 
     Raises:
-        TypeError: A name is not among the `known` ones.
+        TypeError: A name is not among the `known` names.
     """
     accepted = sorted(known)
     for name in given:

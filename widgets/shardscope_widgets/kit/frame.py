@@ -1,4 +1,4 @@
-"""The heading of a lab, which also says when the lab's kernel is gone and makes the lab accessible."""
+"""The heading of a lab, which also shows a banner when the lab's kernel is gone, and makes the lab accessible."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ LAB_CSS = files(__package__).joinpath("lab.css").read_text(encoding="utf-8")
 """Style sheet of all widgets with the CSS class ``ss-lab``."""
 GONE = "Kernel restarted; run this cell again."
 """Text that a lab shows once its kernel has been restarted or has died. Runs end with the kernel, unless launched with
-``detach=True``; the new lab shows all of them, and offers to resume."""
+``detach=True``; the new lab shows all runs, and offers to resume those that have ended."""
 
 
 class Frame(anywidget.AnyWidget):
-    """A lab's title and one-line description; once its kernel is gone, a banner that says so."""
+    """A lab's title and one-line description, and a banner once the lab's kernel is gone."""
 
     _esm = "".join(
         files(__package__).joinpath(name).read_text(encoding="utf-8")
@@ -30,7 +30,7 @@ class Frame(anywidget.AnyWidget):
 def fallback_html(inner: str) -> str:
     """Return static output to show below a lab: `inner`, and the banner if a reloaded page has no lab to show.
 
-    The banner is hidden by its own style unless the output above it contains no lab; it waits for a lab that loads.
+    The banner's style hides it if the output above contains a lab, and delays it while a lab may still be loading.
     """
     rule = (
         ".ss-fallback{display:none}"

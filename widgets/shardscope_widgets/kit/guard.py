@@ -13,7 +13,7 @@ from shardscope_widgets.words import safe
 class Guard:
     """Runs callbacks one at a time and passes every error to `say` as HTML.
 
-    Callbacks run on the kernel's main thread, in subshells and on the lab's own threads, so they share one lock.
+    Callbacks may run on the kernel's main thread, in subshells and on the lab's own threads. One lock serialises them.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:

@@ -1,8 +1,9 @@
 """A Plotly figure that is replaced as a whole at each update, and survives a reload of the page.
 
 The module of Plotly's own FigureWidget contains the 5 MB library, and anywidget drops every message to a model whose
-module has not loaded within 2 seconds. On a busy machine such a figure may never update again. The module here is a
-few lines long, and the library is a separate model that all figures of a kernel share and that each page loads once.
+module has not loaded within 2 seconds. On a busy machine a FigureWidget may therefore stop updating. The module of a
+`LiveFigure` is a few lines long; the library is a separate model that all figures of a kernel share and that each page
+loads once.
 The figure is a single trait, so the newest value always arrives, and a reloaded page shows the current figure.
 """
 
@@ -53,7 +54,7 @@ class LiveFigure(anywidget.AnyWidget):
     def put(
         self, traces: Sequence[dict[str, Any]], layout: dict[str, Any], more: Sequence[dict[str, Any]] = ()
     ) -> None:
-        """Show `traces`, each merged over the template's trace with the same index, and `layout` over its layout.
+        """Show `traces` and `layout`, merged over the template's traces of the same index and over its layout.
 
         Args:
             traces: Properties of the template's first traces.
@@ -80,7 +81,7 @@ class LiveFigure(anywidget.AnyWidget):
 
 
 def _on_top(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Merge `above` over `below`: dictionaries, such as axes, are merged one level deep, other values are replaced."""
+    """Merge `above` over `below`. Dictionaries, such as axes, are merged one level deep; other values are replaced."""
     merged = {
         name: below.get(name, {}) | value if isinstance(value, dict) else value
         for name, value in above.items()

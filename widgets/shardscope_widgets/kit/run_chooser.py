@@ -1,4 +1,4 @@
-"""A list of runs to choose from, for panels that show one run at a time."""
+"""List of runs to choose from, for panels that show one run at a time."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ NO_RUNS = "There are no runs yet. Launch one with ss.launch(job), then press “
 
 
 class RunChooser:
-    """A list of the runs in a folder, newest first, and a button to read them again.
+    """A list of the runs in a folder, newest first, and a button that reloads the list.
 
     Args:
-        given: A run, or its name or path, that comes first in the list; None for none.
-        root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        given: A run, or its name or path, to list first; None lists only the runs in the folder.
+        root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
     """
 
     def __init__(self, given: Run | str | Path | None, root: str | Path | None) -> None:
@@ -35,11 +35,11 @@ class RunChooser:
 
     @property
     def first(self) -> str:
-        """Name of the run to show at first: the given one, else the newest; empty if there is none."""
+        """Name of the run to show initially: the given run, else the newest run; empty if there is none."""
         return next(iter(self.runs), "")
 
     def offer(self, chosen: str) -> None:
-        """List the runs in the folder now, and show which one is chosen."""
+        """List the present runs in the folder, and show which run is chosen."""
         from shardscope.runtime import runs
 
         found = list(runs(self._root)[:MOST_RUNS])
@@ -74,7 +74,7 @@ def _label(run: Run) -> str:
 
 
 def _when(run_id: str) -> str:
-    """Return when a run was launched, from the start of its name; the name itself if it was renamed."""
+    """Return the launch time of a run from the start of its name; the name itself if the run was renamed."""
     try:
         return f"{datetime.strptime(run_id[:15], '%Y%m%d-%H%M%S'):%d %b %H:%M}"  # noqa: DTZ007 - local time, shown as it is
     except ValueError:

@@ -1,4 +1,4 @@
-"""Scripts of widgets, as anywidget takes them: one text each."""
+"""Scripts of widgets, each as a single text, as anywidget requires."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ _ON_CHANGE = files(__package__).joinpath("changes.js").read_text(encoding="utf-8
 
 
 def script(package: str, name: str) -> str:
-    """Return the script `name` of a package after the function `onChange`, with which it follows its traits."""
+    """Return the script `name` of a package, preceded by the function `onChange`, which observes traits for it."""
     return _ON_CHANGE + files(package).joinpath(name).read_text(encoding="utf-8")

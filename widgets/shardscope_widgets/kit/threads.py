@@ -19,7 +19,7 @@ LOOKED_FOR = ("numpy", "pandas")
 def panel_thread(work: Callable[..., object], *arguments: object, name: str) -> threading.Thread:
     """Return a daemon thread, after importing the modules that Plotly looks for in the current thread.
 
-    The caller stores the thread before starting it, because short work may end, and report so, immediately.
+    The caller must store the thread before it starts the thread, because short work may end immediately.
     """
     for module in LOOKED_FOR:
         with contextlib.suppress(ImportError):  # pages in a browser do not have all of them

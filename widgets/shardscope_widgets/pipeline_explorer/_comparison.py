@@ -17,10 +17,11 @@ HEADERS = ("Schedule", "Stages per rank", "Step", "Bubble", "Activations", "vs 1
 
 
 class ScheduleRow(NamedTuple):
-    """One schedule.
+    """Results of one schedule.
 
-    `step_s` is the step time in seconds, and `bubble` the fraction of it for which ranks are idle. `held` is the peak
-    number of micro-batches whose activations one rank holds, and `held_vs_1f1b` is its ratio to the number for 1F1B.
+    `step_s` is the step time in seconds, and `bubble` the fraction of this time in which ranks are idle. `held` is the
+    peak number of micro-batches whose activations one rank holds, and `held_vs_1f1b` is its ratio to the number for
+    1F1B.
     """
 
     name: str
@@ -51,7 +52,7 @@ def comparison_info(
     held = [schedule.stages_of(virtual_stages) for schedule in known]
 
     def figures(chosen: list[int]) -> list[tuple[float, float]]:
-        """Return for each schedule the bubble in seconds, and the peak number of micro-batches in flight on a rank."""
+        """Return each schedule's bubble in seconds, and its peak number of micro-batches in flight on a rank."""
         index, stages_held = np.array(chosen), np.array([held[each] for each in chosen])
         bubbles = closed.bubble_time(
             index, stages, microbatches, stages_held, t_f, t_input, t_weight, ranks_meet=True
@@ -79,7 +80,7 @@ def comparison_info(
 def _each_or_why(
     figures: Callable[[list[int]], list[tuple[float, float]]], chosen: list[int]
 ) -> dict[int, tuple[float, float] | str]:
-    """Return by schedule index the values of `figures`, or the error message if they cannot be computed.
+    """Return the values of `figures` by schedule index, or the error message where they cannot be computed.
 
     All schedules are computed in one call; if that fails, each schedule is computed separately.
     """

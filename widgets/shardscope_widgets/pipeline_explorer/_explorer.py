@@ -145,7 +145,7 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
 
     @property
     def held(self) -> int:
-        """Stages per rank: the chosen number if the schedule allows a choice, otherwise the schedule's own."""
+        """Stages per rank: the chosen number if the schedule allows a choice, otherwise the schedule's own number."""
         return PipelineSchedule(self.schedule).stages_of(self.virtual_stages)
 
     def refresh(self) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import ipywidgets as widgets
 
+from shardscope.spec.compression import compression_names
 from shardscope.spec.layout import OFFLOAD_NAMES, RECOMPUTE_NAMES, searched_schedules
-from shardscope.spec.layout_compression import compression_names
 
 ANY = "any"
 FILTERS: dict[str, tuple[Any, ...]] = {

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import plotly.graph_objects as go
 
-from shardscope.measure.compare.comparison import Comparison
-from shardscope.measure.compare.view import OVERVIEW, inside_text, overview
+from shardscope.measure.compare.comparison import OVERVIEW, Comparison, inside_text, overview
 from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope.show import Table
 from shardscope_widgets import figures

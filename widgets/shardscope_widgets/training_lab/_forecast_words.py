@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardscope.machine import usable_memory_bytes
-from shardscope.prediction.job_view import beside_peak
+from shardscope.prediction.job import beside_peak
 from shardscope.runtime.launcher.preflight import about
 from shardscope_widgets.words import bytes_text
 

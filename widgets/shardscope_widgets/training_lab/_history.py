@@ -50,7 +50,7 @@ class History(widgets.VBox):  # type: ignore[misc]
         self._note = widgets.HTML()
         self.groups = widgets.Dropdown(description="Group", options=[("no runs", "")], value="")
         self.groups.tooltip = "Runs of one group share the plots; by default, a group is a model and its data"
-        self.tools = widgets.Checkbox(description="Also runs of tools", indent=False)
+        self.tools = widgets.Checkbox(description="Show probes and checks", indent=False)
         self.tools.tooltip = "Also list runs that tools launched for measurements, such as checks"
         self._is_filling = False
         super().__init__([self._head, classed(self.groups, "ss-group"), self._list, self.tools, self._note])

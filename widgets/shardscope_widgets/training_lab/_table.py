@@ -34,7 +34,7 @@ class RunsTable:
     def __init__(self, guard: Guard, on_change: Callable[[], None], on_delete: Callable[[Run], None]) -> None:
         self.table, self.means, self.message = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self.baseline = widgets.Dropdown(description="Baseline", options=[(_NONE, "")], value="")
-        self.group_by = widgets.Dropdown(description="Means by", options=[(_NONE, "")], value="")
+        self.group_by = widgets.Dropdown(description="Group by", options=[(_NONE, "")], value="")
         self.run = widgets.Dropdown(description="Run", options=[(_NONE, "")], value="")
         self.note = widgets.Text(description="Note", continuous_update=False)
         self.delete = widgets.Button(description="Delete run", icon="trash")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class TrialActs:
     """Actions of the Tuning Lab on one trial.
 
-    In every method, `number` is the number of the trial; None means the chosen trial. All of them raise `StudyError` if
+    In every method, `number` is the number of the trial; None means the chosen trial. All methods raise `StudyError` if
     no trial is chosen.
     """
 
@@ -62,7 +62,7 @@ class TrialActs:
         self._engine.ask(act)
 
     def _prune_chosen(self) -> None:
-        """Prune the chosen trial, as its button does, which may be pressed when the trial has just ended."""
+        """Prune the chosen trial, as its button does; do nothing if the trial has just ended."""
         if self._engine.can_prune(self._number(None)):
             self.prune()
 

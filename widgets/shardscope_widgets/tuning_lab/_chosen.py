@@ -39,7 +39,7 @@ BUTTONS = {
 class Watched:
     """The run of a trial, followed while it trains.
 
-    A trial can consist of several runs; `run` is the newest.
+    A trial can consist of several runs; `run` is the newest run.
 
     Args:
         pieces: Paths of the trial's runs, in order.
@@ -76,7 +76,7 @@ class Watched:
         return self.trace.feed(events)
 
     def uncompressed_bytes(self) -> float | None:
-        """Return the bytes that all ranks would send per step without compression; None if it is off."""
+        """Return the bytes that all ranks would send per step without compression; None for an uncompressed run."""
         return summarise(self.trace, self.run.state, self.run.job).uncompressed_bytes_per_step
 
 
@@ -143,7 +143,7 @@ class ChosenPanel:
 
 
 def _loss_spec(trace: Trace) -> dict[str, Any]:
-    """Return the training loss as Plotly JSON: a faint line as measured, a bold one for the moving average."""
+    """Return the training loss as Plotly JSON: a faint line for the values, a bold line for the moving average."""
     curve = loss_info([trace]).curves[0]
     colour = theme.strategy_colour(trace.strategy)
     looks = ((curve.values, 1, 0.4, "as measured"), (curve.smooth, 2.2, 1.0, "moving average"))

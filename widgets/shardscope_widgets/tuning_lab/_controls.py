@@ -19,7 +19,7 @@ DEFAULT_ACROSS = "seconds"
 STUDY = ("name", "trials", "parallel", "sampler")
 SEARCH = ("baselines",)
 LINK = ("is_relinked", "on_bandwidth", "on_latency")
-"""Controls of the other network link, for which the times of finished trials are predicted."""
+"""Controls of the hypothetical network link for which the times of finished trials are predicted."""
 AXES = ("y", "x", "colour")
 """Controls of the axes and the colour in the plot of the front."""
 
@@ -32,7 +32,7 @@ def job_controls(choices: JobChoices) -> dict[str, widgets.DOMWidget]:
 
 
 def objectives_picker(own: Sequence[str]) -> SpacePicker:
-    """Return the picker of the objectives, with one button each; `own` are the names of user-defined ones."""
+    """Return the picker of the objectives, with a button for each; `own` are the names of user-defined objectives."""
     picker = SpacePicker(
         rows=objective_rows(own), fixed=True, state={"objectives": {"on": True, "picked": []}}
     )
@@ -41,7 +41,7 @@ def objectives_picker(own: Sequence[str]) -> SpacePicker:
 
 
 def objective_rows(own: Sequence[str]) -> list[Mapping[str, Any]]:
-    """Return the row of all objectives, user-defined ones last."""
+    """Return the row of all objectives, with user-defined objectives last."""
     names = [*OBJECTIVES, *own]
     return [{"name": "objectives", "label": "Minimise", "options": names, "kind": "choices", "inner": False}]
 
@@ -55,7 +55,7 @@ def usual_axes(objectives: Sequence[str], own: Sequence[str], now: tuple[str, st
     Args:
         objectives: Objectives of the study.
         own: Names of user-defined objectives.
-        now: Objectives that are on the x and y axes at present.
+        now: Objectives currently on the x and y axes.
     """
     x, y = now
     quality = next((name for name in objectives if name in (*QUALITIES, *own)), None)

@@ -28,9 +28,9 @@ class Engine:
     """Background thread that calls the driver repeatedly until all trials are done or it is stopped.
 
     Attributes:
-        session: Session that is running or ran last; None before the first.
+        session: Session that is running or ran last; None before the first session.
         error: Exception that ended the thread; None if it ended normally.
-        before: What the thread does before the first trial, as a sentence; empty for nothing in particular.
+        before: Sentence on what the thread does before the first trial; empty if there is nothing to report.
     """
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ import optuna
 
 from shardscope.tuning.records import from_study
 from shardscope.tuning.session import StudySession
-from shardscope_widgets.figures._importances import FEWEST, ImportancesInfo, importances_info
+from shardscope_widgets.figures._importances import ImportancesInfo, importances_info, trials_needed
 from shardscope_widgets.figures._trials import TrialInfo
 from shardscope_widgets.kit.background import Background
 
@@ -30,8 +30,9 @@ class ImportancesFit(Background):
         if asked == self._asked or self._is_busy:
             return
         self._asked = asked
-        if len(values) < FEWEST:
-            self.info = importances_info({}, objective=objective, trials=len(values))
+        needed = trials_needed(len(session.definition.space.parameters))
+        if len(values) < needed:
+            self.info = importances_info({}, objective=objective, trials=len(values), needed=needed)
             return
         self._start(self._work, session, values, objective, name="fit")
 

@@ -1,4 +1,4 @@
-"""The job that the controls describe: the given job with the changes made in the controls."""
+"""Job described by the controls: the given job with the changes made in the controls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
 PLAIN = tuple(name for name, traits in FIELDS.items() if traits == (name,) and name not in {"model", "data"})
 """Fields whose trait holds the value of the field unchanged."""
 FIRST = {"model": "mlp", "data": "digits", "global_batch": 64, "steps": 60}
-"""Defaults if no job is given; a trial of this job takes a second or two."""
+"""Values of a small job, used if no job is given; a trial of this job takes one to two seconds."""
 
 
 class JobOfChoices:

@@ -18,7 +18,7 @@ from shardscope.spec.space import Space
 from shardscope.tuning.definition import Definition
 from shardscope.tuning.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
 from shardscope.tuning.priors import default_space, optimizers_of, with_baselines
-from shardscope.tuning.progress import measuring_text
+from shardscope.tuning.progress import Pace, measuring_text
 from shardscope.tuning.records import NOT_BEGUN
 from shardscope.tuning.samplers import sampler_of
 from shardscope.tuning.session import StudySession
@@ -32,6 +32,7 @@ from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.markup import classed
 from shardscope_widgets.tuning_lab import _controls, _search, _words
 from shardscope_widgets.tuning_lab._acts import TrialActs
+from shardscope_widgets.tuning_lab._duration import TrialDuration
 from shardscope_widgets.tuning_lab._engine import Engine, engine_of
 from shardscope_widgets.tuning_lab._job import JobOfChoices
 from shardscope_widgets.tuning_lab._pictures import PictureChoices, Pictures
@@ -91,6 +92,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         self._summary = StudySummary()
         self._trials: list[TrialInfo] = []
         self._looked_at = self._drew_run_at = 0.0
+        self._duration, self._pace = TrialDuration(), Pace()
         self._is_setting_up, self._was_running = True, False
         StudyChoices.__init__(self)
         super().__init__()
@@ -133,7 +135,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
 
         Args:
             is_shown_as_begun: Whether to set the controls to the definition of the study.
-            asked: Names of the choices that stay as they are, even if the study was created with other values.
+            asked: Names of the choices to leave unchanged, even if the study was created with other values.
         """
         self._shown, self._trials = None, []
         self._summary.forget()
@@ -161,7 +163,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         self._offer(definition.searched)
 
     def _offer(self, space: Space | None) -> None:
-        """Create rows for the settings that can be searched; those that `space` searches are switched on."""
+        """Create rows for the settings that can be searched, and switch on the rows of settings in `space`."""
         self._rows = _search.rows_of(self.job(), space)
         self.set_trait("search", _search.first_state(self._rows))
 
@@ -303,7 +305,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         self._say_state()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until no trials are running; return False if some still are after `timeout` seconds."""
+        """Wait until no trials are running; return False if trials are still running after `timeout` seconds."""
         ended = self._engine.wait(timeout)
         self.refresh()
         return ended
@@ -424,6 +426,8 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         now = time.monotonic()
         running, before = self.is_running, self._was_running
         self._was_running = running  # read once more after the end, to catch the last changes
+        if running and not before:
+            self._pace = Pace(_words.num_ended(self._trials))
         due = running or before or now - self._looked_at > LOOK_AT_OTHERS_EVERY_S
         if self._shown is not None and due:
             self._looked_at = now
@@ -442,7 +446,14 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
     def _say_state(self) -> None:
         if getattr(self, "_is_possible", False):
             counted = sum(trial.is_counted and trial.state not in NOT_BEGUN for trial in self._trials)
-            text = _words.plan_text(self._planned, self.trials, counted, is_running=self.is_running)
+            self._duration.want(self._planned.job)
+            text = _words.plan_text(
+                self._planned,
+                self.trials,
+                counted,
+                is_running=self.is_running,
+                trial_s=self._duration.seconds,
+            )
             why = self.session.definition.batches if self.session else None
             self.screen.say_plan(f"{text} {why}" if why else text, is_possible=True)
         running = self.is_running
@@ -450,10 +461,12 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         self.status = _words.status_text(
             self.name, self._trials, self.trials, doing, before=self._engine.before,
             ended=self.session.driver.used_up if self.session and not running else "",
+            left=self._pace.left_text(_words.num_ended(self._trials), self.trials) if running else "",
         )  # fmt: skip
         finished = "has finished" in self.status
         state = "running" if running else "completed" if finished else "stopped" if self._trials else "idle"
-        self.screen.say_status(self.status, state)
+        share = _words.num_ended(self._trials) / self.trials if running else None
+        self.screen.say_status(self.status, state, share)
         self.screen.start.disabled = running or not getattr(self, "_is_possible", False)
         self.screen.start.description = "Continue" if self._trials and not running else "Start"
         self.screen.stop.disabled = not running or self._engine.is_stopping

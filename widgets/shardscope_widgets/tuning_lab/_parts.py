@@ -15,7 +15,7 @@ _HERE = files(__package__)
 
 
 class SpacePicker(anywidget.AnyWidget):
-    """Rows of settings; `state` says which are switched on and which options of each are picked."""
+    """Rows of settings; `state` has the rows that are switched on and the picked options of each row."""
 
     _esm = script(__package__, "space.js")
     _css = _HERE.joinpath("tuning.css").read_text(encoding="utf-8")

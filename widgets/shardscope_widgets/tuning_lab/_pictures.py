@@ -27,7 +27,7 @@ from shardscope_widgets.tuning_lab._screen import TABS, TuningScreen
 from shardscope_widgets.tuning_lab._study import Shown
 
 PREDICT_WITHIN_S = 0.06
-"""Seconds per redraw spent on predicting trials on another link; other trials follow at later ticks."""
+"""Time per redraw for predicting trials on another link, in seconds; remaining trials follow at later ticks."""
 
 
 class PictureChoices(NamedTuple):
@@ -95,7 +95,7 @@ class Pictures:
             return
         if page == TABS.index("Slices"):
             self._screen.draw_slices(trials, session.definition.space, look.y, look.chosen)
-        elif page == TABS.index("Together"):
+        elif page == TABS.index("Parallel coordinates"):
             self._screen.draw_parallel(trials, session.definition.space, look.y, look.chosen)
         elif page == TABS.index("Importances"):
             self._fit.want(session, trials, look.y)
@@ -140,7 +140,7 @@ class Pictures:
                 self._view.draw(self._watched.trace)
 
     def _watch(self, pieces: tuple[str, ...]) -> None:
-        """Follow these runs, continuing where the last read ended; a promoted trial continues in another run."""
+        """Follow the runs of a trial, from where the last read ended; a promoted trial continues in another run."""
         if self._watched is None or not self._watched.continue_with(pieces):
             self._watched, self._is_unseen = Watched(pieces), True
 

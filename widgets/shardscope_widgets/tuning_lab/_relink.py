@@ -1,4 +1,4 @@
-"""Predict the times of trials on another network link: as measured, plus the change that `ss.predict` expects."""
+"""Predict the times of trials on another network link: the measured time plus the change predicted by `ss.predict`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PENDING = "its time on this link is being computed"
 class Relinker:
     """Predicts the times that a study's trials would take on other links.
 
-    Predictions are kept, so that a link that was shown before costs nothing.
+    Predictions are cached, so that showing a link again is immediate.
 
     Args:
         job_of: Function that returns the job of a trial, given its number.
@@ -40,7 +40,7 @@ class Relinker:
             trials: Trials with times as measured.
             objectives: Objectives of the study, for the front.
             link: The link of each rank.
-            budget_s: Time after which no other trial is predicted, in seconds.
+            budget_s: Time after which no further trial is predicted, in seconds.
         """
         deadline = time.monotonic() + budget_s
         return with_front([self._moved(trial, link, deadline) for trial in trials], objectives)
@@ -59,7 +59,7 @@ class Relinker:
         return replace(trial, values={**rest, "seconds": seconds})
 
     def _longer_s(self, number: int, link: Link) -> float | str:
-        """Return how much longer a step is predicted to take on a link than on the job's own, or why it is unknown."""
+        """Return the predicted increase of the step time on a link over the job's own link, or why it is unknown."""
         if number not in self._own:
             try:
                 self._own[number] = _predicted(self._job_of(number))

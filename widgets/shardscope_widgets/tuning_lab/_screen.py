@@ -21,7 +21,7 @@ from shardscope_widgets.tuning_lab._parts import SpacePicker, TrialTable
 from shardscope_widgets.tuning_lab._table import table_info
 
 ABOUT = "search for the best settings of a job; every trial is a real run"
-TABS = ("Trials", "Importances", "Slices", "Together")
+TABS = ("Trials", "Importances", "Slices", "Parallel coordinates")
 
 
 class TuningScreen:
@@ -100,12 +100,18 @@ class TuningScreen:
         self.settings.summary = text if is_possible else ""
         self.plan.value = "" if is_possible else note_html(text, is_bad=True)
 
-    def say_status(self, text: str, state: str) -> None:
-        """Show the status line at the top."""
-        self.status.value = status_html(text, state)
+    def say_status(self, text: str, state: str, share: float | None) -> None:
+        """Show the status line at the top, and a bar of the share of the trials that have ended unless it is None."""
+        label = "Share of the trials that have ended"
+        bar = (
+            ""
+            if share is None
+            else f'<progress value="{min(1.0, share):.3f}" aria-label="{label}"></progress>'
+        )
+        self.status.value = status_html(text, state) + bar
 
     def draw_front(self, info: _front.FrontInfo, link: str, notes: Mapping[str, Sequence[int]]) -> None:
-        """Draw the front, and the text about the effect of the link sliders."""
+        """Draw the front, and the text on the effect of the link sliders."""
         self.link_words.value = words_html(_words.link_text(link, notes))
         if self._is_new("front", info):
             self._show(self.front, _front.front_spec(info))
@@ -149,7 +155,7 @@ class TuningScreen:
             self.importances.layout.display = None if info.names else "none"
 
     def forget(self) -> None:
-        """Clear what only shows finished trials, and make the next calls redraw everything, for another study."""
+        """Clear the parts that show finished trials, and make the next calls redraw everything, for another study."""
         self._drawn = {}
         self._study += 1
         for words in (self.slice_words, self.fit_words, self.parallel_words):

@@ -1,7 +1,7 @@
 """Settings that can be searched, as rows to switch on and narrow, and the resulting search space. No widgets here.
 
 Each row offers discrete values, of which a range picks two and choices pick any number. The settings of the study's
-default space are switched on initially; all others that suit the job are offered but switched off.
+default space are switched on initially; all other settings that suit the job are offered but switched off.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def first_state(rows: Sequence[SpaceRow]) -> State:
 
 
 def hidden(rows: Sequence[SpaceRow], state: State, job: Job) -> list[str]:
-    """Return the names of rows without effect: settings that belong to a choice that is not picked."""
+    """Return the names of rows without effect, because their settings belong to a choice that is not picked."""
     by_name = {row.name: row for row in rows}
     found = []
     for row in rows:

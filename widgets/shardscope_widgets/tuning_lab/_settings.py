@@ -95,5 +95,5 @@ class StudyChoices(JobChoices):
         return {field: value for field, value in choices.items() if field not in traits}
 
     def other_link(self) -> Link | None:
-        """Return the link for which times are predicted; None for times as measured."""
+        """Return the link for which times are predicted; None shows measured times."""
         return Link(bandwidth=self.on_bandwidth, latency_s=self.on_latency) if self.is_relinked else None

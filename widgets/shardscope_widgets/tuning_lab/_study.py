@@ -44,7 +44,7 @@ def _stand_in(run: Run) -> float:
 
 
 def missing(session: StudySession | None, own: Mapping[str, Any]) -> str | None:
-    """Return a sentence about the functions that must be passed again to resume the study; None if none is missing."""
+    """Return a sentence on the functions that must be passed again to resume the study; None if none is missing."""
     lacking = [name for name in session.definition.own if name not in own] if session is not None else []
     if session is None or not lacking:
         return None

@@ -22,7 +22,7 @@ _ENDED = ("complete", "pruned", "failed", "impossible")
 
 
 class StudySummary:
-    """Summary in the notebook, updated every few seconds while the study is running."""
+    """Summary of the study in the notebook, updated every few seconds while the study is running."""
 
     def __init__(self) -> None:
         self.html = ""

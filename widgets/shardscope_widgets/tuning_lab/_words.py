@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from shardscope.runlog.figures import FIGURES
+from shardscope.runtime.launcher.preflight import about
 from shardscope.show import Table
 from shardscope.spec import Job, Optimizer, registry
 from shardscope.spec.job_parts import label_of
@@ -18,7 +19,9 @@ from shardscope_widgets.words import bytes_text, duration_text, listed, plural, 
 _SHOWN = 6
 
 
-def plan_text(definition: Definition, trials: int, known: int, *, is_running: bool = False) -> str:
+def plan_text(
+    definition: Definition, trials: int, known: int, *, is_running: bool = False, trial_s: float | None = None
+) -> str:
     """Return a description of what the Start button would do.
 
     Args:
@@ -26,6 +29,7 @@ def plan_text(definition: Definition, trials: int, known: int, *, is_running: bo
         trials: Total number of trials requested.
         known: Number of trials that the study already has.
         is_running: Whether trials are running.
+        trial_s: Predicted seconds of a trial with the current job; None if unknown.
     """
     job = definition.job
     what = f"{plural(len(definition.searched.parameters), 'setting')} of {label_of(job.model)} on {label_of(job.data)}"
@@ -35,17 +39,19 @@ def plan_text(definition: Definition, trials: int, known: int, *, is_running: bo
     if is_running:
         return f"Searches {what}. {each}"
     if known >= trials:
-        return f"Searches {what}. The study has {plural(known, 'trial')}; ask for more to continue."
+        return f"Searches {what}. The study has {plural(known, 'trial')}; raise Trials to continue."
     goes = (
         f"The study has {known} of {trials} trials; Continue runs the rest"
         if known
         else plural(trials, "trial")
     )
+    if trial_s is not None:
+        goes += f", {about(trial_s * (trials - known))} by the prediction for the current job"
     return f"Searches {what}. {goes}. {each}"
 
 
 def baselines_text(definition: Definition) -> str:
-    """Return the label of the switch for the baselines: their names, and how many trials they would take."""
+    """Return the label of the switch for the baselines: their names, and the number of trials they would add."""
     searched = definition.searched
     names = [registry.require_known(Optimizer, name).__name__ for name in BASELINES]
     drawn = optimizers_of(searched)
@@ -54,7 +60,7 @@ def baselines_text(definition: Definition) -> str:
 
 
 def _scales_steps(definition: Definition) -> bool:
-    """Return whether trials differ in batch size, and so take different numbers of steps for the same samples."""
+    """Return whether trials take different numbers of steps: they differ in batch size and train on equal samples."""
     return definition.equal == "samples" and "batch" in definition.space.parameters
 
 
@@ -67,8 +73,21 @@ def counts(trials: Sequence[TrialInfo]) -> dict[str, int]:
     return found
 
 
+def num_ended(trials: Sequence[TrialInfo]) -> int:
+    """Return the number of trials that count towards the study's number of trials and have ended."""
+    found = counts(trials)
+    return sum(found.get(state, 0) for state in ("complete", "pruned", "failed"))
+
+
 def status_text(
-    name: str, trials: Sequence[TrialInfo], wanted: int, doing: str, *, before: str = "", ended: str = ""
+    name: str,
+    trials: Sequence[TrialInfo],
+    wanted: int,
+    doing: str,
+    *,
+    before: str = "",
+    ended: str = "",
+    left: str = "",
 ) -> str:
     """Return the status line.
 
@@ -77,11 +96,12 @@ def status_text(
         trials: Trials of the study.
         wanted: Total number of trials requested.
         doing: ``running``, ``stopping`` or ``idle``.
-        before: What is done before the first trial, as a sentence.
-        ended: Why the study has ended with fewer trials, as a sentence.
+        before: Sentence on what is done before the first trial.
+        ended: Sentence on why the study has ended with fewer trials.
+        left: The time left, such as ``up to 3 min left``; empty if unknown.
     """
     found = counts(trials)
-    done = sum(found.get(state, 0) for state in ("complete", "pruned", "failed"))
+    done = num_ended(trials)
     wanted = max(wanted, done)  # another driver may have requested more
     if not trials:
         return (
@@ -94,7 +114,8 @@ def status_text(
     verb = {"running": "is running", "stopping": "is stopping"}.get(doing) or (
         "has finished" if done >= wanted or ended else "is stopped"
     )
-    text = f"Study {name} {verb}: {done} of {wanted} trials; {listed(parts) or 'none started'}."
+    progress = f"{done} of {wanted} trials{f', {left}' * bool(left)}"
+    text = f"Study {name} {verb}: {progress}; {listed(parts) or 'none started'}."
     return f"{text} {ended}" if ended else text
 
 
@@ -132,8 +153,8 @@ def figures_html(job: Job, measured: TrialMetrics | None, formula: float | None,
     Args:
         job: Job of the trial.
         measured: Its measurements; None if it has none.
-        formula: Bytes per step without compression; None if not compressed.
-        projected: Predicted step time on the chosen link, as text; empty for times as measured.
+        formula: Bytes per step without compression by the formula; None if the trial has no compression.
+        projected: Predicted step time on the chosen link, as text; empty to show measured times.
     """
     if measured is None or measured.step_s is None:
         return ""
@@ -164,7 +185,7 @@ def link_text(label: str, notes: Mapping[str, Sequence[int]]) -> str:
     """Return sentences about the effect of the link sliders.
 
     Args:
-        label: Link for which times are predicted; empty for times as measured.
+        label: Link for which times are predicted; empty to show measured times.
         notes: Numbers of the trials without a predicted time, by reason.
     """
     if not label:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shardscope.errors import ShardscopeError
 from shardscope.measure.compare.comparison import Comparison
 from shardscope.measure.compare.of_run import comparison_or_reason
-from shardscope.measure.compare.simulated import simulation_of
+from shardscope.measure.compare.rows import simulation_of
 from shardscope.prediction.job import JobPrediction
 from shardscope.runlog.recorded_step import recorded_step
 from shardscope.runlog.schema import Event

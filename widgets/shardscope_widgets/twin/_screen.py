@@ -6,9 +6,8 @@ from importlib.resources import files
 
 import ipywidgets as widgets
 
-from shardscope.measure.compare.comparison import Comparison
+from shardscope.measure.compare.comparison import Comparison, interval_text, notes_of, table_of
 from shardscope.measure.compare.residual import Residual
-from shardscope.measure.compare.view import interval_text, notes_of, table_of
 from shardscope_widgets.figures import _residual, _twin, theme
 from shardscope_widgets.kit.frame import LAB_CSS, Frame
 from shardscope_widgets.kit.live_figure import LiveFigure

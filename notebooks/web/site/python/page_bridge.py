@@ -3,11 +3,15 @@
 `connect` replaces the transport of `comm`: what a widget sends goes to `post`, a function of the worker, as JSON and
 binary buffers. `deliver` hands a message of the page to its widget. `open_panel` creates a widget of
 `shardscope_widgets` by name.
+
+Comms are numbered, by panel, instead of having random identifiers: so a panel opened here has the identifiers that it
+had when the page was built, and the page can show the messages recorded then until this process has started.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +20,10 @@ from comm.base_comm import BaseComm
 
 _kept: list[Any] = []
 """The open widgets, which live as long as the page."""
+_opening = "page"
+"""Name of the panel opened last."""
+_numbers: Counter[str] = Counter()
+"""How many comms were created, by panel."""
 
 
 def connect(post: Callable[[str, list[Any]], None]) -> None:
@@ -36,7 +44,11 @@ def connect(post: Callable[[str, list[Any]], None]) -> None:
                 [memoryview(each) for each in buffers or ()],
             )
 
-    comm.create_comm = PageComm
+    def create_comm(**settings: Any) -> PageComm:
+        _numbers[_opening] += 1
+        return PageComm(**{"comm_id": f"{_opening}-{_numbers[_opening]}", **settings})
+
+    comm.create_comm = create_comm
 
 
 def deliver(comm_id: str, text: str, buffers: Sequence[Any] = ()) -> None:
@@ -54,8 +66,15 @@ def open_panel(name: str, settings: str) -> str:
         name: Name of the class, such as ``MemoryCalculator``.
         settings: Keyword arguments for it, as a JSON object.
     """
-    import shardscope_widgets
+    global _opening  # noqa: PLW0603 - a worker is one page
+    import plotly.graph_objects as go
 
+    import shardscope_widgets
+    from shardscope_widgets.kit.live_figure import LiveFigure
+
+    if not _kept:  # what all figures share is numbered as the page's, whichever panel opens first
+        _kept.append(LiveFigure(go.Figure()))
+    _opening = name
     panel = getattr(shardscope_widgets, name)(**json.loads(settings))
     _kept.append(panel)
     return str(panel.model_id)

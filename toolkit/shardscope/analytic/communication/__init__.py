@@ -2,8 +2,8 @@
 
 Each strategy's communication has its own module, such as `ring` or `zero`, which predicts bytes exactly, so that the
 traffic of a run can be checked against the prediction. `collective_time` and `collective_volume` evaluate textbook
-formulas for every algorithm in `algorithms`. `ring_time` gives the time of collectives in a layout's groups. A job's
-messages are timed in `prediction.job_time`, and simulated ones in `simulator.collective`.
+formulas for every algorithm in `algorithms`. `ring_time` gives the time of collectives in a layout's groups. The module
+`prediction.job_time` predicts the time of a job's messages, and `simulator.collective` simulates them.
 `crossover` finds where one algorithm becomes faster than another, and `compression` computes whether compressing
 gradients saves time.
 """

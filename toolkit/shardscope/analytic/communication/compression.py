@@ -24,8 +24,7 @@ from shardscope.analytic.communication.collective import collective_time
 from shardscope.analytic.communication.exchange import level_rate
 from shardscope.analytic.communication.ring import Floats
 from shardscope.errors import SpecError
-from shardscope.spec.compression import Compression
-from shardscope.spec.layout_compression import compression_names, layout_compression
+from shardscope.spec.compression import Compression, compression_names, layout_compression
 
 MATRIX_ROWS = 4096
 """Default number of rows in the square matrices that low-rank methods factorize."""

@@ -57,7 +57,7 @@ class Cost(NamedTuple):
     sent: Floats
     """Bytes sent by the worker that sends the most, over all its links."""
     carried: Floats
-    """Bytes that the busiest link carries in one direction, such as that of a server or of a tree's inner node."""
+    """Bytes that the busiest link carries in one direction, such as the link of a server or of a tree's inner node."""
 
 
 class Price(NamedTuple):

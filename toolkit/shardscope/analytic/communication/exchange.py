@@ -110,8 +110,8 @@ def level_rate(saved_bytes: npt.ArrayLike, extra_s: npt.ArrayLike) -> Floats:
     It is 0 if no bytes are saved, and infinite if there is no extra time.
 
     Args:
-        saved_bytes: How many bytes smaller the compressed exchange is.
-        extra_s: How many seconds longer the compressed exchange takes, not counting the time to send its bytes.
+        saved_bytes: Bytes that compression saves.
+        extra_s: Additional time of the compressed exchange, in seconds, excluding the time to send its bytes.
     """
     saved, extra = np.asarray(saved_bytes, dtype=np.float64), np.asarray(extra_s, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

@@ -1,8 +1,8 @@
 """Links that messages share: links of ranks and nodes, and the uplinks of racks, each with its own rate.
 
-A message occupies every link on its way at the same time. Messages on a link share it fairly, so the messages that
-start together take at least as long as the busiest link needs for its bytes, and no longer if the messages on that link
-are of equal size.
+A message occupies every link on its way at the same time. Messages on a link get equal shares of its rate. Messages
+that start together therefore take at least as long as the busiest link needs for its bytes, and no longer if the
+messages on that link are of equal size.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardscope.spec.cluster.emulated import PAYLOAD, EmulatedCluster
 
 @dataclass(frozen=True)
 class Network:
-    """The links of a cluster whose nodes, racks or ranks do not all have equal links of their own.
+    """Links of a cluster, which may differ in rate and may be shared by several ranks.
 
     Attributes:
         names: Names of the links.
@@ -122,11 +122,10 @@ class Network:
     def seconds(self, levels: Sequence[Level], slices: int = 1) -> float:
         """Return the time of a collective in seconds.
 
-        The first slice passes level after level, each of which takes as long as its busiest link. Other slices follow
-        at the rate of the link that is busiest over all levels; in a level with a lag, that many slices pass on their
-        own.
-        This is exact if one link is the busiest in every level, as in a ring, or if there is one level; otherwise
-        messages of different levels may overlap a little more or less.
+        The first slice passes level after level, each of which takes as long as its busiest link; in a level with a
+        lag, the first `lag` slices do so. All other slices follow at the rate of the link that is busiest over all
+        levels. This is exact if one link is the busiest in every level, as in a ring, or if there is one level;
+        otherwise, messages of different levels may overlap a little more or less.
         """
         alone = sum(self._seconds(each.bytes) * min(max(1, each.lag), slices) for each in levels)
         together = self._seconds(sum((each.bytes for each in levels), np.zeros(len(self.names))))
@@ -146,7 +145,7 @@ class Level(NamedTuple):
 
 
 def levels_of(network: Network, rounds: Iterable[Round]) -> list[Level]:
-    """Return the levels of a collective: each message is in the first level in which its sender can send it.
+    """Divide the messages of a collective into levels: each is in the first level in which its sender can send it.
 
     A rank sends in a round after it has sent and received its messages of earlier rounds, so ranks that take no part in
     a round get ahead.

@@ -48,7 +48,7 @@ class Moves(NamedTuple):
     target: Ints
     num_bytes: Ints
     chunk: Ints | None = None
-    """Numbers of the chunks of the tensor; None if they have none."""
+    """Number of the tensor's chunk in each move; None if the tensor is not divided into chunks."""
 
     @classmethod
     def of(cls, each: Round) -> Moves:
@@ -73,7 +73,7 @@ class Moves(NamedTuple):
 
 
 class When(NamedTuple):
-    """The moment at which an exchange starts: when a fraction of a pass or of the optimizer's update is done."""
+    """Time at which an exchange starts: when the fraction `part` of a pass or of the optimizer's update is done."""
 
     phase: Phase
     part: float = 1.0
@@ -86,11 +86,11 @@ class Exchange:
 
     Attributes:
         collective: Name of the collective in the strategy's traffic.
-        when: The moment at which it starts.
-        rounds: Its rounds; empty if the messages are unknown, because the backend sends them.
+        when: Time at which the exchange starts.
+        rounds: Rounds of the exchange; empty if the messages are unknown, because the backend sends them.
         whole: Bytes that each rank sends, by rank, if the messages are unknown.
-        gathers: Whether it gathers parameters, which ranks hold until they are used.
-        is_attached: Whether it is sent together with the next exchange, as headers are, without latency of its own.
+        gathers: Whether the exchange gathers parameters, which ranks hold until they are used.
+        is_attached: Whether the messages, such as headers, are part of the next exchange's and add no latency.
         slices: Number of slices of each message; None for the mean of all calls of the collective (`message_slices`).
     """
 
@@ -121,18 +121,18 @@ class Flow(NamedTuple):
     table: ScheduleTable
     """Schedule of one pass of `table`'s micro-batches through all stages."""
     passes: int
-    """Number of such passes in a step, one after the other."""
+    """Number of passes of `table` in a step, one after the other."""
     boundary_bytes: tuple[int, ...]
     """Bytes of one micro-batch's output, for each stage except the last."""
     stage_bytes: tuple[float, ...]
     """Bytes that each stage saves for the backward pass of one micro-batch."""
     stage_costs: tuple[float, ...] = ()
-    """Computing time of each stage, in any unit; empty if all are equal."""
+    """Compute time of each stage, in any unit; empty if all are equal."""
     ranks_meet: bool = False
-    """Whether ranks communicate after the last pass, so that none starts the next step before the others."""
+    """Whether ranks communicate after the last pass, so that no rank starts the next step early."""
 
     def crossing(self, op: str, stage: int) -> tuple[int, int] | None:
-        """Return the receiving rank and the bytes of an operation's message; None if its result stays on its rank."""
+        """Return the receiving rank and the bytes of an operation's message; None if it sends no message."""
         ranks, other = self.table.stage_ranks, stage + 1 if op == "F" else stage - 1
         if op == "W" or not 0 <= other < len(ranks) or ranks[other] == ranks[stage]:
             return None
@@ -159,7 +159,7 @@ class StepPlan(NamedTuple):
 
 
 def message_slices(plan: StepPlan, traffic: Traffic) -> dict[str, int]:
-    """Return the number of slices of each message of a collective, from the number of messages that ranks send."""
+    """Return the number of slices per message, by collective, computed from the number of messages that ranks send."""
     moves: dict[str, dict[int, int]] = {}
     for each in plan.exchanges:
         count = moves.setdefault(each.collective, {})
@@ -271,7 +271,7 @@ def pair_rounds(packet_bytes: int, world_size: int) -> tuple[Round, ...]:
 
 
 def in_groups(rounds: Iterable[Round], groups: Iterable[tuple[int, ...]]) -> tuple[Round, ...]:
-    """Return the rounds of several groups at the same time, given those of one group of N ranks, numbered 0 to N-1."""
+    """Return the rounds of several groups that communicate concurrently, given those of a group of ranks 0 to N-1."""
     members = list(groups)
     return tuple(
         Round(

@@ -73,17 +73,19 @@ def ring_slices(sizes: Ints, element_bytes: int, slice_mb: float = 4.0) -> int:
 
 
 def ring_busy_elements(calls: Iterable[tuple[Ints, int]]) -> int:
-    """Return the number of elements that a link could carry until reduce-scatters or all-gathers on a ring are over.
+    """Return the duration of ring reduce-scatters or all-gathers, in elements that a link could carry in this time.
 
     On equal links, a slice is sent once it has arrived at the link and the previous slice has left. A rank starts a
     call when it has sent and received all messages of the previous call. It does not wait for the next rank, which has
     received all of these messages by then. Gloo sends only what a receive has been posted for, but counts a message as
     sent once the system's buffers hold it, so its own messages do not keep the next rank from posting the receives of
     the call. All ranks are assumed to start the first call together, although in training, a rank that finishes early
-    begins the next step early; the result is therefore an upper bound. With equal chunks, it is what a rank sends.
+    begins the next step early; the result is therefore an upper bound. With equal chunks, it is the number of elements
+    that a rank sends.
 
     Args:
-        calls: Calls that follow one another: sizes of the W chunks, in ring order, and the number of slices of each.
+        calls: For each of several consecutive calls, the sizes of the W chunks in ring order, and the number of slices
+            of each chunk.
 
     Example:
         >>> [ring_busy_elements([(np.array([60, 60, 12, 12]), slices)]) for slices in (1, 2, 60)]

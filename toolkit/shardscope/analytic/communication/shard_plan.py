@@ -131,7 +131,7 @@ class ShardedPlan:
 
 
 def _starts(sizes: Sequence[int]) -> list[float]:
-    """Return the fraction of a forward pass that is done when each unit starts; unit 0 is around all others."""
+    """Return the fraction of a forward pass that is done when each unit starts; unit 0 encloses all other units."""
     total, done, starts = sum(sizes), 0, []
     for size in sizes:
         starts.append(done / total)

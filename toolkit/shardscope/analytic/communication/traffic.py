@@ -29,7 +29,7 @@ MIB = 2**20
 _PASSES = {"all_reduce": 2, "reduce_scatter": 1}
 """Total bytes that all ranks send in a backend's collective, in units of (W-1) times the payload; 1 if not listed."""
 _PASSES_GLOO = {**_PASSES, "reduce_scatter": 2}
-"""The same for gloo, which implements reduce-scatter with an all-reduce."""
+"""Values of `_PASSES` for gloo, which implements reduce-scatter with an all-reduce."""
 
 
 class Sent(NamedTuple):
@@ -40,14 +40,14 @@ class Sent(NamedTuple):
     bounds: tuple[Ints, Ints] | None = None
     """Minimum and maximum bytes, if the exact number cannot be known in advance; None if `bytes` is exact."""
     received: Ints | None = None
-    """Bytes that each rank receives; None if no rank receives more than some rank sends."""
+    """Bytes that each rank receives; None if no rank receives more than the busiest sender sends."""
     awaited: Ints | None = None
-    """Bytes that could pass each rank's link while messages of a ring wait for each other (`ring_busy_elements`); None
-    if chunks are equal, so that this is not more than what a rank sends."""
+    """Bytes that each rank's link could carry during a ring collective, including waits (`ring_busy_elements`); None
+    for equal chunks, with which this is not more than the bytes that a rank sends."""
 
     @property
     def busiest(self) -> Ints:
-        """Bytes that correspond to the time for which each rank's link is busy (in its busier direction) or waits."""
+        """Bytes that each rank's link could carry while it is busy (in its busier direction) or waiting."""
         most = self.bytes
         for other in (self.received, self.awaited):
             most = most if other is None else np.maximum(most, other)
@@ -60,14 +60,14 @@ class Sent(NamedTuple):
 
     @property
     def unchained(self) -> Sent:
-        """The same traffic if no message of a ring waits for another."""
+        """The same traffic without waits between the messages of a ring."""
         if self.awaited is None:
             return self
         return self._replace(awaited=np.full_like(self.bytes, self.bytes.max()))
 
     @property
     def counted(self) -> Ints:
-        """Messages of each rank, where an unknown number counts as one to each other rank."""
+        """Messages of each rank; an unknown number counts as one message to every other rank."""
         unknown = (self.bytes > 0) & (self.messages == 0)
         return np.where(unknown, len(self.bytes) - 1, self.messages)
 
@@ -77,7 +77,7 @@ class Sent(NamedTuple):
         return self.bounds is None
 
     def times(self, count: int) -> Sent:
-        """Return the traffic of `count` such collectives."""
+        """Return the traffic of `count` repetitions of these collectives."""
         return self.each(lambda column: column * count)
 
     def each(self, change: Callable[[Ints], Ints]) -> Sent:
@@ -137,7 +137,7 @@ def between(least: Traffic, expected: Traffic, most: Traffic) -> Traffic:
 
 
 def repeated(traffic: Traffic, groups: int) -> Traffic:
-    """Return the traffic of several groups, given that of one group of N ranks.
+    """Return the traffic of several groups of N ranks, given the traffic of one group.
 
     Rank r is member r mod N of group r div N.
     """
@@ -205,9 +205,9 @@ def by_ring(
 def _ring_messages(op: str, sizes: Ints, slices: int, *, step: int) -> Ints:
     """Return the number of messages that each rank sends in one direction (`step` is 1 or -1) of the ring.
 
-    Chunks with the numbers of elements `sizes` are each cut into `slices` messages, of which empty ones are not sent.
+    Each chunk, with the number of elements in `sizes`, is cut into `slices` messages; empty messages are not sent.
 
-    In a reduce-scatter, a rank sends all chunks except its own; in an all-gather, all except that of the next rank.
+    In a reduce-scatter, a rank sends all chunks but its own; in an all-gather, all chunks but that of the next rank.
     """
     each = np.minimum(sizes, slices)
     scattered, gathered = each.sum() - each, each.sum() - np.roll(each, -step)

@@ -83,8 +83,8 @@ def flat_shards_traffic(
 ) -> Traffic:
     """Return the traffic of one step with ZeRO-1, or with ZeRO-2 in flat buckets.
 
-    Collectives of one kind follow one another. If gradients are compressed or the backend runs the collectives, buckets
-    are padded so that ranks have equal shares.
+    Collectives of one kind run one after another. If gradients are compressed or the backend runs the collectives,
+    buckets are padded so that ranks have equal shares.
 
     Args:
         bucket_elements: Number of elements in each flat bucket.
@@ -160,9 +160,9 @@ def fully_sharded_traffic(
         gathers: Number of all-gathers of each unit in a step: 1 in stage 2, 2m in stage 3.
         replicas: Number of shard groups, each of which holds the whole model (HSDP); must divide `world_size`.
         micro_batches: m, the number of micro-batches in a step.
-        reduced: For each unit, the shapes of the parameters that get gradients; None if all do.
+        reduced: For each unit, the shapes of the parameters that get gradients; None if all parameters do.
         idle: Indices of units that are not used in any forward pass.
-        prefetches: Whether each unit is gathered during the pass of the unit before it, so that idle ones are as well.
+        prefetches: Whether each unit is prefetched during the pass of the previous unit, which gathers idle units too.
     """
     num_shards = world_size // replicas
     taught = units if reduced is None else reduced
@@ -189,7 +189,7 @@ def fully_sharded_traffic(
 
 
 def gathers_in_vain(gathers: int, micro_batches: int, *, prefetches: bool) -> int:
-    """Return the number of all-gathers in a step of a unit that no forward pass uses, due to prefetching."""
+    """Return the number of all-gathers per step of a unit that no forward pass uses; only prefetching causes them."""
     return max(1, gathers - micro_batches) if prefetches else 0
 
 
@@ -207,7 +207,7 @@ def unit_traffic(
 
     Args:
         gathered: Traffic of one all-gather of the unit's parameters, in one shard group.
-        reduced: Traffic of one reduce-scatter of the unit's gradients, in one shard group; empty if it has none.
+        reduced: Traffic of one reduce-scatter of the unit's gradients, in one shard group; empty without gradients.
         gathers: Number of all-gathers in a step.
         reductions: Number of reduce-scatters in a step.
         num_shards: N, the number of ranks in a shard group, which together hold one copy of the model.

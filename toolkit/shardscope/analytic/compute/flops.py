@@ -1,4 +1,4 @@
-"""FLOPs per step: counted from the matrix products, or by the approximate formula of a paper."""
+"""FLOPs per step, counted from the matrix products."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def hardware_flops(
     Args:
         model: The model.
         sequences: Number of sequences in the global batch.
-        recompute: What the backward pass computes again: ``"none"``, ``"selective"`` (core attention) or ``"full"``
-            (all transformer blocks).
-        layers: Number of layers in the model that are recomputed, counted as average ones if some have experts; None
-            for all.
+        recompute: What the backward pass recomputes: ``"none"``, ``"selective"`` (core attention) or ``"full"`` (all
+            transformer blocks).
+        layers: Number of layers in the model that are recomputed; if only some layers have experts, each counts as an
+            average layer. None for all layers.
     """
     share = 1.0 if layers is None else layers / model.layers
     again = {"none": 0.0, "selective": _core(model), "full": share * _blocks(model)}[recompute]

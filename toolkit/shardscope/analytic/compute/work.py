@@ -55,7 +55,7 @@ class Matmul(NamedTuple):
 
 
 class Split(NamedTuple):
-    """How one micro-batch is split over devices; all arrays have the same shape, one element per layout.
+    """Division of a micro-batch over devices; all arrays have the same shape, one element per layout.
 
     Attributes:
         tensor: Tensor-parallel degree.
@@ -130,10 +130,10 @@ def projections(model: Transformer, split: Split) -> tuple[Matmul, ...]:
 
 
 def attended_tokens(model: Transformer) -> float:
-    """Return the number of tokens that a token's scores are counted for, as a mean over tokens and layers.
+    """Return the number of attention scores counted per token, averaged over tokens and layers.
 
-    All tokens are counted, even if attention is causal. With a window of w tokens, a causal layer computes s w - w²/2
-    of the s²/2 scores of a sequence of s tokens; twice as many are counted, w (2 - w/s) for each token.
+    Scores with all tokens are counted, even if attention is causal. With a window of w tokens, a causal layer computes
+    s w - w²/2 of the s²/2 scores of a sequence of s tokens; twice as many are counted, w (2 - w/s) for each token.
     """
     share = model.num_windowed_layers / model.layers
     return (1 - share) * model.seq + share * model.window * (2 - model.window / model.seq)
@@ -142,8 +142,8 @@ def attended_tokens(model: Transformer) -> float:
 def attention_core(model: Transformer, split: Split, *, masked: bool = False) -> tuple[Matmul, Matmul]:
     """Return the two matrix products of core attention: the scores, and scores times values, for all heads.
 
-    The scores are those of `attended_tokens`. With `masked`, they are all seq x seq, also in layers with a window:
-    attention that is not one fused kernel computes all and masks those outside.
+    The number of scores is that of `attended_tokens`. With `masked`, it is seq x seq, also in layers with a window:
+    attention that is not one fused kernel computes all scores and masks those outside the window.
     """
     count = split.micro_batch * model.heads / split.tensor
     one = np.ones_like(count)
@@ -250,16 +250,17 @@ of 1; the product with the values reads 2.
 """
 
 SEPARATE_BYTES = {2: 33, 4: 17}
-"""Bytes moved in addition per attention score and pass, by bytes of an element, where softmax is not one fused kernel.
+"""Additional bytes moved per attention score and pass if softmax is not one fused kernel, by bytes of an element.
 
-In 16 bits, the scores are cast to float32 (6), scaled (8), masked (9), normalized (8) and cast back (6), instead of 4;
-in float32, they are scaled (8), masked (9) and normalized (8), instead of 8. The backward pass moves about as many.
+In 16 bits, the scores are cast to float32 (6 bytes), scaled (8), masked (9), normalized (8) and cast back (6), instead
+of 4 bytes in all; in float32, they are scaled (8), masked (9) and normalized (8), instead of 8 bytes in all. The
+backward pass moves about as many bytes.
 """
 SEPARATE_KERNELS = 4.0
-"""Kernels launched in addition per pass where softmax is not one fused kernel: five operations instead of one."""
+"""Additional kernels launched per pass if softmax is not one fused kernel: five operations instead of one."""
 
 FUSED_SOFTMAX_TOKENS = 4096
-"""Tokens of the longest sequences that Megatron's fused kernel for scale, mask and softmax works on."""
+"""Maximum sequence length, in tokens, that Megatron's fused kernel for scale, mask and softmax supports."""
 
 LOGIT_BYTES = 20
 """Bytes moved per logit in both passes.
@@ -301,8 +302,8 @@ def score_bytes(model: Transformer, split: Split) -> Floats:
 def fits_fused_softmax(model: Transformer, split: Split, value_bytes: int) -> npt.NDArray[np.bool_]:
     """Return whether Megatron's fused kernel for scale, mask and softmax supports the scores of unfused attention.
 
-    The kernel needs 16-bit scores, a multiple of four heads x sequences on each device, and sequences of at most 4,096
-    tokens (2,048 in early releases), also a multiple of four (NVIDIA/Megatron-LM
+    The kernel needs 16-bit scores, and sequences of at most 4,096 tokens (2,048 in early releases). The sequence
+    length, and the number of heads x sequences on each device, must be multiples of four (NVIDIA/Megatron-LM
     megatron/core/fusions/fused_softmax.py@00caa53, `is_kernel_available`; megatron/model/fused_softmax.py@0cb36de).
     Megatron-LM of 2019 has no such kernel.
     """

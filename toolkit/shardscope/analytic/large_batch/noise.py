@@ -23,7 +23,7 @@ from shardscope.errors import SpecError
 
 Floats = NDArray[np.float64]
 _NORMAL_QUANTILE = 1.959964
-"""The 97.5 % quantile of the standard normal distribution: 95 % of values lie between plus and minus this."""
+"""The 97.5 % quantile of the standard normal distribution: 95 % of values are smaller in magnitude."""
 
 
 def _check_batches(small_batch: ArrayLike, large_batch: ArrayLike) -> tuple[Floats, Floats]:
@@ -135,7 +135,7 @@ def track(
     large_batch: float,
     smoothing: float = 0.99,
 ) -> NoiseEstimate:
-    """Estimate the noise scale at every step, from exponential moving averages over that step and earlier ones.
+    """Estimate the noise scale at every step, from exponential moving averages over this and all earlier steps.
 
     The averages are corrected for start-up bias, so they are close to plain means over the first steps. Variances
     and the confidence interval are computed as if an average with weights w were the plain mean of

@@ -57,9 +57,9 @@ def scaled_lr(
 def lr_for_noise(batch: ArrayLike, *, max_lr: ArrayLike, noise_scale: ArrayLike) -> Floats:
     """Return the optimal learning rate for a gradient noise scale: ``max_lr / (1 + noise_scale / batch)``.
 
-    It is proportional to the batch size well below the noise scale, and constant well above it. This
-    learning rate maximises the expected decrease of a quadratic loss in a step along a noisy gradient (McCandlish et
-    al. 2018, arXiv 1812.06162, equation 2.6).
+    The rate is proportional to the batch size well below the noise scale, and constant well above it. It maximises the
+    expected decrease of a quadratic loss in a step along a noisy gradient (McCandlish et al. 2018, arXiv 1812.06162,
+    equation 2.6).
 
     Args:
         batch: Batch size, in samples.

@@ -291,6 +291,8 @@ class PipelineColumns(NamedTuple):
     """Number of ranks with one additional layer; these are the first ranks, or those between the ends."""
     ends: npt.NDArray[np.bool_]
     """Whether embedding and output take a layer's place, so that the first and the last rank have one layer less."""
+    splits: npt.NDArray[np.bool_]
+    """Whether the backward pass is split into the gradients of inputs and those of weights."""
     of_left: Floats
     """Coefficient for activations in flight, as in `HeldTerms`; so are the next two fields."""
     of_all: Floats
@@ -308,6 +310,8 @@ class Holding(NamedTuple):
     """1 on the rank that holds the embedding, else 0."""
     head: Floats
     """1 on the rank that holds the output projection, else 0."""
+    left: Floats
+    """Number of ranks from this one to the last, inclusive."""
     in_flight: Floats
     """Peak activations that the rank keeps, in units of one micro-batch's activations on all layers of the rank."""
 
@@ -334,6 +338,7 @@ def pipeline_of(layouts: Layouts, layers: int) -> PipelineColumns:
         layers=own,
         rest=rest,
         ends=(rest == ranks - 2) & (rest > 0) & ~folded,
+        splits=known.splits[schedule] & (ranks > 1),
         of_left=known.of_left[schedule],
         of_all=known.of_all[schedule],
         constant=known.constant[schedule],
@@ -361,6 +366,7 @@ def held_by(place: Floats, pipeline: PipelineColumns, *, dense: int | None) -> H
         mixed=mixed,
         embedding=(place == 0).astype(float),
         head=(place == pipeline.head_at).astype(float),
+        left=pipeline.ranks - place,
         in_flight=_in_flight(place, pipeline),
     )
 

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.analytic.memory.activations import FULL, logit_bytes
+from shardscope.analytic.memory.activations import FLOAT32_BYTES, FULL, logit_bytes
 from shardscope.analytic.memory.architecture import torch_workspace_bytes
 from shardscope.analytic.memory.moments import UnitMoment
 from shardscope.analytic.memory.offload import OFFLOADS_OPTIMIZER
-from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows, held_by
+from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows, PipelineColumns, held_by
 from shardscope.analytic.memory.states import ElementBytes, ModelStates, optimizer_bytes, partitioned
 from shardscope.analytic.memory.units import forward_bytes, receive_bytes, unit_moments
 from shardscope.analytic.memory.weights import WeightShapes
@@ -129,7 +129,10 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
     once, in_layer = _saved(rows, held)
     copies, copied = _copies(rows, own), _copied(rows, own)
     bucket = _bucket(rows, own, copied)
-    outputs, whole_output = _outputs(rows, held)
+    outputs, whole_output = _outputs(rows, own, held, once)
+    received = receive_bytes(rows, own, held) if framework.gathers_units and not rows.casts else NONE
+    if framework.keeps_messages:
+        received = received + _messages(rows, held)
     dense, experts = _dense_states(rows, own, held), _expert_states(rows, own, held)
     early = _early(rows, own, held, dense.gradients + experts.gradients, copies)
     units: tuple[UnitMoment, ...] = ()
@@ -141,7 +144,7 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
     return Blocks(
         dense=dense,
         experts=experts,
-        copies=copies,
+        copies=copies + _copies_in_flight(rows, held, copies),
         saved=once * held.in_flight,
         saved_once=once,
         kept=_running(rows, held, once),
@@ -156,7 +159,7 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
         update=_update(rows, own),
         placeholders=_placeholders(rows, held),
         workspace=np.full(1, torch_workspace_bytes(rows.device) * framework.has_workspaces),
-        received=receive_bytes(rows, own, held) if framework.gathers_units and not rows.casts else NONE,
+        received=received,
         early=early,
         units=units,
     )
@@ -258,6 +261,17 @@ def _copies(rows: LayoutRows, own: Elements) -> Floats:
     return np.asarray(recipe.copies * (copied + experts) * are_kept)
 
 
+def _copies_in_flight(rows: LayoutRows, held: Holding, copies: Floats) -> Floats:
+    """Return the bytes of the copies that autocast makes for each micro-batch, of those that do not run."""
+    layouts, recipe = rows.layouts, rows.recipe
+    if not rows.framework.keeps_messages or recipe.master:
+        return NONE
+    is_saved = ~(rows.casts & (layouts.zero >= 2)) & (
+        (layouts.recompute != FULL) | (layouts.recompute_layers > 0)
+    )
+    return np.asarray(copies * is_saved * (held.in_flight - 1))
+
+
 def _gathered_weights(rows: LayoutRows, own: Elements) -> Floats:
     """Return the bytes of weights gathered from other ranks' shards, in the precision in which they are gathered."""
     recipe, prefetched = rows.recipe, rows.framework.prefetched
@@ -302,6 +316,8 @@ def _early(rows: LayoutRows, own: Elements, held: Holding, gradients: Floats, co
         if rows.casts:
             is_freed &= layouts.zero != 2
         begin = np.where(is_freed, end, copies)
+        others = _copies_in_flight(rows, held, copies)
+        begin, end = begin + others, end + others
     accumulates = keeps | (rows.pipeline.microbatches > held.in_flight)
     words = held.head * own.vocabulary
     largest = own.matrix if own.layer_experts is None else np.maximum(own.matrix, own.layer_experts)
@@ -456,15 +472,114 @@ def _embedding_mask(rows: LayoutRows, held: Holding) -> Floats:
     return held.embedding * held.in_flight * rows.model.hidden * rows.shape.tokens / rows.shape.divided
 
 
-def _outputs(rows: LayoutRows, held: Holding) -> tuple[Floats, Floats]:
+def _outputs(rows: LayoutRows, own: Elements, held: Holding, once: Floats) -> tuple[Floats, Floats]:
     """Return the bytes of the stage's outputs that a pipeline keeps, and those gathered for one backward pass."""
-    if not rows.framework.keeps_outputs:
+    framework, recipe = rows.framework, rows.recipe
+    if framework.keeps_messages:
+        return _outputs_in_torch(rows, own, held, once)
+    if not framework.keeps_outputs:
         return NONE, NONE
     is_sent = (rows.pipeline.ranks > 1) & (held.head == 0)
-    one = is_sent * rows.recipe.activation * rows.model.hidden * rows.shape.tokens
-    if not rows.framework.shards_outputs:
+    one = is_sent * recipe.activation * rows.model.hidden * rows.shape.tokens
+    if not framework.shards_outputs:
         return held.in_flight * one, NONE
     return held.in_flight * one / rows.shape.tensor, one * (rows.shape.tensor > 1)
+
+
+def _outputs_in_torch(rows: LayoutRows, own: Elements, held: Holding, once: Floats) -> tuple[Floats, Floats]:
+    """Return the bytes that torch's pipelines keep in addition to what layers save: always, and in a backward pass.
+
+    These are the outputs of stages, without inputs, which are in the buffers of received messages. Of the micro-batch
+    that runs, the output takes the place of its gradient. At the end of the model, these are the final norm's input
+    and output, the logits, and what the loss saves: log-probabilities in float32, under autocast also in 16 bits. Ranks
+    with several stages hold only one micro-batch at the loss, or two if gradients of weights are delayed.
+    """
+    recipe, chunks, count = rows.recipe, rows.pipeline.chunks, held.in_flight * rows.pipeline.chunks
+    tokens, one, is_autocast = rows.shape.tokens, _boundary(rows), _is_autocast(rows)
+    logits = rows.model.vocab * tokens / rows.shape.tensor
+    per_logit = recipe.activation * (1 + is_autocast) + FLOAT32_BYTES
+    weights = recipe.copies * own.vocabulary * is_autocast
+    normed = recipe.activation * rows.model.hidden * tokens / rows.shape.divided
+    at_end = one + normed + per_logit * logits + weights
+    output = np.where(held.head * (chunks == 1) > 0, at_end, one)
+    running = held.head * recipe.activation * logits * (not rows.casts)
+    inputs = count * (1 - held.embedding / chunks)
+    is_on = rows.pipeline.ranks > 1
+    kept = is_on * ((count - 1) * output + running - inputs * one)
+    if not rows.pipeline.splits.any():
+        return kept, NONE
+    others, in_backward = _delayed(rows, own, held, one, once)
+    second = held.head * rows.pipeline.interleaved * rows.pipeline.splits * at_end
+    return kept + others + second, in_backward
+
+
+AGAIN_AT_ONCE = 4
+"""How often torch holds recomputed activations at once, while it computes the gradients of each weight on its own. It
+repeats the whole layer for each. From measured peaks of zero-bubble schedules; a prediction is within 10 %."""
+
+
+def _delayed(
+    rows: LayoutRows, own: Elements, held: Holding, stream: Floats, once: Floats
+) -> tuple[Floats, Floats]:
+    """Return the bytes that split backward passes keep until they compute gradients of weights.
+
+    They keep the gradients of the results of operations with weights. The first value is that of micro-batches that do
+    not run, the second that of the one that runs, with what is recomputed for it.
+    """
+    model, recipe, tokens, tensor = rows.model, rows.recipe, rows.shape.tokens, rows.shape.tensor
+    chunks, act, share = rows.pipeline.chunks, recipe.activation, held.layers / rows.pipeline.chunks
+    width = (model.heads + 2 * model.kv_heads) * model.head_size + (1 + model.gated) * model.ffn
+    around = 2 * act * model.hidden * tokens / rows.shape.divided + model.norms_per_layer * stream
+    head = held.head * (act * model.vocab * tokens / tensor + stream) * (chunks == 1)
+    one = share * (act * tokens * width / tensor + around) + head
+    count = _num_delayed(rows.pipeline, held, (once / chunks + stream) / one)
+    copies = recipe.copies * own.matrices.dense / chunks * _is_autocast(rows)
+    again = AGAIN_AT_ONCE * (share * rows.dense.again + copies) - rows.dense.again
+    is_full = (rows.layouts.recompute == FULL) & (rows.layouts.recompute_layers == 0) & (count > 0)
+    return np.maximum(count - 1, 0.0) * one, np.minimum(count, 1.0) * one + again * is_full
+
+
+def _num_delayed(pipeline: PipelineColumns, held: Holding, saved: Floats) -> Floats:
+    """Return the number of micro-batches on a stage whose gradients of weights are delayed at the rank's peak.
+
+    The first stage has none, and ranks with one stage more, the later they are in the pipeline. Ranks in a V delay one
+    or two at most; but with as many micro-batches in flight as ZBV, later ranks may peak as their pipeline drains, with
+    fewer of them. DualPipeV delays none at its peak.
+
+    Args:
+        pipeline: Properties of the pipelines.
+        held: What the rank holds.
+        saved: Activations that a stage saves for one micro-batch, relative to the gradients that are kept for it.
+    """
+    place, is_v = pipeline.ranks - held.left, pipeline.rounded
+    draining = np.maximum(2 * place + 1 - held.left * saved, 1.0)
+    count = np.where(is_v & (pipeline.of_all == 1), draining, pipeline.of_all * place + 1)
+    count = np.where(is_v & (pipeline.of_all < 1), np.minimum(count, 2.0), count)
+    is_dual = (pipeline.head_at == 0) & ~is_v
+    has_any = pipeline.splits & ~is_dual & ((held.embedding == 0) | (pipeline.chunks > 1))
+    return np.asarray(np.minimum(count, held.in_flight * pipeline.chunks) * has_any)
+
+
+def _is_autocast(rows: LayoutRows) -> bool:
+    """Return whether autocast alone casts weights, in all layouts of the table."""
+    return rows.recipe.copies > 0 and not rows.recipe.master and not rows.casts
+
+
+def _boundary(rows: LayoutRows) -> Floats:
+    """Return the bytes of what a stage sends to the next one for a micro-batch."""
+    width = rows.recipe.activation + rows.wider
+    return np.asarray(width * rows.model.hidden * rows.shape.tokens / rows.shape.divided)
+
+
+def _messages(rows: LayoutRows, held: Holding) -> Floats:
+    """Return the bytes of a rank's messages in torch's pipelines: received in a step, and one that is being sent.
+
+    Each stage has a buffer for every input and every gradient of an output in a step.
+    """
+    pipeline = rows.pipeline
+    received = pipeline.microbatches * (2 * pipeline.chunks - held.embedding - held.head)
+    sent = pipeline.chunks > held.embedding
+    return np.asarray((pipeline.ranks > 1) * _boundary(rows) * (received + sent))
 
 
 def _placeholders(rows: LayoutRows, held: Holding) -> Floats:

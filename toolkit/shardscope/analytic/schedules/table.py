@@ -104,9 +104,9 @@ class ScheduleTable:
         return Order(tuple(sequence), before, tuple(needs))
 
     def _links(self) -> tuple[list[int], list[int]]:
-        """Return two lists: for each operation, the one it needs on a neighbouring stage, and the one that needs it.
+        """Return two lists: the operation on a neighbouring stage that each operation needs, and its reverse.
 
-        Operations are indices into `ops`; -1 if there is no such operation.
+        The reverse gives the operation that needs each operation. Operations are indices into `ops`; -1 for none.
         """
         place = {(_result(op), op.stage, op.microbatch): i for i, op in enumerate(self.ops)}
         needs, feeds = [-1] * len(self.ops), [-1] * len(self.ops)
@@ -137,7 +137,7 @@ class ScheduleTable:
         """Fraction of the step, averaged over ranks, in which a rank is idle; for the durations in `DURATIONS`.
 
         For GPipe and 1F1B it is (p-1) / (m+p-1) with p stages and m micro-batches (Huang et al. 2019, section 2.3).
-        Narayanan et al. 2021, section 2.2, instead state idle time as a fraction of the work, (p-1)/m.
+        Narayanan et al. 2021, section 2.2, instead give idle time as a fraction of the work, (p-1)/m.
         """
         return self.timeline().bubble_fraction
 
@@ -162,7 +162,7 @@ class ScheduleTable:
 
         Args:
             freed_by_input: Fraction of a stage's activations, 0 to 1, that is freed after the input gradient if the
-                backward pass is split. The rest is freed after the weight gradients.
+                backward pass is split. The remaining activations are freed after the weight gradients.
             stage_sizes: Size of one micro-batch's activations on each stage, in any unit, which is then the unit of the
                 result; None for 1/v on each of a rank's v stages.
         """

@@ -17,7 +17,7 @@ class ScheduledOp(NamedTuple):
     """One operation of one stage on one micro-batch."""
 
     op: str
-    """``F``: forward pass; ``B``: backward pass; ``I``: its input gradient only; ``W``: its weight gradients only."""
+    """``F``: forward pass; ``B``: backward pass; ``I``, ``W``: input and weight gradients of a split backward pass."""
     stage: int
     microbatch: int
 
@@ -89,7 +89,7 @@ class Timeline:
 
     @cached_property
     def end(self) -> float:
-        """End of the last operation; the first starts at 0."""
+        """End of the last operation; the first operation starts at 0."""
         return max(self.ends, default=0.0)
 
     @cached_property
@@ -104,10 +104,10 @@ class Timeline:
         return tuple(max(0.0, span - busy) for span, busy in zip(spans, self.busy, strict=True))
 
     def own_path(self, rank: int) -> float:
-        """Return the longest path from a rank's first to its last operation: the time between them if none starts late.
+        """Return the duration of the longest chain of dependent operations from a rank's first operation to its last.
 
-        The path is at most as long as the time between the two, because the last operation may wait for operations that
-        do not depend on the first. Unlike that time, the path never gets longer if operations get shorter.
+        It is at most the time between these two operations, because the last operation may also wait for operations
+        that do not depend on the first. Unlike that time, it never increases if operations get shorter.
         """
         first, end = self.bounds[rank]
         order, ranks = self.table.order, [self.table.stage_ranks[op.stage] for op in self.table.ops]

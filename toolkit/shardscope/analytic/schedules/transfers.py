@@ -12,11 +12,11 @@ protocol, does not send earlier. PyTorch executes schedules in one of two ways (
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from shardscope.analytic.schedules.table import DEADLOCK, ScheduleTable
+from shardscope.analytic.schedules.table import DEADLOCK, ScheduledOp, ScheduleTable
 from shardscope.analytic.schedules.timeline import Timeline
 from shardscope.errors import SpecError
 
@@ -34,11 +34,11 @@ class Transfers(NamedTuple):
     targets: tuple[int, ...]
     """Rank to which each operation's result is sent; -1 if the result is not sent."""
     after: tuple[tuple[int, ...], ...]
-    """Nodes after which each node starts."""
+    """Nodes that each node waits for."""
 
     @classmethod
     def of(cls, table: ScheduleTable) -> Transfers:
-        """Return the transfers of a table, whose `blocks` says how its schedule is executed."""
+        """Return the transfers of a table; `table.blocks` selects how the schedule is executed."""
         before, needs, count = table.order.before, table.order.needs, len(table.ops)
         ranks = tuple(table.stage_ranks[op.stage] for op in table.ops)
         feeds = {need: i for i, need in enumerate(needs) if need not in {-1, i} and ranks[need] != ranks[i]}
@@ -56,11 +56,11 @@ class Transfers(NamedTuple):
         return cls(table, ranks, targets, tuple(after))
 
     def timeline(self, costs: Sequence[float], sends: Sequence[float]) -> Timeline:
-        """Return the timeline with messages, of which a rank sends one at a time, and receives one at a time.
+        """Return the timeline with messages; a rank sends one message at a time, and receives one at a time.
 
         Args:
             costs: Duration of each operation in `ScheduleTable.ops`.
-            sends: Duration of the message with each operation's result, in the same unit; ignored without a message.
+            sends: Duration of the message with each operation's result, in the same unit; ignored for unsent results.
 
         Raises:
             SpecError: The order deadlocks.
@@ -82,11 +82,11 @@ class Transfers(NamedTuple):
         """Yield all nodes, each after the nodes that it waits for.
 
         Args:
-            ends: The end of each node, filled in by the caller for each yielded node; the next node is the one that can
+            ends: End of each node, filled in by the caller for each yielded node; the next node is the one that can
                 start first. None for any order.
 
         Raises:
-            SpecError: Some nodes wait for each other.
+            SpecError: The order deadlocks.
         """
         left, users = [len(each) for each in self.after], [list[int]() for _ in self.after]
         for node, each in enumerate(self.after):
@@ -128,3 +128,56 @@ def _posted(table: ScheduleTable, ranks: Sequence[int], feeds: dict[int, int]) -
         if len(done) == before:
             raise SpecError(DEADLOCK)
     return posted
+
+
+AddPass = Callable[[ScheduledOp, list[int], bool], int]
+"""Adds the operations of a pass on one stage after some others, and returns the last one; the flag says whether it is
+the stage's last backward pass."""
+AddMessage = Callable[[ScheduledOp, list[int], int], int]
+"""Adds the message of a pass to another rank after some operations, given the pass, these and that rank; returns the
+message."""
+NAMES = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "backward for weights"}
+
+
+class Exits(NamedTuple):
+    """Ends of a schedule."""
+
+    ranks: list[int]
+    """Last operation of each rank."""
+    stages: list[int]
+    """Last operation of the last backward pass of each stage."""
+
+
+def add_schedule(
+    table: ScheduleTable, entry: Sequence[int], add_pass: AddPass, add_message: AddMessage
+) -> Exits:
+    """Add all passes of a schedule, in the order of the table, and the messages between its ranks; see `Transfers`.
+
+    Args:
+        table: The schedule.
+        entry: For each rank, the operation after which it starts.
+        add_pass: Adds the operations of one pass.
+        add_message: Adds the message of a pass whose result another rank needs.
+    """
+    transfers, count = Transfers.of(table), len(table.ops)
+    lasts = {op.stage: i for i, op in enumerate(table.ops) if op.op in "BW"}
+    ends = [-1] * len(transfers.after)
+    exits = Exits(list(entry), [-1] * table.num_stages)
+    for node in transfers.sequence():
+        after = [ends[each] for each in transfers.after[node]]
+        if node >= count:
+            ends[node] = add_message(table.ops[node - count], after, transfers.targets[node - count])
+            continue
+        op, rank = table.ops[node], transfers.ranks[node]
+        is_last = lasts[op.stage] == node
+        ends[node] = add_pass(op, list(dict.fromkeys([exits.ranks[rank], *after])), is_last)
+        exits.ranks[rank] = ends[node]
+        if is_last:
+            exits.stages[op.stage] = ends[node]
+    return exits
+
+
+def micro_batch_label(op: ScheduledOp, table: ScheduleTable) -> str:
+    """Return the text of a pass: its type, its micro-batch and, if a rank holds several stages, its stage."""
+    staged = f" on stage {op.stage}" if table.num_stages > len(table.ranks) else ""
+    return f"{NAMES[op.op]}, micro-batch {op.microbatch}{staged}"

@@ -16,12 +16,14 @@ import numpy as np
 
 from shardscope.calibration.host_calibration import (
     THIS_MACHINE,
+    Chosen,
     Constant,
     HostCalibration,
     HostMachine,
+    check_can_save,
+    chosen,
 )
-from shardscope.calibration.saved_calibration import Chosen, check_can_save, chosen
-from shardscope.calibration.saved_calibration import save as save_as_default
+from shardscope.calibration.host_calibration import save as save_as_default
 from shardscope.calibration.this_machine import core_speed
 from shardscope.errors import DataError, SpecError, require
 from shardscope.machine import running_processes, usable_cores

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from shardscope.errors import SpecError
 from shardscope.measure.compare.measured import slowest_rank_s, step_time
-from shardscope.measure.compare.traffic import after_warm_up
+from shardscope.measure.compare.rows import after_warm_up
 from shardscope.prediction.job import JobPrediction
 from shardscope.runlog.spans import finished_steps
 from shardscope.runtime import Run

@@ -29,7 +29,8 @@ from shardscope.prediction.job import JobPrediction
 from shardscope.runlog.schema import OBSERVING, Event
 from shardscope.runlog.spans import finished_steps
 from shardscope.runtime import Run
-from shardscope.runtime.launcher.preflight import constants_of, preflight
+from shardscope.runtime.launcher.preflight import preflight
+from shardscope.runtime.record.launch_prediction import constants_of
 from shardscope.show import Part, Sentences, Shown, Table
 from shardscope.spec import Job
 

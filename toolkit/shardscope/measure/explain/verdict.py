@@ -9,7 +9,8 @@ from shardscope.measure.explain.losses import losses
 from shardscope.measure.explain.of_run import measured_step
 from shardscope.runlog.steps import WARM_UP_STEPS, StepKinds
 from shardscope.runtime import Run
-from shardscope.runtime.launcher.preflight import constants_of, preflight
+from shardscope.runtime.launcher.preflight import preflight
+from shardscope.runtime.record.launch_prediction import constants_of
 
 
 class Verdict(NamedTuple):

@@ -58,7 +58,7 @@ _NOTHING_PAYS = "No change of the job is predicted to make it faster."
 def nothing(share: float) -> str:
     """Return the sentence for a run without a loss; `share` is the fraction of the step that ranks compute."""
     end = ": there is little to gain" if share >= _MOSTLY else ""
-    return f"{share:.0%} of the step is computation. No single loss takes a tenth of it{end}."
+    return f"{share:.0%} of the step is computation. No other cost exceeds a tenth of it{end}."
 
 
 def loss_text(found: Sequence[Loss], step: MeasuredStep, job: Job, *, cores: int) -> str:

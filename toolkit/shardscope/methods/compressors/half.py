@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class HalfFloats(PackedCompression):
-    """Base class of methods that round each element to a float of two bytes, so that an all-reduce sums packets."""
+    """Base class of methods that round each element to a float of two bytes, so that packets can be all-reduced."""
 
     carriage = "sums"
     family = "Shorter floats"
@@ -31,7 +31,7 @@ class HalfFloats(PackedCompression):
         return Cast(self.dtype)
 
     def build(self, job: Job) -> Any:
-        """Build the compressor. With loss scaling, it transmits overflows, so that all ranks skip the step."""
+        """Build the compressor. With loss scaling, packets carry overflows, so that all ranks skip the step."""
         from shardscope.training.compression.packed import Packed
 
         return Packed(self.name, self.codec(), carries_overflow=job.precision == "fp16-mixed")

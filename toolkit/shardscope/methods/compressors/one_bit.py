@@ -48,7 +48,7 @@ class OneBitCompression(BlockCompression):
 
     @property
     def steps_are_alike(self) -> bool:
-        """False, because a resumed run may have completed its warm-up before it was interrupted."""
+        """Whether all steps are alike: False, because a resumed run may have completed its warm-up earlier."""
         return False
 
     def uncompressed(self, steps: int) -> int:

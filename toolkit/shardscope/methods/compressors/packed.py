@@ -82,7 +82,7 @@ class PackedCompression(Compression):
         return 1
 
     def kept_bytes(self, shapes: Shapes, world_size: int, *, scatters: bool = False) -> int | None:
-        """Return the bytes of a bucket's residual and, if a rank's share of the mean is repacked, of its residual."""
+        """Return the bytes of a bucket's residual, plus those of the share's residual if the mean is repacked."""
         from shardscope.analytic.communication.compressed import FLOAT_BYTES, share_size
 
         if not self.remembers:
@@ -155,7 +155,7 @@ def check_block(block: int) -> None:
     """Reject block sizes that are not a multiple of 8 elements, since each block must end on a byte boundary.
 
     Raises:
-        SpecError: The size is not a multiple of 8; the message names the next one that is.
+        SpecError: The size is not a multiple of 8; the message names the next larger multiple.
     """
     if block % 8:
         raise SpecError(

@@ -86,9 +86,9 @@ class BucketedStrategy(Strategy):
     def sum_exchanges(
         self, num_elements: int, element_bytes: int, step: JobStep, when: When
     ) -> list[Exchange]:
-        """Return the messages for summing one flat tensor; by default those of `sum_traffic`, which are not listed.
+        """Return the exchanges that sum one flat tensor; by default the totals of `sum_traffic`, without messages.
 
-        The arguments are those of `sum_traffic`, and the moment at which the sum starts.
+        The arguments are those of `sum_traffic`; `when` is the time at which the sum starts.
         """
         from shardscope.analytic.communication.plan import whole
 

@@ -1,4 +1,4 @@
-"""ZeRO stages 1 and 2 in flat buckets, each of which is cut into one chunk for each rank, equal or by given shares."""
+"""ZeRO stages 1 and 2 in flat buckets, each divided into one chunk per rank, of equal size or by given shares."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Shards = Annotated[
     tuple[Count, ...] | Literal["memory"] | None,
     BeforeValidator(reader_of_shares("strategy.shards", BY_MEMORY)),
 ]
-"""A field for the relative sizes of the ranks' shards."""
+"""Type of the field for the relative sizes of the ranks' shards."""
 
 
 class FlatShards(ZeroStrategy):
-    """Base class of ZeRO stages whose parameters stay whole, in flat buckets that are cut into the ranks' shards."""
+    """Base class of ZeRO stages with replicated parameters, whose flat buckets are divided into one shard per rank."""
 
     shards_gradients: ClassVar[bool] = False
     """Whether a rank keeps only its shards of the gradients, which are reduced after every micro-batch."""
@@ -37,10 +37,10 @@ class FlatShards(ZeroStrategy):
     bucket_mb: MessageMiB = 25.0
     """Size of a gradient bucket in MiB, 0 < value <= 1024; a bucket is sent as soon as it is complete."""
     shards: Shards = None
-    """Sizes of the ranks' shards of the optimizer state, relative to each other, for ranks with different amounts of
-    memory: one number for each, such as ``(2, 2, 1, 1)``; or ``"memory"``, in proportion to the memory of the ranks'
-    devices that weights and gradients leave free. On an emulated cluster, the stated memory counts. None for equal
-    shards."""
+    """Relative sizes of the ranks' shards of the optimizer state, for ranks with different amounts of memory: one
+    number per rank, such as ``(2, 2, 1, 1)``, or ``"memory"``, in proportion to the device memory that weights and
+    gradients leave free on each rank. On an emulated cluster, this is the memory given in the cluster's spec. None for
+    equal shards."""
 
     @property
     def label(self) -> str:
@@ -52,7 +52,7 @@ class FlatShards(ZeroStrategy):
         )
 
     def degrees(self, world_size: int) -> Mapping[str, Any] | None:
-        """Return the degrees of the layout; None with uneven shards, which layouts do not have."""
+        """Return the degrees of the layout; None with uneven shards, which a layout cannot represent."""
         return super().degrees(world_size) if self.shards is None else None
 
     def check(self, job: Job) -> None:
@@ -89,7 +89,7 @@ class FlatShards(ZeroStrategy):
         """Return the relative sizes of the ranks' shards; None if they are equal.
 
         Raises:
-            SpecError: The shares depend on memory that the emulated cluster does not state, or a rank has no room.
+            SpecError: The emulated cluster does not specify the memory, or a rank has no memory left.
         """
         if not isinstance(self.shards, str):
             return self.shards
@@ -164,7 +164,7 @@ class FlatShards(ZeroStrategy):
 
 
 def bucket_buffers(buckets: Sequence[int]) -> int:
-    """Return the bytes of the buffers for gradients that a rank does not keep: one is filled while another is reduced.
+    """Return the bytes of up to two buffers for gradients that a rank does not keep: one is filled, one is reduced.
 
     Args:
         buckets: Bytes of each bucket.

@@ -211,14 +211,14 @@ class FullyShardedStrategy(ZeroStrategy):
         return StepPlan((*exchanges, *(each for part in [scalars, *norms] for each in whole(part, end))))
 
     def why_ring(self, *, is_delayed: bool, is_compressed: bool, has_frozen_units: bool) -> str:
-        """Return why shards must be sent around a ring, in words; empty if ranks of a host may exchange them in memory.
+        """Return the reason why shards must be sent around a ring; empty if ranks of a host may share their memory.
 
         FSDP2 gathers a frozen unit for the backward pass only if it prefetches, which shared buffers do not support.
 
         Args:
             is_delayed: Whether messages are delayed, to emulate a link.
             is_compressed: Whether gradients are compressed.
-            has_frozen_units: Whether a unit that runs has no parameter to train.
+            has_frozen_units: Whether a unit that runs has no trainable parameter.
         """
         reasons = {
             "the job's messages are delayed": is_delayed,
@@ -247,7 +247,7 @@ class FullyShardedStrategy(ZeroStrategy):
         return step.shares_host and can_share_memory() and not needs_ring
 
     def _shared_bytes(self, step: JobStep, whole: Sequence[int]) -> int:
-        """Return the bytes of a rank's own shared buffers, and of the ring's once a step has logged its messages.
+        """Return the bytes of a rank's own shared buffers, plus the ring's buffers once a step's messages were logged.
 
         Args:
             step: The training step.

@@ -26,20 +26,20 @@ __all__ = ["TrainerConfig", "trainer_config"]
 _WRITERS: dict[str, Callable[[Transformer, Layout], TrainerConfig]] = {
     "megatron-core": megatron_config,
     "fsdp2": torchtitan_config,
-    # Its memory model is that of compiled runs, whose loss needs fewer bytes; that of FSDP2 is not.
+    # torchtitan's memory is predicted for compiled runs, whose loss needs fewer bytes; FSDP2's memory is not.
     "torchtitan": partial(torchtitan_config, is_compiled=True),
     "deepspeed": deepspeed_config,
 }
 
 
 def trainer_config(model: Transformer, layout: Layout, software: str | None = None) -> TrainerConfig:
-    """Return the settings with which a trainer runs this layout of a model.
+    """Return the settings for a trainer to run this layout of a model.
 
     Args:
         model: The model, whose sizes Megatron-LM takes as flags.
         layout: The layout.
-        software: ``megatron-core``, ``torchtitan`` (also for ``fsdp2``) or ``deepspeed``; None for the one that the
-            layout suggests, as in `predict`.
+        software: ``megatron-core``, ``torchtitan`` (also for ``fsdp2``) or ``deepspeed``; None for the software that
+            the layout suggests, as in `predict`.
 
     Raises:
         SpecError: The trainer cannot run the layout, or no settings can be written for it.
@@ -62,7 +62,7 @@ def trainer_config(model: Transformer, layout: Layout, software: str | None = No
     if lacking := known.shipped.lacks(layout, model):
         raise SpecError(
             f"{known.label} does not ship {' or '.join(lacking)}; to search only what it ships, plan with "
-            f"software={known.name!r} and without that in fix"
+            f"software={known.name!r} and leave these axes out of fix"
         )
     config = _WRITERS[known.name](model, layout)
     work = f"The plan is for {work_text(layout.global_batch, model.seq)}."

@@ -23,7 +23,7 @@ class TrainerConfig(NamedTuple):
 
 
 def flags(settings: Mapping[str, object]) -> str:
-    """Return command-line flags, one a line; True stands for a flag without a value, and False for none."""
+    """Return command-line flags, one per line; True gives a flag without a value, and False omits the flag."""
     lines = [
         f"--{name}" if value is True else f"--{name} {value}"
         for name, value in settings.items()
@@ -37,7 +37,7 @@ def partial_recomputation(layout: Layout, why: str) -> tuple[str, ...]:
 
     Args:
         layout: The layout.
-        why: The words before "recomputes every layer", such as ``torchtitan``.
+        why: Subject of the clause "recomputes every layer", such as ``torchtitan``.
     """
     if not layout.recompute_layers:
         return ()

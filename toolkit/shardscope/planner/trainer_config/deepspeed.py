@@ -1,4 +1,4 @@
-"""A layout as DeepSpeed's JSON configuration, by the names of its documentation."""
+"""A layout as DeepSpeed's JSON configuration, with the names from its documentation."""
 
 from __future__ import annotations
 

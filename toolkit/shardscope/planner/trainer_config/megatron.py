@@ -1,4 +1,4 @@
-"""A layout as flags of Megatron-LM's `pretrain_gpt.py`, by the names in `megatron/training/arguments.py`."""
+"""A layout as flags of Megatron-LM's `pretrain_gpt.py`, with the names from `megatron/training/arguments.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PRECISIONS: dict[str, dict[str, Any]] = {
     "fp8-mixed": {"bf16": True, "fp8-format": "hybrid"},
 }
 _MORE_BYTES_PER_LOGIT = 4
-"""The native cross entropy saves a float32 softmax in addition to the 16-bit logits (`VocabParallelCrossEntropy`)."""
+"""Bytes per logit of the float32 softmax that the native cross entropy saves (`VocabParallelCrossEntropy`)."""
 _POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
 
 
@@ -211,7 +211,7 @@ def _has_odd_biases(model: Transformer) -> bool:
 
 
 def _window(model: Transformer, layout: Layout) -> dict[str, Any]:
-    """Return the flags of sliding windows, whose sizes count the tokens before and after a token."""
+    """Return the flags of sliding windows; a window size counts the tokens before and after the current token."""
     if not model.num_windowed_layers:
         return {}
     if layout.context > 1:

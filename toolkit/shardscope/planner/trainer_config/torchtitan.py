@@ -1,4 +1,4 @@
-"""A layout as flags of torchtitan, by the names in `torchtitan/config/configs.py`."""
+"""A layout as flags of torchtitan, with the names from `torchtitan/config/configs.py`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CASTS = {"fp32": "float32", "bf16-mixed": "bfloat16", "bf16-autocast": "bfloat1
 
 
 def torchtitan_config(model: Transformer, layout: Layout, *, is_compiled: bool = False) -> TrainerConfig:
-    """Return the flags for the degrees of a layout; the model is one that torchtitan knows by name.
+    """Return the flags for the degrees of a layout; the model itself is selected by name in torchtitan.
 
     Args:
         model: The model.
@@ -45,7 +45,7 @@ def torchtitan_config(model: Transformer, layout: Layout, *, is_compiled: bool =
     settings |= _switch("compile", "enable", is_on=is_compiled)
     if (
         layout.pipeline > 1 or layout.expert > 1
-    ):  # torchtitan refuses to capture them in CUDA graphs, its default
+    ):  # torchtitan uses CUDA graphs by default, but refuses to capture these
         settings["training.disable_cuda_graphs"] = True
     return TrainerConfig("torchtitan, flags of run_train.sh", flags(settings), _remarks(layout))
 
@@ -59,7 +59,7 @@ def _check(model: Transformer, layout: Layout) -> None:
     if refused := SOFTWARE["torchtitan"].shipped.refuses(layout, model):
         raise SpecError(
             f"torchtitan refuses {' and '.join(refused)}; to search only what it runs, plan with "
-            "software='torchtitan' and without that in fix"
+            "software='torchtitan' and leave these axes out of fix"
         )
     parts = (layout.tensor if layout.sequence_parallel else 1) * (
         2 * layout.context if layout.context > 1 else 1
@@ -76,7 +76,7 @@ def _check(model: Transformer, layout: Layout) -> None:
 
 
 def _switch(section: str, name: str, *, is_on: bool) -> dict[str, Any]:
-    """Return a flag that is on or off whatever the trainer's default; tyro negates flags by ``no_``."""
+    """Return an explicit flag for on or off, independent of the trainer's default; tyro negates flags by ``no_``."""
     return {f"{section}.{name}" if is_on else f"{section}.no_{name}": True}
 
 
@@ -118,7 +118,7 @@ def _degrees(model: Transformer, layout: Layout) -> dict[str, Any]:
 
 
 def _experts(layout: Layout, shards: int) -> dict[str, Any]:
-    """Return the degree of expert parallelism; torchtitan takes its ranks first from sharding, then from tensor."""
+    """Return the degree of expert parallelism, whose ranks torchtitan takes first from the sharding ranks."""
     if layout.expert == 1:
         return {}
     if layout.tensor > 1:
@@ -135,11 +135,11 @@ def _experts(layout: Layout, shards: int) -> dict[str, Any]:
 
 
 def _replicas(layout: Layout) -> tuple[int, int]:
-    """Return the degrees that replicate and that shard; context ranks shard along with the data ranks."""
+    """Return the degrees of replication and sharding; torchtitan shards over context ranks and data ranks."""
     if layout.zero == 1 and layout.data * layout.context > 1:
         raise SpecError(
             "zero=1 is not an option of torchtitan, which shards gradients, too; plan with software='torchtitan' and "
-            "without that in fix"
+            "leave zero out of fix"
         )
     if layout.zero == 0:
         if layout.context > 1:

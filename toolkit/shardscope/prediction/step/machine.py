@@ -1,4 +1,4 @@
-"""Calibrated rates of one machine: peak rates from the catalogue times measured efficiencies."""
+"""Calibrated rates of one machine: peak rates from the catalogue times measured efficiencies; memory of its devices."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from shardscope.analytic.communication.ring import (
     ring_time,
     spanning_link,
 )
+from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.memory import MemoryParts, device_memory, tensor_room
 from shardscope.analytic.memory.frameworks import FRAMEWORKS, Framework
+from shardscope.analytic.memory.offload import host_bytes_per_device
 from shardscope.calibration.calibration import Calibration
 from shardscope.calibration.software import memory_model, software_of
 from shardscope.errors import SpecError
 from shardscope.spec.cluster import Cluster, Device
+from shardscope.spec.model import Transformer
 
 Floats = npt.NDArray[np.float64]
 
@@ -155,3 +159,16 @@ def _unsupported(device: Device, precision: str) -> str:
         f"precision={precision!r} needs matrix products in {' or '.join(FORMATS[precision])}, but device "
         f"{device.name!r} supports {known}; {way_out}"
     )
+
+
+def memory_with(model: Transformer, layouts: Layouts, cluster: Cluster, software: str) -> MemoryParts:
+    """Return bytes by type of memory; offloaded bytes that exceed a device's share of host memory are on drives."""
+    room = host_bytes_per_device(cluster)
+    return device_memory(
+        model, layouts, framework=memory_model(software), device=cluster.device, host_capacity=room
+    )
+
+
+def room_on(cluster: Cluster, software: str, *, largest_bytes: float = 0.0) -> float:
+    """Return the bytes that tensors can take on a device of a cluster, with a software; see `tensor_room`."""
+    return tensor_room(cluster.device, memory_model(software), largest_bytes=largest_bytes)

@@ -99,7 +99,8 @@ def _recomputed(model: Transformer, layout: Layout) -> dict[str, float | str]:
 
 def _shape_factor(model: Transformer, layout: Layout, calibration: Calibration) -> dict[str, float | str]:
     """Return the calibration's factor of the layer's shape as an input of a term; nothing if it is 1."""
-    factor = factor_of(calibration.shapes, shape_of(model, layout))
+    known = calibration.shapes
+    factor = factor_of(known, shape_of(model, layout)) if known else 1.0
     return {} if factor == 1.0 else {_SHAPE: factor}
 
 

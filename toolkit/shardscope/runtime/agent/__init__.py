@@ -1,1 +1,1 @@
-"""The agent of a run, which starts and watches the ranks, and starts them again; and what ranks need to take part."""
+"""The agent of a run, which starts, watches and restarts the ranks; and the modules that ranks need to work with it."""

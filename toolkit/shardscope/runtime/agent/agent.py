@@ -184,7 +184,7 @@ class Agent:
             provenance.record(self.run, command=self.request["command"], seed=self.run.read_job().seed)
 
     def _run_ranks(self) -> Ending:
-        """Run the ranks to their end; start them again after a failure, as the job's recovery says, or if resized."""
+        """Run the ranks to their end; restart them after a resize, and after failures as the job's recovery says."""
         launched = job = self.run.read_job()
         restarts = Restarts(self.run, job.recovery, self.request["resume"], memory=self.memory)
         source = ResumePoint(self.request["resume"])
@@ -229,7 +229,7 @@ class Agent:
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Context manager in which the watcher does nothing, for a fork; yields False if the run is being ended."""
+        """Pause the watcher in this context, so that the agent can fork; yields False if the run is being ended."""
         with self._parked:
             yield self._cut is None
 
@@ -239,7 +239,7 @@ class Agent:
         return set() if forkserver is None else {forkserver}
 
     def _renew(self, _source: ResumePoint) -> None:
-        """Replace what failed together with the ranks, before they are started again."""
+        """Replace the forkserver if it has ended, before the ranks are restarted."""
         if self._lost_forkserver or ended_forkserver() is not None:
             self._lost_forkserver = False
             with self._alone():
@@ -329,13 +329,13 @@ class Agent:
                 return
 
     def _cut_short(self) -> Ending | None:
-        """Return how the run ends if it was left alone or has lost its directory; else None."""
+        """Return how the run ends if its driver or server has ended, or its directory is missing; else None."""
         if select.select([self.lifeline], [], [], 0)[0]:
             return self._left_alone()
         return self._lost() if self._is_lost() else None
 
     def _after_silent_end(self) -> Ending | None:
-        """Kill ranks whose peers have ended, which makes elastic return; if there are none, end the run."""
+        """Kill the peers of silently ended ranks, so that elastic returns; return the ending if no rank is left."""
         behind = self._behind
         left = Left.NONE if behind is None else behind.look(known_exit_codes(self._ranks))
         if left is Left.SOME:
@@ -349,7 +349,7 @@ class Agent:
         return [rank.pid for rank in self._ranks if rank.pid is not None]
 
     def _grace_s(self) -> float | None:
-        """Return the grace period of a stop request, in seconds; None without a request, 0 if its file is damaged.
+        """Return the grace period of a stop request, in seconds; None without a request, 0 if its file is corrupt.
 
         If the file exists but cannot be opened, for example because no file descriptors are left, the result is None:
         the run continues, and the next poll reads the file again.
@@ -391,7 +391,7 @@ class Agent:
         return Ending("failed", error=error, cause=Cause.DIRECTORY_GONE)
 
     def _end(self, ending: Ending) -> None:
-        """Kill the ranks, even those still starting. Exit if elastic does not return within `_PATIENCE_S` seconds."""
+        """Kill all ranks, also those still starting. Exit if elastic does not return within `_PATIENCE_S` seconds."""
         self._cut = ending
         deadline = time.monotonic() + _PATIENCE_S
         while not self._over.is_set() and time.monotonic() < deadline:

@@ -15,8 +15,8 @@ that a file does not exist, so there the note goes through the process group's s
 A gated run may be stopped after each evaluation. If its ranks did not wait, they would waste one or more steps before
 each decision arrived. So after an evaluation, synchronous ranks wait: rank 0 for the process that decides, the others
 for rank 0. They wait no longer than a step takes, and not at all after two consecutive late decisions. In the worst
-case, if every decision arrives just in time, every evaluation takes as much longer as one step takes; if no decision
-ever arrives, the waiting costs the run as much time as two steps.
+case, if every decision arrives just in time, the waiting costs one step time per evaluation; if no decision ever
+arrives, it costs two step times in total.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class NoVerdictError(ShardscopeError):
 
 
 class Notes(Protocol):
-    """Step numbers that rank 0 leaves for the other ranks, each under the path of a file in the run directory."""
+    """Step numbers that rank 0 publishes to the other ranks, each under the path of a file in the run directory."""
 
     def read(self, path: Path) -> int | None:
         """Return the step number that rank 0 has written under `path`; None if it has not written one yet."""
@@ -92,7 +92,8 @@ class StopControl:
         timeout_s: Time that the other ranks wait for rank 0, in addition to the time that rank 0 itself waits for a
             decision, in seconds.
         notes: How rank 0 passes step numbers to the other ranks; None uses files in the run directory.
-        is_resizable: Whether the ranks also stop for a resize request, because an agent starts the next ones.
+        is_resizable: Whether the ranks also stop for a resize request, after which an agent starts the requested
+            number.
     """
 
     run: RunDir
@@ -123,7 +124,7 @@ class StopControl:
         return False
 
     def is_resizing(self) -> bool:
-        """Return whether other ranks will continue after these have stopped, as far as this rank knows."""
+        """Return whether these ranks stop for a resize, as far as this rank knows, so that new ranks continue."""
         return self._is_resize_asked() and not self.run.stop_request.exists()
 
     def _is_asked(self) -> bool:
@@ -182,7 +183,7 @@ def _wait(condition: Callable[[], bool], patience_s: float) -> bool:
 def _step_in(path: Path) -> int | None:
     """Return the step number in a file; None if the file does not exist, or does not contain a number.
 
-    If the file exists but cannot be opened, this is retried: a rank that took it for missing would continue alone.
+    If the file exists but cannot be opened, opening is retried: a rank that treated it as missing would continue alone.
 
     Raises:
         OutOfReach: The file cannot be opened for `_PATIENCE_S` seconds.

@@ -17,7 +17,7 @@ from shardscope.runtime.record.status import Cause
 from shardscope.spec import Job
 
 BY_AGENT = -signal.SIGTERM
-"""Exit code of ranks that are ended because another one has ended: elastic sends them this signal."""
+"""Exit code of ranks that elastic ends with this signal because another rank has ended."""
 
 
 @dataclass(frozen=True)
@@ -141,5 +141,5 @@ def _last_step(run: RunDir, rank: int | None = None) -> int:
 
 
 def _events(run: RunDir, kind: str, rank: int | None) -> list[Event]:
-    """Return the events of one kind since the ranks were started the last time."""
+    """Return the events of one kind since the last start of the ranks."""
     return select(of_last_attempt(read_events(run.path)), kind, rank)

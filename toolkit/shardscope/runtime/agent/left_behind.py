@@ -1,7 +1,7 @@
-"""Notices ranks that have ended in mid-training, and the ranks that still wait for them.
+"""Detect ranks that have ended in mid-training, and the ranks that still wait for them.
 
-Elastic notices a rank that ends with an error, and ends the others: with SIGTERM, which a stopped process does not
-receive, and after half a minute with SIGKILL. If a rank ends without an error, for example because a library calls
+Elastic notices a rank that ends with an error, and ends the other ranks with SIGTERM, which a stopped process does not
+receive, and half a minute later with SIGKILL. If a rank ends without an error, for example because a library calls
 `os._exit(0)`, elastic waits forever for its result.
 """
 
@@ -18,11 +18,11 @@ from shardscope.runlog.tail import of_last_attempt, read_events
 from shardscope.runtime.record.rundir import RunDir
 
 _PATIENCE_S = 3.0
-"""How long ranks may outlive a rank that ended in mid-training, in seconds: they still write their own errors."""
+"""Time that ranks may outlive a rank that ended in mid-training, in seconds, to write their own errors."""
 
 
 class Left(Enum):
-    """Whether ranks have ended in mid-training for too long."""
+    """Which ranks ended in mid-training more than `_PATIENCE_S` seconds ago: none, some or all."""
 
     NONE = 0
     SOME = 1
@@ -35,7 +35,8 @@ class LeftBehind:
 
     Attributes:
         run: The run directory, whose events say whether a rank had finished training.
-        earlier: Pids of the ranks of earlier attempts; those that have finished training are added.
+        earlier: Pids of ranks to ignore: those of earlier attempts, and those of this attempt that have finished
+            training.
     """
 
     run: RunDir
@@ -43,12 +44,13 @@ class LeftBehind:
     _ended: dict[int, float] = field(default_factory=dict)
     """When each rank was first seen to have ended."""
     _told: bool = False
-    """Whether left-behind ranks have been reported; these are then killed, after which all ranks have ended."""
+    """Whether `SOME` has been returned. The caller then kills the remaining ranks, so nothing is left to report."""
 
     def look(self, ranks: Mapping[int, int | None]) -> Left:
-        """Return whether some or all ranks ended in mid-training long ago; `SOME` is returned only once.
+        """Return which ranks ended in mid-training more than `_PATIENCE_S` seconds ago; `SOME` is returned only once.
 
-        If all have ended, but some of them with an error, the result is `NONE`: elastic is about to report which.
+        If all ranks have ended, but some of them with an error, the result is `NONE`, as elastic is about to report the
+        error.
 
         Args:
             ranks: Pids of all ranks that have been started, with their exit codes as far as elastic knows them.
@@ -70,7 +72,7 @@ class LeftBehind:
         return Left.SOME
 
     def unfinished(self) -> dict[int, int]:
-        """Return the ranks of this attempt that have not finished training, by pid."""
+        """Return the ranks of this attempt that have not finished training, as a mapping from pid to rank."""
         of_rank: dict[int, int] = {}
         for event in of_last_attempt(read_events(self.run.path)):
             if event["event"] == "process":

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - the folder in it is private to the user
 _NAME = re.compile(r"shardscope-replicas-(\d+)-(\d+)-([\w-]+)-(\d+)")
-"""Number of the agent's pid namespace, its pid, and its start time."""
+"""Pattern of a folder's name: number of the agent's pid namespace, the agent's pid, and its start time in two parts."""
 
 
 def memory_for(run: RunDir) -> tuple[ReplicaMemory | None, str]:
-    """Return the memory for a run's copies (None if it keeps none), and the reason if needed memory is unavailable.
+    """Return the memory for copies of a run's state (None if it keeps no copies), and why it is unavailable, if needed.
 
-    Also removes what killed agents have left.
+    Also removes folders left by killed agents.
     """
     remove_leftovers()
     recovery = run.read_job().recovery
@@ -86,11 +86,11 @@ class ReplicaMemory:
         return None if newest is None else newest.step
 
     def save_to(self, folder: Path, *, keep: int) -> None:
-        """Write the newest copy on this machine to a folder of checkpoints, unless it has this step or a later one.
+        """Write the newest copy on this machine to a folder of checkpoints, unless its newest checkpoint is as new.
 
         Args:
             folder: Folder of the run's checkpoints.
-            keep: Number of checkpoints to keep there.
+            keep: Number of checkpoints to keep in the folder.
 
         Raises:
             CheckpointError: The copy cannot be written.
@@ -140,7 +140,7 @@ def keep_newest(run: RunDir, memory: ReplicaMemory, ending: Ending) -> Ending:
 
 
 def remove_leftovers(memory: Path = _MEMORY) -> None:
-    """Remove the folders of agents of this pid namespace that have ended without doing so."""
+    """Remove the folders that ended agents of this pid namespace have left."""
     namespace = _namespace()
     for path in memory.glob("shardscope-replicas-*"):
         with contextlib.suppress(OSError):

@@ -20,11 +20,11 @@ from shardscope.spec.units import plural
 
 
 def cannot_start(run: RunDir, ending: Ending, began_t: float) -> bool:
-    """Return whether the ranks of a resized run failed before their first step, so that the former ranks continue.
+    """Return whether the ranks of a resized run failed before their first step, so that the former number continues.
 
     Args:
         run: Directory of the run.
-        ending: How they ended.
+        ending: How the ranks ended.
         began_t: Time on the run's clock at which their start began.
     """
     is_over = (

@@ -1,4 +1,4 @@
-"""Whether and how the ranks of a run are started again after a failure; see `shardscope.spec.recovery`."""
+"""Decide whether and how the ranks of a run are restarted after a failure; see `shardscope.spec.recovery`."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class ResumePoint(NamedTuple):
 
 
 class _Error(NamedTuple):
-    """What identifies an error of the ranks' own code, to see whether it occurs again."""
+    """Identity of an error of the ranks' own code, to detect that it recurs."""
 
     type: str
     step: int
 
 
 def restart_under_torchrun(run: RunDir, resume: str | None, count: int, rank: int) -> ResumePoint:
-    """Return what the ranks start from after torchrun has started them again; rank 0 writes the event.
+    """Return the state that the ranks start from after a restart by torchrun; rank 0 writes the event.
 
     Args:
         run: The run directory.
@@ -72,7 +72,7 @@ class Restarts:
 
     Attributes:
         run: The run directory.
-        recovery: The job's recovery; None never starts the ranks again.
+        recovery: The job's recovery settings; None never restarts the ranks.
         resume: What the launch asked to resume from.
         count: Number of restarts so far.
         memory: Memory in which the ranks keep copies of their state; None if they keep none.
@@ -87,7 +87,7 @@ class Restarts:
     _losses: int = 0
 
     def after(self, ending: Ending) -> ResumePoint | None:
-        """Return the state from which the next attempt starts, after one with this ending; None if the run ends."""
+        """Return the state to start the next attempt from, given how the last one ended; None if the run ends."""
         if self.recovery is None or ending.state != "failed" or ending.cause in _ONLY_ONCE:
             return None
         if self.count >= self.recovery.restarts or self.run.stop_request.exists():
@@ -120,7 +120,7 @@ class Restarts:
         Args:
             job: The job as it was launched.
             world_size: Number of ranks of the attempt that failed.
-            ending: How it ended.
+            ending: How that attempt ended.
         """
         is_lost = (ending.error or {}).get("rank") is not None and _own_error(ending) is None
         if job.elastic is None or not is_lost:

@@ -2,8 +2,8 @@
 
 Each node has an interface ``eth0``, whose other end is the port ``nN`` of its rack's switch. A token bucket (`tbf`) at
 each end limits one direction. With several racks, the ports ``upR`` and ``downR`` join rack R's switch to the core.
-If the kernel has `netem`, the latency is added where packets leave the switch, because packets delayed in the node
-would count as unsent, and TCP limits those.
+If the kernel has `netem`, the latency is added where packets leave the switch: packets delayed in the node would count
+as unsent, and TCP limits the number of unsent packets.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ FRAME, ON_WIRE = 1514, 1538
 _PAYLOAD = 1448
 """Bytes of payload in a full frame."""
 _LEAST_BURST, _LEAST_BURST_S = 5000, 250e-6
-"""Bytes that a bucket lets pass at once, at least, also as a time, since the kernel's timers may be late by as much."""
+"""Minimum burst of a token bucket, in bytes and in seconds at its rate; the kernel's timers may be that late."""
 _QUEUE_BYTES = 32 << 20
-"""Buffer of each port, in bytes: deep, so that many nodes that send to one queue up, but lose nothing."""
+"""Buffer of each port, in bytes: deep enough that many nodes can send to one node without packet loss."""
 _SEGMENT_BYTES, _SEGMENT_S = (2 * _PAYLOAD, 65536), 500e-6
-"""Fewest and most bytes that TCP hands to an interface at once, and for how long they may occupy the link. Handling a
-segment takes about as long as handling a single frame, so with many nodes on few cores, smaller ones keep the cores
-busy and links idle; others wait for larger ones."""
+"""Minimum and maximum bytes that TCP hands to an interface at once, and the time for which they may occupy the link.
+Handling a segment takes as much CPU time as handling a frame, so small segments overload the cores if many nodes share
+few cores. Large segments make other connections wait."""
 _AFTER_IDLE = "/proc/sys/net/ipv4/tcp_slow_start_after_idle"
-"""Setting that makes TCP start slowly after each pause, as between two steps; clusters commonly turn it off."""
+"""Setting that makes TCP return to slow start after a pause, as between two steps; clusters commonly turn it off."""
 _CONGESTION = "/proc/sys/net/ipv4/tcp_congestion_control"
-"""Reno is in every kernel and allowed without root. With nothing lost, it fills a link as cubic does. BBR would
-keep the share of a link that it had while several nodes sent to one."""
+"""Setting for TCP's congestion control. Reno is in every kernel and allowed without root; without loss, it fills a link
+like CUBIC. BBR would keep the reduced rate from times at which several nodes sent to one."""
 _UNSENT, _UNSENT_SEGMENTS = "/proc/sys/net/ipv4/tcp_limit_output_bytes", 2
-"""Setting that limits what each connection has in its node's queue, and the number of segments there. By default, it is
-more the faster a connection sends, so that of several that begin alike, one soon takes most of the link."""
+"""Setting that limits the bytes that each connection has in its node's queue, and the limit in segments. The kernel's
+default grows with a connection's rate, so that one of several equal connections soon takes most of the link."""
 _MOST_DELAYED = 200_000
-"""Packets that netem holds: more than are on their way on any link that can be emulated."""
+"""Packets that netem holds at most: more than are in flight on any link that can be emulated."""
 
 
 def bucket(bytes_per_s: float) -> str:
     """Return the arguments of `tc` for a token bucket that lets Ethernet frames of this rate pass.
 
-    The bucket holds a whole segment of a node with this rate, since the kernel would cut a larger one into frames.
+    The bucket holds a whole segment of a node with this rate, since the kernel would cut a larger segment into frames.
     """
     bits = round(8 * bytes_per_s * FRAME / ON_WIRE)
     whole_segment = (segment_bytes(bytes_per_s) // _PAYLOAD + 1) * FRAME
@@ -48,7 +48,7 @@ def bucket(bytes_per_s: float) -> str:
 
 
 def network_plan(cluster: EmulatedCluster) -> dict[str, Any]:
-    """Return the plan that the hub carries out: the commands by step, ``HUB`` standing for the hub's process id."""
+    """Return the plan that the hub carries out: commands by setup stage, in which ``HUB`` stands for the hub's pid."""
     nodes = range(len(cluster.nodes))
     ports = {f"n{node}": cluster.nodes[node].download for node in nodes}
     return {
@@ -106,7 +106,7 @@ def _node(cluster: EmulatedCluster, node: int) -> dict[str, Any]:
 
 
 def segment_bytes(bytes_per_s: float) -> int:
-    """Return the most bytes that TCP hands to an interface of this rate at once."""
+    """Return the maximum bytes that TCP hands to an interface of this rate at once."""
     low, high = _SEGMENT_BYTES
     return min(high, max(low, round(bytes_per_s * _SEGMENT_S)))
 

@@ -36,12 +36,12 @@ from shardscope.spec import Job
 
 _POLL_S = 0.05
 _PATIENCE_S = 5.0
-"""Time that the other nodes have to notice that ranks of one node have failed, in seconds; then they are killed."""
+"""Time that other nodes have to notice failed ranks of one node before they are killed, in seconds."""
 
 
 @dataclass
 class _NodeAgent:
-    """A node's agent as its coordinator sees it."""
+    """The coordinator's view of a node's agent."""
 
     pid: int
     pipe: int
@@ -186,7 +186,7 @@ class Coordinator(Agent):
                 _fork_nodes(self, source.resume)
 
     def _wait_for_nodes(self) -> Ending | None:
-        """Wait until all node agents have ended. Return an ending if the network was lost, which ends them all."""
+        """Wait until all node agents have ended. Return the ending if the loss of the network ended them; else None."""
         assert self.network is not None
         deadline: float | None = None
         lost: Ending | None = None

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 NEW_UTS, NEW_USER, NEW_NET = 0x04000000, 0x10000000, 0x40000000
 _PR_SET_PDEATHSIG = 1
 _COMMAND_S = 10.0
-"""Time that one call of `ip` or `tc` may take, in seconds; it usually takes some milliseconds."""
+"""Time limit of one call of `ip` or `tc`, in seconds; a call usually takes some milliseconds."""
 
 
 def _checked(result: int, what: str) -> None:
@@ -45,7 +45,7 @@ def die_with_parent() -> None:
 
 
 def unshare_network() -> bool:
-    """Move to new namespaces for network and host name; return whether that took a new user namespace as well."""
+    """Move to new network and host name namespaces; return whether this required a new user namespace as well."""
     user, group = os.geteuid(), os.getegid()
     try:
         unshare(NEW_NET | NEW_UTS)
@@ -67,7 +67,7 @@ def _unshare_user(user: int, group: int) -> None:
 
 
 def held(kind: str) -> int:
-    """Open this process's namespace of a kind, such as ``net``."""
+    """Open a namespace of this process, of a kind such as ``net``; return its file descriptor."""
     return os.open(f"/proc/self/ns/{kind}", os.O_RDONLY)
 
 
@@ -75,7 +75,7 @@ def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command and return how it ended.
 
     Raises:
-        OSError: It does not exist, or has not ended in time.
+        OSError: The command does not exist, or has not ended in time.
     """
     try:
         return subprocess.run(

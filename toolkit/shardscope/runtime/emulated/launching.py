@@ -1,4 +1,4 @@
-"""What a job must meet to be launched on an emulated cluster."""
+"""Requirements that a job must meet to be launched on an emulated cluster."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def on_cluster(job: Job, cluster: EmulatedCluster) -> Job:
 
     Raises:
         LaunchError: The cluster is not emulated, or clusters cannot be emulated here.
-        SpecError: The job has another number of ranks than the cluster has devices, a link of its own, needs a GPU, or
-            needs shared memory.
+        SpecError: The job's number of ranks differs from the cluster's number of devices, or the job specifies its own
+            link, needs a GPU, or needs shared memory.
     """
     if not isinstance(cluster, EmulatedCluster):
         raise LaunchError(
@@ -33,8 +33,8 @@ def check_suits(job: Job, cluster: EmulatedCluster) -> None:
     """Reject a job that cannot run on this cluster, on whatever machine.
 
     Raises:
-        SpecError: The job has another number of ranks than the cluster has devices, a link of its own, is elastic,
-            needs a GPU, or needs shared memory.
+        SpecError: The job's number of ranks differs from the cluster's number of devices, or the job specifies its own
+            link, is elastic, needs a GPU, or needs shared memory.
     """
     if cluster.num_devices != job.world_size:
         raise SpecError(

@@ -1,7 +1,7 @@
-"""Drops links of an emulated cluster, as the plan of faults says, and restores them.
+"""Drop and restore links of an emulated cluster according to the plan of faults.
 
-The rank that notices that such a fault is due writes its event and a request; the coordinator carries it out. A node's
-own link is taken down. What two nodes send each other is dropped by routes that lead nowhere.
+The rank that notices that a link fault is due writes the fault's event and a request, which the coordinator carries
+out. A node's own link is taken down. Packets between two nodes are dropped by blackhole routes.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ class LinkFaults:
 
     Attributes:
         run: The run directory.
-        waiting: Faults that have not been carried out yet, by the file that asks for them.
+        waiting: Faults that have not been carried out yet, by the file that requests them.
     """
 
     run: RunDir
     waiting: dict[Path, DropLink] = field(default_factory=dict)
     _num_known: int = 0
     _dropped: list[tuple[float, DropLink]] = field(default_factory=list)
-    """The links that will be restored, and when, by the monotonic clock."""
+    """Dropped links that will be restored, each with the time of its restoration on the monotonic clock."""
 
     def __post_init__(self) -> None:
         self._watch = PlanWatch(self.run)
 
     @classmethod
     def of_run(cls, run: RunDir) -> Self:
-        """Return the faults of a run that nobody has asked for yet."""
+        """Return the link faults of a run that no rank has requested yet."""
         links = cls(run)
         links._look()
         links.waiting = {path: fault for path, fault in links.waiting.items() if not path.exists()}
         return links
 
     def _look(self) -> None:
-        """Take the faults that are new in the plan."""
+        """Add new faults from the plan."""
         plan = self._watch()
         if plan is None:
             return
@@ -54,7 +54,7 @@ class LinkFaults:
         self._num_known = len(plan)
 
     def carry_out(self, network: EmulatedNetwork) -> None:
-        """Drop the links whose faults were asked for, and restore those whose time is over. Call it often."""
+        """Drop the links whose faults were requested, and restore the links whose faults are over. Call this often."""
         self._look()
         for path in [path for path in self.waiting if path.exists()]:
             fault = self.waiting.pop(path)

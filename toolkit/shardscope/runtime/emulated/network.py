@@ -52,8 +52,8 @@ class EmulatedNetwork:
         """Start the network of `cluster`.
 
         Raises:
-            LaunchError: This machine cannot emulate clusters, or takes too long to set one up; the message says why,
-                and what to do instead.
+            LaunchError: This machine cannot emulate clusters, or takes too long to set up the network. The message says
+                why, and what to do instead.
         """
         self.cluster = cluster
         why = _why_not_at_all()
@@ -71,7 +71,7 @@ class EmulatedNetwork:
         self._user: int | None = answer["user"]
         self._nodes: list[tuple[int, int]] = answer["nodes"]
         self.delays_in_kernel: bool = answer["delays"]
-        """Whether the kernel adds the latency; otherwise it adds none."""
+        """Whether the kernel adds the latency of the links; otherwise, the ranks add it to their messages."""
 
     def _ask_for(self, plan: dict[str, Any]) -> dict[str, Any]:
         assert self._hub.stdin is not None
@@ -106,7 +106,7 @@ class EmulatedNetwork:
         return self._hub.poll() is None
 
     def enter(self, node: int) -> None:
-        """Move this process to a node. It must have one thread; its descriptor of the network is closed."""
+        """Move this process, which must have one thread, to a node; close its descriptor of the network."""
         network, name = self._nodes[node]
         places = [network, name] if self._user is None else [self._user, network, name]
         files = [os.open(f"/proc/{self.hub_pid}/fd/{place}", os.O_RDONLY) for place in places]
@@ -139,7 +139,7 @@ class EmulatedNetwork:
         )  # fmt: skip
 
     def counters(self) -> list[LinkCounters]:
-        """Return the counters of each node's link, read where it meets the switch."""
+        """Return the counters of each node's link, read at the port of the switch."""
         rows = dict(
             line.split(":", 1) for line in Path(f"/proc/{self.hub_pid}/net/dev").read_text().splitlines()[2:]
         )
@@ -172,7 +172,7 @@ def on_interface() -> dict[str, str]:
 
 
 def _why_not_at_all() -> str:
-    """Return why no network can be emulated, as far as can be told without trying; empty if nothing speaks against."""
+    """Return why no network can be emulated, as far as is known without trying; empty if no obstacle is known."""
     from shutil import which
 
     if sys.platform != "linux":

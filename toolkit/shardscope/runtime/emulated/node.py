@@ -51,7 +51,7 @@ class NodeResult:
         exit_codes: Known exit codes of the node's rank processes, by pid.
         forkserver: Pid and exit code of the node's forkserver if it has ended.
         message: Why the ranks could not be started.
-        traceback: Traceback of that error.
+        traceback: Traceback of the error in `message`.
     """
 
     state: str
@@ -75,7 +75,7 @@ class NodeResult:
 
 
 def run_node(run: RunDir, request: dict[str, Any], network: EmulatedNetwork, node: int, result: int) -> None:
-    """Be the agent of `node` in this forked child: run its ranks to their end, and write the result to a pipe.
+    """Run the agent of `node` in this forked child: run its ranks to their end, and write the result to a pipe.
 
     Args:
         run: The run directory.
@@ -108,11 +108,11 @@ def run_node(run: RunDir, request: dict[str, Any], network: EmulatedNetwork, nod
 
 
 class _Ranks:
-    """The rank processes of a node; their exit codes are noted, because elastic reports the first failures only.
+    """The rank processes of a node and their exit codes, of which elastic reports the first failures only.
 
     Args:
-        behind: Notices the ranks that have ended in mid-training, for whose results elastic would wait forever.
-        tell: Takes the result of the node if all of its ranks have ended like that.
+        behind: Detects ranks that have ended in mid-training, for whose results elastic would wait forever.
+        tell: Called with the result of the node if all of its ranks have ended in mid-training.
     """
 
     def __init__(self, behind: LeftBehind, tell: Callable[[NodeResult], None]) -> None:
@@ -188,7 +188,7 @@ def _config(run: RunDir, network: EmulatedNetwork, node: int) -> LaunchConfig:
 
 
 def leave(code: int) -> None:
-    """End this process at once, with its output written: threads of elastic may still be waiting."""
+    """Flush the output and end this process at once, because threads of elastic may still be waiting."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -8,7 +8,7 @@ from shardscope.spec.cluster import EmulatedCluster
 
 
 def why_not_emulated() -> str:
-    """Return why clusters cannot be emulated here, in one sentence; empty if they can. Sets one up to find out."""
+    """Return why clusters cannot be emulated here, in one sentence; empty if they can. Tests it by setting one up."""
     try:
         with EmulatedNetwork(EmulatedCluster.of(nodes=1)):
             return ""

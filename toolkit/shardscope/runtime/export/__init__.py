@@ -103,7 +103,7 @@ def export_run(run: Run, path: str | Path, *, format: str | None = None) -> str:
     Args:
         run: The run.
         path: File or folder to write; for MLflow also the URI of a tracking server.
-        format: One of `FORMATS`; None for weights, whose format the suffix of the path states.
+        format: One of `FORMATS`; None exports the weights in the format given by the suffix of the path.
 
     Raises:
         SpecError: There is no such format, its library is not installed, or the run has no data for it.

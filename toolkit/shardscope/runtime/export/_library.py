@@ -9,7 +9,7 @@ from shardscope.errors import SpecError
 
 
 def library(*modules: str, package: str, format: str) -> Any:  # noqa: A002 - as in `export_run`
-    """Return the first of these modules that can be imported. None of them is installed with Shardscope.
+    """Return the first of these modules that can be imported; Shardscope installs none of them.
 
     Raises:
         SpecError: None of them can be imported.

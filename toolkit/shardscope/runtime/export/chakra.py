@@ -83,12 +83,12 @@ def trace_of(run: Run) -> list[list[TraceNode]]:
 def _chosen(
     run: Run, steps: Mapping[int, Sequence[Event]], logs: Sequence[Event]
 ) -> tuple[int, list[_Message]]:
-    """Return the step to export and its messages: that of the log, or else the first typical one.
+    """Return the step to export and its messages: the step with recorded messages, else the first after warm-up.
 
-    A collective may end after its step, so that its span is in the next one; such a step is not exported.
+    A step is not exported if a collective ended after the step, because the collective's span is in the next step.
 
     Raises:
-        SpecError: There is no step that has all of its collectives.
+        SpecError: No step has the spans or messages of all its collectives.
     """
     logged = {int(event["step"]) for event in logs}
     for step in sorted(steps, key=lambda number: (number not in logged, number <= WARM_UP_STEPS, number)):
@@ -103,9 +103,9 @@ def _chosen(
 
 
 def _are_whole(rows: Sequence[Event], logged: set[str]) -> bool:
-    """Return whether the spans of each rank are the collectives that it called, except those whose messages are known.
+    """Return whether each rank has a span for every collective that it called, apart from those with recorded messages.
 
-    The ranks must have called equally many.
+    All ranks must also have called each collective equally often.
     """
     names = [[name for lane, name, *_ in row["spans"] if lane == "communication"] for row in rows]
     counts = [Counter(name for name in own if name not in logged) for own in names]
@@ -134,7 +134,7 @@ def _messages(rows: Iterable[Event]) -> Iterator[_Message]:
 
 
 def _pieces(row: Event) -> list[ComputeSpan]:
-    """Return what a rank computes; passes pause while the rank communicates."""
+    """Return the spans in which a rank computes; forward and backward passes are cut where the rank communicates."""
     spans = [(lane, ComputeSpan(name, start, end)) for lane, name, start, end, _ in row["spans"]]
     calls = [
         (piece.start, piece.end)
@@ -161,7 +161,7 @@ def _seconds(rows: Sequence[Event]) -> list[dict[str, float]]:
 def _scales(
     step: Sequence[Mapping[str, float]], typical: Sequence[Sequence[Mapping[str, float]]]
 ) -> list[dict[str, float]]:
-    """Return by rank and name the median seconds of the typical steps, relative to those of one step."""
+    """Return by rank and name the median time of a computation in the typical steps, divided by its time in `step`."""
     return [
         {
             name: median(each[rank].get(name, 0.0) for each in typical) / seconds
@@ -205,10 +205,10 @@ def _calls(row: Event, messages: Sequence[_Message], tags: Mapping[str, int], ra
 
 
 def _type(name: str) -> int:
-    """Return Chakra's number of a collective.
+    """Return Chakra's number for a collective.
 
     Raises:
-        SpecError: The format has none, or the simulator could not read it.
+        SpecError: The format has no number for it, or the simulator could not read it.
     """
     for number, known in COLLECTIVES.items():
         if name.endswith(known):

@@ -29,7 +29,7 @@ from shardscope.storage.rows import require_batch
 _SERVERS = 2
 """Maximum number of launch servers that a launch tries before it fails."""
 _CODECS = "shardscope.training.compression.ready"
-"""Module that only compressed runs need; the server imports it before it forks the agent of the first such run."""
+"""Module that only runs with compression need; the server imports it when the first of these runs is launched."""
 
 _CHECKPOINTS = "shardscope.training.checkpoint"
 """Module that ranks need to resume; restarted ranks should not wait for its import."""
@@ -58,11 +58,11 @@ def launch(
     Args:
         job: The job to train.
         cluster: An emulated cluster to train on (`ss.Cluster.emulated`), with one rank per device, or
-            ``"this machine"`` for this machine itself. None takes the cluster of the run to resume, or without
-            `resume` this machine. Each node has its own agent, and ranks of different nodes send real TCP over
+            ``"this machine"`` for this machine itself. None uses the cluster of the run to resume, or this machine
+            without `resume`. Each node has its own agent, and ranks of different nodes send real TCP over
             rate-limited links. Ranks compute on CPU cores.
         root: Folder for the run directory; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
-        resume: A run, or its name or path, to resume from its newest undamaged checkpoint; or the path of one
+        resume: A run, or its name or path, to resume from its newest intact checkpoint; or the path of one
             checkpoint (``.../checkpoints/step-20``). With the same job and number of ranks, a resumed run is
             bit-identical to an uninterrupted one. The exceptions are asynchronous and bounded-staleness parameter
             servers, whose order of updates depends on timing. A run that was on an emulated cluster, or a checkpoint in
@@ -72,7 +72,7 @@ def launch(
             your decision, but no longer than a step takes, and not at all after two consecutive late decisions.
             Ranks that are not synchronous (asynchronous parameter servers, gossip) never wait.
         faults: Faults to carry out during the run, such as ``ss.Faults().kill(rank=1, step=40)``, or their text. They
-            are not part of the job. Each happens once, also if a restart (`Job.recovery`) repeats its step.
+            are not part of the job. Each fault occurs once, even if a restart (`Job.recovery`) repeats its step.
         preflight: Whether to reject a job whose ranks are predicted not to fit in this machine's memory. This traces
             one step of each new model, which takes a few tenths of a second if this process or an earlier launch has
             already imported torch. A job with a model, data or loss function of your own is not checked. False starts
@@ -80,16 +80,16 @@ def launch(
         group: Name of a group of runs that are compared with each other; None groups runs by model and data. It is not
             part of the job, and `Run.group` can change it later.
         made_by: Name of the tool that launches the run for a measurement of its own, such as ``check``; `runs` hides
-            such runs. None for a run that a person wants to see.
+            such runs. None for a run of the user.
 
     Raises:
         LaunchError: The cluster is not emulated, or cannot be emulated here. The job does not fit in memory, the
             run directory cannot be written, or the user's code cannot be sent to the ranks.
         RunNotFound: The run to resume does not exist.
-        RunUnreadable: The run to resume does not say on which cluster it was, because a file is damaged.
+        RunUnreadable: The cluster of the run to resume is unknown, because its file is corrupt.
         SpecError: `gated` is set for a job without evaluations, the job names a method that is not installed, or it
-            does not suit the cluster: another number of ranks, a link of its own, a GPU. A fault cannot occur in this
-            run. The data are in shards, and ``$SHARDSCOPE_CACHE_LIMIT`` is not a size.
+            does not suit the cluster (different number of ranks, its own link, a GPU). A fault cannot occur in this
+            run. The data are sharded, and ``$SHARDSCOPE_CACHE_LIMIT`` is not a size.
 
     Example:
         >>> import shardscope as ss
@@ -145,12 +145,14 @@ def _predicted(
 
 
 def _give_up(run: RunDir, error: BaseException) -> None:
-    """Write that a run will not start, because of an error of the launch.
+    """Write to the status of a run that it will not start because the launch failed.
 
     Raises:
-        LaunchError: The error is that the directory of the run cannot be written.
+        LaunchError: The cause is that the directory of the run cannot be written.
     """
-    details = {"message": f"the launch was interrupted ({type(error).__name__}: {error}); launch it again"}
+    details = {
+        "message": f"the launch was interrupted ({type(error).__name__}: {error}); launch the job again"
+    }
     started = process_started()
     with contextlib.suppress(OSError):  # the error to report is the one that ended the launch
         run.write_status(
@@ -161,7 +163,7 @@ def _give_up(run: RunDir, error: BaseException) -> None:
 
 
 def _require_cache_limit(job: Job) -> None:
-    """Reject a limit of all caches that is not a size, which the ranks would find only after the start."""
+    """Reject a ``$SHARDSCOPE_CACHE_LIMIT`` that is not a size, which ranks would detect only after their start."""
     if isinstance(job.data, Shards):
         limit_here()
 

@@ -1,4 +1,4 @@
-"""The driver's handle of its launch server: starts it on first use, restarts it if it has ended, sends it requests."""
+"""The driver's handle of its launch server, which is started on first use and restarted if it has ended."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LaunchServer:
         self._lock = threading.Lock()
 
     def server(self, log: Path | None = None) -> ServerHandle:
-        """Return the running server; a newly started one writes its output to `log`."""
+        """Return the running server; if it has to be started, its output goes to `log`."""
         with self._lock:
             if self._server is None or self._owner != os.getpid() or self._server.poll() is not None:
                 failed = isinstance(self._server, ForkedServer) and not self._server.was_forked

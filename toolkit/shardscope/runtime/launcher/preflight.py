@@ -1,4 +1,4 @@
-"""Predict, before a job starts on this machine, whether it fits in memory and about how long it takes."""
+"""Predict, before a job starts on this machine, whether it fits in memory, and its approximate run time."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from shardscope.calibration.saved_calibration import chosen
+from shardscope.calibration.host_calibration import chosen
 from shardscope.errors import DataError, LaunchError, ShardscopeError, SpecError
 from shardscope.machine import num_gpus, usable_memory_bytes
 from shardscope.prediction.job import JobPrediction, predict_job
 from shardscope.prediction.traced import Traced, traced
 from shardscope.runtime.launcher.driver_server import trace_on_server
-from shardscope.runtime.record.launch_prediction import LaunchConstants, LaunchPrediction
-from shardscope.runtime.record.rundir import RunDir
+from shardscope.runtime.record.launch_prediction import LaunchConstants, LaunchPrediction, constants_of
 from shardscope.spec import Job
 from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.data import DATA
@@ -30,7 +29,7 @@ class MemoryNeed:
 
     Attributes:
         world_size: Number of ranks.
-        peak_bytes: Peak memory of the fullest rank, in bytes.
+        peak_bytes: Peak memory of the rank with the highest peak, in bytes.
         machine_bytes: Peak memory of all processes together, in bytes.
     """
 
@@ -119,14 +118,14 @@ def preflight(
     calls_functions: bool = False,
     launched: LaunchConstants | None = None,
 ) -> Preflight:
-    """Predict a job before it starts. Rejects nothing; a job that cannot be predicted gets an empty `Preflight`.
+    """Predict a job before it starts. Nothing is rejected; a job that cannot be predicted gets an empty `Preflight`.
 
     Args:
         job: The job.
         cluster: The emulated cluster that it runs on; None for this machine itself.
-        calls_functions: Whether the user's functions may be called in this process. They may do anything, so they run
-            on ranks only unless the user asks for it.
-        launched: The constants to predict with; None for the current ones.
+        calls_functions: Whether the user's functions may be called in this process. They can have any side effect, so
+            by default they run only on ranks.
+        launched: The constants to predict with; None uses the current constants.
     """
     try:
         require_batch(job)
@@ -152,11 +151,6 @@ def preflight(
         return Preflight(None, problem=str(error))
     except Exception as error:  # noqa: BLE001 - any error in the user's code; its ranks will report it
         return Preflight(None, problem=f"{type(error).__name__}: {error}")
-
-
-def constants_of(run: Run) -> LaunchConstants | None:
-    """Return the constants of a run's launch; None if they were not recorded."""
-    return LaunchConstants.of_run(RunDir(run.path))
 
 
 def preflight_of(run: Run) -> Preflight:
@@ -214,7 +208,7 @@ _cached = lru_cache(maxsize=64)(_at_launch)
 
 
 def _same_prediction(job: Job) -> Job:
-    """Return the job with a fixed seed, name and learning rate, on which predictions do not depend."""
+    """Return the job with a fixed seed, name and learning rate, because predictions do not depend on these."""
     optimizer = job.optimizer
     if "lr" in type(optimizer).model_fields:
         optimizer = optimizer.model_copy(update={"lr": 1.0})
@@ -226,7 +220,7 @@ def _trace(job: Job) -> Traced:
 
 
 def _trace_own(job: Job) -> Traced:
-    """Trace a job with the user's functions; traces are reused, unless the model needs real values."""
+    """Trace a job with the user's functions; build the model with real values only if the meta device cannot run it."""
     try:
         return _trace(job)
     except SpecError:

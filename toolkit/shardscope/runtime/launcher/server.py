@@ -30,7 +30,7 @@ from typing import Any
 
 _NEEDED = ("numpy.ma", "torch._dynamo", "shardscope.runtime.agent.agent", "shardscope.runtime.worker")
 _MOST_TRACE_S = 90
-"""Time limit of a trace, in seconds; by then the driver no longer waits for it."""
+"""Time limit of a trace, in seconds; the driver stops waiting earlier."""
 _TRACE = "shardscope.prediction._torch_trace"
 _LATER = (
     _TRACE,
@@ -191,7 +191,7 @@ def _refuse(path: Path, why: str) -> None:
 
 
 def _require_status(path: str, code: int) -> None:
-    """Write the status of a run whose agent ended without writing one, so that the driver does not wait forever."""
+    """Write the status of a run whose agent ended without writing it, so that the driver does not wait forever."""
     from shardscope.errors import RunUnreadable
     from shardscope.runtime.record.processes import signal_name
     from shardscope.runtime.record.rundir import RunDir
@@ -228,7 +228,7 @@ def _import(*modules: str) -> None:
 
 
 def import_everything() -> None:
-    """Import the modules that agents and ranks need, and those that most runs never need."""
+    """Import the modules that agents and ranks need, and the modules that only few runs need."""
     _import(*_NEEDED, *_LATER)
 
 

@@ -1,4 +1,4 @@
-"""The warm process of a JupyterLab: it has imported torch before the first kernel starts, and forks launch servers.
+"""The warm process of JupyterLab, which imports torch before the first kernel starts, and forks launch servers.
 
 A kernel's first launch otherwise waits for a launch server that imports torch, which takes seconds of processor time
 just when the kernel imports and builds the first widgets. Linux only; elsewhere, and if a kernel's interpreter or the
@@ -62,7 +62,7 @@ def start(path: str) -> subprocess.Popen[bytes] | None:
 
 
 def _identity(path: str) -> dict[str, Any]:
-    """Return what must be equal in JupyterLab and in a kernel so that the kernel's launch server can be forked."""
+    """Return the properties that must be equal in JupyterLab and a kernel so that the kernel's server can be forked."""
     native = {name: value for name, value in os.environ.items() if name.startswith(_NATIVE)}
     for name in ("PYTHONPATH", "KMP_DUPLICATE_LIB_OK"):  # `path` has the first; threadpoolctl sets the second
         native.pop(name, None)
@@ -195,7 +195,7 @@ def _is_private(folder: str) -> bool:
 
 @contextlib.contextmanager
 def _short(folder: str) -> Any:
-    """Yield an address of the socket in `folder` that is short enough for any folder: addresses have 107 characters."""
+    """Yield an address of the socket in `folder` that respects the limit of 107 characters even for a long path."""
     opened = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{opened}/socket"

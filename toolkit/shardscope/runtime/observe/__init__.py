@@ -50,10 +50,10 @@ def observe(
 
     Args:
         model: The model whose forward passes are recorded, wrapped or not. For Lightning, the `LightningModule`.
-        optimizer: The optimizer whose steps are the steps of the run. None, for trainers that create their own
-            optimizer, takes the first one that updates parameters of `model`.
-        name: Name of the run; None makes one from the wrapper (such as DDP) and the model's class.
-        root: Folder for the run directory; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        optimizer: The optimizer whose steps are the steps of the run. None uses the first optimizer that updates
+            parameters of `model`, for trainers that create their own.
+        name: Name of the run; None derives it from the wrapper (such as DDP) and the model's class.
+        root: Folder for the run directory; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
         record: Which steps are recorded with spans (`spans_first`, `spans_every`) and with memory by type
             (`memory_first`, `memory_every`). Models that `torch.compile` traces are recorded without memory by type.
 
@@ -62,7 +62,8 @@ def observe(
         is known on ranks other than 0 from the first step on.
 
     Raises:
-        SpecError: The model or optimizer is not one of torch's, or a training loop is already being observed.
+        SpecError: `model` is not an `nn.Module`, `optimizer` is not a torch optimizer, or a loop is already being
+            observed.
         LaunchError: The run directory cannot be written.
 
     Example:

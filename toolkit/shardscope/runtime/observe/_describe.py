@@ -164,7 +164,7 @@ def _those(group: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _stateful(optimizer: torch.optim.Optimizer | None, parameters: Sequence[Tensor]) -> list[int] | None:
-    """Return the indices of the parameters for which the optimizer keeps state; None if it also updates others."""
+    """Return the indices of `parameters` for which the optimizer keeps state; None if it has any other parameters."""
     if optimizer is None:
         return None
     places = {id(each): place for place, each in enumerate(parameters)}
@@ -178,7 +178,7 @@ def _row(unit: int, parameter: Tensor) -> ParameterRow:
 
 
 def _sharded_rows(parameters: Iterable[Tensor], units: list[FsdpUnit]) -> list[ParameterRow]:
-    """Return a row per parameter with the index of its FSDP2 unit; unsharded parameters get the number of units."""
+    """Return a row per parameter with the index of its FSDP2 unit, which is ``len(units)`` for unsharded parameters."""
     places = {id(each): place for place, unit in enumerate(units) for each in unit.parameters}
     return [_row(places.get(id(each), len(units)), each) for each in parameters]
 

@@ -1,9 +1,9 @@
 """Hooks on the user's own training loop: forward and backward passes, and the optimizer's updates.
 
 The model's own hooks report its forward passes. Torch's global optimizer hooks report the updates of whichever
-optimizer steps. A function that replaces ``torch.autograd.backward``, and calls it, reports the backward passes, and
-others around the methods of a `GradScaler` report losses before scaling and skipped updates. None of these hooks
-changes a tensor or a result. `Loop.remove` removes all hooks.
+optimizer steps. A wrapper around ``torch.autograd.backward`` reports the backward passes, and wrappers around the
+methods of a `GradScaler` report losses before scaling and skipped updates. None of these hooks changes a tensor or a
+result. `Loop.remove` removes all hooks.
 
 Code that `torch.compile` traces cannot report anything, so the hooks do nothing while it traces them. A compiled model
 is observed from outside: a wrapper reports each call of the function that ``Module.compile`` compiled, or of the
@@ -28,7 +28,7 @@ from shardscope.runtime.observe._grad_scaler import ScalerWatch
 
 Guard = Callable[[Callable[[], None]], None]
 _KEY = -1
-"""Key of the hooks on a module. Torch would choose a new one for each block, and Dynamo then compile again."""
+"""Key of the hooks on a module. If torch chose a new key for each block, Dynamo would recompile each time."""
 
 
 class Listener(Protocol):

@@ -1,4 +1,4 @@
-"""The optimizers that update an observed model: one, several, wrappers around others, or one for each parameter."""
+"""The optimizers that update an observed model: one, several, one per parameter, or wrappers of other optimizers."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def inside(optimizer: Optimizer) -> list[Optimizer]:
 
 
 def rate_of(optimizer: Optimizer, *names: str) -> float | None:
-    """Return the learning rate in an optimizer's groups, or else of the first that it wraps; None if there is none.
+    """Return the learning rate of an optimizer, or else of the first optimizer it wraps that has one; None without one.
 
     Args:
         optimizer: The optimizer.
-        names: Entries of a parameter group that may contain it, in order of preference.
+        names: Entries of a parameter group that may contain the rate, in order of preference.
     """
     for each in (optimizer, *inside(optimizer)):
         group: Mapping[str, Any] = next(iter(each.param_groups), {})

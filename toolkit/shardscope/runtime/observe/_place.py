@@ -38,7 +38,7 @@ class Place:
 
     @classmethod
     def now(cls) -> Self:
-        """Return the rank and world size as they are known now."""
+        """Return the rank and world size as currently known."""
         if has_group():
             return cls(dist.get_rank(), dist.get_world_size(), is_joined=True)
         environment = os.environ
@@ -47,7 +47,7 @@ class Place:
 
     @property
     def num_local(self) -> int:
-        """Number of ranks on this machine, which share a run directory; ranks on other machines may use another one."""
+        """Number of ranks on this machine, which share a run directory; other machines may use other directories."""
         return min(self.world_size, int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size)))
 
 

@@ -38,9 +38,9 @@ Timed = tuple[str, str, Mark, Mark, int]
 _OUTPUT = "output of the observed model"
 """Key in the metadata of nodes of the autograd graph."""
 _LATE_STEPS = 2
-"""Maximum number of steps that are not written yet because the end of a collective has not been detected.
+"""Maximum number of steps whose events are held back until the end of a collective is detected.
 
-There must be a maximum, because the end of some collectives is never detected."""
+It is bounded because the end of some collectives is never detected."""
 
 
 @dataclass
@@ -75,7 +75,7 @@ class _ObservedStep:
     """Numbers of the backward passes that reached an output of the model."""
     has_begun: bool = False
     is_repeated: bool = False
-    """Whether the weights have changed since its first backward pass, as in a closure of L-BFGS or for SAM."""
+    """Whether the weights have changed since the step's first backward pass, as in a closure of L-BFGS or with SAM."""
     num_backwards: int = 0
     num_other_updates: int = 0
     """Number of updates of the model by optimizers other than the observed one."""
@@ -88,12 +88,12 @@ class _ObservedStep:
     traffic: Rows = field(default_factory=dict)
     peaks: dict[str, int] | None = None
     skipped: bool | Value = False
-    """Whether the update was skipped; a value on the device is not 0 if so."""
+    """Whether the update was skipped; a `Value` on the device is nonzero if it was."""
     end: Mark = 0.0
 
     @property
     def counted(self) -> list[_Forward]:
-        """The forward passes of the model; if it is called in parts, the first one that each backward pass reached."""
+        """The forward passes of the model; if it is called in parts, the first pass that each backward pass reached."""
         ordered = sorted(self.forwards, key=lambda one: one.order)  # parts may each get the whole batch
         parts = {one.backward: one for one in reversed(ordered)}
         return [one for one in ordered if one.is_whole] or list(parts.values())
@@ -183,7 +183,7 @@ class StepRecorder:
         self._sample()
 
     def _reached(self, forward: _Forward, _: Any) -> None:
-        """Count a forward pass in the current step, as a backward pass has reached its output for the first time."""
+        """Count a forward pass in the current step, once a backward pass has reached its output for the first time."""
         step = self._step
         step.own_backwards.add(step.num_backwards)
         if forward.backward is None:
@@ -305,7 +305,7 @@ class StepRecorder:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether another optimizer has updated the model since the last step, more often than in any step."""
+        """Whether other optimizers have updated the model since the last step, more often than in any earlier step."""
         return self.steps > 0 and self._step.num_other_updates > self._most_other_updates + 1
 
     @property
@@ -356,7 +356,7 @@ def _loss(step: _ObservedStep) -> float | None:
 
 
 def _scalars(roots: Any) -> list[Tensor]:
-    """Return the scalars among the roots of a backward pass; of several, those that depend on an output of the model.
+    """Return the scalars among the roots of a backward pass; if several, only those that depend on a model output.
 
     If none of them does, as when torch.compile traces the forward pass, all are returned.
     """

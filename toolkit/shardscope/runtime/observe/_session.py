@@ -104,7 +104,7 @@ class ObserveSession(AbstractContextManager[Run]):
             self._try(lambda: self._conclude(state, error))
 
     def _reserve(self) -> None:
-        """Begin if this process has joined the others; else only create the run directory, if this may be rank 0."""
+        """Begin recording if this process has joined a process group; else create the run directory on rank 0."""
         if self._place.is_joined:
             self._begin()
         elif self._place.rank == 0:
@@ -166,7 +166,7 @@ class ObserveSession(AbstractContextManager[Run]):
             self._recorder.update_begins(self._standing_for(optimizer))
 
     def _standing_for(self, optimizer: Optimizer) -> Optimizer:
-        """Return the observed optimizer if it wraps the given one and steps through that, as in SAM; else the given."""
+        """Return the observed optimizer if it wraps `optimizer` and steps through it, like SAM; else `optimizer`."""
         observed = self._seen.optimizer
         if observed is None or optimizer is observed or self._is_updating:
             return optimizer
@@ -189,7 +189,7 @@ class ObserveSession(AbstractContextManager[Run]):
                 self._describe()
 
     def updated_in_backward(self, optimizers: list[Optimizer]) -> None:
-        """End the step of optimizers that step in hooks on their parameters, often one optimizer for each."""
+        """End the step of optimizers that step in hooks on their parameters, often one optimizer per parameter."""
         own = [each for each in optimizers if self._seen.optimizers.take(each)]
         observed = self._seen.optimizer
         if observed is None or any(each is observed for each in own):
@@ -212,12 +212,12 @@ class ObserveSession(AbstractContextManager[Run]):
         return directory
 
     def _begin_if_due(self) -> None:
-        """Begin with the first pass, and once more if the process joins others before it has trained a step."""
+        """Begin recording at the first pass; begin again if the process joins a group before its first step ends."""
         if self._recorder is None or not (self._place.is_joined or self._seen.steps or not has_group()):
             self._begin()
 
     def _begin_without_step(self) -> None:
-        """Begin at the end of the block if no step was trained; ranks other than 0 have nothing to record."""
+        """Begin recording at the end of the block if no step was trained; only rank 0 then has anything to record."""
         if self._recorder is None and Place.now().rank == 0:
             self._begin(shares=False)
         elif self._recorder is None:
@@ -256,7 +256,7 @@ class ObserveSession(AbstractContextManager[Run]):
         self._recorder, self._seen.exchanges = None, 0
 
     def _settled(self, *, shares: bool) -> RunDir:
-        """Return the run directory, which rank 0 creates."""
+        """Return the run directory, created by rank 0."""
         rank, problem = self._place.rank, None
         if rank:
             self._drop_reserved()
@@ -351,7 +351,7 @@ class ObserveSession(AbstractContextManager[Run]):
         logging.getLogger("shardscope").warning("%s", sentence)
 
     def _write_end(self, state: str, error: BaseException | None) -> None:
-        """Write the last events of this rank: what the recorder still has, and how the block ended."""
+        """Write the last events of this rank: those the recorder has not written yet, and how the block ended."""
         recorder, events = self._recorder, self._events
         if recorder is None or events is None:
             return
@@ -370,7 +370,7 @@ class ObserveSession(AbstractContextManager[Run]):
                 events.emit("end", state=state, steps=recorder.steps, traffic=traffic)
 
     def _conclude(self, state: str, error: BaseException | None) -> None:
-        """Write the final status and the summary, each even if something else cannot be written."""
+        """Write the final status and the summary, each even if another file cannot be written."""
         directory = self._dir
         if self._place.rank:
             return
@@ -424,7 +424,7 @@ class ObserveSession(AbstractContextManager[Run]):
         return {"strategy": self._seen.label, **found}
 
     def _missing_ranks(self) -> str | None:
-        """Wait for the last events of the ranks on this machine; return why the recording of one is not complete."""
+        """Wait for the last events of the ranks on this machine; return why a recording is incomplete, or None."""
         assert self._dir is not None
         tail, ended = Tail(self._dir.path), 0
         deadline = time.monotonic() + _OTHERS_S

@@ -1,6 +1,6 @@
 """Information about a run that is not part of its job: group, note, baseline, and the tool that launched it.
 
-It is stored in `about.json` and may change after the launch: two runs of one job in two groups are runs of one job.
+It is stored in `about.json`, may change after the launch, and does not affect whether two runs have the same job.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class About:
 
 
 def read_about(path: Path) -> About:
-    """Return what is known about the run in a directory; empty if the file is missing or damaged."""
+    """Return what is known about the run in a directory; empty if the file is missing or corrupt."""
     try:
         stat = (path / FILE).lstat()
         return _read(path / FILE, (stat.st_mtime_ns, stat.st_size, stat.st_ino))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 WIDTH = 24
 
 
@@ -11,6 +13,12 @@ def is_terminal(stream: object) -> bool:
         return bool(stream.isatty())  # type: ignore[attr-defined]
     except (AttributeError, ValueError):
         return False
+
+
+def is_watched() -> bool:
+    """Return whether standard output is a terminal or a notebook cell."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return is_terminal(sys.stdout) or getattr(shell, "kernel", None) is not None
 
 
 def bar(share: float) -> str:

@@ -3,7 +3,7 @@
 A job whose model, data or loss is a user function consists of a `job.json` that names the function and a
 `user_code.pkl` that contains it (cloudpickle). Unpickling that file runs any code in it, and imports the modules from
 which its functions come. So only two callers unpickle it: the ranks of a run, which receive the digest of the file from
-the launch, and `load_job`, if this process wrote exactly this content or the user states that it is trusted.
+the launch, and `load_job`, if this process wrote exactly this content or the caller passes ``trust_code=True``.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def with_code(job: Job, content: bytes, path: Path) -> Job:
     """Return the job with its functions, unpickled from a trusted code file. This runs the code in the file.
 
     Raises:
-        LaunchError: The content is damaged, needs a package that is not installed, or is not the code of this job.
+        LaunchError: The content is corrupt, needs a package that is not installed, or is not the code of this job.
     """
     try:
         functions = cloudpickle.loads(content)

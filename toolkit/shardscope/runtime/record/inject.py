@@ -1,7 +1,7 @@
 """Fault injection into a running run.
 
-`inject` replaces the plan in the run directory by a longer one. Before a step, at most every tenth of a second, each
-rank checks the file's modification time, and then reads the faults that it does not know yet.
+`inject` replaces the plan of faults in the run directory by an extended plan. Before a step, at most every 0.1 s, each
+rank checks the file's modification time, and reads new faults if the file has changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _EVERY_S = 0.1
 
 @dataclass
 class PlanWatch:
-    """A view of the plan of a run that notices when it has grown; each process has its own."""
+    """Reader of a run's fault plan that detects changes of the file; each process has its own."""
 
     run: RunDir
     _seen: int = 0
@@ -34,10 +34,10 @@ class PlanWatch:
     def __call__(self) -> Faults | None:
         """Return the plan if it is new or has changed since the last call; else None. Without a plan, None.
 
-        The file is checked at most every `_EVERY_S` seconds, so that a call costs next to nothing.
+        The file is checked at most every `_EVERY_S` seconds, so that most calls cost almost nothing.
 
         Raises:
-            RunUnreadable: The file is damaged.
+            RunUnreadable: The file is corrupt.
         """
         now = time.monotonic()
         if now < self._next:
@@ -63,7 +63,7 @@ def inject(run: RunDir, job: Job, cluster: EmulatedCluster | None, faults: Fault
         faults: The faults, or their text.
 
     Raises:
-        SpecError: There is no fault, or a fault cannot occur in this run or is at a time instead of a step.
+        SpecError: `faults` is empty, or a fault cannot occur in this run or is at a time instead of a step.
     """
     added = Faults.of(faults)
     if not added:

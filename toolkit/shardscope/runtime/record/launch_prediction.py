@@ -1,7 +1,7 @@
 """The step time that was predicted for a run when it was launched, in `prediction.json` of its directory.
 
-The file also has the calibration constants at launch, so that the same prediction can be reproduced in all its parts
-after another calibration or in another process, and the load of the machine at the launch and at the end of the run.
+The file also has the calibration constants at launch, so that the prediction can be reproduced with its breakdown after
+another calibration or in another process, and the load of the machine at the launch and at the end of the run.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
+from functools import lru_cache
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardscope.calibration.calibration import Interval
-from shardscope.calibration.host_calibration import HostCalibration
-from shardscope.calibration.saved_calibration import chosen
-from shardscope.calibration.this_machine import Place
+from shardscope.calibration.host_calibration import HostCalibration, chosen
 from shardscope.errors import RunUnreadable, ShardscopeError
+from shardscope.machine import Place
+from shardscope.runtime.record.rundir import RunDir
 
 if TYPE_CHECKING:
     from shardscope.prediction.job import JobPrediction
-    from shardscope.runtime.record.rundir import RunDir
+    from shardscope.runtime.record.run import Run
     from shardscope.spec.cluster import EmulatedCluster
 
 FILE = "prediction.json"
@@ -28,11 +29,11 @@ _SCHEMA = 2
 
 
 class LaunchConstants(NamedTuple):
-    """The constants with which a run is predicted, as they were at its launch; recorded even without a step time.
+    """The calibration constants at the launch of a run, recorded even if no step time could be predicted.
 
     Attributes:
         calibration: The constants.
-        is_calibrated: Whether they were measured by `ss.calibrate` instead of shipped with Shardscope.
+        is_calibrated: Whether the constants were measured by `ss.calibrate` rather than shipped with Shardscope.
         speed: Speed of the machine relative to the machine on which the constants were measured: FLOP/s and memory
             bandwidth.
         place: Cores and shared memory of the machine; None if they were not recorded.
@@ -53,7 +54,7 @@ class LaunchConstants(NamedTuple):
 
     @classmethod
     def of_run(cls, run: RunDir) -> LaunchConstants | None:
-        """Return the constants of a run; None if none were recorded, or if the file is damaged."""
+        """Return the constants of a run; None if none were recorded, or if the file is corrupt."""
         try:
             found: Any = run.read_json(FILE)
             flops, bandwidth = map(float, found.get("speed", (1.0, 1.0)))
@@ -81,7 +82,7 @@ class LaunchConstants(NamedTuple):
     def here(self) -> HostCalibration:
         """The constants at launch, rescaled to this machine.
 
-        A prediction with them uses the relative speed that was recorded at launch, not a new measurement.
+        Predictions with these constants use the relative speed recorded at launch, not a new measurement.
         """
         from shardscope.prediction.rates import relative_speed
 
@@ -93,14 +94,19 @@ class LaunchConstants(NamedTuple):
         return host.model_copy(update=yardsticks)
 
 
+def constants_of(run: Run) -> LaunchConstants | None:
+    """Return the constants of a run's launch; None if they were not recorded."""
+    return LaunchConstants.of_run(RunDir(run.path))
+
+
 class LaunchPrediction(NamedTuple):
     """A step time predicted before the run started.
 
     Attributes:
         step_time_s: The step time, in seconds.
-        interval: 90 % interval of the step time, in seconds; None if unknown.
+        interval: 90 % prediction interval of the step time, in seconds; None if unknown.
         constants: Where the constants came from, such as ``this machine, calibrated on 2026-11-26``.
-        is_calibrated: Whether the constants were measured by `ss.calibrate` instead of shipped with Shardscope.
+        is_calibrated: Whether the constants were measured by `ss.calibrate` rather than shipped with Shardscope.
         load: Load average of the machine at the launch; predictions are for a machine without other work.
         load_at_end: Load average at the end of the run, including its own ranks; None before the end, or if unknown.
         cores: Number of cores of the machine; None in runs of earlier versions.
@@ -121,7 +127,7 @@ class LaunchPrediction(NamedTuple):
 
     @classmethod
     def of(cls, prediction: JobPrediction) -> LaunchPrediction | None:
-        """Return what a prediction says; None if it has no step time."""
+        """Return the step time of a prediction, with its interval and constants; None if it has no step time."""
         from shardscope.prediction.rates import relative_speed
 
         seconds, host = prediction.step_time_s, prediction.host
@@ -146,7 +152,7 @@ class LaunchPrediction(NamedTuple):
 
     @classmethod
     def of_run(cls, run: RunDir) -> LaunchPrediction | None:
-        """Return the prediction of a run; None if none was recorded, or if the file is damaged."""
+        """Return the prediction of a run; None if none was recorded, or if the file is corrupt."""
         try:
             found: Any = run.read_json(FILE)
             ends, seconds = found["interval"], float(found["step_time_s"])
@@ -182,7 +188,7 @@ class LaunchPrediction(NamedTuple):
         return text
 
     def busy_load(self, num_ranks: int) -> float:
-        """Return the load of the machine at the end if it is larger than that of one run; else 0."""
+        """Return the machine's load at the end if it exceeds what this run alone causes; else 0."""
         return load if (load := self.load_at_end or 0.0) >= num_ranks + 1 else 0.0
 
 
@@ -193,10 +199,13 @@ def _load() -> float | None:
 
 
 def _calibration(fields: Any) -> HostCalibration | None:
-    """Return recorded constants; None if there are none that this version can predict with."""
-    if fields is None:
-        return None
+    """Return recorded constants; None if there are none, or if this version cannot predict with them."""
+    return None if fields is None else _read(json.dumps(fields))
+
+
+@lru_cache(maxsize=8)
+def _read(text: str) -> HostCalibration | None:
     try:
-        return HostCalibration.from_fields(fields)
+        return HostCalibration.from_json(text)
     except ShardscopeError:
         return None

@@ -1,6 +1,6 @@
 """The runs in a folder: those that can be read, and the reasons why others cannot.
 
-A folder of runs may be shared with other users, and may contain copies, leftovers and damaged runs. One bad run
+A folder of runs may be shared with other users, and may contain copies, leftovers and corrupt runs. One bad run
 directory never hides a good one: unreadable runs are skipped, counted and listed with the reason.
 """
 
@@ -22,7 +22,7 @@ from shardscope.spec import Job
 from shardscope.spec.units import plural
 
 _NAMED = 3
-"""Maximum number of skipped runs that the note names; the others are only counted."""
+"""Maximum number of skipped runs that the note names; further runs are only counted."""
 _SHOWN = 20
 """Maximum number of runs in the table that a notebook shows."""
 _LONGEST_REASON = 160
@@ -78,7 +78,7 @@ class Runs(list[Run]):
 def runs(root: str | Path | None = None, *, all: bool = False, group: str | None = None) -> Runs:  # noqa: A002
     """Return the runs in the folder `root`, newest first.
 
-    A run directory that is damaged, or private to another user, is left out; ``runs().skipped`` lists these runs with
+    A run directory that is corrupt, or private to another user, is left out; ``runs().skipped`` lists these runs with
     the reason.
 
     Args:
@@ -127,7 +127,7 @@ def note_on(skipped: Iterable[Skipped]) -> str:
 
 
 def _entries(folder: Path, skipped: list[Skipped]) -> Iterator[Path]:
-    """Yield the folders in `folder`, and links to folders; add those that cannot be read to `skipped`."""
+    """Yield the folders in `folder`, and links to folders; add unreadable entries to `skipped`."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -150,10 +150,10 @@ def _read(path: Path) -> tuple[Run, float]:
     """Return a run and the modification time of its job file, in Unix seconds.
 
     Raises:
-        RunUnreadable: The run is damaged, or its name is not printable.
+        RunUnreadable: The run is corrupt, or its name is not printable.
     """
     if not path.name.isprintable():
-        raise RunUnreadable("its name cannot be printed; rename the folder")
+        raise RunUnreadable("the run's name cannot be printed; rename the folder")
     try:
         about = (path / "job.json").lstat()
     except OSError as error:

@@ -154,9 +154,8 @@ def remove_gpu_files(pids: Iterable[int], since: float, folder: Path = Path("/de
 
     Args:
         pids: The processes.
-        since: Start of the first of them, in seconds since 1970; older files belong to other processes with the same
-            pid.
-        folder: Where these files are.
+        since: Start of the first process, in Unix seconds; older files belong to earlier processes with the same pid.
+        folder: Folder of the files.
     """
     for pid in pids:
         for pattern in (f"cuda.shm.*.{pid:x}.*", f"torch_{pid}_*"):

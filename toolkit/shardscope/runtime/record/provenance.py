@@ -125,7 +125,7 @@ def record(run: RunDir, *, command: Sequence[str], seed: int | None) -> None:
 
 
 def read(run: RunDir) -> Provenance | None:
-    """Return the provenance of a run; None if its file is damaged, or missing, as in runs from earlier versions."""
+    """Return the provenance of a run; None if its file is corrupt, or missing, as in runs from earlier versions."""
     try:
         return Provenance.of(run.read_json(FILE))
     except (OSError, RunUnreadable):

@@ -1,4 +1,4 @@
-"""A run, as seen by the driver: all its data are read from the run directory.
+"""The driver's view of a run, whose data are all read from the run directory.
 
 A `Run` does not depend on the process that launched it. After a page reload, in another kernel, or years later,
 `Run.attach` returns an equivalent object with the whole history, and `stop` works from any process.
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.02
 _START_S = 120.0
-"""Seconds that `stop` waits for a run that is still starting."""
+"""Time that `stop` waits for a run that is still starting, in seconds."""
 _KILL_AFTER_S = 10.0
-"""Seconds that an agent may take to write the final status after the grace period, or after writing a checkpoint."""
+"""Time in seconds within which an agent must write the final status after the grace period, or after a checkpoint."""
 
 
 # Long because it is one class, with all that users can do with a run.
@@ -64,7 +64,7 @@ class Run:
         self._move_to(directory, job)
 
     def _move_to(self, directory: RunDir, job: Job | None = None) -> None:
-        """Read from this directory, from its beginning on."""
+        """Switch to another run directory and discard all that was read so far."""
         with self._reading:
             self._dir, self._job = directory, job
             self._read_again()
@@ -89,7 +89,7 @@ class Run:
 
         Raises:
             RunNotFound: No such run exists.
-            RunUnreadable: The run exists but is damaged, or private to another user.
+            RunUnreadable: The run exists but is corrupt, or private to another user.
             SpecError: The argument is not a run, a path or a name.
         """
         if isinstance(id_or_path, cls):
@@ -156,7 +156,7 @@ class Run:
 
     @property
     def restarts(self) -> int:
-        """How often the ranks have been started again after a failure (see `Job.recovery`)."""
+        """Number of times the ranks have been restarted after a failure (see `Job.recovery`)."""
         return self._status().restarts
 
     @property
@@ -216,7 +216,7 @@ class Run:
         return self._record_lost_agent(status, is_read_only=is_read_only)
 
     def _as_ranks_ended(self) -> str | None:
-        """Return the state with which all ranks have ended; None if they have not, or differ."""
+        """Return the state with which all ranks have ended; None if some have not ended, or if the states differ."""
         events = of_last_attempt(self.events())
         ends = {event["rank"]: event["state"] for event in select(events, "end", None)}
         are_all = ends.keys() == {event["rank"] for event in select(events, "process", None)}
@@ -252,7 +252,7 @@ class Run:
         return replace(status, state="failed", error={"message": message}, cause=Cause.NOT_STARTED)
 
     def _without_status(self, why: str) -> Status:
-        """Return the status of a run without a readable `status.json`: the one in its events, or else failed."""
+        """Return the status of a run without a readable `status.json`: the status in its events, or else failed."""
         ends = {event["state"] for event in self.events("end")}
         if len(ends) == 1:
             return Status(ends.pop(), 0, 0.0, t=time.time())
@@ -262,7 +262,7 @@ class Run:
     def _first_error(self, *, causes_only: bool = False) -> dict[str, Any] | None:
         """Return the first error of any rank since the last restart; root causes before errors about a lost peer.
 
-        With `causes_only`, errors that only report a lost peer are ignored. None if no error is left.
+        With `causes_only`, errors that only report a lost peer are ignored. Return None if there is no error.
         """
         errors = [
             event
@@ -311,10 +311,9 @@ class Run:
 
     @property
     def group(self) -> str:
-        """Group of the run: the one given at its launch or set here, else model and data.
+        """Group of the run, as given at its launch or set here; by default, it is derived from model and data.
 
-        Only runs of one group share a plot in the labs. Setting it to None or an empty string groups the run by model
-        and data again.
+        Only runs of one group share a plot in the labs. None or an empty string restores the default.
         """
         return read_about(self._dir.path).group or f"{label_of(self.job.model)} on {label_of(self.job.data)}"
 
@@ -333,7 +332,7 @@ class Run:
 
     @property
     def baseline(self) -> str | None:
-        """Id of the run that this run is compared with, such as the one whose suggested change it tries; else None."""
+        """Id of the run that this run is compared with, such as the run whose suggested change it tries; else None."""
         return read_about(self._dir.path).baseline or None
 
     @baseline.setter
@@ -342,17 +341,17 @@ class Run:
 
     @property
     def made_by(self) -> str | None:
-        """Name of the tool that launched the run for a measurement of its own, such as ``check``; None for yours."""
+        """Name of the tool that launched the run for its own measurement, such as ``check``; None for your runs."""
         return read_about(self._dir.path).made_by or None
 
     @property
     def faults(self) -> Faults:
-        """The plan of faults that the run was launched with; empty if it has none."""
+        """The plan of faults of the run, including those injected later; empty if it has none."""
         return self._dir.read_faults()
 
     @property
     def predicted(self) -> LaunchPrediction | None:
-        """The step time predicted when the run was launched; None without one, as on GPUs or for your own model."""
+        """The step time predicted at the launch; None if it was not predicted, as on GPUs or for your own model."""
         return LaunchPrediction.of_run(self._dir)
 
     @property
@@ -526,9 +525,9 @@ class Run:
 
         The ranks save a checkpoint (with `Recovery.replica_every`, a copy in memory) and end; `world_size` new ranks
         load it, with model, optimizer and data divided anew, and take the next step, so no step is lost. Only if the
-        copy turns out to be damaged are the steps since the newest checkpoint repeated; the event `resume` says why. If
-        the new ranks cannot start, the run continues with the former number, and the event `restart` says why. A later
-        call replaces an earlier one that no rank has seen. A run that reaches its last step first ends as usual.
+        copy is corrupt are the steps since the newest checkpoint repeated; the event `resume` says why. If the new
+        ranks cannot start, the run continues with the former number, and the event `restart` says why. A later call
+        replaces an earlier request that no rank has seen. A run that reaches its last step first ends as usual.
 
         Raises:
             DataError: A batch that is scaled with the number of ranks would be larger than the data.
@@ -613,7 +612,7 @@ class Run:
         )
 
     def tail(self) -> Tail:
-        """Return a new incremental reader: its first `poll` returns all events so far, later ones only new events."""
+        """Return an incremental reader. Its first `poll` returns all events so far; later polls return new events."""
         return Tail(self.path)
 
     def metrics(self) -> pd.DataFrame:
@@ -642,7 +641,7 @@ class Run:
         """Return the computations, messages and memory of one recorded step; None if there is none yet.
 
         Args:
-            step: Number of the step, since the last resize; None for the step whose messages were recorded
+            step: Number of a step after the last resize; None returns the step whose messages were recorded
                 (`Record.messages_first`).
         """
         from shardscope.runlog.recorded_step import recorded_step
@@ -710,10 +709,10 @@ class Run:
         saves, which lack buffers. If ranks trained separate models, the result is the mean of these.
 
         Args:
-            step: A step after which the run saved its weights; None for the last such step.
+            step: A step after which the run saved its weights; None returns the last such step.
 
         Raises:
-            CheckpointError: The run has not saved its weights after this step, or they are damaged.
+            CheckpointError: The run has not saved its weights after this step, or they are corrupt.
 
         Example:
             >>> model.load_state_dict(run.state_dict())  # doctest: +SKIP
@@ -735,7 +734,7 @@ class Run:
 
         Raises:
             SpecError: There is no such format, its library is not installed, or the run has no data for it.
-            CheckpointError: The run has saved no weights, or they are damaged.
+            CheckpointError: The run has saved no weights, or they are corrupt.
 
         Example:
             >>> run.export("run.json", format="chrome-trace")  # doctest: +SKIP
@@ -745,7 +744,7 @@ class Run:
         return export_run(self, path, format=format)
 
     def logs(self, rank: int | None = None) -> str:
-        """Return the stdout and stderr of a rank; if `rank` is None, those of the agent."""
+        """Return the stdout and stderr of a rank, or of the agent if `rank` is None."""
         return "".join(map(read_tail, self._dir.log_files(rank)))
 
     def __repr__(self) -> str:

@@ -54,7 +54,7 @@ _RESERVE_BYTES = 64 * 1024
 _UNWRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT}
 """Errors of a folder that cannot be written."""
 _LONGEST_NAME = 100
-"""Maximum length of a run's name in the name of its directory; file systems allow 255 bytes with the time."""
+"""Maximum number of characters of a run's name in its directory's name, which file systems limit to 255 bytes."""
 
 
 def unwritable(where: str | Path, error: OSError) -> LaunchError:
@@ -87,7 +87,7 @@ def this_host() -> str:
 
 @dataclass(frozen=True)
 class RunDir:
-    """The directory of one run: paths of its files, with methods to read and write the small ones."""
+    """The directory of one run: paths of its files, with methods to read and write small files."""
 
     path: Path
     code: str | None = None
@@ -112,7 +112,7 @@ class RunDir:
             gated: Whether the run waits for approval after each evaluation.
             about: Content of `about.json`; the file is not written if this is empty.
             cluster: The emulated cluster that the run is on; None for this machine itself.
-            faults: The plan of faults; None or an empty one for none.
+            faults: The plan of faults; None or an empty plan if there are none.
 
         Raises:
             LaunchError: The directory cannot be written, or the user's code cannot be pickled.
@@ -154,7 +154,7 @@ class RunDir:
         """Return the emulated cluster that the run is on; None for this machine itself.
 
         Raises:
-            RunUnreadable: The file is damaged.
+            RunUnreadable: The file is corrupt.
         """
         fields = self.read_json(CLUSTER_FILE)
         try:
@@ -173,7 +173,7 @@ class RunDir:
         """Return the plan of faults of this run; empty if it has none.
 
         Raises:
-            RunUnreadable: The file is damaged.
+            RunUnreadable: The file is corrupt.
         """
         fields = self.read_json(FAULTS_FILE)
         try:
@@ -193,7 +193,7 @@ class RunDir:
 
         Raises:
             LaunchError: The code has changed since the launch, or cannot be loaded.
-            RunUnreadable: `job.json` is missing or damaged, or the events are from a newer version.
+            RunUnreadable: `job.json` is missing or corrupt, or the events are from a newer version.
         """
         called = f"run {printable(self.path.name)}"
         try:
@@ -240,7 +240,7 @@ class RunDir:
         return self.path.is_dir() and not os.access(self.path, os.W_OK | os.X_OK, effective_ids=is_effective)
 
     def refuses(self, error: OSError) -> bool:
-        """Return whether an error says that this directory cannot be written, so that another folder would help."""
+        """Return whether an error means that this directory cannot be written, so that another folder may help."""
         named = error.filename
         is_here = named is None or (isinstance(named, str | Path) and _is_within(Path(named), self.path))
         return is_here and error.errno in _UNWRITABLE
@@ -289,7 +289,7 @@ class RunDir:
         """Return the content of a JSON file of this run; None if the file does not exist.
 
         Raises:
-            RunUnreadable: The file is damaged, or is not a regular file.
+            RunUnreadable: The file is corrupt, or is not a regular file.
         """
         try:
             return read_json(self.path / name)
@@ -333,7 +333,7 @@ class RunDir:
         self.write_control(self.stop_request, json.dumps(grace_s))
 
     def request_resize(self, world_size: int) -> None:
-        """Request the ranks to save and end after a step, so that `world_size` ranks go on."""
+        """Request the ranks to save their state and end after a step, so that `world_size` new ranks continue."""
         self.write_control(self.resize_request, str(world_size))
 
     def approve(self, step: int) -> None:
@@ -365,7 +365,7 @@ class RunDir:
         return [int(found[1]) for name in names if (found := _CHECKPOINT.fullmatch(name))]
 
     def unfinished_bytes(self) -> int:
-        """Return the size of the checkpoints that are being written, or whose writing was interrupted."""
+        """Return the size of unfinished checkpoints in bytes: those being written, or whose writing was interrupted."""
         total = 0
         for file in self.path.glob("checkpoints/step-*.partial/*"):
             with contextlib.suppress(FileNotFoundError):  # the checkpoint has just been completed
@@ -378,7 +378,7 @@ class RunDir:
 
 
 def _is_within(path: Path, folder: Path) -> bool:
-    """Return whether a path is in a folder; relative paths are, because files are replaced relative to their folder."""
+    """Return whether a path is in a folder. Relative paths count as inside, since they are relative to the folder."""
     return not path.is_absolute() or path.is_relative_to(folder)
 
 
@@ -415,7 +415,7 @@ def find(id_or_path: str | Path, root: str | Path | None = None) -> RunDir:
 
 
 def holds_run(path: Path) -> bool:
-    """Return whether a folder contains a run, damaged or not: a job, a status or an event log.
+    """Return whether a folder contains a run, corrupt or not: a job, a status or an event log.
 
     Raises:
         RunUnreadable: The folder is private to another user.
@@ -442,7 +442,7 @@ def read_job_file(file: Path, called: str) -> Job:
     Fields that a newer version has added are left out (`Job.left_out`).
 
     Raises:
-        RunUnreadable: The file is missing, damaged, or has a newer schema.
+        RunUnreadable: The file is missing, corrupt, or has a newer schema.
     """
     try:
         text = read_text(file)
@@ -482,7 +482,7 @@ def cluster_of(path: Path) -> EmulatedCluster | None:
     A checkpoint outside a run directory has no cluster.
 
     Raises:
-        RunUnreadable: The run's file that describes the cluster is damaged.
+        RunUnreadable: The run's file that describes the cluster is corrupt.
     """
     return RunDir(path.parent.parent if _is_checkpoint(path) else path).read_cluster()
 

@@ -1,4 +1,4 @@
-"""The status of a run, `status.json`: its state and what ended it. It is validated when read, as it may be damaged."""
+"""The status of a run, `status.json`: its state and what ended it. It is validated when read, as it may be corrupt."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Status:
     """Content of `status.json`. `pid` and `process_started` identify the process in charge of the run.
 
     `cause` is None for a run that completed or failed by itself, and for runs from versions that did not record it.
-    `restarts` counts how often the ranks have been started again after a failure.
+    `restarts` is the number of times the ranks have been restarted after a failure.
     """
 
     state: str
@@ -84,7 +84,7 @@ class Status:
 
 
 def in_one_block(status: Status) -> bytes:
-    """Return a status as JSON, without a traceback and with a message that is cut if it is too long for a block."""
+    """Return a status as JSON that fits in a block: without a traceback, and with a truncated message if necessary."""
     error = None if status.error is None else {**status.error, "traceback": ""}
     kept: str = "" if error is None else error["message"]
     while len(content := json.dumps(asdict(replace(status, error=error)))) > _BLOCK and error and kept:

@@ -22,7 +22,7 @@ def state_dict_of(run: Run, step: int | None) -> dict[str, Any]:
 
     Raises:
         SpecError: `step` is neither a whole number nor None.
-        CheckpointError: The run has not saved its weights after this step, or they are damaged.
+        CheckpointError: The run has not saved its weights after this step, or they are corrupt.
     """
     if step is not None and (isinstance(step, bool) or not isinstance(step, Integral)):
         raise SpecError(
@@ -39,7 +39,7 @@ def state_dict_of(run: Run, step: int | None) -> dict[str, Any]:
 
 
 def _saved(run: Run, step: int | None) -> Path:
-    """Return the checkpoint, or the file of parameters, that a run has now for `step`."""
+    """Return the file that now has the weights of a run after `step`: a checkpoint, or its file of parameters."""
     from shardscope.training.checkpoint.folders import complete_checkpoints, step_of
 
     saved = {step_of(path): path for path in complete_checkpoints(run.path / "checkpoints")}

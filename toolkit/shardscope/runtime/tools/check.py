@@ -4,7 +4,7 @@ Distributing the work must not change the result of training. `check` tests this
 and data: both runs train on the same global batches in the same order, and write all parameters at the end.
 
 Both runs have the same micro-batches. A third run, on one process with the whole batch in one micro-batch, shows
-whether the result depends on how the batch is split, as with a loss that does not state how many targets count.
+whether the result depends on how the batch is split, as with a loss that does not report how many targets count.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def check(
 ) -> CheckReport:
     """Run a job on its ranks and on one process, and compare all losses and parameters. Return when all have ended.
 
-    On one process it runs twice: in the micro-batches of a rank, and with the whole batch in one micro-batch.
+    The job runs twice on one process: in micro-batches of a rank's size, and with the whole batch in one micro-batch.
 
     Args:
         job: Job to check; its number of steps is replaced by `steps`, and no checkpoints are written.
-        steps: Number of optimizer steps of both runs, at least 1.
+        steps: Number of optimizer steps of each run, at least 1.
         root: Folder of the run directories; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
         on_step: Called about ten times a second during a run; an exception from it stops the run and the check.
 
@@ -74,7 +74,7 @@ def check(
 
 
 def _uncut(alone: Job, root: str | Path | None, on_step: OnStep | None) -> tuple[Run | None, str | None]:
-    """Run a job on one process with the whole batch in one micro-batch; return the reason if a rank could not."""
+    """Run a job on one process with the whole batch in one micro-batch; return the run, or the reason why it failed."""
     job = alone.replace(batch=Batch(global_batch=alone.batch.global_batch), name=f"{alone.name} uncut")
     try:
         return _carry_out(job, root, on_step), None

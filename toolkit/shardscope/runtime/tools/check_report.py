@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 BOUNDS = {"fp64": 1e-9, "fp32": 1e-5, "bf16-mixed": 2e-2, "fp16-mixed": 2e-2}
 """Largest relative difference that is attributed to rounding, by the job's precision."""
 _CUT_FACTOR, _MOST_CUT = 10, 2e-2
-"""Allowed difference with the whole batch at once: a multiple of the bound, because kernels for other shapes sum in
-another order; and an upper limit."""
+"""Allowed difference with the whole batch at once: a multiple of the bound, as kernels for other shapes sum in another
+order; and an upper limit of the allowed difference."""
 _ROWS_SHOWN = 8
 _NOISE = (
     "A tensor whose gradient is only rounding noise, such as the bias of attention keys, can differ by more."
@@ -76,9 +76,10 @@ class CheckReport:
         skipped: Number of steps in which the sharded run updated nothing because its gradients overflowed in fp16.
         cut_difference: Largest relative difference of a loss, and of all parameters as one vector, between the runs on
             one process with micro-batches and with the whole batch at once; None if that was not compared.
-        not_uncut_because: Why the whole batch was not compared; None if it was, or if it is the micro-batch.
+        not_uncut_because: Why there is no run with the whole batch in one micro-batch to compare with; None if there is
+            one, or if a rank's micro-batch already is the whole batch.
         mixes_samples: Kinds of layers, such as BatchNorm2d, whose outputs depend on the other rows of the micro-batch.
-        loss_note: What the runs say about a loss that is not a mean over rows; None if nothing.
+        loss_note: Note of the runs about a loss that is not a mean over rows; None if there is none.
     """
 
     strategy: str
@@ -108,9 +109,9 @@ class CheckReport:
     def passed(self) -> bool | None:
         """Whether the sharded run agrees with the run on one process; None if the check cannot decide.
 
-        It cannot decide if the strategy or compression changes the result by design, or if every step was skipped. It
-        fails if the result of one process depends on how the batch is cut into micro-batches, unless that is due to
-        layers that mix samples, such as batch norm.
+        The check cannot decide if the strategy or compression changes the result by design, or if every step was
+        skipped. It fails if the result on one process depends on how the batch is split into micro-batches, unless that
+        is due to layers that mix samples, such as batch norm.
         """
         if self.depends_on_cut:
             return False
@@ -126,8 +127,8 @@ class CheckReport:
     def depends_on_cut(self) -> bool:
         """Whether training on one process differs between the whole batch at once and its micro-batches.
 
-        False if layers that mix samples, or sources of differences between ranks such as dropout, may be the cause,
-        unless the runs themselves report that the loss is.
+        False if the cause may be layers that mix samples, or sources of differences between ranks such as dropout,
+        unless the runs themselves report that the loss is the cause.
         """
         is_apart = (self.cut_difference or 0.0) > min(_CUT_FACTOR * self.bound, _MOST_CUT)
         return is_apart and (self.loss_note is not None or (self._is_equal and not self.mixes_samples))
@@ -191,7 +192,7 @@ class CheckReport:
 
     @property
     def table(self) -> pd.DataFrame:
-        """Data frame with one row per parameter, the one with the largest relative difference first.
+        """Data frame with one row per parameter, sorted by descending relative difference.
 
         Columns: tensor (name), shape, relative_difference, share (see `TensorDifference`).
         """
@@ -235,7 +236,7 @@ def _part(difference: float) -> str:
 
 
 def worst_of(report: CheckReport, rest: str) -> Table:
-    """Return a table of the parameters that differ most; `rest` ends the line that counts the others."""
+    """Return a table of the parameters that differ most; `rest` ends the line with the number of omitted parameters."""
     rows = [
         (row.tensor, "x".join(map(str, row.shape)), f"{row.relative_difference:.1e}", f"{row.share:.0%}")
         for row in report.tensors[:_ROWS_SHOWN]

@@ -270,7 +270,7 @@ def _accelerators(torch: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _kernels(why_not: str) -> Finding:
-    """Return a finding on whether LAMB can take its steps on a GPU in a kernel that Triton compiles."""
+    """Return a finding on whether LAMB can run on a GPU in a kernel compiled by Triton."""
     return _judge(
         "Accelerators",
         "kernels",
@@ -292,7 +292,7 @@ def _network(torch: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _transport(why_not_shm: str) -> Finding:
-    """Return a finding on what carries messages between CPU ranks of this machine."""
+    """Return a finding on which transport carries messages between CPU ranks of this machine."""
     return _judge(
         "Network",
         "transport",
@@ -322,12 +322,12 @@ _PREDICTIONS = "Predictions"
 
 
 def _messages(measured: list[dict[str, Any]] | str) -> Iterator[Finding]:
-    """Yield the speed of each transport, measured with real ranks; the only finding is the error if a rank failed.
+    """Yield a finding for the speed of each transport, measured with real ranks; if a rank failed, only its error.
 
-    These numbers are only shown. Predictions use the constants of a calibration instead, which are fitted to steps of
-    whole jobs: their time per message includes waits of ranks while others compute.
+    These numbers are only shown. Predictions use the constants of a calibration, which are fitted to steps of whole
+    jobs, and whose time per message therefore includes waits for ranks that still compute.
     """
-    from shardscope.calibration.saved_calibration import chosen
+    from shardscope.calibration.host_calibration import chosen
 
     if isinstance(measured, str):
         cost = "A job with several ranks may end with the same error."
@@ -351,8 +351,8 @@ def _messages(measured: list[dict[str, Any]] | str) -> Iterator[Finding]:
 
 
 def _calibration() -> Finding:
-    """Return which constants predictions for this machine use."""
-    from shardscope.calibration.saved_calibration import chosen
+    """Return a finding on which constants predictions for this machine use."""
+    from shardscope.calibration.host_calibration import chosen
 
     host, is_saved, ignored = chosen()
     if is_saved:

@@ -14,7 +14,7 @@ from shardscope.runtime.record.run import Run
 
 
 class EnvironmentDiffers(UserWarning):
-    """Warning: a run is reproduced in an environment that differs from that of its launch, so losses may differ."""
+    """Warning that a run is reproduced in another environment than at its launch, so that losses may differ."""
 
 
 def reproduce(
@@ -29,7 +29,7 @@ def reproduce(
     On the same machine with the same versions, losses are bit-identical. The exceptions are asynchronous and
     bounded-staleness parameter servers, and GPU kernels that sum in no fixed order. A warning is issued for each
     difference between the environment of the run and this one.
-    A run on an emulated cluster is launched on an equal cluster.
+    A run on an emulated cluster is launched on a cluster with the same settings.
 
     Args:
         run: A run, or its name or path.

@@ -32,7 +32,7 @@ _ROUNDS, _EXCHANGES, _LARGE_EXCHANGES = 5, 16, 2
 """Number of rounds, and of exchanges of small and large messages in each. A rank that is ahead of its peers does not
 wait in some exchanges, so only the total time of many consecutive exchanges is meaningful."""
 _COLLECTIVES = 8
-"""Number of collectives in each round, if ranks pause before each."""
+"""Number of collectives in each round, if ranks pause before each collective."""
 _AHEAD = 2
 """Number of receives posted ahead of time."""
 _TIMEOUT = timedelta(seconds=10)
@@ -47,7 +47,7 @@ class TransportSpeed(NamedTuple):
         transport: ``"shm"`` or ``"tcp"``.
         world_size: Number of ranks that send at the same time.
         message_s: Time of an exchange of 8 bytes, in seconds.
-        bandwidth: Bytes per second that each rank sends in an exchange of 4 MiB, after the time per message; nan if
+        bandwidth: Bytes per second that each rank sends in an exchange of 4 MiB, without the time per message; NaN if
             only small messages were measured.
     """
 
@@ -58,7 +58,7 @@ class TransportSpeed(NamedTuple):
 
 
 def world_sizes() -> list[int]:
-    """Return the numbers of ranks to measure: 2, and one per core that this process may use, but 4 to 8."""
+    """Return the numbers of ranks to measure: 2, and one per core that this process may use, clamped to 4..8."""
     return [2, int(min(max(usable_cores(), 4), 8))]
 
 
@@ -67,11 +67,11 @@ def measure(world_size: int, pause_s: float | None = None) -> list[TransportSpee
 
     Args:
         world_size: Number of ranks.
-        pause_s: Time that each rank sleeps before each collective of W-1 small messages, in seconds, which does not
-            count. With 0 or None, small messages are sent in long sequences; only with None, large ones are sent, too.
+        pause_s: Time that each rank sleeps before each collective of W-1 small messages, in seconds; the sleep is not
+            timed. With 0 or None, small messages are sent in long sequences. Large messages are sent only with None.
 
     Raises:
-        RuntimeError: A rank failed; the message is its own.
+        RuntimeError: A rank failed; the message is that of the rank's error.
     """
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
@@ -94,7 +94,7 @@ def measure(world_size: int, pause_s: float | None = None) -> list[TransportSpee
 
 
 def _fork_rank(rank: int, world_size: int, port: int, answers: int, pause_s: float | None) -> int:
-    """Return the pid of a new rank; rank 0 writes the results to `answers`, and any rank that fails its error."""
+    """Return the pid of a new rank; rank 0 writes the results to `answers`, and a failing rank its error."""
     pid = os.fork()
     if pid:
         return pid
@@ -140,7 +140,7 @@ def _speeds(store: dist.Store, rank: int, world_size: int, pause_s: float | None
 def _exchange_s(
     route: Route, num_bytes: int, exchanges: int, *, times: int = 1, pause_s: float = 0.0
 ) -> float:
-    """Return the mean time of an exchange in the median round, in seconds, after a round that is not timed."""
+    """Return the mean time of an exchange in the median round, in seconds, after an untimed warm-up round."""
     group, means = route.group, []
     following, previous = (group.rank() + 1) % group.size(), (group.rank() - 1) % group.size()
     sent = torch.zeros(num_bytes, dtype=torch.uint8)

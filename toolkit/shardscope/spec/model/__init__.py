@@ -1,7 +1,7 @@
 """Descriptions of models too large to run: transformers by their sizes, any other model by its table of layers."""
 
 from shardscope.spec.model.base import Model
-from shardscope.spec.model.table import LayerRow, LayerTable, transformer_of
+from shardscope.spec.model.table import LayerRow, LayerTable
 from shardscope.spec.model.transformer import LatentAttention, Mixture, Transformer
 
-__all__ = ["LatentAttention", "LayerRow", "LayerTable", "Mixture", "Model", "Transformer", "transformer_of"]
+__all__ = ["LatentAttention", "LayerRow", "LayerTable", "Mixture", "Model", "Transformer"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardscope.spec import catalogue
 from shardscope.spec._base import Spec
+from shardscope.spec.models import MODELS, GPTConfig
 
 if TYPE_CHECKING:
     from shardscope.spec.model.table import LayerTable
@@ -35,16 +38,12 @@ class Model(Spec):
             >>> Model.of("gpt2-xl").num_params
             1557611200
         """
-        from shardscope.spec.model.presets import preset
-
-        return cls.from_hf(name) if "/" in name or name.endswith(".json") else preset(name)
+        return cls.from_hf(name) if "/" in name or name.endswith(".json") else _by_name(name)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """Return the names of the models in the catalogue."""
-        from shardscope.spec.catalogue import table
-
-        return tuple(table("models"))
+        return tuple(catalogue.table("models"))
 
     @classmethod
     def transformer(cls, **sizes: Any) -> Transformer:
@@ -93,3 +92,22 @@ class Model(Spec):
         from shardscope.spec.model.huggingface import from_hf
 
         return from_hf(path)
+
+
+@cache
+def _by_name(name: str) -> Transformer | LayerTable:
+    """Return the published model with this name or alias, in any spelling, or the transformer that a job can name."""
+    from shardscope.spec.model.table import LayerTable
+    from shardscope.spec.model.transformer import Transformer
+
+    own = name.lower().replace("_", "-")
+    if isinstance(config := MODELS.get(own), GPTConfig):
+        return config.transformer(own)
+    proper, entry = catalogue.lookup("models", name, field="model")
+    if proper != name:
+        return _by_name(proper)
+    fields = {key: value for key, value in entry.items() if key != "recalled"}
+    if "rows" not in fields:
+        return Transformer(name=name, **fields)
+    layers = tuple(dict(zip(fields["columns"], row, strict=True)) for row in fields["rows"])
+    return LayerTable(name=name, layers=layers, source=fields["source"])

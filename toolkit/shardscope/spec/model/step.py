@@ -65,6 +65,8 @@ class PipelinePiece(Spec):
     """FLOP of the layer's forward pass, for one sample."""
     stored_bytes: NonNegativeFloat
     """Bytes that the layer saves for the backward pass, for one sample."""
+    delayed_bytes: NonNegativeFloat = 0.0
+    """Bytes of gradients from which a split backward pass computes those of the layer's parameters, for one sample."""
     parameters: tuple[Total, ...]
     """Indices of the parameters that the layer uses."""
     buffers: tuple[Total, ...] = ()

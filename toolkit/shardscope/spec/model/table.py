@@ -67,9 +67,3 @@ class LayerTable(Model):
     def saved_bytes(self) -> float:
         """Bytes that one sample's forward pass saves for the backward pass."""
         return sum(layer.saved_bytes for layer in self.layers)
-
-
-def transformer_of(model: object) -> Transformer | None:
-    """Return a transformer itself, or the one that a traced module was recognised as; None for anything else."""
-    found = model.as_transformer if isinstance(model, LayerTable) else model
-    return found if isinstance(found, Transformer) else None

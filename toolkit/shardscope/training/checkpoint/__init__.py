@@ -7,7 +7,7 @@
     replicas          copies of the state in host memory, in the same format; `memory` has their paths
     loading           loads the newest complete checkpoint, the same on all ranks
     contents          the contents of a checkpoint: model, optimizer, position in the data, random state
-    optimizer_state   the state of optimizers; `optimizer_trees` takes entries apart that are not tensors
+    optimizer_state   the state of optimizers; `optimizer_trees` takes apart entries that are not tensors
     compressor_state  the state of compressors
     index             the JSON index of tensors and files, and its validation
     pieces            tensors stored in rectangular pieces, so that a job can resume with any number of ranks

@@ -1,4 +1,4 @@
-"""What all ranks do or exchange together while they save or load a checkpoint."""
+"""Operations that all ranks perform together while they save or load a checkpoint."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@
     writer of rank 0               └─ write the part ──────────┴────┴─ index, rename, announce
 
 The writers report to each other through the store of the process group, whose connections training does not use while
-it takes steps. Collectives would have to be in the same order on all ranks as those of training. A writer that waits
-for others fails if none of them has written anything for the timeout of the process group, `Job.timeout_s`.
+it takes steps. Collectives on the writer threads would have to be in the same order, relative to those of training, on
+all ranks. A waiting writer fails if no rank has made progress for the timeout of the process group, `Job.timeout_s`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from shardscope.training.checkpoint.writing import CheckpointPart, Report
 from shardscope.training.context import RankContext
 
 _SOON_S, _LATER_S = 1e-3, 2e-2
-"""Shortest and longest time between two checks of the store."""
+"""Shortest and longest interval between two checks of the store, in seconds."""
 _PROGRESS_S = 0.5
-"""Shortest time between two notices of a writer that it still writes."""
+"""Shortest interval between two progress notices of a writer, in seconds."""
 _PROGRESS, _READ = "progress", "read"
-"""Keys of the numbers of notices of progress, and of readers of a value."""
+"""Keys of two counters in the store: progress notices, and ranks that have read a checkpoint's last value."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Notices:
 
     @classmethod
     def of(cls, context: RankContext, name: str) -> Notices:
-        """Return the notices under a name that no other checkpoint has."""
+        """Return the notices of a checkpoint; no other checkpoint may have its `name`."""
         group = context.group
         return cls(
             dist.PrefixStore(
@@ -57,7 +57,7 @@ class Notices:
         )
 
     def send(self, key: str, value: Any) -> None:
-        """Store a value, in JSON types."""
+        """Store a JSON-serializable value."""
         self.store.set(key, json.dumps(value))
 
     def note_progress(self) -> None:
@@ -70,10 +70,11 @@ class Notices:
         Args:
             key: Key of the value.
             what: What the value represents, for the error.
-            readers: Number of ranks that read this last value of a checkpoint; None for a value that one rank reads.
+            readers: Number of ranks that read the value, if it is a checkpoint's last one; None if only one rank reads
+                it.
 
         Raises:
-            CheckpointError: No rank has made progress for the timeout of the store.
+            CheckpointError: No rank has made progress within the timeout of the store.
         """
         timeout_s, wait_s = self._timeout_s, _SOON_S
         deadline, progress = time.monotonic() + timeout_s, self._progress()
@@ -113,7 +114,8 @@ class BackgroundSave:
         world_size: Number of ranks.
         keep: Number of checkpoints to keep.
         is_copied: Function that waits until the copies of the part's pieces can be read.
-        completed: Called on the thread when the checkpoint is complete, with the bytes that this rank has written.
+        completed: Called on the thread when the checkpoint is complete, with the number of bytes that this rank has
+            written.
     """
 
     def __init__(
@@ -122,9 +124,9 @@ class BackgroundSave:
     ) -> None:  # fmt: skip
         self.part = replace(part, wrote=self._wrote)
         self.failed: Failure | None = None
-        """Why a file could not be written, the same on all ranks."""
+        """Reason why a file could not be written, the same on all ranks; None if all files were written."""
         self.error: BaseException | None = None
-        """Any other error of this rank's thread."""
+        """Any other error that this rank's thread raised."""
         self._notices, self._world_size, self._keep = notices, world_size, keep
         self._is_copied, self._completed = is_copied, completed
         self._noted = time.monotonic()

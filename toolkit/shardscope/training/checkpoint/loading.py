@@ -127,7 +127,7 @@ def _averaging_notes(known: set[str], asked: Mapping[str, Any]) -> list[str]:
 
 
 def _fill_known(reader: CheckpointReader, state: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the entries of `state` that the checkpoint contains, filled from it; older checkpoints have fewer."""
+    """Return the entries of `state` that the checkpoint contains, filled from it; older checkpoints lack some."""
     return reader.fill({
         part: {
             key: value
@@ -142,7 +142,7 @@ def _fill_known(reader: CheckpointReader, state: Mapping[str, Mapping[str, Any]]
 
 
 def _open(source: Path, context: RankContext) -> tuple[CheckpointReader, list[str]]:
-    """Open the checkpoint to load, the same on all ranks; return its reader, and notes on newer ones that are damaged.
+    """Open the newest intact checkpoint, the same on all ranks; return its reader, and notes on newer, damaged ones.
 
     Raises:
         CheckpointError: No checkpoint can be loaded.
@@ -185,8 +185,8 @@ class _ReadAttempt:
 
     Attributes:
         content: Checksum of the index, if the rank can read the checkpoint.
-        damage: Reason why the checkpoint is damaged.
-        refusal: Reason why the rank does not read an undamaged checkpoint, for example because of its byte order.
+        damage: Description of the damage, if the checkpoint is damaged.
+        refusal: Reason why the rank cannot read an intact checkpoint, for example its byte order.
     """
 
     content: int | None = None
@@ -195,13 +195,13 @@ class _ReadAttempt:
 
 
 def _verified_by_all(path: Path, context: RankContext) -> tuple[CheckpointReader | None, str | None]:
-    """Check a checkpoint on all ranks, each of which verifies some of its files.
+    """Check a checkpoint on all ranks, each of which verifies its share of the files.
 
     Returns:
         A reader and None if the checkpoint is intact; else None and a description of the first damage.
 
     Raises:
-        CheckpointError: A rank may not read an undamaged checkpoint, for example because of its byte order.
+        CheckpointError: A rank cannot read an intact checkpoint, for example because of its byte order.
     """
     reader: CheckpointReader | None = None
     try:
@@ -222,7 +222,7 @@ def _verified_by_all(path: Path, context: RankContext) -> tuple[CheckpointReader
 
 
 def _read(path: Path, context: RankContext) -> tuple[CheckpointReader, int]:
-    """Verify some of the files of a checkpoint; return a reader and a checksum of the index."""
+    """Verify this rank's share of a checkpoint's files; return a reader and a checksum of the index."""
     index = read_index(path)
     verify(path, index, sorted(index.files)[context.rank :: context.world_size])
     return CheckpointReader(path, index), zlib.crc32((path / FILE).read_bytes())

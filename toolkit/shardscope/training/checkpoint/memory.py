@@ -1,12 +1,12 @@
 """Copies of the ranks' state in host memory: where they are, and which step can be restored from them.
 
-    /dev/shm/shardscope-replicas-.../        made by the agent of a run; its ranks end, the files stay
-        node-0/step-N/                       what is in the memory of one node
+    /dev/shm/shardscope-replicas-.../        created by the agent of a run; outlives the ranks
+        node-0/step-N/                       the files in the memory of one node
             index.json                       the index of the whole checkpoint
-            rank-R.bin                       the pieces of this node's ranks, and those of its neighbour's
+            rank-R.bin                       the pieces of this node's ranks and of the previous node's
 
-On one machine, a folder ``step-N`` is a complete checkpoint. On several nodes, each has the files of its own ranks and
-of the node before it, so the files of a lost node are still in the memory of the next one.
+On one machine, a folder ``step-N`` is a complete checkpoint. On several nodes, each node has the files of its own ranks
+and of the ranks of the previous node, so the files of a lost node are still in the memory of the next node.
 """
 
 from __future__ import annotations

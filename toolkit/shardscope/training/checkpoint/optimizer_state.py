@@ -1,4 +1,4 @@
-"""Optimizer state in checkpoints: every entry, with its type, dtype and bits.
+"""Optimizer state in checkpoints: every entry is restored with its type and dtype, bitwise identical.
 
 A tensor with the shape of its parameter is stored like the parameter: whole, or as the ranks' pieces, from which any
 number of ranks can resume. All other entries are stored unchanged. If such an entry differs between ranks, every rank
@@ -43,7 +43,7 @@ def state_to_save(
 
     Args:
         named: The optimizer; None on a rank without one.
-        context: The ranks that save one state together, and all call this; None if each saves its own.
+        context: Context of the ranks that save one common state, all of which call this; None if each saves its own.
         holding: How the ranks hold the parameters.
     """
     sections = {} if named is None else named.sections()
@@ -82,7 +82,7 @@ def state_to_save(
 
 
 def _parameters(named: NamedOptimizer) -> dict[str, Tensor]:
-    """Return the parameters by the sections of their entries."""
+    """Return the parameters by the name of the section that has their entries."""
     return {f"{one.within}state.{name}": p for one in named.inner() for name, p in one.parameters.items()}
 
 
@@ -93,7 +93,7 @@ def _parameter(section: str, held: Mapping[str, Tensor]) -> Tensor:
 def _of_whole_shape(sections: Sections, held: Mapping[str, Tensor]) -> set[Place]:
     """Return the entries with the shape of the rank's piece of their parameter.
 
-    If the piece is a single number, other entries may have this shape too; the other parameters then decide.
+    If the piece has a single element, a scalar entry may have its shape too; larger pieces then decide for this key.
     """
     same: dict[tuple[str, Any], list[bool]] = {}
     pairs = [
@@ -117,7 +117,7 @@ def _of_whole_shape(sections: Sections, held: Mapping[str, Tensor]) -> set[Place
 def _with_those_of_empty_pieces(
     sections: Sections, held: Mapping[str, Tensor], context: RankContext
 ) -> Sections:
-    """Add entries for empty pieces that the optimizer has skipped, copied from the first rank that has updated some.
+    """Add entries for empty pieces, which the optimizer has skipped, modelled on those of the first rank that has them.
 
     Otherwise, the entries would differ between ranks, and no other number of ranks could resume from them.
     """
@@ -147,7 +147,7 @@ def _with_those_of_empty_pieces(
 
 
 def _is_laid_out(value: Tensor, piece: Tensor) -> bool:
-    """Return whether a tensor's elements are in the order of the piece, which is the order after loading."""
+    """Return whether a tensor has the memory layout of the piece, which is its layout after loading."""
     is_usual = value.is_contiguous() and piece.is_contiguous()
     return is_usual or value.numel() < 2 or value.stride() == torch.empty_like(piece).stride()
 
@@ -164,7 +164,7 @@ def _on_all_ranks(whole: set[Place], sections: Sections, context: RankContext) -
 def _differing(rest: list[Place], sections: Sections, context: RankContext, *, is_split: bool) -> set[Place]:
     """Return the entries that each rank saves on its own.
 
-    If ranks hold pieces of parameters, these are also tensors of another shape, which may depend on the pieces.
+    If ranks hold pieces of parameters, these include tensors of another shape, which may depend on the pieces.
     """
     values = {place: sections[place[0]][place[1]] for place in rest}
     mine = {place: digest_of(encode(entry_text(*place), digested(value))) for place, value in values.items()}
@@ -198,7 +198,7 @@ def digested(value: Any) -> Any:
 
 
 def _joined(whole: set[Place], sections: Sections, holding: Holding) -> dict[Place, Tensor]:
-    """Return the whole tensors of the entries `whole`, in the same order of calls on all ranks."""
+    """Return the unsharded tensors of the entries `whole`; all ranks gather them in the same order."""
     found: dict[Place, Tensor] = {}
     kinds: dict[tuple[str, Any], dict[str, Tensor]] = {}
     for section, entries in sections.items():
@@ -229,7 +229,7 @@ def state_to_fill(
         rank: This rank.
 
     Raises:
-        CheckpointError: An entry of the checkpoint cannot be loaded into what this rank holds.
+        CheckpointError: An entry of the checkpoint cannot be divided into the pieces that this rank holds.
     """
     if named is None:
         return {}
@@ -310,7 +310,7 @@ class _Templates:
         return self._described(key)[0] == self._whole_shape(section)
 
     def require_divisible(self, section: str, tree: list[Any]) -> None:
-        """Raise `CheckpointError` if a tensor has another shape than its parameter, so that pieces cannot be taken."""
+        """Raise `CheckpointError` if a tensor's shape differs from its parameter's, so that it cannot be sharded."""
         if section not in self.held:
             return
         for key, node in tree[1]:

@@ -3,8 +3,8 @@
     SECTION.KEY        a tensor
     entries.SECTION    a tree: where the section's tensors belong, and all its other values
 
-A node of a tree is a list of its kind and its content; a tree is absent if all entries of the section are tensors that
-need no explanation, like those of PyTorch's own optimizers.
+A node of a tree is a list of its kind and its content; a section has no tree if all its entries are tensors that need
+no description, like those of PyTorch's own optimizers.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Packing:
 
         Args:
             section: Name of the section.
-            entries: Its entries.
-            whole: Keys of those that are tensors of the shape of the section's parameter.
+            entries: Entries of the section.
+            whole: Keys of the entries that are tensors with the shape of the section's parameter.
             parameter: A parameter on the device of the optimizer.
 
         Raises:
@@ -90,7 +90,7 @@ class Packing:
 
 
 def put_together(node: list[Any], tensor: Callable[..., Tensor]) -> Any:
-    """Return the value of a node; `tensor` returns one by the content of its node."""
+    """Return the value of a node; `tensor` is called with the content of a tensor's node and returns the tensor."""
     kind, content, *flags = node
     match kind:
         case "tensor":
@@ -119,7 +119,7 @@ def tensors_of(node: list[Any]) -> Iterator[tuple[str, bool]]:
 
 
 def entry_text(section: str, key: Any) -> str:
-    """Return the words for an entry in messages: ``entry 't' of parameter 'w'``."""
+    """Return the description of an entry for messages, such as ``entry 't' of parameter 'w'``."""
     kind, _, name = section.rpartition(":")[2].partition(".")
     where = {
         "state": f"entry {key!r} of parameter {name!r}", "group": f"entry {key!r} of its param_groups",
@@ -129,7 +129,7 @@ def entry_text(section: str, key: Any) -> str:
 
 
 def _strides(tensor: Tensor) -> list[int] | None:
-    """Return the strides of a tensor whose elements are in another order; the results of products depend on them."""
+    """Return the strides of a dense tensor that is not row-major, else None; bits of matrix products depend on them."""
     if tensor.is_contiguous() or torch.empty_like(tensor).stride() != tensor.stride():
         return None
     return list(tensor.stride())
@@ -148,7 +148,7 @@ def _checked(section: str, key: Any, value: Any) -> Any:
 
 
 def _is_plain(section: str, key: Any, value: Any, is_whole: bool, parameter: Tensor) -> bool:
-    """Return whether the key, shape and device of an entry identify it, so that no tree is needed."""
+    """Return whether an entry's key, shape and device describe it completely, so that no tree is needed."""
     kind = section.partition(".")[0]
     if kind != "state" or type(key) is not str or not key or "." in key or not isinstance(value, Tensor):
         return False

@@ -73,7 +73,7 @@ class CheckpointReader:
 
     Attributes:
         path: Folder of the checkpoint.
-        index: Its index.
+        index: Index of the checkpoint.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""Resumes a user's optimizer on tiny copies of its parameters, to reject an optimizer that a checkpoint would change.
+"""Trial resume of a user's optimizer on tiny copies of its parameters; rejects one that a checkpoint would change.
 
 steps ── save ── more steps                  the weights and the state at the end must be the same
 └──── load into a new one ── more steps
@@ -24,7 +24,7 @@ from shardscope.training.optim.trial import Trial, failure_text
 from shardscope.training.optim.user_defined import random_numbers_of
 
 _BEFORE, _AFTER = 3, 9
-"""Numbers of steps before and after the save; some optimizers act only in every fifth step."""
+"""Number of steps before the save and after it; some optimizers change their state only in every fifth step."""
 _ALONE = Holding("rehearsal")
 
 
@@ -33,7 +33,7 @@ class Rehearsed:
     """Result of a trial resume on one rank.
 
     Attributes:
-        problem: What a checkpoint would change; None if nothing.
+        problem: What a checkpoint would change; None if it changes nothing.
         untried: Why the optimizer could not be tried; None if it was tried, or if the rank has nothing to update.
     """
 
@@ -42,12 +42,13 @@ class Rehearsed:
 
 
 def rehearsed(named: NamedOptimizer, *, is_split: bool, is_resized: bool) -> Rehearsed:
-    """Try to save and resume an optimizer on one rank, without any call of another rank.
+    """Try to save and resume an optimizer on one rank, without communication.
 
     Args:
         named: The job's optimizer; it does not step.
         is_split: Whether ranks hold pieces of parameters.
-        is_resized: Whether other numbers of ranks may resume from what is saved, and hold other parameters or pieces.
+        is_resized: Whether a different number of ranks may resume from the saved state, each with other parameters or
+            pieces.
     """
     held = next((p for p in named.parameters.values() if p.numel()), None)
     if held is None:
@@ -94,7 +95,7 @@ def _problem(tried: Trial) -> str | None:
 
 
 def _differing_end(tried: Trial, again: Trial, forgotten: str | None) -> str | None:
-    """Return how the ends of two runs differ; `forgotten` is an attribute that differed after the resume."""
+    """Describe how the final states of two runs differ; `forgotten` is an attribute that differed after the resume."""
     unlike = _unlike(tried.named.sections(), again.named.sections())
     if unlike is None and all(map(alike, tried.weights, again.weights)):
         return None
@@ -109,7 +110,7 @@ def _differing_end(tried: Trial, again: Trial, forgotten: str | None) -> str | N
 
 
 def _unlike(one: Sections, other: Sections) -> str | None:
-    """Return the words for the first entry that differs; None if there is none."""
+    """Return a description of the first entry that differs; None if all are equal."""
     missing = object()
     for section, entries in one.items():
         theirs = other.get(section, {})
@@ -120,7 +121,7 @@ def _unlike(one: Sections, other: Sections) -> str | None:
 
 
 def _indivisible(one: Trial, other: Trial, *, is_split: bool) -> str | None:
-    """Return the entry that other ranks could not take over, because it depends on the parameters of a rank."""
+    """Describe an entry that other ranks cannot load, because it depends on a rank's parameters; None if none does."""
     found, theirs = one.named.sections(), other.named.sections()
     for section, entries in found.items():
         is_of_parameter = "state." in section

@@ -1,8 +1,8 @@
 """Copies of the ranks' state in host memory, from which a run restarts without reading the disk (Gemini, SOSP 2023).
 
 A copy is a checkpoint in a folder in memory, so the same code writes, verifies and loads it. On several nodes, each
-rank also sends its file to a rank of the next node. If a node is lost, its files come from there: before loading, the
-ranks complete the folders of all nodes, over the network.
+rank also sends its file to a rank of the next node. The files of a lost node are then on the next node: before loading,
+the ranks complete the folders of all nodes over the network.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from shardscope.training.checkpoint.writing import CheckpointPart, Report
 from shardscope.training.context import RankContext
 
 _VERSIONS = 2
-"""Number of copies in memory while a new one is written: the previous one is deleted afterwards."""
+"""Number of copies in memory while a new one is written; the previous copy is deleted only afterwards."""
 
 
 class ReplicaSaver(Saver):
-    """Keeps the newest state of all ranks in the memory of their nodes, and of the next nodes.
+    """Keeps the newest state of each rank in the host memory of its own node and of the next node.
 
     Args:
         folder: Folder in the memory of this rank's node.
@@ -90,14 +90,14 @@ class ReplicaSaver(Saver):
 
 
 def complete_everywhere(folder: Path, context: RankContext) -> Path | None:
-    """Make the newest step of which the nodes together have all files complete on every node; all ranks call this.
+    """Copy missing files of the newest step that the nodes together have to every node; all ranks call this together.
 
     Args:
         folder: Folder in the memory of this rank's node.
         context: This rank's context.
 
     Returns:
-        Path of the complete copy on this node; None if the nodes together have none.
+        Path of the complete copy on this node; None if the nodes together have no complete step.
     """
     per_node = context.local_world_size or context.world_size
     held = gather_items(context, memory.held_in(folder))
@@ -124,7 +124,7 @@ def complete_everywhere(folder: Path, context: RankContext) -> Path | None:
 
 
 def _files_of(wanted: HeldStep, held: Sequence[HeldStep]) -> frozenset[str] | None:
-    """Return the names of a node's files of a step, with the index; None if it does not have this step."""
+    """Return the names of a node's files of a step, including the index; None if the node does not have the step."""
     for each in held:
         if (each.step, each.checksum) == (wanted.step, wanted.checksum):
             return each.files | {FILE}
@@ -132,7 +132,7 @@ def _files_of(wanted: HeldStep, held: Sequence[HeldStep]) -> frozenset[str] | No
 
 
 def _broadcast(path: Path, holder: int, context: RankContext) -> torch.Tensor:
-    """Send a file from one rank to all; return its bytes."""
+    """Broadcast a file from the rank `holder`; return its bytes."""
     is_holder = context.rank == holder
     size = gather_items(context, path.stat().st_size if is_holder else 0)[holder]
     data = _read(path) if is_holder else torch.empty(size, dtype=torch.uint8)

@@ -1,7 +1,7 @@
 """Saves the checkpoints of a run: every rank writes some of the pieces, then rank 0 completes the checkpoint.
 
-If several ranks have a copy of a piece, it is assigned to the one with the fewest bytes assigned so far. The ranks tell
-one another whether their writes succeeded, so that if one rank fails, all ranks raise the same error.
+If several ranks have a copy of a piece, it is assigned to the one with the fewest bytes assigned so far. The ranks
+exchange whether their writes succeeded, so that if one rank fails, all ranks raise the same error.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Saver:
         )  # fmt: skip
 
     def check(self) -> None:
-        """Raise the error of a checkpoint that has been written in the background, if it failed; called every step.
+        """Raise the error of a failed checkpoint in the background, if there is one; called every step.
 
         Raises:
             CheckpointError: The checkpoint could not be written; earlier ones are kept.
@@ -137,7 +137,7 @@ class Saver:
         """Agree with the other ranks on who writes which piece.
 
         Returns:
-            This rank's part, and a name for the checkpoint that no other one has.
+            This rank's part, and a unique name for the checkpoint.
         """
         items = dict(flat(contents))
         tensors = {
@@ -177,7 +177,7 @@ class Saver:
         return reports[part.rank].written_bytes
 
     def _share(self, part: CheckpointPart, reports: Sequence[Report]) -> None:
-        """Pass files to other folders; checkpoints on disk are in a single folder."""
+        """Copy files to the folders of other nodes; a no-op for checkpoints on disk, which have a single folder."""
 
     def _refusal(self, final: Path, error: OSError) -> CheckpointError:
         return not_written(final, error)

@@ -8,7 +8,7 @@ With incremental checkpoints, a rank writes up to two files:
 Only files of the second kind are shared: the next checkpoints have hard links to them, under the same name, so they
 stay on disk as long as a checkpoint needs them. A piece whose last version is in a file of the first kind is written
 once more when it stops changing. Frozen parameters are written to a file of the second kind at once. If more than half
-of such a file is no longer needed, because its pieces have changed after all, the others are written again.
+of such a file is no longer needed, because its pieces have changed after all, the remaining pieces are written again.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ class Unchanged:
         }
 
     def note(self, shared: Mapping[Place, dict[str, Any]], sizes: Mapping[str, int]) -> None:
-        """Note the index entries and the sizes of the files that the next checkpoints may share."""
+        """Record the index entries and the sizes of the files that the next checkpoints may share."""
         self._next = {place: known._replace(entry=shared.get(place)) for place, known in self._next.items()}
         self._next_sizes = dict(sizes)
 
     def commit(self, folder: Path) -> None:
-        """Note that the checkpoint at `folder` is complete, so that the next one may refer to it."""
+        """Record that the checkpoint at `folder` is complete, so that the next checkpoint may refer to it."""
         self.folder, self._known, self._sizes = folder, self._next, self._next_sizes

@@ -15,8 +15,8 @@ from shardscope.errors import CheckpointError
 from shardscope.training.optim.holding import bytes_of
 
 _TAG = "="
-"""Key that marks a JSON object as a value of a type that JSON lacks: the object has only this key, and under it a list
-of the type's name and the content."""
+"""Key that marks a JSON object as a value of a type that JSON lacks: the object has only this key, with a list of the
+type's name and the content."""
 
 
 def encode(key: str, value: object) -> Any:  # noqa: C901, PLR0911 - one per type

@@ -1,4 +1,4 @@
-"""Writes the files of a checkpoint: every rank its part, then rank 0 the index, and renames the folder.
+"""Writes the files of a checkpoint: every rank writes its part, then rank 0 writes the index and renames the folder.
 
 None of these functions communicates, so they can run on a thread while training continues.
 """
@@ -31,16 +31,16 @@ _REMOVED = ".removed"
 """Suffix of the name of a checkpoint that is being deleted, so that it does not look complete if the run is killed."""
 
 _SYNC_BYTES = 2**28
-"""Bytes after which a file is synchronised with its disk, so that others can see that a rank is still writing."""
+"""Number of bytes after which a file is synced to disk, so that progress is reported also on a slow disk."""
 _COPIED_BYTES = 2**24
-"""Bytes copied and synchronised at a time: `Run.stop` waits while a file grows, even on a slow disk."""
+"""Number of bytes copied and synced at a time; `Run.stop` waits as long as a file grows, even on a slow disk."""
 
 
 class Report(NamedTuple):
     """The part of a checkpoint that one rank has written, in JSON types."""
 
     tensors: dict[str, Any]
-    """Entries of its tensors for the index, by name."""
+    """Index entries of the rank's tensors, by name."""
     values: dict[str, Any]
     """The values that are not tensors, by name."""
     files: dict[str, int]
@@ -62,8 +62,8 @@ class CheckpointPart:
         values: All values that are not tensors, in JSON types, by name.
         unchanged: Comparison with the previous checkpoint; None writes all pieces.
         is_durable: Whether the files must survive a crash of the machine.
-        faults: The injected faults of this rank, some of which occur while it writes; None for none.
-        wrote: Called after each piece that has been written.
+        faults: The injected faults of this rank, some of which occur while it writes; None if there are none.
+        wrote: Called after each piece is written.
     """
 
     partial: Path
@@ -150,10 +150,10 @@ class CheckpointPart:
         return file if self.faults is None else self.faults.checkpoint_file(file, self.step)
 
     def prepare(self) -> None:
-        """On the leader, create the folder to write to, and delete what interrupted saves of any step have left.
+        """On the leader, create the folder to write to, and delete incomplete folders of interrupted saves of any step.
 
         Raises:
-            OSError: The folder cannot be created, or has no hard links, which incremental checkpoints need.
+            OSError: The folder cannot be created, or does not support hard links, which incremental checkpoints need.
         """
         for left in self.final.parent.glob(f"step-*{PARTIAL}"):  # a run saves one checkpoint after the other
             shutil.rmtree(left, ignore_errors=True)
@@ -178,16 +178,16 @@ class CheckpointPart:
         _drop_old(self.final.parent, self.step, keep)
 
     def discard(self) -> None:
-        """On the leader, delete what has been written."""
+        """On the leader, delete the incomplete checkpoint."""
         shutil.rmtree(self.partial, ignore_errors=True)
 
 
 def copy_to_disk(copy: Path, folder: Path, keep: int) -> None:
-    """Copy a complete checkpoint to another folder, where it survives a crash of the machine; drop older ones there.
+    """Copy a complete checkpoint to another folder, where it survives a crash of the machine; delete older ones there.
 
     Args:
-        copy: The checkpoint.
-        folder: Folder for the new one, which has no checkpoint of its step.
+        copy: The checkpoint to copy.
+        folder: Folder for the copy; must not contain a checkpoint of the same step.
         keep: Number of checkpoints to keep, including the new one.
 
     Raises:
@@ -230,7 +230,7 @@ def balanced(held: Sequence[Mapping[Place, int]]) -> list[set[Place]]:
 
 
 def not_written(final: Path, error: OSError) -> CheckpointError:
-    """Return the error that says which checkpoint could not be written, and which one is left."""
+    """Return the error that names the checkpoint that could not be written, and the newest one that remains."""
     before = complete_checkpoints(final.parent) if os.access(final.parent, os.R_OK) else []
     left = (
         f"the newest earlier checkpoint is {before[-1].name}" if before else "there is no earlier checkpoint"
@@ -285,7 +285,7 @@ def _sync_folder(path: Path) -> None:
 
 
 def _require_links(folder: Path) -> None:
-    """Raise `OSError` if the file system has no hard links, which incremental checkpoints need."""
+    """Raise `OSError` if the file system does not support hard links, which incremental checkpoints need."""
     probe, link = folder / "probe", folder / "link"
     probe.touch()
     try:

@@ -118,7 +118,7 @@ class Agreement:
         """Whether ranks have called different collectives; if so, the sending thread may be waiting forever."""
 
     def note(self, purpose: Purpose) -> int:
-        """Add a collective to this rank's path, and return the digest of the path, of 64 bits."""
+        """Add a collective to this rank's path, and return the 64-bit digest of the path."""
         place = self._place()
         self._number += 1
         self._digest = blake2b(
@@ -158,7 +158,7 @@ class Agreement:
 
         Raises:
             SpecError: The ranks have called different collectives.
-            DistBackendError: A rank has ended before it told which collectives it has called.
+            DistBackendError: A rank ended before it reported its collectives.
         """
         deadline = time.monotonic() + _REPORT_TIMEOUT_S
         while time.monotonic() < deadline:  # until the other ranks have written their paths to the store

@@ -102,7 +102,7 @@ class _Receives:
         return {peer: buffer[: self.slices[i].numel()] for peer, buffer in buffers.items()}
 
     def post(self, i: int) -> None:
-        """Post the receives of slice `i` from all neighbours, if there is such a slice."""
+        """Post the receives of slice `i` from all neighbours; a no-op after the last slice."""
         if i < len(self.slices):
             into = self._into(i).items()
             self.works[i] = [self.neighbours.receive(buffer, peer, i, self.traffic) for peer, buffer in into]
@@ -116,7 +116,7 @@ class _Receives:
 
 
 def _mean_(own: Tensor, received: dict[int, Tensor], rank: int) -> None:
-    """Replace `own` with the mean of all tensors, added in rank order, so that the same tensors give the same bits."""
+    """Replace `own` with the mean of all tensors, added in rank order, so that equal inputs give identical bits."""
     first, *others = [
         tensor for _, tensor in sorted([(rank, own), *received.items()], key=lambda item: item[0])
     ]

@@ -53,8 +53,8 @@ class Pacer:
     Args:
         link: The link to emulate.
         switch: The switch that connects this link to the other ranks.
-        limits_rate: Whether messages are limited to the link's bandwidth; False only adds its latency, on links whose
-            rate the kernel limits.
+        limits_rate: Whether messages are limited to the link's bandwidth; if False, only latency is added, for links
+            whose rate the kernel limits.
     """
 
     def __init__(self, link: Link, switch: Switch, *, limits_rate: bool = True) -> None:

@@ -33,7 +33,7 @@ _NOT_PLAIN: tuple[tuple[Callable[[Tensor], bool], str, str], ...] = (
     (lambda each: not has_memory(each), "not all of it is in memory of its own",
      "pass the tensor that it wraps or a copy"),
 )  # fmt: skip
-"""For each kind of tensor that no transport carries: a test, what is wrong with it, and what to do."""
+"""For each kind of tensor that no transport carries: a test for it, the reason, and the remedy."""
 
 
 Copies = list[tuple[Tensor, Tensor]]
@@ -44,8 +44,8 @@ def plain(argument: Argument, *, may_be_sparse: bool = False, written: Copies | 
     """Return an argument of a collective with each tensor replaced by a contiguous one whose memory holds its values.
 
     For the result of a functional collective, that is the tensor that it waits for; for a `DTensor`, this rank's shard.
-    As with gloo, results are written to tensors that require gradients without autograd. Transports ignore strides, so
-    a tensor that is not contiguous is replaced by a copy.
+    As with gloo, writing results to tensors that require grad bypasses autograd. Transports ignore strides, so a tensor
+    that is not contiguous is replaced by a copy.
 
     Args:
         argument: A tensor, nested sequences of tensors, or anything else, which is returned unchanged.
@@ -65,7 +65,7 @@ def plain(argument: Argument, *, may_be_sparse: bool = False, written: Copies | 
 
 
 def with_rows(argument: Argument) -> Argument:
-    """Return an argument of a collective with each tensor without dimensions replaced by a view with one element."""
+    """Return an argument of a collective with each 0-dimensional tensor replaced by a view of shape [1]."""
     found: Any = argument
     if isinstance(argument, Tensor):
         found = argument if argument.dim() else argument.view(1)
@@ -75,12 +75,12 @@ def with_rows(argument: Argument) -> Argument:
 
 
 def copied_back(work: dist.Work, copies: Copies) -> dist.Work:
-    """Return a handle of a collective that ends when its results have been copied from copies to the tensors."""
+    """Return a handle that completes when the collective's results have been copied to the original tensors."""
     return _CopyingWork(work, copies) if copies else work
 
 
 class _CopyingWork(dist.Work):
-    """Handle of a collective that copies its results to the target tensors once it has ended."""
+    """Handle of a collective that copies its results to the original tensors once it has completed."""
 
     def __init__(self, inner: dist.Work, copies: Copies) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ _TORCHS_OWN = (Tensor, Parameter)
 
 
 def _may_overlap(tensor: Tensor) -> bool:
-    """Return whether elements of a tensor may share memory; not if its dimensions are nested in memory."""
+    """Return whether elements of a tensor may share memory; False if each stride exceeds the extent of smaller ones."""
     last = 0
     for stride, count in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if count > 1 and stride <= last:

@@ -120,11 +120,11 @@ def _is_sparse(tensors: Any) -> bool:
 
 
 Call = tuple[str, tuple[int, ...]]
-"""Name of a call of a group, and the numbers of elements of its tensors."""
+"""Name of a method called on a process group, and the numbers of elements of its tensors."""
 
 
 class _Answered(dist.Work):
-    """Handle of a call that was not made."""
+    """Handle of a call that was recorded instead of made; already complete."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002
         return True
@@ -134,7 +134,7 @@ class _Answered(dist.Work):
 
 
 class _Recorder:
-    """Replaces a transport's group: adds calls to `calls`, and sends nothing; received values are zero."""
+    """Stand-in for a transport's group: appends each call to `calls`, and sends nothing; received values are zero."""
 
     def __init__(self, calls: list[Call]) -> None:
         self._calls = calls
@@ -264,9 +264,9 @@ class MeteredProcessGroup(dist.ProcessGroup):
         return tensor
 
     def transport(self, device: torch.device) -> Any:
-        """Return what sends messages without recording them.
+        """Return the backend that sends messages on `device` without recording them.
 
-        Shardscope's own collectives use it, because they record their traffic themselves.
+        Shardscope's own collectives use this backend, because they record their traffic themselves.
         """
         return self.inner._get_backend(device)
 
@@ -279,7 +279,7 @@ class MeteredProcessGroup(dist.ProcessGroup):
 
     @contextmanager
     def recording_calls(self) -> Iterator[list[Call]]:
-        """Return a context manager within which calls of this group send nothing; yields the list of them."""
+        """Return a context manager within which calls of this group are listed instead of sent; yields the list."""
         calls: list[Call] = []
         inner, self.inner = self.inner, _Recorder(calls)
         try:
@@ -359,7 +359,7 @@ _BY_ROWS = {
     "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced",
     "reduce_scatter_single_coalesced",
 }  # fmt: skip
-"""Methods that split tensors into rows; gloo reads beyond the shape of a tensor without dimensions, and crashes."""
+"""Methods that split tensors into rows; gloo reads beyond the shape of a 0-dimensional tensor, and crashes."""
 _COLLECTIVES = {
     "all_reduce": (0, ("allreduce", "allreduce_coalesced")),
     "broadcast": (0, ("broadcast",)),
@@ -415,7 +415,7 @@ def init(
         store: Rendezvous store; None for the one that the environment names, as set by `torchrun`.
         link: The link to emulate on each rank while its `Pacer` is on; None to run at full speed.
         limits_rate: Whether messages are limited to the link's bandwidth; False if the kernel limits them already.
-        transport: What carries the communication; see `transports.open_route`.
+        transport: Name of the transport; see `transports.open_route`.
         on_gpu: Whether the ranks compute on GPUs.
 
     Raises:

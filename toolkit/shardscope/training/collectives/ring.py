@@ -10,8 +10,8 @@ Large chunks are split into S slices of at most `slice_bytes`. Messages are numb
 slice i mod S of round i div S. A slice is sent on as soon as it has been summed, so summing one slice overlaps
 receiving the next, and no rank waits for a round to end. Only a few receives are posted in advance, into small buffers
 that stay in the cache; with buffers for whole rounds, the same algorithm is up to 1.5 times slower. Over shared memory,
-slices are added as they arrive, without a buffer. With two directions, half of the tensor goes around the ring the
-other way, which uses both directions of each link.
+slices are added as they arrive, without a buffer. With two directions, half of the tensor travels around the ring in
+the opposite direction, which uses both directions of each link.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FIRST_TAG = 1 << 20  # differs from the tags of the user's own sends and receiv
 
 
 def split_sizes(num_elements: int, parts: int) -> list[int]:
-    """Return the sizes of `parts` nearly equal pieces; if there is a remainder, the first ones are larger by one."""
+    """Return the sizes of `parts` nearly equal pieces; if there is a remainder, the first pieces are larger by one."""
     base, rest = divmod(num_elements, parts)
     return [base + (i < rest) for i in range(parts)]
 
@@ -60,7 +60,7 @@ class RingAllReduce:
         group: The metered process group.
         directions: 1, or 2 to send half of the tensor around the ring in the other direction in an all-reduce.
         slice_bytes: Maximum size of a message, in bytes; larger chunks are split into slices.
-        members: The ranks of the group that form this ring, in ring order; None for all.
+        members: The ranks of the group that form this ring, in ring order; None for all ranks.
         tag: Tag of the first message of a collective; later messages count up from it.
         shares: Relative sizes of the members' chunks; None for nearly equal chunks.
     """

@@ -34,7 +34,7 @@ rank's chunk of the mean to ``output``."""
 
 
 def _current_stream(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context manager with which another thread uses this thread's stream of a GPU."""
+    """Return a context manager in which another thread uses this thread's current CUDA stream."""
     if device.type != "cuda":
         return nullcontext()
     return torch.cuda.stream(torch.cuda.current_stream(device))
@@ -61,7 +61,7 @@ class ShardRing:
         agreement: Checks that all ranks call the same collectives; it uses the same sending thread.
         sender: The thread that sends all messages.
         device: The device of all tensors.
-        is_staged: Function that returns whether to copy a tensor of a size in bytes to CPU memory before sending it.
+        is_staged: Function from the size of a tensor in bytes to whether it is copied to CPU memory before it is sent.
         scatter_mean: Function that computes the mean if gradients are compressed; None to compute it with the ring.
         packets: Packet exchange that `scatter_mean` uses in addition to the ring.
     """
@@ -88,9 +88,9 @@ class ShardRing:
         """Whether `reduce_mean` may return before its reduce-scatter has finished; `finish` then waits for all of them.
         """
         self.gathers_in_backward = True
-        """Whether the backward pass gathers parameters, which would wait behind gradients that are held back."""
+        """Whether the backward pass gathers parameters; a gather would wait behind gradients that are held back."""
         self.crosses = False
-        """Whether FSDP2 afterwards sums each gradient over replicas, by the backend's all-reduce."""
+        """Whether, after the reduce-scatter, FSDP2 sums each gradient over replicas by the backend's all-reduce."""
         self.measure: Callable[[str, Tensor], None] | None = None
         """Function that is called with each unit's name and its unsharded gradients, padded with zeros, before they are
         reduced; None for no call."""
@@ -101,7 +101,8 @@ class ShardRing:
     def submit(self, purpose: Purpose, send: Callable[[], None]) -> Future[None]:
         """Run `send` on the sending thread, after all earlier tasks, with the message tags for `purpose`.
 
-        On a GPU, it uses the stream of the caller, on which FSDP2 orders its copies before and after the collective.
+        On a GPU, `send` uses the stream of the caller, on which FSDP2 orders its copies before and after the
+        collective.
         """
         tag, stream = self.agreement.tag(purpose), _current_stream(self._device)
 
@@ -195,7 +196,7 @@ class _Reducing(_Comm):
 class RingReduceScatter(_Reducing):
     """Ring reduce-scatter for `FSDPModule.set_custom_reduce_scatter`.
 
-    It computes the mean for any value of `op`, so FSDP2 must not divide the result.
+    The collective computes the mean for any value of `op`, so FSDP2 must not divide the result.
     """
 
     def __init__(self, unit: str, ring: ShardRing) -> None:

@@ -1,13 +1,13 @@
 """FSDP2's all-gather and reduce-scatter in buffers that all ranks share, in place of messages around a ring.
 
 `SharedShards` carries the collectives of a step on the thread that calls them. An all-gather is one barrier: before it,
-FSDP2 copies this rank's chunk into the shared buffer, and after it the parameters out of there. FSDP2 also writes the
-gradients of a unit directly to a shared buffer. If a step has a single micro-batch, the sums of all units are computed
-after one barrier at its end, as far as the buffer has room for their gradients. Each barrier also checks that all ranks
-have called the same collectives, because an `Agreement` gives it the digest of this rank's path.
+FSDP2 copies this rank's chunk into the shared buffer; after it, FSDP2 copies the parameters out of that buffer. FSDP2
+also writes the gradients of a unit directly to a shared buffer. If a step has a single micro-batch, the sums of all
+units are computed after one barrier at its end, as far as the buffer has room for their gradients. Each barrier also
+checks that all ranks have called the same collectives, because an `Agreement` gives it the digest of this rank's path.
 
 The recorded traffic is the ring's, whatever the transport: each rank sends (W-1)/W of the tensor in W-1 messages to the
-next rank. Spans are as measured, under the names of the ring's collectives. Sums are bit-identical to the ring's. A
+next rank. Spans are as measured, under the names of the ring's collectives. Sums are bitwise identical to the ring's. A
 step whose messages are logged one by one uses the ring itself.
 """
 
@@ -53,9 +53,9 @@ class SharedShards:
         """Fill `output`, which contains this rank's chunk, with the chunks of all ranks.
 
         Args:
-            purpose: What the collective is for.
+            purpose: Purpose of the collective.
             output: The tensor.
-            is_shared: Whether it is in a shared buffer.
+            is_shared: Whether `output` is in a shared buffer.
         """
         digest = self._agreement.note(purpose)
         start = self._meter.handed_over = clock.now()
@@ -69,7 +69,7 @@ class SharedShards:
     # Reduce-scatter.
 
     def make_room(self, unit: str, num_bytes: int) -> None:
-        """Sum the gradients that wait in the buffer, if a unit of `num_bytes` does not fit in addition to them."""
+        """Reduce the pending gradients in the buffer if a unit of `num_bytes` does not fit in addition to them."""
         if self._waiting and not self.buffers.fits(num_bytes):
             self._reduce(self._agreement.note(Purpose("adds up the gradients before those of", unit)))
 
@@ -79,10 +79,10 @@ class SharedShards:
         If the ring's `deferred` is true, this may return before `output` is written; `settle` then writes it.
 
         Args:
-            purpose: What the collective is for.
+            purpose: Purpose of the collective.
             output: This rank's chunk of the mean.
             gradients: The tensor to average.
-            is_shared: Whether it is in the buffer that was last given for it.
+            is_shared: Whether `gradients` is the shared buffer that was last allocated for this unit.
         """
         if self.ring.measure is not None:
             self.ring.measure(purpose.layer, gradients)
@@ -105,7 +105,7 @@ class SharedShards:
         self._add_up(start)
 
     def _add_up(self, start: float) -> None:
-        """Add up what waits; units that are added up together share the time in proportion to their bytes."""
+        """Sum all pending gradients; the recorded time is divided among their units in proportion to the bytes."""
         self.buffers.reduce(self.ring.num_ranks)
         sizes, self._waiting = self._waiting, []
         per_byte = (clock.now() - start) / sum(sizes) if sizes else 0.0
@@ -149,7 +149,7 @@ class SharedShards:
         )  # fmt: skip
 
     def _of_digests(self) -> Traffic:
-        """Return the traffic of an exchange of digests by messages."""
+        """Return the traffic that an exchange of digests has when it uses messages."""
         world_size, rank = self.buffers.world_size, self.buffers.rank
         others = [other for other in range(world_size) if other != rank]
         sent = _DIGEST_BYTES * len(others)
@@ -162,7 +162,7 @@ class SharedShards:
 class SharedAllGather(RingAllGather):
     """All-gather for `FSDPModule.set_custom_all_gather`, in a shared buffer or on the ring.
 
-    FSDP2 must copy the parameters out of the result before it gathers the next unit but one; prefetching must be off.
+    FSDP2 must copy the parameters out of the result before it gathers the unit after the next; prefetching must be off.
     """
 
     def __init__(self, unit: str, shards: SharedShards) -> None:

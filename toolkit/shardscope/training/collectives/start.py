@@ -1,4 +1,4 @@
-"""A name that the ranks of one start under `torchrun` agree on, so that they do not read keys of earlier ranks.
+"""A unique name for each start of ranks under `torchrun`, so that they do not read store keys of earlier ranks.
 
 An agent of torch 2.13 that restarts its ranks gives them the same store. There, a rank could find the address of a peer
 that has ended, to which it cannot connect. The number of restarts does not identify a start: each agent counts its own
@@ -20,7 +20,7 @@ def store_of_this_start(rank: int, world_size: int, timeout: timedelta) -> dist.
     """Return the store at `MASTER_ADDR` and `MASTER_PORT`, under keys that only the ranks of this start use.
 
     Raises:
-        DistStoreError: Not all ranks came within `timeout`.
+        DistStoreError: Not all ranks joined within `timeout`.
     """
     store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))
     return dist.PrefixStore(agreed_name(store, rank, world_size, timeout), store)
@@ -33,7 +33,7 @@ def agreed_name(store: dist.Store, rank: int, world_size: int, timeout: timedelt
     behind that name has read the value, which proves that this rank 0 has not ended.
 
     Raises:
-        DistStoreError: Not all ranks came within `timeout`.
+        DistStoreError: Not all ranks joined within `timeout`.
     """
     own = uuid.uuid4().hex
     if rank == 0:

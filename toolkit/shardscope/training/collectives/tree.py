@@ -10,8 +10,8 @@ tree is faster for small tensors and many ranks.
 The tensor is split into slices of at most `slice_bytes`, which are pipelined: slice i+1 is sent up while slice i is
 added one level higher, and earlier slices are sent down. In units of the time per slice and level, a slice takes 2d
 from a rank at depth d to the root and back. Therefore a rank at depth d sends slice i down only after it has sent slice
-i+2d up, plus `_SLACK` more slices, so that no rank has to wait if another is late. As in the ring, a few receives are
-posted in advance, into small buffers.
+i+2d up, plus `_SLACK` more slices, so that no rank has to wait if another rank is late. As in the ring, a few receives
+are posted in advance, into small buffers.
 """
 
 from __future__ import annotations

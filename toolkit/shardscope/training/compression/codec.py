@@ -50,7 +50,7 @@ class Codec(ABC):
         """Update settings that change with the step; called on all ranks before the first bucket of a step."""
 
     def prepare(self) -> None:
-        """Do in advance what is slow on first use, such as compiling; called once, before the first step."""
+        """Do work that is slow on first use in advance, such as compiling; called once, before the first step."""
 
     @abstractmethod
     def num_bytes(self, num_elements: int) -> int:
@@ -61,8 +61,8 @@ class Codec(ABC):
         """Pack `values` into `packet`.
 
         Args:
-            values: Finite float32 values, flat; may be empty. Must not be modified, because error feedback needs it
-                later.
+            values: Flat tensor of finite float32 values; may be empty. Must not be modified, because error feedback
+                needs the values later.
             packet: The output: a flat uint8 tensor of `num_bytes` bytes.
             seed: Seed for random numbers.
         """

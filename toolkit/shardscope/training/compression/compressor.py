@@ -2,7 +2,7 @@
 
 A strategy has one `Compressor` per rank. The strategy calls `mean_` on a bucket instead of an all-reduce, or
 `scatter_mean` instead of a reduce-scatter. It passes a `Carrier`, through which the compressor communicates: the
-strategy's own sum over ranks, and exchanges of packets. All ranks end with bit-identical values.
+strategy's own sum over ranks, and exchanges of packets. All ranks end with bitwise identical values.
 
 `packed.Packed` is the compressor for every method that defines a `Codec`; other methods have their own compressor.
 """
@@ -132,7 +132,7 @@ class Compressor(ABC):
         )
 
     def pack(self, bucket: Bucket, carrier: Carrier) -> Tensor:  # noqa: ARG002
-        """Return this rank's packet of the whole bucket, with its residual added.
+        """Return this rank's packet of the whole bucket, including the rank's residual.
 
         Raises:
             NotFinite: The bucket contains a NaN or an infinity.

@@ -72,7 +72,7 @@ def as_float(word):
 
 @inlined
 def pack(codes, count, bits, packed):
-    """Pack the first `count` of `codes`, as `bits.pack_bits` does; the next codes, up to seven, must be zero."""
+    """Pack the first `count` of `codes`, as `bits.pack_bits` does; up to seven codes that follow must be zero."""
     if bits == 8:
         for i in range(count):
             packed[i] = codes[i]
@@ -312,7 +312,7 @@ def encode_votes(values, words, packed, seed, block, first, stop):
 def conclude_votes(counted, tie, block, first, stop):
     """Turn sums of votes into signs, as in `signs.MajorityVote.conclude_`.
 
-    A tie gives `tie` for elements with an even index and `-tie` for the others; `block` is even.
+    A tie gives `tie` for elements with an even index and `-tie` for those with an odd index; `block` is even.
     """
     for b in range(first, stop):
         own = counted[b * block : (b + 1) * block]

@@ -1,4 +1,4 @@
-"""Chooses whether codecs run loops compiled by numba or plain torch; both write bit-identical packets.
+"""Chooses whether codecs run loops compiled by numba or plain torch; both write bitwise identical packets.
 
 Packing takes a few arithmetic operations per number. torch makes one pass over memory for each operation; a compiled
 loop that does all operations while a block is in the cache is several times faster. numba (the extra ``fast``) compiles
@@ -58,7 +58,7 @@ def compiled(loop: Callable[..., Any], *, fastmath: Collection[str] = frozenset(
 
     Args:
         loop: The loop.
-        fastmath: LLVM's fast-math flags for it, such as ``reassoc``; with some of them, results depend on the
+        fastmath: LLVM's fast-math flags for the loop, such as ``reassoc``; some flags make results depend on the
             machine.
     """
     import numba

@@ -119,7 +119,7 @@ def halving_sum(rows: Tensor) -> Tensor:
     """Return the sum of each row, by repeatedly adding its second half to its first half; `rows` is overwritten.
 
     The result of a float sum depends on the order of the additions. `loops` uses the same order, so that its sums are
-    bit-identical.
+    bitwise identical.
     """
     width = rows.shape[1]
     while width > 1:

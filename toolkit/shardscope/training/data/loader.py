@@ -30,7 +30,7 @@ class Loader:
         sampler: Chooses the rows of each step.
         rank: This rank.
         world_size: Number of ranks among which each global batch is divided.
-        prefetch: Number of steps to read ahead; None for what suits the source.
+        prefetch: Number of steps to read ahead; None to use the source's default.
 
     Example:
         >>> sampler = GlobalSampler(len(dataset.train), 64, seed=0)  # doctest: +SKIP
@@ -59,14 +59,14 @@ class Loader:
         self._samples: tuple[int, ...] | None = None
 
     def divide(self, samples: Sequence[int]) -> None:
-        """Divide each global batch in these numbers of samples from now on, one for each rank, in rank order."""
+        """Divide each global batch into parts of these sizes from now on: the samples of each rank, in rank order."""
         self._drop_ahead()  # was read for the former division
         self._samples = tuple(samples)
 
     def batch(self, step: int, rank: int | None = None) -> Batch:
         """Return the inputs and targets of this rank's rows in `step` (counted from 0).
 
-        With `rank`, the loader reads as that rank from now on; only one that does not read ahead can.
+        With `rank`, the loader reads as that rank from now on, which only a loader that does not prefetch supports.
         """
         assert self._thread is None or rank in (None, self.rank)
         self.rank = self.rank if rank is None else rank
@@ -86,10 +86,10 @@ class Loader:
         return indices[first : first + self._samples[self.rank]]
 
     def fields(self, step: int) -> dict[str, Any]:
-        """Return the fields of the event of `step` (counted from 0) on shards: its epoch, and what was opened since.
+        """Return the fields on shards for the event of `step` (counted from 0): its epoch, and counts of opened shards.
 
         ``shards`` has a row for each epoch whose shards were opened since the last call: the epoch, shards opened, hits
-        of the cache, and bytes fetched. Both fields are missing for other sources.
+        of the cache, and bytes fetched. Both fields are missing for sources without shards.
         """
         if not isinstance(self.source, ShardSource):
             return {}
@@ -98,7 +98,7 @@ class Loader:
         return {"epoch": self.sampler.place_of(step)[0], **({"shards": rows} if rows else {})}
 
     def close(self) -> None:
-        """Stop reading ahead; waits until the batch that is being read is complete."""
+        """Stop prefetching; waits until the batch that is being read is complete."""
         reader = self.source.reader if isinstance(self.source, ShardSource) else None
         if reader is not None:
             reader.hurry()
@@ -116,14 +116,14 @@ class Loader:
         self.close()
 
     def _prefetched(self, step: int) -> Batch | None:
-        """Return the batch of `step` if it was read ahead; otherwise give up what was, and return None."""
+        """Return the batch of `step` if it was prefetched; otherwise drop prefetched batches and return None."""
         if self._ahead and self._ahead[0][0] == step:
             return self._ahead.popleft()[1].result()
         self._drop_ahead()
         return None
 
     def _drop_ahead(self) -> None:
-        """Give up what was read ahead, and wait for it: two threads must not use the sampler at once."""
+        """Drop prefetched batches; waits for reads in progress, because two threads must not share the sampler."""
         for _, future in self._ahead:
             if not future.cancel():
                 future.exception()

@@ -1,8 +1,8 @@
-"""Orders in which an epoch visits the rows of a data set, computed directly at any place.
+"""Orders in which an epoch visits the rows of a data set; the rows at any position are computed directly.
 
 FullShuffle     all rows, shuffled: for data that can be read anywhere at the same cost
 WindowShuffle   shards are shuffled, and rows within a few shards at a time: for data on disk
-InOrder         as they come: for streams
+InOrder         all rows in the order of the data: for streams
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class RowOrder(Protocol):
     num_rows: int
 
     def rows(self, epoch: int, start: int, stop: int) -> Tensor:
-        """Return the rows at the places `start` to `stop` in an epoch, as int64; both places are in the epoch."""
+        """Return the rows at the positions `start` to `stop - 1`, which must exist in the epoch, as int64."""
         ...
 
     @property
     def identity(self) -> int:
-        """Number that differs if the data has other rows, or another order of them; 0 if the seed says it all."""
+        """Number that changes if the rows or their order change for another reason than the seed; 0 if they cannot."""
         ...
 
 
@@ -45,7 +45,7 @@ class FullShuffle:
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 
     def rows(self, epoch: int, start: int, stop: int) -> Tensor:
-        """Return the rows at these places in an epoch."""
+        """Return the rows at the positions `start` to `stop - 1` of an epoch."""
         if epoch != self._epoch:
             seeds = np.random.SeedSequence(self._seed, spawn_key=(epoch,))
             order = np.random.default_rng(seeds).permutation(self.num_rows)
@@ -54,18 +54,18 @@ class FullShuffle:
 
 
 class InOrder:
-    """The rows of a stream, one after another: its only epoch does not end, as the stream begins again."""
+    """The rows of a stream, one after another, in a single endless epoch, because the stream restarts when it ends."""
 
     identity = 0
     num_rows = ENDLESS
 
     def rows(self, epoch: int, start: int, stop: int) -> Tensor:  # noqa: ARG002
-        """Return the rows at these places."""
+        """Return the rows at the positions `start` to `stop - 1`."""
         return torch.arange(start, stop)
 
 
 class Window(NamedTuple):
-    """Shards whose rows are shuffled together: the epoch, the number of the window in it, and the shards."""
+    """Shards whose rows are shuffled together: the epoch, the number of the window in the epoch, and the shards."""
 
     epoch: int
     number: int
@@ -73,7 +73,7 @@ class Window(NamedTuple):
 
 
 class _Epoch(NamedTuple):
-    """The order of the shards in an epoch, and the place at which each window starts, with the end as last."""
+    """The order of the shards in an epoch, and the position at which each window starts, followed by the end."""
 
     shards: npt.NDArray[np.int64]
     starts: npt.NDArray[np.int64]
@@ -82,7 +82,7 @@ class _Epoch(NamedTuple):
 class WindowShuffle:
     """Two-level shuffle: the shards in random order, then all rows within each window of `window` shards.
 
-    An epoch visits each row once. Both levels depend only on the seed and the epoch, so the rows at any place are found
+    An epoch visits each row once. Both levels depend only on the seed and the epoch, so the rows at any position follow
     from the lengths of the shards, and at most two windows of row numbers are held in memory.
 
     Args:
@@ -106,11 +106,11 @@ class WindowShuffle:
 
     @property
     def identity(self) -> int:
-        """Number that depends on the lengths of the shards and on the window."""
+        """Number that depends on the lengths of the shards and on the window size."""
         return zlib.crc32(np.append(self._lengths, self.window).tobytes()) or 1
 
     def rows(self, epoch: int, start: int, stop: int) -> Tensor:
-        """Return the rows at these places in an epoch."""
+        """Return the rows at the positions `start` to `stop - 1` of an epoch."""
         starts = self._of(epoch).starts
         parts = [
             self._shuffled(epoch, window.number)[
@@ -121,7 +121,7 @@ class WindowShuffle:
         return torch.from_numpy(np.concatenate(parts))
 
     def windows(self, epoch: int, start: int, stop: int) -> list[Window]:
-        """Return the windows to which the places `start` to `stop` in an epoch belong."""
+        """Return the windows that contain the positions `start` to `stop - 1` of an epoch."""
         starts = self._of(epoch).starts
         first, last = np.searchsorted(starts, [start, stop - 1], side="right") - 1
         return [self._window(epoch, number) for number in range(first, last + 1)]
@@ -158,6 +158,6 @@ class WindowShuffle:
 
 
 def _make_room(known: dict[Any, Any]) -> None:
-    """Delete entries but the newest, so that with the next one there are two."""
+    """Delete all entries but the newest, so that the cache has two entries after the next is added."""
     while len(known) > 1:
         del known[next(iter(known))]

@@ -38,16 +38,16 @@ class Origin(NamedTuple):
 class GlobalSampler:
     """Chooses the rows of every step's global batch; the choice is the same on every rank, and at any world size.
 
-    Each epoch visits the rows in a new order, which depends only on the seed and the epoch's number: all rows shuffled,
-    or for shards those of a few shards at a time (see `order`). So the rows of any step can be computed directly, for
-    example on resume. Rows left over at the end of an epoch are skipped. A run resumed with a different `global_batch`
-    continues at the row that the earlier run had reached (`resume`).
+    Each epoch visits the rows in a new order, which depends only on the seed and the epoch's number: all rows are
+    shuffled together or, for data in shards, the rows of a few shards at a time (see `order`). So the rows of any step
+    can be computed directly, for example on resume. Rows left over at the end of an epoch are skipped. A run resumed
+    with a different `global_batch` continues at the row that the earlier run had reached (`resume`).
 
     Args:
         num_samples: Number of rows in the data.
         global_batch: Rows per step, over all ranks.
         seed: Seed for the random orders; not negative.
-        order: The order of rows in each epoch; None shuffles all.
+        order: The order of rows in each epoch; None to shuffle all rows.
 
     Raises:
         DataError: `global_batch` is less than 1 or greater than `num_samples`.
@@ -126,7 +126,7 @@ class GlobalSampler:
 def shard(indices: Tensor, rank: int, world_size: int) -> Tensor:
     """Return the contiguous part of a global batch for `rank`; concatenated in rank order, the parts are the batch.
 
-    If the batch size is not a multiple of `world_size`, the first ranks get one row more than the others.
+    If the batch size is not a multiple of `world_size`, the first ranks get one row more than later ranks.
 
     Example:
         >>> import torch

@@ -1,6 +1,6 @@
 """Data sources over shards on disk: parts of shards, whose rows are read in a two-level random order.
 
-Training rows and held-out rows are different parts of the same shards. Both splits share one `ShardReader`, which holds
+Training rows and held-out rows are different parts of the same shards. Both splits share one `ShardReader`, which keeps
 the shards open.
 """
 
@@ -76,14 +76,14 @@ class ShardSource:
         return inputs, targets
 
     def announce(self, order: WindowShuffle, place: tuple[int, int], count: int, *, turn: float) -> None:
-        """Open the shards of the next `count` rows, and those of the window after them.
+        """Start opening the shards of the next `count` rows, and prefetch those of the window after them.
 
         Args:
             order: The order in which rows are read.
             place: Epoch and position of the first row.
             count: Number of rows.
-            turn: From 0 to 1: with which of the shards of a window this rank begins. Different ranks begin with
-                different ones, so that together they fetch each once.
+            turn: Fraction of a window's shards, from 0 to 1, after which this rank begins. Ranks begin with different
+                shards, so that together they fetch each shard once.
         """
         epoch, start = place
         now = order.windows(epoch, start, start + count)
@@ -125,7 +125,7 @@ def read_shards(spec: Shards, *, seq: int, vocab: int | None = None) -> Dataset:
         if not kept:
             raise DataError(
                 f"data={spec.path!r} has {sum(part.num_rows for part in whole)} rows, which are too few to train and "
-                f"test on; give more, and of tokens more than seq={seq} in a shard"
+                f"test on; give more rows, or for tokens shards with more than seq={seq} tokens"
             )
         return ShardSource(opened, kept, seq=seq, vocab=vocab)
 

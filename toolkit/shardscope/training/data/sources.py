@@ -57,7 +57,7 @@ class Dataset:
         """Return this data set with a validation split; if it has none, half of its test split is used for validation.
 
         The training split is not changed, so that losses stay the same and checkpoints stay valid if a validation split
-        is added. The division needs no seed. Of independent test rows, every second one is used for validation,
+        is added. The division needs no seed. Of independent test rows, every second row is used for validation,
         starting with the first, so that sorted classes stay balanced. Of the test windows of a text, the first half is
         used for validation, because neighbouring windows are similar and must not be divided between validation and
         test. If there is only one test row, there is no validation split.
@@ -191,8 +191,8 @@ class WindowSource:
 class ItemSource:
     """Source that reads and collates the items of a map-style `torch.utils.data.Dataset`, or a Hugging Face `Dataset`.
 
-    Each item is a pair of an input and a target, or a mapping with ``labels``. Items are read together by the method
-    ``__getitems__``, as by PyTorch's `DataLoader`, if there is one.
+    Each item is a pair of an input and a target, or a mapping with ``labels``. If the data set has a method
+    ``__getitems__``, it reads all items of a batch together, as in PyTorch's `DataLoader`.
     """
 
     items: TorchDataset[Any]
@@ -249,7 +249,7 @@ class RowSource:
 
 
 def hold_out(source: DataSource) -> Dataset:
-    """Split `source` into training and test rows; every tenth row, and of fewer rows the last one, is a test row.
+    """Split `source` into training and test rows; every tenth row or, of fewer than ten rows, the last is a test row.
 
     This needs no seed, and keeps classes balanced if the rows are sorted by class.
 

@@ -1,6 +1,6 @@
 """Data source over a stream of items, such as a `torch.utils.data.IterableDataset`.
 
-A stream has no row numbers and no length. Its items are numbered as they come; after the last one it begins again, so
+A stream has no row numbers and no length. Its items are numbered in order; after the last item, the stream restarts, so
 that an epoch visits each item once, and a batch may contain the end of one epoch and the start of the next. Each rank
 reads the whole stream and keeps its own items, so ranks share it without loss or duplication, however many they are.
 """
@@ -22,8 +22,8 @@ from shardscope.training.data.sources import collate
 class StreamSource:
     """Source that reads the items of a stream in their own order.
 
-    Reading an earlier row than before starts the stream again, and a resumed run skips the items that were used before
-    its checkpoint. Both read these items again, which takes as long as reading them the first time.
+    Reading an earlier row than before restarts the stream, and a resumed run skips the items that were used before its
+    checkpoint. Both read these items again, which takes as long as reading them the first time.
 
     Args:
         items: The stream. Each call of its ``__iter__`` must yield the same items; if it has a method ``set_epoch``, as
@@ -43,7 +43,7 @@ class StreamSource:
         return InOrder()
 
     def batch(self, indices: Tensor) -> Batch:
-        """Return the items with these numbers, stacked into a batch; they must increase.
+        """Return the items with these numbers, which must increase, stacked into a batch.
 
         Raises:
             DataError: The stream is empty, or its items cannot be stacked.

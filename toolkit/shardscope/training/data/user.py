@@ -30,7 +30,7 @@ def call_user(make_data: Callable[..., Any], *, seed: int) -> Dataset:
     - three data sets (train, validation, test).
 
     The training data may be a stream, such as a PyTorch `IterableDataset` (see `StreamSource`); the other splits may
-    not, as they are read in any order.
+    not, because their rows are read in any order.
 
     A value that could be either one data set or a pair of them, such as ``((a, b), (c, d))``, is read as (train, test).
     Without a validation set, half of the test rows are used for validation (see `Dataset.with_validation`).
@@ -115,7 +115,7 @@ def _has_items(made: object) -> TypeGuard[TorchDataset[Any]]:
 
 
 def _is_stream(made: object) -> TypeGuard[Iterable[Any]]:
-    """Return whether the value can be iterated over again and again, such as a Hugging Face `IterableDataset`."""
+    """Return whether the value can be iterated over repeatedly, such as a Hugging Face `IterableDataset`."""
     return hasattr(made, "__iter__") and not hasattr(made, "__len__") and not hasattr(made, "__next__")
 
 

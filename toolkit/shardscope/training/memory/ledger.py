@@ -35,7 +35,7 @@ class Made(NamedTuple):
 
     Attributes:
         storage: Serial number of the storage.
-        num_bytes: Its size in bytes.
+        num_bytes: Size of the storage in bytes.
     """
 
     storage: int
@@ -61,11 +61,11 @@ class Placed(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Memory that an operation takes while it runs, at one moment.
+    """Workspace of an operation at one moment while it runs.
 
     Attributes:
         grows: Bytes that are proportional to the number of samples.
-        fixed: Bytes that are not, such as a copy of a weight.
+        fixed: Bytes that do not depend on it, such as a copy of a weight.
     """
 
     grows: int
@@ -79,17 +79,18 @@ class AllocationLedger(TorchDispatchMode):
         held: Storages that exist during the whole step; they are not recorded.
         after: Called after each operation, while its inputs, its results and its scratch memory are in memory; once
             for each moment if that memory changes.
-        scratch: Function that returns what an operation takes while it runs, beside its arguments and results, which it
-            is called with.
+        scratch: Function from an operation, its arguments and its results to the workspace that it allocates while it
+            runs.
 
     Attributes:
         events: The recorded events, in order; a caller may add its own.
         num_operations: Number of operations that returned tensors; operations that return views are not counted.
         moved_bytes: Total bytes read and written by these operations, without operations whose time is computed from
             their FLOPs (such as matrix products).
-        product_elements: Number of elements of the arguments and results of these others that do not exist during the
-            whole step.
-        weight_elements: The same of those that do, such as weights.
+        product_elements: Number of elements of the arguments and results of operations whose time is computed from
+            their FLOPs, without tensors that exist during the whole step.
+        weight_elements: Number of elements of those arguments and results that exist during the whole step, such as
+            weights.
     """
 
     def __init__(
@@ -185,7 +186,7 @@ class AllocationLedger(TorchDispatchMode):
 
 
 def leaf_tensors(values: Any) -> list[Tensor]:
-    """Return the tensors in tuples, lists and mappings, as PyTorch finds them."""
+    """Return the tensors in nested tuples, lists and mappings, as PyTorch's pytree functions find them."""
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 

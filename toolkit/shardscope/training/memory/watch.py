@@ -17,7 +17,7 @@ from shardscope.training.memory.storages import KINDS, Held, Storages
 
 _ACTIVATIONS = KINDS.index("activations")
 _NOTICEABLE = 40
-"""A change of activations adds a point to the curve if it is at least this fraction (1/n) of their peak so far."""
+"""Inverse of the minimum change of activation memory, relative to its peak so far, that adds a point to the curve."""
 _MOST_POINTS = 400
 """Largest number of points of a step's memory curve; beyond it, every second point is dropped."""
 
@@ -99,7 +99,7 @@ class StepMemory:
 class MemoryWatch:
     """Measures the memory of one rank's process, starting when this object is created.
 
-    On a GPU, it is the memory allocated by PyTorch. On the CPU, it is the anonymous memory of the process, less the
+    On a GPU, this is the memory allocated by PyTorch. On the CPU, it is the anonymous memory of the process, less the
     amount before the model was built: the interpreter and the libraries, which the ranks mostly share, do not count.
 
     Args:
@@ -131,7 +131,7 @@ class MemoryWatch:
     def hold(self, kind: str, *tensors: Tensor) -> None:
         """Count tensors as memory of type `kind`; for those that may be freed before the next `sample`.
 
-        Does nothing if the step is not measured.
+        A no-op if the step is not measured.
         """
         if self.step is not None:
             self.step.hold(kind, tensors)
@@ -146,8 +146,8 @@ class MemoryWatch:
             held: As for `StepMemory`.
             inputs: As for `StepMemory`.
             model: The model. Where FSDP2 shards it, memory is also counted when a module has gathered its parameters
-                for the forward pass, because autograd does not save the weights of a layer whose input needs no
-                gradient, and when it has freed them after this pass.
+                for the forward pass, because autograd does not save the weights of a layer whose input does not require
+                grad. It is counted again when the module has freed them after this pass.
         """
         step = self.step = StepMemory(held, inputs)
         units = fsdp_modules(model)

@@ -43,7 +43,7 @@ def build_model(
     The weights are drawn in float32 and then cast, so that all precisions start from the same values.
 
     Args:
-        model: What to build.
+        model: The name, config or callable, or the module to copy.
         dtype: Dtype of the parameters; None leaves it unchanged.
 
     Raises:

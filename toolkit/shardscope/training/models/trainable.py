@@ -1,4 +1,4 @@
-"""Refuses models that cannot be trained, before they are cast to a job's precision."""
+"""Rejects models that cannot be trained, before they are cast to a job's precision."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardscope.errors import SpecError
 def require_trainable(model: nn.Module) -> None:
     """Reject a model without trainable parameters, or with tensors that a job cannot hold.
 
-    Casting a complex tensor to a precision would discard its imaginary part, as those of rotary embeddings.
+    Complex tensors, such as those of rotary embeddings, would lose their imaginary part when cast to a precision.
 
     Raises:
         SpecError: The model cannot be trained.

@@ -59,7 +59,7 @@ class FlatViews:
         return [param.numel(), param.data_ptr(), *[tensor.data_ptr() for tensor in state.values()]]
 
     def fit(self, param: Tensor, state: dict[str, Tensor]) -> bool:
-        """Return whether they are still views of these tensors."""
+        """Return whether the views still refer to these tensors."""
         return param.is_contiguous() and self.places == self.places_of(param, state)
 
 
@@ -204,7 +204,7 @@ class LayerwiseOptimizer(Optimizer, ABC):
         return loss
 
     def _repeat(self) -> bool:
-        """Take the step as the last one was taken, if that is known to be possible; return whether it was taken."""
+        """Take the step exactly like the previous one if that is known to be valid; return whether it was taken."""
         return False
 
     def _update(self, batches: list[LayerBatch]) -> None:

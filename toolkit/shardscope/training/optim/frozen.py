@@ -1,6 +1,6 @@
 """Base class of AdamW and LAMB variants whose second moment can be frozen, for 1-bit Adam and 1-bit LAMB.
 
-Until `freeze` is called, the optimizers are bit-identical to AdamW and LAMB. After that, the ranks exchange first
+Until `freeze` is called, the optimizers are bitwise identical to AdamW and LAMB. After that, the ranks exchange first
 moments instead of gradients, and a step expects the averaged first moment in each parameter's `grad`:
 
     advance_(param, grad)      replaces this rank's gradient with this rank's new first moment

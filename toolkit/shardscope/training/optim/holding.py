@@ -41,10 +41,10 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Holding:
-    """How the ranks hold a parameter; here, every rank that has it holds all of it.
+    """How the ranks hold parameters; in this base class, a rank that has a parameter holds all of it.
 
     Attributes:
-        layout: Name of what this rank holds of which parameters.
+        layout: Name that identifies the pieces of parameters that this rank holds.
     """
 
     layout: str

@@ -47,7 +47,7 @@ def _arguments_of_step(built: torch.optim.Optimizer) -> list[inspect.Parameter]:
 
 
 class TrainedParameters:
-    """The named parameters that require a gradient; implements `shardscope.spec.optimizer.Parameters`.
+    """The named parameters that require grad; implements `shardscope.spec.optimizer.Parameters`.
 
     Args:
         named: Names and parameters, as from ``model.named_parameters()``.

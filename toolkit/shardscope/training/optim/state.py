@@ -2,7 +2,7 @@
 
     state.NAME     entries of the parameter NAME: tensors of its shape, and anything else that the optimizer keeps
     group.NAME     values of the parameter's group that have changed since the optimizer was built, such as counters
-    removed.NAME   names of those that the group no longer has
+    removed.NAME   names of values that the group no longer has
     shared         entries of `optimizer.state` that belong to no parameter
     attributes     numbers, strings and collections of them among the optimizer's attributes that have changed
 
@@ -39,7 +39,7 @@ Again = Callable[[Mapping[Tensor, torch.nn.Parameter], bool], torch.optim.Optimi
 
 @dataclass(frozen=True)
 class _Built:
-    """What an optimizer was before its first step."""
+    """State of an optimizer before its first step."""
 
     groups: list[dict[str, Any]]
     attributes: dict[str, Any]
@@ -53,7 +53,7 @@ class NamedOptimizer:
     Attributes:
         optimizer: The optimizer.
         names: Name of each parameter.
-        within: Prefix of the sections, of an optimizer inside another one.
+        within: Prefix of the names of sections, if the optimizer is an attribute of another one.
     """
 
     optimizer: torch.optim.Optimizer
@@ -68,14 +68,14 @@ class NamedOptimizer:
         }  # fmt: skip
 
     def inner(self) -> Iterator[NamedOptimizer]:
-        """Yield this optimizer, and those that are attributes of it."""
+        """Yield this optimizer, and the optimizers that are attributes of it."""
         yield self
         for name, value in vars(self.optimizer).items():
             if isinstance(value, torch.optim.Optimizer) and value is not self.optimizer:
                 yield from NamedOptimizer(value, self.names, f"{self.within}{name}:").inner()
 
     def sections(self) -> Sections:
-        """Return everything that the optimizer must find again when it resumes."""
+        """Return the complete state that the optimizer needs to resume."""
         return {
             f"{one.within}{name}": entries
             for one in self.inner()
@@ -84,7 +84,7 @@ class NamedOptimizer:
         }
 
     def own_sections(self) -> Iterator[tuple[str, dict[Any, Any]]]:
-        """Yield the sections of this optimizer without those inside it."""
+        """Yield the sections of this optimizer, without those of optimizers inside it."""
         shared: dict[Any, Any] = {}
         for key, entries in self.optimizer.state.items():
             if isinstance(key, Tensor):
@@ -106,7 +106,7 @@ class NamedOptimizer:
         """Restore the result of `sections`; state that is missing there stays unchanged.
 
         Raises:
-            CheckpointError: Parameters of one group had different values of it.
+            CheckpointError: Parameters in the same group were saved with different values of the group.
         """
         for one in self.inner():
             own = {
@@ -117,7 +117,7 @@ class NamedOptimizer:
             one.load_own(own)
 
     def load_own(self, sections: Mapping[str, Mapping[Any, Any]]) -> None:
-        """Restore the sections of this optimizer without those inside it."""
+        """Restore the sections of this optimizer, without those of optimizers inside it."""
         for name, parameter in self.parameters.items():
             if f"state.{name}" in sections:
                 _update(self.optimizer.state.setdefault(parameter, {}), sections[f"state.{name}"])
@@ -163,7 +163,7 @@ def note_as_built(
     optimizer: torch.optim.Optimizer,
     again: Again | None = None,
 ) -> None:
-    """Remember an optimizer that has not stepped yet, to recognise later what its steps have changed."""
+    """Record the state of an optimizer before its first step, to recognise later what its steps have changed."""
     for one in NamedOptimizer(optimizer, {}).inner():
         groups = [
             {key: _copied(value) for key, value in group.items() if key not in _NOT_STATE}
@@ -194,7 +194,7 @@ def built_again(
     Args:
         optimizer: An optimizer that `note_as_built` has been called for.
         copies: The copies by the parameters.
-        alone: Whether it has no functions that sum over ranks.
+        alone: Whether to build it without functions that sum over ranks.
     """
     again = _BUILT[optimizer].again
     assert again is not None
@@ -204,7 +204,7 @@ def built_again(
 
 
 def complete(named: NamedOptimizer) -> None:
-    """Add the entries that the job's settings need and the loaded state lacks, as they are before the first step.
+    """Add the entries that the job's settings need and the loaded state lacks, with their initial values.
 
     A throwaway optimizer for copies of the parameters creates them. All ranks must call this, because a step may sum
     norms over ranks.
@@ -241,7 +241,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Return whether two values are the same to the bit, with tensors in nested lists, tuples and dictionaries."""
+    """Return whether two values, such as nested collections of tensors, are bitwise identical."""
     if type(one) is not type(other):
         return False
     if isinstance(one, Mapping):

@@ -1,4 +1,4 @@
-"""A user's optimizer on copies of the job's parameters, to learn before training what its steps and its state do."""
+"""Trial of a user's optimizer on copies of the job's parameters, to examine its steps and state before training."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Trial:
 
     Attributes:
         job: The job's optimizer.
-        named: The same for the copies.
-        alone: Whether it has no functions that sum over ranks.
+        named: The optimizer of the copies.
+        alone: Whether it was built without functions that sum over ranks.
     """
 
     job: NamedOptimizer
@@ -59,7 +59,7 @@ class Trial:
 
     @property
     def weights(self) -> list[Tensor]:
-        """The parameters."""
+        """The copied parameters that the optimizer updates."""
         return [*self.named.names]
 
     def step(self, number: int, seed: int = 1, *, skips_empty: bool = True) -> None:

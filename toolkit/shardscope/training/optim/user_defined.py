@@ -1,7 +1,7 @@
-"""The steps of a user-defined optimizer on several ranks: random numbers that agree, and gradients that suit it.
+"""Adapts the steps of user-defined optimizers to several ranks: equal random numbers, and gradients that they support.
 
-Many optimizers compute a mean or a largest element of each gradient, which an empty piece of a parameter does not have.
-They skip a parameter without a gradient. Some keep a gradient for their next step.
+Many optimizers compute the mean or the maximum of each gradient, which is undefined for an empty piece of a parameter.
+They skip parameters whose gradient is None. Some optimizers keep a gradient for their next step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shardscope.spec.optimizer import Optimizer
 from shardscope.training.optim.holding import digest_of
 
 StepSeed = Callable[[], list[int | str]]
-"""Function that returns what the random numbers of the next step depend on."""
+"""Function that returns the values that seed the random numbers of the next step."""
 
 _BUILT_IN = "shardscope.methods."
 
@@ -37,13 +37,13 @@ def empty_pieces(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 def gradients_for_step(
     optimizer: torch.optim.Optimizer, *, skips_empty: bool, copies: bool = False
 ) -> Iterator[None]:
-    """Return a context manager within which the gradients are as the optimizer needs them.
+    """Return a context manager within which the gradients are adapted to the optimizer.
 
     Args:
         optimizer: The optimizer.
-        skips_empty: Whether parameters without elements have no gradient.
-        copies: Whether gradients are copies that the optimizer may keep; strategies write each step's gradients to the
-            same memory.
+        skips_empty: Whether the gradient of parameters without elements is None.
+        copies: Whether gradients are copied, so that the optimizer may keep them; strategies write each step's
+            gradients to the same memory.
     """
     held = [(p, p.grad) for group in optimizer.param_groups for p in group["params"]]
     for p, grad in held:
@@ -58,7 +58,7 @@ def gradients_for_step(
 
 @contextmanager
 def random_numbers_of(seed: StepSeed, device: torch.device) -> Iterator[None]:
-    """Return a context manager within which random numbers depend only on `seed`; others are drawn as if without it."""
+    """Return a context manager in which random numbers depend only on `seed`; it then restores the generators."""
     number = int(digest_of(seed())[:15], 16)
     on_cpu, of_python, of_numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
     on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None

@@ -1,4 +1,4 @@
-"""Base classes of parallelism strategies, which define how one rank trains together with the others.
+"""Base classes of parallelism strategies, which define how one rank trains together with the other ranks.
 
 base              RankStrategy: one step from the forward pass to the update
 bucketed          BucketedRank: data parallelism in the buckets of DistributedDataParallel

@@ -2,8 +2,8 @@
 
 `DistributedDataParallel` starts with buckets in the reverse order of the parameters. Before the second forward pass it
 rebuilds the buckets in the order in which gradients arrived in the first backward pass. In a ring all-reduce, the order
-of the additions depends on an element's position in its bucket. So for bit-identical results, a resumed run must have
-the buckets of the interrupted run from its first step on. The order is therefore saved in the checkpoint. It is
+of the additions depends on an element's position in its bucket. So for bitwise identical results, a resumed run must
+have the buckets of the interrupted run from its first step on. The order is therefore saved in the checkpoint. It is
 restored by a backward pass through a module that has the parameters but needs no data (`ZeroGradients`).
 """
 

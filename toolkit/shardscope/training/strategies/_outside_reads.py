@@ -21,8 +21,8 @@ from shardscope.training.models import units_of
 from shardscope.training.twin import twin_of
 
 _GIVES_NUMBERS = {"item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__"}
-"""Functions that do not return a tensor but read a tensor's elements; others without a tensor result read only metadata
-such as the shape."""
+"""Functions that do not return a tensor but read a tensor's elements; other functions without a tensor result read only
+metadata such as the shape."""
 
 
 def blocks_read_outside(model: nn.Module, run: Callable[[nn.Module], Any]) -> dict[str, bool]:

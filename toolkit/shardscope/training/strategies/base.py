@@ -81,7 +81,7 @@ class StepResult:
 
     @classmethod
     def of(cls, results: Sequence[StepResult]) -> StepResult:
-        """Return the result of a step in which this rank computed these gradients, one unless ranks share them."""
+        """Combine the results of a rank's gradients in one step: several only if ranks share parts of a batch."""
         if len(results) == 1:
             return results[0]
         losses = [each.loss for each in results if each.loss is not None]
@@ -128,7 +128,7 @@ class RankStrategy(ABC):
     """Number of this rank's samples in a step, relative to the mean over the ranks that share the batch."""
     loss_weights: Sequence[float] | None = None
     """Factor of the loss of each micro-batch in this step, so that the mean over ranks is the mean over the batch (see
-    `BatchWeights`); None if micro-batches have equal weights, and ranks `sample_weight`."""
+    `BatchWeights`); None if micro-batches have equal weights and the rank's weight is `sample_weight`."""
     example: Callable[[], MicroBatch]
     """Function that returns a micro-batch, the same on every rank, for strategies that test the model before training;
     set before `setup` is called."""
@@ -166,7 +166,7 @@ class RankStrategy(ABC):
 
     @property
     def shares_parts(self) -> bool:
-        """Whether ranks share the parts of each global batch, so that `batch_parts` are not known ahead."""
+        """Whether ranks share the parts of each global batch, so that `batch_parts` are not known in advance."""
         return False
 
     @property
@@ -204,7 +204,7 @@ class RankStrategy(ABC):
         return optimizer.layer_signals()
 
     def described_transport(self) -> dict[str, str]:
-        """Return what carries messages between the ranks, and why, for the ``start`` event; empty for a single rank."""
+        """Return the transport and the reason for its choice, for the ``start`` event; empty for a single rank."""
         return self.context.described_transport()
 
     def batch_parts(self, step: int) -> Iterator[int | None]:  # noqa: ARG002
@@ -414,7 +414,7 @@ class RankStrategy(ABC):
 
     @property
     def layout(self) -> str:
-        """Name of the layout: how gradients are divided among ranks and buckets.
+        """Name of the layout, which is the division of gradients among ranks and buckets.
 
         Compressor state that was saved with a different layout must be converted.
         """

@@ -6,8 +6,8 @@ multiple of the number of ranks. The optimizer updates the shards, and norms are
 other shards. A scalar or empty parameter cannot be split; it stays whole on every rank, and its gradient is averaged at
 the end of the step.
 
-Where ranks share memory, `SharedShards` takes the place of the ring, unless the job needs its messages: for a link or a
-latency that is emulated, for compression or for replicas.
+Where ranks share memory, `SharedShards` takes the place of the ring, unless the job needs messages: for an emulated
+link or latency, for compression or for replicas.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class FullySharded(Partitioned):
         return ring
 
     def _make_shared(self, ring: ShardRing) -> SharedShards | None:
-        """Return what carries shards through shared memory; None if the job needs messages, or there is no memory."""
+        """Return the collectives in shared memory; None if the job needs messages, or the ranks share no memory."""
         units = fsdp_units(self.model)
         self.why_ring = self.settings.why_ring(
             is_delayed=self.job.link is not None or self.context.is_paced,
@@ -217,7 +217,7 @@ class FullySharded(Partitioned):
         return described
 
     def _replace_collectives(self) -> None:
-        """Replace FSDP2's collectives with ones that also check that all ranks run the same operation."""
+        """Replace FSDP2's collectives with collectives that also check that all ranks run the same operation."""
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         for name, unit in zip(self.unit_names, self.units, strict=True):
             if not holds_parameters(unit):

@@ -20,7 +20,7 @@ _UNSUITED = {
     ("shm", True): "shared memory is only for ranks on the CPU",
     ("cuda-ipc", False): "the ranks are not on GPUs",
 }
-"""Why a transport is not taken, by its name and whether the ranks are on GPUs."""
+"""Reason why a transport is not used, by its name and whether the ranks are on GPUs."""
 
 
 class Route(NamedTuple):
@@ -29,7 +29,7 @@ class Route(NamedTuple):
     Attributes:
         group: The process group that carries the communication.
         name: ``"shm"``, ``"cuda-ipc"`` or ``"tcp"``.
-        reason: Why it is used, in words.
+        reason: Reason for the choice, in words.
     """
 
     group: Transport
@@ -40,7 +40,7 @@ class Route(NamedTuple):
 def why_not_shm() -> str:
     """Return why CPU ranks on this machine cannot use shared memory, as far as one process can tell; empty if they can.
 
-    `shardscope doctor` reports it.
+    `shardscope doctor` reports this reason.
     """
     if not can_share_memory():
         return "shared memory needs 64-bit Linux, on a processor whose system calls Shardscope knows"
@@ -65,7 +65,7 @@ def open_route(
         store: The group's store.
         rank: This rank within the group.
         world_size: Number of ranks in the group.
-        backend: ``"gloo"`` or ``"nccl"``; what TCP uses for tensors on GPUs.
+        backend: ``"gloo"`` or ``"nccl"``, which TCP uses for tensors on GPUs.
         timeout: Time after which a rank that waits for another fails.
         on_gpu: Whether the ranks compute on GPUs.
 

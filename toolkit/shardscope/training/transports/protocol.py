@@ -1,4 +1,4 @@
-"""What a metered process group needs of the group that carries its communication."""
+"""Interface that a metered process group requires of the group that carries its communication."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def timed_out(seconds: float) -> str:
-    """Return why a wait of `seconds` failed, in gloo's words, for which programs and torch's own tests search."""
+    """Return the message of a wait that timed out, in gloo's words, which programs and torch's own tests search for."""
     return f"this rank waited too long: Timed out waiting {1000 * seconds:.0f}ms"
 
 
@@ -41,10 +41,10 @@ class Transport(Protocol):
         """Receive a message from any rank."""
 
     def _get_backend(self, device: torch.device, /) -> Any:
-        """Return what sends messages of tensors on `device`, with the three methods above."""
+        """Return the backend that sends messages of tensors on `device`, with the three methods above."""
 
     def shutdown(self) -> None:
-        """Leave the group and release everything."""
+        """Leave the group and release all resources."""
 
     def abort(self) -> None:
-        """Make this rank's waits fail, and all waits of other ranks for this rank."""
+        """Make all waits of this rank, and all waits of other ranks for this rank, fail."""

@@ -1,14 +1,14 @@
 """The driver of a population: in each interval it trains all members, scores them and decides on the next interval.
 
-It keeps no state outside the journal, and every random decision depends only on the seed, the interval and the member.
-So training the same population in the same folder again resumes it, however it ended.
+The driver keeps no state outside the journal, and every random decision depends only on the seed, the interval and the
+member. So training the same population in the same folder again resumes it, however it ended.
 
 An interval of a member is an ordinary run in a folder of its own, where any later driver can find it:
 
     runs/interval-003/member-05/<time>-member-05/
 
-A run that completed there counts, even if the driver was killed before it recorded the outcome. Any other run is
-repeated.
+A run that completed in this folder counts, even if the driver was killed before it recorded the outcome. A run that did
+not complete is repeated.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def train_population(
             intervals.
         objectives: Objectives as for `tune`: ``loss`` and ``error`` at the end of an interval; ``seconds``, ``bytes``
             and ``memory`` per step of the interval; or your own functions of the interval's run.
-        quantile: Fraction of the members that copy others after an interval, 0 < value <= 0.5.
+        quantile: Fraction of the members that copy other members after an interval, 0 < value <= 0.5.
         resample: Probability that a clone's setting is resampled instead of perturbed.
         seed: Seed of the population's random decisions. Weights and data order use the job's own seed.
         at_once: Number of members that train at the same time.
@@ -128,7 +128,7 @@ class Stopped(Exception):
 
 @dataclass
 class Trainee(Watched):
-    """A member that trains an interval."""
+    """A member that is training an interval."""
 
     move: MemberStart
     job: Job
@@ -370,7 +370,7 @@ def _folder(job: Job, folder: str | Path | None) -> Path:
 
 
 def _difference(folder: Path, old: Plan, new: Plan) -> str:
-    """Return a sentence that states how the existing population in the folder differs from the requested one."""
+    """Return a sentence on how the existing population in the folder differs from the requested population."""
     field = next(name for name in vars(old) if getattr(old, name) != getattr(new, name))
     had, has = getattr(old, field), getattr(new, field)
     if isinstance(had, Mapping):

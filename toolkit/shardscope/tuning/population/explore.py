@@ -13,7 +13,7 @@ number, and the perturbation of an integer is never rounded to zero.
 
 Settings are named by dotted paths, such as ``optimizer.lr``, or by the names of a study's `Space` with its branches. A
 setting that belongs to a branch exists only while that branch is chosen: a clone that changes the branch samples the
-settings of the new one.
+settings of the new branch.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ LEAST_STEP = 0.05
 """In a linear range, a perturbation is `STEP` times the value or times this fraction of the range, whichever is larger,
 so that a value of zero can change."""
 ATTEMPTS = 50
-"""Number of attempts before a space counts as having no valid job, or a member keeps its settings."""
+"""Number of draws without a valid job after which a space counts as invalid, or a member keeps its settings."""
 
 
 class Explorable(Protocol):
@@ -128,7 +128,7 @@ class Explorable(Protocol):
 
 
 Axis = Choices | Between | PowersOfTwo | tuple[Any, ...]
-"""Range or choices of one setting. A tuple holds choices among whole parts of a job, which a `Space` does not have."""
+"""Range or choices of one setting. A tuple holds choices among whole parts of a job, which a `Space` cannot express."""
 
 
 def drawn(axis: Axis, random: Random) -> Any:
@@ -145,7 +145,7 @@ def drawn(axis: Axis, random: Random) -> Any:
 
 
 def perturbed(axis: Axis, value: Any, random: Random) -> Any:
-    """Return a perturbed copy of `value`; choices have no neighbours, so they stay as they are."""
+    """Return a perturbed copy of `value`; a choice is returned unchanged because choices have no order."""
     if isinstance(axis, PowersOfTwo):
         return min(max(random.choice((int(value) // 2, int(value) * 2)), axis.low), axis.high)
     if not isinstance(axis, Between):
@@ -193,7 +193,7 @@ class Ranges:
         """Return random settings that are valid for `job`.
 
         Raises:
-            SpecError: None of `ATTEMPTS` draws is valid; the message gives the reason for the last one.
+            SpecError: None of `ATTEMPTS` draws is valid; the message gives the reason for the last draw.
         """
         for attempt in range(ATTEMPTS):
             settings = self._choose(job, lambda path: drawn(self.axes[path], random))

@@ -2,7 +2,7 @@
 
     Plan       the arguments of the population; the first line
     Move       a member's settings and parent checkpoint for an interval; one line holds those of all members
-    Outcome    how a member's interval ended; one line per member, without which the interval counts as unfinished
+    Outcome    how a member's interval ended; one line per member. Without all of its lines, an interval is unfinished
 
 A population is resumed from these lines alone. A line is appended and synced to disk before anything depends on it. A
 kill leaves at most one partial line at the end: readers skip it, and the next writer starts a new line. The writer
@@ -29,7 +29,7 @@ Origin = Literal["drawn", "kept", "cloned"]
 
 
 class PopulationError(ShardscopeError):
-    """The population cannot continue: its folder holds a different one, another process trains it, or all failed."""
+    """The folder holds a different population, another process trains this population, or all its members failed."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class MemberStart:
     """Settings and parent of a member at the start of an interval.
 
     Attributes:
-        parent: Member from whose checkpoint of the previous interval this one resumes; None in the first interval.
+        parent: Member from whose last checkpoint this member resumes; None in the first interval.
         before: Settings of this member in the previous interval; None in the first interval.
         settings: Settings that this member trains with in this interval.
         origin: Whether the settings were ``drawn``, ``kept``, or copied from the parent and explored (``cloned``).
@@ -84,7 +84,7 @@ class Outcome:
         scores: Values of the objectives by name; None if the member failed.
         failure: One sentence on why it failed; None if it did not.
         samples: Number of training samples that its weights have seen, over all ancestors; None if it failed.
-        notes: Sentences on the state that was not carried over when it resumed from its checkpoint.
+        notes: Sentences on the state that was reinitialised when the member resumed from a checkpoint.
     """
 
     interval: int

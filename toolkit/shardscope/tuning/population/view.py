@@ -76,7 +76,7 @@ class Population:
 
     @property
     def stop_request(self) -> Path:
-        """Path of a file that exists if a stop has been requested."""
+        """Path of the file whose existence requests a stop."""
         return self.folder / "stop"
 
     def stop(self) -> None:
@@ -133,7 +133,7 @@ class Population:
         return Run.attach(self.folder / entry.outcome.run)
 
     def ancestry(self, entry: MemberInterval | None = None) -> list[MemberInterval]:
-        """Return the entries that trained a member's weights, in order; by default those of the best member."""
+        """Return the intervals that trained a member's weights, in order; by default those of the best member."""
         entry = self.best if entry is None else entry
         by_place = {(other.interval, other.member): other for other in self.entries()}
         line = [entry]
@@ -161,8 +161,8 @@ class Population:
     def lineage(self) -> pd.DataFrame:
         """Return a frame with a row for every interval of every member.
 
-        Columns: interval, member, parent, origin, run, failure, samples, notes (state that was not carried over), one
-        for each objective and each setting, and ``before:<setting>`` for the member's previous value.
+        Columns: interval, member, parent, origin, run, failure, samples, notes (state that was reinitialised), one for
+        each objective and each setting, and ``before:<setting>`` for the member's previous value.
         """
         import pandas as pd
 

@@ -8,10 +8,10 @@ trials that have reached its rung.
 
 The state is stored in each trial's attributes: ``paused`` has the rung that the trial has reached and its runs so far.
 
-A trial leaves a checkpoint at each rung that it reaches. It resumes from the last one, so the earlier ones are not
-needed. The last one is no longer needed once the trial has been pruned, or has failed without a successor. All of this
-follows from the study's records, so any driver can delete checkpoints at any time; if it is killed, the next driver
-deletes the rest.
+A trial leaves a checkpoint at each rung that it reaches, and resumes from the last checkpoint. Earlier checkpoints are
+not needed, nor is the last one once the trial has been pruned, or has failed without a successor. The study's records
+show which checkpoints are not needed, so any driver can delete these at any time. If a driver is killed while it
+deletes, the next driver continues.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _RUNGS = "rungs"
 
 @dataclass(frozen=True)
 class Rungs:
-    """Rungs at which trials pause: at a fraction `least` of their samples, then each time at `eta` times as many.
+    """Rungs at which trials pause, as fractions of their samples: `least`, then `eta` times the previous fraction.
 
     Args:
         eta: Reduction factor, an integer of at least 2: one in `eta` trials is promoted at each rung.
@@ -77,7 +77,7 @@ class Rungs:
         return (*(self.least * self.eta**rung for rung in range(count)), 1.0)
 
     def untils(self, steps: int) -> tuple[int, ...]:
-        """Return, for each rung, the step at which a trial of `steps` steps pauses; at the last rung it ends."""
+        """Return the step of each rung for a trial of `steps` steps, which pauses there and ends at the last rung."""
         return tuple(
             min(steps, max(rung + 1, round(share * steps))) for rung, share in enumerate(self.shares)
         )
@@ -127,7 +127,7 @@ class Paused:
     Attributes:
         rung: Rung that the trial has reached, from 0.
         steps: Number of steps of the whole trial.
-        runs: Paths of its runs so far, one per piece; the last one has the checkpoint to resume from.
+        runs: Paths of its runs so far, one per piece; the last run has the checkpoint to resume from.
         host: Machine on which these runs are stored.
     """
 
@@ -204,14 +204,14 @@ def furthest(
     objectives: Sequence[str],
     job_of: JobOf,
 ) -> int | None:
-    """Return the best of the trials paused at the highest rung; None if none of them can be ranked."""
+    """Return the best trial among those paused at the highest rung; None if none of these can be ranked."""
     rung = max(held.values())
     order = best(trials, rung, rungs, objectives, job_of)
     return next((number for number in order if held.get(number) == rung), None)
 
 
 def _steps(trial: FrozenTrial, measured: TrialMetrics, rung: int) -> int | None:
-    """Return the number of steps of the whole trial; None if it has not reached the rung."""
+    """Return the number of steps of the whole trial; None if the trial has not reached the rung."""
     paused = Paused.of(trial.user_attrs)
     if trial.state == TrialState.COMPLETE and measured.curve:
         return measured.curve[-1][0]
@@ -256,7 +256,7 @@ def _pieces(trial: FrozenTrial) -> Iterator[str]:
 
 
 def _has_ended(trial: FrozenTrial, heirs: Mapping[int, list[int]]) -> bool:
-    """Return whether the trial will never resume, under its own number or that of a successor."""
+    """Return whether the trial has ended for good, so that neither it nor a successor will resume."""
     if not trial.state.is_finished():
         return False
     earlier = trial.user_attrs.get(RETRY_OF)
@@ -265,7 +265,7 @@ def _has_ended(trial: FrozenTrial, heirs: Mapping[int, list[int]]) -> bool:
 
 
 def _resumable_runs(trial: FrozenTrial) -> Iterator[str]:
-    """Yield the paths of the runs from which the trial may resume: that of its last complete rung, and the newest."""
+    """Yield the paths of runs from which the trial may resume: the run of its last complete rung, then its newest."""
     paused = Paused.of(trial.user_attrs)
     if paused is not None:
         yield paused.runs[-1]

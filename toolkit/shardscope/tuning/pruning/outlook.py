@@ -1,14 +1,14 @@
-"""What a trial may still reach, from the steps that it has taken: its quality, and its time, bytes and memory.
+"""Outlook of a running trial from the steps it has taken: its final quality, and its total time, bytes and memory.
 
 Final quality is bounded by the curves of finished trials. A curve is a sequence of points (fraction of the samples
 seen, quality); lower quality values are better, and the last point is at fraction 1. Trials with different batch sizes
 take different numbers of steps but see the same samples, so their curves can be compared.
 
-Time, bytes and memory over all steps are estimated from those taken. If all steps send the same bytes and take the same
-time (`is_steady`), the present pace is extrapolated. Other methods warm up, average periodically, or change what they
-send, so their first steps do not represent the later ones. For these methods there are two estimates. The dominance
-pruner must not prune a trial wrongly, so it counts only the cost so far (`at_least`). Halving must rank all trials, so
-it scales the measured cost by the formulas for each step's bytes (`expected`).
+Time, bytes and memory over all steps are estimated from the steps taken. If all steps send the same bytes and take the
+same time (`is_steady`), the present pace is extrapolated. Other methods warm up, average periodically, or change what
+they send, so their first steps do not represent their later steps. For these methods there are two estimates. The
+dominance pruner must not prune a trial wrongly, so it counts only the cost so far (`at_least`). Halving must rank all
+trials, so it scales the measured cost by the formulas for each step's bytes (`expected`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Improvement(NamedTuple):
     """Number of trials that were compared."""
 
     def best_end(self, quality: float, *, caution: float = 1.0) -> float:
-        """Return an optimistic final quality for a trial that is now at `quality`.
+        """Return an optimistic final quality for a trial whose current quality is `quality`.
 
         The trial is assumed to improve `caution` times as much as the best finished trial did, both as a difference
         and as a ratio. The result is the higher of the two values: at a high loss the difference is the tighter bound,
@@ -108,7 +108,7 @@ _ANY_SIZE = 1_000_000
 
 
 def is_steady(compression: Compression) -> bool:
-    """Return whether all steps send the same bytes and take the same time, so that the first ones represent all.
+    """Return whether all steps send the same bytes and take the same time, so that the first steps represent all.
 
     Example:
         >>> is_steady(Compression("topk")), is_steady(Compression("onebit-adam"))

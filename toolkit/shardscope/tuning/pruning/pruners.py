@@ -10,22 +10,22 @@ needs the whole run. So at every evaluation the optimistic point has
 - the time and bytes of the whole trial at its present pace.
 
 If a finished trial is at least as good as that point in every objective and better in one, the running trial is
-unlikely to end on the Pareto front and is pruned. No trial is pruned while its learning rate warms up, because its
-quality is poor then, nor close to its end, where little would be saved.
+unlikely to end on the Pareto front and is pruned. No trial is pruned during learning-rate warm-up, when its quality is
+still poor, nor close to its end, where little would be saved.
 
-The optimistic point is an estimate. Of the trials that were run to the end regardless of their point, three in ten
-ended better than that point. This does little harm to the front, because such trials rarely ended on it. The pruner was
-evaluated by replaying whole studies of 40 trials, with seeds that no rule was tuned on. It saves 47 % of the steps on
-digits (35 to 56 %, three studies) and 46 % on text (38 to 55 %, six studies), and keeps 1.000 and 0.999 of the
-hypervolume. Studies that are pruned live sample different trials. In these it saves 44 and 49 % of the steps, and the
+The optimistic point is an estimate. Of the trials that were run to the end regardless of their point, 30 % ended better
+than that point. This does little harm to the front, because such trials rarely ended on it. The pruner was evaluated by
+replaying whole studies of 40 trials, with seeds that no rule was tuned on. It saves 47 % of the steps on digits (35 to
+56 %, three studies) and 46 % on text (38 to 55 %, six studies), and keeps 1.000 and 0.999 of the hypervolume. Studies
+that are pruned live sample different trials. In live studies, the pruner saves 44 and 49 % of the steps, and the
 hypervolume differs from that of unpruned studies by +0.003 +- 0.007 and -0.015 +- 0.025
 (`tests/benchmarks/tuning_search.py`).
 
-Times are noisy: of two identical runs one is a little faster, and would be on the front for that alone. So a trial
-counts as faster than a finished one only if it is faster by more than a tenth. Bytes are exact, except for a few extra
-bytes in the first step of a run.
+Times are noisy: of two identical runs, one is slightly faster, and would be on the front only for that reason. So a
+trial counts as faster than a finished trial only if it is faster by more than 10 %. Bytes are exact, except for a few
+extra bytes in the first step of a run.
 
-Assumptions: no curve improves much more than those of the finished trials, and all steps send the same bytes. If steps
+Assumptions: no curve improves much more than the curves of finished trials, and all steps send the same bytes. If steps
 differ (methods that warm up, that average periodically, or whose bit widths change), only the cost so far counts.
 
 Optuna's pruners compare trials at the same step. Trials with different batch sizes take different numbers of steps, so
@@ -56,7 +56,7 @@ from shardscope.tuning.records import MEASURED, measured_from
 LEAST_FINISHED = 6
 CAUTION = 1.5
 """Assumed improvement, as a multiple of the best improver's, in a comparison with a finished trial that is not cheaper.
-In a comparison with a cheaper one the multiple is 1, because the running trial would at best end near the front."""
+If the finished trial is cheaper, the multiple is 1, because the running trial would at best end near the front."""
 _LATEST = 0.85
 """Fraction of the samples after which a trial is not pruned: finishing it costs little and yields its final values."""
 _SAME = 1e-3
@@ -79,8 +79,8 @@ class ParetoPruner:
 
     Args:
         definition: Definition of the study; all its objectives must be measurable during a run.
-        least_finished: Number of finished trials required before any is pruned; only those that were evaluated at or
-            before the same fraction of their samples count.
+        least_finished: Number of finished trials required before a trial is pruned; only trials that were evaluated at
+            or before the same fraction of their samples count.
         quicker_by: Fraction of a finished trial's time that a trial must save to count as faster. With a negative
             fraction, a trial also counts as faster if it is slower by less than that fraction.
 
@@ -106,12 +106,12 @@ class ParetoPruner:
             )
 
     def reason(self, live: Live, trials: list[FrozenTrial]) -> str | None:
-        """Return a sentence that names a trial dominating the running one's optimistic point; None if none does."""
+        """Return a sentence on a trial that dominates the running trial's optimistic point; None if there is none."""
         finished = finished_of(trials, self.definition.objectives)
         return self.judge(live.measured, live.job, finished)
 
     def judge(self, measured: TrialMetrics, job: Job, finished: Sequence[Finished]) -> str | None:
-        """Return a sentence that states why to prune the trial with these metrics; None to continue.
+        """Return a sentence on why to prune the trial with these metrics; None to continue.
 
         Args:
             measured: Metrics of the running trial.
@@ -204,8 +204,8 @@ def finished_of(trials: Sequence[FrozenTrial], objectives: Sequence[str]) -> lis
 def _sentence(winner: Finished, point: Mapping[str, float], share: float) -> str:
     figures = ", ".join(_against(name, winner.values[name], value) for name, value in point.items())
     return (
-        f"trial {winner.number} beats the best result that this trial may still reach, estimated at {share:.0%} of its "
-        f"samples from the best improvement so far: {figures}"
+        f"could not beat trial {winner.number}, estimated at {share:.0%} of its samples from the best improvement so "
+        f"far: {figures}"
     )
 
 
@@ -223,7 +223,7 @@ def _text(name: str, value: float) -> str:
 _STARTUP = 4
 """Number of trials that must finish before any trial is pruned."""
 _WARM_UP_DIVISOR = 3
-"""Trials are first compared after 1/3 of their evaluations: they look bad while their learning rate warms up."""
+"""Trials are first compared after 1/3 of their evaluations, because quality is poor during learning-rate warm-up."""
 _PERCENTILE = 25.0
 _PATIENCE = 2
 
@@ -269,7 +269,7 @@ def pruner_of(
     """Return the pruner to use; None if nothing is to be pruned.
 
     Args:
-        pruner: Name of a pruner, or the pruner itself; None takes the default for the study.
+        pruner: Name of a pruner, or the pruner itself; None uses the default for the study.
         definition: Definition of the study.
         promotes: Whether the study promotes trials by successive halving; a study with one objective then needs no
             pruner.
@@ -348,7 +348,7 @@ class ByOptuna:
             self.reported[live.number] = index + 1
 
     def reason(self, live: Live, _: list[FrozenTrial]) -> str | None:
-        """Return a sentence that states why Optuna prunes the trial; None if it does not."""
+        """Return a sentence on why Optuna prunes the trial; None if it does not."""
         self.report(live)
         curve = live.measured.curve
         if not curve or curve[-1][0] >= live.job.steps or not live.trial.should_prune():

@@ -1,6 +1,6 @@
 """The driver of a study whose trials pause at rungs and resume from their checkpoints.
 
-To Optuna, a paused trial is still running, so samplers take it into account. Its last piece has ended, and its
+Optuna lists a paused trial as running, so samplers take it into account. Its last piece has ended, and its
 attributes record the rung that it has reached. Only the driver that started a trial promotes it. When that driver stops
 or is killed, a successor takes the trial's place, as for any running trial (see `recovery`). The successor takes over
 the runs so far and resumes from the last checkpoint; if the checkpoints are on another machine, it trains from scratch.
@@ -48,7 +48,7 @@ class Held:
 
 @dataclass
 class HalvingDriver(TrialDriver):
-    """Driver that runs trials in pieces, and only the best ones to their end.
+    """Driver that runs trials in pieces, and only the best trials to their end.
 
     `rungs` are the points at which trials pause, and `held` maps the numbers of the paused trials to their state.
     """
@@ -240,7 +240,7 @@ class HalvingDriver(TrialDriver):
 
 
 def meter_of(runs: tuple[str, ...]) -> TrialReader:
-    """Return a reader that has read all pieces of a trial, given the paths of their runs in order."""
+    """Return a reader that has read all pieces of a trial, given the run paths of the pieces in order."""
     first, *others = (Run.attach(path) for path in runs)
     meter = TrialReader(first)
     meter.poll()

@@ -19,7 +19,7 @@ class Levels(NamedTuple):
     top: Floats
     """Number of children of the root; 1 if there is no level."""
     added: Floats
-    """Number of tensors that the root, which leads one group on every level, adds to its own."""
+    """Number of tensors that the root, which leads a group on every level, adds to its own tensor over all levels."""
 
 
 def group_levels(workers: Floats, group: Floats) -> Levels:

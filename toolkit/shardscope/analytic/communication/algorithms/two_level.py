@@ -76,7 +76,7 @@ def check_divides(field: str, parts: Floats, workers: Floats) -> None:
     """Check that `parts` divides the number of workers.
 
     Raises:
-        SpecError: `parts` does not divide it; the message names `field`.
+        SpecError: `parts` does not divide the number; the message names `field`.
     """
     parts, workers = np.broadcast_arrays(parts, workers)
     bad = workers % parts != 0

@@ -1,7 +1,7 @@
 """Integers of 2 to 8 bits in blocks, with bits reallocated between layers to reduce the error.
 
 A layer means a module with its own tensors. Every few steps, each rank measures the mean gradient, and reallocates bits
-within the budget. The mean gradient is the same on all ranks, so they arrive at the same bits without communication.
+within the budget. The mean gradient is the same on all ranks, so all ranks choose the same bits without communication.
 
 Adjacent tensors with the same number of bits are packed as one piece. A rank's share of a bucket consists of its shares
 of all pieces, and is sent as one packet. So a bucket takes only two phases, as if all its integers had the same width.

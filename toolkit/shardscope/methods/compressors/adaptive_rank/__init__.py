@@ -32,7 +32,7 @@ class AdaptiveRank(LowRankCompression):
     error: float = Field(default=0.3, gt=0, lt=1)
     """Bound on the relative error of each matrix's approximation, 0 < value < 1; exceeded if even `rank` is too low."""
     rank: int = Field(default=8, ge=1, le=256)
-    """Largest rank, 1 to 256."""
+    """Largest rank of an approximation, 1 to 256."""
     update_every: Count = 20
     """Number of steps between measurements of the gradients; each measurement updates the ranks."""
 

@@ -1,7 +1,7 @@
 """Natural compression: sign and exponent, 9 bits per element (Horvath et al. 2019).
 
 A number is rounded stochastically to the next power of two above or below, without bias. This adds a variance of at
-most an eighth of the squared number (theorem 3). For the bits of a float32, this rounding is one addition: random bits
+most an eighth of the squared number (theorem 3). On the bits of a float32, this rounding is one addition: random bits
 are added to the mantissa, and a carry increments the exponent. A packet contains all exponents, then all signs.
 """
 

@@ -70,7 +70,7 @@ class OneBit(Packed):
         )
 
     def _measure(self) -> dict[str, Tensor]:
-        """Return each layer's root mean square first moment, divided by the mean over layers; 1 if it is all zeros."""
+        """Return each layer's root mean square first moment, relative to the mean over layers; 1 for zero moments."""
         moments = {name: self._optimizer.first_moment(p) for name, p in self._parameters.items()}
         sizes = {name: moment.double().square().mean().sqrt().cpu() for name, moment in moments.items()}
         mean = torch.stack(list(sizes.values())).mean()

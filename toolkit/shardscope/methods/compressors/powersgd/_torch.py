@@ -31,7 +31,7 @@ _FACTOR = "factor."
 
 @dataclass(frozen=True)
 class FactoredTensor:
-    """How one tensor of a bucket is sent in one step.
+    """Form in which one tensor of a bucket is sent in one step.
 
     Attributes:
         name: Name of the tensor.
@@ -224,7 +224,7 @@ class PowerSgdCompressor(Compressor):
 
 
 def matrix_shape(shape: torch.Size) -> tuple[int, int]:
-    """Return the shape of a tensor as a matrix: (first dimension, all others), or (1, n) with at most one dimension."""
+    """Return a tensor's matrix shape: (first dimension, product of all others), or (1, n) for a vector or scalar."""
     return (shape[0], shape[1:].numel()) if len(shape) > 1 else (1, shape.numel())
 
 

@@ -48,7 +48,7 @@ class QsgdCodec(BlockInt):
 
 
 def round_stochastically(steps: Tensor, levels: int, keys: Keys, start: int) -> Tensor:
-    """Round `steps` stochastically to integers in [-levels, levels]; return these plus `levels`, as uint8 codes.
+    """Round `steps` stochastically to integers in [-levels, levels]; return the integers plus `levels`, as uint8.
 
     The tensor `steps` is overwritten.
     """

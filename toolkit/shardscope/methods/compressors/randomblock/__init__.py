@@ -11,7 +11,7 @@ from shardscope.spec.look import MethodStyle
 
 
 class RandomBlock(PackedCompression):
-    """Sends the values of randomly drawn blocks; all ranks draw the same ones, so no indices are sent."""
+    """Sends the values of randomly drawn blocks; all ranks draw the same blocks, so no indices are sent."""
 
     name = "randomblock"
     carriage = "sums"
@@ -34,8 +34,7 @@ class RandomBlock(PackedCompression):
         return self
 
     def packet_bytes(self, num_elements: int) -> int:
-        from shardscope.analytic.communication.compressed import FLOAT_BYTES, num_blocks
-        from shardscope.analytic.communication.sparse import kept_elements
+        from shardscope.analytic.communication.compressed import FLOAT_BYTES, kept_elements, num_blocks
 
         kept = int(kept_elements(num_blocks(num_elements, self.block), self.ratio))
         return FLOAT_BYTES * min(num_elements, kept * self.block)

@@ -22,7 +22,7 @@ class _Views(NamedTuple):
         blocks: All whole blocks, one per row.
         drawn: Indices of the whole blocks that were drawn.
         packed: The part of the packet for these blocks, one per row.
-        rest: The rest of the packet, for the shorter last block.
+        rest: The remaining part of the packet, for the shorter last block.
     """
 
     blocks: Tensor
@@ -32,7 +32,7 @@ class _Views(NamedTuple):
 
 
 class RandomBlockCodec(Codec):
-    """Codec that keeps a fraction `ratio` of the blocks of `block` elements, unscaled; all ranks keep the same ones."""
+    """Codec that keeps a fraction `ratio` of the blocks of `block` elements, unscaled and the same on all ranks."""
 
     summable = torch.float32
     shared_seed: ClassVar[bool] = True

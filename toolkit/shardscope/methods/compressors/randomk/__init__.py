@@ -9,7 +9,7 @@ from shardscope.spec.look import MethodStyle
 
 
 class RandomK(PackedCompression):
-    """Sends the values of randomly drawn elements; all ranks draw the same ones, so no indices are sent."""
+    """Sends the values of randomly drawn elements; all ranks draw the same elements, so no indices are sent."""
 
     name = "randomk"
     carriage = "sums"

@@ -23,7 +23,7 @@ def num_kept(num_elements: int, ratio: float) -> int:
 
 
 class RandomKCodec(Codec):
-    """Codec that keeps a fraction `ratio` of the elements, unscaled; all ranks keep the same ones."""
+    """Codec that keeps a fraction `ratio` of the elements, unscaled; all ranks keep the same elements."""
 
     summable = torch.float32
     shared_seed: ClassVar[bool] = True

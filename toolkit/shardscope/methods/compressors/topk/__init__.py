@@ -21,8 +21,8 @@ class TopK(PackedCompression):
     feedback: bool = True
     """Error feedback: add the compression error of a step to the next step's gradient."""
     selection: Literal["sampled", "exact"] = "sampled"
-    """How to find the largest elements: with a threshold from a sample (``sampled``), or by comparing all elements
-    (``exact``). The result is the same."""
+    """Search for the largest elements: with a threshold from a sample (``sampled``), or by comparing all elements
+    (``exact``). Both give the same result."""
     exchange: Exchange = "gather"
     """How packets are exchanged, ``two-phase`` or ``gather``; see `packed.Exchange`."""
 

@@ -100,7 +100,7 @@ def index_format(num_elements: int, kept: int) -> IndexFormat:
 
 
 def _bits(places: Indices, count: int) -> Bytes:
-    """Pack a row of `count` bits, of which those at `places` are set; each byte is filled from its lowest bit."""
+    """Pack a row of `count` bits with the bits at `places` set; each byte is filled from its lowest bit."""
     row = np.zeros(count, dtype=np.uint8)
     row[places] = 1
     return np.packbits(row, bitorder="little")

@@ -5,7 +5,7 @@
 enough for more than k elements to exceed it, with a margin of five standard deviations of the sampling error. One pass
 collects the elements above the threshold, and only these are partitioned. If fewer than k elements exceed the threshold
 (a chance of one in millions if elements are independent), all elements are partitioned. Among elements of equal
-magnitude, both functions select the first.
+magnitude, both functions select those with the lowest indices.
 """
 
 from __future__ import annotations

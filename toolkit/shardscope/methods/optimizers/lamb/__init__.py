@@ -100,7 +100,7 @@ class Lamb(Optimizer):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All settings by name; those that are None are replaced by the variant's values, or else by the paper's."""
+        """All settings by name, with the variant's values, or else the paper's values, in place of None."""
         usual = {**PAPER, **VARIANTS[self.variant]}
         return {name: usual[name] if value is None else value for name, value in super().settings.items()}
 

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 Form = Literal["auto", "compiled", "fused", "plain", "triton"]
 
 COMPILED_ELEMENTS = 1 << 21
-"""Number of elements from which ``form="auto"`` uses the compiled loop: with fewer, loading numba takes as long as
-hundreds of steps."""
+"""Minimum number of elements for which ``form="auto"`` uses the compiled loop; with fewer, loading numba takes as long
+as hundreds of steps."""
 
 
 class TorchLamb(LayerwiseOptimizer):
@@ -82,7 +82,7 @@ class TorchLamb(LayerwiseOptimizer):
             counts their gradients (tied copies).
 
     Raises:
-        SpecError: An option is out of range. In the first step, also if the `form` is not possible.
+        SpecError: An option is out of range; or, in the first step, the `form` is not possible.
     """
 
     method = "lamb"
@@ -141,7 +141,7 @@ class TorchLamb(LayerwiseOptimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._kernels = None  # they update the moments of the state before
+        self._kernels = None  # the kernels update the moments of the previous state
 
     def _new_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         return {
@@ -216,7 +216,7 @@ class TorchLamb(LayerwiseOptimizer):
         """Return the factor that clips gradients to `max_grad_norm`; None if it is known to be 1.
 
         Args:
-            batches: All gradients; those of a batch have the same dtype and device.
+            batches: All gradients, in batches of equal dtype and device.
         """
         if (max_norm := self.max_grad_norm) is None:
             return None
@@ -234,7 +234,7 @@ class TorchLamb(LayerwiseOptimizer):
         return None if factor == 1 else factor
 
     def _chosen_loop(self, batches: list[LayerBatch]) -> Advance | None:
-        """Return the compiled loop if it is used in this step for the layers that it supports."""
+        """Return the compiled loop for the layers that it supports; None if this step does not use it."""
         if self.form in {"fused", "plain"}:
             return None
         num_elements = sum(batch.num_elements for batch in batches if _fits_compiled(batch))

@@ -3,8 +3,8 @@
 Before the freeze, each layer's trust ratio is averaged over the steps, starting with the first step in which both
 weights and update have non-zero norms. After the freeze, a fresh second moment is kept in addition to the frozen one;
 it is computed from gradients that are reconstructed from the averaged first moments. The averaged ratio is multiplied
-by a factor. For each element, the root of the frozen second moment is divided by that of the fresh one; the factor is
-the largest of these quotients in the layer, within bounds.
+by a factor. For each element, the root of the frozen second moment is divided by the root of the fresh second moment;
+the factor is the largest of these quotients in the layer, within bounds.
 """
 
 from __future__ import annotations

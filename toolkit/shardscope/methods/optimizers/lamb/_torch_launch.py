@@ -1,8 +1,8 @@
 """LAMB's step on a GPU in launches of the Triton kernel: the layers of each launch, their order, and the settings.
 
 A launch updates layers of one parameter group that have taken the same number of steps. Its tables stay on the device
-from step to step, as long as the same parameters have a gradient. A step that finds the tensors where they were uploads
-nothing; if the gradients have moved, it uploads their addresses. It never waits for the device.
+from step to step, as long as the same parameters have a gradient. A step uploads nothing if all tensors have the same
+addresses as before; if only gradients have moved, it uploads their new addresses. It never waits for the device.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ TILE = 1024
 NUM_WARPS = 4
 """Warps per program."""
 PROGRAMS_PER_PROCESSOR = 6
-"""Programs that run at a time on each multiprocessor. With fewer programs, a layer's second visits follow its first
-visits more closely, and more of the layer is still in the L2 cache; with too few, memory bandwidth is not used."""
+"""Programs that run concurrently on each multiprocessor. With fewer programs, a layer's second visits follow its first
+visits more closely, and more of the layer is still in the L2 cache; with too few, memory bandwidth is underused."""
 
 DEVICES = {"cuda", "cpu"} if triton.knobs.runtime.interpret else {"cuda"}
-"""Types of devices on which the kernel runs; Triton's interpreter, made for tests, takes tensors on the host."""
+"""Types of devices on which the kernel runs; Triton's interpreter, used in tests, accepts tensors in host memory."""
 
 Held = tuple[Tensor, dict[str, Tensor]]
 """A parameter and its optimizer state."""
@@ -55,7 +55,7 @@ class Launch:
     Args:
         group: The parameter group.
         layers: The layers.
-        held: Their parameters and optimizer states. The step counts are replaced by views of one tensor.
+        held: Parameters and optimizer states of the layers. Their step counts are replaced by views of one tensor.
         is_sharded: Whether the layers' sums of squares are added over ranks between first and second visits.
     """
 
@@ -104,7 +104,7 @@ class Launch:
         )
 
     def fits(self) -> bool:
-        """Return whether the same tensors are to be updated again; if so, take their present gradients."""
+        """Return whether this step updates the same tensors as the last; if so, use their current gradients."""
         counts = self._steps.tolist()
         if self.adapts != self.group["adapt"] or counts.count(counts[0]) < len(counts):
             return False
@@ -137,7 +137,7 @@ class Launch:
         self._run(self._stages[0], grad_factor)
 
     def finish(self, squares: Squares, ratios: Scalars) -> None:
-        """Move the weights of sharded layers, by the trust ratios that follow from sums of squares over all ranks."""
+        """Update the weights of sharded layers, with trust ratios from the sums of squares over all ranks."""
         for own, values in zip(self._results.unbind(dim=1), (*squares, ratios), strict=True):
             own.copy_(torch.as_tensor(values))
         self._run(self._stages[1], None)
@@ -155,7 +155,7 @@ class Launch:
             )  # fmt: skip
 
     def _factors(self) -> list[float]:
-        """Return the kernel's arguments from `keep1` to `largest_ratio`: floats, because Triton compiles ints anew."""
+        """Return the kernel's arguments from `keep1` to `largest_ratio`, as floats: ints would cause recompilation."""
         group, is_inside = self.group, self.group["decay_form"] == "inside"
         moments = AdamMoments.of(group)
         (count,) = moments.counts([self._steps[0]])
@@ -171,8 +171,8 @@ class KernelStep:
 
     Args:
         batches: The layers, in the order of the parameters.
-        held: Their parameters and optimizer states.
-        is_sharded: As for `Launch`.
+        held: Parameters and optimizer states of the layers.
+        is_sharded: Whether the layers' sums of squares are added over ranks; see `Launch`.
     """
 
     def __init__(self, batches: Sequence[LayerBatch], held: Sequence[Held], *, is_sharded: bool) -> None:
@@ -182,7 +182,7 @@ class KernelStep:
         ]
 
     def fits(self, groups: Sequence[Mapping[str, Any]]) -> bool:
-        """Return whether the same tensors are to be updated again; if so, take their present gradients."""
+        """Return whether this step updates the same tensors as the last; if so, use their current gradients."""
         updated = [id(param) for group in groups for param in group["params"] if param.grad is not None]
         return updated == self._updated and all(launch.fits() for launch in self.launches)
 
@@ -190,7 +190,7 @@ class KernelStep:
 def _runs(
     batches: Sequence[LayerBatch], held: Sequence[Held]
 ) -> Iterator[tuple[dict[str, Any], Sequence[LayerShard], Sequence[Held]]]:
-    """Split the batches where the step count changes, in the same order, in which all ranks sum squares."""
+    """Split the batches where the step count changes, and keep their order, which must be the same on all ranks."""
     rest = iter(held)
     for batch in batches:
         rows = list(zip(batch.layers, itertools.islice(rest, len(batch.layers)), strict=True))

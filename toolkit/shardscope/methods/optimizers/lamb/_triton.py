@@ -2,14 +2,14 @@
 
 The work on a layer is cut into tiles, and each tile is visited twice. The first visit updates the moments and sums the
 squares of weights and update. The second visit needs the trust ratio, and so the sums over the whole layer; it computes
-the update again from the stored moments, and moves the weights. Together they access memory 10 times per element,
-against 7 times in a fused AdamW kernel, except where the second visit finds its three tensors in the L2 cache. So the
-programs of the kernel work through one list of visits, in which a layer's second visits follow shortly after its first
-ones (`_visits.stages_of`).
+the update again from the stored moments, and moves the weights. Both visits together access memory 10 times per
+element, compared with 7 times in a fused AdamW kernel; fewer if the second visit finds its three tensors in the L2
+cache. To make this likely, the programs of the kernel work through one list of visits, in which a layer's second visits
+follow shortly after its first visits (`_visits.stages_of`).
 
-Each program takes the next visit from the list when it has done the last. A second visit waits until the sums of its
-layer are complete; it cannot wait forever, because these depend only on visits that were taken before it. The order of
-additions does not depend on the order in which programs finish, so equal inputs give equal bits.
+Each program takes the next visit from the list when it has finished the previous one. A second visit waits until the
+sums of its layer are complete; it cannot wait forever, because these depend only on visits that were taken before it.
+The order of additions does not depend on the order in which programs finish, so results are bitwise reproducible.
 
 This module needs Triton.
 """
@@ -34,7 +34,7 @@ def step_layers(
     table, visits, partials, counters, results, grad_factor, num_visits, epoch, adapts, keep1, add1, keep2, add2,
     scale1, scale2, eps, decay, shrink, lr, clamp, largest_ratio, tile_size: tl.constexpr,
 ):  # fmt: skip
-    """Work through `visits`.
+    """Update all layers of `table` by carrying out `visits` in order.
 
     Args:
         table: int64, a row of `COLUMNS` per layer.
@@ -45,7 +45,7 @@ def step_layers(
         results: float64, a row per layer: sums of squares of weights and update, and the trust ratio.
         grad_factor: float64, factor of all gradients.
         num_visits: Number of rows in `visits`.
-        epoch: A number that differs from that of the last step.
+        epoch: Number that differs from the epoch of the last step.
         adapts: 1 if layers have a trust ratio; 0 if the first visit also moves the weights.
         keep1: This and the next arguments up to `decay`: see `_torch_loops.factors_of`.
         shrink: Factor of the weights that is subtracted first, for decoupled weight decay.
@@ -146,7 +146,7 @@ def _advance(
     w, g, m, v, size, factor, keep1, add1, keep2, add2, scale1, scale2, eps, decay, shrink, lr, adapts,
     tile_size: tl.constexpr, whole: tl.constexpr,
 ):  # fmt: skip
-    """Update the moments of a tile, without trust ratios its weights too; return the two sums of squares."""
+    """Update the moments of a tile, and without trust ratios also its weights; return both sums of squares."""
     grad = _read(g, size, tile_size, whole, "evict_first")
     moment = _read(m, size, tile_size, whole, "")
     square = _read(v, size, tile_size, whole, "")
@@ -169,7 +169,7 @@ def _advance(
 def _move(
     w, m, v, size, rate, scale1, scale2, eps, decay, shrink, tile_size: tl.constexpr, whole: tl.constexpr
 ):
-    """Move the weights of a tile, whose three tensors the cache need not keep any longer."""
+    """Update the weights of a tile; its three tensors are read for the last time, so the cache may evict them."""
     weights = _read(w, size, tile_size, whole, "evict_first")
     moment = _read(m, size, tile_size, whole, "evict_first")
     square = _read(v, size, tile_size, whole, "evict_first")
@@ -180,7 +180,7 @@ def _move(
 
 @triton.jit
 def _conclude(result, partials, num_tiles, clamp, largest_ratio):
-    """Add up the sums of all tiles of a layer, in their order, and compute its trust ratio."""
+    """Add up the sums of all tiles of a layer, in order of the tiles, and compute the layer's trust ratio."""
     of_weights = tl.zeros([CHUNK], tl.float64)
     of_update = tl.zeros([CHUNK], tl.float64)
     start = 0

@@ -9,13 +9,13 @@ import numpy.typing as npt
 def stages_of(
     num_tiles: npt.NDArray[np.int64], *, adapts: bool, ahead: int | None
 ) -> list[npt.NDArray[np.int32]]:
-    """Return the visits to tiles of layers in each stage of a step, in order: a row per visit, as the kernel takes it.
+    """Return the visits to tiles of layers in each stage of a step, in order; one row per visit, for `step_layers`.
 
     Args:
         num_tiles: Number of tiles of each layer.
         adapts: Whether the layers have trust ratios; without, there are no second visits.
         ahead: Number of first visits to other layers between a layer's last first visit and its second visits, so that
-            these need not wait for programs that are still on the first; None if all second visits are a second stage.
+            second visits do not wait for unfinished first visits; None to put all second visits in a second stage.
     """
     layers = np.repeat(np.arange(len(num_tiles)), num_tiles)
     ends = np.cumsum(num_tiles, dtype=np.int64)[layers]

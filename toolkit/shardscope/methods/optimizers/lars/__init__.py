@@ -49,7 +49,7 @@ class Lars(Optimizer):
     trust_coefficient: Positive = 1e-3
     """Size of a layer's step at a learning rate of 1, relative to the layer's weight norm, above 0."""
     momentum_form: Literal["classic", "torch", "post"] = "classic"
-    """Which factors the velocity includes: learning rate and trust ratio (``classic``, as in the paper), only the ratio
+    """Factors that the velocity includes: learning rate and trust ratio (``classic``, as in the paper), only the ratio
     (``torch``), or neither (``post``). With ``post``, the step is the velocity times both factors, and the ratio is
     computed from the norm of the velocity."""
     norm_of: Literal["sum", "parts"] | None = None

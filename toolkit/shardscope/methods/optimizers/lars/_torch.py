@@ -36,7 +36,7 @@ class TorchLars(LayerwiseOptimizer):
     decay), a step is
 
     - classic: ``v = m v + lr q u``, ``w -= v``;
-    - torch: ``v = m v + q u``, ``w -= lr v``, which differs when the learning rate changes;
+    - torch: ``v = m v + q u``, ``w -= lr v``, which differs from classic when the learning rate changes;
     - post: ``v = m v + u``, ``w -= lr q v``, with the norm of ``v`` in the ratio.
 
     Args:

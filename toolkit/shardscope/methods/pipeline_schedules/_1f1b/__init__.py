@@ -23,7 +23,7 @@ class OneForwardOneBackward(PipelineSchedule):
     held_terms = HeldTerms(1.0, 0.0)
 
     def order(self, rank: int, ranks: int, microbatches: int, held: int) -> Sequence[Operation]:
-        """Return a warm-up forward pass per stage from this rank's on, then alternate backward and forward passes."""
+        """Return a warm-up forward pass for this and each later stage, then alternating backward and forward passes."""
         warmup = min(microbatches, ranks - rank)
         ops = [("F", rank, i) for i in range(warmup)]
         for i in range(microbatches):
@@ -39,12 +39,15 @@ class OneForwardOneBackward(PipelineSchedule):
         return f"at least {ranks}"
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """Return a rank's peak activations, in micro-batches: min(m, P - rank) of m, on P ranks (section 3.2)."""
+        """Return a rank's peak activations in micro-batches: min(m, P - rank) (section 3.2).
+
+        There are m micro-batches and P ranks.
+        """
         import numpy as np
 
         return np.minimum(microbatches, ranks - rank)
 
     def bubble(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import flush
+        from shardscope.analytic.schedules.closed import flush
 
         return flush(case)

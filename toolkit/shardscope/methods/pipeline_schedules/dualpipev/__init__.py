@@ -12,7 +12,8 @@ class DualPipeV(PipelineSchedule):
     """V-shaped schedule that pairs forward and backward passes, so that each hides the communication of the other.
 
     The order is the same as in torch's ``ScheduleDualPipeV``, which sends the result of a pair's forward pass only
-    after the pair's backward pass. Here it is sent at once, which takes 8 % less time with 4 ranks and 8 micro-batches.
+    after the pair's backward pass. Here, the result is sent immediately, which makes a step of 8 micro-batches on 4
+    ranks 8 % faster.
     """
 
     name = "dualpipev"
@@ -33,15 +34,15 @@ class DualPipeV(PipelineSchedule):
         return dualpipev(rank, ranks, microbatches, held)
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """Return a rank's peak activations, in micro-batches: min(m, P + 1/2) of m, on P ranks.
+        """Return a rank's peak activations, in micro-batches: min(m, P + 1/2) for m micro-batches on P ranks.
 
-        DualPipe's README states this as PP + 1 in units of one stage, where PP = 2P is the number of stages.
+        DualPipe's README gives this as PP + 1 in units of one stage, where PP = 2P is the number of stages.
         """
         import numpy as np
 
         return np.minimum(microbatches, ranks + 0.5)
 
     def bubble(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import dualpipev
+        from shardscope.analytic.schedules.closed import dualpipev
 
         return dualpipev(case)

@@ -25,10 +25,10 @@ class GPipe(PipelineSchedule):
         return [(kind, rank, i) for kind in "FB" for i in range(microbatches)]
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """Return a rank's peak activations, in micro-batches: all, because all are in flight at the same time."""
+        """Return a rank's peak activations, in micro-batches: all micro-batches are in flight at the same time."""
         return microbatches
 
     def bubble(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import flush
+        from shardscope.analytic.schedules.closed import flush
 
         return flush(case)

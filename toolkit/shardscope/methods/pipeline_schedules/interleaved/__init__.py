@@ -26,10 +26,10 @@ class Interleaved(InRounds):
         return interleaved(rank, ranks, microbatches, held)
 
     def last_round(self, rank: Any, ranks: Any) -> Any:
-        """Return the number of forward passes: 1 on the last rank, two more on each rank before it (section 2.2)."""
+        """Return 1 on the last rank, and 2 more for each rank before it (section 2.2)."""
         return 2 * (ranks - rank) - 1
 
     def bubble(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import flush
+        from shardscope.analytic.schedules.closed import flush
 
         return flush(case)

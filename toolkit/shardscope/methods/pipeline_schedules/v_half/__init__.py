@@ -28,15 +28,16 @@ class VHalf(PipelineSchedule):
         return v_half(rank, ranks, microbatches, held)
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """Return a rank's peak activations, in micro-batches: at most P // 2 + 1 of m, on P ranks.
+        """Return a rank's peak activations, in micro-batches: min(m, P // 2 + 1, (m + rank + 1) / 2).
 
-        It is min(m, P // 2 + 1, (m + rank + 1) / 2), because with few micro-batches, all enter before the V is full.
+        There are m micro-batches and P ranks. The last term applies to few micro-batches, all of which enter before the
+        V is full.
         """
         import numpy as np
 
         return np.minimum(np.minimum(microbatches, (microbatches + rank + 1) / 2), ranks // 2 + 1)
 
     def bubble(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import v_half
+        from shardscope.analytic.schedules.closed import v_half
 
         return v_half(case)

@@ -9,7 +9,7 @@ from shardscope.spec.pipeline_schedule import HeldTerms, Operation, PipelineSche
 
 
 class VMin(PipelineSchedule):
-    """V-shaped schedule with the least activation memory: a third of 1F1B's, with two thirds of its bubble."""
+    """V-shaped schedule with the least activation memory: a third of that of 1F1B, with two thirds of its bubble."""
 
     name = "v-min"
     title = "V-Min"
@@ -28,9 +28,9 @@ class VMin(PipelineSchedule):
         return v_min(rank, ranks, microbatches, held)
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """Return a rank's peak activations, in micro-batches: at most (P + 4) // 3 of m, on P ranks.
+        """Return a rank's peak activations, in micro-batches: at most (P + 4) // 3 on P ranks.
 
-        This limit is one lower on ranks 0, 3, 6, ... if P modulo 3 is 2. With few micro-batches, all of them enter
+        This limit is one lower on ranks 0, 3, 6, ... if P modulo 3 is 2. With few micro-batches (m), all of them enter
         before the V is full, and the result is at most (m + rank + 1) / 2.
         """
         import numpy as np
@@ -39,6 +39,6 @@ class VMin(PipelineSchedule):
         return np.minimum(np.minimum(microbatches, (microbatches + rank + 1) / 2), most)
 
     def bubble(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import v_min
+        from shardscope.analytic.schedules.closed import v_min
 
         return v_min(case)

@@ -24,17 +24,17 @@ class ZbH1(PipelineSchedule):
         return zb_h1(rank, ranks, microbatches, held)
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """Return a rank's peak activations, in micro-batches: min(m, P) of m, on P ranks (section 2.1)."""
+        """Return a rank's peak activations in micro-batches: min(m, P) (m micro-batches, P ranks; section 2.1)."""
         import numpy as np
 
         return np.minimum(microbatches, ranks)
 
     def bubble(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import zb_h1
+        from shardscope.analytic.schedules.closed import zb_h1
 
         return zb_h1(case)
 
     def ramp(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import interleaved_ramp
+        from shardscope.analytic.schedules.closed import interleaved_ramp
 
         return interleaved_ramp(case)

@@ -24,17 +24,17 @@ class ZbH2(PipelineSchedule):
         return zb_h2(rank, ranks, microbatches, held)
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """Return a rank's peak activations, in micro-batches: min(m, 2P - 1) of m, on P ranks (section 2.2)."""
+        """Return a rank's peak activations in micro-batches: min(m, 2P - 1) (m micro-batches, P ranks; section 2.2)."""
         import numpy as np
 
         return np.minimum(microbatches, 2 * ranks - 1)
 
     def bubble(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import zb_h2
+        from shardscope.analytic.schedules.closed import zb_h2
 
         return zb_h2(case)
 
     def ramp(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import zb_h2_ramp
+        from shardscope.analytic.schedules.closed import zb_h2_ramp
 
         return zb_h2_ramp(case)

@@ -29,20 +29,21 @@ class Zbv(PipelineSchedule):
         return zbv(rank, ranks, microbatches, held)
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """Return a rank's peak activations, in micro-batches: at most P of m, on P ranks (section 6).
+        """Return a rank's peak activations, in micro-batches: min(m, P, (m + rank + 1) / 2).
 
-        It is min(m, P, (m + rank + 1) / 2), because with few micro-batches, all of them enter before the V is full.
+        There are m micro-batches and P ranks; the limit P is from section 6. The last term applies to few
+        micro-batches, all of which enter before the V is full.
         """
         import numpy as np
 
         return np.minimum(np.minimum(microbatches, (microbatches + rank + 1) / 2), ranks)
 
     def bubble(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import zbv
+        from shardscope.analytic.schedules.closed import zbv
 
         return zbv(case)
 
     def ramp(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import zbv_ramp
+        from shardscope.analytic.schedules.closed import zbv_ramp
 
         return zbv_ramp(case)

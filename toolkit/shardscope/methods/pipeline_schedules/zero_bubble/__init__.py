@@ -26,15 +26,15 @@ class ZeroBubble(InRounds):
         return zero_bubble(rank, ranks, microbatches, held)
 
     def last_round(self, rank: Any, ranks: Any) -> Any:
-        """Return the number of forward passes: one per rank of the pipeline, as in ZB-H1, whose stages are longer."""
+        """Return one forward pass per rank of the pipeline, as in ZB-H1, which has longer stages."""
         return ranks
 
     def bubble(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import interleaved_zero_bubble
+        from shardscope.analytic.schedules.closed import interleaved_zero_bubble
 
         return interleaved_zero_bubble(case)
 
     def ramp(self, case: Any) -> Any:
-        from shardscope.analytic.schedules.paths import interleaved_ramp
+        from shardscope.analytic.schedules.closed import interleaved_ramp
 
         return interleaved_ramp(case)

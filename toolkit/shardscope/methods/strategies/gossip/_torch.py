@@ -69,7 +69,7 @@ class GossipRank(RankStrategy):
 
     @property
     def reports_layer_signals(self) -> bool:
-        """True, because each rank has its own weights."""
+        """Whether this rank reports layer signals: True, because each rank has its own weights."""
         return True
 
     def step(
@@ -96,7 +96,7 @@ class GossipRank(RankStrategy):
         self._write(self._flat)
 
     def distance(self) -> float:
-        """Return the ranks' root mean square distance from the mean model, relative to its norm; call on all ranks."""
+        """Return the ranks' root mean square distance from the mean, relative to the mean's norm; call on all ranks."""
         own = torch.empty_like(self._flat, device=self.context.device)
         self._read(own)
         mean = self.group.sum_as("consensus", own.clone()).div_(self.context.world_size)
@@ -183,6 +183,6 @@ class GossipRank(RankStrategy):
         super().load_compressor_state(state)
 
     def reshard_compressor_state(self, state: dict[str, Tensor], layout: str) -> dict[str, Tensor]:
-        """Convert the state without the public copies, which belong to other neighbours; they start from the mean."""
+        """Convert the state, without the public copies of different neighbours; new copies start from the mean."""
         kept = {name: tensor for name, tensor in state.items() if not name.startswith(_PUBLIC)}
         return super().reshard_compressor_state(kept, layout)

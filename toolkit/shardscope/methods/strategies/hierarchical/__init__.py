@@ -124,7 +124,7 @@ class Hierarchical(BucketedStrategy):
 
 
 def _at_once(exchanges: Sequence[Exchange]) -> Exchange:
-    """Return one exchange whose rounds contain those of all `exchanges`, which have equally many rounds."""
+    """Merge simultaneous exchanges with equal numbers of rounds: each round contains the messages of all exchanges."""
     from dataclasses import replace
 
     from shardscope.analytic.communication.plan import Round

@@ -57,9 +57,9 @@ class ParameterServer(Strategy):
     In modes ``async`` and ``ssp``, workers share the run's gradients by default: a worker that has finished a gradient
     takes the next part of the data that no worker has taken, so that a fast worker computes more gradients, and all
     workers end at about the same time. A step then consists of as many gradients as there are workers, whichever
-    workers computed them, and the learning rate follows the number of gradients of all workers. Data are read when a
-    worker takes them, not ahead of time. With ``budget="per-worker"``, each worker takes its own part of every step,
-    and the run ends with the slowest worker.
+    workers computed them, and the learning-rate schedule advances with the number of gradients of all workers. Data are
+    read when a worker takes them, without prefetching. With ``budget="per-worker"``, each worker takes its own part of
+    every step, and the run ends with the slowest worker.
 
     Li et al., Scaling distributed machine learning with the parameter server (OSDI 2014); Ho et al., More effective
     distributed ML via a stale synchronous parallel parameter server (NIPS 2013).
@@ -132,7 +132,7 @@ class ParameterServer(Strategy):
 
     @property
     def shares_gradients(self) -> bool:
-        """Whether workers share the gradients of a run, instead of computing one in each step."""
+        """Whether workers share the gradients of a run, instead of each computing one per step."""
         return self.is_asynchronous and self.budget == "shared"
 
     @property
@@ -269,7 +269,7 @@ class ParameterServer(Strategy):
         """Return the traffic of one push and one pull per worker, including headers and the norms that servers sum.
 
         With `backups`, this is the maximum, because workers skip steps that have ended without them. Workers that share
-        gradients may compute, and send, any number of the gradients of a step; one each is assumed.
+        gradients may compute, and send, any number of the gradients of a step; one per worker is assumed.
         """
         from shardscope.analytic.communication.parameter_server import parameter_server_traffic
 

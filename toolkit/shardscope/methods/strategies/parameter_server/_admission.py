@@ -11,9 +11,9 @@ as computing, and whose last gradient applied by S is b. Then S answered A's pus
 b; otherwise a would already be too stale. So b was pushed before a. In a cycle of waiting servers, a gradient would
 have been pushed before itself, which is impossible.
 
-With backup workers, an update uses the first gradients of a step, and those of the same step that arrive later are
-dropped. The worker of a dropped gradient pulls the newest parameters, so it never computes for a step that is over. In
-the end all workers compute for the same step, so enough gradients for it arrive.
+With backup workers, an update uses the first gradients of a step, and drops gradients of the same step that arrive
+later. The worker of a dropped gradient pulls the newest parameters, so it never computes for a step whose update it
+knows to be over. In the end all workers compute for the same step, so enough gradients for it arrive.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class BackupAdmission(Admission):
     """State of a server with backup workers.
 
     Attributes:
-        needed: Number of gradients that an update waits for, as long as so many workers have not stopped.
+        needed: Number of gradients that an update waits for; it waits for fewer once fewer workers are running.
         step: The last step whose update has been decided.
     """
 

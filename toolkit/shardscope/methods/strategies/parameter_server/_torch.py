@@ -38,8 +38,8 @@ class ParameterServerRank(RankStrategy):
 
     The module of each rank holds a worker's copy of the parameters; a server stores its own parameters separately. At
     some points, such as before a checkpoint, all ranks synchronise: each server broadcasts its newest parameters, so
-    that all copies are equal. In a synchronous run, copies are equal anyway, so this changes nothing. In other runs, it
-    acts like an additional pull by each worker.
+    that all copies are equal. In a synchronous run, copies are equal anyway, so this changes nothing. In all other
+    runs, synchronising acts like an additional pull by each worker.
     """
 
     shares_state: ClassVar[bool] = False
@@ -215,7 +215,7 @@ class ParameterServerRank(RankStrategy):
         return f"{self.settings.label} {self.context.world_size}"
 
     def named_optimizer(self, optimizer: torch.optim.Optimizer) -> NamedOptimizer | None:
-        """Return the real optimizer, which a server has for its own tensors."""
+        """Return a server's real optimizer, with the names of its tensors; None on a rank without a server."""
         server = self.server
         if server is None:
             return None
@@ -233,10 +233,10 @@ class SharedParts:
     """One worker's view of the parts of a run's data that workers share: each worker takes the next untaken part.
 
     The gradients of a run are numbered from 0, in the order of steps and, within a step, of the parts of its global
-    batch. The next number is a counter in the process group's store, which adds and returns in one operation. A worker
-    takes its next number when it has finished a gradient, and so knows when it has finished its gradients of a step.
-    All gradients below the lowest number that a worker has taken but not finished are finished, so ranks that
-    synchronise after a step have finished exactly the gradients up to this step.
+    batch. The next number is an atomic counter in the process group's store. A worker takes its next number when it has
+    finished a gradient, and so knows when it has finished its gradients of a step. All gradients below the lowest
+    number that a worker has taken but not finished are finished, so ranks that synchronise after a step have finished
+    exactly the gradients up to this step.
 
     Attributes:
         counter: Counter of the parts that workers have taken, not counting their first parts.
@@ -252,9 +252,9 @@ class SharedParts:
 
     @classmethod
     def of(cls, context: RankContext, group: dist.ProcessGroup, workers: range) -> SharedParts:
-        """Return the parts of a run that begins; called by all ranks together.
+        """Return the parts of a new run; must be called by all ranks.
 
-        A store may outlive the ranks, which a restart replaces, so each run counts under a name of its own.
+        A store may outlive ranks that a restart replaces, so each run uses a counter with a unique name.
         """
         name = torch.tensor([secrets.randbits(62)], device=context.device)
         dist.broadcast(name, src=0)
@@ -263,7 +263,7 @@ class SharedParts:
         return cls(store, worker, len(workers))
 
     def of_step(self, step: int) -> Iterator[int]:
-        """Yield the parts of `step` that this worker takes, one after another; none if others have taken all.
+        """Yield the parts of `step` that this worker takes, one after another; no part if other workers have taken all.
 
         The first call is for the first step of the run, of which each worker takes one part.
         """

@@ -27,9 +27,9 @@ from shardscope.training.context import RankContext
 from shardscope.training.flat import copy_tensors_
 
 _MAX_PAUSE_S = 86400.0
-"""How long a worker that pauses or ends waits for slower workers, in seconds. Servers detect a worker that hangs much
-earlier: they fail if the worker sends nothing for `timeout_s`. For the answer to a push, a worker waits twice as
-long."""
+"""Maximum time in seconds that a worker that pauses or ends waits for slower workers. Servers detect a hanging worker
+much earlier: they fail if it sends nothing for `timeout_s`. A worker waits for the answer to a push for twice this
+`timeout_s`."""
 
 
 class Exchanged(NamedTuple):
@@ -38,8 +38,8 @@ class Exchanged(NamedTuple):
     Attributes:
         norm: Norm of the mean gradient if servers clip it, else 0.
         skipped: Whether any server skipped the update.
-        dropped: Whether all servers dropped the gradients, because the update of the step was over.
-        reached: The last step that all servers have finished; later than this worker's if gradients were dropped.
+        dropped: Whether all servers dropped the gradients, because they arrived after the update of the step.
+        reached: The last step that all servers have finished; after this worker's step if gradients were dropped.
     """
 
     norm: float
@@ -116,7 +116,7 @@ class Client:
         return [*messages, *self.pushes.work_space]
 
     def pause_or_end(self, kind: MessageKind, step: int) -> int | None:
-        """Pause or end after `step`, and wait until all other workers do so too.
+        """Pause or end after `step`, and wait until all other workers pause or end as well.
 
         Returns:
             The step that all workers have finished; None if this worker pauses and another worker ends.

@@ -24,11 +24,11 @@ from shardscope.training.meter import OBSERVING, Traffic
 HEADER_BYTES = 24
 """Size of a header, in bytes: three float64 numbers, the kind of message and two values."""
 TO_SERVER, TO_WORKER, SQUARES = (1 << 21) + 1, (1 << 21) + 2, (1 << 21) + 3
-"""Message tags, different from those of the rings."""
+"""Message tags, distinct from the tags of the rings."""
 
 
 class SilentPeer(ShardscopeError):
-    """Error raised if a rank that is alive sends nothing for too long while others wait for it."""
+    """Error raised if a rank that is alive sends nothing for too long while other ranks wait for it."""
 
 
 def wait_for(work: dist.Work, peer: str, patience_s: float, timeout_s: float) -> None:
@@ -75,7 +75,8 @@ class AnswerKind(IntEnum):
 
     With ``DONE``, the header also has the gradient norm and whether the update was skipped; with ``SYNCHRONIZED``, it
     has the step that all workers have finished. ``WORKER_ENDS`` tells a paused worker that another worker has ended.
-    ``DROPPED`` says that the gradient came after the update of its step, and has the step that the server has reached.
+    With ``DROPPED``, the gradient arrived after the update of its step, and the header has the step that the server has
+    reached.
     """
 
     DONE = 0

@@ -1,8 +1,8 @@
 """A parameter server, which holds a shard of the parameters and an optimizer for it, and serves the workers.
 
 Each remote worker is served by a separate thread, so that a dead worker is noticed at once: when a rank exits, gloo
-ends waits for this particular rank, but not waits for any rank. A worker on the server's own rank passes its gradient
-in memory. The thread that receives the last gradient needed for an update performs the update, while it holds the
+ends waits for messages from this rank, but not waits for a message from any rank. A worker on the server's own rank
+passes its gradient in memory. The thread that receives the last gradient needed for an update performs it, holding the
 server's only lock. If a thread fails, its error is stored and ends all waits of the process; the main thread raises it.
 """
 
@@ -116,7 +116,7 @@ class ParameterShardServer:
     # Called by the main thread.
 
     def resume(self, step: int | None = None) -> None:
-        """Start to serve the workers, or continue after all ranks have synchronised.
+        """Start serving the workers, or continue after all ranks have synchronised.
 
         In a synchronous run, serve only up to `step`, so that no worker gets ahead of this rank. This matters because
         this rank may decide when all ranks stop, and because traffic that it receives counts towards its current step.
@@ -148,7 +148,7 @@ class ParameterShardServer:
 
     @property
     def _finished_step(self) -> int:
-        """The last step of the slowest worker; with backups, of the fastest; with shared gradients, of all together."""
+        """Last step finished by the slowest worker, or by the fastest with backups, or by all with shared gradients."""
         if self.spec.shares_gradients:
             assert self._before is not None
             return self._before + self._num_taken // len(self.workers)
@@ -246,7 +246,7 @@ class ParameterShardServer:
     # Updates.
 
     def _admit(self, worker: int, step: int) -> None:
-        """Keep the gradient of a worker for an update, or drop it if the update of its step is over."""
+        """Keep the gradient of a worker for an update, or drop it if it arrives after the update of its step."""
         if not self.admission.is_late(step):
             self.admission.push(worker)
             return
@@ -330,7 +330,7 @@ class ParameterShardServer:
     # Synchronisation of all ranks.
 
     def _answer_stopped_workers(self) -> None:
-        """Answer all workers if all pause or all end; otherwise, if any worker ends, answer the paused ones."""
+        """Answer all workers if all pause or all end; otherwise, if any worker ends, answer the paused workers."""
         kinds = {kind for kind, _ in self._stopped.values()}
         if len(self._stopped) == len(self.workers) and len(kinds) == 1:
             self._agreed = min(step for _, step in self._stopped.values())

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shardscope.analytic.communication.plan import StepPlan
     from shardscope.analytic.job_step import JobStep
     from shardscope.analytic.memory import RankStates
+    from shardscope.analytic.memory.pipelines import RankPeak
     from shardscope.analytic.schedules.table import ScheduleTable
     from shardscope.spec.job import Job
     from shardscope.spec.model.step import PipelinePiece, StepTrace
@@ -86,8 +87,11 @@ class Pipeline(Strategy):
 
     def degrees(self, world_size: int) -> Mapping[str, Any]:
         """Return the degrees of the layout: pipeline parallelism only."""
-        stages = {"virtual_stages": self.stages_per_rank} if self.schedule.most_stages is None else {}
-        return {"pipeline": world_size, "schedule": self.schedule.name, **stages}
+        return {
+            "pipeline": world_size,
+            "schedule": self.schedule.name,
+            "virtual_stages": self.stages_per_rank if world_size > 1 else 1,
+        }
 
     def num_data_ranks(self, world_size: int) -> int:
         """Return 1, because all ranks work on the same batch."""
@@ -196,7 +200,7 @@ class Pipeline(Strategy):
         """Reject a model that cannot be split among this number of ranks; `of` describes it for the message.
 
         Raises:
-            SpecError: There are fewer layers than stages, or an explicit split does not add up to them.
+            SpecError: There are fewer layers than stages, or an explicit split does not add up to `num_layers`.
         """
         check_split(self.split, num_layers, world_size * self.stages_per_rank, of=of)
 
@@ -211,7 +215,7 @@ class Pipeline(Strategy):
         Args:
             trace: Trace of a step.
             job: The job.
-            slowness: Computing time of each rank relative to the slowest device; empty if all are alike.
+            slowness: Compute time of each rank relative to the slowest device; empty if all devices are equal.
         """
         pieces, num_stages = trace.pieces, job.world_size * self.stages_per_rank
         if isinstance(self.split, tuple):
@@ -247,7 +251,7 @@ class Pipeline(Strategy):
         return build(self.schedule, step.world_size, count, self.stages_per_rank)
 
     def activations(self, step: JobStep) -> list[float] | None:
-        """Return the peak activation bytes of each rank: those saved by all micro-batches in flight, and by the loss.
+        """Return the peak activation bytes of each rank, saved by all micro-batches in flight and by the loss.
 
         The result is an upper bound if blocks are recomputed, or if the schedule splits the backward pass, because the
         first part of a split backward pass frees some activations.
@@ -256,6 +260,17 @@ class Pipeline(Strategy):
         if not step.trace.pieces or table is None:
             return None
         return list(table.peak_activation(stage_sizes=self._saved(step)))
+
+    def peaks(self, step: JobStep) -> list[RankPeak] | None:
+        """Return the bytes of activations, gradients and messages at the peak of each rank; None if unknown."""
+        from shardscope.analytic.memory.pipelines import pipeline_peaks
+
+        table = self._table(step)
+        if not step.trace.pieces or table is None:
+            return None
+        count = self.microbatches or step.micro_batches
+        split = self.split_of(step.trace, step.job, step.slowness)
+        return pipeline_peaks(step, table, split, is_first_pass=count == step.micro_batches, in_a_pass=count)
 
     def _saved(self, step: JobStep) -> list[float]:
         """Return the bytes that each stage saves for the backward pass of one micro-batch."""
@@ -269,8 +284,8 @@ class Pipeline(Strategy):
         """Return the work of each rank: its fraction of all FLOPs, and the bubble (0 for very long schedules).
 
         With stages of unequal FLOPs or different devices, the bubble includes waiting for slower stages. A rank that
-        ends its passes before the others starts the next step, unless ranks synchronise at the end of a step. So the
-        step takes as long as the passes of the rank that is busy or waiting the longest, and ZB-H2 has no bubble.
+        finishes its passes early starts the next step, unless ranks synchronise at the end of a step. So the step time
+        is the longest time on any rank from its first pass to its last, and ZB-H2 has no bubble.
         """
         if not step.trace.pieces:
             return [Work(step.slow(rank) / step.world_size) for rank in range(step.world_size)]
@@ -296,7 +311,7 @@ class Pipeline(Strategy):
         return bool(self._tied(step)) or any(norm_traffic(step, of_layers=False))
 
     def _stage_costs(self, step: JobStep) -> list[float]:
-        """Return the FLOPs of each stage; 1 for each if no stage has any."""
+        """Return the FLOPs of each stage; 1 for every stage if all have 0 FLOPs."""
         flops = [sum(piece.flops for piece in pieces) for _, pieces in self.stages(step)]
         return flops if any(flops) else [1.0] * len(flops)
 
@@ -324,7 +339,7 @@ class Pipeline(Strategy):
         return together([crossing, *tied, *norm_traffic(step, of_layers=False)])
 
     def _output_bytes(self, step: JobStep) -> tuple[list[int], list[int]]:
-        """Return the output bytes of one micro-batch, for each layer and for each stage, except the last of each."""
+        """Return the output bytes of one micro-batch for each layer but the last, and for each stage but the last."""
         pieces, samples = step.trace.pieces, step.job.batch.per_rank(1) // step.micro_batches
         sizes = [int(piece.output_bytes * samples) for piece in pieces[:-1]]
         ends = list(accumulate(self.split_of(step.trace, step.job, step.slowness)))
@@ -344,7 +359,7 @@ class Pipeline(Strategy):
         ]
 
     def plan(self, step: JobStep) -> StepPlan | None:
-        """Return the schedule with the messages between stages; sums of tied gradients and norms follow it."""
+        """Return the schedule with the messages between stages, followed by the sums of tied gradients and norms."""
         from shardscope.analytic.communication.plan import (
             Exchange,
             Flow,

@@ -54,7 +54,7 @@ class PipelineRank(RankStrategy):
         assert context.group is not None
         self.group = context.group
         self.cut = cut(model, self.example()[0], self.precision.autocast, self.job, context)
-        if context.rank == 0:  # on how many ranks the run can go on
+        if context.rank == 0:  # limits the number of ranks of a resumed run
             context.events.emit("pipeline_layers", count=sum(map(len, self.cut.stages)))
         self.stage_ranks = settings.stage_ranks(context.world_size)
         self.order = [name for name, _ in model.named_parameters()]
@@ -166,7 +166,7 @@ class PipelineRank(RankStrategy):
 
     @property
     def reports_layer_signals(self) -> bool:
-        """True, because each rank has its own layers."""
+        """Whether this rank reports layer signals: True, because each rank has its own layers."""
         return True
 
     def layer_signals(self, optimizer: torch.optim.Optimizer) -> list[LayerSignal]:
@@ -254,7 +254,7 @@ class PipelineRank(RankStrategy):
         return {}  # each rank already holds the tensors that it trains
 
     def _predict(self, inputs: Any) -> Any:
-        """Run the forward pass; return the outputs on the rank of the last stage, and None on others."""
+        """Run the forward pass; return the outputs on the rank of the last stage, and None on all other ranks."""
         x = inputs
         rank, last = self.context.rank, len(self.stage_ranks) - 1
         for index, stage in self.stages.items():
@@ -306,10 +306,10 @@ class PipelineRank(RankStrategy):
 
 
 def _boundary(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return meta tensors that tell torch the shapes and dtypes of messages; they always require a gradient.
+    """Return meta tensors with the shapes and dtypes of messages; floating-point tensors always require grad.
 
-    A preceding stage that needs no gradient (frozen or without parameters) discards the gradient. If messages did not
-    require a gradient, torch's split backward pass would skip the weights of the next stage.
+    A preceding stage that needs no gradient (frozen or without parameters) discards it. If messages did not require
+    grad, torch's split backward pass would skip the weights of the next stage.
     """
     return tuple(
         torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").requires_grad_(

@@ -99,7 +99,7 @@ def _on_own_device(
 ) -> tuple[Tensor, list[float]]:
     """Return the time of each layer on this rank's device, and the time of all layers on each rank.
 
-    On an emulated processor of stated speed, the time is that of the layer's FLOPs.
+    On an emulated processor with a given speed, the time follows from the layer's FLOPs.
     """
     node = None if context.emulation is None else context.emulation.processor
     if node is not None:

@@ -44,7 +44,7 @@ def probe(
 
     Args:
         model: The whole model.
-        layers: Its layers, in order.
+        layers: Layers of the model, in order.
         inputs: Inputs of one micro-batch.
         autocast: Function that returns the autocast context of the job's precision.
         measure: Whether to measure times.

@@ -112,7 +112,7 @@ class Zero1Rank(Partitioned):
         self._begin_pass()
 
     def _begin_pass(self) -> None:
-        """Expect the gradients of all parameters, none of which has arrived."""
+        """Mark the gradients of all parameters as missing, and all buckets as not sent."""
         self.missing = [{name for name, _ in bucket.named} for bucket in self.buckets]
         self.sent: list[Future[None]] = []
 
@@ -195,7 +195,7 @@ class Zero1Rank(Partitioned):
         return joined
 
     def _gathered(self, parts: Mapping[str, Tensor], bucket: FlatBucket, dtype: torch.dtype) -> Tensor:
-        """Gather the elements of some parameters of a bucket; those of others are 0."""
+        """Gather a bucket from all ranks' chunks of the parameters in `parts`; other parameters are filled with 0."""
         flat = torch.zeros_like(bucket.weights, dtype=dtype)
         none = torch.zeros_like(bucket.own(flat))
         pieces = [parts.get(piece.name, none[: piece.stop - piece.start]) for piece in bucket.pieces]
@@ -220,16 +220,16 @@ def _sum_over_ranks(squares: Tensor) -> Tensor:
 def shares_of_ranks(
     settings: FlatShards, model: nn.Module, buckets: Sequence[Sequence[Named]], context: RankContext
 ) -> tuple[int, ...] | None:
-    """Return the share of each rank, the same on all ranks, which must all call this; None for equal shares.
+    """Return the relative shard size of each rank, or None if all are equal; must be called by all ranks.
 
     Args:
         settings: The strategy.
         model: The model.
-        buckets: Its trained parameters, by bucket.
+        buckets: Trained parameters of the model, by bucket.
         context: This rank's context.
 
     Raises:
-        SpecError: A rank has no memory left for optimizer state, or the emulated cluster does not state its memory.
+        SpecError: A rank has no memory left for optimizer state, or the emulated cluster does not specify memory.
     """
     if not isinstance(settings.shards, str):
         return settings.shards

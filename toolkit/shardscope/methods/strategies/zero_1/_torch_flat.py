@@ -38,12 +38,12 @@ class FlatBucket:
         named: Names and parameters, in bucket order.
         rank: This rank.
         world_size: Number of ranks.
-        even: Whether to pad to a multiple of the number of ranks, as the backends' own collectives require.
-        chunk_sizes: Function that returns the sizes of the ranks' chunks of a number of elements.
+        even: Whether to pad the bucket to a multiple of the number of ranks, as the backends' collectives require.
+        chunk_sizes: Function that returns the size of each rank's chunk, given the number of elements in a bucket.
         keeps_gradients: Whether the bucket has a buffer for the gradients of all elements.
         weights: Elements of all parameters; the parameters are views of this tensor.
         grads: Gradients of all elements; only after `fill` if the bucket has no buffer for them.
-        own_grads: Gradients of this rank's chunk: part of `grads` if the bucket keeps these.
+        own_grads: Gradients of this rank's chunk: a view of `grads` if the bucket keeps all gradients.
         pieces: This rank's piece of each parameter.
     """
 
@@ -97,7 +97,7 @@ class FlatBucket:
             parameter.grad = grads[name]
 
     def fill(self, buffer: Tensor) -> None:
-        """Let the backward pass accumulate gradients in a buffer of bytes, and move those that have arrived into it."""
+        """Accumulate gradients in a buffer of bytes from now on; gradients that have arrived are copied to it."""
         self.grads = buffer[: self.weights.nbytes].view(self.weights.dtype).zero_()
         views = self.wholes(self.grads)
         for name, parameter in self.named:
@@ -106,7 +106,7 @@ class FlatBucket:
             parameter.grad = views[name]
 
     def drop_gradients(self) -> None:
-        """Detach the parameters from the buffer, which another bucket fills next."""
+        """Detach the parameters from the buffer, so that another bucket can fill it."""
         for _, parameter in self.named:
             parameter.grad = None
 

@@ -27,9 +27,9 @@ class Zero2(FlatShards, FullyShardedStrategy):
 
     PyTorch's `fully_shard` cuts equal shards. With `shards`, which may be uneven, the gradients go through flat buckets
     instead, as in ZeRO-1 and as in DeepSpeed: parameters stay whole on every rank, and a rank has buffers for two
-    buckets of whole gradients. If a model uses its modules in another order than it registers them, gradients that
-    arrive before a buffer is free for their bucket lie beside these buffers; neither the prediction nor `Run.memory()`
-    counts them.
+    buckets of whole gradients. If a model uses its modules in a different order from their registration, gradients that
+    arrive before a buffer is free for their bucket are stored outside these buffers; neither the prediction nor
+    `Run.memory()` counts them.
 
     Example:
         >>> from shardscope.spec import Job
@@ -44,11 +44,11 @@ class Zero2(FlatShards, FullyShardedStrategy):
 
     bucket_mb: MessageMiB = 25.0
     """With `shards`: size of a gradient bucket in MiB, 0 < value <= 1024; a bucket is reduced as soon as it is
-    complete, and a rank keeps buffers for two."""
+    complete, and a rank keeps buffers for two buckets."""
     shards: Shards = None
-    """Sizes of the ranks' shards of gradients and optimizer state, relative to each other, for ranks with different
-    amounts of memory: one number for each, such as ``(2, 2, 1, 1)``; or ``"memory"``, in proportion to the memory of
-    the ranks' devices that weights and gradient buckets leave free. None for the equal shards of FSDP2."""
+    """Relative sizes of the ranks' shards of gradients and optimizer state, for ranks with different amounts of memory:
+    one number per rank, such as ``(2, 2, 1, 1)``, or ``"memory"``, in proportion to the device memory that weights and
+    gradient buckets leave free on each rank. None for the equal shards of FSDP2."""
 
     @property
     def held_stage(self) -> int:
@@ -56,11 +56,11 @@ class Zero2(FlatShards, FullyShardedStrategy):
 
     @property
     def hides_noise_because(self) -> str | None:
-        """Why the gradient noise scale cannot be measured; None with ``collectives='ring'``."""
+        """Why the gradient noise scale cannot be measured; None with `shards` or with ``collectives='ring'``."""
         return super().hides_noise_because if self.shards is None else None
 
     def check(self, job: Job) -> None:
-        """Reject what only FSDP2 has together with `shards`, and a size of buckets without them."""
+        """Reject options of FSDP2 in combination with `shards`, and a bucket size without `shards`."""
         super().check(job)
         if self.shards is None:
             if self.bucket_mb != type(self).model_fields["bucket_mb"].default:

@@ -3,8 +3,8 @@
 As in ZeRO-1, the backward pass accumulates gradients in flat buckets, which are reduce-scattered as soon as they are
 complete. But there are buffers for only two buckets. While one is reduced, the backward pass fills the other, and a
 rank adds its chunk of the mean to its shard of the gradients, after every micro-batch. Gradients of later buckets
-arrive early if modules are used in another order than they are registered; until their bucket has a buffer, they are
-tensors of their own, which `held` does not count.
+arrive early if modules are used in a different order from their registration; until their bucket has a buffer, they are
+separate tensors, which `held` does not count.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class FlatZero2Rank(Zero1Rank):
     def no_exchange(self) -> Iterator[None]:
         """Return a context manager for the backward passes of all micro-batches but the last.
 
-        Within it, gradients are still reduced, because a rank keeps only its own shard of them.
+        Within this context, gradients are still reduced, because a rank keeps only its own shard of the gradients.
         """
         yield
         self._settle()
@@ -63,7 +63,7 @@ class FlatZero2Rank(Zero1Rank):
         self._open(0)
 
     def _open(self, number: int) -> None:
-        """Let the backward pass fill a bucket, in the buffer of the one before last, once that one is reduced."""
+        """Let the backward pass fill a bucket, as soon as the bucket that used its buffer before has been reduced."""
         before = number - len(self.buffers)
         if before >= 0:
             with self.context.meter.waiting():

@@ -18,7 +18,7 @@ class Zero3(FullyShardedStrategy):
     """Shards all states; the parameters of each block are gathered for its forward and again for its backward pass.
 
     Except for FSDP2's padding, ranks send 1.5 times as many bytes per micro-batch as in a ring all-reduce. Shards are
-    equal: `fully_shard` pads each to the largest, so a smaller one would save no memory.
+    equal: `fully_shard` pads each shard to the size of the largest, so a smaller shard would save no memory.
     """
 
     name = "zero-3"

@@ -18,23 +18,23 @@ from shardscope.training.transports.shm.collectives import Collectives, Reduce, 
 from shardscope.training.transports.shm.peers import Peers
 
 STAGED_BYTES = 1 << 20
-"""Size of a tensor up to which ranks that share a GPU copy it through CPU memory, in bytes, for each time that they
-would take turns on the GPU. On an H100 with 4 ranks, a turn takes about as long as copying 1 MB."""
+"""Maximum size of a tensor that ranks sharing a GPU copy through CPU memory, in bytes, for each turn on the GPU that
+this avoids. On an H100 with 4 ranks, a turn takes about as long as copying 1 MB."""
 _SLOT_BYTES = 16 << 20
 
 
 class DeviceSlots(Slots):
     """The collectives of one group, for tensors on the device; see `Slots`. All ranks must create theirs.
 
-    Each rank waits on the host, before each barrier, until the device has done its copies and sums of the phase. Each
-    rank allocates two slots, and rank 0 as much again for results.
+    Before each barrier, each rank waits on the host until the device has completed its copies and sums of the phase.
+    Each rank allocates two slots, and rank 0 also two buffers of the same size for results.
 
     Args:
         peers: The ranks of the group.
         barrier: The group's barriers.
         timeout_s: Time after which a rank that waits for another fails, in seconds.
         memory: The device's memory.
-        store: A store of the group, through which ranks exchange what they need to open each other's memory.
+        store: A store of the group, through which ranks exchange the handles to open each other's memory.
         slot_bytes: Size of each slot, in bytes.
     """
 
@@ -76,7 +76,7 @@ class DeviceSlots(Slots):
 
 
 class StagedCollectives:
-    """The collectives of `inner`, whose tensors are in CPU memory, for tensors on a device."""
+    """Collectives of tensors on a device, which are copied to CPU memory for the collectives of `inner`."""
 
     def __init__(self, inner: Collectives) -> None:
         self._inner = inner

@@ -3,7 +3,7 @@
     DeviceMemory, Arena     memory that other processes can open, and a rank's part of it for outgoing messages
     DeviceMailbox           messages of tensors on a device
     DeviceSlots             collectives of large tensors, for ranks that share a GPU
-    StagedCollectives       those of small ones
+    StagedCollectives       collectives of small tensors, for ranks that share a GPU
     CudaIpcGroup            the process group
 
 Messages have tags, which NCCL does not support, and NCCL refuses two ranks on one GPU. With one GPU per rank, the
@@ -118,7 +118,7 @@ class CudaIpcGroup(SharedMemoryGroup):
         return self._thread.submit(work, is_async=getattr(options, "asyncOp", True))
 
     def shutdown(self) -> None:
-        """Leave the group once the other ranks have fetched the messages of this one, and release everything."""
+        """Leave the group once the other ranks have fetched this rank's messages, and release all resources."""
         self._device.drain(self._peers)
         self._on_device = None
         super().shutdown()

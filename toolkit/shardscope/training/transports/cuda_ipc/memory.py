@@ -25,13 +25,13 @@ class DeviceMemory(Protocol):
         """Return a new uint8 tensor that can be shared."""
 
     def export(self, segment: Tensor) -> str:
-        """Return text with which one other process can open a tensor from `allocate`."""
+        """Return a handle, as text, with which one other process can open a tensor from `allocate`."""
 
     def open(self, exported: str) -> Tensor:
         """Open the memory that another process has exported."""
 
     def synchronize(self, *, all_streams: bool = False) -> None:
-        """Wait until all copies on this thread's stream are done, or all that this process has started."""
+        """Wait until all copies on this thread's stream are done; with `all_streams`, all copies of this process."""
 
 
 class CudaMemory:
@@ -64,7 +64,7 @@ class Arena:
 
     Args:
         memory: The device's memory.
-        segment_bytes: Least size of a segment, in bytes.
+        segment_bytes: Minimum size of a segment, in bytes.
     """
 
     def __init__(self, memory: DeviceMemory, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -98,10 +98,10 @@ class Arena:
 
 
 def check_sharing(memory: DeviceMemory, store: dist.Store, rank: int, world_size: int) -> None:
-    """Make each rank open memory of the rank before it, and read what that rank has written there.
+    """Check that each rank can open memory of the previous rank, and read what that rank has written there.
 
     Raises:
-        CannotShare: A rank could not; all ranks raise it.
+        CannotShare: A rank could not open or read the memory; all ranks raise this.
     """
     refusal, exported = "", ""
     try:

@@ -1,8 +1,8 @@
-"""Messages of tensors on a device: the data are in the sender's arena, and a message in shared memory says where.
+"""Messages of tensors on a device: the data are in the sender's arena; a message in shared memory has their location.
 
 A send copies its tensor to the arena of its rank, so it has finished when it returns. The receiver copies from there
-and acknowledges, and the sender then reuses the space. Both wait on the host until the device has copied, so a message
-needs no common stream.
+and acknowledges, and the sender then reuses the space. Both ranks wait on the host until the device has copied, so they
+need no common stream.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DeviceReceive(dist.Work):
         """Wait for the message, and copy it.
 
         Raises:
-            DistBackendError: The sender is gone, the time is up, or the message does not fit into the tensor.
+            DistBackendError: The sender is gone, the wait timed out, or the message does not fit into the tensor.
         """
         with self._lock:
             if not self._is_done:
@@ -64,9 +64,9 @@ class DeviceMailbox:
     Args:
         mailbox: The mailbox in shared memory, which carries announcements and acknowledgements.
         memory: The device's memory.
-        store: The group's store, through which ranks exchange what they need to open each other's memory.
+        store: The group's store, through which ranks exchange the handles to open each other's memory.
         rank: This rank within the group.
-        segment_bytes: Least size of a segment of this rank's arena, in bytes.
+        segment_bytes: Minimum size of a segment of this rank's arena, in bytes.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class DeviceMailbox:
     def drain(self, peers: Peers) -> None:
         """Wait until the other ranks have fetched this rank's messages, except for ranks that are gone.
 
-        A message that nobody has fetched after a few seconds is lost, as after any other end of its sender.
+        A message that no rank has fetched after a few seconds is lost, as when its sender ends in any other way.
         """
         deadline = time.monotonic() + _DRAIN_S
         while time.monotonic() < deadline:

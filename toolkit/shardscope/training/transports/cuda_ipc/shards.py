@@ -1,7 +1,7 @@
 """Buffers in the memory of a GPU that all ranks share, for the shards of one model; see `ShardBuffers`.
 
-The barriers and digests stay in shared CPU memory. Before each barrier, a rank waits until the GPU has carried out all
-that this rank has asked of it.
+The barriers and digests stay in shared CPU memory. Before each barrier, a rank waits until the GPU has completed all of
+the rank's operations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardscope.training.transports.shm.shards import ShardBuffers
 class DeviceShardBuffers(ShardBuffers):
     """The shared buffers of one model on a GPU; all ranks must create them.
 
-    Ranks that share a GPU take turns on it, which costs more than the copies, so many tensors wait for one barrier.
+    Ranks that share a GPU take turns on it. A turn costs more than the copies, so many tensors share one barrier.
 
     Args:
         store: A store for these buffers alone.

@@ -1,9 +1,9 @@
 """Barriers: a rank continues when all ranks of the group have arrived.
 
 Each rank counts its arrivals in a word of its own, and sleeps on a common word, the gate. A rank that arrives and sees
-that all others have arrived changes the gate and wakes them, so each rank is woken once per barrier. If two ranks
-arrive last at the same time, a full barrier between writing the own count and reading the others' makes sure that
-at least one of them sees that all have arrived.
+that all other ranks have arrived changes the gate and wakes them, so each rank is woken once per barrier. If two ranks
+arrive last at the same time, a full memory barrier between writing the own count and reading the other counts makes
+sure that at least one of the two sees that all have arrived.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Barrier:
         return [rank for rank, counter in enumerate(self._arrivals) if counters[counter] < number]
 
     def wait(self, timeout_s: float, purpose: str) -> None:
-        """Wait until all ranks have arrived; what they have written before is visible afterwards.
+        """Wait until all ranks have arrived; all their earlier writes are visible afterwards.
 
         Args:
-            timeout_s: Time after which it fails, in seconds.
+            timeout_s: Time after which the wait fails, in seconds.
             purpose: What this rank is waiting for, for the error message.
 
         Raises:
-            DistBackendError: A rank is gone, or the time is up.
+            DistBackendError: A rank is gone, or the wait timed out.
         """
         memory, gate = self._memory, self._gate
         self.number += 1

@@ -1,19 +1,19 @@
 """Collectives through slots in memory that all ranks share.
 
-A tensor is cut into pieces of the size of a slot; in CPU memory, pieces fit into the processor's caches. The time of a
-group is divided into phases by barriers. In each phase, a rank writes to one of two sets of slots and results, by
-turns; what has been written in a phase is read in the next, and written again in the one after that. So one barrier per
-phase is enough for any sequence of collectives.
+A tensor is cut into pieces of the size of a slot; in CPU memory, pieces fit into the processor's caches. Barriers
+divide the work of a group into phases. In each phase, a rank writes to one of two sets of slots and results,
+alternately; the data written in one phase are read in the next phase, and overwritten in the phase after that. So one
+barrier per phase is enough for any sequence of collectives.
 
-    all-reduce          phase k: write piece k to the own slot; add up the own share of piece k-1 from all slots
-                        into the results; copy piece k-2 from the results; the own share needs no copies
-    small all-reduce    write the tensor to the own slot; after one barrier, each rank adds up all of it
-    reduce-scatter      write a piece of every rank's chunk to the own slot; add up the own chunk from all slots
-    all-gather          write a piece to the own slot; copy those of all others from theirs
-    broadcast           the root writes a piece to its slot; the others copy it
+    all-reduce          phase k: write piece k to the own slot; sum the own share of piece k-1 over all slots into
+                        the results; copy piece k-2 from the results; the own share needs no copies
+    small all-reduce    write the tensor to the own slot; after one barrier, each rank sums the whole tensor
+    reduce-scatter      write a piece of every rank's chunk to the own slot; sum the own chunk over all slots
+    all-gather          write a piece to the own slot; copy the other ranks' pieces from their slots
+    broadcast           the root writes a piece to its slot; the other ranks copy it
 
-All sums are in the order of the ranks: ((x0 + x1) + x2) + x3, so every rank gets the same bits, which do not depend
-on the size of pieces.
+All sums are in the order of the ranks: ((x0 + x1) + x2) + x3, so the results are bitwise identical on all ranks, and do
+not depend on the size of pieces.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Reduce = Callable[..., Tensor]
 
 
 class Collectives(Protocol):
-    """The collectives of one group; all ranks must call the same ones in the same order, with tensors of equal size.
+    """The collectives of one group; all ranks must call the same methods in the same order, with tensors of equal size.
 
     Tensors are flat and contiguous.
     """
@@ -68,11 +68,12 @@ class Slots(ABC):
         peers: The ranks of the group.
         barrier: The group's barriers.
         timeout_s: Time after which a rank that waits for another fails, in seconds.
-        sets: The two sets of slots, each the slots of all ranks and behind them the results, as uint8 tensors.
+        sets: The two sets of slots, each with the slots of all ranks followed by the results, as uint8 tensors.
     """
 
     small_bytes: ClassVar[int]
-    """Size up to which each rank adds up the whole tensor, in bytes: one barrier costs more than the additions."""
+    """Maximum size of a tensor that each rank sums as a whole, in bytes; below it, a barrier costs more than the
+    sum."""
 
     def __init__(
         self, peers: Peers, barrier: Barrier, timeout_s: float, sets: Sequence[Sequence[Tensor]]
@@ -93,7 +94,7 @@ class Slots(ABC):
         self._move(into, source)
 
     def _slots(self, dtype: torch.dtype, phase: int) -> Sequence[Tensor]:
-        """Return the slots of all ranks in a phase, and behind them the results, as tensors of a dtype."""
+        """Return the slots of all ranks in a phase, followed by the results, as tensors of a dtype."""
         if dtype not in self._typed:
             sets = self._typed[torch.uint8]
             self._typed[dtype] = [[slot.view(dtype) for slot in slots] for slots in sets]
@@ -107,7 +108,7 @@ class Slots(ABC):
         self._barrier.wait(self.timeout_s, purpose)
 
     def barrier(self, timeout: timedelta | None = None) -> None:
-        """Wait until all ranks have called this, for at most `timeout`, or else the time of the group."""
+        """Wait until all ranks have called this, for at most `timeout`; None for the group's timeout."""
         self._barrier.wait(self.timeout_s if timeout is None else timeout.total_seconds(), "a barrier")
 
     # Sums.
@@ -138,12 +139,12 @@ class Slots(ABC):
         self._add([slot[:count] for slot in slots[:-1]], flat, reduce)
 
     def _share(self, piece: Tensor) -> slice:
-        """Return the part of a piece that this rank adds up."""
+        """Return the part of a piece that this rank sums."""
         each = -(-piece.numel() // self.world_size)
         return slice(min(piece.numel(), each * self.rank), min(piece.numel(), each * (self.rank + 1)))
 
     def _others(self, piece: Tensor) -> Iterator[slice]:
-        """Yield the parts of a piece that other ranks add up."""
+        """Yield the parts of a piece that other ranks sum."""
         own = self._share(piece)
         for part in (slice(0, own.start), slice(own.stop, piece.numel())):
             if part.start < part.stop:
@@ -155,7 +156,7 @@ class Slots(ABC):
             self._copy(slot[part], piece[part])
 
     def _add_share(self, piece: Tensor, reduce: Reduce) -> None:
-        """Add up this rank's share of a piece that was written in the phase before, into the results of this one."""
+        """Sum this rank's share of a piece that was written in the previous phase, into the results of this phase."""
         share = self._share(piece)
         if share.start == share.stop:
             return
@@ -171,7 +172,7 @@ class Slots(ABC):
             self._copy(piece[part], results[part])
 
     def _add(self, parts: Sequence[Tensor], into: Tensor, reduce: Reduce) -> None:
-        """Reduce `parts` in their order; `into` may be none of them but the first."""
+        """Reduce `parts` in their order; `into` may be the first part, but no other."""
         reduce(parts[0], parts[1], out=into)
         for part in parts[2:]:
             reduce(into, part, out=into)

@@ -20,7 +20,7 @@ _CREDENTIALS = struct.Struct("3i")  # `struct ucred`: process, user and group
 
 
 def exchange(store: dist.Store, rank: int, world_size: int, text: str) -> list[str]:
-    """Return the texts that all ranks pass to this, by rank."""
+    """Exchange one text per rank; return the texts of all ranks, in rank order."""
     store.set(f"{rank}", f"={text}")  # some stores take no empty value
     return [store.get(f"{peer}").decode()[1:] for peer in range(world_size)]
 
@@ -29,7 +29,7 @@ def create(size: int) -> int:
     """Return the descriptor of a new file of `size` bytes: an anonymous one, or else one in `/dev/shm` or on disk.
 
     Raises:
-        OSError: The system allows neither, or has no space for it.
+        OSError: The system allows none of these, or has no space for the file.
     """
     try:
         file = os.memfd_create("shardscope", os.MFD_CLOEXEC)
@@ -65,10 +65,10 @@ def through_proc(store: dist.Store, rank: int, world_size: int, own: int | None)
         store: Store of the ranks, for this call only.
         rank: This rank.
         world_size: Number of ranks.
-        own: On rank 0, the descriptor of the file; None on the others.
+        own: On rank 0, the descriptor of the file; None on other ranks.
 
     Raises:
-        OSError: This rank cannot open it.
+        OSError: This rank cannot open the file.
     """
     path = "" if own is None else f"/proc/{os.getpid()}/fd/{own}"
     path = exchange(store, rank, world_size, path)[0]
@@ -78,7 +78,7 @@ def through_proc(store: dist.Store, rank: int, world_size: int, own: int | None)
 def over_sockets(store: dist.Store, rank: int, world_size: int, own: int | None) -> int:
     """Return rank 0's file, which it sends to the other ranks over Unix sockets; see `through_proc`.
 
-    No rank waits for a connection: rank 0 has connected before the others look.
+    No rank waits for a connection, because rank 0 connects before the other ranks accept.
     """
     inbox, address, refusal = None, "", "rank 0 sent nothing"
     if own is None:

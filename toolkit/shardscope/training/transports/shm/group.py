@@ -1,16 +1,16 @@
 """A process group whose ranks are on one host and communicate through shared memory.
 
-    SharedMemory        memory that all ranks have opened; `SharedMemoryLayout` says what is where
-    Peers               who still takes part; bells that wake a rank
+    SharedMemory        memory that all ranks have opened, with the positions in `SharedMemoryLayout`
+    Peers               which ranks still take part; bells that wake a rank
     Mailbox             messages, through one pipe for each pair of ranks
     Slots               collectives, through slots and barriers
     CollectiveThread    runs asynchronous collectives in their order
 
-Memory of a group: 10 MiB at 2 ranks, 34 MiB at 4, and at most 40 MiB at more, of which only what has been used takes up
-space. Each sub-group has its own.
+A group has 10 MiB of memory with 2 ranks, 34 MiB with 4, and at most 40 MiB with more; only pages that have been used
+take up space. Each sub-group has its own memory.
 
-What has no implementation here (gather, scatter, all-to-all, reduce, and reductions such as bitwise ones) goes through
-gloo, as do tensors that are not in CPU memory.
+Collectives without an implementation here (gather, scatter, all-to-all, reduce, and reductions such as bitwise ones) go
+through gloo, as do tensors that are not in CPU memory.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _COUNTABLE = frozenset(
         torch.int64,
     }
 )
-"""The dtypes that gloo reduces; it refuses the others, with an error that says so."""
+"""The dtypes that gloo reduces; it rejects other dtypes with a clear error."""
 
 
 class SharedMemoryGroup:
@@ -134,7 +134,7 @@ class SharedMemoryGroup:
         return next(((by, reduce) for known, reduce in _REDUCTIONS.items() if operation == known), None)
 
     def _submit(self, by: Collectives, run: Callable[[], None], result: Any, options: Any) -> dist.Work:  # noqa: ARG002 - for GPUs
-        """Run a collective, which `by` carries out, in its turn."""
+        """Run a collective by `by`, after the collectives that were called earlier."""
         return self._thread.submit(CollectiveWork(run, result), is_async=getattr(options, "asyncOp", True))
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
@@ -215,7 +215,7 @@ class SharedMemoryGroup:
     # Ending.
 
     def shutdown(self) -> None:
-        """Leave the group, and release everything; ranks that still wait for this one get an error."""
+        """Leave the group, and release all resources; ranks that still wait for this rank get an error."""
         if not self._peers.is_closed:
             self._peers.close()
         self._thread.close()
@@ -224,7 +224,7 @@ class SharedMemoryGroup:
         self._tcp.shutdown()
 
     def abort(self) -> None:
-        """Leave the group: all waits of this rank, and those of other ranks for this one, end with an error."""
+        """Leave the group: all waits of this rank, and of other ranks for this rank, end with an error."""
         self._peers.close()
         self._tcp.abort()
 

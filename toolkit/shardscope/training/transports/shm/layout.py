@@ -2,7 +2,7 @@
 
     lines of 64 bytes           a token; the gate; of each rank its bell, alarm and counters; of each pipe its two ends
     pipes                       one for each ordered pair of ranks
-    slots, results              two sets: a slot for each rank, and one buffer for results
+    slots, results              two sets, each with a slot for each rank and one buffer for results
 
 A word is written by one rank only, except for bells, alarms and the gate (see `Peers` and `Barrier`). Words written by
 different ranks are in different cache lines.

@@ -1,4 +1,4 @@
-"""Memory that the ranks of a group share, which has no name that could be left behind.
+"""Memory that the ranks of a group share; it is anonymous, so no file is left behind if a rank is killed.
 
 Rank 0 creates a file in memory without a name, and passes it on to the other ranks; see `files`. By default it is
 outside `/dev/shm`, whose size a container limits. The kernel frees it when the last rank ends, however it ends. Pages
@@ -39,7 +39,8 @@ class CannotShare(Exception):
 def this_host() -> str:
     """Return what ranks must have in common to be on one host: its name, kernel and network.
 
-    Ranks in different network namespaces count as different hosts, because their network may be slowed down on purpose.
+    Ranks in different network namespaces count as different hosts, because the network between them may be throttled on
+    purpose.
     """
     network = ""
     with suppress(OSError):
@@ -51,7 +52,7 @@ def address_of(tensor: Tensor) -> int:
     """Return the address of a contiguous tensor.
 
     Raises:
-        ValueError: It has elements, but no memory: to copy from its address would end the process with a signal.
+        ValueError: The tensor has elements, but no memory; copying from its address would crash the process.
     """
     address = tensor.data_ptr()
     if not address and tensor.numel():
@@ -112,7 +113,7 @@ class SharedMemory:
         raise CannotShare(f"{_CANNOT} ({refusals[0]})")
 
     def _create(self, store: dist.Store, rank: int, world_size: int) -> tuple[int | None, str]:
-        """Create the memory on rank 0. Return its descriptor there, and None elsewhere; and its token."""
+        """Create the memory on rank 0. Return its descriptor (None on other ranks) and its token."""
         file, token, refusal = None, secrets.token_hex(_TOKEN_BYTES), ""
         if rank == 0:
             try:
@@ -130,7 +131,7 @@ class SharedMemory:
         return torch.frombuffer(self._map, dtype=torch.uint8, count=size, offset=start)
 
     def hold_presence(self) -> None:
-        """Lock this rank's byte behind the end of the memory; the kernel releases it when the process ends."""
+        """Lock this rank's byte after the end of the memory; the kernel releases the lock when the process ends."""
         fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self.size + self.rank)
 
     def is_present(self, rank: int) -> bool:

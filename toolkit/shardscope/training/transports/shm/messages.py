@@ -1,10 +1,10 @@
 """Messages between the ranks of a group, matched by their sender and tag.
 
-There is a pipe from each rank to each other rank. A send writes its message to the pipe, and has finished when all of
-it is there; a receive has finished when its message has been copied from the pipe. A message for which no receive has
-been posted stays in the pipe. If a receive from the same rank waits for a later message, the message before it is
-copied to memory of this rank's own, and kept there until its receive is posted. So, as with gloo, a large message flows
-once its receive has been posted; a small one leaves its sender at once.
+There is a pipe from each rank to each other rank. A send writes its message to the pipe, and has finished when the
+whole message has been written; a receive has finished when its message has been copied from the pipe. A message for
+which no receive has been posted stays in the pipe. If a receive from the same rank waits for a later message, the
+message before it is copied to memory of this rank's own, and kept there until its receive is posted. So, as with gloo,
+a large message flows once its receive has been posted; a small one leaves its sender at once.
 
 Nothing moves by itself: a thread that waits for one message moves all messages of its rank, so ranks that send to each
 other do not deadlock. When no thread waits, but a message is stuck, because it does not fit into its pipe, a thread of
@@ -29,7 +29,7 @@ from shardscope.training.transports.shm.peers import PATIENCE_S, Patience, Peers
 from shardscope.training.transports.shm.pipe import Incoming, Outgoing, Target
 
 ANY = -1
-"""Stands for the sender of a receive that takes a message from any rank."""
+"""Source of a receive that accepts a message from any rank."""
 _GRACE_S = 0.001  # the progress thread leaves the first move to a thread that is about to wait
 
 
@@ -37,7 +37,7 @@ class Message(dist.Work):
     """A send or a receive.
 
     Args:
-        mailbox: The mailbox that carries it out.
+        mailbox: The mailbox that carries out the send or receive.
         tensor: The tensor to send, or to receive into; it must be in CPU memory.
         peer: The other rank; `ANY` for a receive from any rank.
         tag: Message tag.
@@ -48,17 +48,17 @@ class Message(dist.Work):
         self.peer, self.tag = peer, tag
         self.is_done = False
         self.failure = ""
-        """Why it can never finish, in words."""
+        """Reason why the message can never be completed, in words; empty if there is none."""
         self._mailbox, self._tensor = mailbox, tensor.detach() if tensor.requires_grad else tensor
         self._flat = self._tensor.contiguous()  # a copy if the elements are not in one row
         self.address: int = address_of(self._flat)
         self.size: int = self._flat.nbytes
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until it has finished.
+        """Wait until the message has been sent or received.
 
         Raises:
-            DistBackendError: The peer is gone, or the time is up. As with gloo, this rank then leaves the group.
+            DistBackendError: The peer is gone, or the wait timed out. As with gloo, this rank then leaves the group.
         """
         if not self.is_done:
             self._mailbox.complete(self, timeout)
@@ -73,7 +73,7 @@ class Message(dist.Work):
         return self.is_done and not self.failure
 
     def get_future(self) -> NoReturn:
-        """Messages have no future, as with gloo, whose own error takes longer than the message."""
+        """Raise an error: as with gloo, messages have no future; gloo's own error takes longer than the message."""
         raise RuntimeError("a message has no future; call its wait() instead")
 
     def source_rank(self) -> int:
@@ -82,7 +82,7 @@ class Message(dist.Work):
     _source_rank = source_rank
 
     def finished(self) -> None:
-        """Called when all of it has been copied."""
+        """Called when the whole message has been copied."""
         self.is_done = True
         self._mailbox.num_unfinished -= 1
 
@@ -125,7 +125,7 @@ class Receive(Message):
 
 
 class Addition(Receive):
-    """A message that is added to a contiguous tensor of its size as it arrives, without a copy of it."""
+    """A message that is added to a contiguous tensor of its size as it arrives, without an intermediate copy."""
 
     def fits(self, size: int) -> bool:
         return size == self.size
@@ -155,7 +155,7 @@ class _Kept:
         ctypes.memmove(self._address + offset, address, size)
 
     def deliver_to(self, receive: Receive) -> None:
-        """Copy it to the tensor of a receive, at once or when all of it has arrived."""
+        """Copy the message to the tensor of a receive, at once or when the whole message has arrived."""
         receive.peer, self._receive = self.source, receive
         if not self._is_complete:
             return
@@ -177,7 +177,7 @@ class Mailbox:
 
     Args:
         peers: The ranks of the group.
-        timeout_s: Time after which a wait fails, in seconds, unless it gives its own.
+        timeout_s: Time after which a wait fails, in seconds, unless the wait has a timeout of its own.
     """
 
     def __init__(self, peers: Peers, timeout_s: float) -> None:
@@ -357,7 +357,7 @@ class _ProgressThread:
         self._is_closed = False
 
     def start(self) -> None:
-        """Start it, if it has not been started yet; the caller holds the mailbox's lock."""
+        """Start the thread, unless it has been started; the caller holds the mailbox's lock."""
         if self._thread is None and not self._is_closed:
             self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
             self._thread.start()

@@ -21,7 +21,7 @@ _LONG_S = 3600.0
 
 
 class State(IntEnum):
-    """What a rank has announced about itself."""
+    """State that a rank has announced to the other ranks."""
 
     OPEN = 0
     CLOSED = 1
@@ -31,8 +31,8 @@ class Peers:
     """The ranks of a group, as this rank sees them.
 
     Each rank has a bell: a word on which its threads sleep while they wait for messages; and an alarm, on which its
-    progress thread sleeps while no message is stuck. Every writer of them writes a value that nobody has written
-    before, so a bell that has rung always differs from what a waiter has read.
+    progress thread sleeps while no message is stuck. Each write to a bell or an alarm is of a new value, so a bell that
+    has rung always differs from what a waiter has read.
 
     Args:
         memory: The group's memory.
@@ -53,7 +53,7 @@ class Peers:
         self._why_closed = ""
 
     def ring(self, rank: int) -> None:
-        """Wake the threads of a rank that wait for messages; all that was written before is visible to them."""
+        """Wake the threads of a rank that wait for messages; all earlier writes are visible to them."""
         self._change(self.layout.bell(rank))
 
     def alarm(self, rank: int) -> None:
@@ -81,10 +81,10 @@ class Peers:
         self.memory.wait(self.layout.bell(self.rank), bell, seconds)
 
     def close(self, reason: str = "Connection closed by this rank") -> None:
-        """Announce that this rank no longer takes part, and wake everyone who waits for it.
+        """Announce that this rank no longer takes part, and wake all ranks that wait for it.
 
         Args:
-            reason: Why, for the errors of this rank's other threads.
+            reason: Reason, for the errors of this rank's other threads.
         """
         if not self.is_closed:
             self._why_closed = reason
@@ -103,7 +103,8 @@ class Peers:
     def gone(self, ranks: Iterable[int], *, may_leave: bool = False) -> str:
         """Return why one of `ranks` no longer takes part, in words; empty if all do.
 
-        If a rank has ended without leaving first, it is named even if it is not one of `ranks`: it is why others leave.
+        If a rank has ended without leaving first, it is named even if it is not one of `ranks`, because it is the
+        reason why other ranks leave.
 
         Args:
             ranks: Ranks of the group.
@@ -126,7 +127,7 @@ class Peers:
 
 
 class Patience:
-    """Limits how long a rank waits for others.
+    """Limits how long a rank waits for other ranks.
 
     Args:
         peers: The ranks of the group.
@@ -138,9 +139,9 @@ class Patience:
         self._began = self._checked = time.monotonic()
 
     def problem(self, ranks: Iterable[int], *, may_leave: bool = False) -> str:
-        """Return why waiting for `ranks` cannot succeed, in words; empty if it can. See `Peers.gone`.
+        """Return why waiting for `ranks` cannot succeed, in words; empty if it may. See `Peers.gone`.
 
-        Check once more what the rank waits for before raising an error: a rank may have sent it before it left.
+        Before raising an error, check the awaited condition once more, because a rank may have met it before leaving.
         """
         now = time.monotonic()
         if now - self._began >= self._timeout_s:

@@ -17,7 +17,7 @@ from shardscope.training.transports.shm.peers import Peers
 
 LINE = 64
 PIECE_BYTES = 1 << 20
-"""Data that is announced at once, in bytes: the target copies one piece while the source writes the next."""
+"""Maximum data per announcement, in bytes; the target copies one piece while the source writes the next."""
 
 
 class MessageSource(Protocol):
@@ -35,7 +35,7 @@ class Target(Protocol):
     """A message to receive."""
 
     def take(self, address: int, offset: int, size: int) -> None:
-        """Take `size` bytes at `address`, which are those from `offset` of the message; each piece has whole lines."""
+        """Take the piece of the message from `offset` on: `size` bytes at `address`, in whole cache lines."""
 
     def finished(self) -> None:
         """Called when all of the message has been read from the pipe."""
@@ -45,7 +45,7 @@ class Accepts(Protocol):
     """Function that decides where a message goes."""
 
     def __call__(self, source: int, tag: int, size: int) -> Target | None:
-        """Return what takes a message of `size` bytes; None to leave it in the pipe for now."""
+        """Return the target of a message of `size` bytes; None to leave it in the pipe for now."""
 
 
 def padded(size: int) -> int:
@@ -54,7 +54,7 @@ def padded(size: int) -> int:
 
 
 class _End:
-    """What both ends of a pipe have in common."""
+    """Base class of both ends of a pipe."""
 
     def __init__(self, peers: Peers, source: int, target: int) -> None:
         layout = peers.layout

@@ -1,22 +1,22 @@
 """Buffers in shared memory for the shards of one model: all-gathers and reduce-scatters without extra copies.
 
 The caller writes what it sends directly into shared memory, and reads what it receives from there. A barrier separates
-the two. Each rank passes the barrier a digest of all collectives that it has called, so ranks that have called
-different ones learn it there.
+the two. Each rank passes the barrier a digest of all collectives that it has called, so that mismatched collectives are
+detected there.
 
     all-gather        all ranks share a buffer for the whole tensor; each writes its own chunk; barrier; each reads all
-    reduce-scatter    each rank writes its whole tensor to its own buffer; barrier; each adds up its own chunk of all
+    reduce-scatter    each rank writes its whole tensor to its own buffer; barrier; each sums its chunk over ranks
 
-Several reduce-scatters can share one barrier: their tensors stay in the buffers until `reduce` adds them all up. Larger
-tensors than a buffer are exchanged in pieces, which takes a copy and a barrier for each.
+Several reduce-scatters can share one barrier: their tensors stay in the buffers until `reduce` sums them all. Tensors
+larger than a buffer are exchanged in pieces, each of which takes a copy and a barrier.
 
 The buffers of `ShardBuffers` are in CPU memory; `cuda_ipc.DeviceShardBuffers` has them on a GPU that the ranks share.
 
-All buffers are double-buffered. A buffer is read before its rank arrives at the next barrier, and written again
-only after that barrier, so no rank overwrites what another still reads.
+All buffers are double-buffered. A buffer is read before its rank arrives at the next barrier, and written again only
+after that barrier, so no rank overwrites data that another rank still reads.
 
-Chunk r is added up in the order of a ring, ((x[r+1] + x[r+2]) + ...) + x[r], so the result has the same bits as that of
-`RingAllReduce`.
+Chunk r is summed in the order of a ring, ((x[r+1] + x[r+2]) + ...) + x[r], so the result is bitwise identical to that
+of `RingAllReduce`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ShardLayout(SharedMemoryLayout):
     """Positions of two buffers for gathered tensors, and of two for each rank's tensors to reduce.
 
     Attributes:
-        sizes: Sizes of these buffers.
+        sizes: Sizes of both kinds of buffers.
     """
 
     sizes: ShardBufferSizes
@@ -75,7 +75,8 @@ class ShardBuffers:
         store: A store for these buffers alone.
         rank: This rank.
         world_size: Number of ranks.
-        units: Sizes of the tensors that are gathered or reduced in a step, in bytes; larger ones work too.
+        units: Sizes of the tensors that are gathered or reduced in a step, in bytes; larger tensors are exchanged in
+            pieces.
         timeout_s: Time after which a rank that waits for another fails, in seconds.
         disagreed: Called when the digests of the ranks differ.
 
@@ -129,14 +130,14 @@ class ShardBuffers:
         return [buffers[self.rank] for buffers in self._reduced]
 
     def meet(self, digest: int, purpose: str) -> None:
-        """Wait until all ranks have called this; what they have written before is visible afterwards.
+        """Wait until all ranks have called this; all their earlier writes are visible afterwards.
 
         Args:
             digest: Digest of the collectives that this rank has called, of 64 bits.
             purpose: What this rank is waiting for, for the error message.
 
         Raises:
-            DistBackendError: A rank is gone, or the time is up.
+            DistBackendError: A rank is gone, or the wait timed out.
         """
         counters, barrier = self._memory.counters, self._barrier
         digests = self._digests[(barrier.number + 1) % 2]
@@ -176,11 +177,11 @@ class ShardBuffers:
     # Reduce-scatter.
 
     def fits(self, num_bytes: int) -> bool:
-        """Return whether a tensor fits in addition to the tensors that wait to be reduced."""
+        """Return whether a tensor fits in addition to the pending tensors."""
         return self._used + num_bytes <= self._sizes.reduced_bytes
 
     def to_reduce(self, num_elements: int, dtype: torch.dtype) -> Tensor | None:
-        """Return a buffer for a tensor to reduce; None if it does not fit in addition to the waiting tensors."""
+        """Return a buffer for a tensor to reduce; None if it does not fit in addition to the pending tensors."""
         size = num_elements * dtype.itemsize
         if not self.fits(size):
             return None
@@ -189,7 +190,7 @@ class ShardBuffers:
         return self._parts[self.rank]
 
     def _views_of(self, parity: int, start: int, num_elements: int, dtype: torch.dtype) -> list[Tensor]:
-        """Return the tensors of all ranks at one place of their buffers; steps repeat, so they are kept."""
+        """Return views of all ranks' buffers at one position; cached, because every step uses the same positions."""
         key = (parity, start, num_elements, dtype)
         if key not in self._views:
             stop = start + num_elements * dtype.itemsize
@@ -197,7 +198,7 @@ class ShardBuffers:
         return self._views[key]
 
     def add(self, output: Tensor) -> None:
-        """Note that `output` is for this rank's chunk of the tensor that was written to the last `to_reduce`."""
+        """Register the output for this rank's chunk of the sum of the buffer that `to_reduce` returned last."""
         each = output.numel()
         chunks = [part[self.rank * each : (self.rank + 1) * each] for part in self._parts]
         self._pending.append((output, chunks))
@@ -230,7 +231,7 @@ class ShardBuffers:
             self.reduce(divisor)
 
     def close(self) -> None:
-        """Leave; ranks that still wait for this one get an error."""
+        """Leave the group of ranks; ranks that still wait for this rank get an error."""
         if not self._peers.is_closed:
             self._peers.close()
             self._memory.close()

@@ -18,8 +18,8 @@ class CollectiveWork(dist.Work):
     """A collective that has finished, is running, or is waiting for its turn.
 
     Args:
-        run: Function that carries it out.
-        result: The tensors that its future holds.
+        run: Function that carries out the collective.
+        result: The tensors that the work's future holds.
         devices: The devices of these tensors, if they are not in CPU memory.
     """
 
@@ -35,7 +35,7 @@ class CollectiveWork(dist.Work):
         self._lock = threading.Lock()
 
     def carry_out(self) -> None:
-        """Run it, and keep its error for `wait`."""
+        """Run the collective, and keep its error for `wait`."""
         try:
             self._run()
         except Exception as error:  # noqa: BLE001 - raised in `wait`
@@ -52,10 +52,10 @@ class CollectiveWork(dist.Work):
         return self._result
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until it has finished.
+        """Wait until the collective has finished.
 
         Raises:
-            DistBackendError: A rank is gone, or the time is up.
+            DistBackendError: A rank is gone, or the wait timed out.
         """
         if not self._is_over.wait(timeout.total_seconds() if timeout else None):
             assert timeout is not None
@@ -73,7 +73,7 @@ class CollectiveWork(dist.Work):
         return self._is_over.is_set() and self._error is None
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Return a future that holds the result, or an error that C++ sees as one.
+        """Return a future that holds the result, or an error that C++ code recognises.
 
         `Future.set_exception` only stores the exception as a result, for Python to raise. `DistributedDataParallel`,
         which waits in C++, would take it for tensors, and crash.

@@ -1,0 +1,50 @@
+"""The first view of each panel, recorded when the page is built, so that the page shows it before Python has started.
+
+What is recorded are the messages that a panel's widgets send when it is opened, by the code and through the bridge of
+the page. The page creates its models and views from them, and later compares them with what its own Python sends.
+
+    python notebooks/web/recorded.py BUNDLE FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+PANELS = ("MemoryCalculator", "CommunicationCalculator", "PipelineExplorer", "Planner")
+
+
+def write_recorded(bundle: Path, folder: Path) -> None:
+    """Record the panels to `folder`, a JSON file each, in a process that runs the code of the page's `bundle`."""
+    folder.mkdir(parents=True)
+    subprocess.run([sys.executable, __file__, bundle, folder], check=True)
+
+
+def record(bundle: Path, folder: Path) -> None:
+    """Open each panel with its default settings, and write the messages of its widgets."""
+    with tempfile.TemporaryDirectory() as unpacked:
+        zipfile.ZipFile(bundle).extractall(unpacked)
+        sys.path.insert(0, unpacked)
+        import page_bridge
+
+        messages: list[str] = []
+
+        def post(text: str, buffers: list[Any]) -> None:
+            assert not buffers, "a record holds text alone"
+            messages.append(text)
+
+        page_bridge.connect(post)
+        for name in PANELS:
+            model = page_bridge.open_panel(name, "{}")
+            own = [text for text in messages if json.loads(text)["comm_id"].startswith(("page-", f"{name}-"))]
+            written = {"model": model, "messages": own}
+            (folder / f"{name}.json").write_text(json.dumps(written), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    record(*map(Path, sys.argv[1:]))

@@ -1,0 +1,300 @@
+"""Peak memory of the ranks of a pipeline, from the traced moments of a step of the whole model.
+
+A stage runs some of the layers, so at each moment of its passes it has what the whole model has, without what the
+layers before the stage have saved. In addition, torch's pipeline runtime (`torch.distributed.pipelining`) keeps
+
+- the outputs of a stage until their backward pass has ended: results for the next stage, or the model's outputs;
+- a buffer for each message that a stage receives in a pass: all inputs, and all gradients of outputs;
+- messages while they are sent. Ranks on CPUs keep them longer: to the end of the step, unless the schedule waits for
+  each message;
+- if the backward pass is split, all that a stage has saved, and the gradients of the results of its layers' operations
+  that have weights, from the first part to the end of the second. The first stage has no first part.
+
+Gradients of parameters are whole from the first backward pass of a stage on. These rules hold to 2 % of what torch's
+CPU allocator records on the ranks of a run, without recomputation to 1 % (tests/training/memory/test_stages.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from shardscope.analytic.job_step import JobStep
+from shardscope.analytic.memory.stage import AGAIN_AT_ONCE
+from shardscope.analytic.schedules.table import ScheduleTable
+from shardscope.spec.model.step import Moment, StepTrace
+
+
+class RankPeak(NamedTuple):
+    """Bytes of a rank at its peak that differ between moments of a step, and those of messages."""
+
+    activations: float
+    gradients: float
+    messages: float
+    """Buffers of received messages, and messages that are being sent."""
+
+
+class _Layers(NamedTuple):
+    """Where the layers of a model, its pipeline pieces, begin and end in the moments of its step."""
+
+    forward: list[float]
+    """Bytes, for one sample, that the layers before a piece have at its start, by piece."""
+    backward: list[float]
+    """The same in the backward pass, when the copies of weights that autocast kept for the forward pass are freed."""
+    piece_of: list[int]
+    """The piece that each unit belongs to; 0 for unit 0."""
+    gradients: list[int]
+    """Bytes of gradients of the units of each piece, without unit 0."""
+    tied: list[tuple[int, list[int]]]
+    """Bytes of the gradient of each parameter of several pieces, with these pieces."""
+
+
+class _Stage(NamedTuple):
+    """Bytes of one micro-batch on one stage, and of its gradients."""
+
+    saved: float
+    """Saved from the forward to the backward pass, with the stage's output, without its input."""
+    forward: float
+    """At the peak of the forward pass."""
+    backward: float
+    """At the peak of a backward pass: activations, if gradients of an earlier one exist."""
+    arriving: float
+    """Gradients at the same moment that are not yet added to those of the earlier backward pass."""
+    first: tuple[float, float]
+    """Activations and gradients at the peak of the first backward pass."""
+    gradients: float
+    """All gradients of the stage."""
+    delayed: float
+    """Gradients of results that a split backward pass keeps for its second part."""
+    again: float
+    """Activations that full recomputation computes again."""
+    received: float
+    """The stage's input and the gradient of its output."""
+    output: float
+    """Its output, if it is sent to another rank."""
+    answer: float
+    """The gradient of its input, if it is sent to another rank."""
+
+
+def pipeline_peaks(
+    step: JobStep, table: ScheduleTable, split: Sequence[int], *, is_first_pass: bool, in_a_pass: int
+) -> list[RankPeak] | None:
+    """Return the peak of each rank; None if the trace does not tell the memory of some layer from that of others.
+
+    Args:
+        step: A step of a job.
+        table: The schedule of one pass.
+        split: Number of pipeline pieces in each stage.
+        is_first_pass: Whether the step has only one pass, before which there are no gradients.
+        in_a_pass: Number of micro-batches in a pass.
+    """
+    layers = _layers(step.trace, step.job.recompute, step.element_bytes)
+    if layers is None:
+        return None
+    stages = _stages(step, layers, table.stage_ranks, split)
+    return [
+        _rank_peak(step, table, rank, stages, has_gradients=not is_first_pass, in_a_pass=in_a_pass)
+        for rank in range(step.world_size)
+    ]
+
+
+def _layers(trace: StepTrace, mode: str, width: int) -> _Layers | None:
+    """Return the layers; None if pieces are not made of whole units, with unit 0 at the ends of the model only."""
+    enter, turn, leave = (
+        {row.unit: row.activations for row in trace.moments[mode] if row.phase == phase and row.unit}
+        for phase in ("enter", "turn", "leave")
+    )
+    forward, backward, piece_of = [0.0], [0.0], [0]
+    for place, piece in enumerate(trace.pieces):
+        units = sorted({trace.parameters[index].unit for index in piece.parameters} - {0})
+        last = len(piece_of) - 1
+        if any(
+            unit != last + n or unit not in enter.keys() & leave.keys() for n, unit in enumerate(units, 1)
+        ):
+            return None
+        if place and units:
+            forward.append(enter[units[0]])
+            backward.append(leave[units[0]])
+        elif place:
+            if place < len(trace.pieces) - 1 or last not in turn:
+                return None
+            forward.append(turn[last] + enter[last] - leave[last])
+            backward.append(turn[last])
+        piece_of += [place] * len(units)
+    if len(piece_of) < len(trace.units):
+        return None
+    gradients, users = [0] * len(trace.pieces), dict[int, list[int]]()
+    for row in trace.parameters:
+        gradients[piece_of[row.unit]] += width * row.num_elements * (row.is_trained and row.unit > 0)
+    for place, piece in enumerate(trace.pieces):
+        for index in piece.parameters:
+            users.setdefault(index, []).append(place)
+    rows = trace.parameters
+    tied = [
+        (width * rows[index].num_elements, places)
+        for index, places in users.items()
+        if len(places) > 1 and rows[index].is_trained
+    ]
+    return _Layers(forward, backward, piece_of, gradients, tied)
+
+
+def _stages(step: JobStep, layers: _Layers, ranks: Sequence[int], split: Sequence[int]) -> list[_Stage]:
+    trace, mode, samples, width = step.trace, step.job.recompute, step.samples, step.element_bytes
+    pieces, ends = trace.pieces, [*accumulate(split)]
+    plain = _layers(trace, "none", width)
+    assert plain is not None
+    rows = _by_piece(trace, mode, layers)
+    at_head = max(row.around for _, row in rows if row.phase == "backward" and not row.done)
+    found = []
+    for stage, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        is_last = end == len(pieces)
+        output = trace.output_bytes if is_last else pieces[end - 1].output_bytes
+        inputs = pieces[start - 1].output_bytes if start else 0.0
+        own = {index for piece in pieces[start:end] for index in piece.parameters}
+        gradients = width * sum(
+            trace.parameters[index].num_elements for index in own if trace.parameters[index].is_trained
+        )
+        below = layers.backward[start]
+        forward = backward = arriving = 0.0
+        first = (0.0, 0.0)
+        for place, row in rows:
+            if not start <= place < end:
+                continue
+            if row.phase in ("enter", "forward"):
+                forward = max(forward, samples * (row.activations - layers.forward[start]))
+                continue
+            now = samples * (row.activations - below + output * is_last)
+            new, done = _gradients(layers, place, row, start, end)
+            done += row.around if is_last else max(0.0, row.around - at_head)
+            if now + new > backward + arriving:
+                backward, arriving = now, new
+            if now + new + done > sum(first):
+                first = now, new + done
+        if is_last:
+            now = samples * (_at_loss(trace, mode) - below + output)
+            if now > backward + arriving:
+                backward, arriving = now, 0.0
+            first = max(first, (now, 0.0), key=sum)
+        again = 0.0
+        if mode == "full":
+            again = _saved(trace, "none", plain, start, end) - _saved(trace, mode, layers, start, end)
+        is_sent = not is_last and ranks[stage + 1] != ranks[stage]
+        answers = bool(start) and ranks[stage - 1] != ranks[stage]
+        found.append(
+            _Stage(
+                samples * _saved(trace, mode, layers, start, end), forward, backward, arriving, first, gradients,
+                samples * sum(piece.delayed_bytes for piece in pieces[start:end]), samples * again,
+                samples * (inputs + (0.0 if is_last else output)), samples * output * is_sent,
+                samples * inputs * answers,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _saved(trace: StepTrace, mode: str, layers: _Layers, start: int, end: int) -> float:
+    """Return the bytes that the pieces from `start` to `end` save, for one sample, with their output."""
+    is_last = end == len(trace.pieces)
+    top = _after_loss(trace, mode) + trace.loss_bytes if is_last else layers.backward[end]
+    return top - layers.backward[start]
+
+
+def _after_loss(trace: StepTrace, mode: str) -> float:
+    """Return the bytes, for one sample, as the backward pass of the loss ends."""
+    return max(row.activations for row in trace.moments[mode] if row.phase == "turn" and not row.unit)
+
+
+def _by_piece(trace: StepTrace, mode: str, layers: _Layers) -> list[tuple[int, Moment]]:
+    """Return the moments of the passes, with the piece that runs at each; those of the loss are left out."""
+    last, found = len(trace.units) - 1, []
+    for row in trace.moments[mode]:
+        if row.phase == "loss":
+            continue
+        forward = row.phase in ("enter", "forward")
+        if row.unit:
+            place = layers.piece_of[row.unit]
+        elif row.done in (0, last):
+            place = 0 if (row.done == 0) is forward else len(trace.pieces) - 1
+        else:
+            place = layers.piece_of[row.done if forward else last - row.done + 1]
+        found.append((place, row))
+    return found
+
+
+def _gradients(layers: _Layers, place: int, row: Moment, start: int, end: int) -> tuple[float, float]:
+    """Return the bytes of gradients that arrive at a moment, and of those of the stage that are done, without unit 0's.
+
+    A parameter of several pieces has its gradient summed at the first of them in the whole model, but in a pipeline in
+    each stage that has one.
+    """
+    new, done = row.arriving, row.own + sum(layers.gradients[place + 1 : end])
+    for size, users in layers.tied:
+        if start <= users[0] and users[-1] < end:
+            continue
+        if users[0] <= place < users[-1]:
+            new -= size
+            done += size * any(place < user < end for user in users)
+        if place == users[0]:
+            new = min(new, size)
+    return max(new, 0.0), done
+
+
+def _at_loss(trace: StepTrace, mode: str) -> float:
+    """Return the most bytes during the loss, for one sample.
+
+    The loss needs as much in addition to what the model has saved as without recomputation, when autocast's copies of
+    weights are saved too.
+    """
+    at_loss = max(row.activations for row in trace.moments["none"] if row.phase == "loss")
+    return _after_loss(trace, mode) + at_loss - _after_loss(trace, "none")
+
+
+def _rank_peak(
+    step: JobStep,
+    table: ScheduleTable,
+    rank: int,
+    stages: Sequence[_Stage],
+    *,
+    has_gradients: bool,
+    in_a_pass: int,
+) -> RankPeak:
+    """Return the peak over the operations of one rank."""
+    own = {number: stage for number, stage in enumerate(stages) if table.stage_ranks[number] == rank}
+    received = in_a_pass * sum(stage.received for stage in own.values())
+    done = {number: stage.gradients * has_gradients for number, stage in own.items()}
+    keeps_sent = not (step.is_on_gpus or table.blocks)
+    held = sent = 0.0
+    if not keeps_sent:
+        sent = max(stage.answer for stage in own.values()) + max(stage.output for stage in own.values()) * (
+            not step.is_on_gpus
+        )
+    peak = RankPeak(0.0, sum(stage.gradients for stage in own.values()), received + sent)
+    for op in table.ranks[rank]:
+        stage, now = own[op.stage], 0.0
+        grads = sum(done.values())
+        if op.op == "F":
+            now = held + stage.forward
+            held += stage.saved
+            if keeps_sent:
+                sent += stage.output
+                held -= stage.output
+        elif op.op == "I":
+            kept = stage.delayed * (op.stage > 0)
+            now = held + max(stage.backward - stage.saved, kept) * (op.stage > 0)
+            held += kept
+            if keeps_sent:
+                sent += stage.answer
+        else:
+            is_split = op.op == "W" and op.stage > 0
+            without = held - stage.saved + stage.output * keeps_sent - stage.delayed * is_split
+            part, more = (stage.backward, stage.arriving) if done[op.stage] else stage.first
+            if is_split:
+                part = stage.saved + stage.delayed + AGAIN_AT_ONCE * stage.again
+            now, grads = without + part - stage.output * keeps_sent, grads + more
+            held = without
+            done[op.stage] = stage.gradients
+            if keeps_sent and op.op == "B":
+                sent += stage.answer
+        if now + grads + sent + received > sum(peak):
+            peak = RankPeak(now, grads, received + sent)
+    return peak
