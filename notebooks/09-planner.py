@@ -37,7 +37,7 @@ planner
 # ## In code
 #
 # `ss.plan` returns the same table; `plans.frame` has it as a DataFrame. Here is GPT-3 on A100s, with the schedules,
-# ZeRO stages and other settings that Megatron-Core ships. Without `software`, everything is searched.
+# ZeRO stages and other settings that Megatron-Core ships. `software="any"` also searches what none ships.
 
 # %%
 import shardscope as ss

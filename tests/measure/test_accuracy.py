@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import shardscope as ss
 from conformance.runs import small_job
 from shardscope.cli import main
 from shardscope.errors import SpecError
-from shardscope.measure.accuracy import Accuracy
+from shardscope.measure.accuracy import Accuracy, inside_text
 from shardscope.runtime.record.launch_prediction import FILE
 from shardscope_widgets.figures._accuracy import accuracy_info, draw_accuracy
 
@@ -81,7 +82,13 @@ def test_damaged_files_and_no_runs_are_no_errors(root: Path, tmp_path: Path) -> 
 
 def test_the_command_prints_the_table_and_the_records(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["accuracy", "--root", str(root), "--by", "world_size"]) == 0
-    assert capsys.readouterr().out.startswith("Step times predicted at the launch of 2 runs: median error ")
+    said = capsys.readouterr().out
+    assert re.match(
+        r"[012] of 2 step times inside their 90% interval on this machine, predicted at the launch of 2 ",
+        said,
+    )
+    assert inside_text(ss.accuracy(root).runs) in said
+    assert inside_text(ss.accuracy(root).runs) in repr(ss.compare_runs(ss.runs(root)[1:]))
     assert main(["accuracy", "--root", str(root), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert [row["settings"]["strategy"] for row in said["runs"]] == ["ring", "zero-1"]

@@ -72,9 +72,7 @@ def test_forms_begin_with_the_defaults_of_the_specs_but_where_they_say_otherwise
     assert otherwise(JobChoices, Optimizer, Record, Batch, Job) == {
         "model", "data", "global_batch", "micro_batch", "steps",
     }  # fmt: skip
-    assert otherwise(MemoryChoices, Layout) == {
-        "data", "tensor", "pipeline", "zero", "global_batch", "sequence_parallel",
-    }  # fmt: skip
+    assert otherwise(MemoryChoices, Layout) == {"data", "tensor", "pipeline", "global_batch"}
 
 
 def test_what_a_control_looks_like_follows_from_the_type() -> None:

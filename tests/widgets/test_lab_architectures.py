@@ -146,7 +146,7 @@ class TestPanels:
             (schedule_events(2, 4), "schedule", "4 micro-batches through 2 stages"),
             (update_events([[0], [1]]), "staleness", "2 gradients in 2 updates"),
             (consensus_events([0.1, 0.01]), "consensus", "at most 1.0e-01"),
-            (memory_events(2), "memory", "held by tensors on a rank"),
+            (memory_events(2), "memory", "peak memory per rank 3.61 MB"),
         ],
     )
     def test_each_appears_with_its_events(self, make_lab, runtime, events, name, words):

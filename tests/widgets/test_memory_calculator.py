@@ -16,7 +16,15 @@ from shardscope_widgets import MemoryCalculator, figures
 from shardscope_widgets.figures import _memory_plan
 from shardscope_widgets.figures._memory_plan import GIB, gib_text, symbols_text, table_rows
 
-GPT3 = {"model": "gpt3-175b", "data": 8, "tensor": 8, "pipeline": 8, "zero": 1, "micro_batch": 4}
+GPT3 = {
+    "model": "gpt3-175b",
+    "data": 8,
+    "tensor": 8,
+    "pipeline": 8,
+    "zero": 1,
+    "micro_batch": 4,
+    "sequence_parallel": True,
+}
 TRILLION = Model.transformer(name="1T", layers=128, hidden=25600, heads=160, vocab=51200, seq=2048)
 
 

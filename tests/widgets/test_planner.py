@@ -10,6 +10,7 @@ from planner.brute import machine, small_model
 from shardscope.errors import SpecError
 from shardscope.planner import plan
 from shardscope.planner.rules import REASONS
+from shardscope.planner.shipped import lacking
 from shardscope.planner.table import SPARE, budget_of, days_text, recommended
 from shardscope.planner.trainer_config import trainer_config
 from shardscope.prediction.predict import predict
@@ -34,7 +35,7 @@ def as_at_first(request):
     if "planner" in request.fixturenames:
         made = request.getfixturevalue("planner")
         made.set_trait("weights", {"time": 1.0})
-        made.set_trait("fix", {"offload": "none"})
+        made.set_trait("fix", {})
         made.set_trait("global_batch", 16)
         made.set_trait("chosen", 1)
 
@@ -127,7 +128,7 @@ def test_the_chosen_plan_has_settings_for_its_framework_or_a_reason_why_not(plan
     [
         ({"tensor": 2}, "deepspeed", "hold Tensor ranks fixed at 1, or choose megatron-core under Framework"),
         ({"pipeline": 2}, "deepspeed", "hold Pipeline stages fixed at 1, or choose"),
-        ({"zero": 1}, "torchtitan", "untick the box above and do not hold that fixed"),
+        ({"zero": 1}, "torchtitan", "untick the box above and do not hold these axes fixed"),
         (
             {"zero": 1},
             "fsdp2",
@@ -231,12 +232,14 @@ def test_weights_rank_anew_without_a_search(planner):
 def test_a_filter_searches_again(planner):
     planner.controls["Hold fixed"]["tensor"].value = 2
     assert {row.layout.tensor for row in planner.plans} == {2}
-    assert planner.fix == {"offload": "none", "tensor": 2}
+    assert planner.fix == {"tensor": 2}
 
 
 def test_it_searches_only_what_the_framework_ships_unless_an_axis_is_held_fixed(planner):
     planner.fix = {"offload": "none", "pipeline": 4}
+    assert all(not lacking(each.software, each.layout, small_model()) for each in planner.plans)
     assert "software=" not in planner.screen.note.value + planner.screen.remarks.value
+    planner.controls["Model and cluster"]["software"].value = "megatron-core"
     found = planner.plans
     assert {each.layout.schedule for each in found} <= {"1f1b", "interleaved"}
     assert {each.layout.zero for each in found} <= {0, 1}

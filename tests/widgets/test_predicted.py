@@ -11,7 +11,7 @@ import pytest
 
 from shardscope.calibration.host_calibration import HostCalibration, HostMachine, save, saved
 from shardscope.errors import LaunchError
-from shardscope.measure.compare.comparison import Comparison, inside_text, overview
+from shardscope.measure.compare.comparison import Comparison, overview, state_of
 from shardscope_widgets import demo, figures, write_report
 from shardscope_widgets.figures import _predicted
 from shardscope_widgets.training_lab import _outcome
@@ -147,13 +147,19 @@ def test_the_demo_measures_nothing_that_it_cannot_save_or_use(
     assert capsys.readouterr().out == ""
 
 
-def test_steps_outside_their_interval_are_marked_and_counted() -> None:
+def test_steps_outside_their_interval_are_marked() -> None:
     rows = made_comparison().rows
     inside, outside = (
         replace(made_comparison(), rows=(*rows[:-1], replace(rows[-1], interval=ends)))
         for ends in ((0.01, 0.03), (0.004, 0.007))
     )
-    assert inside_text([inside, outside, made_comparison()]) == "1 of 2"
+    right = [row for row in rows if row.agrees is not False]
+    assert [state_of(replace(each, rows=(*right, each.rows[-1]))) for each in (inside, outside)] == [
+        "completed",
+        "warning",
+    ]
+    assert state_of(inside) == "failed"  # bytes disagree
+    assert "outside its 90% interval: it was hot" in replace(outside, reason="it was hot").verdict
     (good, bad, without) = overview([inside, outside, made_comparison()])
     assert good[-3:] == ["10 ms to 30 ms", "20 ms", "-75%"]
     assert bad[-3:] == ["4 ms to 7 ms", "20 ms", "-75% *"]

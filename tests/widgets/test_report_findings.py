@@ -103,8 +103,8 @@ def test_the_run_that_needs_least_memory_is_named_with_what_it_saves() -> None:
     zero.all_events += memory_events(4, shards=4)
     found = group(one, ring, zero)
     assert findings.memory_text(found) == (
-        "The least memory for gpt-nano on python-source is needed by zero-1: its fullest rank holds 2.63 MB of "
-        "tensors, one process 3.6 MB."
+        "The least memory for gpt-nano on python-source is needed by zero-1: its fullest rank holds 2.63 MB at its "
+        "peak, one process 3.6 MB."
     )
     assert findings.saving_text(found) == (
         "Most of what zero-1 saves is optimizer state: 400 kB instead of 1.6 MB."

@@ -91,7 +91,7 @@ class TestChoosing:
         forecast.wait(60)
         text = forecast.line.value
         assert "for 200 steps, once the ranks have started." in text
-        assert "Each rank sends 882 kB per step and holds up to " in text
+        assert "Each rank sends 882 kB per step and holds " in text
         assert "it fits. Comput" in text or "it fits. Communication" in text
         assert forecast.anyway.layout.display == "none"
 

@@ -8,12 +8,14 @@ import pytest
 import torch
 
 import shardscope as ss
+from shardscope.measure.accuracy import inside_text
+from shardscope.measure.compare.measured import REST
 from shardscope.runlog.step_events import MESSAGE, StepEvent, StepEvents
 from shardscope.spec.look import Arrangement
 from shardscope_widgets import Twin, figures
 from shardscope_widgets.figures import _residual, _twin
 from shardscope_widgets.figures._ghosts import GhostPart
-from shardscope_widgets.figures._residual import OTHERS, residual_parts
+from shardscope_widgets.figures._residual import residual_parts
 from shardscope_widgets.figures._twin import MOST_RANKS, twin_parts
 from shardscope_widgets.twin._findings import Findings
 from widgets.made_comparison import made_comparison
@@ -103,7 +105,7 @@ class TestFigures:
         assert all(a.end_ms == pytest.approx(b.start_ms) for a, b in pairwise(inner))
         assert inner[0].start_ms == info.bars[0].end_ms
         assert inner[-1].end_ms == pytest.approx(info.bars[-1].end_ms)
-        assert inner[-1].label == OTHERS
+        assert inner[-1].label == REST
         (trace,), _ = residual_parts(info)
         assert min(trace["x"]) > 0
 
@@ -115,6 +117,12 @@ class TestPanel:
         assert twin.comparison.columns == ("predicted", "simulated", "measured")
         assert "<td" in twin.screen.table.value
         assert twin.findings.simulated.origin == "simulated"
+
+    def test_its_heading_says_how_often_predictions_were_right(self, twin):
+        twin._hit_rate.wait(60)
+        found = ss.accuracy(twin.run.path.parent)
+        assert twin.screen.frame.about.startswith(f"{inside_text(found.runs)} · ")
+        assert found.headline.startswith(inside_text(found.runs))
 
     def test_the_drawn_step_can_be_chosen(self, twin):
         before = twin.screen.gantt.figure

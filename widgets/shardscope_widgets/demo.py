@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TextIO
 from shardscope.calibration.host_calibration import check_can_save, chosen, save
 from shardscope.errors import DataError, ShardscopeError
 from shardscope.machine import num_gpus
-from shardscope.measure.compare.comparison import OVERVIEW, Comparison, inside_text, overview
+from shardscope.measure.compare.comparison import OVERVIEW, Comparison, overview
 from shardscope.measure.compare.of_run import comparison_or_reason
 from shardscope.runlog.figures import loss_text
 from shardscope.show import padded
@@ -218,9 +218,9 @@ def _report(done: Sequence[Run], predictions: Predictions, path: Path, took_s: f
     finished = {entry.run.id for entry in entries}
     comparisons = _compared([run for run in done if run.id in finished], predictions)
     if comparisons:
-        inside = inside_text(comparisons)
-        of_steps = f" {inside} step times lie inside their 90% interval (* outside)." if inside else ""
-        print(f"\nPredicted and measured; shardscope compare RUN shows every term.{of_steps}")
+        print(
+            "\nPredicted and measured; shardscope compare RUN shows every term; * outside the 90% interval."
+        )
         print(columns_text(OVERVIEW, overview(comparisons)))
     written = write_report(done, path, title="Shardscope demo", comparisons=comparisons)
     print("\nWhat these runs show:")

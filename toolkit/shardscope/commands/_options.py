@@ -149,11 +149,11 @@ def add_calibration(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_software_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option that names the training software."""
+def add_software_option(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """Add the option that names the training software; `more` are further choices, in words."""
     parser.add_argument(
         "--software",
-        help=f"framework that runs the layout: {', '.join(software_names())} (default: by the layout)",
+        help=f"framework that runs the layout: {', '.join(software_names())}{more} (default: by the layout)",
     )
 
 

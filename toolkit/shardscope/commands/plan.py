@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for name in _OF_A_LAYOUT:
         add_field(parser, Layout, name, names=optimizer_names() if name == "optimizer" else ())
     _options.add_calibration(parser)
-    _options.add_software_option(parser)
+    _options.add_software_option(parser, "; or any, to search also what none of them ships")
     parser.add_argument("--top", type=int, default=10, help="rows of the table (default: 10)")
     parser.add_argument(
         "--config", type=int, metavar="RANK",
@@ -127,7 +127,7 @@ def _title(plans: Plans) -> str:
 def _table(plans: Plans) -> str:
     from shardscope.planner import short
     from shardscope.planner.explain import seconds
-    from shardscope.planner.table import dollars_text
+    from shardscope.planner.table import dollars_text, offload_text
     from shardscope.prediction.failures import failures_text, layout_failures
 
     def cells(plan: PlanRow) -> list[str]:
@@ -147,4 +147,5 @@ def _table(plans: Plans) -> str:
         plans.asked.cluster.num_devices,
     )
     rejected = f"Rejected, of {plans.considered:,} combinations: {counts}."
-    return "\n".join(filter(None, [_title(plans), f"{rows}{told}\n", failures, rejected, plans.caveat]))
+    title = f"{_title(plans)}. {offload_text(plans)}" if plans.needs_offload else _title(plans)
+    return "\n".join(filter(None, [title, f"{rows}{told}\n", failures, rejected, plans.caveat]))

@@ -146,18 +146,14 @@ class Accuracy(Shown):
 
     @property
     def headline(self) -> str:
-        """One sentence: the number of runs, the median error, and the coverage."""
+        """The step times inside their intervals, the median error, and the runs left out, in sentences."""
         counted = "1 other run has" if self.without == 1 else f"{self.without} other runs have"
         others = f" {counted} no predicted or no measured step time." if self.without else ""
         if not self.runs:
             return "No run has both a predicted and a measured step time." + others
-        inside = (
-            ""
-            if self.coverage is None
-            else f"; {self.coverage:.0%} of the measured times were in the 90% intervals"
-        )
         counted = "1 run" if len(self.runs) == 1 else f"{len(self.runs)} runs"
-        return f"Step times predicted at the launch of {counted}: median error {self.median_error:.1%}{inside}.{others}"
+        error = f"predicted at the launch of {counted} with a median error of {self.median_error:.1%}"
+        return f"{inside_text(self.runs) or 'Step times'}, {error}.{others}"
 
     def text(self, setting: str = "strategy") -> str:
         """Return the headline and a table by a setting; see `by`."""
@@ -167,6 +163,15 @@ class Accuracy(Shown):
         table = self.by(setting)
         table = table if table.empty else table.reset_index()
         return [Sentences([self.headline]), Table.of_frame(table, texts=_TEXTS)]
+
+
+def inside_text(runs: Iterable[PredictedRun]) -> str:
+    """Return how many measured step times lie inside their intervals, in words; empty without intervals."""
+    known = [run.is_inside for run in runs if run.is_inside is not None]
+    if not known:
+        return ""
+    steps = "step time inside its" if len(known) == 1 else "step times inside their"
+    return f"{sum(known)} of {len(known)} {steps} 90% interval on this machine"
 
 
 _TEXTS = {"median_error": "{:.1%}".format, "largest_error": "{:+.0%}".format, "coverage": "{:.0%}".format}
@@ -192,10 +197,14 @@ def accuracy(
     Example:
         >>> accuracy().by("strategy")  # doctest: +SKIP
     """
-    found = runs(root, all=all, group=group)
-    compared = [row for row in map(_row, found) if row is not None]
+    return accuracy_of(runs(root, all=all, group=group))
+
+
+def accuracy_of(runs: Sequence[Run]) -> Accuracy:
+    """Return the accuracy of the predictions of these runs."""
+    compared = [row for row in map(_row, runs) if row is not None]
     return Accuracy(
-        tuple(sorted(compared, key=lambda row: (row.started_at, row.run_id))), len(found) - len(compared)
+        tuple(sorted(compared, key=lambda row: (row.started_at, row.run_id))), len(runs) - len(compared)
     )
 
 

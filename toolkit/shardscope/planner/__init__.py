@@ -7,10 +7,11 @@ is the resulting table: `frame`, `front`, `best`, `by`, `explain`, `why`.
 
 from shardscope.planner.explain import Difference, PlanComparison
 from shardscope.planner.plan import default_batch, known_model, plan
-from shardscope.planner.plans import PlanRow, Plans, short
+from shardscope.planner.plans import PlanRow, Plans
 from shardscope.planner.rank import OBJECTIVES
 from shardscope.planner.rules import REASONS
 from shardscope.planner.space import SearchAxes
+from shardscope.spec.layout import short
 
 __all__ = [
     "OBJECTIVES",

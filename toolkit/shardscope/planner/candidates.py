@@ -13,6 +13,7 @@ Only valid rows of the first two tables are stored; their combinations with the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -174,6 +175,7 @@ def candidates(
     global_batch: int,
     space: SearchAxes,
     recipe: SharedSettings | None = None,
+    stages: Sequence[int] = (),
 ) -> Candidates:
     """Enumerate the valid rows of `Grid` and `Bodies`, and count the invalid combinations by reason.
 
@@ -183,11 +185,13 @@ def candidates(
         global_batch: Sequences in one optimizer step.
         space: Values to try on each axis.
         recipe: Settings shared by all layouts; None for ``bf16-mixed``, ``adamw`` and flash attention.
+        stages: ZeRO stages of the whole search, if `space` is a part of it. All are the same on one replica, which is
+            therefore tried with the lowest one only.
     """
     recipe = recipe or SharedSettings("bf16-mixed", Optimizer("adamw"), flash_attention=True)
     grid, lost_grids = _grids(model, cluster.num_devices, global_batch, space)
     bodies, lost_bodies, choices = _bodies(model, grid, global_batch, space, recipe)
-    zero, offload, shard = _states(cluster, grid, space)
+    zero, offload, shard = _states(cluster, grid, space, stages or space.zero)
     needs_full = np.isin(offload, [OFFLOAD_NAMES.index(name) for name in space.full_for_offload])
     methods = distinct(space.compression)
     compression = np.array([methods.index(method) for method in dict.fromkeys(space.compression)], np.int64)
@@ -305,7 +309,9 @@ def _schedule_rules(
     return broken
 
 
-def _states(cluster: Cluster, grid: Grid, space: SearchAxes) -> tuple[Ints, Ints, Ints]:
+def _states(
+    cluster: Cluster, grid: Grid, space: SearchAxes, stages: Sequence[int]
+) -> tuple[Ints, Ints, Ints]:
     """Return the ZeRO stage and the offload setting of each way to store model states, and `Candidates.shard`."""
     ways = [
         (zero, kind, offload)
@@ -317,13 +323,13 @@ def _states(cluster: Cluster, grid: Grid, space: SearchAxes) -> tuple[Ints, Ints
     columns = []
     for zero, kind, offload in ways:
         least = needed.get(offload, 0)
-        lowest = min((each for each in space.zero if each >= least), default=0)
+        lowest = min((each for each in stages if each >= least), default=0)
         shard = shard_size(cluster, kind if zero else "all", grid)
         twin = (ranks == 1) & (zero > lowest) if zero else np.zeros(len(ranks), bool)
         if zero and kind == "node":
             twin |= (shard == 1) | ((shard == ranks) & ("all" in space.shard))
         # Without replicas, the stage has no effect, unless offloading needs it.
-        counts = (ranks > 1) | (zero > min(space.zero))
+        counts = (ranks > 1) | (zero > min(stages))
         is_lost = (grid.pipeline > 1) & counts & (zero not in space.zero_in_pipelines)
         found = np.where(is_lost, IN_PIPELINE, np.where(twin, 0, shard))
         columns.append(found if zero >= least else np.full(len(ranks), WITH_OFFLOAD))

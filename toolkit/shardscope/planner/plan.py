@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from numbers import Integral
 from typing import Any, get_args
@@ -12,17 +12,17 @@ from shardscope.errors import SpecError, quoted, require, unknown_name
 from shardscope.planner.asked import Asked
 from shardscope.planner.candidates import SharedSettings
 from shardscope.planner.filter import GIB, fit_of
-from shardscope.planner.plans import Plans, short
+from shardscope.planner.plans import Plans
 from shardscope.planner.pools import Pool, layout_at, searched
 from shardscope.planner.rank import Objective, objective_weights
 from shardscope.planner.rules import REASONS
 from shardscope.planner.search import Found
 from shardscope.planner.setting import capacity
-from shardscope.planner.shipped import SoftwareLimits, shipped_space
+from shardscope.planner.shipped import SoftwareLimits, shipped_space, suggested_spaces
 from shardscope.planner.space import SearchAxes
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.job_parts import full_name
-from shardscope.spec.layout import Layout, Precision
+from shardscope.spec.layout import Layout, Precision, short
 from shardscope.spec.layout_optimizer import LayoutOptimizer, layout_optimizer, optimizer_names
 from shardscope.spec.layout_rules import recomputation_faults
 from shardscope.spec.model import LayerTable, Model, Transformer
@@ -31,6 +31,8 @@ from shardscope.spec.numbers import LARGEST_COUNT
 TOKENS_A_STEP = 1 << 22
 """Maximum number of tokens in the default global batch, similar to the largest published runs."""
 MOST_GROWTH = 64
+ANY = "any"
+"""Value of `software` that also searches what no framework ships."""
 
 
 def plan(
@@ -69,11 +71,11 @@ def plan(
         optimizer: A value of `Layout.optimizer`, or several.
         flash_attention: Whether attention is one fused kernel; ``[True, False]`` tries both.
         calibration: Measured constants of the cluster; None to use the constants of its device and the software.
-        software: Name of the framework that runs all layouts. Only what it ships is searched (schedules, ZeRO stages,
-            context parallelism, offloading; see `calibration.software`), except on axes that `fix` or `space` names,
-            and `Plans.caveat` says what other layouts would save. None searches everything, for the software of the
-            calibration, or else for the software that each layout suggests, as in `predict`: DeepSpeed with offload,
-            FSDP2 with ZeRO 2 or 3, Megatron-Core otherwise. `PlanRow.software` names the software.
+        software: Name of the framework that runs all layouts; None for the software of the calibration, or else for
+            the software that each layout suggests, as in `predict`: DeepSpeed with offload, FSDP2 with ZeRO 2 or 3,
+            Megatron-Core otherwise. Only what it ships is searched (schedules, ZeRO stages, context parallelism,
+            offloading; see `calibration.software`), except on axes that `fix` or `space` names, and `Plans.caveat` says
+            what other layouts would save; ``"any"`` searches those, too. `PlanRow.software` names the software.
 
     Raises:
         SpecError: A name is unknown or a value is invalid. If no layout fits, see `Plans.problem`.
@@ -95,35 +97,64 @@ def plan(
         require(fix, Mapping, by="fix", write="fix={'tensor': 8}")
     every = (space or SearchAxes()).fixed(fix or {})
     given = {*(fix or {}), *(space.model_fields_set if space is not None else ())}
-    asked = Asked(known_model(model), cluster, calibration, software)
+    asked = Asked(known_model(model), cluster, calibration, None if software == ANY else software)
     recipes = _recipes(precision, optimizer, flash_attention)
-    tried = shipped_space(
-        every, software, model=asked.model, optimizers=[each.optimizer.name for each in recipes],
-        devices=cluster.num_devices, given=given,
-    )  # fmt: skip
-    _check_numbers(tried, cluster)
+    _check_numbers(every, cluster)
     asked.setting(Layout())  # raises before the search, as does the next line
     objective_weights(objective, has_price=cluster.price_per_device_hour is not None)
     if top is not None and not _is_count(top):
         raise SpecError(f"top={quoted(top)} is not a number of rows; give 1 or more, or None for all")
     batch = _known_batch(asked.model, global_batch)
+
+    def limited(name: str) -> SearchAxes:
+        optimizers = [each.optimizer.name for each in recipes]
+        return shipped_space(
+            every, name, model=asked.model, optimizers=optimizers, devices=cluster.num_devices, given=given
+        )
+
+    tried = _by_software(every, software or getattr(calibration, "software", None), limited)
+    wider = every
     spared = tried if space is not None or "offload" in (fix or {}) else _without_offload(tried, every)
-    pools, found = searched(asked, batch, spared, recipes, top)
-    if spared != tried and not any(len(each.rows.body) for each in found):
+    pools, found = searched(asked, batch, [*spared.values()], recipes, top)
+    fits = any(len(each.rows.body) for each in found)
+    if needs_offload := spared != tried and not fits:
         spared = tried
-        pools, found = searched(asked, batch, tried, recipes, top)
-    problem = (
-        "" if any(len(each.rows.body) for each in found) else _nothing_fits(asked, batch, tried, pools, found)
-    )
-    wider = every.replace(offload=spared.offload)
-    limits = None if spared == wider else SoftwareLimits(spared, wider)
-    return Plans(asked, batch, objective, top, tuple(pools), _rejected(pools, found), problem, limits)
+        pools, found = searched(asked, batch, [*tried.values()], recipes, top)
+        fits = any(len(each.rows.body) for each in found)
+    elif spared != tried:
+        wider = every.replace(offload=("none",))
+    problem = "" if fits else _nothing_fits(asked, batch, [*tried.values()], pools, found)
+    limits = None if software == ANY else SoftwareLimits(spared, wider)
+    return Plans(
+        asked, batch, objective, top, tuple(pools), _rejected(pools, found), problem, limits,
+        needs_offload=needs_offload and fits,
+    )  # fmt: skip
 
 
-def _without_offload(space: SearchAxes, every: SearchAxes) -> SearchAxes:
-    """Return the space without offloading, but with the caller's limits of offloading, if any."""
+def _by_software(
+    every: SearchAxes, software: str | None, limited: Callable[[str], SearchAxes]
+) -> dict[str, SearchAxes]:
+    """Return the spaces to search, by the name of the software that runs their layouts.
+
+    Args:
+        every: The values to try on each axis, without regard to any software.
+        software: Name of the framework; `ANY` for no limit, None for the one that each layout suggests.
+        limited: Returns the part of `every` that a framework ships.
+    """
+    if software is None:
+        parts = {name: suggested_spaces(limited(name)) for name in suggested_spaces(every)}
+        return {name: part[name] for name, part in parts.items() if name in part}
+    return {software: every if software in {ANY, ""} else limited(software)}
+
+
+def _without_offload(spaces: Mapping[str, SearchAxes], every: SearchAxes) -> dict[str, SearchAxes]:
+    """Return the spaces without offloading, but with the caller's limits of offloading, if any."""
     given = {name: getattr(every, name) for name in ("zero_for_offload", "full_for_offload")}
-    return space.replace(offload=("none",), **given)
+    return {
+        name: space.replace(offload=("none",), **given)
+        for name, space in spaces.items()
+        if "none" in space.offload
+    }
 
 
 def known_model(model: Model | str) -> Transformer:
@@ -206,7 +237,9 @@ def _rejected(pools: list[Pool], found: list[Found]) -> dict[str, int]:
     return {reason: count for reason, count in counts.items() if count}
 
 
-def _nothing_fits(asked: Asked, batch: int, space: SearchAxes, pools: list[Pool], found: list[Found]) -> str:
+def _nothing_fits(
+    asked: Asked, batch: int, spaces: Sequence[SearchAxes], pools: list[Pool], found: list[Found]
+) -> str:
     """Return a message that names the layout closest to fitting, and a change that would make a layout fit."""
     near = [
         (each.closest.lacking_bytes, place) for place, each in enumerate(found) if len(each.closest.row.body)
@@ -228,7 +261,7 @@ def _nothing_fits(asked: Asked, batch: int, space: SearchAxes, pools: list[Pool]
         f"none of {total:,} layouts fits: the closest, {short(layout)}, needs {fit.memory_bytes / GIB:.1f} GiB of "
         f"{capacity(setting) / GIB:.1f} GiB for tensors, {fit.lacking_bytes / GIB:.1f} GiB too much, mostly for "
         f"{fit.largest}; "
-        f"{_more_nodes(asked, batch, space, here.recipe)}"
+        f"{_more_nodes(asked, batch, spaces, here.recipe)}"
     )
 
 
@@ -245,12 +278,12 @@ def _nothing_valid(asked: Asked, pools: list[Pool]) -> str:
     )
 
 
-def _more_nodes(asked: Asked, batch: int, space: SearchAxes, recipe: SharedSettings) -> str:
+def _more_nodes(asked: Asked, batch: int, spaces: Sequence[SearchAxes], recipe: SharedSettings) -> str:
     """Return advice: the number of nodes on which a layout fits, found by searching larger clusters."""
     factor = 2
     while factor <= MOST_GROWTH and not asked.cluster.groups:
         more = asked.cluster.replace(nodes=asked.cluster.nodes * factor)
-        _, found = searched(asked._replace(cluster=more), batch, space, [recipe], 1)
+        _, found = searched(asked._replace(cluster=more), batch, spaces, [recipe], 1)
         if any(len(each.rows.body) for each in found):
             return f"a layout would fit on {more.nodes} nodes ({more.num_devices} devices), or with more device memory"
         factor *= 4 if factor > 4 else 2

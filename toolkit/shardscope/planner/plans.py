@@ -30,14 +30,13 @@ from shardscope.planner.shipped import (
     limited_texts,
     unshipped_texts,
 )
-from shardscope.planner.table import table_of
+from shardscope.planner.table import offload_text, table_of
 from shardscope.planner.trainer_config import TrainerConfig, trainer_config
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.step import cut, stage_layers
 from shardscope.show import Sentences
-from shardscope.spec.layout import Layout
+from shardscope.spec.layout import Layout, short
 from shardscope.spec.partition import even_split
-from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope.spec.units import work_text
 
 if TYPE_CHECKING:
@@ -91,6 +90,8 @@ class Plans:
     """Why the table is empty and what to change; an empty string if it has rows."""
     limits: SoftwareLimits | None = None
     """Limits of the search to what the software ships; None if nothing was left out."""
+    needs_offload: bool = False
+    """Whether layouts fit only with tensors offloaded to the host."""
     order: Indices = field(init=False, repr=False)
     """Indices of all kept rows, best first."""
 
@@ -343,8 +344,8 @@ class Plans:
             )
         setting = self.asked.setting(layout)
         problem = problem_with(setting, layout)
-        if not problem and self.limits is not None and self.limits.leave_out(layout):
-            software = setting.calibration.software
+        software = setting.calibration.software
+        if not problem and self.limits is not None and self.limits.leave_out(layout, software):
             label, missing = software_of(software).label, lacking(software, layout, self.asked.model)
             problem = f"{label} does not ship {missing}; name the axis in fix to search it anyway"
         if problem or not len(self):
@@ -415,6 +416,7 @@ class Plans:
         room = f"{best.memory_bytes / GIB:.1f} GiB"
         return [
             f"Plans for {self._work}: {self.valid:,} layouts on {devices:,} devices",
+            *filter(None, [offload_text(self)]),
             f"best {explaining.seconds(best.step_time_s)} a step, {room}: {short(best.layout)}",
             self.caveat,
         ]
@@ -427,6 +429,7 @@ class Plans:
         rows = [{**plan._asdict(), "layout": plan.layout.model_dump(mode="json")} for plan in self]
         known, beyond = self.setting.calibration, self.beyond
         return {
+            "model": self.asked.model.name, "cluster": self.asked.cluster.name, "needs_offload": self.needs_offload,
             "software": known.software, "calibration": known.name, "note": known.note,
             "global_batch": self.global_batch, "seq": self.setting.model.seq,
             "considered": self.considered, "valid": self.valid, "kept": len(self.order),
@@ -446,30 +449,3 @@ _COLUMNS = [*PlanRow._fields, "on_front", *_AXES]
 
 def _columns(layout: Layout) -> dict[str, Any]:
     return {name: layout.axis(name) for name in _AXES}
-
-
-def short(layout: Layout) -> str:
-    """Return a one-line summary of a layout: ``data 64 · tensor 8 · pipeline 32 · ZeRO 1 · zbv · micro-batch 1``."""
-    degrees = {
-        "data": layout.data,
-        "tensor": layout.tensor,
-        "pipeline": layout.pipeline,
-        "context": layout.context,
-        "expert": layout.expert,
-    }
-    parts = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
-    if layout.zero:
-        parts.append(f"ZeRO {layout.zero}" + (f" over {layout.shard}" if layout.shard else ""))
-    if layout.pipeline > 1:
-        held = f" ×{layout.virtual_stages}" if PipelineSchedule(layout.schedule).most_stages is None else ""
-        parts.append(layout.schedule + held)
-    parts.append(f"micro-batch {layout.micro_batch}")
-    parts.append("no recomputation" if layout.recompute == "none" else f"{layout.recompute} recomputation")
-    if layout.recompute_layers:
-        each = " per stage" if layout.pipeline > 1 else ""
-        parts[-1] += f" of {layout.recompute_layers} layer{'s' * (layout.recompute_layers > 1)}{each}"
-    if layout.sequence_parallel:
-        parts.append("sequence parallel")
-    parts += [text for text, on in ((f"offload {layout.offload}", layout.offload != "none"),
-                                    (layout.axis("compression"), layout.compression.is_on)) if on]  # fmt: skip
-    return " · ".join(parts)

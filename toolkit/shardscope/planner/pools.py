@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,12 +26,19 @@ class Pool(NamedTuple):
 
 
 def searched(
-    asked: Asked, batch: int, space: SearchAxes, recipes: Sequence[SharedSettings], top: int | None
+    asked: Asked,
+    batch: int,
+    spaces: Sequence[SearchAxes],
+    recipes: Sequence[SharedSettings],
+    top: int | None,
 ) -> tuple[list[Pool], list[Found]]:
-    """Return two lists, with the candidates and the search result for each recipe and software."""
+    """Return two lists, with the candidates and the search result for each recipe, space and software."""
     pools, found = [], []
-    for recipe in recipes:
-        here = candidates(asked.model, asked.cluster, global_batch=batch, space=space, recipe=recipe)
+    stages = [zero for space in spaces for zero in space.zero]
+    for recipe, space in product(recipes, spaces):
+        here = candidates(
+            asked.model, asked.cluster, global_batch=batch, space=space, recipe=recipe, stages=stages
+        )
         for setting, part in asked.parts(here):
             found.append(search(setting, part, keep=top))
             pools.append(Pool(setting, part, found[-1].rows))

@@ -5,12 +5,12 @@ Only what the caller leaves open is limited: an axis that `fix` or `space` names
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardscope.calibration.software import software_of
+from shardscope.calibration.software import assumed_software, software_of
 from shardscope.planner.asked import Asked
 from shardscope.planner.candidates import SharedSettings
 from shardscope.planner.pools import layout_at, searched
@@ -34,14 +34,14 @@ class Beyond(NamedTuple):
 
 
 class SoftwareLimits(NamedTuple):
-    """A search space limited to what the software ships, and the same space without this limit."""
+    """Search spaces limited to what each software ships, by its name, and the same space without these limits."""
 
-    space: SearchAxes
+    spaces: Mapping[str, SearchAxes]
     wider: SearchAxes
 
-    def leave_out(self, layout: Layout) -> bool:
-        """Return whether a layout is not in the space because the software does not ship it."""
-        is_piped = layout.pipeline > 1
+    def leave_out(self, layout: Layout, software: str) -> bool:
+        """Return whether a layout is not in the space of its software because that does not ship it."""
+        space, is_piped = self.spaces.get(software, self.wider), layout.pipeline > 1
         found: dict[str, Any] = {
             "zero": layout.zero,
             "offload": layout.offload,
@@ -52,11 +52,11 @@ class SoftwareLimits(NamedTuple):
         }
         if is_piped:
             found |= {"schedule": layout.schedule, "zero_in_pipelines": layout.zero}
-        if layout.zero < dict(self.space.zero_for_offload).get(layout.offload, 0):
+        if layout.zero < dict(space.zero_for_offload).get(layout.offload, 0):
             return True
-        if layout.offload in self.space.full_for_offload and not recomputes_all(layout):
+        if layout.offload in space.full_for_offload and not recomputes_all(layout):
             return True
-        tried = {name: (getattr(self.space, name), getattr(self.wider, name)) for name in found}
+        tried = {name: (getattr(space, name), getattr(self.wider, name)) for name in found}
         return any(
             here != all_ and here is not None and found[name] not in here
             for name, (here, all_) in tried.items()
@@ -65,14 +65,14 @@ class SoftwareLimits(NamedTuple):
 
 def shipped_space(
     space: SearchAxes,
-    software: str | None,
+    software: str,
     *,
     model: Transformer,
     optimizers: Iterable[str],
     devices: int,
     given: Collection[str],
 ) -> SearchAxes:
-    """Limit a search space to what the software ships; if `software` is None, return the space unchanged.
+    """Limit a search space to what the software ships.
 
     Args:
         space: The values to try.
@@ -82,8 +82,6 @@ def shipped_space(
         devices: Number of devices, which all degrees divide.
         given: Axes that the caller has set, which stay as they are.
     """
-    if software is None:
-        return space
     shipped = software_of(software).shipped
     every = {**shipped.axes(), **shipped.axes_for(model, optimizers)}
     for name in {"tensor", "context"} & every.keys():
@@ -106,6 +104,22 @@ def shipped_space(
     return space.fixed(axes)
 
 
+def suggested_spaces(space: SearchAxes) -> dict[str, SearchAxes]:
+    """Return the space divided by the software that its ZeRO stages and kinds of offloading suggest."""
+    named = {
+        (zero, offload): assumed_software(Layout(zero=zero, offload=offload)).software.name
+        for zero in space.zero
+        for offload in space.offload
+    }
+    return {
+        name: space.fixed({
+            "zero": [zero for zero in space.zero if name in {named[zero, each] for each in space.offload}],
+            "offload": [each for each in space.offload if name in {named[zero, each] for zero in space.zero}],
+        })
+        for name in dict.fromkeys(named.values())
+    }  # fmt: skip
+
+
 def lacking(software: str, layout: Layout, model: Transformer) -> str:
     """Return in words what a layout needs that the software does not ship; empty for nothing or unknown software."""
     return " and ".join(software_of(software).shipped.lacks(layout, model)) if software else ""
@@ -115,17 +129,16 @@ def fastest_beyond(
     asked: Asked, batch: int, limits: SoftwareLimits, recipes: Sequence[SharedSettings]
 ) -> Beyond | None:
     """Return the fastest layout of the unlimited space; None if the limited space contains it."""
-    pools, _ = searched(asked, batch, limits.wider, recipes, 1)
+    pools, _ = searched(asked, batch, [limits.wider], recipes, 1)
     pool = min(pools, key=lambda each: each.rows.time_s.min(initial=np.inf))
     if not len(pool.rows.time_s):
         return None
     row = pool.rows.at(np.array([pool.rows.time_s.argmin()]))
     layout = layout_at(pool.found.layouts(*row[:4]), 0, batch)
-    if not limits.leave_out(layout):
+    software = pool.setting.calibration.software
+    if not limits.leave_out(layout, software):
         return None
-    return Beyond(
-        layout, float(row.time_s[0]), lacking(pool.setting.calibration.software, layout, asked.model)
-    )
+    return Beyond(layout, float(row.time_s[0]), lacking(software, layout, asked.model))
 
 
 def limited_texts(software: str, beyond: Beyond | None, fastest_s: float) -> list[str]:

@@ -28,13 +28,10 @@ NO_BREAK = "\u00a0"
 KEY = (
     "data, tensor, pipeline, context, expert: degrees of parallelism; sp: sequence parallel; ZeRO 1 over 2: sharded "
     "over 2 of the replicas; ×2: stages on a rank; full, 3 of 8: only 3 of the 8 layers of a stage are recomputed; "
-    "MFU: model FLOPs utilization"
+    "MFU: model FLOPs utilization. Schedules other than gpipe, 1f1b and interleaved split the backward pass to shrink "
+    "the bubble, and few frameworks ship them"
 )
 """Explanation of the columns."""
-_SCHEDULES = (
-    "Schedules other than gpipe, 1f1b and interleaved split the backward pass to shrink the bubble, and few frameworks "
-    "ship them; name yours to search only what it ships"
-)
 
 
 class Budget(NamedTuple):
@@ -62,6 +59,11 @@ def budget_of(found: Plans, plan: PlanRow, tokens: float) -> Budget:
     rate = Throughput(plan.tokens_per_s, found.setting.cluster, failures)
     dollars = None if plan.dollars is None else rate.dollars(tokens)
     return Budget(tokens, rate.time_to_train(tokens) / DAY_S, dollars)
+
+
+def offload_text(found: Plans) -> str:
+    """Return a sentence that says that layouts fit only with offloading; empty if some fit without."""
+    return "Fits only with offloading to the host." if found.needs_offload else ""
 
 
 def days_text(days: float) -> str:
@@ -138,4 +140,4 @@ def _paid(found: Plans, plan: PlanRow, tokens: float | None) -> tuple[str, ...]:
 def table_of(found: Plans) -> Table:
     """Return the first plans as a table with units, and how many more there are."""
     more = f"{len(found) - SHOWN} more plans, and all values as numbers: plans.frame. "
-    return Table(*table_rows(found), more=f"{more * (len(found) > SHOWN)}{KEY}. {_SCHEDULES}.")
+    return Table(*table_rows(found), more=f"{more * (len(found) > SHOWN)}{KEY}.")

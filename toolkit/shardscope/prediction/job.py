@@ -29,7 +29,7 @@ from shardscope.errors import SpecError, require
 from shardscope.machine import Place, usable_memory_bytes
 from shardscope.prediction.budget import Budgeted
 from shardscope.prediction.failures import job_failures
-from shardscope.prediction.job_memory import kinds_by_rank, rank_memory
+from shardscope.prediction.job_memory import held_at_once, kinds_by_rank, rank_memory
 from shardscope.prediction.job_time import (
     WAITING,
     filling_s,
@@ -278,8 +278,17 @@ class JobPrediction(Shown, Budgeted):
         return 0.0 if self.time is None else filling_s(self.step, self.time.value)
 
     @property
+    def held_bytes(self) -> float | None:
+        """Peak memory of the fullest rank as runs measure it, in bytes; None if unknown. See `Summary.held_bytes`.
+
+        `peak_bytes`, which decides whether the job fits, also counts the batch, intermediate results and gradients of
+        activations.
+        """
+        return None if self.by_rank is None else float(held_at_once(self.step, self.kinds).max())
+
+    @property
     def peak_bytes(self) -> float | None:
-        """Peak memory of the fullest rank, in bytes; None if unknown."""
+        """Peak memory of the fullest rank, intermediate results included, in bytes; None if unknown."""
         return None if self.memory is None else self.memory.value
 
     @property
@@ -402,6 +411,7 @@ class JobPrediction(Shown, Budgeted):
         }
         return {
             "job": self.job.model_dump(mode="json"),
+            "seq": self.seq,
             "cluster": None if (self.cluster or self.emulated) is None else self.where,
             "calibration": fitted and fitted.name,
             "note": self.note,
@@ -410,6 +420,7 @@ class JobPrediction(Shown, Budgeted):
             "interval_s": self.interval and [*self.interval],
             "run_time_s": self.run_time_s,
             "goodput": self.goodput,
+            "held_bytes": self.held_bytes,
             "peak_bytes": self.peak_bytes,
             "fits": self.fits,
             "states": states,
@@ -499,15 +510,18 @@ def _headline(found: JobPrediction) -> tuple[str, ...]:
     count = plural(job.world_size, "rank")
     fitted = found.calibration or found.host
     about = "no step time" if fitted is None or not found.has_rates else f"calibration {fitted.name}"
-    took, held = "step time: unknown", "memory per rank: unknown"
+    took, held = "step time: unknown", "peak memory per rank: unknown"
     if found.step_time_s is not None and found.run_time_s is not None and found.interval is not None:
         low, high = (figure(each, "s") for each in found.interval)
         took = (
             f"step {figure(found.step_time_s, 's')} ({low} to {high}), {job.last_step} steps "
             f"{figure(found.run_time_s, 's')}{_data_bound(found)}"
         )
-    if found.peak_bytes is not None:
-        held = f"the fullest rank needs {figure(found.peak_bytes, 'bytes')}{beside_peak(found)}"
+    if found.held_bytes is not None and found.peak_bytes is not None:
+        held = (
+            f"peak memory per rank {figure(found.held_bytes, 'bytes')}{beside_peak(found)} "
+            f"({figure(found.peak_bytes, 'bytes')} with the batch and intermediate results)"
+        )
     sent = "bytes sent: unknown"
     if found.sent_bytes is not None:
         at_most = "at most " if found.job.strategy.num_dropped else ""

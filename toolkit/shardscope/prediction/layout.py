@@ -26,7 +26,7 @@ from shardscope.prediction.step.step import step_time
 from shardscope.prediction.step.term import time_term
 from shardscope.show import Part, Sentences, Shown, Tree
 from shardscope.spec.cluster import Cluster
-from shardscope.spec.layout import Layout
+from shardscope.spec.layout import Layout, short
 from shardscope.spec.model import Transformer
 from shardscope.spec.units import duration_text, work_text
 
@@ -163,6 +163,7 @@ class Prediction(Shown, Budgeted):
         work = work_text(self.layout.global_batch, self.model.seq)
         return [
             f"{self.model.name} on {self.layout.num_devices} x {self.cluster.device.name}, {work}",
+            f"layout: {short(self.layout)}",
             f"step {duration_text(self.step_time_s)} ({low} to {high}), "
             f"{self.tokens_per_s:,.0f} tokens/s, MFU {self.mfu:.1%}, HFU {self.hfu:.1%}; a device needs {held}"
             + ("" if self.fits else ": it does not fit"),

@@ -76,10 +76,10 @@ FIGURES = {
         "sent per step", "bytes sent by all ranks together, mean over steps", bytes_text, "all ranks"
     ),
     "held_bytes": RunFigure(
-        "held by tensors",
-        "bytes of parameters, gradients, optimizer state, activations and buffers on the fullest rank, each type at "
-        "its own peak in the newest measured step",
-        bytes_text, "fullest rank",
+        "peak memory per rank",
+        "most bytes that parameters, gradients, optimizer state, activations and buffers hold at one time on the "
+        "fullest rank, in the newest measured step; without the batch and intermediate results",
+        bytes_text,
     ),
     "process_bytes": RunFigure(
         "process memory growth",

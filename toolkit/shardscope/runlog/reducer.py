@@ -64,6 +64,8 @@ class RunLog:
         final: Evaluation on the test split after the last step; None until then, and in runs from earlier versions.
         peak_memory: Peak memory of each rank in bytes, by rank.
         held: Bytes of each type of memory (see `MEMORY_KINDS`), by rank, from the rank's newest memory event.
+        peaks: Bytes of all types together at their peak, by rank, from the same events; of a training loop that
+            `ss.observe` recorded, the sum of the types.
         noise: Two squared gradient norms for each step that measured gradient noise, by step: the mean squared norm of
             the small batches' gradients, and the squared norm of the mean gradient.
         layer_samples: Layer events at a limited number of steps.
@@ -101,6 +103,7 @@ class RunLog:
     final: Evaluation | None = None
     peak_memory: dict[int, int] = field(default_factory=dict)
     held: dict[int, dict[str, int]] = field(default_factory=dict)
+    peaks: dict[int, int] = field(default_factory=dict)
     noise: dict[int, tuple[float, float]] = field(default_factory=dict)
     layer_samples: LayerSamples = field(default_factory=LayerSamples)
     epochs: Epochs = field(default_factory=Epochs)
@@ -174,7 +177,7 @@ class RunLog:
         """Continue with a different number of ranks, all of which are new processes."""
         self.world_size = world_size
         self.starts = {rank: start for rank, start in self.starts.items() if rank < world_size}
-        self.peak_memory, self.held, self.phases, self.shares = {}, {}, Phases(), ()
+        self.peak_memory, self.held, self.peaks, self.phases, self.shares = {}, {}, {}, Phases(), ()
 
     def _on_resize(self, event: Event) -> None:
         if "source" in event:
@@ -307,7 +310,8 @@ class RunLog:
             self.final = _evaluation(event, "test")
 
     def _on_memory(self, event: Event) -> None:
-        self.held[event["rank"]] = {kind: event[kind] for kind in MEMORY_KINDS}
+        held = self.held[event["rank"]] = {kind: event[kind] for kind in MEMORY_KINDS}
+        self.peaks[event["rank"]] = event.get("peak", sum(held.values()))
 
     def _on_loss_note(self, event: Event) -> None:
         self.loss_note = event["text"]
@@ -430,8 +434,8 @@ class RunLog:
 
     @property
     def held_bytes(self) -> int | None:
-        """Bytes of tensors on the rank with most, each type at its own peak in the newest measured step, or None."""
-        return max((sum(kinds.values()) for kinds in self.held.values()), default=None)
+        """Most bytes that tensors hold at one time on any rank, in the newest measured step; None if not measured."""
+        return max(self.peaks.values(), default=None)
 
     @property
     def process_bytes(self) -> int | None:

@@ -58,8 +58,9 @@ class Summary:
             as a step has.
         bytes_per_step: Mean number of bytes sent by all ranks together per step, without warm-up, weighted like
             `step_time_s`. Only training traffic is counted; see `observing_bytes` for the rest.
-        held_bytes: Bytes held by tensors on the rank that holds most, each type of memory at its own peak in the newest
-            step that measured memory by type.
+        held_bytes: Peak memory per rank: the most bytes that parameters, gradients, optimizer state, activations and
+            buffers hold at one time on any rank, in the newest step that measured memory by type. The counterpart of
+            `JobPrediction.held_bytes`.
         process_bytes: Peak memory of a rank's process, as counted by the operating system, less its memory before the
             model was built, on the rank with the highest peak; on a GPU, the peak of the memory that PyTorch has
             allocated.

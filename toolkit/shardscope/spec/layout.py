@@ -138,3 +138,30 @@ class Layout(Spec):
         """
         for problem in layout_rules.problems(self, model, cluster):
             raise SpecError(problem)
+
+
+def short(layout: Layout) -> str:
+    """Return a one-line summary of a layout: ``data 64 · tensor 8 · pipeline 32 · ZeRO 1 · zbv · micro-batch 1``."""
+    degrees = {
+        "data": layout.data,
+        "tensor": layout.tensor,
+        "pipeline": layout.pipeline,
+        "context": layout.context,
+        "expert": layout.expert,
+    }
+    parts = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
+    if layout.zero:
+        parts.append(f"ZeRO {layout.zero}" + (f" over {layout.shard}" if layout.shard else ""))
+    if layout.pipeline > 1:
+        held = f" ×{layout.virtual_stages}" if PipelineSchedule(layout.schedule).most_stages is None else ""
+        parts.append(layout.schedule + held)
+    parts.append(f"micro-batch {layout.micro_batch}")
+    parts.append("no recomputation" if layout.recompute == "none" else f"{layout.recompute} recomputation")
+    if layout.recompute_layers:
+        each = " per stage" if layout.pipeline > 1 else ""
+        parts[-1] += f" of {layout.recompute_layers} layer{'s' * (layout.recompute_layers > 1)}{each}"
+    if layout.sequence_parallel:
+        parts.append("sequence parallel")
+    parts += [text for text, on in ((f"offload {layout.offload}", layout.offload != "none"),
+                                    (layout.axis("compression"), layout.compression.is_on)) if on]  # fmt: skip
+    return " · ".join(parts)

@@ -20,11 +20,13 @@ KIND_NAMES = {"optimizer": "optimizer state"}
 class MemoryKindsInfo(NamedTuple):
     """Memory of each rank of several runs in bytes, by type of memory in the order of `MEMORY_KINDS`.
 
-    `alone` is the memory of a single process for the same job, in bytes; None if unknown.
+    `alone` is the memory of a single process for the same job, in bytes; None if unknown. `peaks` has the peak memory
+    per rank of each run, which is that of all types together.
     """
 
     runs: tuple[RunBars, ...]
     alone: int | None
+    peaks: tuple[int, ...] = ()
 
 
 def memory_kinds_info(
@@ -38,13 +40,13 @@ def memory_kinds_info(
         ghosts: Predicted values by run id, which are drawn below the measured values.
     """
     known = ghosts or {}
+    shown = [trace for trace in named_apart(traces) if trace.held]
     return MemoryKindsInfo(
         tuple(
-            _run(trace)._replace(predicted=memory_ghosts(trace, known.get(trace.run_id)))
-            for trace in named_apart(traces)
-            if trace.held
+            _run(trace)._replace(predicted=memory_ghosts(trace, known.get(trace.run_id))) for trace in shown
         ),
         _run(alone).most if alone is not None and alone.held else None,
+        tuple(trace.held_bytes or 0 for trace in shown),
     )
 
 
@@ -62,16 +64,19 @@ def memory_kinds_text(info: MemoryKindsInfo) -> str:
     """Describe the bars in words, one line per run."""
     if not info.runs:
         return "No run has reported its memory by type yet."
-    return "\n".join(map(_sentence, info.runs))
+    return "\n".join(map(_sentence, info.runs, info.peaks))
 
 
-def _sentence(run: RunBars) -> str:
+def _sentence(run: RunBars, peak: int) -> str:
     bar = max(run.bars, key=lambda bar: bar.total)
     parts = sorted(zip(bar.sizes, MEMORY_KINDS, strict=True), reverse=True)
     shares = [f"{size / bar.total:.0%} {_name(kind)}" for size, kind in parts if size >= 0.01 * bar.total > 0]
     gap = memory_gap(run.bars, run.predicted, list(map(_name, MEMORY_KINDS)))
     gap = gap.removeprefix("Dashed and fainter: predicted. ")  # the legend says so
-    return f"{run.label}: up to {bytes_text(bar.total)} held by tensors on a rank: {listed(shares)}. {gap}".strip()
+    told = (
+        f"{run.label}: peak memory per rank {bytes_text(peak)}; each type at its own peak: {listed(shares)}."
+    )
+    return f"{told} {gap}".strip()
 
 
 def _name(kind: str) -> str:

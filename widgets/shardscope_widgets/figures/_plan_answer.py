@@ -7,7 +7,7 @@ from typing import NamedTuple
 from shardscope.planner import Plans, short
 from shardscope.planner.explain import seconds
 from shardscope.planner.plans import PlanRow
-from shardscope.planner.table import SPARE, budget_of, days_text, dollars_text, recommended
+from shardscope.planner.table import SPARE, budget_of, days_text, dollars_text, offload_text, recommended
 from shardscope.prediction.failures import failures_text, layout_failures
 from shardscope.prediction.layout import uncertainty_of
 from shardscope.spec.units import work_text
@@ -30,9 +30,7 @@ def verdict(found: Plans) -> str:
     on = f"{cluster.num_devices:,} device{'s' * (cluster.num_devices > 1)} ({cluster.name})"
     if not len(found):
         return f"No: no layout of {found.asked.model.name} fits on {on}."
-    offload = found.best.layout.offload
-    helped = "" if offload == "none" else f", with offload of {offload if offload != 'all' else 'everything'}"
-    return f"Yes: {found.asked.model.name} fits on {on}{helped}."
+    return f"Yes: {found.asked.model.name} fits on {on}. {offload_text(found)}".strip()
 
 
 def reason(found: Plans) -> str:

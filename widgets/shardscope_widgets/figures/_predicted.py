@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import plotly.graph_objects as go
 
 from shardscope.measure.compare.comparison import error_text, heading_of, value_text
+from shardscope.measure.compare.measured import REST
 from shardscope.spec.units import suitable_unit
 from shardscope_widgets.figures import theme
 from shardscope_widgets.words import duration_text
@@ -58,7 +59,7 @@ def compared_info(comparison: Comparison) -> ComparedInfo:
 
 
 def _kept(rows: list[ComparedTerm]) -> list[ComparedTerm]:
-    return [row for row in rows if row.part_of is None and row.term != "all collectives"]
+    return [row for row in rows if row.part_of is None and row.term not in {"all collectives", REST}]
 
 
 def _panel(comparison: Comparison, rows: list[ComparedTerm]) -> ComparedPanel:

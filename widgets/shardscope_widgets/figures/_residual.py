@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from shardscope.measure.compare.comparison import Comparison
-from shardscope.measure.compare.residual import REST, Expected, Residual
+from shardscope.measure.compare.residual import Expected, Residual
 from shardscope_widgets.figures import theme
 from shardscope_widgets.words import duration_text
 
@@ -47,7 +47,7 @@ def residual_info(residual: Residual) -> ResidualInfo:
     ]  # fmt: skip
     at, small = residual.expected_s, 0.0
     for term in residual.terms:
-        if abs(term.difference_s) < _NEGLIGIBLE * residual.measured_s or term.term == REST:
+        if abs(term.difference_s) < _NEGLIGIBLE * residual.measured_s:
             small += term.difference_s
             continue
         bars.append(_step(term.term.replace("_", " "), at, term.difference_s))

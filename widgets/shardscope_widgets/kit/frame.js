@@ -12,7 +12,9 @@ function render({ model, el }) {
     + '<div class="ss-banner" role="alert" hidden></div>';
   const [title, about] = el.querySelectorAll("b, span");
   title.textContent = model.get("title");
-  about.textContent = model.get("about");
+  const tell = () => { about.textContent = model.get("about"); };
+  model.on("change:about", tell);
+  tell();
   const banner = el.querySelector(".ss-banner");
   const own = el.closest(`.${GONE}, .jupyter-widgets`) ?? el;
 
@@ -38,7 +40,7 @@ function render({ model, el }) {
   kernel?.statusChanged?.connect(listen);
   look();
   const end = attend(el); // in access.js
-  return () => { watch.disconnect(); kernel?.statusChanged?.disconnect(listen); end(); };
+  return () => { model.off("change:about", tell); watch.disconnect(); kernel?.statusChanged?.disconnect(listen); end(); };
 }
 
 export default { render };

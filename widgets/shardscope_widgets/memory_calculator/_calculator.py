@@ -14,7 +14,9 @@ from shardscope.analytic.terms import Term
 from shardscope.errors import ShardscopeError
 from shardscope.show import Cell, Table
 from shardscope.spec.cluster import Device
+from shardscope.spec.layout import short
 from shardscope.spec.model import Transformer
+from shardscope.spec.units import work_text
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._memory_plan import (
     KIND_NAMES,
@@ -42,7 +44,7 @@ from shardscope_widgets.kit.swatch import chip
 from shardscope_widgets.memory_calculator import _controls
 from shardscope_widgets.memory_calculator._choices import LAYOUT_FIELDS, MemoryChoices
 from shardscope_widgets.memory_calculator._verdict import Verdict, verdict
-from shardscope_widgets.words import plural, safe
+from shardscope_widgets.words import safe
 
 ABOUT = "memory on every device, from formulas; hover over a block for its formula, inputs and source"
 
@@ -132,10 +134,11 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
 
     def _compute(self) -> None:
         layout, device = self.chosen_layout(), Device.of(self.device)
-        self.term = memory_term(self._model, layout, device, framework=self.framework)
-        room = tensor_room(device, self.framework)
+        framework = self._chosen_framework()
+        self.term = memory_term(self._model, layout, device, framework=framework)
+        room = tensor_room(device, framework)
         self.info = memory_plan_info(self.term, capacity_bytes=room, device=device.name)
-        self.verdict = verdict(self._model, layout, self.info, device, framework=self.framework)
+        self.verdict = verdict(self._model, layout, self.info, device, framework=framework)
 
     def _say_problem(self, sentence: str) -> None:
         """Show `sentence` as the problem, and clear the results of the previous layout."""
@@ -150,12 +153,14 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
         assert self.info is not None
         layout = self.chosen_layout()
         state = "completed" if self.verdict.fits else "failed"
-        devices = (
-            f"{plural(layout.num_devices, 'device')}, {self._model.num_params / 1e9:.4g} billion parameters."
+        where = f"{self._model.name} on {layout.num_devices:,} x {self.device}"
+        work = (
+            f"{work_text(layout.global_batch, self._model.seq)}, {self._chosen_framework()}: {short(layout)}."
         )
+        size = f"{self._model.num_params / 1e9:.4g} billion parameters."
         self.figure.figure = figure_dict(self.info)  # first, because the page draws it longest
         self._status.value = status_html(self.verdict.sentence, state)
-        self._size.value = note_html(f"{devices} {self._host_text()}")
+        self._size.value = note_html(f"{where}, {work} {size} {self._host_text()}")
         self.figure.layout.display = None
         self._words.value = words_html(memory_plan_text(self.info))
         self._table.value = _table_html(self.info)
@@ -164,7 +169,10 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
         if self.offload == "none":
             return ""
         away = stage_memory(
-            self._model, self.chosen_layout(), framework=self.framework, device=Device.of(self.device)
+            self._model,
+            self.chosen_layout(),
+            framework=self._chosen_framework(),
+            device=Device.of(self.device),
         ).host.max()
         return f"The host holds {gib_text(float(away))} for each device."
 

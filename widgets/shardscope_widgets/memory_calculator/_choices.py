@@ -8,6 +8,7 @@ from typing import Any
 import traitlets as t
 
 from shardscope.analytic.memory import FRAMEWORKS
+from shardscope.calibration.software import assumed_software, memory_model
 from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout, searched_schedules
 from shardscope.spec.layout_optimizer import optimizer_names
@@ -25,11 +26,11 @@ class MemoryChoices(t.HasTraits):
     model = t.Any("gpt3-175b", help="Name from the model catalogue, path of a config.json, or a Transformer.")
     device = own_trait("a100-80gb", "Device", "Name from the device catalogue.", values=named(Device.names()))
     framework = own_trait(
-        "megatron-core",
+        "",
         "Framework",
-        "Training framework whose memory use is modelled, in addition to the model states.",
+        "Training framework whose memory use is modelled; by default the one that `ss.predict` assumes for the layout.",
         kind="choice",
-        values=named(FRAMEWORKS),
+        values=(("as the layout suggests", ""), *named(FRAMEWORKS)),
     )
     seq = own_trait(
         0,
@@ -44,7 +45,7 @@ class MemoryChoices(t.HasTraits):
     pipeline = trait_of(Layout, "pipeline", "Pipeline stages", default=16)
     context = trait_of(Layout, "context", "Context ranks")
     expert = trait_of(Layout, "expert", "Expert ranks")
-    zero = trait_of(Layout, "zero", "ZeRO stage", default=1)
+    zero = trait_of(Layout, "zero", "ZeRO stage")
     shard = trait_of(Layout, "shard", "Ranks that shard", blank="all data ranks")
     micro_batch = trait_of(Layout, "micro_batch", "Micro-batch")
     global_batch = trait_of(Layout, "global_batch", default=1536)
@@ -53,7 +54,7 @@ class MemoryChoices(t.HasTraits):
     recompute = trait_of(Layout, "recompute")
     recompute_layers = trait_of(Layout, "recompute_layers", "Layers to recompute", blank="all of a stage")
     flash_attention = trait_of(Layout, "flash_attention")
-    sequence_parallel = trait_of(Layout, "sequence_parallel", default=True)
+    sequence_parallel = trait_of(Layout, "sequence_parallel")
     precision = trait_of(Layout, "precision")
     optimizer = trait_of(Layout, "optimizer", kind="choice", values=named(optimizer_names()))
     offload = trait_of(Layout, "offload")
@@ -70,6 +71,10 @@ class MemoryChoices(t.HasTraits):
         """
         found = self.model if isinstance(self.model, Transformer) else _catalogue.find_model(self.model)
         return found.replace(seq=self.seq) if self.seq else found
+
+    def _chosen_framework(self) -> str:
+        """Return the chosen memory model, or that of the software that predictions assume for the layout."""
+        return self.framework or memory_model(assumed_software(self.chosen_layout()).software.name)
 
     def chosen_layout(self) -> Layout:
         """Return the layout that the choices describe, ignoring choices that have no effect.

@@ -62,10 +62,10 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         128, "Nodes", "Number of nodes; the device determines their size and links.", least=1, reach=1 << 14
     )
     software = own_trait(
-        "megatron-core",
+        "",
         "Framework",
         "Framework that trains the model: only what it ships is searched, except on axes held fixed.",
-        values=named(SOFTWARE),
+        values=(("as each layout suggests", ""), *named(SOFTWARE)),
     )
     unshipped = t.Bool(False, help="Search also what the framework does not ship.")
     seq = own_trait(2048, "Sequence, tokens", "Tokens per sequence.", least=1, most=LARGEST_COUNT)
@@ -77,10 +77,8 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         least=0.001,
         step=10,
     )
-    precision = trait_of(Layout, "precision", values=named(("fp32", "bf16-mixed", "fp16-mixed", "fp8-mixed")))
-    fix = t.Dict(
-        default_value={"offload": "none"}, help="Layout axes fixed to one value or several, by name."
-    )
+    precision = trait_of(Layout, "precision")
+    fix = t.Dict(help="Layout axes fixed to one value or several, by name.")
     weights = t.Dict(default_value={"time": 1.0}, help="Weight of each objective in the ranking, by name.")
     chosen = t.Int(
         1, min=1, help="Position in the ranking, from 1, of the plan shown; first the recommended one."
@@ -90,7 +88,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
 
     @t.validate("software")
     def _known_software(self, proposal: Mapping[str, Any]) -> str:
-        return software_of(proposal["value"]).name
+        return software_of(proposal["value"]).name if proposal["value"] else ""
 
     def __init__(
         self, model: str | Transformer | None = None, *, cluster: Cluster | None = None, **choices: Any
@@ -275,11 +273,11 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         cluster = self._own_cluster or Cluster.of(self.device, nodes=self.nodes)
         search = partial(
             plan, self.transformer.replace(seq=self.seq), cluster, self.weights, global_batch=self.global_batch,
-            fix=self.fix, precision=self.precision, software=self.software,
+            fix=self.fix, precision=self.precision, software=self.software or None,
             calibration=calibration_of_steps(self.measured, cluster),
         )  # fmt: skip
         found = search()
-        self.screen.unshipped.description, self.screen.unshipped.disabled = _unshipped_words(found)
+        self.screen.unshipped.description = _unshipped_words(found)
         if self.unshipped and found.limits is not None:
             found = search(space=SearchAxes(**dict(found.limits.wider)))
         self.plans = found
@@ -338,15 +336,13 @@ class Planner(widgets.VBox):  # type: ignore[misc]
             self.screen.draw_mesh(info)
 
 
-def _unshipped_words(found: Plans) -> tuple[str, bool]:
-    """Return what the framework does not ship and what that would gain, and whether there is nothing to search."""
-    label = software_of(found.setting.calibration.software).label
-    if found.limits is None:
-        return f"{label} ships everything that is searched", True
-    words = f"Search also what {label} does not ship"
+def _unshipped_words(found: Plans) -> str:
+    """Return what the frameworks do not ship and what that would gain."""
+    named = [software_of(name).label for name in found.software if name]
+    words = f"Search also what {f'{named[0]} does' if len(named) == 1 else 'the frameworks do'} not ship"
     if not len(found):
-        return words, False
+        return words
     saved = 0.0 if found.beyond is None else 1 - found.beyond.step_time_s / float(found.step_time_s.min())
     if found.beyond is None or saved < LEAST_SAVED:
-        return f"{words}: no layout is faster", False
-    return f"{words}: {found.beyond.lacking} would take {saved:.0%} off the step", False
+        return f"{words}: no layout is faster"
+    return f"{words}: {found.beyond.lacking} would take {saved:.0%} off the step"

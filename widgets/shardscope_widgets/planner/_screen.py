@@ -105,9 +105,8 @@ class PlannerScreen:
         self.left_out.layout.display = None
         known = plans.setting.calibration
         why = "" if len(plans) else words_html(_as_in_form(_plan_answer.reason(plans)))
-        self.note.value = why + note_html(
-            f"Calibration {known.name}{f': {known.note}' if known.note else ''}."
-        )
+        told = f"Calibration {known.name}{f': {_as_in_form(known.note)}' if known.note else ''}."
+        self.note.value = why + note_html(told)
 
     def offer(self, plans: Plans, recommended: int) -> None:
         """Offer the recommended plan and the first one, by their positions in the ranking."""
@@ -212,10 +211,11 @@ def _told(explanation: PlanComparison | None) -> str:
 _IN_FORM: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"plan with fix=\{'recompute_layers': 0\}": "hold Recompute fixed at full",
     r"plan with fix=\{'(\w+)': '?([\w-]+)'?\}": lambda found: f"hold {_label(found[1])} fixed at {found[2]}",
-    r"to search only what it ships, plan with software='[^']*' and without that in fix": (
-        "to search only what it ships, untick the box above and do not hold that fixed"
+    r"give software=\.\.\. for another": "choose another under Framework",
+    r"(ships, )plan with software='[^']*' and leave these axes out of fix": (
+        r"\1untick the box above and do not hold these axes fixed"
     ),
-    "and without that in fix": "and do not hold that fixed",
+    r"leave (zero|these axes) out of fix": r"do not hold \1 fixed",
     r"plan with software='([^']*)'": r"choose \1 under Framework",
     r", or software='([^']*)'": r", or choose \1 under Framework",
     r"software='([^']*)'": r"framework \1",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import plotly.graph_objects as go
 
-from shardscope.measure.compare.comparison import OVERVIEW, Comparison, inside_text, overview
+from shardscope.measure.compare.comparison import OVERVIEW, Comparison, overview
 from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope.show import Table
 from shardscope_widgets import figures
@@ -175,10 +175,8 @@ def predicted_section(page: Page, comparisons: Sequence[Comparison]) -> str:
         for each in comparisons
     )
     heading = page.heading(2, "Predicted and measured")
-    inside = inside_text(comparisons)
     where = listed(list(dict.fromkeys(each.where for each in comparisons)))
-    of_steps = f" {inside} step times lie inside their interval." if inside else ""
-    about = f"<p>{safe(_PREDICTED)}</p><p>{safe(f'Predicted for {where}.{of_steps}')}</p>"
+    about = f"<p>{safe(_PREDICTED)}</p><p>{safe(f'Predicted for {where}.')}</p>"
     return f"<section>{heading}{about}{table}{parts}</section>"
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from shardscope.machine import usable_cores
+from shardscope.measure.accuracy import accuracy_of
 from shardscope.runlog.figures import figure_text
 from shardscope.runtime import Run
 from shardscope.runtime.record.status import Cause
 from shardscope_widgets.figures._memory_kinds import KIND_NAMES
 from shardscope_widgets.report.entries import Entry, Group
+from shardscope_widgets.trace import Source
 from shardscope_widgets.words import bytes_text, duration_text, listed, plural, rate_text, three_digits
 
 _LEVEL = 0.05
@@ -36,16 +38,23 @@ def tried_text(groups: Sequence[Group]) -> str:
 
 
 def headline(groups: Sequence[Group]) -> list[str]:
-    """Return at most three sentences: on what was learned, on speed and on memory."""
+    """Return at most four sentences: on predictions, on what was learned, on speed and on memory."""
     if not groups:
         return []
     main = groups[0]
     found = (
+        accuracy_text([entry.run for group in groups for entry in group.entries]),
         agreement_text([entry for group in groups for entry in group.entries]) or lowest_loss_text(main),
         speed_text(main),
         memory_text(main),
     )  # the sections of the page give the details
     return [text for text in found if text]
+
+
+def accuracy_text(runs: Sequence[Source]) -> str:
+    """Return how many step times lie inside the intervals that were predicted at launch; empty if there are none."""
+    found = accuracy_of([run for run in runs if isinstance(run, Run)])
+    return found.headline if found.coverage is not None else ""
 
 
 def agreement_text(entries: Sequence[Entry]) -> str:
@@ -195,7 +204,7 @@ def memory_text(group: Group) -> str:
         return ""
     return (
         f"The least memory for {group.name} is needed by {least.label}: its fullest rank holds "
-        f"{bytes_text(sum(least.held.values()))} of tensors, one process {bytes_text(sum(alone.held.values()))}."
+        f"{bytes_text(least.row.held_bytes or 0)} at its peak, one process {bytes_text(alone.row.held_bytes or 0)}."
     )
 
 
@@ -214,8 +223,9 @@ def saving_text(group: Group) -> str:
 
 def _least(group: Group) -> Entry | None:
     """Return the run on several ranks whose fullest rank holds least; None if no rank holds less than one process."""
-    known = [entry for entry in group.parallel if entry.held]
-    if not known or group.alone is None or not group.alone.held:
+    known = [entry for entry in group.parallel if entry.row.held_bytes]
+    most = None if group.alone is None else group.alone.row.held_bytes
+    if not known or not most:
         return None
-    least = min(known, key=lambda entry: sum(entry.held.values()))
-    return least if sum(least.held.values()) < sum(group.alone.held.values()) else None
+    least = min(known, key=lambda entry: entry.row.held_bytes or 0)
+    return least if (least.row.held_bytes or 0) < most else None

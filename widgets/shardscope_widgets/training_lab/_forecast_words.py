@@ -54,15 +54,13 @@ def _time(found: Preflight, prediction: JobPrediction) -> str:
 
 
 def _bytes(prediction: JobPrediction) -> str:
-    sent, peak = prediction.sent_bytes, prediction.peak_bytes
+    sent, peak = prediction.sent_bytes, prediction.held_bytes
     parts = []
     if prediction.job.world_size > 1 and sent is not None:
         least, most = bytes_text(int(sent.min())), bytes_text(int(sent.max()))
         parts.append(f"sends {most if least == most else f'{least} to {most}'} per step")
     if peak is not None:
-        parts.append(
-            f"holds up to {bytes_text(int(peak))}, intermediate results included{beside_peak(prediction)}"
-        )
+        parts.append(f"holds {bytes_text(int(peak))} at its peak{beside_peak(prediction)}")
     who = "Each rank" if prediction.job.world_size > 1 else "The process"
     return f"{who} {' and '.join(parts)}." if parts else ""
 

@@ -25,6 +25,7 @@ from shardscope_widgets.kit.clock import Clock
 from shardscope_widgets.kit.form import check_options
 from shardscope_widgets.kit.frame import fallback_html
 from shardscope_widgets.kit.guard import Guard
+from shardscope_widgets.kit.hit_rate import HitRate
 from shardscope_widgets.kit.threads import panel_thread
 from shardscope_widgets.training_lab import _words
 from shardscope_widgets.training_lab._advice import AdvicePanel, Subject
@@ -101,6 +102,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
             self, check_box=self.check.box, advice=advice, ghosts=ghosts, table=table, breaker=breaker,
             place=self.place, resumer=resumer,
         )  # fmt: skip
+        self._hit_rate = HitRate(self.screen.frame, root)
         self.children = self.screen.children
         self.add_class("ss-lab")
         self._wire()
@@ -373,6 +375,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
             self._draw_details()
             self.screen.draw_summary(self._shown_entries())
         self._queue.update(is_busy=self.check.is_running)
+        self._hit_rate.want(tuple((run_id, entry.is_alive) for run_id, entry in self._book.entries.items()))
         self._want_advice()
 
     def _follow_newest(self) -> None:
@@ -410,8 +413,9 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         entry = self._book.entries.get(self.focus)
         ghost = self.screen.ghosts.found.get(self.focus)
         known = None if entry is None else entry.predicted
-        self.status = _words.status_text(entry, known.step_time_s if known else ghost and ghost.step_s)
-        self.screen.draw_status(entry, self.status)
+        predicted_s = known.step_time_s if known else ghost and ghost.step_s
+        self.status = _words.status_text(entry, predicted_s)
+        self.screen.draw_status(entry, self.status, _words.status_state(entry, predicted_s))
         if entry is not None and entry.state == "failed":
             self.problem = self.screen.failure_of(entry) or self.problem
 

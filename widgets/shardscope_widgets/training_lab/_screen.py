@@ -68,6 +68,7 @@ class Screen:
         self.check = widgets.Button(description="Check", icon="check")
         self.start.tooltip = "Start this job on real ranks"
         self.stop.tooltip = "Stop the run in focus at its next step"
+        self.frame = Frame(title="Training Lab", about=ABOUT)
         self.plan, self.status, self.problem = (widgets.HTML() for _ in range(3))
         self.table = table
         self.forecast, self.outcome, self.advice, self.ghosts = Forecast(), OutcomePanel(), advice, ghosts
@@ -99,7 +100,7 @@ class Screen:
         right = widgets.VBox(
             [self.status, self.resumer.box, self.advice.box, self.problem, check_box, self.tabs]
         )
-        return Frame(title="Training Lab", about=ABOUT), self.presets, bar, said, columns(left, right)
+        return self.frame, self.presets, bar, said, columns(left, right)
 
     def _chose(self, preset: Preset) -> None:
         """Choose this machine, as all presets do, and show the tab that shows a preset's job best."""
@@ -134,9 +135,8 @@ class Screen:
         self.live.offer_runs({entry.run.id: entry.trace.label for entry in shown}, focus)
         self.live.draw_overview(traces, focus, self.ghosts.found.get(focus))
 
-    def draw_status(self, entry: RunEntry | None, text: str) -> None:
+    def draw_status(self, entry: RunEntry | None, text: str, state: str) -> None:
         """Draw the status line of the run in focus."""
-        state = entry.state if entry else "idle"
         self.status.value = status_html(text, state)
         self.stop.disabled = entry is None or not entry.is_alive
         offered = None if entry is None else (entry.run.id, entry.state)

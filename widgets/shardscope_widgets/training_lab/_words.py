@@ -19,7 +19,7 @@ from shardscope_widgets.words import count_text, duration_text, listed, plural, 
 LEAST_STEPS = 6
 """Number of finished steps that a run needs before it is explained and compared with its predicted step time."""
 _SLOW = 2.0
-"""The status calls a run slow if its step time is at least this many times the predicted step time."""
+"""Without an interval, the status calls a run slow if a step takes more than this many times the predicted time."""
 
 
 def plan_text(job: Job, cluster: EmulatedCluster | None = None) -> str:
@@ -105,6 +105,14 @@ def status_text(entry: RunEntry | None, predicted_s: float | None = None) -> str
     )
 
 
+def status_state(entry: RunEntry | None, predicted_s: float | None = None) -> str:
+    """Return the state whose colour is the worst of what `status_text` says."""
+    if entry is None or entry.state != "completed":
+        return entry.state if entry else "idle"
+    told = _slow_text(entry, predicted_s) + straggler_text(entry.trace) + divergence_text(entry.trace)
+    return "warning" if told else entry.state
+
+
 def _stop_text(entry: RunEntry) -> str:
     """Return a sentence on why a run was stopped; empty if it was not stopped, or if a user requested the stop."""
     if entry.state != "stopped":
@@ -118,7 +126,10 @@ def _stop_text(entry: RunEntry) -> str:
 def _slow_text(entry: RunEntry, predicted_s: float | None) -> str:
     """Return a sentence on steps that take far longer than predicted, with the machine's load; else empty."""
     measured_s = entry.trace.step_time_s if len(entry.trace.steps) >= LEAST_STEPS else None
-    if not predicted_s or measured_s is None or measured_s < _SLOW * predicted_s:
+    if not predicted_s or measured_s is None:
+        return ""
+    interval = entry.predicted.interval if entry.predicted else None
+    if measured_s <= (interval.high if interval else _SLOW * predicted_s):
         return ""
     told = (
         f" Slower than predicted: {duration_text(measured_s)} a step instead of {duration_text(predicted_s)}"

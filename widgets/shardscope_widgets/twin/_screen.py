@@ -30,6 +30,7 @@ class Screen:
     """All widgets of the panel, with the list of runs from which the person chooses."""
 
     def __init__(self, chooser: RunChooser) -> None:
+        self.frame = TwinFrame(title="Twin", about=ABOUT)
         self.run, self.again = chooser.control, chooser.again
         self.where = widgets.Dropdown(
             description="Predicted for", tooltip="Cluster of the prediction and the simulation"
@@ -64,7 +65,7 @@ class Screen:
 
     def _arrange(self) -> tuple[widgets.Widget, ...]:
         bar = classed(widgets.HBox([self.run, self.where, self.again]), "ss-run-bar")
-        return TwinFrame(title="Twin", about=ABOUT), bar, self.status, self.details
+        return self.frame, bar, self.status, self.details
 
     def say(self, text: str, state: str = "") -> None:
         """Set the status line."""

@@ -9,13 +9,14 @@ from typing import Any
 import ipywidgets as widgets
 import traitlets as t
 
-from shardscope.measure.compare.comparison import Comparison
+from shardscope.measure.compare.comparison import Comparison, state_of
 from shardscope.measure.compare.residual import Expected
 from shardscope.runtime import Run
 from shardscope_widgets.figures._twin import twin_info
 from shardscope_widgets.kit.background import Background
 from shardscope_widgets.kit.form import check_options
 from shardscope_widgets.kit.guard import Guard
+from shardscope_widgets.kit.hit_rate import HitRate
 from shardscope_widgets.kit.markup import classed
 from shardscope_widgets.kit.run_chooser import RunChooser
 from shardscope_widgets.twin._findings import AS_RUN, HERE, Findings
@@ -57,6 +58,7 @@ class Twin(widgets.VBox, Background):  # type: ignore[misc]
         self._working = threading.Lock()
         self._guard = Guard(lambda problem: setattr(self, "problem", problem))
         self.screen = Screen(self._chooser)
+        self._hit_rate = HitRate(self.screen.frame, root)
         self._problem = widgets.HTML()
         self.children = (*self.screen.children[:-1], self._problem, self.screen.children[-1])
         classed(self, "ss-lab", "ss-twin")
@@ -101,6 +103,7 @@ class Twin(widgets.VBox, Background):  # type: ignore[misc]
     def _begin(self) -> None:
         """Start comparing the chosen run, and return at once."""
         run, self.problem, self.findings = self.run, "", None
+        self._hit_rate.want(tuple((each.id, each.is_alive) for each in self._chooser.runs.values()))
         if run is None:
             self.screen.hide()
             self.screen.say(self._chooser.why_not(self.run_id))
@@ -142,7 +145,7 @@ class Twin(widgets.VBox, Background):  # type: ignore[misc]
             self.screen.hide()
             self.screen.say(found.comparison, "stopped")
             return
-        self.screen.say(found.comparison.verdict, "completed")
+        self.screen.say(found.comparison.verdict, state_of(found.comparison))
         self.screen.draw_comparison(found.comparison)
         self._offer_columns(found.comparison)
         self._offer_steps(found)

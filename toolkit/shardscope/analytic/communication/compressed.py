@@ -129,9 +129,9 @@ def index_bytes(num_elements: npt.ArrayLike, kept: npt.ArrayLike) -> Ints:
 
     The shortest of three encodings is used: nothing, if all elements are sent; a bitmap; or the Elias-Fano code.
     Elias-Fano splits each of k ascending indices below n into high and low bits. Low bits are stored unencoded. The
-    high bits of all indices are stored in unary, which takes ``k + n/2**low`` bits. The number of low bits is the one
-    for which the code is shortest (Elias 1974, "Efficient storage and retrieval by content and address of static
-    files"; Fano 1971).
+    high bits of all indices are stored in unary, which takes ``k + n/2**low`` bits. The number of low bits is chosen so
+    that the code is shortest (Elias 1974, "Efficient storage and retrieval by content and address of static files";
+    Fano 1971).
 
     Example:
         >>> round(8 * int(index_bytes(25_000_000, 250_000)) / 250_000, 2)  # bits per sent element

@@ -7,9 +7,10 @@ from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
+from shardscope.measure.compare.measured import REST
 from shardscope.measure.compare.residual import Expected, Residual, residual_of
 from shardscope.show import Cell, Part, Row, Sentences, Shown, Table
-from shardscope.spec.units import figure
+from shardscope.spec.units import figure, listed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -114,6 +115,8 @@ class Comparison(Shown):
     per: str = "step"
     conditions: str = ""
     """With which constants the run was predicted at its launch, and how busy the machine was; empty if unknown."""
+    reason: str = ""
+    """Why the step took longer than predicted, as far as the run recorded it; empty if unknown."""
 
     def __getitem__(self, name: tuple[str, str]) -> ComparedTerm:
         """Return the row with this group and term."""
@@ -168,7 +171,7 @@ class Comparison(Shown):
         """Return the comparison as plain values, for JSON; missing values have no key."""
         return {
             "schema": SCHEMA, "run": self.run_id, "label": self.label, "where": self.where,
-            "per": self.per, "conditions": self.conditions, "columns": list(self.columns),
+            "per": self.per, "conditions": self.conditions, "reason": self.reason, "columns": list(self.columns),
             "rows": [row.to_dict() for row in self.rows], "notes": list(self.notes),
         }  # fmt: skip
 
@@ -182,6 +185,8 @@ _HEADINGS = {
 """Headings of the groups of rows; ``per`` is the kind of step."""
 _MANY = 10.0
 """Ratio of predicted to measured value at and above which the error is written as a multiple."""
+_ALL = -0.995
+"""Relative error below which a percentage would be -100%, so that the error is a multiple, too."""
 _SHARE = 0.2
 """Smallest fraction of the deviation in step time for which a term is named as a cause."""
 _FEW_PERCENT = 0.095
@@ -210,6 +215,8 @@ def error_text(row: ComparedTerm) -> str:
     Where 0 was measured, there is no relative error: the text is the difference, such as ``+100 B``. A part of the step
     with a measured time of 0 has no spans.
     """
+    if (row.group, row.term) == ("time", REST):
+        return "-"
     if row.agrees:
         return _EXACT if row.bounds is None else "within bounds"
     return _relative_text(row.predicted, row)
@@ -217,7 +224,7 @@ def error_text(row: ComparedTerm) -> str:
 
 def simulated_error_text(row: ComparedTerm) -> str:
     """Format the error of a simulation as `error_text` does; a dash if the row has no simulated value."""
-    if row.simulated is None:
+    if row.simulated is None or (row.group, row.term) == ("time", REST):
         return "-"
     if row.simulated == row.measured and row.agrees is not None:
         return _EXACT
@@ -231,6 +238,8 @@ def _relative_text(value: float, row: ComparedTerm) -> str:
     error = value / row.measured - 1 if row.measured else 0.0
     if error + 1 >= _MANY:
         return f"{error + 1:,.0f} ×"
+    if -1 < error < _ALL:
+        return f"{error + 1:.1g} ×"
     if abs(error) < _ALMOST_NONE:
         return "< 0.1%" if error else "0%"
     return f"{error:+.{1 if abs(error) < _FEW_PERCENT else 0}%}"
@@ -247,8 +256,8 @@ def _on_exact(comparison: Comparison) -> str:
     if not judged:
         return ""
     if not wrong:
-        each = "The only term" if len(judged) == 1 else f"All {len(judged)} terms"
-        return f"{each} with an exact or bounded prediction agree{'s' * (len(judged) == 1)}."
+        groups = listed([_JUDGED[name] for name in dict.fromkeys(row.group for row in judged)])
+        return f"{groups[0].upper()}{groups[1:]} agree."
     named = ", ".join(f"{row.group} of {row.term}" for row in wrong)
     return f"{len(wrong)} of {len(judged)} terms with an exact or bounded prediction differ: {named}."
 
@@ -260,10 +269,14 @@ def _on_time(comparison: Comparison) -> str:
         return ""
     more_s = step.measured - step.predicted
     took = f"A {comparison.per} took {figure(step.measured, 's')} (predicted: {figure(step.predicted, 's')})"
+    if step.is_inside is False:
+        took += f", outside its 90% interval{f': {comparison.reason}' if comparison.reason else ''}"
     if abs(step.error) <= _AS_PREDICTED:
         return f"{took}."
     shares = {
-        name: (row.measured - row.predicted) / more_s for name, row in times.items() if row.part_of is None
+        name: (row.measured - row.predicted) / more_s
+        for name, row in times.items()
+        if row.part_of is None and name != REST
     }
     large = sorted(
         (name for name, share in shares.items() if share >= _SHARE), key=lambda name: -shares[name]
@@ -279,6 +292,15 @@ def _signed(row: ComparedTerm) -> str:
     return f"{'+' if more_s >= 0 else '-'}{figure(abs(more_s), 's')}"
 
 
+def state_of(comparison: Comparison) -> str:
+    """Return the state whose colour is the worst of what the verdict says: ``failed``, ``warning`` or ``completed``."""
+    if comparison.disagreeing:
+        return "failed"
+    return "warning" if any(row.is_inside is False for row in comparison.rows) else "completed"
+
+
+_JUDGED = {"bytes": "bytes", "messages": "messages", "memory": "model states"}
+"""Terms with an exact or bounded prediction, in words, by group."""
 OVERVIEW = (
     "run", "bytes", "messages", "states", "activations", "predicted step", "90% interval", "measured step", "error",
 )  # fmt: skip
@@ -306,13 +328,6 @@ def interval_text(comparison: Comparison) -> list[str]:
     side = "inside" if step.is_inside else "outside"
     text = f"90% interval of the predicted {step.term}: {_interval_cell(step)}; the measured one is {side}."
     return [text, *conditions]
-
-
-def inside_text(comparisons: Iterable[Comparison]) -> str:
-    """Return how many measured step times lie inside their intervals, such as ``20 of 22``; empty without intervals."""
-    steps = [row for each in comparisons for row in each.rows if (row.group, row.term) == ("time", each.per)]
-    known = [row.is_inside for row in steps if row.is_inside is not None]
-    return f"{sum(known)} of {len(known)}" if known else ""
 
 
 def _overview_row(comparison: Comparison) -> list[str]:

@@ -20,6 +20,8 @@ Steps = Mapping[int, Sequence[Event]]
 """The events of each finished step, one per rank, by step number."""
 Ints = npt.NDArray[np.int64]
 COMMUNICATION, IDLE = "communication", "idle"
+REST = "rest"
+"""Term for the remainder: the other terms are medians on one rank, but the step time is that of the slowest rank."""
 ALL_WORKERS = "all workers"
 PARTS = ("data", "forward", "backward", "optimizer", "codec", COMMUNICATION, IDLE)
 """Parts of a step, in the order of tables."""

@@ -20,6 +20,7 @@ from shardscope.measure.compare.rows import (
     memory_rows,
     time_rows,
     traffic_rows,
+    with_rest,
     with_simulation,
 )
 from shardscope.prediction.job import JobPrediction
@@ -31,7 +32,7 @@ from shardscope.runlog.schema import Event
 from shardscope.runlog.spans import finished_steps
 from shardscope.runtime import Run
 from shardscope.runtime.launcher.preflight import preflight, preflight_of
-from shardscope.runtime.record.launch_prediction import LaunchConstants, LaunchPrediction, constants_of
+from shardscope.runtime.record.launch_prediction import BUSY, LaunchConstants, LaunchPrediction, constants_of
 from shardscope.runtime.record.status import Cause
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.observed import ObservedJob
@@ -161,14 +162,15 @@ def _compared(
         times = list(time_rows(prediction, steps, notes))
         if launched is not None:
             times = launched.told(times, prediction, newer, steps, notes, per=per)
-        rows = with_simulation([*rows, *times], settled, notes, per=per)
+        rows = with_rest(with_simulation([*rows, *times], settled, notes, per=per), per)
         where = prediction.where
         if prediction.has_rates and prediction.note is not None:
             notes.append(prediction.note)
     else:
         notes.append("Step time is left out: it is not predicted for an observed training loop.")
     conditions = "" if launched is None else launched.conditions
-    return Comparison(run.id, run.name, where, tuple(rows), tuple(notes), per, conditions)
+    reason = "" if launched is None else launched.reason
+    return Comparison(run.id, run.name, where, tuple(rows), tuple(notes), per, conditions, reason)
 
 
 def _predicted(
@@ -255,6 +257,12 @@ class Launched:
     def conditions(self) -> str:
         """With which constants the run was predicted, and how busy the machine was; empty without a prediction."""
         return "" if self.prediction is None else self.prediction.conditions(self.run.job.world_size)
+
+    @property
+    def reason(self) -> str:
+        """Why steps took longer than predicted, if other programs kept the machine busy; else empty."""
+        is_busy = self.prediction is not None and self.prediction.busy_load(self.run.job.world_size)
+        return BUSY if is_busy else ""
 
     def told(
         self,

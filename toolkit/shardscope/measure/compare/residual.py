@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from shardscope.errors import SpecError
-from shardscope.measure.compare.measured import ALL_WORKERS, COMMUNICATION
+from shardscope.measure.compare.measured import ALL_WORKERS, COMMUNICATION, REST
 from shardscope.spec.units import figure
 
 if TYPE_CHECKING:
     from shardscope.measure.compare.comparison import ComparedTerm, Comparison
 
 Expected = Literal["predicted", "simulated"]
-REST = "rest"
-"""Term for the remainder: the other terms are medians on one rank, but the step time is that of the slowest rank."""
 _NAMED = 0.8
 """Fraction of the sum of all differences that the terms named in the sentence explain."""
 _ALIKE = 0.02
@@ -86,6 +84,7 @@ def residual_of(comparison: Comparison, expected: Expected = "predicted") -> Res
         raise SpecError(f"expected={expected!r} is not a column to explain; use 'predicted' or 'simulated'")
     rows = {row.term: row for row in comparison.rows if row.group == "time"}
     step = rows.pop(comparison.per, None)
+    rows.pop(REST, None)  # of the parts in the table, of which collectives are not some
     if step is not None and step.ranks == ALL_WORKERS:  # its parts are those of one worker's gradient
         return None
     start = None if step is None else getattr(step, expected)

@@ -19,6 +19,7 @@ from shardscope.measure.compare.measured import (
     ALL_WORKERS,
     COMMUNICATION,
     PARTS,
+    REST,
     CountedSteps,
     Ints,
     Steps,
@@ -268,6 +269,25 @@ def time_rows(prediction: JobPrediction, steps: Steps, notes: list[str]) -> Iter
             "time", per, "s", ALL_WORKERS if is_shared else "slowest rank", predicted_s, measured_s,
             interval=_interval(prediction.at_step(max(compressed)), predicted_s),
         )  # fmt: skip
+
+
+def with_rest(rows: Iterable[ComparedTerm], per: str) -> Iterator[ComparedTerm]:
+    """Yield the rows, and before the row of the whole step what its parts lack to add up to it, in each column."""
+    given = list(rows)
+    parts = [row for row in given if row.group == "time" and row.part_of is None and row.term != per]
+    for row in given:
+        if (row.group, row.term) == ("time", per) and parts and row.ranks != ALL_WORKERS:
+            yield replace(
+                row, term=REST, ranks=parts[0].ranks, interval=None,
+                **{name: _remainder(name, row, parts) for name in ("predicted", "simulated", "measured", "now")},
+            )  # fmt: skip
+        yield row
+
+
+def _remainder(name: str, step: ComparedTerm, parts: Sequence[ComparedTerm]) -> Any:
+    """Return what the parts lack in a column; None if the column is incomplete."""
+    values = [getattr(row, name) for row in (step, *parts)]
+    return None if None in values else round(values[0] - sum(values[1:]), 12)
 
 
 def _interval(prediction: JobPrediction, seconds: float) -> tuple[float, float] | None:

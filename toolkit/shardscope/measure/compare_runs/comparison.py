@@ -57,10 +57,12 @@ class RunsComparison:
     Attributes:
         runs: The runs, in the order given.
         baseline: Index of the run against which changes are given; None without a baseline.
+        inside: How many step times lie inside the intervals predicted at launch, in words; empty if unknown.
     """
 
     runs: tuple[ComparedRun, ...]
     baseline: int | None = None
+    inside: str = ""
 
     @cached_property
     def tables(self) -> tuple[Settings, ...]:
@@ -146,6 +148,7 @@ class RunsComparison:
             "settings": list(self.setting_names),
             "results": list(self.result_names),
             "baseline": None if self.baseline is None else self.runs[self.baseline].run_id,
+            "inside": self.inside,
             "runs": [self._plain(index) for index in range(len(self.runs))],
         }
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from shardscope.errors import SpecError, quoted
+from shardscope.measure.accuracy import accuracy_of, inside_text
 from shardscope.measure.compare_runs.comparison import ComparedRun, RunsComparison, with_speed_up
 from shardscope.runlog.summary import Summary
 from shardscope.runtime import Run
@@ -52,7 +54,10 @@ def compare_runs(
         twice = next(run.id for run in found if paths.count(run.path) > 1)
         raise SpecError(f"run {twice} is given twice; give each run once")
     index = None if baseline is None else _index_of(Run.attach(baseline, root), paths)
-    return compared([(run.id, run.job, run.summary(), run.note) for run in found], index)
+    inside = inside_text(accuracy_of(found).runs)
+    return replace(
+        compared([(run.id, run.job, run.summary(), run.note) for run in found], index), inside=inside
+    )
 
 
 def compared(

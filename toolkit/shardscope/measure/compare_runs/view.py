@@ -131,7 +131,8 @@ _MOST_COLUMNS = 8
 def shown(comparison: RunsComparison, *, in_html: bool) -> list[Part]:
     """Return what a comparison shows: the title, the table and the sentences."""
     table = html_table(comparison) if in_html else _text_table(comparison)
-    return [Sentences([title(comparison)]), table, Sentences(sentences(comparison), is_titled=False)]
+    inside = [f"{comparison.inside}."] * bool(comparison.inside)
+    return [Sentences([title(comparison), *inside]), table, Sentences(sentences(comparison), is_titled=False)]
 
 
 def _text_table(comparison: RunsComparison) -> Table:

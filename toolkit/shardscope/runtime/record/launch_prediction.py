@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 FILE = "prediction.json"
 _SCHEMA = 2
+BUSY = "other programs kept the machine busy"
 
 
 class LaunchConstants(NamedTuple):
@@ -184,7 +185,7 @@ class LaunchPrediction(NamedTuple):
         cores = "" if self.cores is None else f" on {self.cores:g} cores"
         text = f"Predicted at the launch, with constants of {self.constants}; load {self.load:.1f}{cores} then{at_end}."
         if self.busy_load(num_ranks):
-            text += " Other programs kept the machine busy, which makes steps slower than predicted."
+            text += f" {BUSY.capitalize()}, which makes steps slower than predicted."
         return text
 
     def busy_load(self, num_ranks: int) -> float:

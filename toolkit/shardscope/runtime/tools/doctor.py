@@ -363,7 +363,7 @@ def _calibration() -> Finding:
             ignored or "not calibrated: predictions use constants of another machine, scaled by NumPy's speed"
         )
     return _judge(
-        _PREDICTIONS, "calibration", text, ok=ignored is None, value=host.measured_at if is_saved else None,
+        _PREDICTIONS, "calibration", text, ok=is_saved, value=host.measured_at if is_saved else None,
         cost="Predicted step times may be off by half.", remedy="Run shardscope calibrate, on a quiet machine.",
     )  # fmt: skip
 
