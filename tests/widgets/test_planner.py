@@ -19,7 +19,7 @@ from shardscope.spec.compression import Compression
 from shardscope.spec.layout import Layout
 from shardscope_widgets import Planner, figures
 from shardscope_widgets.figures import _plans
-from shardscope_widgets.planner._screen import _as_in_form
+from shardscope_widgets.planner._screen import as_in_form
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def test_what_settings_cannot_say_is_told_in_words_of_the_form(layout, software,
     whole = {"data": 2, "global_batch": 4} | layout
     with pytest.raises(SpecError) as refused:
         trainer_config(small_model(), Layout(**whole), software)
-    text = _as_in_form(str(refused.value))
+    text = as_in_form(str(refused.value))
     assert told in text
     assert not any(part in text for part in ("fix=", "in fix", "='"))
 
@@ -204,6 +204,13 @@ def test_what_the_framework_lacks_is_a_box_that_says_its_gain():
     assert "untick the box above" in made.screen.remarks.value
     made.unshipped = False
     assert made.plans.best.layout.schedule == "1f1b"
+    made.close()
+
+
+def test_a_model_that_fits_only_with_offloading_says_so_and_names_offloading_in_words_of_the_form():
+    made = Planner("llama-3-70b", device="h100-80gb", nodes=1)
+    assert "Fits only with offloading to the host" in made.screen.status.value
+    assert "Offload states below ZeRO stage 3 would take" in made.screen.unshipped.description
     made.close()
 
 

@@ -26,7 +26,7 @@ from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.markup import classed
 from shardscope_widgets.planner._hold_fixed import HoldFixed
 from shardscope_widgets.planner._measured import MeasuredPlan, calibration_of_steps, measured_step
-from shardscope_widgets.planner._screen import PlannerScreen
+from shardscope_widgets.planner._screen import PlannerScreen, as_in_form
 
 WEIGHTS = {"time": "Time", "headroom": "Memory left", "dollars": "Dollars"}
 ASKED = ("model", "device", "nodes", "software", "seq", "global_batch", "precision")
@@ -277,7 +277,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
             calibration=calibration_of_steps(self.measured, cluster),
         )  # fmt: skip
         found = search()
-        self.screen.unshipped.description = _unshipped_words(found)
+        self.screen.unshipped.description = as_in_form(_unshipped_words(found))
         if self.unshipped and found.limits is not None:
             found = search(space=SearchAxes(**dict(found.limits.wider)))
         self.plans = found

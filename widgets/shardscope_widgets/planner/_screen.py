@@ -104,8 +104,8 @@ class PlannerScreen:
         self.rejected.figure = _plans.rejected(plans.rejected)
         self.left_out.layout.display = None
         known = plans.setting.calibration
-        why = "" if len(plans) else words_html(_as_in_form(_plan_answer.reason(plans)))
-        told = f"Calibration {known.name}{f': {_as_in_form(known.note)}' if known.note else ''}."
+        why = "" if len(plans) else words_html(as_in_form(_plan_answer.reason(plans)))
+        told = f"Calibration {known.name}{f': {as_in_form(known.note)}' if known.note else ''}."
         self.note.value = why + note_html(told)
 
     def offer(self, plans: Plans, recommended: int) -> None:
@@ -166,11 +166,11 @@ class PlannerScreen:
             config = plans.trainer_config(chosen)
         except SpecError as error:
             self.flags.layout.display = "none"
-            self.remarks.value = words_html(f"No settings to paste: {_as_in_form(str(error))}.")
+            self.remarks.value = words_html(f"No settings to paste: {as_in_form(str(error))}.")
             return
         self.flags.layout.display = None
         self.flags.title, self.flags.text = config.trainer, config.text
-        told = note_html(_as_in_form(" ".join(config.remarks)))
+        told = note_html(as_in_form(" ".join(config.remarks)))
         self.remarks.value = f"<details><summary>What to add, and what differs</summary>{told}</details>"
 
     def draw_nothing(self) -> None:
@@ -227,7 +227,7 @@ def _label(axis: str) -> str:
     return LABELS.get(axis, axis.capitalize())
 
 
-def _as_in_form(text: str) -> str:
+def as_in_form(text: str) -> str:
     """Return a sentence with the form's words instead of the arguments of `ss.plan`."""
     for pattern, words in _IN_FORM.items():
         text = re.sub(pattern, words, text)
