@@ -79,7 +79,7 @@ pd.DataFrame(
 # %%
 from shardscope_widgets import TrainingLab
 
-lab = TrainingLab(preset="Speed up a pipeline")
+lab = TrainingLab(preset="Break the bubble")
 lab
 
 # %% [markdown]

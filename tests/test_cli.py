@@ -218,6 +218,7 @@ class TestTable:
         assert "samples/s" in header
         assert " ".join(row.split()) == "ring 2 5 1.5000 - - - 20 ms 3,200 2.5 MB 200 MB 300 MB"
         assert "tokens/s" in table(self.summary(tokens_per_s=1e6))
+        assert table(self.summary(mfu=0.31, link_utilization=0.02)).splitlines()[1].endswith("31.0%  2.0%")
 
     def test_it_says_which_ranks_a_figure_counts(self) -> None:
         header = table(self.summary()).splitlines()[0]

@@ -23,6 +23,8 @@ from shardscope.calibration.host_calibration import HostCalibration, HostMachine
 from shardscope.cli import main
 from shardscope.measure.accuracy import inside_text
 from shardscope.planner.explain import seconds
+from shardscope.runlog.figures import figure_text
+from shardscope.spec.layout import short
 from shardscope.spec.units import bytes_text, duration_text
 from shardscope_widgets import CommunicationCalculator, MemoryCalculator, PipelineExplorer, Planner, Twin
 from shardscope_widgets.communication_calculator._calculator import answers
@@ -82,9 +84,7 @@ class TestOfALayout:
 
     def test_it_is_named_with_batch_and_sequence_length(self, model: str, doors: Any) -> None:
         found, panel, text, data = doors
-        named = (
-            ss.planner.short(found.layout) if hasattr(ss, "planner") else text.splitlines()[1].split(": ")[1]
-        )
+        named = short(found.layout)
         work = f"global batch {found.layout.global_batch:,}, sequence length {found.model.seq:,}"
         for said in (text, repr(found), html.unescape(panel._size.value)):
             assert named in said
@@ -236,6 +236,18 @@ class TestOfARun:
             run._repr_html_(),
         ):
             assert bytes_text(row.measured) in said
+
+    def test_mfu_and_link_utilization(self, run: ss.Run, told_of: dict[str, Any]) -> None:
+        found, summary = ss.predict(run.job), run.summary()
+        for name in ("mfu", "link_utilization"):
+            predicted, measured = getattr(found, name), getattr(summary, name)
+            # the work at peak rates is the same, so they differ as the step times do
+            assert measured * summary.step_time_s == pytest.approx(predicted * found.step_time_s)
+            assert run.stored_summary is not None
+            assert getattr(run.stored_summary, name) == measured
+            assert f"{predicted:.1%}" in repr(found)
+            for said in (told_of["show"], told_of["card"]):
+                assert figure_text(name, measured) in said
 
     def test_bytes_sent(self, run: ss.Run, told_of: dict[str, Any]) -> None:
         row, sent = self.row(told_of, "bytes", "all collectives"), ss.predict(run.job).sent_bytes

@@ -60,16 +60,21 @@ def forget_missing_models(lab):
     ]
 
 
-def test_the_first_curve_moves_after_two_clicks_and_start_stays_in_view(lab):
+PLAYER = f"document.querySelector('{LAB} .ss-step').parentNode.player"
+
+
+def test_one_press_plays_the_predicted_step_and_shows_the_measured_one_below_it(lab):
     lab.run_all()
     wait_for(lab, IS_LIVE)
     lab.page.locator(f"{LAB} .ss-what", has_text="What will happen").wait_for(timeout=120_000)
     lab.page.locator(f"{LAB} .ss-presets button", has_text="Watch a ring").click()
-    lab.page.locator(f"{LAB} .ss-presets + div", has_text="each rank passes a piece").wait_for(
+    lab.page.locator(f"{LAB} .ss-presets + div", has_text="Each rank passes a chunk").wait_for(
         timeout=120_000
     )
-    lab.kernel("setattr(lab, 'steps', 100_000)")  # not over before it is stopped
-    press(lab, "Start")
+    lab.page.wait_for_function(f"() => {PLAYER}.model.get('position') > 0.01")
+    assert lab.page.evaluate(f"{PLAYER}.step.origin") == "predicted"
+    lab.page.wait_for_function(f"() => {PLAYER}.steps.length === 2", timeout=120_000)
+    assert lab.page.evaluate(f"{PLAYER}.root.offsetHeight") <= 700
     lab.page.locator(LAB).get_by_role("tab", name="Live").click()
     wait_for(lab, MOVING)
     lab.page.locator(f"{LAB} .ss-advice", has_text="of the step").wait_for(timeout=120_000)

@@ -9,7 +9,7 @@ import pytest
 from browser.chromium import VIEWPORT
 from browser.notebook_page import eventually
 from browser.test_first_screen import IS_LIVE, wait_for, written
-from browser.test_training_lab import LAB, press, status
+from browser.test_training_lab import LAB, status
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +42,8 @@ def nothing_overlaps(page):
 
 
 def test_a_change_chosen_during_a_run_follows_it_while_the_advice_keeps_its_place(lab):
-    lab.page.locator(f"{LAB} .ss-presets button", has_text="Speed up a pipeline").click()
+    lab.page.locator(f"{LAB} .ss-presets button", has_text="Break the bubble").click()
     lab.page.locator(f"{LAB} .ss-presets + div", has_text="stages wait for each other").wait_for()
-    press(lab, "Start")
     advice = lab.page.locator(f"{LAB} .ss-advice")
     advice.locator("button", has_text="Run it").click()
     advice.locator("button", has_text="Will run when this run has ended").wait_for()

@@ -32,8 +32,7 @@ def value(page, name):
     return page.evaluate(f"{PLAYER}.model.get({name!r})")
 
 
-def test_it_plays_and_pauses(page):
-    page.get_by_role("button", name="Play").click()
+def test_it_plays_by_itself_and_pauses(page):
     page.wait_for_function(f"{PLAYER}.model.get('position') > 0.01")
     page.get_by_role("button", name="Pause").click()
     assert value(page, "playing") is False
@@ -69,6 +68,32 @@ def test_a_selected_message_is_explained_in_a_sentence(page):
     assert value(page, "selected") >= 0
     words = page.locator(".now .chosen").inner_text()
     assert words.startswith("Rank 0 sends chunk 3 of the gradients, 221 kB, to rank 1")
+
+
+def test_all_of_it_fits_below_700_pixels_with_the_play_button_above_the_ranks(page):
+    box = page.locator(".ss-step").bounding_box()
+    assert box["height"] <= 700
+    assert page.locator(".play").bounding_box()["y"] < page.locator(".stage").bounding_box()["y"]
+
+
+def test_a_cell_is_explained_in_a_sentence(page):
+    page.evaluate(f"{PLAYER}.jump(1)")
+    x, y = page.evaluate(f"(() => {{ const box = {PLAYER}.boxes[0]; return [box.x + 5, box.y + 5]; }})()")
+    page.locator(".stage canvas").hover(position={"x": x, "y": y})
+    words = page.locator(".now .chosen").inner_text()
+    assert words == "Rank 0, chunk 0 of the gradients: complete, the sum over all 4 ranks."
+
+
+def test_a_measured_step_is_drawn_below_and_can_be_played(page):
+    page.evaluate(
+        f"""() => {{ const model = {PLAYER}.model, step = model.get('events');
+        model.set('measured', {{...step, origin: 'measured', duration_us: 1.5 * step.duration_us}}); }}"""
+    )
+    page.get_by_role("button", name="Play the measured step").click()
+    assert page.evaluate(f"{PLAYER}.step.origin") == "measured"
+    page.wait_for_function(f"{PLAYER}.shown === 1")
+    assert page.locator(".ss-step").bounding_box()["height"] <= 700
+    page.evaluate(f"{PLAYER}.model.set('measured', {{}})")
 
 
 def test_it_stacks_in_a_narrow_window(page):

@@ -76,7 +76,7 @@ def test_it_can_be_read_in_both_themes_and_plays_one_step(notebook):
     notebook.page.locator(LAB).get_by_role("tab", name="One step").click()
     player = notebook.page.locator(f"{LAB} .ss-step")
     player.get_by_role("button", name="Next event").click()
-    player.get_by_role("button", name="Play").click()
+    player.get_by_role("button", name="Play (space)").click()
     player.get_by_role("button", name="Pause").wait_for(timeout=120_000)
     player.press("End")
     player.locator(".now", has_text="The step is over.").wait_for(timeout=120_000)

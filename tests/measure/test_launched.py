@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shardscope.measure.compare.view import state_of
 from torch import nn
 
 import shardscope as ss
@@ -25,7 +26,7 @@ from shardscope.runtime.record.launch_prediction import FILE, LaunchPrediction
 from shardscope_widgets.figures import compared
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab._runbook import RunEntry
-from shardscope_widgets.training_lab._words import status_text
+from shardscope_widgets.training_lab._words import status_state, status_text
 from shardscope_widgets.twin._findings import AS_RUN, Findings
 
 
@@ -183,7 +184,7 @@ def test_damaged_constants_are_no_constants(run: ss.Run, calibration: object, sp
 
 
 def test_what_kept_the_machine_busy_is_said_after_the_end_too(run: ss.Run) -> None:
-    written(run, load_at_end=10.2, load=0.4, step_time_s=1e-6)
+    written(run, load_at_end=10.2, load=0.4, step_time_s=1e-6, interval=[5e-7, 2e-6])
     note = "; load 0.4 on"
     found = ss.compare(run)
     assert note in found.conditions
@@ -195,6 +196,9 @@ def test_what_kept_the_machine_busy_is_said_after_the_end_too(run: ss.Run) -> No
     entry = RunEntry(run, trace, state="completed")
     text = status_text(entry, run.predicted.step_time_s if run.predicted else None)
     assert "other programs kept the machine busy (load 10 on" in text
+    assert status_state(entry, 1e-6) == "warning"
+    assert state_of(found) == "warning"
+    assert "outside its 90% interval: other programs kept the machine busy" in found.verdict
     quiet = LaunchPrediction(0.1, None, "x", is_calibrated=False, load_at_end=2.4)
     assert quiet.busy_load(2) == 0
 

@@ -48,7 +48,7 @@ def test_the_notebook_on_pipelines_opens_a_lab_for_a_slow_one_on_which_only_star
     assert "slow?" in intro.source
     assert "Press Start" in text.source
     assert lab.source.startswith("from shardscope_widgets import TrainingLab\n")  # it needs no other cell
-    assert 'TrainingLab(preset="Speed up a pipeline")' in lab.source
+    assert 'TrainingLab(preset="Break the bubble")' in lab.source
 
 
 def test_it_is_paired_with_its_text(path):

@@ -32,6 +32,7 @@ def runtime(monkeypatch):
     fake = FakeRuntime()
     monkeypatch.setattr("shardscope.runtime.runs", fake.runs)
     monkeypatch.setattr("shardscope.runtime.launch", fake.launch)
+    monkeypatch.setattr("shardscope.runtime.emulated.why_not_emulated", lambda: "these runs never run")
     return fake
 
 

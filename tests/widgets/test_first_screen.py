@@ -61,29 +61,70 @@ class TestPresets:
         lab.model, lab.seed, lab.bandwidth, lab.precision = "cnn", 7, "1 Gbit/s", "bf16-mixed"
         press(lab, preset.title)
         assert not lab.screen.start.disabled
-        wanted = {name: preset.choices.get(name, default_of(name)) for name in all_names()}
+        choices = {**preset.choices, **preset.here}  # clusters cannot be emulated
+        wanted = {name: choices.get(name, default_of(name)) for name in all_names()}
         assert {name: getattr(lab, name) for name in all_names()} == wanted
         assert preset.look.replace("'", "&#x27;") in lab.screen.presets.words.value
 
     def test_a_lab_can_open_with_one_of_them_and_with_changes_of_it(self, make_lab):
-        lab, plain = make_lab(preset="speed up a pipeline", steps=7), JobChoices()
-        reset(plain, preset_named("Speed up a pipeline").choices | {"steps": 7})
+        lab, plain = make_lab(preset="break the bubble", steps=7), JobChoices()
+        preset = preset_named("Break the bubble")
+        reset(plain, {**preset.choices, **preset.here, "steps": 7})
         assert lab.job() == plain.job()
         assert "stages wait for each other" in lab.screen.presets.words.value
         assert not lab.screen.start.disabled
-        with pytest.raises(SpecError, match="did you mean 'Speed up a pipeline'"):
-            make_lab(preset="Speed up")
+        with pytest.raises(SpecError, match="did you mean 'Break the bubble'"):
+            make_lab(preset="Break a bubble")
 
-    def test_the_tab_to_look_at_opens_and_a_change_of_the_form_unmarks_the_preset(self, lab):
+    def test_one_press_plays_the_predicted_step_and_starts_the_job_where_times_agree(self, lab, monkeypatch):
+        monkeypatch.setattr("shardscope.runtime.emulated.why_not_emulated", lambda: "")
+        lab.screen.forecast.begin()
+        lab.screen.tabs.selected_index = 2
         press(lab, "Watch a ring")
-        assert lab.screen.tabs.titles[lab.screen.tabs.selected_index] == "One step"
+        lab.screen.forecast.wait(60)
+        lab.refresh()
+        player = lab.screen.player
+        assert lab.screen.tabs.selected_index == 0
+        assert (player.events["origin"], player.measured, player.playing) == ("predicted", {}, True)
+        assert (lab.run.job, lab.is_running, lab.screen.follow.value) == (lab.job(), True, True)
+        assert lab.run.cluster == ss.Cluster.emulated(4, "50 Mbit/s", flops="1 GFLOP/s")
+        assert "4 real ranks on 4 emulated nodes, 50 Mbit/s, 1 GFLOP/s" in player.note
+        for step in (1, 2, 3):
+            lab.run.write(step_events("ring", 4, step))
+        lab.refresh()
+        assert (player.events["origin"], player.measured["origin"]) == ("predicted", "measured")
+
+    def test_the_ranks_follow_a_change_of_the_form_until_they_are_stopped(self, lab, monkeypatch):
+        monkeypatch.setattr("shardscope_widgets.training_lab._stage.FOLLOW_AFTER_S", 0.0)
+        press(lab, "Watch a ring")
+        first = lab.run
+        lab.strategy = "tree"
+        wait_for(lambda: lab.run is not first)
+        assert (lab.run.job.strategy.name, lab.shown) == ("tree", [lab.run.id])
+        assert lab.screen.follow.value
+        lab.stop()
+        lab.strategy = "ring"
+        lab.refresh()
+        assert lab.run.job.strategy.name == "tree"
+
+    def test_a_press_ticks_its_own_run_and_the_one_to_compare_it_with(self, lab):
+        for title in ("Watch a ring", "Make the network slow", "Compress on the slow network"):
+            press(lab, title)
+        assert lab.shown == [run.id for run in reversed(lab.runs)][1:]
+
+    def test_a_lab_that_opens_with_a_preset_shows_no_earlier_run(self, make_lab, runtime):
+        runtime.known = [fake_run("ring", 2, steps=3)]
+        assert make_lab(preset="Watch a ring").shown == []
+
+    def test_a_change_of_the_form_unmarks_the_preset(self, lab):
+        press(lab, "Watch a ring")
         lab.steps = 10
         assert lab.screen.presets.words.value == ""
         assert {button.button_style for button in lab.screen.presets.buttons} == {""}
 
     @pytest.mark.usefixtures("two_known_cores")
     def test_the_pipeline_preset_has_a_bubble_that_more_micro_batches_reduce(self, lab):
-        press(lab, "Speed up a pipeline")
+        press(lab, "Break the bubble")
         job = lab.job()
         more = best_change("pipeline bubble", job, lambda job: preflight(job).prediction, cores=2).job
         bubble, less = (preflight(each).prediction.time["pipeline bubble"].value for each in (job, more))
@@ -136,7 +177,7 @@ class TestWhatWillHappen:
             called.append(True)
             return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
-        forecast = Forecast()
+        forecast = Forecast(lambda: None)
         forecast.want(ss.Job(model=make_model, data="digits", strategy="ring"))
         forecast.begin()
         forecast.wait(60)
@@ -159,7 +200,7 @@ class TestWhatWillHappen:
             called.append(True)
             return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
-        forecast = Forecast()
+        forecast = Forecast(lambda: None)
         forecast.want(
             ss.Job(
                 model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), data="digits", strategy="ring"
@@ -306,13 +347,17 @@ class TestAdvice:
         assert advised.run is runtime.known[-1]
         assert advised.screen.advice.found is None  # the new run has not finished a step
 
-    @pytest.mark.parametrize(("title", "is_kept"), [("Speed up a pipeline", True), ("Watch a ring", False)])
+    @pytest.mark.parametrize(("title", "is_kept"), [("Break the bubble", True), ("Watch a ring", False)])
     def test_the_hint_of_a_preset_stays_while_its_own_job_is_changed(self, advised, runtime, title, is_kept):
-        press(advised, "Speed up a pipeline")
-        advised.run.job = advised.job()
+        mine = advised.run
+        press(advised, "Break the bubble")
+        mine.job = advised.job()
         press(advised, title)
+        advised.shown = [advised.focus, mine.id]
+        advised.focus = mine.id
         panel = advised.screen.advice
-        advised.run.state = "completed"
+        for run in runtime.known:
+            run.state = "completed"
         advised.refresh()
         panel.wait(10)
         panel._told = panel._told._replace(found=replace(panel.found, change={"seed": 7}))

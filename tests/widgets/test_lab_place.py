@@ -85,7 +85,7 @@ class TestPlace:
         assert emulated.place.controls["place"].disabled
         assert "Clusters cannot be emulated here" in emulated.place._fields["place"].children[1].value
 
-    def test_a_preset_runs_on_this_machine_and_stays_marked(self, emulated):
+    def test_a_preset_stays_marked_and_runs_on_this_machine_if_it_cannot_emulate(self, emulated):
         button = emulated.screen.presets.buttons[0]
         button.click()
         assert emulated.place.choices.place == HERE

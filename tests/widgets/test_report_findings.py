@@ -68,6 +68,19 @@ class TestAgreement:
             "Losses differ from those of one process: tree by up to 1.2 % and all others by at most 3e-07."
         )
 
+    def test_a_run_that_learns_something_else_is_not_the_fastest(self) -> None:
+        said = findings.speed_text(
+            group(run("single"), run("ring", times=0.5), run("gossip", apart=0.01, times=0.1))
+        )
+        assert "ring is the fastest" in said
+
+    def test_a_shorter_run_has_neither_the_lowest_nor_the_highest_loss(self) -> None:
+        short = run("pipeline", 2, apart=0.9)
+        short.all_events = [event for event in short.all_events if event.get("step", 0) <= 12]
+        said = findings.lowest_loss_text(group(run("ring"), run("tree", apart=0.5), short))
+        assert "pipeline" not in said
+        assert said.endswith("tree.")
+
     def test_without_a_single_process_the_lowest_loss_is_named(self) -> None:
         said = findings.headline([group(run("ring"), run("tree", apart=0.5))])
         assert said[0].startswith(

@@ -23,7 +23,17 @@ def test_it_shows_a_predicted_step(step):
     shown = player.events
     assert (shown["shape"], shown["world_size"], len(shown["events"])) == ("ring", 4, len(step.events))
     assert set(shown["looks"]) == {event.kind for event in step.events}
-    assert (player.position, player.playing, player.selected) == (0.0, False, -1)
+    assert (player.position, player.playing, player.selected, player.measured) == (0.0, True, -1, {})
+
+
+def test_a_measured_step_is_added_below_while_the_first_one_plays_on(step):
+    player = StepPlayer(step)
+    player.playing = False
+    player.add(replace(step, origin="measured", step_time_s=2 * step.step_time_s))
+    assert (player.events["origin"], player.measured["origin"]) == ("predicted", "measured")
+    assert player.playing is False
+    player.show(step)
+    assert (player.measured, player.playing) == ({}, True)
 
 
 def test_without_a_step_it_shows_a_hint_and_writes_nothing(tmp_path):

@@ -114,7 +114,7 @@ class TestRunning:
     def test_constructing_starts_nothing(self, lab, runtime):
         assert runtime.known == []
         assert lab.run is None
-        assert lab.status == "Ready. Choose a job and press Start."
+        assert lab.status == "Ready. Press a chip above, or choose a job and press Start."
 
     def test_code_can_wait_for_the_run_in_focus(self, lab):
         assert not lab.is_running
@@ -196,6 +196,17 @@ class TestRunning:
             "ring-gpt-nano (2)",
             "ring-gpt-nano",
         ]
+        assert lab.shown == [lab.runs[0].id]
+
+    def test_a_run_keeps_its_name_and_its_colour_when_others_arrive(self, lab):
+        first = lab._book.entries[lab.start().id].trace
+        before = first.label, first.look
+        lab.world_size = 4
+        second = lab._book.entries[lab.start().id].trace
+        lab.shown = [run.id for run in lab.runs]
+        lab.refresh()
+        assert (first.label, first.look) == before
+        assert (second.label, second.look != first.look) == ("4 ranks", True)
 
     def test_the_driver_sees_news_by_itself(self, lab):
         run = lab.start()
@@ -236,7 +247,7 @@ class TestHistory:
         lab.screen.history._rows["run-3"].tick.value = False
         assert "run-3" not in lab.shown
         names = [trace["name"] for trace in lab.screen.live.overview.traces[1::6]]
-        assert names == ["ring-gpt-nano", "ring-gpt-nano (2)", "ring-gpt-nano (3)", "ring-gpt-nano (4)"]
+        assert sorted(names) == [f"ring-gpt-nano{number}" for number in ("", " (3)", " (5)", " (6)")]
 
     def test_runs_are_named_by_what_differs_in_legend_list_and_table(self, make_lab, runtime):
         rates = [Optimizer("adamw", lr=lr) for lr in (0.1, 0.01)]

@@ -73,6 +73,9 @@ def table(summary: Summary) -> str:
         **_figures(summary, shown),
         **_compression(summary),
         **_figures(summary, ("held_bytes", "process_bytes")),
+        **_figures(
+            summary, [name for name in ("mfu", "link_utilization") if getattr(summary, name) is not None]
+        ),
         **({"link": summary.link} if summary.link else {}),
     }
     notes = [f"\nlink: {summary.link_note}"] if summary.link_note else []

@@ -51,6 +51,8 @@ from shardscope.prediction.loads import (
 from shardscope.prediction.rates import RankRates
 from shardscope.prediction.step.term import time_term
 from shardscope.prediction.traced import Traced, traced
+from shardscope.prediction.utilization import AtPeak, at_peak
+from shardscope.runlog.summary import utilization
 from shardscope.show import Part, Sentences, Shown, Table, Tree
 from shardscope.spec import Job
 from shardscope.spec.cluster import Cluster, EmulatedCluster
@@ -264,6 +266,25 @@ class JobPrediction(Shown, Budgeted):
         """
         return None if self.time is None else step_seconds(self.step, self.time)
 
+    @cached_property
+    def at_peak(self) -> AtPeak:
+        """Seconds of a step if computing, or sending, always went at the peak rate."""
+        return at_peak(self)
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilization: model FLOPs (3 x forward) divided by the processors' peak FLOPs in one step.
+
+        The peak is that of the device, or the stated rate of an emulated processor; of this machine's cores, the rate
+        of matrix products that a calibration measured. None if unknown.
+        """
+        return utilization(self.at_peak.compute_s, self.step_time_s)
+
+    @property
+    def link_utilization(self) -> float | None:
+        """Bytes that the busiest rank sends in a step, divided by what its link can carry meanwhile; or None."""
+        return utilization(self.at_peak.sending_s, self.step_time_s)
+
     @property
     def run_time_s(self) -> float | None:
         """Time of all steps, in seconds, without start-up, evaluations and checkpoints; None if not `has_rates`.
@@ -419,6 +440,8 @@ class JobPrediction(Shown, Budgeted):
             "step_time_s": self.step_time_s,
             "interval_s": self.interval and [*self.interval],
             "run_time_s": self.run_time_s,
+            "mfu": self.mfu,
+            "link_utilization": self.link_utilization,
             "goodput": self.goodput,
             "held_bytes": self.held_bytes,
             "peak_bytes": self.peak_bytes,
@@ -526,6 +549,8 @@ def _headline(found: JobPrediction) -> tuple[str, ...]:
     if found.sent_bytes is not None:
         at_most = "at most " if found.job.strategy.num_dropped else ""
         sent = f"the busiest rank sends {at_most}{figure(float(found.sent_bytes.max()), 'bytes')} a step"
+    used = {"MFU": found.mfu, "link utilization": found.link_utilization}
+    sent += "".join(f", {name} {each:.1%}" for name, each in used.items() if each is not None)
     return (
         f"{job.label} on {count}, {found.where}, {work_text(job.batch.global_batch, found.seq)}",
         f"{took}; {held}{_misfit(found)}",

@@ -17,6 +17,7 @@ from shardscope.analytic.memory import RankStates, module_memory, torch_workspac
 from shardscope.analytic.memory.fully_sharded import gathered_peak
 from shardscope.analytic.memory.held import Sharding, keeps_gradients
 from shardscope.analytic.memory.module import saved_and_gathered
+from shardscope.analytic.memory.pipelines import RankPeak, pipeline_peaks
 from shardscope.analytic.terms import Term
 from shardscope.methods.strategies.pipeline import Pipeline
 from shardscope.methods.strategies.sharded import FullyShardedStrategy
@@ -63,7 +64,7 @@ def rank_memory(
     saved = _activations(step)
     if states is None or saved is None:
         return None
-    if isinstance(step.job.strategy, Pipeline) and (peaks := step.job.strategy.peaks(step)) is not None:
+    if (peaks := _in_a_pipeline(step)) is not None:
         return [
             _sum(
                 ("parameters", float(states.parameters[rank]), _STATES),
@@ -131,6 +132,18 @@ def held_at_once(step: JobStep, kinds: Mapping[str, npt.NDArray[np.float64]]) ->
     both = stage is None or step.micro_batches > 1 or keeps_gradients(stage, step.world_size)
     moving = forward + gradients if both else np.maximum(forward, gradients)
     return moving + sum((kinds.get(kind, none) for kind in ("parameters", "optimizer", "buffers")), none)
+
+
+def _in_a_pipeline(step: JobStep) -> list[RankPeak] | None:
+    """Return the peaks of the ranks of a pipeline; None for other strategies, and if the trace does not tell them."""
+    strategy = step.job.strategy
+    if not isinstance(strategy, Pipeline):
+        return None
+    plan = strategy.plan(step)
+    if plan is None or plan.flow is None:
+        return None
+    split = strategy.split_of(step.trace, step.job, step.slowness)
+    return pipeline_peaks(step, plan.flow.table, split, passes=plan.flow.passes)
 
 
 def _activations(step: JobStep) -> list[float] | None:

@@ -87,6 +87,16 @@ FIGURES = {
         "since before the model was built; on a GPU, the peak of the memory that PyTorch has allocated",
         bytes_text, "fullest rank",
     ),
+    "mfu": RunFigure(
+        "MFU",
+        "model FLOPs utilization at the median step time: model FLOPs (3 x forward) divided by the processors' peak; "
+        "on this machine, by the calibrated rate of matrix products",
+        lambda value: f"{value:.1%}",
+    ),
+    "link_utilization": RunFigure(
+        "link utilization", "bytes that the busiest rank sends in a step, divided by what its link can carry meanwhile",
+        lambda value: f"{value:.1%}",
+    ),
     "restarts": RunFigure("restarts", "how often the ranks were started again after a failure", _count),
     "lost_steps": RunFigure("lost steps", "finished steps that restarts had to repeat", _count),
     "goodput": RunFigure(

@@ -66,6 +66,7 @@ class RunLog:
         held: Bytes of each type of memory (see `MEMORY_KINDS`), by rank, from the rank's newest memory event.
         peaks: Bytes of all types together at their peak, by rank, from the same events; of a training loop that
             `ss.observe` recorded, the sum of the types.
+        at_peak: Seconds of a step at peak rates, as predicted at the launch: ``compute_s`` and ``sending_s``.
         noise: Two squared gradient norms for each step that measured gradient noise, by step: the mean squared norm of
             the small batches' gradients, and the squared norm of the mean gradient.
         layer_samples: Layer events at a limited number of steps.
@@ -104,6 +105,7 @@ class RunLog:
     peak_memory: dict[int, int] = field(default_factory=dict)
     held: dict[int, dict[str, int]] = field(default_factory=dict)
     peaks: dict[int, int] = field(default_factory=dict)
+    at_peak: dict[str, float] = field(default_factory=dict)
     noise: dict[int, tuple[float, float]] = field(default_factory=dict)
     layer_samples: LayerSamples = field(default_factory=LayerSamples)
     epochs: Epochs = field(default_factory=Epochs)
@@ -308,6 +310,9 @@ class RunLog:
     def _on_test(self, event: Event) -> None:
         if event["rank"] == 0:
             self.final = _evaluation(event, "test")
+
+    def _on_process(self, event: Event) -> None:
+        self.at_peak = event.get("at_peak") or self.at_peak
 
     def _on_memory(self, event: Event) -> None:
         held = self.held[event["rank"]] = {kind: event[kind] for kind in MEMORY_KINDS}

@@ -156,7 +156,10 @@ _KINDS: Mapping[str, Check] = {
         {**_STEP, "type": _is_name, "message": _is_text, "traceback": _is_text},
         {"strategy": _or_none(_is_name)},
     ),
-    "process": _fields({"pid": is_whole}, {"started": lambda value: isinstance(value, str | float)}),
+    "process": _fields(
+        {"pid": is_whole},
+        {"started": lambda value: isinstance(value, str | float), "at_peak": _dict_of(is_real)},
+    ),
     "end": _fields({"state": lambda value: value in ("completed", "stopped")}, {"steps": is_whole, "reason": _is_text}),
     "resize": _fields(
         {**_STEP, "before": is_whole, "world_size": is_whole, "global_batch": is_whole}, {"source": _is_name}

@@ -81,6 +81,9 @@ class Summary:
             fetched by another rank; None without a cache.
         fetched_bytes: Bytes of data that all ranks read from a source that is cached or emulated; None if there is
             none.
+        mfu: Model FLOPs utilization at `step_time_s`, by the formula of `JobPrediction.mfu` with the peak known at the
+            launch; None if no step time was predicted then, or after a resize.
+        link_utilization: Utilization of the busiest rank's link, by the formula of `JobPrediction.link_utilization`.
         loss_note: Why the loss may depend on how the batch is split into micro-batches and among ranks, and the remedy;
             None if there is no such reason.
         optimizer_note: Why a resumed run may train differently, if the optimizer could not be tried before the first
@@ -138,6 +141,8 @@ class Summary:
     goodput: float | None = None
     cache_hit_rate: float | None = None
     fetched_bytes: int | None = None
+    mfu: float | None = None
+    link_utilization: float | None = None
     loss_note: str | None = None
     optimizer_note: str | None = None
 
@@ -147,6 +152,11 @@ class Summary:
         if not self.uncompressed_bytes_per_step or not self.bytes_per_step:
             return None
         return self.uncompressed_bytes_per_step / self.bytes_per_step
+
+
+def utilization(at_peak_s: float | None, step_time_s: float | None) -> float | None:
+    """Return the fraction of a step that its work would take at peak rates; None if one of them is unknown."""
+    return at_peak_s / step_time_s if at_peak_s and step_time_s else None
 
 
 def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
@@ -185,6 +195,8 @@ def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
         restarts=len(log.restarts),
         lost_steps=log.lost_steps,
         goodput=log.goodput,
+        mfu=None if log.resizes else utilization(log.at_peak.get("compute_s"), step_time),
+        link_utilization=None if log.resizes else utilization(log.at_peak.get("sending_s"), step_time),
         observing_bytes=log.observing.total(),
         cache_hit_rate=log.epochs.hit_rate,
         fetched_bytes=log.epochs.fetched_bytes,

@@ -27,6 +27,7 @@ from shardscope.runtime.agent.control import StopControl, StoreNotes
 from shardscope.runtime.agent.restarts import restart_under_torchrun
 from shardscope.runtime.agent.user_modules import UserModules, make_importable
 from shardscope.runtime.record.inject import PlanWatch
+from shardscope.runtime.record.launch_prediction import at_peak_of
 from shardscope.runtime.record.processes import (
     die_with_parent,
     exit_with_agent,
@@ -92,7 +93,7 @@ def _work(run: RunDir, resume: Resume | None, job: Job | None = None) -> str:
     try:
         with EventWriter(run.rank_file(rank), rank) as events:
             # maps the pid of each process to its rank, even if training does not start
-            events.emit("process", pid=os.getpid(), started=process_started())
+            events.emit("process", pid=os.getpid(), started=process_started(), at_peak=at_peak_of(run))
             return _train(run, resume, events, job)
     except BaseException:  # noqa: BLE001 - nothing above can handle it on a rank
         traceback.print_exc()

@@ -180,6 +180,7 @@ class TimedPass:
         start: Start of the pass, in seconds.
         end: End of the pass and of its exchanges, in seconds.
         gathers: End time and bytes of each gathering of parameters.
+        computing: Start and end of each part of the pass, between its exchanges.
     """
 
     phase: str
@@ -188,6 +189,16 @@ class TimedPass:
     start: float = 0.0
     end: float = 0.0
     gathers: list[tuple[float, int]] = field(default_factory=list)
+    computing: list[tuple[float, float]] = field(default_factory=list)
+
+    def at(self, share: float) -> float:
+        """Return the time at which a share of the pass has been computed."""
+        left = share * sum(end - start for start, end in self.computing)
+        for start, end in self.computing:
+            if left <= end - start:
+                return start + left
+            left -= end - start
+        return self.computing[-1][1] if self.computing else self.end
 
 
 class Lockstep:
@@ -239,6 +250,7 @@ class Lockstep:
     def _computing(self, each: TimedPass, start: float, end: float) -> Iterator[StepEvent]:
         item = f"micro-batch {each.micro_batch}" if self.micro_batches > 1 and each.phase in _PASSES else ""
         if end > start:
+            each.computing.append((start, end))
             for rank in self._ranks(each.phase):
                 yield StepEvent(
                     rank, "codec" if each.phase == "codec" else "compute", each.phase, start, end, item=item
@@ -350,7 +362,7 @@ def _ramp(rank: int, each: TimedPass, kind: str, peaks: Peaks, *, falls: bool) -
         return
     for k in range(1, _PIECES + 1):
         share = 1 - k / _PIECES if falls else k / _PIECES
-        yield rank, each.start + (each.end - each.start) * k / _PIECES, kind, float(peaks[kind][rank]) * share
+        yield rank, each.at(k / _PIECES), kind, float(peaks[kind][rank]) * share
 
 
 def _gathered(rank: int, each: TimedPass, passes: Sequence[TimedPass], peaks: Peaks) -> Iterator[Change]:

@@ -90,6 +90,7 @@ class Breaker:
         if run is None or trace is None or is_observed or not run.is_alive:
             self._standing = None
             self.body.layout.display = "none"
+            self.buttons["kill"].disabled = True  # a lab shows it elsewhere, too
             self.said.value = words_html(
                 _words.NO_RUN if run is None else _words.OBSERVED if is_observed else _words.NOT_RUNNING
             )
@@ -100,6 +101,7 @@ class Breaker:
         if standing != self._standing:
             self._standing = standing
             self.body.layout.display = None
+            self.buttons["kill"].disabled = False
             self._offer_ranks(run.job.world_size)
             self._say()
 

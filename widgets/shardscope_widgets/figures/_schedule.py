@@ -70,7 +70,7 @@ def schedule_info(timeline: Timeline, *, schedule: str, freed_by_input: float = 
         _waits(timeline),
         tuple(_held_line(timeline, steps) for steps in held),
         tuple(max(value for _, value in steps) for steps in held),
-        timeline.idle,
+        _idle(timeline),
         _waiting(timeline),
     )  # fmt: skip
 
@@ -82,6 +82,14 @@ def _bars(timeline: Timeline) -> tuple[GanttOp, ...]:
         GanttOp(ranks[stage], kind, stage, turns[stage], batch, start, end - start)
         for (kind, stage, batch), start, end in zip(table.ops, timeline.starts, timeline.ends, strict=True)
     )
+
+
+def _idle(timeline: Timeline) -> tuple[float, ...]:
+    """Return how long each rank is idle in the step, also before its first operation and after its last, in ms."""
+    busy = [0.0] * len(timeline.table.ranks)
+    for bar in _bars(timeline):
+        busy[bar.rank] += bar.duration_ms
+    return tuple(round(timeline.end - each, 9) for each in busy)
 
 
 def _waits(timeline: Timeline) -> tuple[tuple[str, float], ...]:
@@ -143,18 +151,14 @@ def _waiting(timeline: Timeline) -> StepFunction:
 
 def schedule_text(info: ScheduleInfo) -> str:
     """Return sentences on the predicted step time, the idle time and the activations held."""
-    gantt, most = info.gantt, max(info.idle_ms)
+    gantt = info.gantt
     parts = "1 micro-batch" if gantt.num_micro_batches == 1 else f"{gantt.num_micro_batches} micro-batches"
-    waits = (
-        f"The rank that waits longest is idle for {duration_text(most / 1e3)} between its first operation and its last"
-        if most > 1e-9
-        else "No rank waits between its first operation and its last"
-    )
     peak = three_digits(max(info.peak))
     return (
         f"{PipelineSchedule(gantt.schedule).heading()}: {parts} through {plural(gantt.num_stages, 'stage')} on "
         f"{plural(len(gantt.ranks), 'rank')} take {duration_text(gantt.end_ms / 1e3)}, and ranks are idle for "
-        f"{gantt.bubble:.1%} of it. {waits}; the fullest rank holds the activations of {peak} micro-batches."
+        f"{gantt.bubble:.1%} of it, also before their first operation and after their last. The fullest rank holds the "
+        f"activations of {peak} micro-batches."
     )
 
 
@@ -265,7 +269,7 @@ def _margin_notes(info: ScheduleInfo) -> list[dict[str, Any]]:
     """Return notes to the right of each row: the fraction of time the rank is idle, and its peak activations."""
     return [
         {
-            "text": f"waits {idle / info.gantt.end_ms if info.gantt.end_ms else 0:.0%}, holds {three_digits(peak)}",
+            "text": f"idle {idle / info.gantt.end_ms if info.gantt.end_ms else 0:.0%}, holds {three_digits(peak)}",
             "x": 1.005, "xref": "paper", "xanchor": "left", "y": rank, "yref": "y", "yanchor": "middle",
             "showarrow": False, "font": {"size": 11, "color": theme.GREY},
         }

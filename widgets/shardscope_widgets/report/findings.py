@@ -128,8 +128,11 @@ def _does(labels: Collection[str]) -> str:
 
 
 def lowest_loss_text(group: Group) -> str:
-    """Return which run of a group ended at the lowest loss; empty if only one run has a loss."""
-    known = [entry for entry in group.entries if entry.row.loss is not None]
+    """Return which of the longest runs of a group ended at the lowest loss; empty if only one of them has a loss."""
+    longest = max((entry.row.last_step for entry in group.entries), default=0)
+    known = [
+        entry for entry in group.entries if entry.row.loss is not None and entry.row.last_step == longest
+    ]
     if len(known) < 2:
         return ""
     first, *_, last = sorted(known, key=lambda entry: entry.row.loss or 0.0)
@@ -143,9 +146,11 @@ def lowest_loss_text(group: Group) -> str:
 def speed_text(group: Group) -> str:
     """Return which run of a group is fastest, compared with one process, and why; empty if there is nothing to compare.
 
-    The reason is computed from the recorded spans of the fastest run on several ranks.
+    Runs that learn something else than one process count only if all do. The reason is computed from the recorded
+    spans of the fastest run on several ranks.
     """
-    known = [entry for entry in group.parallel if entry.row.per_second]
+    timed = [entry for entry in group.parallel if entry.row.per_second]
+    known = [entry for entry in timed if entry.agrees is not False] or timed
     if not known:
         return ""
     best = max(known, key=lambda entry: entry.row.per_second or 0.0)

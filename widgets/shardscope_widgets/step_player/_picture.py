@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import cos, pi, sin
 from pathlib import Path
 
@@ -17,12 +17,13 @@ from shardscope.errors import SpecError
 from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope.runlog.step_events import StepEvent, StepEvents
 from shardscope_widgets.figures import theme
+from shardscope_widgets.step_player._cells import GRADIENTS, MICRO_BATCHES, Cell, cells_of
 from shardscope_widgets.words import bytes_text, duration_text
 
 MOST_RANKS = 8
 """Largest number of ranks of a picture."""
-_WIDTH, _STAGE, _ROW, _LEFT = 760, 340, 26, 62
-_CARD_W, _CARD_H = 104, 56
+_WIDTH, _STAGE, _ROW, _LEFT, _AREA = 760, 306, 24, 62, 58
+_CARD_W, _CARD_H = 150, 62
 _TRAVELLING = 0.6
 """Minimum share of the playing time in which messages travel."""
 _CHUNKS = ("#2a86d1", "#e08a3c", "#11997a", "#b866a6", "#c49a0c", "#5f6fd6", "#3aa5b5", "#a35a3a")
@@ -74,8 +75,9 @@ def playing_clock(step: StepEvents) -> Clock:
 class _Picture:
     def __init__(self, step: StepEvents, seconds: float) -> None:
         self.step, self.seconds, self.clock = step, seconds, playing_clock(step)
-        self.height = _STAGE + 58 + step.world_size * _ROW + 46
+        self.height = _STAGE + 40 + step.world_size * _ROW + _AREA + 34
         self.centres = self._centres()
+        self.cells = cells_of(step)
 
     def lines(self) -> Iterator[str]:
         step = self.step
@@ -94,8 +96,8 @@ class _Picture:
         for message in step.messages:
             if message.num_bytes > 64:
                 yield from self._packet(message)
-        yield from self._legend()
         yield from self._timeline()
+        yield from self._legend()
         yield "</svg>"
 
     def _centres(self) -> list[Point]:
@@ -111,10 +113,10 @@ class _Picture:
                 for rank, level in enumerate(levels)
             ]
         outer = [rank for rank in range(n) if rank not in hubs]
-        places = {rank: (middle[0] + 60 * (2 * k - len(hubs) + 1), middle[1]) for k, rank in enumerate(hubs)}
+        places = {rank: (middle[0] + 80 * (2 * k - len(hubs) + 1), middle[1]) for k, rank in enumerate(hubs)}
         for k, rank in enumerate(outer):
             angle = -pi / 2 + 2 * pi * k / len(outer)
-            places[rank] = (middle[0] + 220 * cos(angle), middle[1] + 128 * sin(angle))
+            places[rank] = (middle[0] + 250 * cos(angle), middle[1] + 100 * sin(angle))
         return [places[rank] for rank in range(n)]
 
     def _curve(self, source: int, target: int) -> str:
@@ -146,38 +148,44 @@ class _Picture:
         x, y = self.centres[rank][0] - _CARD_W / 2, self.centres[rank][1] - _CARD_H / 2
         busy = [e for e in self.step.events if e.rank == rank and e.peer is None and e.end_s > e.start_s]
         yield f'<rect class="card" x="{x:.0f}" y="{y:.0f}" width="{_CARD_W}" height="{_CARD_H}" rx="8"/>'
-        yield f'<text class="bold" text-anchor="middle" x="{x + _CARD_W / 2:.0f}" y="{y + 18:.0f}">rank {rank}</text>'
+        yield f'<text class="bold" x="{x + 9:.0f}" y="{y + 17:.0f}">rank {rank}</text>'
         for name in dict.fromkeys(_word(e) for e in busy):
-            yield self._activity([e for e in busy if _word(e) == name], name, x + _CARD_W / 2, y + 33)
-        yield from self._memory(rank, x + 8, y + _CARD_H - 16)
+            yield self._activity([e for e in busy if _word(e) == name], name, x + _CARD_W - 9, y + 17)
+        strips = [
+            [*own]
+            for _, own in groupby((c for c in self.cells if c.rank == rank), key=lambda cell: cell.what)
+        ]
+        for place, cells in enumerate(strips):
+            top, height = (y + 24, 32 if len(strips) == 1 else 20) if place == 0 else (y + 47, 9)
+            each = (_CARD_W - 15) / len(cells)
+            for k, cell in enumerate(cells):
+                yield from self._cell(cell, x + 9 + k * each, top, each - 3, height)
 
     def _activity(self, events: Sequence[StepEvent], name: str, x: float, y: float) -> str:
         keys: list[tuple[float, object]] = [(0.0, 0)]
         for event in events:
             keys += [(self.clock(event.start_s), 1), (self.clock(event.end_s), 0)]
         return (
-            f'<text text-anchor="middle" class="faint" x="{x:.0f}" y="{y:.0f}" opacity="0">{name}'
+            f'<text text-anchor="end" class="faint" x="{x:.0f}" y="{y:.0f}" opacity="0">{name}'
             f"{self._animate('opacity', _increasing(keys))}</text>"
         )
 
-    def _memory(self, rank: int, x: float, y: float) -> Iterator[str]:
-        width, points = _CARD_W - 16, [p for p in self.step.memory if p.rank == rank]
-        yield f'<rect class="track" x="{x:.0f}" y="{y:.0f}" width="{width}" height="9" rx="2"/>'
-        if not points:
-            return
-        scale = width / max(self.step.peak_bytes)
-        for place, kind in enumerate(MEMORY_KINDS):
-            if not any(point.held[place] for point in points):
-                continue
-            starts = _increasing(
-                [(self.clock(p.at_s), round(x + scale * sum(p.held[:place]), 1)) for p in points]
-            )
-            widths = _increasing([(self.clock(p.at_s), round(scale * p.held[place], 1)) for p in points])
-            yield (
-                f'<rect y="{y:.0f}" height="9" x="{starts[0][1]}" width="{widths[0][1]}" '
-                f'fill="{theme.MEMORY_LOOKS[kind].colour}">{self._animate("x", starts)}'
-                f"{self._animate('width', widths)}</rect>"
-            )
+    def _cell(self, cell: Cell, x: float, y: float, width: float, height: float) -> Iterator[str]:
+        """Yield a cell that fills from below."""
+        colour = theme.MEMORY_LOOKS["parameters"].colour
+        if cell.what == GRADIENTS:
+            colour = _CHUNKS[cell.number % len(_CHUNKS)]
+        elif cell.what == MICRO_BATCHES:
+            colour = theme.SPAN_LOOKS["backward"].colour
+        levels = _increasing([(self.clock(at), height * level) for at, level in cell.keys])
+        heights = _closed([(at, round(float(str(level)), 1)) for at, level in levels])
+        tops = [(at, round(y + height - float(str(level)), 1)) for at, level in heights]
+        box = f'x="{x:.1f}" width="{width:.1f}" rx="2"'
+        yield f'<rect class="track" {box} y="{y:.0f}" height="{height}"/>'
+        yield (
+            f'<rect {box} y="{tops[0][1]}" height="{heights[0][1]}" fill="{colour}">'
+            f"{self._animate('y', tops, 'linear')}{self._animate('height', heights, 'linear')}</rect>"
+        )
 
     def _packet(self, message: StepEvent) -> Iterator[str]:
         assert message.peer is not None
@@ -197,7 +205,7 @@ class _Picture:
         )
 
     def _legend(self) -> Iterator[str]:
-        x, y = 18.0, _STAGE + 74
+        x, y = float(_LEFT), self.height - 10
         held = [k for i, k in enumerate(MEMORY_KINDS) if any(p.held[i] for p in self.step.memory)]
         for kind in held:
             colour = theme.MEMORY_LOOKS[kind].colour
@@ -205,8 +213,26 @@ class _Picture:
             yield f'<text class="faint" x="{x + 21:.0f}" y="{y}">{kind}</text>'
             x += 36 + 6.6 * len(kind)
 
+    def _memory(self, top: float, scale: float) -> Iterator[str]:
+        """Yield the memory of the fullest rank as a stacked area."""
+        peaks = self.step.peak_bytes
+        if not peaks:
+            return
+        rank, end = peaks.index(max(peaks)), self.step.step_time_s
+        points = [p for p in self.step.memory if p.rank == rank]
+        spans = [*((p, later.at_s) for p, later in pairwise(points)), (points[-1], end)]
+        yield f'<text text-anchor="end" x="{_LEFT - 8}" y="{top + 14}">memory</text>'
+        yield f'<text class="faint" text-anchor="end" x="{_LEFT - 8}" y="{top + 29}">{bytes_text(max(peaks))}</text>'
+        for place, kind in reversed([*enumerate(MEMORY_KINDS)]):
+            if any(p.held[place] for p in points):
+                path = f"M{_LEFT} {top + _AREA}" + "".join(
+                    f"V{top + _AREA * (1 - sum(p.held[: place + 1]) / max(peaks)):.1f}H{_LEFT + until * scale:.1f}"
+                    for p, until in spans
+                )
+                yield f'<path d="{path}V{top + _AREA}Z" fill="{theme.MEMORY_LOOKS[kind].colour}"/>'
+
     def _timeline(self) -> Iterator[str]:
-        top, room = _STAGE + 88, _WIDTH - _LEFT - 18
+        top, room = _STAGE + 34, _WIDTH - _LEFT - 18
         scale = room / self.step.step_time_s
         for rank in range(self.step.world_size):
             y = top + rank * _ROW
@@ -220,7 +246,8 @@ class _Picture:
                     f'width="{max((e.end_s - e.start_s) * scale, 0.8):.1f}" height="{7 if low else 13}" '
                     f'fill="{theme.span_look(e.kind).colour}"/>'
                 )
-        bottom = top + self.step.world_size * _ROW
+        yield from self._memory(top + self.step.world_size * _ROW + 4, scale)
+        bottom = top + self.step.world_size * _ROW + _AREA + 7
         keys = sorted(
             {0.0, self.step.step_time_s, *(t for m in self.step.messages for t in (m.start_s, m.end_s))}
         )
@@ -228,11 +255,6 @@ class _Picture:
         yield (
             f'<rect y="{top}" width="2" height="{bottom - top - 3}" x="{_LEFT}" fill="#d1242f">'
             f"{self._animate('x', _closed(path), 'linear')}</rect>"
-        )
-        yield f'<text class="faint" x="{_LEFT}" y="{bottom + 14}">0</text>'
-        yield (
-            f'<text class="faint" text-anchor="end" x="{_LEFT + room}" y="{bottom + 14}">'
-            f"{duration_text(self.step.step_time_s)}</text>"
         )
 
 

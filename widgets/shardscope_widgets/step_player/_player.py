@@ -16,6 +16,7 @@ from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope.runlog.step_events import StepEvents
 from shardscope.runtime import Run
 from shardscope_widgets.figures import theme
+from shardscope_widgets.step_player._cells import cells_of
 from shardscope_widgets.step_player._picture import write_picture
 
 EMPTY = "No step has been recorded yet. A run records the messages of its third step."
@@ -58,15 +59,17 @@ _SCRIPT = "\n".join(map(_text, _SCRIPTS))
 
 
 class StepPlayer(anywidget.AnyWidget):
-    """An animation of one training step: ranks, messages, memory and timeline.
+    """An animation of one training step: what each rank holds, messages, timeline and memory.
 
-    Space plays and pauses, the arrow keys move from event to event, Home and End move to the ends. An event under the
-    pointer, or one that was clicked, is explained in a sentence.
+    It plays by itself, again and again, unless the reader's system asks for reduced motion. Space plays and pauses, the
+    arrow keys move from event to event, Home and End move to the ends. An event or a cell under the pointer, or a
+    selected event, is explained in a sentence.
 
     Args:
         source: A run, whose recorded step is shown, or `StepEvents`, such as those of `ss.simulate.step_events`; None
             shows a hint.
         step: Number of the step of a run; None for the step whose messages were recorded.
+        measured: A run or a second step, shown below the first one on the same axis; None for none.
 
     Example:
         >>> StepPlayer(run)  # doctest: +SKIP
@@ -78,28 +81,48 @@ class StepPlayer(anywidget.AnyWidget):
 
     events = t.Dict(help="The step, as `StepEvents.to_dict`, with colours.").tag(sync=True)
     position = t.Float(0.0, min=0.0, max=1.0, help="Position in the playback, 0 to 1.").tag(sync=True)
+    measured = t.Dict(help="A second step, drawn below the first, in the same form; empty for none.").tag(
+        sync=True
+    )
+    plays = t.Int(0, min=0, max=1, help="Which of the two steps the ranks show.").tag(sync=True)
+    note = t.Unicode("", help="A sentence below the steps, such as where they ran.").tag(sync=True)
     playing = t.Bool(False).tag(sync=True)
-    speed = t.Float(1.0, help="Playback speed; at 1, a step takes 24 seconds.").tag(sync=True)
+    speed = t.Float(1.0, help="Playback speed; at 1, a step takes 12 seconds.").tag(sync=True)
     selected = t.Int(-1, help="Index of the selected event in `step_events.events`; -1 for none.").tag(
         sync=True
     )
     empty = t.Unicode(EMPTY).tag(sync=True)
 
     def __init__(
-        self, source: Run | StepEvents | None = None, *, step: int | None = None, **traits: Any
+        self,
+        source: Run | StepEvents | None = None,
+        *,
+        step: int | None = None,
+        measured: Run | StepEvents | None = None,
+        **traits: Any,
     ) -> None:
         super().__init__(**traits)
         self.step_events: StepEvents | None = None
         if source is not None:
-            self.show(source, step=step)
+            self.show(source, step=step, measured=measured)
 
-    def show(self, source: Run | StepEvents | None, *, step: int | None = None) -> None:
+    def show(
+        self,
+        source: Run | StepEvents | None,
+        *,
+        step: int | None = None,
+        measured: Run | StepEvents | None = None,
+    ) -> None:
         """Show another run or step, from its start; arguments as for the class."""
-        found = source if isinstance(source, StepEvents) or source is None else source.step_events(step)
-        self.step_events = found
-        with self.hold_trait_notifications():
-            self.playing, self.position, self.selected = False, 0.0, -1
-            self.events = {} if found is None else player_dict(found)
+        self.step_events, second = _events(source, step), _events(measured)
+        with self.hold_sync():
+            self.playing, self.position, self.selected, self.plays = True, 0.0, -1, 0
+            self.measured = player_dict(second)
+            self.events = player_dict(self.step_events)
+
+    def add(self, measured: Run | StepEvents) -> None:
+        """Show a measured step below the one that is shown, which goes on playing."""
+        self.measured = player_dict(_events(measured))
 
     def html(self, path: str | Path) -> str:
         """Write a page that plays this step without a notebook and without a network, and return its path.
@@ -110,8 +133,11 @@ class StepPlayer(anywidget.AnyWidget):
         shown = self._shown()
         values = {
             "events": self.events,
+            "measured": self.measured,
+            "plays": 0,
+            "note": self.note,
             "position": 0.0,
-            "playing": False,
+            "playing": True,
             "speed": 1.0,
             "selected": -1,
             "empty": EMPTY,
@@ -141,11 +167,20 @@ class StepPlayer(anywidget.AnyWidget):
         return self.step_events
 
 
-def player_dict(events: StepEvents) -> dict[str, Any]:
-    """Return the values that the JavaScript reads: the step, with a colour and a pattern for each kind of activity."""
-    kinds = sorted({event.kind for event in events.events})
-    looks = {kind: theme.span_look(kind) for kind in kinds}
-    return events.to_dict() | {
+def _events(source: Run | StepEvents | None, step: int | None = None) -> StepEvents | None:
+    return source if isinstance(source, StepEvents) or source is None else source.step_events(step)
+
+
+def player_dict(step: StepEvents | None) -> dict[str, Any]:
+    """Return the values that the JavaScript reads: the step, its cells, and a colour and pattern for each activity."""
+    if step is None:
+        return {}
+    looks = {kind: theme.span_look(kind) for kind in sorted({event.kind for event in step.events})}
+    return step.to_dict() | {
         "looks": {kind: [look.colour, look.pattern] for kind, look in looks.items()},
         "memory_looks": {kind: theme.MEMORY_LOOKS[kind].colour for kind in MEMORY_KINDS},
+        "cells": [
+            [*cell[:4], [round(value, 4) for at, level in cell.keys for value in (1e6 * at, level)]]
+            for cell in cells_of(step)
+        ],
     }

@@ -4,7 +4,7 @@
  */
 
 const BUCKETS = 512;
-const MESSAGES_SHARE = 0.55;
+const MESSAGES_SHARE = 0.65;
 
 const clamp = (x, low = 0, high = 1) => Math.min(high, Math.max(low, x));
 
@@ -29,7 +29,11 @@ function readStep(raw) {
   step.clock = warp(step.messages, step.duration);
   step.memoryOf = Array.from({ length: step.world_size }, () => []);
   for (const point of raw.memory) step.memoryOf[point[0]].push(point);
-  step.mostMemory = Math.max(1, ...raw.memory.map((p) => p.slice(2).reduce((a, b) => a + b, 0)));
+  step.cellsOf = Array.from({ length: step.world_size }, () => ({}));
+  for (const [rank, what, index, parts, keys] of raw.cells) (step.cellsOf[rank][what] ??= []).push({ rank, what, index, parts, keys });
+  const held = raw.memory.map((point) => point.slice(2).reduce((a, b) => a + b, 0));
+  step.mostMemory = Math.max(1, ...held);
+  step.fullest = raw.memory[held.indexOf(step.mostMemory)]?.[0] ?? 0;
   step.mostBytes = Math.max(1, ...step.messages.map((m) => m.bytes));
   return step;
 }
@@ -76,12 +80,27 @@ function warp(messages, duration) {
   return { time: (u) => between(u * whole, 0, 1), position: (t) => between(t, 1, 0) / whole };
 }
 
-/** Return the bytes that a rank holds at a time, by type of memory. */
-function memoryAt(step, rank, t) {
-  const points = step.memoryOf[rank];
-  let low = 0, high = points.length;
-  while (low < high) { const mid = (low + high) >> 1; if (points[mid][1] <= t) low = mid + 1; else high = mid; }
-  return points.length ? points[Math.max(0, low - 1)].slice(2) : [];
+/** Return how full a cell is at a time, from 0 to 1: linear between its keys, [time, level, time, level, ...]. */
+function levelAt({ keys }, t) {
+  let low = 0, high = keys.length / 2;
+  while (low < high) { const mid = (low + high) >> 1; if (keys[2 * mid] <= t) low = mid + 1; else high = mid; }
+  if (!low) return 0;
+  const at = 2 * (low - 1), [t0, a, t1, b] = [keys[at], keys[at + 1], keys[at + 2], keys[at + 3]];
+  return t1 === undefined || t1 === t0 ? a : a + ((b - a) * (t - t0)) / (t1 - t0);
+}
+
+/** Return whether a rank has passed on what a cell held: it is empty and was not before. */
+const isSentOn = (cell, t) => cell.what === "gradients" && levelAt(cell, t) < 0.005 && cell.keys.some((level, k) => k % 2 && level > 0.005 && cell.keys[k - 1] < t);
+
+/** Explain a cell in a sentence. */
+function cellSentence(step, cell, t) {
+  const level = levelAt(cell, t), n = step.world_size, count = Math.floor(level * n + 0.01);
+  const whose = capital(nameOf(step, cell.rank)), chunk = (step.cellsOf[cell.rank][cell.what].length > 1 ? `chunk ${cell.index} of the ` : "the ") + cell.what;
+  if (cell.what === "micro-batches") return `${whose}, micro-batch ${cell.index}: ${level > 0.999 ? "forward and backward pass done" : level >= 0.5 ? "forward pass done" : level > 0 ? "in its forward pass" : "not begun"}.`;
+  if (cell.what === "parameters" && n > 1) return `${whose}, ${chunk}: ${level > 0.999 ? "held and up to date" : level > 0 ? `${Math.round(100 * level)} % has arrived` : "not held, or out of date"}.`;
+  if (cell.parts > 1) return `${whose}, ${chunk}: ${Math.round(100 * level)} % of the sum over all ranks, in ${cell.parts} parts.`;
+  const state = level > 0.999 ? `complete, the sum over all ${n} ranks` : isSentOn(cell, t) ? "passed on to the next rank" : count > 1 ? `partly summed, over ${count} of ${n} ranks` : count ? "this rank's own, not yet summed" : "not computed yet";
+  return `${whose}, ${chunk}: ${state}.`;
 }
 
 const LETTERS = { forward: "F", backward: "B", optimizer: "O", server_update: "O", data: "D", codec: "C", encode: "C", decode: "C", recompute: "R" };

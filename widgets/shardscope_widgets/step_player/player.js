@@ -1,13 +1,16 @@
-/* The step player: ranks and messages above, a timeline below, and controls between them.
+/* The step player: controls, ranks and messages, and a timeline with memory below.
  *
- * `position` runs from 0 to 1 over the playback; `data.js` maps it to a time of the step. The model needs only `get`,
+ * `position` runs from 0 to 1 over the playback; `data.js` maps it to a time of the step. `measured` is a second step,
+ * drawn below the first one on the same axis; `plays` says which of them the ranks show. The model needs only `get`,
  * `set`, `save_changes`, `on` and `off`, so the same code plays in a notebook and in a page of its own.
  */
 
-const SECONDS = 24;
-const SYNC_MS = 250;
+const SECONDS = 12;
+const HOLD_MS = 1200;
+const FRAME_MS = 30;
+const REVEAL_MS = 600;
 const SPEEDS = [0.25, 0.5, 1, 2, 4];
-const MOST_LINES = 5;
+const MOST_LINES = 2;
 
 function make(tag, attributes, parent, text) {
   const node = document.createElement(tag);
@@ -47,21 +50,29 @@ function canvasIn(parent, label) {
   return { node, ctx, size };
 }
 
+const CELLS = {
+  gradients: (step) => `${step.cellsOf[0].gradients.length > 1 ? "A cell is a chunk of" : "The cell is"} a rank's gradients. It fills up to 1/${step.world_size} in the backward pass, and further as other ranks' are added; ✓ is the sum of all. Hatched: passed on.`,
+  parameters: () => "The lower cells are chunks of the parameters: full where the rank holds them up to date.",
+  "micro-batches": () => "A cell is a micro-batch: half full after its forward pass, full after its backward pass.",
+};
+
 class Player {
   constructor(model, el) {
     this.model = model;
     this.still = window.matchMedia("(prefers-reduced-motion: reduce)");
     this.root = make("div", { class: "ss-step", role: "group", tabindex: "0" }, el);
     this.frames = [];
-    this.synced = 0;
+    this.isInView = true;
     this.onKey = this.onKey.bind(this);
     this.tick = this.tick.bind(this);
     this.load();
     this.root.addEventListener("keydown", this.onKey);
-    this.changes = { events: () => { this.load(); this.switched(); }, position: () => this.moved(), playing: () => this.switched(), selected: () => this.moved(), speed: () => this.showSpeed() };
+    this.changes = { events: () => this.renew(), measured: () => this.renew(), plays: () => this.renew(), position: () => this.moved(), playing: () => this.switched(), selected: () => this.moved(), speed: () => this.showSpeed() };
     for (const [name, act] of Object.entries(this.changes)) model.on(`change:${name}`, act);
     this.resize = new ResizeObserver(() => this.fit());
     this.resize.observe(this.root);
+    this.sight = new IntersectionObserver(([entry]) => { this.isInView = entry.isIntersecting; this.run(); });
+    this.sight.observe(this.root);
     this.themes = new MutationObserver(() => { this.look = null; this.fit(); });
     for (const node of [document.documentElement, document.body]) this.themes.observe(node, { attributes: true });
     this.dark = window.matchMedia("(prefers-color-scheme: dark)");
@@ -73,6 +84,7 @@ class Player {
   close() {
     cancelAnimationFrame(this.frame);
     this.resize.disconnect();
+    this.sight.disconnect();
     this.themes.disconnect();
     this.dark.removeEventListener("change", this.onDark);
     for (const [name, act] of Object.entries(this.changes)) this.model.off(`change:${name}`, act);
@@ -80,36 +92,58 @@ class Player {
 
   // Building the page.
 
+  /** Show other steps: from the start if it is another job, else from where the last one was. */
+  renew() {
+    const before = this.steps?.[0]?.label, had = this.steps?.length;
+    this.load();
+    if (this.step && before !== this.steps[0].label) this.model.set("position", 0);
+    if (had === 1 && this.steps.length === 2 && !this.still.matches) this.reveal(performance.now());
+    this.switched();
+  }
+
+  /** Let the measured step slide in below the predicted one. */
+  reveal(from) {
+    const part = clamp((performance.now() - from) / REVEAL_MS);
+    this.shown = 1 - (1 - part) ** 3;
+    this.fit();
+    if (part < 1) requestAnimationFrame(() => this.reveal(from));
+  }
+
   load() {
-    const raw = this.model.get("events");
+    const focused = this.root.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
     this.root.replaceChildren();
-    this.hits = [];
+    this.hits = this.boxes = [];
     this.hovered = this.pointed = this.spoken = null; // they belong to the step before
-    this.step = raw.events?.length ? readStep(raw) : null;
+    this.steps = [this.model.get("events"), this.model.get("measured")].filter((raw) => raw?.events?.length).map(readStep);
+    this.step = this.steps[Math.min(this.model.get("plays"), this.steps.length - 1)] ?? null;
+    this.shown = 1;
     if (!this.step) {
       make("p", { class: "empty" }, this.root, this.model.get("empty"));
       return;
     }
     const { step } = this;
+    this.duration = Math.max(...this.steps.map((each) => each.duration));
     const words = `One training step, ${step.origin}: ${step.label}`;
     this.root.setAttribute("aria-label", `${words}. Space plays, arrow keys move between events.`);
     this.title = make("div", { class: "title" }, this.root);
     make("strong", { class: "name" }, this.title, step.label);
-    make("span", { class: `origin ${step.origin}` }, this.title, step.origin);
-    make("span", { class: "about" }, this.title, `step ${step.step}, ${timeText(step.duration)}, ${step.messages.length} messages, ${bytesText(step.events.reduce((sum, e) => sum + e.bytes, 0))} sent`);
+    if (this.steps.length === 1) make("span", { class: `origin ${step.origin}` }, this.title, step.origin);
+    make("span", { class: "about" }, this.title, `step of ${timeText(step.duration)}, ${step.messages.length} messages, ${bytesText(step.events.reduce((sum, e) => sum + e.bytes, 0))} sent`);
+    this.controls();
     const top = make("div", { class: "top" }, this.root);
-    this.stage = canvasIn(make("div", { class: "stage" }, top), `${step.world_size} ranks, their memory and their messages`);
+    this.stage = canvasIn(make("div", { class: "stage" }, top), `${step.world_size} ranks, what each holds, and their messages`);
     this.side = make("div", { class: "side" }, top);
     this.now = make("div", { class: "now" }, this.side);
     this.legend(this.side);
-    this.controls();
-    this.time = canvasIn(make("div", { class: "time" }, this.root), `Timeline of ${step.world_size} ranks`);
+    this.time = canvasIn(make("div", { class: "time" }, this.root), `Timeline of ${step.world_size} ranks, ${this.steps.map((each) => each.origin).join(" and ")}, and memory of a rank`);
     this.cursor = make("div", { class: "cursor", "aria-hidden": "true" }, this.time.node.parentNode);
-    if (step.note) make("p", { class: "note" }, this.root, step.note);
+    const notes = [this.model.get("note"), ...this.steps.map((each) => each.note)].filter(Boolean);
+    if (notes.length) make("p", { class: "note" }, this.root, notes.join(" "));
     this.pointer();
     this.edges = edgesOf(step);
     this.look = null;
     this.fit();
+    if (focused) this.root.querySelector(`[aria-label="${CSS.escape(focused)}"]`)?.focus();
   }
 
   legend(parent) {
@@ -119,9 +153,11 @@ class Player {
       make("span", { class: `swatch ${className}`, style: `background:${colour}` }, entry);
       entry.append(text);
     };
+    const kinds = Object.keys(this.step.cellsOf[0]);
     const held = this.step.memory_kinds.filter((_, k) => this.step.memory.some((point) => point[k + 2] > 0));
+    if (kinds.length) make("li", { class: "scale" }, list, kinds.map((what) => CELLS[what](this.step)).join(" "));
+    if (held.length) make("li", { class: "scale" }, list, "Memory:");
     for (const kind of held) item(this.step.memory_looks[kind], kind, "bar");
-    if (held.length) make("li", { class: "scale" }, list, `full bar: ${bytesText(this.step.mostMemory)}, the most that a rank holds at once`);
   }
 
   controls() {
@@ -133,12 +169,19 @@ class Player {
     };
     button("To the start (Home)", "|◀", () => this.jump(0));
     button("Previous event (left arrow)", "◀", () => this.next(-1));
-    this.play = button("Play (space)", "▶", () => this.set({ playing: !this.model.get("playing") }));
+    this.play = button("Play (space)", "▶", () => this.toggle());
     this.play.className = "play";
     button("Next event (right arrow)", "▶|", () => this.next(1));
     this.slider = make("input", { type: "range", min: 0, max: 1, step: 0.0001, "aria-label": "Position in the step" }, bar);
     this.slider.addEventListener("input", () => this.jump(Number(this.slider.value)));
     this.clock = make("output", { class: "clock" }, bar);
+    if (this.steps.length > 1) {
+      const which = make("span", { class: "which", role: "group", "aria-label": "Step that the ranks show" }, bar);
+      this.steps.forEach((step, k) => {
+        const pick = make("button", { type: "button", "aria-pressed": step === this.step, "aria-label": `Play the ${step.origin} step` }, which, step.origin);
+        pick.addEventListener("click", () => this.set({ plays: k }));
+      });
+    }
     const label = make("label", { class: "speed" }, bar, "Speed");
     this.speed = make("select", { "aria-label": "Speed of playback" }, label);
     for (const value of SPEEDS) make("option", { value }, this.speed, `${value}×`);
@@ -156,8 +199,8 @@ class Player {
     this.stage.node.addEventListener("pointermove", (event) => this.hover(onStage(event)));
     this.stage.node.addEventListener("click", (event) => this.choose(onStage(event)));
     const time = this.time.node;
-    const onTime = (event) => timelineHit(this.step, this.width.time, ...spot(event));
-    const seek = (event) => this.jump(this.step.clock.position(clamp((spot(event)[0] - LEFT) / (this.width.time - LEFT - 6)) * this.step.duration));
+    const onTime = (event) => timelineHit(this.rows, this.step, this.width.time, ...spot(event));
+    const seek = (event) => this.jump(this.step.clock.position(clamp((spot(event)[0] - LEFT) / (this.width.time - LEFT - 6)) * this.duration));
     time.addEventListener("pointermove", (event) => (event.buttons ? seek(event) : this.hover(onTime(event))));
     time.addEventListener("pointerdown", (event) => { time.setPointerCapture(event.pointerId); seek(event); this.choose(onTime(event)); });
     for (const node of [this.stage.node, time]) node.addEventListener("pointerleave", () => this.hover(null));
@@ -166,6 +209,8 @@ class Player {
   stageHit(x, y) {
     const packet = this.hits.findLast((hit) => Math.hypot(hit.x - x, hit.y - y) <= hit.r + 3);
     if (packet) return packet.event;
+    const box = this.boxes.find((each) => x >= each.x && x <= each.x + each.w && y >= each.y && y <= each.y + each.h);
+    if (box) return { index: -1000 - this.boxes.indexOf(box), rank: box.cell.rank, cell: box.cell };
     const { xy, card } = this.layout;
     const rank = xy.findIndex(([cx, cy]) => Math.abs(cx - x) <= card.w / 2 && Math.abs(cy - y) <= card.h / 2);
     return rank < 0 ? null : this.doing(this.at)[rank] ?? { index: -2 - rank, rank, waits: true };
@@ -203,7 +248,7 @@ class Player {
   onKey(event) {
     if (!this.step || event.altKey || event.ctrlKey || event.metaKey || event.target === this.speed) return;
     const acts = {
-      " ": () => this.set({ playing: !this.model.get("playing") }), ArrowRight: () => this.next(1), ArrowLeft: () => this.next(-1),
+      " ": () => this.toggle(), ArrowRight: () => this.next(1), ArrowLeft: () => this.next(-1),
       Home: () => this.jump(0), End: () => this.jump(1),
     };
     if (!acts[event.key] || (event.key === " " && event.target.tagName === "BUTTON")) return;
@@ -212,32 +257,43 @@ class Player {
     acts[event.key]();
   }
 
+  toggle() {
+    this.isAsked = true;
+    this.set({ playing: !this.model.get("playing") });
+  }
+
   switched() {
     if (!this.step) return;
+    if (this.model.get("playing") && this.still.matches && !this.isAsked) this.model.set("playing", false);
     const playing = this.model.get("playing");
     this.play.textContent = playing ? "❚❚" : "▶";
     for (const name of ["title", "aria-label"]) this.play.setAttribute(name, playing ? "Pause (space)" : "Play (space)");
-    cancelAnimationFrame(this.frame);
-    if (!playing) { this.say(); return; }
+    if (!playing) { cancelAnimationFrame(this.frame); this.say(); return; }
     if (this.model.get("position") >= 1) this.model.set("position", 0);
-    this.before = null;
-    this.frame = requestAnimationFrame(this.tick);
+    this.run();
+  }
+
+  /** Ask for frames while the step plays and can be seen. */
+  run() {
+    cancelAnimationFrame(this.frame);
+    this.before = this.over = null;
+    if (this.step && this.isInView && this.model.get("playing")) this.frame = requestAnimationFrame(this.tick);
   }
 
   tick(now) {
+    this.frame = requestAnimationFrame(this.tick);
+    if (this.before !== null && now - this.before < FRAME_MS) return; // real ranks may need this processor
     const passed = this.before === null ? 0 : Math.min(now - this.before, 100);
     if (this.before !== null && this.frames.length < 20000) this.frames.push(now - this.before);
     this.before = now;
-    const pace = (passed / 1000 / SECONDS) * this.model.get("speed");
-    const position = Math.min(1, this.model.get("position") + pace);
-    this.model.set("position", position);
-    if (now - this.synced > SYNC_MS) { this.synced = now; this.model.save_changes(); }
-    if (position >= 1) { this.set({ playing: false }); return; }
-    this.frame = requestAnimationFrame(this.tick);
+    const position = this.model.get("position");
+    if (position < 1) this.model.set("position", Math.min(1, position + (passed / 1000 / SECONDS) * this.model.get("speed")));
+    else if (now - (this.over ??= now) > HOLD_MS) { this.over = null; this.model.set("position", 0); }
   }
 
   moved() {
     if (!this.step) return;
+    if (this.drawn !== this.memoryRank) this.drawTime();
     this.draw();
     if (!this.model.get("playing")) this.say();
   }
@@ -250,10 +306,11 @@ class Player {
     this.width = { stage: this.stage.node.parentNode.clientWidth, time: this.time.node.parentNode.clientWidth };
     this.layout = places(this.step, this.width.stage);
     this.stage.size(this.width.stage, this.layout.height);
-    this.time.size(this.width.time, timelineHeight(this.step));
-    this.cursor.style.height = `${timelineHeight(this.step) - 24}px`;
+    this.rows = timeLayout(this.steps, this.shown);
+    this.time.size(this.width.time, this.rows.height);
+    this.cursor.style.height = `${this.rows.axis}px`;
     this.look ??= readLook(this.root, this.step);
-    drawTimeline(this.time.ctx, this.step, this.look, this.width.time);
+    this.drawTime();
     this.draw();
     this.say();
   }
@@ -268,15 +325,27 @@ class Player {
     return found;
   }
 
+  /** The rank whose memory is shown: that of the selected event, else the fullest. */
+  get memoryRank() {
+    return this.step.events[this.model.get("selected")]?.rank ?? this.step.fullest;
+  }
+
+  drawTime() {
+    if (!this.rows) return;
+    this.drawn = this.memoryRank;
+    drawTimeline(this.time.ctx, this.steps, this.step, this.drawn, this.look, this.width.time, this.rows);
+  }
+
   draw() {
     if (!this.step || !this.look || !this.layout) return;
     const { step, layout, look } = this, { ctx } = this.stage, t = this.at, selected = this.model.get("selected");
     ctx.clearRect(0, 0, this.width.stage, layout.height);
     drawEdges(ctx, step, layout, look, this.edges);
     const doing = this.doing(t), chosen = step.events[selected];
-    for (let rank = 0; rank < step.world_size; rank++) drawRank(ctx, step, layout, look, rank, doing[rank], t, chosen?.rank === rank);
+    this.boxes = [];
+    for (let rank = 0; rank < step.world_size; rank++) this.boxes.push(...drawRank(ctx, step, layout, look, rank, doing[rank], t, chosen?.rank === rank));
     this.hits = step.at[0](t).map((e) => drawMessage(ctx, step, layout, look, e, t, e.index === selected, this.still.matches));
-    const part = t / step.duration;
+    const part = t / this.duration;
     this.cursor.style.transform = `translateX(${LEFT + part * (this.width.time - LEFT - 6)}px)`;
     this.slider.value = this.model.get("position");
     const clock = `${timeText(t)} of ${timeText(step.duration)}`;
@@ -290,7 +359,7 @@ class Player {
     this.said = performance.now();
     const { step } = this, t = this.at, shown = this.pointed ?? step.events[this.model.get("selected")];
     const lines = [];
-    if (shown) lines.push(["chosen", shown.waits ? `Rank ${shown.rank} waits.` : sentence(step, shown)]);
+    if (shown) lines.push(["chosen", shown.cell ? cellSentence(step, shown.cell, t) : shown.waits ? `Rank ${shown.rank} waits.` : sentence(step, shown)]);
     lines.push(["summary", this.summary(t)]);
     const flying = step.at[0](t).filter((e) => !isControl(e));
     for (const e of flying.slice(0, MOST_LINES)) lines.push(["flying", sentence(step, e)]);

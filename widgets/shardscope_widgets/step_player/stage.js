@@ -1,14 +1,16 @@
 /* Draws the ranks, their memory and the travelling messages on a canvas. */
 
 const CHUNKS = ["#2a86d1", "#e08a3c", "#11997a", "#b866a6", "#c49a0c", "#5f6fd6", "#3aa5b5", "#a35a3a"];
-const HEIGHT = { ring: 430, tree: 380, star: 430, row: 250 };
+const HEIGHT = { ring: 272, tree: 272, star: 272, row: 150 };
 
 /** Return the centres of all ranks and the size of a card, for a canvas of this width. */
 function places(step, width) {
   const n = step.world_size;
-  const big = n <= 8, height = HEIGHT[step.shape] + (n > 16 && step.shape !== "row" ? (n > 32 ? 270 : 120) : 0) + (step.shape === "row" ? Math.max(0, Math.ceil(n / perRow(n, width)) - 1) * 90 : 0);
-  const room = { ring: n, star: n - step.hubs.length, tree: 2 ** Math.floor(Math.log2(n)), row: perRow(n, width) }[step.shape];
-  const card = n > 32 ? { w: 23, h: 22 } : n > 16 ? { w: 30, h: 26 } : big ? { w: Math.min(112, Math.max(62, (width / Math.max(room, 4)) * 0.82)), h: 64 } : { w: 54, h: 44 };
+  const big = n <= 8, height = (n <= 2 && step.shape !== "row" ? 170 : HEIGHT[step.shape]) + (n > 16 && step.shape !== "row" ? (n > 32 ? 270 : 120) : 0) + (step.shape === "row" ? Math.max(0, Math.ceil(n / perRow(n, width)) - 1) * 90 : 0);
+  const room = { tree: 2 ** Math.floor(Math.log2(n)), row: perRow(n, width) }[step.shape];
+  const strips = Object.keys(step.cellsOf[0]).length > 1 ? 13 : 0;
+  const across = step.shape === "ring" || step.shape === "star" ? Math.max(3, (n + 3) / 2) : Math.max(room, 4);
+  const card = n > 32 ? { w: 23, h: 22 } : n > 16 ? { w: 30, h: 26 } : big ? { w: Math.min(n > 4 ? 104 : 176, Math.max(62, (width / across) * 0.84)), h: (n > 4 ? 52 : 64) + strips } : { w: 54, h: 44 };
   const xy = { ring: circle, tree, star, row }[step.shape](step, width, height, card);
   return { xy, card, height, cx: width / 2, cy: height / 2 };
 }
@@ -16,9 +18,9 @@ function places(step, width) {
 const perRow = (n, width) => Math.min(n, Math.max(2, Math.floor(width / (n > 16 ? 44 : n > 8 ? 78 : 92))));
 
 function around(ranks, width, height, card, xy) {
-  const rx = Math.min(width / 2 - card.w / 2 - 14, (height / 2 - card.h / 2) * 1.35), ry = height / 2 - card.h / 2 - 12;
+  const rx = Math.min(width / 2 - card.w / 2 - 14, (height / 2 - card.h / 2) * (ranks.length > 16 ? 1.35 : 2.1)), ry = height / 2 - card.h / 2 - 12;
   ranks.forEach((rank, k) => {
-    const a = -Math.PI / 2 + (2 * Math.PI * k) / ranks.length;
+    const a = (ranks.length === 2 ? Math.PI : -Math.PI / 2) + (2 * Math.PI * k) / ranks.length;
     xy[rank] = [width / 2 + rx * Math.cos(a), height / 2 + ry * Math.sin(a)];
   });
   return xy;
@@ -59,7 +61,8 @@ function pointOf(step, layout, source, target, part) {
     const mx = (x0 + x1) / 2 - layout.cx, my = (y0 + y1) / 2 - layout.cy, out = Math.hypot(mx, my);
     if (out > 20) { nx = mx / out; ny = my / out; bend = length * 0.16; }
   } else if (step.shape === "ring") bend = 24;
-  const edge = Math.min(0.3, (0.42 * layout.card.w) / length);
+  const inside = Math.min(layout.card.w / 2 / Math.abs(dx || 1), layout.card.h / 2 / Math.abs(dy || 1));
+  const edge = Math.min(0.4, inside + (step.world_size > 8 ? 0 : 6 / length));
   part = edge + (1 - 2 * edge) * part;
   const lift = 4 * part * (1 - part) * bend;
   return [x0 + dx * part + nx * lift, y0 + dy * part + ny * lift];
@@ -86,10 +89,10 @@ function drawEdges(ctx, step, layout, look, edges) {
   }
 }
 
-/** Draw one rank: its name, what it does, and its memory. */
+/** Draw one rank: its name, what it does, and its cells; return the boxes of the cells for the pointer. */
 function drawRank(ctx, step, layout, look, rank, doing, t, isChosen) {
   const { w, h } = layout.card, [cx, cy] = layout.xy[rank], x = cx - w / 2, y = cy - h / 2;
-  const colour = doing ? look.kind(doing.kind) : null, small = step.world_size > 16, tight = w < 76;
+  const colour = doing ? look.kind(doing.kind) : null, small = step.world_size > 16, mid = step.world_size > 8;
   ctx.fillStyle = look.card;
   ctx.strokeStyle = isChosen ? look.ink : colour ?? look.line;
   ctx.lineWidth = isChosen ? 3 : colour ? 2.5 : 1.2;
@@ -97,39 +100,72 @@ function drawRank(ctx, step, layout, look, rank, doing, t, isChosen) {
   ctx.fill();
   ctx.stroke();
   ctx.fillStyle = look.ink;
-  ctx.textAlign = "center";
   ctx.textBaseline = "middle";
-  ctx.font = `${small ? "600 10px" : "600 12px"} ${look.font}`;
-  ctx.fillText(small || step.world_size > 8 ? `${rank}` : `rank ${rank}`, cx, y + (small ? 9 : 13));
+  ctx.textAlign = mid ? "center" : "left";
+  ctx.font = `600 ${small ? 10 : 12}px ${look.font}`;
+  const name = mid ? `${rank}` : `rank ${rank}`, top = y + (small ? 8 : 13), left = x + (small ? 3 : 8);
+  ctx.fillText(name, mid ? cx : left, top);
   if (!small) {
-    const word = !doing ? "waits" : step.world_size > 8 || tight ? short(doing.kind) : activity(doing);
+    const room = mid ? w - 8 : w - 22 - ctx.measureText(name).width;
     ctx.font = `11px ${look.font}`;
+    const long = doing ? activity(doing) : "waits", word = ctx.measureText(long).width <= room ? long : doing ? short(doing.kind) : "";
     ctx.fillStyle = doing ? look.ink : look.faint;
-    ctx.fillText(word, cx, y + (step.world_size > 8 ? 25 : 30), w - 8);
+    ctx.textAlign = mid ? "center" : "right";
+    ctx.fillText(word, mid ? cx : x + w - 8, mid ? y + 24 : top);
   }
-  drawMemory(ctx, step, look, rank, t, x + (small ? 3 : 7), y + h - (small ? 9 : 17), w - (small ? 6 : 14), small ? 6 : 10);
+  const strips = Object.entries(step.cellsOf[rank]), from = y + (small ? 14 : mid ? 31 : 24), room = y + h - from - (small ? 3 : 7);
+  const thin = strips.length > 1 ? Math.min(10, room / 3) : 0;
+  return strips.flatMap(([what, cells], k) => {
+    const place = k ? [left, y + h - (small ? 3 : 6) - thin, w - 2 * (left - x), thin] : [left, from, w - 2 * (left - x), room - (thin && thin + 2)];
+    return drawCells(ctx, step, look, what, cells, t, ...place);
+  });
 }
 
-const short = (kind) => LETTERS[kind] ?? (kind.startsWith("backward") ? "B" : "⇄");
+const short = (kind) => LETTERS[kind] ?? (kind === "fixed cost" ? "" : null) ?? (kind.startsWith("backward") ? "B" : "⇄");
 const activity = (e) => (e.lane === "communication" ? "exchanges" : e.kind.startsWith("backward") && chunkOf(e) ? `backward ${chunkOf(e)}` : e.kind === "forward" && chunkOf(e) ? `forward ${chunkOf(e)}` : plain(e.kind));
 
-function drawMemory(ctx, step, look, rank, t, x, y, w, h) {
-  const held = memoryAt(step, rank, t);
-  if (!held.length) return;
-  ctx.fillStyle = look.track;
-  roundRect(ctx, x, y, w, h, 3);
-  ctx.fill();
-  ctx.save();
-  roundRect(ctx, x, y, w, h, 3);
-  ctx.clip();
-  let at = x;
-  held.forEach((bytes, k) => {
-    const width = (w * bytes) / step.mostMemory;
-    ctx.fillStyle = look.memory[step.memory_kinds[k]];
-    ctx.fillRect(at, y, width, h);
-    at += width;
+/** Draw a row of cells, each as full as what it stands for is complete; return their boxes. */
+function drawCells(ctx, step, look, what, cells, t, x, y, w, h) {
+  const gap = w / cells.length > 12 ? 3 : 1, each = (w + gap) / cells.length - gap;
+  return cells.map((cell, k) => {
+    const left = x + k * (each + gap), level = levelAt(cell, t), height = h * level, round = Math.min(4, each / 3);
+    const colour = what === "micro-batches" ? look.kind(level > 0.505 ? "backward" : "forward") : what === "parameters" ? look.memory.parameters : CHUNKS[cell.index % CHUNKS.length];
+    ctx.save();
+    roundRect(ctx, left, y, each, h, round);
+    ctx.fillStyle = look.track;
+    ctx.fill();
+    ctx.clip();
+    ctx.fillStyle = colour;
+    ctx.globalAlpha = level > 0.999 || what === "micro-batches" ? 1 : 0.62;
+    ctx.fillRect(left, y + h - height, each, height);
+    ctx.globalAlpha = 1;
+    if (isSentOn(cell, t)) {
+      ctx.strokeStyle = look.line;
+      ctx.lineWidth = 1;
+      ctx.beginPath();
+      for (let at = left - h; at < left + each; at += 6) { ctx.moveTo(at, y + h); ctx.lineTo(at + h, y); }
+      ctx.stroke();
+    }
+    ctx.restore();
+    ctx.strokeStyle = level > 0.999 ? colour : look.line;
+    ctx.lineWidth = level > 0.999 ? 1.5 : 1;
+    roundRect(ctx, left, y, each, h, round);
+    ctx.stroke();
+    if (each >= 22 && h >= 20) cellText(ctx, step, look, cell, level, t, left + each / 2, y + h / 2, colour);
+    return { x: left, y, w: each, h, cell };
   });
-  ctx.restore();
+}
+
+/** Write into a cell how many ranks' gradients it sums, or the number of its micro-batch. */
+function cellText(ctx, step, look, cell, level, t, x, y, colour) {
+  const n = step.world_size, count = Math.floor(level * n + 0.01);
+  const sum = n === 1 ? "" : cell.parts > 1 && level < 0.999 ? "" : count >= n ? "✓" : count ? `${count}/${n}` : "";
+  const text = cell.what === "micro-batches" ? `${cell.index}` : sum;
+  ctx.font = `600 11px ${look.font}`;
+  ctx.textAlign = "center";
+  ctx.textBaseline = "middle";
+  ctx.fillStyle = level > (cell.what === "micro-batches" ? 0.45 : 0.999) ? look.inkOn(colour) : look.ink;
+  ctx.fillText(text, x, y + 0.5);
 }
 
 /** Draw a message: a packet whose area grows with its bytes; return its centre for the pointer. */

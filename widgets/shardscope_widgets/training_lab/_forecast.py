@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import ipywidgets as widgets
 
+from shardscope.errors import SpecError
 from shardscope_widgets.kit.background import Background
 from shardscope_widgets.kit.markup import classed
 from shardscope_widgets.training_lab._forecast_words import forecast_text
 from shardscope_widgets.words import safe
 
 if TYPE_CHECKING:
+    from shardscope.prediction.job import JobPrediction
+    from shardscope.runlog.step_events import StepEvents
     from shardscope.runtime.launcher.preflight import Preflight
     from shardscope.spec import Job
     from shardscope.spec.cluster import EmulatedCluster
@@ -35,9 +39,14 @@ class Forecast(Background):
     If the job is predicted not to fit in memory, a checkbox allows the user to start it anyway. The user's functions
     are called only after a button allows it for these functions. Nothing is predicted before `begin` is called, because
     the lab is not displayed before that.
+
+    Args:
+        on_found: Called when `step`, the predicted step of the newest job, has changed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_found: Callable[[], None]) -> None:
+        self.step: StepEvents | None = None
+        self._on_found = on_found
         self.line = widgets.HTML()
         self.anyway = widgets.Checkbox(description="Start it anyway", indent=False)
         self.anyway.layout.display = "none"
@@ -88,6 +97,7 @@ class Forecast(Background):
                 self._predict()
         self.anyway.value = False
         if asked is None:
+            self.step = None
             self.line.value = ""
             self.anyway.layout.display = self.call.layout.display = "none"
 
@@ -106,8 +116,12 @@ class Forecast(Background):
                 continue
             found = preflight(*asked, calls_functions=self._may_call(asked.job))
             with self._lock:
-                if asked is self._asked:
+                is_newest = asked is self._asked
+                if is_newest:
+                    self.step = step_of(found.prediction)
                     self._show(found, asked.job)
+            if is_newest:
+                self._on_found()
 
     def _next(self) -> ForecastRequest | None:
         """Return what to predict; None if the thread is to end, after which `want` starts another one."""
@@ -129,6 +143,16 @@ class Forecast(Background):
         )
         self.line.value = _said(text, all_terms, is_bad=refused)
         self.anyway.layout.display = None if refused else "none"
+
+
+def step_of(prediction: JobPrediction | None) -> StepEvents | None:
+    """Return the predicted step, event by event; None if its events cannot be listed."""
+    from shardscope.simulator import step_events_of
+
+    try:
+        return None if prediction is None else step_events_of(prediction)
+    except SpecError:
+        return None
 
 
 def _said(text: str, more: str = "", *, is_bad: bool = False) -> str:

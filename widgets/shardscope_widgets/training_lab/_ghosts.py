@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 from shardscope.spec import Job
 from shardscope_widgets.figures._ghosts import Ghost, ghost_of
 from shardscope_widgets.kit.background import Background
+from shardscope_widgets.training_lab._forecast import step_of
 
 if TYPE_CHECKING:
+    from shardscope.runlog.step_events import StepEvents
     from shardscope.runtime import Run
 
 
 class Ghosts(Background):
-    """`found` has the predicted values of each run that could be predicted, by run id.
+    """`found` has the predicted values of each run that could be predicted, and `steps` its events, by run id.
 
     Nothing is predicted before `begin` is called, because the lab is not displayed before that.
 
@@ -24,6 +26,7 @@ class Ghosts(Background):
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self.found: dict[str, Ghost] = {}
+        self.steps: dict[str, StepEvents] = {}
         self._tried: set[str] = set()
         self._on_change = on_change
         self._begun = False
@@ -46,4 +49,6 @@ class Ghosts(Background):
             prediction = preflight_of(run).prediction if type(run.job) is Job else None
             if prediction is not None:
                 self.found[run.id] = ghost_of(prediction)
+                if (step := step_of(prediction)) is not None:
+                    self.steps[run.id] = step
                 self._on_change()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,10 +32,11 @@ from shardscope_widgets.training_lab._advice import AdvicePanel, Subject
 from shardscope_widgets.training_lab._check import CheckPanel
 from shardscope_widgets.training_lab._ghosts import Ghosts
 from shardscope_widgets.training_lab._place import Place
-from shardscope_widgets.training_lab._presets import preset_named
+from shardscope_widgets.training_lab._presets import Preset, preset_named
 from shardscope_widgets.training_lab._queue import ChangeQueue
 from shardscope_widgets.training_lab._runbook import RunBook, RunEntry
 from shardscope_widgets.training_lab._screen import Screen
+from shardscope_widgets.training_lab._stage import Stage
 from shardscope_widgets.training_lab._table import RunsTable
 
 if TYPE_CHECKING:
@@ -58,13 +59,14 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
 
     Args:
         root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
-        preset: Title of a preset that sets the form initially, such as ``"Speed up a pipeline"``; None for none.
+        preset: Title of a preset that sets the form initially, such as ``"Break the bubble"``; None for none.
         choices: Initial values of `JobChoices` traits, for example ``model=make_model, strategy="ring:2"``. They take
             precedence over the preset.
 
     Example:
         >>> lab = TrainingLab(model="gpt-nano", strategy="ring", world_size=2)  # doctest: +SKIP
         >>> lab.start()  # what the button does  # doctest: +SKIP
+        >>> lab.play("Watch a ring")  # what a chip does  # doctest: +SKIP
     """
 
     shown = t.List(t.Unicode(), help="Ids of the runs shown in the plots, oldest first.")
@@ -81,14 +83,12 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self._book = RunBook(Path(root) if root is not None else None)
         self._seen_at = self._detailed_at = 0.0
         self._planned: tuple[Job, EmulatedCluster | None] | None = None
-        self._due = self._stale = self._has_chosen = False
+        self._due = self._stale = self._has_chosen = self._is_filling = False
+        self._of_preset: dict[str, str] = {}
         self._published = ""
         self._display_id: str | None = None
         JobChoices.__init__(self)
         super().__init__()
-        if chosen is not None:
-            reset(self, chosen.choices)
-        self._choose(choices)
         self.check = CheckPanel(self._guard.callback(self._replan))
         table = RunsTable(self._guard, self._redraw, self._forget)
         advice, ghosts = AdvicePanel(self._press_try), Ghosts(self._redraw)
@@ -100,13 +100,19 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
 
         self.screen = Screen(
             self, check_box=self.check.box, advice=advice, ghosts=ghosts, table=table, breaker=breaker,
-            place=self.place, resumer=resumer,
+            place=self.place, resumer=resumer, on_preset=self._press_chip,
+            on_found=self._guard.callback(self._draw_step),
         )  # fmt: skip
         self._hit_rate = HitRate(self.screen.frame, root)
+        self.stage = Stage(self.screen)
+        if chosen is not None:
+            self._take_preset(chosen)
+        self._choose(choices)
         self.children = self.screen.children
         self.add_class("ss-lab")
         self._wire()
         if chosen is not None:
+            self._has_chosen = True  # no earlier run is shown
             self.screen.presets.mark(chosen)
         self._clock = Clock(self._beat)
         self.refresh()
@@ -167,6 +173,37 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self.watch(run)
         return run
 
+    def play(self, preset: str | Preset) -> Run:
+        """Set the form to a preset, play its predicted step, and start it, as its chip does.
+
+        Raises:
+            SpecError: The preset does not exist.
+            ShardscopeError: The ranks cannot be started.
+        """
+        chosen = preset_named(preset) if isinstance(preset, str) else preset
+        if self.screen.follow.value:
+            self._stop_run()
+        self._take_preset(chosen)
+        self.screen.presets.mark(chosen)
+        run = self.start()
+        self.screen.follow.value = True
+        self._of_preset[chosen.title] = run.id
+        self.shown = [*self._known([self._of_preset.get(chosen.beside, "")]), run.id]
+        return run
+
+    def _take_preset(self, preset: Preset) -> None:
+        """Set the form and the place to a preset, and open its tab."""
+        is_emulated = self.place.can_emulate()
+        self._is_filling = True  # nothing is planned or drawn of a form that is half set
+        try:
+            self.place.choose(None)
+            reset(self, preset.choices if is_emulated else {**preset.choices, **preset.here})
+            self.place.choose(preset.place if is_emulated else None)
+        finally:
+            self._is_filling = False
+        self._replan()
+        self.screen.tabs.selected_index = 0
+
     def resume(self, run: Run) -> Run:
         """Start a run that continues another one from its newest checkpoint, as the Resume button does.
 
@@ -198,17 +235,27 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self.check.start(self.job(), self._book.root)
 
     def watch(self, run: Run) -> None:
-        """Show a run that was started elsewhere, for example in a notebook cell, and put it in focus."""
+        """Show a run that was started elsewhere, for example in a notebook cell, and put it in focus.
+
+        Only this run is ticked then, and the one that it is a variant of; tick others to compare them.
+        """
         with self._guard.lock:
             self._book.add(run)
             self.problem = ""
             self.check.clear()
-            self.shown = [*[other for other in self.shown if other != run.id], run.id][-MOST_RUNS:]
+            self.shown = [*self._known([run.baseline or ""]), run.id]
             self.focus = run.id
             self.refresh()
 
+    def _known(self, run_ids: Sequence[str]) -> list[str]:
+        return [run_id for run_id in run_ids if run_id in self._book.entries]
+
     def stop(self) -> None:
         """Stop the run in focus, as the Stop button does. Returns at once; use `wait` to wait for its end."""
+        self.screen.follow.value = False
+        self._stop_run()
+
+    def _stop_run(self) -> None:
         run = self.run
         if run is not None:
             act = self._guard.callback(run.stop, lock=False)
@@ -242,6 +289,8 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
 
     def _replan(self) -> None:
         """Show what the Start button would do, or why the job is invalid."""
+        if self._is_filling:
+            return
         self.screen.controls["world_size"].disabled = self.num_ranks == 1
         self.screen.say_checking(is_checking=self.check.is_running)
         self._planned = None
@@ -255,6 +304,9 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
             text = f"{_words.strategy_text(self.strategy)} {_words.plan_text(job, cluster)}"
             self.screen.say_plan(text, is_possible=True)
             self.screen.forecast.want(job, cluster)
+            entry = self._book.entries.get(self.focus)
+            self.stage.form_changed(entry, is_own=self._is_own(entry))
+            self._draw_step()
             self.screen.check.disabled = job.world_size == 1 and not self.check.is_running
 
     def _plan(self) -> tuple[Job, EmulatedCluster | None]:
@@ -292,6 +344,10 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         planned, where = self._planned
         return where == cluster and settings_of(planned) == settings_of(job)
 
+    def _press_chip(self, preset: Preset) -> None:
+        with self._guard.run():
+            self.play(preset)
+
     def _press_check(self) -> None:
         if self.check.is_running:
             self.check.cancel()
@@ -321,7 +377,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self.shown = self.screen.history.shown[-MOST_RUNS:]
 
     def _take_focus(self) -> None:
-        if self.screen.live.focus.value:
+        if self.screen.live.focus.value and not self.screen.live.is_offering:
             self.focus = self.screen.live.focus.value
 
     def _take_step(self) -> None:
@@ -330,7 +386,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
             self._draw_details()
 
     def _refocus(self) -> None:
-        self._has_chosen = True
+        self._has_chosen = self.stage.is_watching = True
         self._keep_to_one_group()
         if self.focus not in self.shown:
             self.focus = self.shown[-1] if self.shown else ""
@@ -374,9 +430,24 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
             self._detailed_at, self._due = now, False
             self._draw_details()
             self.screen.draw_summary(self._shown_entries())
+        if self.stage.must_follow():
+            self._follow_form()
         self._queue.update(is_busy=self.check.is_running)
         self._hit_rate.want(tuple((run_id, entry.is_alive) for run_id, entry in self._book.entries.items()))
         self._want_advice()
+
+    def _follow_form(self) -> None:
+        """Stop the run in focus, and start the job that the form describes now."""
+        self._stop_run()
+        self.start()
+
+    def _draw_step(self) -> None:
+        """Play the predicted step of the form's job, or of the run in focus, above the run's measured one."""
+        entry = self._book.entries.get(self.focus)
+        self.stage.draw(entry, is_own=self._is_own(entry))
+
+    def _is_own(self, entry: RunEntry | None) -> bool:
+        return entry is not None and self._describes(entry.run.job, entry.cluster)
 
     def _follow_newest(self) -> None:
         """Show the newest runs of the newest group, until a run starts or a person chooses other runs."""
@@ -387,7 +458,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         )
         self.group = entry.trace.group
         if newest not in self.shown:
-            self.shown = [*self.shown, newest][-MOST_RUNS:]
+            self.shown = [newest] if entry.is_alive else [*self.shown, newest][-MOST_RUNS:]
             self.focus = newest
         self._has_chosen = entry.is_alive
 
@@ -421,6 +492,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
 
     def _draw_details(self) -> None:
         self.screen.draw_details(self._focus_trace(), self._shown_traces())
+        self._draw_step()
         entry = self._book.entries.get(self.focus)
         self.screen.draw_faults(entry)
         is_over = entry is not None and not entry.is_alive and bool(entry.trace.steps)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 import traitlets as t
 
 from shardscope_widgets.job_form.choices import JobChoices
-from shardscope_widgets.job_form.place import HERE, PlaceChoices, check_on
+from shardscope_widgets.job_form.place import EMULATED, HERE, OWN_SPEED, PlaceChoices, check_on
 from shardscope_widgets.kit.background import Background
 from shardscope_widgets.kit.controls import controls_for, field
 from shardscope_widgets.kit.form import setting_in
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shardscope.spec.cluster import EmulatedCluster
 
 TITLE = "Where it runs"
+_DEFAULTS = {"per_node": 1, "racks": 1, "node_latency": "0 s", "processor": OWN_SPEED}
 
 
 class Place(Background):
@@ -36,6 +37,7 @@ class Place(Background):
     def __init__(self, job_choices: JobChoices, on_change: Callable[[], None]) -> None:
         self.choices = PlaceChoices()
         self.why_not = ""
+        self._can: bool | None = None
         self.controls = controls_for(self.choices)
         self._fields = {name: field(control) for name, control in self.controls.items()}
         self.box = classed(widgets.VBox(list(self._fields.values())), "ss-controls")
@@ -65,16 +67,31 @@ class Place(Background):
         check_on(job, cluster)
         return cluster
 
+    def can_emulate(self) -> bool:
+        """Return whether this machine can emulate clusters."""
+        if self._can is None:
+            from shardscope.runtime.emulated import why_not_emulated
+
+            self.why_not = why_not_emulated()
+            self._can = not self.why_not
+        return self._can
+
+    def choose(self, place: Mapping[str, Any] | None) -> None:
+        """Choose one node for each rank with these traits of `PlaceChoices`; None chooses this machine."""
+        self.choices.place = HERE
+        if place is not None:
+            for name, value in {**_DEFAULTS, **place}.items():
+                setattr(self.choices, name, value)
+            self.choices.nodes = self._job_choices.num_ranks
+            self.choices.place = EMULATED
+
     def begin(self) -> None:
         """Find out in a thread whether this machine can emulate clusters; call this when the lab is displayed."""
         if self._thread is None:
             self._start(self._find_out, name="place")
 
     def _find_out(self) -> None:
-        from shardscope.runtime.emulated import why_not_emulated
-
-        self.why_not = why_not_emulated()
-        if self.why_not:
+        if not self.can_emulate():
             self.choices.place = HERE
             self._show()
 

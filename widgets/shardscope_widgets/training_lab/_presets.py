@@ -1,66 +1,86 @@
-"""Presets of the Training Lab: each sets the whole form, and says in one sentence what to look at."""
+"""Presets of the Training Lab: each is a job that one press predicts, plays and starts, and what to look at in it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import ipywidgets as widgets
 
 from shardscope.errors import unknown_name
 from shardscope.machine import usable_cores
-from shardscope_widgets.job_form.choices import JobChoices
-from shardscope_widgets.job_form.topics import reset
 from shardscope_widgets.kit.markup import classed, words_html
 
 
 class Preset(NamedTuple):
-    """A job to start with: its name, what to look at while it runs, and the traits that differ from the defaults.
+    """A job that its chip starts: its name, what to look at, and the traits that differ from the defaults.
 
-    `tab` is the title of the tab that shows the job best; empty for the first tab.
+    It runs on an emulated cluster of `place`, where links and processors are as fast as that says whatever else the
+    machine does; where clusters cannot be emulated, on this machine itself with the traits of `here`. Its run is shown
+    beside the last one of the preset named `beside`.
     """
 
     title: str
     look: str
     choices: Mapping[str, Any]
-    tab: str = ""
+    place: Mapping[str, Any]
+    here: Mapping[str, Any] = MappingProxyType({})
+    beside: str = ""
 
 
-_SLOW = {"strategy": "ring", "world_size": 2, "bandwidth": "50 Mbit/s", "latency": "1 ms", "steps": 60}
+_RING = {"node_bandwidth": "50 Mbit/s", "processor": "1 GFLOP/s"}
+_SLOW = {"strategy": "ring", "world_size": 2, "steps": 60}
+_SLOW_PLACE = {"node_bandwidth": "20 Mbit/s", "node_latency": "1 ms", "processor": "5 GFLOP/s"}
+_SLOW_HERE = {"bandwidth": "20 Mbit/s", "latency": "1 ms"}
 _STAGES = 4 if usable_cores() >= 4 else 2  # with fewer cores than stages, a smaller bubble gains nothing
 PRESETS = (
     Preset(
         "Watch a ring",
-        "Look at the One step tab: each rank passes a piece of its gradient to its neighbour, and after "
-        "2 × (ranks - 1) rounds every rank has the whole sum.",
-        {"strategy": "ring", "world_size": 4, "steps": 100},
-        "One step",
+        "Each rank passes a chunk of its gradients to its neighbour, which adds its own: after 3 rounds each rank has "
+        "one chunk summed over all ranks, and after 3 more every rank has them all.",
+        {"strategy": "ring", "world_size": 4, "global_batch": 16, "steps": 60},
+        _RING,
     ),
     Preset(
         "Shard a GPT",
-        "Scroll to Memory by type under Live: each rank keeps a quarter of the parameters, gradients and optimizer "
-        "state, and gathers the rest when a layer needs it.",
-        {"strategy": "zero-3", "world_size": 4, "steps": 60},
+        "Each rank keeps a quarter of the parameters, gradients and optimizer state. The lower cells fill when the "
+        "parameters of a layer are gathered, and empty when they are freed.",
+        {"strategy": "zero-3", "world_size": 4, "global_batch": 16, "steps": 60},
+        {"node_bandwidth": "100 Mbit/s", "processor": "1 GFLOP/s"},
     ),
     Preset(
         "Make the network slow",
-        "Look at the timeline under Live: on a link of 50 Mbit/s, ranks spend most of a step sending gradients.",
+        "On a link of 20 Mbit/s, ranks spend most of a step sending gradients. Choose another link under Where it "
+        "runs: the prediction moves at once, and the ranks follow.",
         _SLOW,
+        _SLOW_PLACE,
+        _SLOW_HERE,
     ),
     Preset(
         "Compress on the slow network",
-        "Look at Bytes sent and Throughput under Live, next to the run without compression: topk sends the largest "
-        "1 % of each gradient.",
+        "topk sends the largest 1 % of each gradient over the same slow link. Live compares it with the run without "
+        "compression.",
         _SLOW | {"compression": "topk"},
+        _SLOW_PLACE,
+        _SLOW_HERE,
+        beside="Make the network slow",
     ),
     Preset(
-        "Speed up a pipeline",
-        "Press Start, and scroll to Pipeline under Live: with few micro-batches, stages wait for each other. The line "
-        "above the tabs says how many would help; Run it tries them, and the line then says what they changed.",
+        "Break the bubble",
+        "With few micro-batches, stages wait for each other. The line above the tabs says how many would help; Run it "
+        "tries them, and the line then says what they changed.",
         {
             "strategy": "pipeline",
             "strategy_options": {"schedule": "gpipe"},
+            "world_size": 4,
+            "global_batch": 16,
+            "micro_batch": 4,
+            "steps": 60,
+        },
+        {"node_bandwidth": "1 Gbit/s", "processor": "1 GFLOP/s"},
+        {
             "model": "gpt-micro",
             "world_size": _STAGES,
             "global_batch": 16 * _STAGES,
@@ -69,11 +89,11 @@ PRESETS = (
         },
     ),
     Preset(
-        "Survive a failure",
-        "Press Start, and kill a rank under Faults: all ranks continue from the newest checkpoint, and the steps since "
-        "then are marked as lost.",
+        "Kill a rank",
+        "Press Kill rank 0 once the ranks run: all of them continue from the newest checkpoint, and the steps since "
+        "then are marked as lost under Faults.",
         {"strategy": "zero-2", "world_size": 2, "steps": 300, "checkpoint_every": 20, "restarts": 3},
-        "Faults",
+        {"node_bandwidth": "100 Mbit/s", "processor": "2 GFLOP/s"},
     ),
 )
 
@@ -91,15 +111,14 @@ def preset_named(title: str) -> Preset:
 
 
 class PresetBar(widgets.VBox):  # type: ignore[misc]
-    """A button for each preset, and what to look at for the one that was chosen last.
+    """A chip for each preset, and what to look at for the one that was chosen last.
 
     Args:
-        choices: The form.
-        on_choice: Called after a preset has set the form.
+        on_press: Called with the preset of a button that was pressed.
     """
 
-    def __init__(self, choices: JobChoices, on_choice: Callable[[Preset], None]) -> None:
-        self._choices, self._on_choice = choices, on_choice
+    def __init__(self, on_press: Callable[[Preset], None]) -> None:
+        self._on_press = on_press
         self.chosen: Preset | None = None
         self._is_kept = False
         self.buttons = [self._button(preset) for preset in PRESETS]
@@ -108,20 +127,13 @@ class PresetBar(widgets.VBox):  # type: ignore[misc]
 
     def _button(self, preset: Preset) -> widgets.Button:
         button = widgets.Button(description=preset.title, tooltip=preset.look)
-        button.on_click(lambda _button: self.choose(preset))
+        button.on_click(lambda _button: self._on_press(preset))
         return button
 
-    def choose(self, preset: Preset) -> None:
-        """Set the whole form to a preset."""
-        self.chosen = None
-        reset(self._choices, preset.choices)
-        self.mark(preset)
-
     def mark(self, preset: Preset) -> None:
-        """Show a preset as chosen, with its hint and the tab to look at, without setting the form."""
+        """Show a preset as chosen, with its hint."""
         self.chosen = preset
         self._mark()
-        self._on_choice(preset)
 
     def forget(self) -> None:
         """Unmark the preset, because the form has changed, unless within `kept`."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from shardscope.spec.run_names import run_looks, run_names
+from shardscope.spec.run_names import RunLook, run_looks, run_names
 from shardscope_widgets.trace import Trace
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from shardscope.runtime.record.launch_prediction import LaunchPrediction
     from shardscope.runtime.record.listing import Skipped
     from shardscope.spec.cluster import EmulatedCluster
+
+_MOST_COMPARED = 8
+"""Number of runs from which the name of a new one tells it apart by its settings, and its look at sight."""
 
 
 def busy_load(num_ranks: int) -> float:
@@ -112,7 +116,7 @@ class RunBook:
     entries: dict[str, RunEntry] = field(default_factory=dict)
     shows_tools: bool = False
     """Whether to include the runs that tools launched for measurements of their own, such as checks."""
-    _named: Any = None
+    _named: set[str] = field(default_factory=set)
     skipped: str = ""
     """One line about the runs that could not be read; empty if all could be read."""
 
@@ -171,35 +175,37 @@ class RunBook:
         return {run_id: entry for run_id, entry in self.entries.items() if entry.trace.group == group}
 
     def name(self, shown: Sequence[str]) -> None:
-        """Name the shown runs by their differences, and each other run of their group as if it were shown too.
+        """Name the runs of each group by their differences, and give those that are shown a colour and a dash.
 
-        A run keeps its colour and its dash while it is shown.
+        A run keeps its name; it also keeps its look, unless another one that is shown has the same.
 
         Args:
             shown: Ids of the shown runs, in their order in legend and table.
         """
+        new = [entry for run_id, entry in self.entries.items() if run_id not in self._named]
+        for group in dict.fromkeys(entry.trace.group for entry in new):
+            fresh = [entry for entry in new if entry.trace.group == group]
+            known = [entry for run_id, entry in self.of_group(group).items() if run_id in self._named]
+            beside = known[-_MOST_COMPARED:]
+            labels = run_names([entry.run.job for entry in (*beside, *fresh)])[len(beside) :]
+            taken = {entry.trace.label for entry in known}
+            for entry, label in zip(fresh, labels, strict=True):
+                choices = chain([label], (f"{label} ({number})" for number in count(2)))
+                entry.trace.label = next(name for name in choices if name not in taken)
+                taken.add(entry.trace.label)
+                self._named.add(entry.run.id)
         chosen = [self.entries[run_id] for run_id in shown if run_id in self.entries]
-        others = [entry for run_id, entry in self.entries.items() if run_id not in shown]
-        if self._named == (key := (tuple(shown), tuple((e.run.id, e.trace.group) for e in others))):
-            return
-        self._named = key
-        jobs = [entry.run.job for entry in chosen]
-        for entry, label in zip(chosen, run_names(jobs), strict=True):
-            entry.trace.label = label
-        looks = run_looks([entry.trace.strategy for entry in chosen], [entry.trace.look for entry in chosen])
-        for entry, look in zip(chosen, looks, strict=True):
+        kept: list[RunLook | None] = []
+        for entry in chosen:
+            kept.append(None if entry.trace.look in kept else entry.trace.look)
+        others = [entry for run_id, entry in self.entries.items() if run_id not in shown and entry.trace.look]
+        others = others[len(others) - max(0, min(len(others), _MOST_COMPARED - len(chosen))) :]
+        drawn = [*others, *chosen]
+        looks = run_looks(
+            [entry.trace.strategy for entry in drawn], [*(entry.trace.look for entry in others), *kept]
+        )
+        for entry, look in zip(drawn, looks, strict=True):
             entry.trace.look = look
-        for entry in others:
-            entry.trace.look = None
-        group = chosen[-1].trace.group if chosen else ""
-        for name in {entry.trace.group for entry in others}:
-            own = [entry for entry in others if entry.trace.group == name]
-            if name == group:
-                labels = [run_names([*jobs, entry.run.job])[-1] for entry in own]
-            else:
-                labels = run_names([entry.run.job for entry in own])
-            for entry, label in zip(own, labels, strict=True):
-                entry.trace.label = label
 
 
 def _skipped(run: Run, error: Exception) -> Skipped:

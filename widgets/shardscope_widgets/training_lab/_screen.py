@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import ipywidgets as widgets
 
@@ -11,7 +12,6 @@ from shardscope_widgets.figures.theme import RunStyle, run_looks
 from shardscope_widgets.job_form import controls
 from shardscope_widgets.job_form.choices import KINDS, JobChoices
 from shardscope_widgets.job_form.options import Options
-from shardscope_widgets.job_form.place import HERE
 from shardscope_widgets.job_form.topics import FIRST
 from shardscope_widgets.kit.frame import Frame
 from shardscope_widgets.kit.markup import classed, columns, note_html, status_html
@@ -30,6 +30,9 @@ from shardscope_widgets.training_lab._table import RunsTable
 from shardscope_widgets.training_lab.live import LiveView
 from shardscope_widgets.training_lab.panels import Panels
 
+if TYPE_CHECKING:
+    from shardscope.runlog.step_events import StepEvents
+
 ABOUT = (
     "real ranks in separate processes, which continue training if you close the tab, and stop with the kernel"
 )
@@ -47,6 +50,8 @@ class Screen:
         breaker: Buttons that break the run in focus, or continue it.
         resumer: Button that continues the run in focus, below its status.
         place: Where the job runs.
+        on_preset: Called with a preset whose chip was pressed.
+        on_found: Called when the predicted step of the form's job has changed.
     """
 
     def __init__(
@@ -60,6 +65,8 @@ class Screen:
         breaker: Breaker,
         resumer: Resumer,
         place: Place,
+        on_preset: Callable[[Preset], None],
+        on_found: Callable[[], None],
     ) -> None:
         self.controls = controls.make_controls(choices)
         self.options = {kind: Options(choices, kind) for kind in KINDS}
@@ -71,23 +78,26 @@ class Screen:
         self.frame = Frame(title="Training Lab", about=ABOUT)
         self.plan, self.status, self.problem = (widgets.HTML() for _ in range(3))
         self.table = table
-        self.forecast, self.outcome, self.advice, self.ghosts = Forecast(), OutcomePanel(), advice, ghosts
-        self.presets = PresetBar(choices, self._chose)
-        self.place = place
+        self.forecast, self.outcome = Forecast(on_found), OutcomePanel()
+        self.advice, self.ghosts = advice, ghosts
+        self.presets, self.place = PresetBar(on_preset), place
         self.topics = controls.Topics(choices, self.controls, self.options, place.box, lambda: place.title)
         self.history, self.live, self.panels, self.player = History(), LiveView(), Panels(), StepPlayer()
         self.breaker, self.faults = breaker, FaultsView()
         self.resumer = resumer
         self._offered: tuple[str, str] | None = None
+        self.follow = widgets.Checkbox(description="Ranks follow the form", value=False, indent=False)
+        self.follow.tooltip = "When the form changes during a run, stop the run and start the changed job"
+        step_bar = classed(widgets.HBox([self.follow, breaker.buttons["kill"]]), "ss-bar")
         tabs = {
+            "One step": widgets.VBox([step_bar, breaker.said, self.player]),
             "Live": widgets.VBox([self.live.box, self.panels.box]), "Side by side": table.box,
-            "Predicted": self.outcome.box, "One step": self.player,
+            "Predicted": self.outcome.box,
             "Faults": widgets.VBox([breaker.box, self.faults.box]),
         }  # fmt: skip
-        self.tabs = widgets.Tab(list(tabs.values()), titles=tuple(tabs))
+        self.tabs = widgets.Tab(list(tabs.values()), titles=tuple(tabs), selected_index=[*tabs].index("Live"))
         self.looks: dict[str, RunStyle] = {}
         """Line styles of the shown runs, by run id."""
-        self._played = ""
         self.say_checking(is_checking=False)
         self.children = self._arrange(check_box)
 
@@ -96,18 +106,11 @@ class Screen:
         buttons = classed(widgets.HBox([self.start, self.stop, self.check]), "ss-buttons")
         bar = classed(widgets.HBox([*first, buttons]), "ss-first", "ss-controls")
         said = classed(widgets.VBox([self.plan, self.forecast.box]), "ss-said")
-        left = widgets.VBox([self.topics, self.history])
+        left = widgets.VBox([said, self.topics, self.history])
         right = widgets.VBox(
             [self.status, self.resumer.box, self.advice.box, self.problem, check_box, self.tabs]
         )
-        return self.frame, self.presets, bar, said, columns(left, right)
-
-    def _chose(self, preset: Preset) -> None:
-        """Choose this machine, as all presets do, and show the tab that shows a preset's job best."""
-        with self.presets.kept():
-            self.place.choices.place = HERE
-        titles = list(self.tabs.titles)
-        self.tabs.selected_index = titles.index(preset.tab) if preset.tab in titles else 0
+        return self.frame, self.presets, bar, columns(left, right)
 
     def say_plan(self, text: str, *, is_possible: bool) -> None:
         """Show what the Start button would do, or why the job is invalid."""
@@ -145,20 +148,20 @@ class Screen:
             self.resumer.show(None if entry is None else entry.run)
 
     def draw_details(self, focus: Trace | None, shown: Sequence[Trace]) -> None:
-        """Draw the timeline, the panels below it, and the step player."""
+        """Draw the timeline, and the panels below it."""
         known = self.ghosts.found
         self.live.draw_timeline(focus, known.get(focus.run_id) if focus is not None else None)
         last_step = None if self.live.follow.value else self.live.last_step.value
         self.panels.draw(focus, shown, last_step=last_step, ghosts=known)
-        if focus is not None and self._played != focus.run_id:
-            self._played = focus.run_id if self._show_step(focus) else ""
 
-    def _show_step(self, focus: Trace) -> bool:
-        """Show the recorded step of a run in the player; return whether it is there and complete."""
-        found = focus.step_events()
-        if found is not None or self.player.step_events is not None:
-            self.player.show(found)
-        return found is not None
+    def draw_step(self, predicted: StepEvents | None, measured: StepEvents | None, note: str) -> None:
+        """Play a predicted step with the measured one below it; one that plays already plays on."""
+        first, second = (measured, None) if predicted is None else (predicted, measured)
+        if first is not self.player.step_events or (second is None and self.player.measured):
+            self.player.show(first, measured=second)
+        elif second is not None and not self.player.measured:
+            self.player.add(second)
+        self.player.note = note
 
     def draw_faults(self, entry: RunEntry | None) -> None:
         """Draw what failed in the run in focus, and offer to break or to resume it."""

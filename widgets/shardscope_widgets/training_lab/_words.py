@@ -42,6 +42,38 @@ def _share(job: Job) -> str:
     return f"{among} of {job.world_size} ranks take {share} each"
 
 
+def ranks_text(entry: RunEntry, why_not: str, predicted_s: float | None = None) -> str:
+    """Return where a run's ranks are, and how its steps compare with the prediction.
+
+    Args:
+        entry: The run.
+        why_not: Why this machine cannot emulate clusters; empty if it can.
+        predicted_s: Predicted time of a step in seconds; None if unknown.
+    """
+    ranks = plural(entry.trace.world_size, "real rank")
+    if entry.cluster is not None:
+        speed = entry.cluster.nodes[0].flops
+        told = f"{ranks} on {entry.cluster.name}, emulated on this machine"
+        told += "." if speed is None else ": links and processors keep this speed whatever else it does."
+    else:
+        told = f"{ranks} on this machine itself, where times depend on what else it does."
+        told += f" It cannot emulate a cluster: {why_not}." if why_not else ""
+    measured_s = entry.trace.step_time_s if len(entry.trace.steps) >= LEAST_STEPS else None
+    if measured_s is None or not predicted_s:
+        return (
+            f"{told} A measured step appears below the predicted one when one has been recorded."
+            if entry.is_alive
+            else told
+        )
+    gap = measured_s / predicted_s - 1
+    word = (
+        "as predicted"
+        if abs(gap) < 0.005
+        else f"{abs(gap):.0%} {'longer' if gap > 0 else 'shorter'} than predicted"
+    )
+    return f"{told} A step takes {duration_text(measured_s)} (median): {word}."
+
+
 def strategy_text(name: str) -> str:
     """Return the first line of a strategy's docstring."""
     return (registry.require_known(Strategy, name).__doc__ or "").strip().partition("\n")[0]
@@ -89,7 +121,7 @@ def status_text(entry: RunEntry | None, predicted_s: float | None = None) -> str
         predicted_s: Predicted time of a step in seconds; None if unknown.
     """
     if entry is None:
-        return "Ready. Choose a job and press Start."
+        return "Ready. Press a chip above, or choose a job and press Start."
     name, where = entry.trace.label, "" if entry.cluster is None else f" on {entry.cluster.name}"
     if entry.state == "starting" and not entry.trace.steps:
         return f"{name} is starting {plural(entry.trace.world_size, 'rank')}{where}."

@@ -144,10 +144,14 @@ class LiveView:
             chosen: Id of the run to select.
         """
         options = [(label, run_id) for run_id, label in labels.items()] or [("no run", "")]
-        if tuple(options) != tuple(self.focus.options):
-            self.focus.options = options
-        if chosen in labels and self.focus.value != chosen:
-            self.focus.value = chosen
+        self.is_offering = True  # the first of new options is not a person's choice
+        try:
+            if tuple(options) != tuple(self.focus.options):
+                self.focus.options = options
+            if chosen in labels and self.focus.value != chosen:
+                self.focus.value = chosen
+        finally:
+            self.is_offering = False
 
 
 def _run_key(curve: Curve) -> str:

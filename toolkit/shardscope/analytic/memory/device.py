@@ -196,7 +196,9 @@ def peak_at(blocks: Blocks, rows: LayoutRows) -> Peak:
 
 
 def _saved_away(blocks: Blocks, rows: LayoutRows) -> Floats:
-    return np.asarray((blocks.saved - blocks.kept) * OFFLOADS_ACTIVATIONS[rows.layouts.offload])
+    return np.asarray(
+        np.maximum(blocks.saved - blocks.kept, 0.0) * OFFLOADS_ACTIVATIONS[rows.layouts.offload]
+    )
 
 
 def stage_memory(

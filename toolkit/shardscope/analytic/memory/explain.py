@@ -297,6 +297,14 @@ def _activations(stages: _Stages, at: At) -> Term:
         formula = "the running layer and the next one; the rest is in host memory"
     if wider := int(at(rows.wider)):
         formula = formula.replace("2bsh", f"{2 + wider}bsh")
+    is_torch = bool(rows.in_torch[0])
+    if is_torch and not is_away:
+        formula += ", without inputs of stages, which are in receive buffers"
+    kept = f"in flight × 2bsh{' / t' * rows.framework.shards_outputs}"
+    if is_torch:
+        kept = (
+            "(in flight × stages - 1) × 2bsh; at the end also logits and log-probabilities; delayed gradients"
+        )
     mask_bytes, outputs = at(blocks.embedding_mask), at(blocks.outputs)
     moment = int(at(stages.peak.moment))
     if moment == ENDS and not is_away:
@@ -314,7 +322,7 @@ def _activations(stages: _Stages, at: At) -> Term:
     others = (
         Term("dropout mask of the embedding", mask_bytes, "bytes", "in flight × bsh / t′",
              {"in flight": at(held.in_flight)}, f"{KORTHIKANTI}, section 4.3"),
-        Term("outputs of the stage", outputs, "bytes", f"in flight × 2bsh{' / t' * rows.framework.shards_outputs}",
+        Term("outputs of the stage", outputs, "bytes", kept,
              {"in flight": at(held.in_flight), "t": layout.tensor}, rows.framework.source),
     )  # fmt: skip
     return Term.total("activations", (layers, *(term for term in others if term.value)))
@@ -362,9 +370,17 @@ def _working(stages: _Stages, unit: UnitMoment | None, at: At) -> Term:
         "layer in its backward pass", at(blocks.in_layer), "bytes",
         "gradients of inner activations and of the residual"
         + (_AFTER_OTHERS if layout.recompute_layers else _RECOMPUTED_TOO[layout.recompute].format(_selected(stages)[1]))
-        + (", and the output of the stage" if habits.keeps_outputs and layout.pipeline > 1 else ""),
+        + (", and the output of the stage" if habits.shards_outputs and layout.pipeline > 1 else ""),
         inputs, source,
     )  # fmt: skip
+
+
+def _received(rows: LayoutRows, ranks: float) -> tuple[str, Inputs, str]:
+    """Return the formula of receive buffers, its inputs and its source."""
+    if rows.in_torch[0]:
+        formula = "micro-batches × (inputs and gradients of outputs of stages) × 2bsh, and one that is sent"
+        return formula, {"micro-batches": rows.pipeline.microbatches[0]}, rows.framework.source
+    return "2 × a slice of at most 4 MiB of a chunk", {"N": ranks}, "rings of Shardscope's jobs"
 
 
 def _buffers(stages: _Stages, at: At) -> Term:
@@ -408,7 +424,6 @@ def _buffers(stages: _Stages, at: At) -> Term:
              {"t": layout.tensor}, "TransformerEngine 2.x, get_dummy_wgrad"),
         Term("matrix-product workspace", at(blocks.workspace), "bytes", "constant", {},
              "cuBLAS in torch, for the threads of the forward and the backward pass"),
-        Term("receive buffers", at(blocks.received), "bytes", "2 × a slice of at most 4 MiB of a chunk", {"N": ranks},
-             "rings of Shardscope's jobs"),
+        Term("receive buffers", at(blocks.received), "bytes", *_received(rows, ranks)),
     )  # fmt: skip
     return Term.total("buffers", (_working(stages, unit, at), *(term for term in others if term.value)))

@@ -30,10 +30,6 @@ class Framework(NamedTuple):
     as the root unit. See `analytic.memory.units`."""
     whole_in_pipelines: bool = False
     """Whether a pipeline keeps whole gradients, in float32, until its last micro-batch, and reduces them only then."""
-    keeps_messages: bool = False
-    """Whether a pipeline keeps what `torch.distributed.pipelining` does: a buffer for each message that a stage
-    receives in a step, and for each micro-batch in flight the stage's output, what the loss saves, and autocast's
-    copies of weights. See `analytic.memory.pipelines`, which has the same rules for a job."""
     dropout: bool = False
     """Whether the model has dropout layers, each of which saves a mask of one byte per element."""
     gated_tensors: int = 3
@@ -98,7 +94,10 @@ class Framework(NamedTuple):
     keeps_buckets: bool = False
     """Whether gradient buffers stay allocated in ZeRO 3, instead of only during the backward pass."""
     keeps_outputs: bool = False
-    """Whether a pipeline keeps the output of each stage for all micro-batches in flight."""
+    """Whether a pipeline keeps the output of each stage for all micro-batches in flight. With `whole_in_pipelines`, it
+    keeps what `torch.distributed.pipelining` does: also a buffer for each message that a stage receives in a step, and
+    for each micro-batch in flight what the loss saves, and autocast's copies of weights. See
+    `analytic.memory.pipelines`, which has the same rules for a job."""
     shards_outputs: bool = False
     """Whether the kept stage outputs are sharded over tensor ranks, and gathered for the backward pass."""
     copies_to_reduce: bool = False
@@ -144,7 +143,7 @@ FSDP2 = Framework(
     "update (torch/optim/optimizer.py)",
     casts=True,
     whole_in_pipelines=True,
-    keeps_messages=True,
+    keeps_outputs=True,
     gated_tensors=4,
     logits_bytes=14,
     logits_later=4,
@@ -167,8 +166,8 @@ TORCHTITAN = FSDP2._replace(
 TORCHTITAN_2024 = FSDP2._replace(
     name="torchtitan of 2024",
     source=f"{FSDP2.source}; but the peaks that were published for its pipelines are predicted with an error of 4.9 % "
-    "with what keeps_messages adds, and of 3.9 % without, for an unknown reason",
-    keeps_messages=False,
+    "with what keeps_outputs adds, and of 3.9 % without, for an unknown reason",
+    keeps_outputs=False,
 )
 LIGHTNING = FSDP2._replace(
     name="Lightning",

@@ -78,7 +78,7 @@ class _Stage(NamedTuple):
 
 
 def pipeline_peaks(
-    step: JobStep, table: ScheduleTable, split: Sequence[int], *, is_first_pass: bool, in_a_pass: int
+    step: JobStep, table: ScheduleTable, split: Sequence[int], *, passes: int
 ) -> list[RankPeak] | None:
     """Return the peak of each rank; None if the trace does not tell the memory of some layer from that of others.
 
@@ -86,17 +86,13 @@ def pipeline_peaks(
         step: A step of a job.
         table: The schedule of one pass.
         split: Number of pipeline pieces in each stage.
-        is_first_pass: Whether the step has only one pass, before which there are no gradients.
-        in_a_pass: Number of micro-batches in a pass.
+        passes: Number of passes in a step. Gradients of the first exist in the others.
     """
     layers = _layers(step.trace, step.job.recompute, step.element_bytes)
     if layers is None:
         return None
     stages = _stages(step, layers, table.stage_ranks, split)
-    return [
-        _rank_peak(step, table, rank, stages, has_gradients=not is_first_pass, in_a_pass=in_a_pass)
-        for rank in range(step.world_size)
-    ]
+    return [_rank_peak(step, table, rank, stages, passes=passes) for rank in range(step.world_size)]
 
 
 def _layers(trace: StepTrace, mode: str, width: int) -> _Layers | None:
@@ -255,13 +251,12 @@ def _rank_peak(
     rank: int,
     stages: Sequence[_Stage],
     *,
-    has_gradients: bool,
-    in_a_pass: int,
+    passes: int,
 ) -> RankPeak:
     """Return the peak over the operations of one rank."""
     own = {number: stage for number, stage in enumerate(stages) if table.stage_ranks[number] == rank}
-    received = in_a_pass * sum(stage.received for stage in own.values())
-    done = {number: stage.gradients * has_gradients for number, stage in own.items()}
+    received = step.micro_batches // passes * sum(stage.received for stage in own.values())
+    done = {number: stage.gradients * (passes > 1) for number, stage in own.items()}
     keeps_sent = not (step.is_on_gpus or table.blocks)
     held = sent = 0.0
     if not keeps_sent:

@@ -87,6 +87,8 @@ class LayoutRows(NamedTuple):
     """Whether weights are kept in float32, and cast to 16 bits when they are gathered, as by `Framework.casts`."""
     gathers_units: npt.NDArray[np.bool_]
     """Whether ZeRO gathers and reduces whole units, by layout; see `memory.units`."""
+    in_torch: npt.NDArray[np.bool_]
+    """Whether the layout has a pipeline of `torch.distributed.pipelining`, as in `Framework.keeps_outputs`."""
 
 
 def rows_of(
@@ -145,6 +147,7 @@ def rows_of(
         wider=wider,
         casts=casts,
         gathers_units=_gathers_units(layouts, framework, recipe),
+        in_torch=(layouts.pipeline > 1) & (framework.keeps_outputs and framework.whole_in_pipelines),
     )
 
 

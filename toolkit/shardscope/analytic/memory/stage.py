@@ -131,7 +131,7 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
     bucket = _bucket(rows, own, copied)
     outputs, whole_output = _outputs(rows, own, held, once)
     received = receive_bytes(rows, own, held) if framework.gathers_units and not rows.casts else NONE
-    if framework.keeps_messages:
+    if rows.in_torch.any():
         received = received + _messages(rows, held)
     dense, experts = _dense_states(rows, own, held), _expert_states(rows, own, held)
     early = _early(rows, own, held, dense.gradients + experts.gradients, copies)
@@ -145,7 +145,7 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
         dense=dense,
         experts=experts,
         copies=copies + _copies_in_flight(rows, held, copies),
-        saved=once * held.in_flight,
+        saved=once * held.in_flight - _inputs(rows, held),
         saved_once=once,
         kept=_running(rows, held, once),
         embedding_mask=_embedding_mask(rows, held),
@@ -263,8 +263,8 @@ def _copies(rows: LayoutRows, own: Elements) -> Floats:
 
 def _copies_in_flight(rows: LayoutRows, held: Holding, copies: Floats) -> Floats:
     """Return the bytes of the copies that autocast makes for each micro-batch, of those that do not run."""
-    layouts, recipe = rows.layouts, rows.recipe
-    if not rows.framework.keeps_messages or recipe.master:
+    layouts = rows.layouts
+    if not rows.in_torch.any() or rows.recipe.master:
         return NONE
     is_saved = ~(rows.casts & (layouts.zero >= 2)) & (
         (layouts.recompute != FULL) | (layouts.recompute_layers > 0)
@@ -475,8 +475,8 @@ def _embedding_mask(rows: LayoutRows, held: Holding) -> Floats:
 def _outputs(rows: LayoutRows, own: Elements, held: Holding, once: Floats) -> tuple[Floats, Floats]:
     """Return the bytes of the stage's outputs that a pipeline keeps, and those gathered for one backward pass."""
     framework, recipe = rows.framework, rows.recipe
-    if framework.keeps_messages:
-        return _outputs_in_torch(rows, own, held, once)
+    if framework.whole_in_pipelines:
+        return _outputs_in_torch(rows, own, held, once) if rows.in_torch.any() else (NONE, NONE)
     if not framework.keeps_outputs:
         return NONE, NONE
     is_sent = (rows.pipeline.ranks > 1) & (held.head == 0)
@@ -489,10 +489,10 @@ def _outputs(rows: LayoutRows, own: Elements, held: Holding, once: Floats) -> tu
 def _outputs_in_torch(rows: LayoutRows, own: Elements, held: Holding, once: Floats) -> tuple[Floats, Floats]:
     """Return the bytes that torch's pipelines keep in addition to what layers save: always, and in a backward pass.
 
-    These are the outputs of stages, without inputs, which are in the buffers of received messages. Of the micro-batch
-    that runs, the output takes the place of its gradient. At the end of the model, these are the final norm's input
-    and output, the logits, and what the loss saves: log-probabilities in float32, under autocast also in 16 bits. Ranks
-    with several stages hold only one micro-batch at the loss, or two if gradients of weights are delayed.
+    These are the outputs of stages. Of the micro-batch that runs, the output takes the place of its gradient. At the
+    end of the model, these are the final norm's input and output, the logits, and what the loss saves:
+    log-probabilities in float32, under autocast also in 16 bits. Ranks with several stages hold only one micro-batch at
+    the loss, or two if gradients of weights are delayed.
     """
     recipe, chunks, count = rows.recipe, rows.pipeline.chunks, held.in_flight * rows.pipeline.chunks
     tokens, one, is_autocast = rows.shape.tokens, _boundary(rows), _is_autocast(rows)
@@ -503,9 +503,7 @@ def _outputs_in_torch(rows: LayoutRows, own: Elements, held: Holding, once: Floa
     at_end = one + normed + per_logit * logits + weights
     output = np.where(held.head * (chunks == 1) > 0, at_end, one)
     running = held.head * recipe.activation * logits * (not rows.casts)
-    inputs = count * (1 - held.embedding / chunks)
-    is_on = rows.pipeline.ranks > 1
-    kept = is_on * ((count - 1) * output + running - inputs * one)
+    kept = rows.in_torch * ((count - 1) * output + running)
     if not rows.pipeline.splits.any():
         return kept, NONE
     others, in_backward = _delayed(rows, own, held, one, once)
@@ -571,6 +569,14 @@ def _boundary(rows: LayoutRows) -> Floats:
     return np.asarray(width * rows.model.hidden * rows.shape.tokens / rows.shape.divided)
 
 
+def _inputs(rows: LayoutRows, held: Holding) -> Floats:
+    """Return the bytes of inputs of stages, which their first layers save, but torch has received into buffers."""
+    if not rows.in_torch.any():
+        return NONE
+    stages = rows.pipeline.chunks - held.embedding
+    return np.asarray(rows.in_torch * held.in_flight * stages * _boundary(rows))
+
+
 def _messages(rows: LayoutRows, held: Holding) -> Floats:
     """Return the bytes of a rank's messages in torch's pipelines: received in a step, and one that is being sent.
 
@@ -579,7 +585,7 @@ def _messages(rows: LayoutRows, held: Holding) -> Floats:
     pipeline = rows.pipeline
     received = pipeline.microbatches * (2 * pipeline.chunks - held.embedding - held.head)
     sent = pipeline.chunks > held.embedding
-    return np.asarray((pipeline.ranks > 1) * _boundary(rows) * (received + sent))
+    return np.asarray(rows.in_torch * _boundary(rows) * (received + sent))
 
 
 def _placeholders(rows: LayoutRows, held: Holding) -> Floats:

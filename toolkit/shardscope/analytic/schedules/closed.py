@@ -14,7 +14,7 @@ on p ranks::
 
 A bubble is the maximum over a few critical paths. A rank is idle if some chain of dependent operations takes longer
 than the rank's own work. For given numbers of ranks and micro-batches, the length of a chain is a sum of durations of
-forwards, input gradients and weight gradients, so the bubble is the maximum of a few such sums. The papers state only
+forwards, input gradients and weight gradients, so the bubble is the maximum of a few such sums. The papers give only
 the sum that is largest if all durations are equal. The other sums were derived from the schedules' tables, and the
 tests check all of them against these tables. The functions of a `Case` return the bubble: the idle time of the rank
 that is idle longest, between the rank's first and last operations. Functions whose names end in ``ramp`` return the

@@ -24,6 +24,8 @@ _FIGURES = (
     "bytes_per_step",
     "held_bytes",
     "process_bytes",
+    "mfu",
+    "link_utilization",
 )
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
 from math import inf
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardscope.calibration.calibration import Interval
@@ -114,6 +116,7 @@ class LaunchPrediction(NamedTuple):
         calibration: The constants; None in runs of earlier versions.
         speed: Speed of the machine relative to the one on which `calibration` was measured: FLOP/s and memory
             bandwidth.
+        at_peak: Seconds of a step at peak rates, by name; see `prediction.utilization`.
     """
 
     step_time_s: float
@@ -125,6 +128,7 @@ class LaunchPrediction(NamedTuple):
     cores: float | None = None
     calibration: HostCalibration | None = None
     speed: tuple[float, float] = (1.0, 1.0)
+    at_peak: Mapping[str, float] = MappingProxyType({})
 
     @classmethod
     def of(cls, prediction: JobPrediction) -> LaunchPrediction | None:
@@ -137,11 +141,15 @@ class LaunchPrediction(NamedTuple):
         return cls(
             float(seconds), prediction.interval, host.label, prediction.is_calibrated,
             calibration=host, speed=relative_speed(host),
+            at_peak={name: each for name, each in prediction.at_peak._asdict().items() if each is not None},
         )  # fmt: skip
 
     def write(self, run: RunDir) -> None:
         """Write the file of a run that is being launched now."""
-        found = {**self._replace(load=_load() or 0.0)._asdict(), **Place.here()._asdict()}
+        found = {
+            **self._replace(load=_load() or 0.0, at_peak=dict(self.at_peak))._asdict(),
+            **Place.here()._asdict(),
+        }
         found["calibration"] = None if self.calibration is None else json.loads(self.calibration.to_json())
         run.write_json(FILE, {"schema": _SCHEMA, **found})
 
@@ -171,6 +179,7 @@ class LaunchPrediction(NamedTuple):
                 None if cores is None else float(cores),
                 _calibration(found.get("calibration")) if 0 < flops < inf and 0 < bandwidth < inf else None,
                 (flops, bandwidth),
+                at_peak_of(run),
             )
         except (RunUnreadable, TypeError, KeyError, ValueError, AttributeError):
             return None
@@ -191,6 +200,13 @@ class LaunchPrediction(NamedTuple):
     def busy_load(self, num_ranks: int) -> float:
         """Return the machine's load at the end if it exceeds what this run alone causes; else 0."""
         return load if (load := self.load_at_end or 0.0) >= num_ranks + 1 else 0.0
+
+
+def at_peak_of(run: RunDir) -> dict[str, float]:
+    """Return the recorded seconds of a step at peak rates; empty if none were recorded, or if the file is damaged."""
+    with suppress(RunUnreadable, TypeError, ValueError, AttributeError):
+        return {name: float(each) for name, each in run.read_json(FILE).get("at_peak", {}).items()}
+    return {}
 
 
 def _load() -> float | None:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from shardscope.analytic.communication.plan import StepPlan
     from shardscope.analytic.job_step import JobStep
     from shardscope.analytic.memory import RankStates
-    from shardscope.analytic.memory.pipelines import RankPeak
     from shardscope.analytic.schedules.table import ScheduleTable
     from shardscope.spec.job import Job
     from shardscope.spec.model.step import PipelinePiece, StepTrace
@@ -260,17 +259,6 @@ class Pipeline(Strategy):
         if not step.trace.pieces or table is None:
             return None
         return list(table.peak_activation(stage_sizes=self._saved(step)))
-
-    def peaks(self, step: JobStep) -> list[RankPeak] | None:
-        """Return the bytes of activations, gradients and messages at the peak of each rank; None if unknown."""
-        from shardscope.analytic.memory.pipelines import pipeline_peaks
-
-        table = self._table(step)
-        if not step.trace.pieces or table is None:
-            return None
-        count = self.microbatches or step.micro_batches
-        split = self.split_of(step.trace, step.job, step.slowness)
-        return pipeline_peaks(step, table, split, is_first_pass=count == step.micro_batches, in_a_pass=count)
 
     def _saved(self, step: JobStep) -> list[float]:
         """Return the bytes that each stage saves for the backward pass of one micro-batch."""

@@ -1,0 +1,33 @@
+"""How well a job uses processors and links: the time of a step at peak rates, which MFU and link utilization divide."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardscope.analytic.compute.flops import model_flops
+from shardscope.prediction.step.machine import Machine
+from shardscope.spec.job import IN_LAYOUTS
+
+if TYPE_CHECKING:
+    from shardscope.prediction.job import JobPrediction
+
+
+class AtPeak(NamedTuple):
+    """Seconds of a step if all processors, or the busiest rank's link, always worked at their peak; None if unknown."""
+
+    compute_s: float | None = None
+    sending_s: float | None = None
+
+
+def at_peak(found: JobPrediction) -> AtPeak:
+    """Return the seconds at peak rates; those of a run are this prediction's, made at its launch."""
+    if not found.has_rates or found.time is None:
+        return AtPeak()
+    rates, batch, model = found.rates, found.job.batch.global_batch, found.found.table.as_transformer
+    flops = 3.0 * found.found.table.flops * batch if model is None else float(model_flops(model, batch))
+    peak = rates.emulated_flops or rates.flops
+    if found.cluster is not None and found.calibration is not None:
+        precision = IN_LAYOUTS.get(found.job.precision, "fp32")
+        peak = Machine.of(found.cluster, found.calibration, precision).peak
+    sent = 0.0 if found.sent_bytes is None else float(found.sent_bytes.max())
+    return AtPeak(flops / (peak * found.job.world_size), sent / rates.link if sent else None)

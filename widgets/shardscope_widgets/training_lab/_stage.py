@@ -1,0 +1,64 @@
+"""What the step player shows: a predicted step, and below it the measured step of real ranks that run the same job."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from shardscope_widgets.training_lab import _words
+
+if TYPE_CHECKING:
+    from shardscope.runlog.step_events import StepEvents
+    from shardscope_widgets.training_lab._runbook import RunEntry
+    from shardscope_widgets.training_lab._screen import Screen
+
+FOLLOW_AFTER_S = 0.8
+"""Seconds after the last change of the form after which ranks follow it."""
+
+
+class Stage:
+    """Shows the form's job, or the run in focus; and says when ranks have to follow a change of the form.
+
+    Attributes:
+        is_watching: Whether a run was put in focus after the form was last changed, so that it is shown.
+    """
+
+    def __init__(self, screen: Screen) -> None:
+        self.is_watching = False
+        self._screen = screen
+        self._recorded: dict[str, StepEvents] = {}
+        self._follow_at = 0.0
+
+    def draw(self, entry: RunEntry | None, *, is_own: bool) -> None:
+        """Play the predicted step, and show the measured one below it.
+
+        Args:
+            entry: The run in focus.
+            is_own: Whether the form describes its job and its cluster.
+        """
+        screen, predicted, measured, note = self._screen, self._screen.forecast.step, None, ""
+        if entry is not None and (is_own or self.is_watching):
+            if not is_own:
+                predicted = screen.ghosts.steps.get(entry.run.id)
+            measured = self._recorded_step(entry)
+            predicted_s = None if predicted is None else predicted.step_time_s
+            note = _words.ranks_text(entry, screen.place.why_not, predicted_s)
+        screen.draw_step(predicted, measured, note)
+
+    def _recorded_step(self, entry: RunEntry) -> StepEvents | None:
+        found = self._recorded.get(entry.run.id) or entry.trace.step_events()
+        if found is not None:
+            self._recorded[entry.run.id] = found
+        return found
+
+    def form_changed(self, entry: RunEntry | None, *, is_own: bool) -> None:
+        """Let the ranks of a live run follow the form a little later, if they are to follow it."""
+        self.is_watching = False
+        is_due = self._screen.follow.value and entry is not None and entry.is_alive and not is_own
+        self._follow_at = time.monotonic() + FOLLOW_AFTER_S if is_due else 0.0
+
+    def must_follow(self) -> bool:
+        """Return once, when the form has not changed for a while, that the ranks must follow it."""
+        is_due = bool(self._follow_at) and time.monotonic() > self._follow_at
+        self._follow_at = 0.0 if is_due else self._follow_at
+        return is_due
