@@ -23,16 +23,14 @@
 # a cluster in a great many ways: how many replicas, tensor, pipeline and context ranks, which ZeRO stage, which
 # schedule, which micro-batch, what to recompute, what to keep in host memory. The planner evaluates **all** of them
 # that the framework ships, with the formulas of the other calculators; where memory demands recomputation, it finds the
-# fewest layers to recompute. Choose another model, device or framework; move the sliders, and rows are ranked again at
-# once; click a point or a row to compare that plan with the best one.
+# fewest layers to recompute. It recommends the first plan that leaves memory for errors of the prediction. Choose
+# another model, device or framework; move the sliders, and rows are ranked again at once; click a point or a row to
+# compare that plan with the first one.
 
 # %%
-from shardscope_widgets import Planner, figures, say
+from shardscope_widgets import Planner
 
-planner = Planner(model="llama-3-70b", device="h100-80gb", nodes=8, software="megatron-core")
-say(
-    f"**{planner.model} on {planner.plans.setting.cluster.num_devices} devices:** {figures.plans_text(planner.plans)}"
-)
+planner = Planner(model="llama-3-70b", device="h100-80gb", nodes=8)
 planner
 
 # %% [markdown]
@@ -44,7 +42,7 @@ planner
 # %%
 import shardscope as ss
 from shardscope.analytic import reliability
-from shardscope_widgets import duration_text
+from shardscope_widgets import duration_text, figures, say
 
 TOKENS = 300e9  # what GPT-3 was trained on
 cluster = ss.Cluster.of("a100-80gb", nodes=128, per_node=8)
@@ -173,7 +171,7 @@ trillion.explain(1, 10)
 # ## How do I run the plan?
 #
 # A plan comes with the settings of its framework: flags of Megatron-LM or torchtitan, or DeepSpeed's JSON. The panel at
-# the top of this page shows them below the chosen plan. Here are those of a small Llama on one node:
+# the top of this page shows them beside the devices of the chosen plan. Here are those of a small Llama on one node:
 
 # %%
 eight = ss.Cluster.of("h100-80gb", nodes=1, per_node=8)

@@ -86,7 +86,7 @@ class TestOfALayout:
         found, panel, text, data = doors
         named = short(found.layout)
         work = f"global batch {found.layout.global_batch:,}, sequence length {found.model.seq:,}"
-        for said in (text, repr(found), html.unescape(panel._status.value)):
+        for said in (text, repr(found), html.unescape(panel._size.value)):
             assert named in said
             assert work in said
         assert (
@@ -134,7 +134,8 @@ class TestOfAPlan:
         assert panel.plans.best.layout == plans.best.layout
         assert data["plans"][0]["layout"] == plans.best.layout.model_dump(mode="json")
         named = text.splitlines()[2].split("  ")[-1]
-        assert named in panel.screen.status.value
+        panel.chosen = 1  # it shows the recommended plan first
+        assert named in html.unescape(panel.screen.advice.value)
         assert named in repr(plans)
         only = {plans.needs_offload, panel.plans.needs_offload, data["needs_offload"]}
         assert only == {model == "llama-3-70b"}
@@ -151,9 +152,10 @@ class TestOfAPlan:
             best.mfu,
         )
         assert panel.plans.best == best
+        panel.chosen = 1  # it shows the recommended plan first
         for said in (text, panel.screen.status.value):
             assert seconds(best.step_time_s) in said
-        same([number(r"needs ([\d.]+) of", panel.screen.status.value)], best.memory_bytes / GIB)
+        same([number(r"([\d.]+) GiB of", panel.screen.status.value)], best.memory_bytes / GIB)
         same([number(r"\$\S+\s+([\d.]+) GiB", text)], best.headroom_bytes / GIB)
         same([number(r"MFU ([\d.]+)%", panel.screen.status.value)], 100 * best.mfu)
 

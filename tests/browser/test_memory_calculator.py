@@ -39,6 +39,10 @@ def test_dragging_a_slider_turns_the_verdict(calculator):
     page.wait_for_function(
         "() => document.querySelector('.ss-memory .ss-status').innerText.startsWith('Fits')"
     )
+    page.set_viewport_size({"width": 600, "height": 600})
+    page.locator(f"{LAB} table").last.scroll_into_view_if_needed()
+    eventually(page, partial(is_at_the_top, page.locator(f"{LAB} .ss-status")))
+    page.set_viewport_size({"width": 1360, "height": 1100})
     assert calculator.kernel("calculator.zero") == 1
     calculator.kernel("calculator.set_trait('global_batch', 1537)")
     problem = page.locator(f"{LAB} .ss-problem", has_text="global_batch=1537 is not a multiple")
@@ -50,6 +54,10 @@ def test_dragging_a_slider_turns_the_verdict(calculator):
         calculator.use_theme(theme)
         calculator.can_be_read(f"{LAB} .js-plotly-plot .ytick text, {LAB} .js-plotly-plot .legendtext")
         eventually(page, partial(a_label_is_light, page))
+
+
+def is_at_the_top(verdict):
+    assert 0 <= verdict.bounding_box()["y"] < 200
 
 
 def a_label_is_light(page):

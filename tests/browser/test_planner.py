@@ -32,6 +32,16 @@ def test_a_point_a_row_and_a_slider_change_what_is_shown(notebook, tmp_path):
     rows = page.locator(f"{PLANNER} .ss-plan-table tbody tr")
     eventually(page, partial(has_plans, rows, 15))
 
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator(f"{PLANNER} .ss-copied button").click()
+    page.locator(f"{PLANNER} .ss-copied button", has_text="Copied").wait_for()
+    assert page.evaluate("() => navigator.clipboard.readText()") == notebook.kernel(
+        "planner.screen.flags.text"
+    )
+    page.locator(f"{PLANNER} .widget-toggle-button", has_text="pipeline").click()
+    notebook.until("planner.screen.by.value", "pipeline")
+    eventually(page, partial(a_square_names_its_links, page))
+
     rows.nth(4).click()
     page.wait_for_selector(f"{PLANNER} .ss-told:has-text('Plan 5 takes')")
     page.keyboard.press("ArrowDown")
@@ -51,6 +61,33 @@ def test_a_point_a_row_and_a_slider_change_what_is_shown(notebook, tmp_path):
         f"[planner.weights['headroom'], planner.plans.best.step_time_s > {best!r}, planner.problem]",
         [1.0, True, ""],
     )
+
+
+def test_the_verdict_stays_in_view_beside_what_changes_it(notebook, tmp_path):
+    written = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
+    written.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(written, tmp_path / "narrow.ipynb")
+    notebook.open(tmp_path / "narrow.ipynb").run_all()
+    page = notebook.page
+    page.set_viewport_size({"width": 600, "height": 700})
+    verdict = page.locator(f"{PLANNER} .ss-status", has_text="Yes: gpt3-175b fits")
+    verdict.wait_for(timeout=60_000)
+    page.locator(f"{PLANNER} .ss-measured").scroll_into_view_if_needed()
+    eventually(page, partial(is_at_the_top, verdict))
+    page.set_viewport_size({"width": 1360, "height": 1100})
+
+
+def is_at_the_top(verdict):
+    assert 0 <= verdict.bounding_box()["y"] < 200
+
+
+def a_square_names_its_links(page):
+    box = page.locator(f"{PLANNER} .js-plotly-plot .heatmaplayer").bounding_box()
+    page.mouse.move(0, 0)
+    page.mouse.move(box["x"] + box["width"] * 0.02, box["y"] + box["height"] * 0.1, steps=3)
+    page.wait_for_timeout(300)
+    told = page.locator(f"{PLANNER} .hoverlayer .hovertext").text_content(timeout=1000)
+    assert "nvlink-3 inside a node" in told
 
 
 def has_plans(rows, count):

@@ -157,7 +157,7 @@ def test_what_no_control_offers_is_refused_and_the_last_choice_stays(calculator)
 
 def test_offloading_says_what_the_host_holds(calculator):
     calculator.offload = "optimizer"
-    assert "The host holds" in calculator._status.value
+    assert "The host holds" in calculator._size.value
 
 
 def test_words_and_table_tell_what_the_bars_show(calculator):

@@ -35,8 +35,6 @@ AS_TEXT = """texts => texts.map(text => {
     place.innerHTML = text;
     return place.textContent;
 })"""
-SEARCHED = re.compile(r"Searched in [\d.]+ m?s\.")
-"""The time that the planner's search took, the only thing that a widget does not compute from its settings."""
 
 
 def open_panel(page, site, panel, settings=""):
@@ -98,22 +96,18 @@ def same_numbers(shown, expected):
 
 def agree(page, panel, widget):
     """The panel shows the texts and figures of the widget, once the page has handled what was asked of it."""
-    texts = timeless(page.evaluate(AS_TEXT, [each.value for each in all_of(widget, widgets.HTML)]))
+    texts = page.evaluate(AS_TEXT, [each.value for each in all_of(widget, widgets.HTML)])
     figures = [each.figure["data"] for each in all_of(widget, LiveFigure) if each.figure["data"]]
     assert figures
 
     def is_shown():  # a panel writes its texts before it draws its figures
         shown = page.evaluate(SHOWN, panel)
-        assert timeless(shown["texts"]) == texts
+        assert shown["texts"] == texts
         assert len(shown["figures"]) == len(figures)
         for one, other in zip(shown["figures"], figures, strict=True):
             same_numbers(one, other)
 
     eventually(page, is_shown)
-
-
-def timeless(texts):
-    return [SEARCHED.sub("", text) for text in texts]
 
 
 @pytest.mark.parametrize("panel", ASKED)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from shardscope.analytic.recomputation import layers_of_stage
 from shardscope.planner.explain import seconds
 from shardscope.planner.filter import GIB
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 SHOWN = 15
 DAY_S = 86_400.0
+SPARE = 0.05
+"""Fraction of a device's memory below which a plan leaves little for errors of the prediction."""
 NO_BREAK = "\u00a0"
 """Space between a number and its unit, which stay on one line in a narrow table."""
 KEY = (
@@ -36,6 +40,14 @@ class Budget(NamedTuple):
     tokens: float
     days: float
     dollars: float | None
+
+
+def recommended(found: Plans) -> PlanRow:
+    """Return the first plan of the ranking that leaves memory for errors of the prediction; the best if none does."""
+    spare, held = found.headroom_bytes[found.order], found.memory_bytes[found.order]
+    roomy = np.flatnonzero(spare >= SPARE * (spare + held))
+    rank = int(roomy[0]) + 1 if len(roomy) else 1
+    return found.row(int(found.order[rank - 1]), rank=rank)
 
 
 def budget_of(found: Plans, plan: PlanRow, tokens: float) -> Budget:

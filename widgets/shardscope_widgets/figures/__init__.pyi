@@ -33,10 +33,11 @@ from shardscope_widgets.figures._overview import memory as memory
 from shardscope_widgets.figures._overview import overview as overview
 from shardscope_widgets.figures._parallel import parallel as parallel
 from shardscope_widgets.figures._pipeline import gantt as gantt
+from shardscope_widgets.figures._plan_answer import plans_text as plans_text
+from shardscope_widgets.figures._plan_mesh import plan_mesh as plan_mesh
 from shardscope_widgets.figures._plans import plan_rejections as plan_rejections
 from shardscope_widgets.figures._plans import plan_terms as plan_terms
 from shardscope_widgets.figures._plans import plans as plans
-from shardscope_widgets.figures._plans import plans_text as plans_text
 from shardscope_widgets.figures._predicted import StepTimesRow as StepTimesRow
 from shardscope_widgets.figures._predicted import compared as compared
 from shardscope_widgets.figures._predicted import step_times as step_times

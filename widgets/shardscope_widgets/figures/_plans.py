@@ -7,20 +7,16 @@ from functools import cache
 from math import log10
 from typing import Any, NamedTuple
 
-import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from shardscope.planner import REASONS, Plans, short
 from shardscope.planner.explain import seconds
 from shardscope.planner.setting import capacity
-from shardscope.planner.table import budget_of, days_text, dollars_text, offload_text
-from shardscope.prediction.failures import failures_text, layout_failures
-from shardscope.prediction.layout import uncertainty_of
-from shardscope.spec.units import work_text
+from shardscope.planner.table import dollars_text
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures.theme import RunStyle
-from shardscope_widgets.words import count_text, safe, three_digits
+from shardscope_widgets.words import safe, three_digits
 
 Spec = dict[str, Any]
 GIB = 2**30
@@ -31,8 +27,6 @@ STAGE_LOOKS = (
 """Colour and symbol by base-2 logarithm of the pipeline degree; the symbol alone identifies the degree."""
 NEAR = 0.01
 """Offset added to the relative excess over the fastest time, so that a logarithmic axis can show the fastest layout."""
-SPARE = 0.05
-"""Fraction of a device's memory below which a plan leaves little for errors of the prediction."""
 _TICKS = (0, 0.03, 0.1, 0.3, 1, 3, 9)
 REASON_NAMES = {
     "devices": "degrees do not divide the devices",
@@ -153,64 +147,6 @@ def terms_info(plans: Plans, ranks: Sequence[int]) -> TermsInfo:
     )
 
 
-def plans_text(plans: Plans, *, tokens: float | None = None) -> str:
-    """Return sentences on the number of valid layouts and on the best plan, or on why there is none.
-
-    Args:
-        plans: Result of the search.
-        tokens: Number of tokens to train on; adds a sentence on the time and the cost of the whole training.
-    """
-    work = work_text(plans.global_batch, plans.setting.model.seq)
-    title = f"{work[0].upper()}{work[1:]}"
-    if not len(plans):
-        return f"{title}: {plans.problem}"
-    model, cluster, calibration = plans.setting
-    best, fits = plans[0], plans.valid - plans.rejected.get("does not fit", 0)
-    low, high = map(seconds, uncertainty_of(model, cluster, best.layout, calibration).interval)
-    held, capacity = best.memory_bytes / GIB, (best.memory_bytes + best.headroom_bytes) / GIB
-    devices = plans.setting.cluster.num_devices
-    dollars = "" if best.dollars is None else f", {dollars_text(best.dollars)} a step"
-    return (
-        f"{offload_text(plans)} {title}: {fits:,} of {plans.valid:,} valid layouts fit on {devices:,} devices. "
-        f"The best needs {held:.1f} of "
-        f"{capacity:.1f} GiB for tensors and takes {seconds(best.step_time_s)} per step ({low} to {high}), "
-        f"MFU {best.mfu:.0%}{dollars}: {short(best.layout)}. {_roomier(plans)}"
-        f"{_step_size(plans)}{_whole(plans, tokens)}{_failures(plans)}"
-    ).lstrip()
-
-
-def _roomier(plans: Plans) -> str:
-    """Return a sentence on the first plan that leaves spare memory, if the best plan leaves almost none."""
-    best, spare = plans[0], plans.headroom_bytes[plans.order]
-    enough = np.flatnonzero(spare >= SPARE * (best.memory_bytes + best.headroom_bytes))
-    if not len(enough) or not enough[0]:
-        return ""
-    other = plans.row(int(plans.order[enough[0]]))
-    return (
-        f"That leaves {best.headroom_bytes / GIB:.1f} GiB for errors of the prediction; plan {other.rank} takes "
-        f"{other.step_time_s / best.step_time_s - 1:.1%} longer and leaves {other.headroom_bytes / GIB:.1f} GiB. "
-    )
-
-
-def _failures(plans: Plans) -> str:
-    model, cluster, _ = plans.setting
-    text = failures_text(layout_failures(model, cluster, plans[0].layout), cluster.num_devices)
-    return f" {text}" if text else ""
-
-
-def _step_size(plans: Plans) -> str:
-    batch, seq = plans.global_batch, plans.setting.model.seq
-    return f"A step is {batch:,} sequences of {seq:,} tokens ({count_text(batch * seq)} tokens)."
-
-
-def _whole(plans: Plans, tokens: float | None) -> str:
-    if not tokens:
-        return ""
-    whole = budget_of(plans, plans[0], tokens)
-    cost = "" if whole.dollars is None else f" and cost {dollars_text(whole.dollars)}"
-    return f" {count_text(tokens)} tokens take {days_text(whole.days)}{cost}."
-
-
 def scatter(info: PlansInfo) -> Spec:
     """Return the scatter plot of `info` with its Pareto front as Plotly JSON.
 
@@ -250,7 +186,7 @@ def _ticks(fastest: float) -> dict[str, Any]:
 def rings(info: PlansInfo, *, best: int | None = None, chosen: int | None = None) -> list[dict[str, Any]]:
     """Return rings around the best and the chosen layout; `best` and `chosen` are indices among the kept rows."""
     points = {point.kept: point for point in info.points}
-    marks = ((best, "star-open", "best"), (chosen, "circle-open", "chosen"))
+    marks = ((best, "star-open", "plan 1"), (chosen, "circle-open", "chosen"))
     fastest = _fastest(info)
     return [_ring(points[kept], symbol, name, fastest) for kept, symbol, name in marks if kept in points]
 
@@ -342,7 +278,7 @@ def terms(info: TermsInfo) -> Spec:
         for kind in KINDS
     ]
     layout, height = _terms_layout(), 174 + 44 * len(info.names)
-    title, text = layout["xaxis2"]["title"], f"GiB per device (capacity {info.capacity_gib:.0f})"
+    title, text = layout["xaxis2"]["title"], f"GiB per device (capacity {info.capacity_gib:.1f})"
     return {
         "data": data,
         "layout": layout
@@ -405,7 +341,15 @@ def rejected(counts: Mapping[str, int]) -> Spec:
         "text": [f"{counts[name]:,}" for name in names], "textposition": "outside", "cliponaxis": False,
         "customdata": [REASONS[name] for name in names], "hovertemplate": "%{x:,}: %{customdata}<extra></extra>",
     }  # fmt: skip
-    return {"data": [bars], "layout": _rejected_layout() | {"height": 60 + 22 * len(names)}}
+    layout = _rejected_layout()
+    ends = [
+        log10(0.7),
+        log10(max(counts.values(), default=1)) + 0.3,
+    ]  # so that a single layout has a bar, too
+    return {
+        "data": [bars],
+        "layout": layout | {"height": 60 + 22 * len(names), "xaxis": layout["xaxis"] | {"range": ends}},
+    }
 
 
 @cache

@@ -89,7 +89,7 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
         self.verdict = Verdict(True, "")
         self.controls = _controls.make_controls(self)
         self.figure = LiveFigure(go.Figure())
-        self._status, self._problem, self._words, self._table = (widgets.HTML() for _ in range(4))
+        self._status, self._problem, self._size, self._words, self._table = (widgets.HTML() for _ in range(5))
         self.children = self._arrange()
         classed(self, "ss-lab", "ss-memory")
         self.observe(self._take_model, ["model", "seq"])
@@ -97,9 +97,10 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
         self._take_model()
 
     def _arrange(self) -> tuple[widgets.Widget, ...]:
-        right = widgets.VBox([self._status, self._problem, self.figure, self._words, self._table])
+        bar = classed(widgets.VBox([self._status]), "ss-stay")
+        right = widgets.VBox([self._problem, self._size, self.figure, self._words, self._table])
         left = _controls.panel(self.controls)
-        return _Frame(title="Memory Calculator", about=ABOUT), columns(left, right)
+        return _Frame(title="Memory Calculator", about=ABOUT), bar, columns(left, right)
 
     def __repr__(self) -> str:
         return f"MemoryCalculator({self._model.name}: {self.verdict.sentence or self.problem})"
@@ -144,7 +145,7 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
         self.problem, self.verdict = sentence, Verdict(False, "")
         self.term = self.info = None
         self.figure.layout.display = "none"
-        self._words.value = self._table.value = ""
+        self._size.value = self._words.value = self._table.value = ""
         self._problem.value = problem_html(safe(sentence))
         self._status.value = status_html("This layout is invalid.", "failed")
 
@@ -157,9 +158,9 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
             f"{work_text(layout.global_batch, self._model.seq)}, {self._chosen_framework()}: {short(layout)}."
         )
         size = f"{self._model.num_params / 1e9:.4g} billion parameters."
-        note = note_html(f"{where}, {work} {size} {self._host_text()}")
         self.figure.figure = figure_dict(self.info)  # first, because the page draws it longest
-        self._status.value = f"{status_html(self.verdict.sentence, state)}{note}"
+        self._status.value = status_html(self.verdict.sentence, state)
+        self._size.value = note_html(f"{where}, {work} {size} {self._host_text()}")
         self.figure.layout.display = None
         self._words.value = words_html(memory_plan_text(self.info))
         self._table.value = _table_html(self.info)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import ipywidgets as widgets
@@ -12,25 +12,26 @@ import traitlets as t
 
 from shardscope.calibration.software import SOFTWARE, software_of
 from shardscope.errors import ShardscopeError, SpecError
-from shardscope.planner import Plans, default_batch, known_model, plan
-from shardscope.planner.plan import ANY
+from shardscope.planner import Plans, SearchAxes, default_batch, known_model, plan
+from shardscope.planner.shipped import LEAST_SAVED
+from shardscope.planner.table import recommended
 from shardscope.spec.cluster import Cluster, Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model, Transformer
 from shardscope.spec.numbers import LARGEST_COUNT
-from shardscope_widgets.figures import _plans
+from shardscope_widgets.figures import _plan_answer, _plan_mesh
 from shardscope_widgets.kit.controls import controls_for
 from shardscope_widgets.kit.form import check_options, named, own_trait, trait_of
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.markup import classed
 from shardscope_widgets.planner._hold_fixed import HoldFixed
 from shardscope_widgets.planner._measured import MeasuredPlan, calibration_of_steps, measured_step
-from shardscope_widgets.planner._screen import PlannerScreen
+from shardscope_widgets.planner._screen import PlannerScreen, as_in_form
 
 WEIGHTS = {"time": "Time", "headroom": "Memory left", "dollars": "Dollars"}
 ASKED = ("model", "device", "nodes", "software", "seq", "global_batch", "precision")
 BUDGET = "tokens_billions"
-OPTIONS = (*ASKED, BUDGET, "fix", "weights", "chosen")
+OPTIONS = (*ASKED, BUDGET, "unshipped", "fix", "weights", "chosen")
 
 
 def _transformers() -> tuple[tuple[str, str], ...]:
@@ -64,8 +65,9 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         "",
         "Framework",
         "Framework that trains the model: only what it ships is searched, except on axes held fixed.",
-        values=(("by the layout", ""), *named(SOFTWARE), ("any, shipped or not", ANY)),
+        values=(("by the layout", ""), *named(SOFTWARE)),
     )
+    unshipped = t.Bool(False, help="Search also what the framework does not ship.")
     seq = own_trait(2048, "Sequence, tokens", "Tokens per sequence.", least=1, most=LARGEST_COUNT)
     global_batch = trait_of(Layout, "global_batch", "Batch, sequences", default=2048)
     tokens_billions = own_trait(
@@ -78,14 +80,15 @@ class Planner(widgets.VBox):  # type: ignore[misc]
     precision = trait_of(Layout, "precision")
     fix = t.Dict(help="Layout axes fixed to one value or several, by name.")
     weights = t.Dict(default_value={"time": 1.0}, help="Weight of each objective in the ranking, by name.")
-    chosen = t.Int(1, min=1, help="Position in the ranking, from 1, of the plan shown next to the best.")
+    chosen = t.Int(
+        1, min=1, help="Position in the ranking, from 1, of the plan shown; first the recommended one."
+    )
     problem = t.Unicode("", help="The last error, as HTML; empty if there is none.")
     plans = t.Instance(Plans, allow_none=True, help="Result of the last search, ranked by `weights`.")
 
     @t.validate("software")
     def _known_software(self, proposal: Mapping[str, Any]) -> str:
-        value: str = proposal["value"]
-        return value if value in {"", ANY} else software_of(value).name
+        return software_of(proposal["value"]).name if proposal["value"] else ""
 
     def __init__(
         self, model: str | Transformer | None = None, *, cluster: Cluster | None = None, **choices: Any
@@ -115,7 +118,9 @@ class Planner(widgets.VBox):  # type: ignore[misc]
 
     def _asked(self) -> dict[str, widgets.Widget]:
         given = {"device", "nodes"} if self._own_cluster is not None else set()
-        return controls_for(self, [name for name in (*ASKED, BUDGET) if name not in given])
+        controls = controls_for(self, [name for name in (*ASKED, BUDGET) if name not in given])
+        classed(controls["software"], "ss-wide")
+        return controls
 
     def _measures(self) -> dict[str, widgets.Widget]:
         sliders = {}
@@ -141,10 +146,14 @@ class Planner(widgets.VBox):  # type: ignore[misc]
             callback(self._change), [name for name in ASKED if name not in {"model", "device", "software"}]
         )
         self.observe(callback(self._change_fix), "fix")
+        self.observe(callback(self.search), "unshipped")
         self.observe(callback(self._rank), "weights")
         self.observe(callback(self._draw), "chosen")
-        self.observe(callback(self._take_budget), BUDGET)
+        self.observe(callback(self._draw), BUDGET)
         self.observe(lambda change: setattr(self.screen.problem, "value", change["new"]), "problem")
+        t.link((self, "unshipped"), (self.screen.unshipped, "value"))
+        self.screen.pick.observe(callback(self._take_pick), "value")
+        self.screen.by.observe(callback(self._draw_mesh), "value")
         self.screen.table.observe(callback(self._take_row), "chosen")
         self.screen.scatter.observe(callback(self._take_point), "clicked")
         self.screen.measured.use.on_click(callback(self._take_measured))
@@ -158,6 +167,10 @@ class Planner(widgets.VBox):  # type: ignore[misc]
 
     def _take_filters(self) -> None:
         self.fix = self._fixed.applied_to(self.fix)
+
+    def _take_pick(self) -> None:
+        if not self._is_filling and self.screen.pick.value is not None:
+            self.chosen = self.screen.pick.value
 
     def _take_row(self) -> None:
         self.chosen = self.screen.table.chosen
@@ -177,10 +190,17 @@ class Planner(widgets.VBox):  # type: ignore[misc]
 
     def _take_model(self) -> None:
         """Set sequence length and global batch to the defaults of the chosen model."""
-        self._is_filling = True
-        with suppress(ShardscopeError):  # an unknown model is reported by the search
+        with self._filling(), suppress(ShardscopeError):  # an unknown model is reported by the search
             self.seq, self.global_batch = self.transformer.seq, default_batch(self.transformer)
-        self._is_filling = False
+
+    @contextmanager
+    def _filling(self) -> Iterator[None]:
+        """Set controls without the effects that they have when a person sets them."""
+        self._is_filling = True
+        try:
+            yield
+        finally:
+            self._is_filling = False
 
     def _change_model(self) -> None:
         self._take_model()
@@ -250,17 +270,19 @@ class Planner(widgets.VBox):  # type: ignore[misc]
                 self.screen.draw_failed()
 
     def _search(self) -> None:
-        start = time.perf_counter()
         cluster = self._own_cluster or Cluster.of(self.device, nodes=self.nodes)
-        model = self.transformer.replace(seq=self.seq)
-        self.plans = plan(
-            model, cluster, self.weights, global_batch=self.global_batch, fix=self.fix, precision=self.precision,
-            calibration=calibration_of_steps(self.measured, cluster), software=self.software or None,
+        search = partial(
+            plan, self.transformer.replace(seq=self.seq), cluster, self.weights, global_batch=self.global_batch,
+            fix=self.fix, precision=self.precision, software=self.software or None,
+            calibration=calibration_of_steps(self.measured, cluster),
         )  # fmt: skip
-        took = time.perf_counter() - start
-        self.screen.draw_search(self.plans)
-        self.screen.measured.show(self.measured, self.plans)
-        self._say(self.plans, f" Searched in {took:.2f} s.")
+        found = search()
+        self.screen.unshipped.description = as_in_form(_unshipped_words(found))
+        if self.unshipped and found.limits is not None:
+            found = search(space=SearchAxes(**dict(found.limits.wider)))
+        self.plans = found
+        self.screen.draw_search(found)
+        self.screen.measured.show(self.measured, found)
         self._show_first()
 
     def _rank(self) -> None:
@@ -269,7 +291,6 @@ class Planner(widgets.VBox):  # type: ignore[misc]
             return
         self.problem = ""
         self.plans = self.plans.by(self.weights)
-        self._say(self.plans)
         self._show_first()
 
     @property
@@ -277,27 +298,51 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         """Number of tokens to train on."""
         return float(self.tokens_billions) * 1e9
 
-    def _take_budget(self) -> None:
-        if self.plans is not None:
-            self._say(self.plans)
-            self._draw()
-
-    def _say(self, plans: Plans, more: str = "") -> None:
-        state = "failed" if not len(plans) else "warning" if plans.needs_offload else "completed"
-        self.screen.say(f"{_plans.plans_text(plans, tokens=self.tokens)}{more}", state=state)
-
     def _show_first(self) -> None:
-        if self.chosen == 1:
+        """Choose the recommended plan."""
+        assert self.plans is not None
+        first = recommended(self.plans).rank if len(self.plans) else 1
+        with self._filling():
+            self.screen.offer(self.plans, first)
+        if self.chosen == first:
             self._draw()
         else:
-            self.chosen = 1
+            self.chosen = first
+
+    @property
+    def _shown(self) -> int:
+        """Position of the plan that is shown; the last one if the chosen one does not exist."""
+        assert self.plans is not None
+        return min(self.chosen, len(self.plans.order))
 
     def _draw(self) -> None:
         if self.plans is None:
             return
         if not len(self.plans):
+            self.screen.say(_plan_answer.verdict(self.plans), state="failed")
             self.screen.draw_nothing()
             return
-        chosen = min(self.chosen, len(self.plans.order))
-        self.screen.draw_ranking(self.plans, chosen, tokens=self.tokens)
+        chosen = self._shown
+        with self._filling():
+            self.screen.draw_ranking(self.plans, chosen, tokens=self.tokens)
         self.screen.draw_chosen(self.plans, chosen, self.plans.explain(chosen, 1) if chosen > 1 else None)
+        self._draw_mesh()
+
+    def _draw_mesh(self) -> None:
+        if self._is_filling or self.plans is None or not len(self.plans):
+            return
+        info = _plan_mesh.plan_mesh_info(self.plans, self._shown, by=self.screen.by.value or "")
+        with self._filling():
+            self.screen.draw_mesh(info)
+
+
+def _unshipped_words(found: Plans) -> str:
+    """Return what the frameworks do not ship and what that would gain."""
+    named = [software_of(name).label for name in found.software if name]
+    words = f"Search also what {f'{named[0]} does' if len(named) == 1 else 'the frameworks do'} not ship"
+    if not len(found):
+        return words
+    saved = 0.0 if found.beyond is None else 1 - found.beyond.step_time_s / float(found.step_time_s.min())
+    if found.beyond is None or saved < LEAST_SAVED:
+        return f"{words}: no layout is faster"
+    return f"{words}: {found.beyond.lacking} would take {saved:.0%} off the step"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -13,10 +13,12 @@ import plotly.graph_objects as go
 import traitlets as t
 
 from shardscope.errors import SpecError
-from shardscope.planner import PlanComparison, Plans
+from shardscope.planner import PlanComparison, Plans, short
 from shardscope.planner.table import KEY, table_rows
-from shardscope_widgets.figures import _plans
+from shardscope.spec.units import work_text
+from shardscope_widgets.figures import _plan_answer, _plan_mesh, _plans, theme
 from shardscope_widgets.kit.click_figure import ClickFigure
+from shardscope_widgets.kit.copied import Copied
 from shardscope_widgets.kit.frame import Frame
 from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.kit.markup import classed, columns, heading, note_html, status_html, words_html
@@ -43,28 +45,53 @@ class PlannerScreen:
     """All widgets of a planner, arranged around its controls."""
 
     def __init__(self, controls: Mapping[str, Mapping[str, widgets.Widget]]) -> None:
-        self.status, self.problem, self.told, self.note, self.config = (widgets.HTML() for _ in range(5))
+        (
+            self.status,
+            self.problem,
+            self.numbers,
+            self.advice,
+            self.told,
+            self.note,
+            self.mesh_words,
+            self.remarks,
+        ) = (widgets.HTML() for _ in range(8))
         self._info, self._dots = _EMPTY, _plans.scatter(_EMPTY)
         empty = go.Figure()
         self.scatter, self.terms, self.rejected = ClickFigure(empty), LiveFigure(empty), LiveFigure(empty)
-        self.table, self.measured = PlanTable(), MeasuredBox()
+        self.mesh = LiveFigure(theme.blank(), label="Devices of the chosen plan, by group")
+        self.table, self.measured, self.flags = PlanTable(), MeasuredBox(), Copied()
+        self.pick = widgets.ToggleButtons(options=[], value=None)
+        self.by = widgets.ToggleButtons(description="Colour by", options=[], value=None)
+        self.unshipped = classed(widgets.Checkbox(indent=False), "ss-unshipped")
         self.children = self._arrange(controls)
 
     def _arrange(self, controls: Mapping[str, Mapping[str, widgets.Widget]]) -> tuple[widgets.Widget, ...]:
+        where = [heading("Where each rank runs", "hover over a square"), self.by, self.mesh, self.mesh_words]
+        run = [heading("Run the chosen plan"), self.flags, self.remarks]
+        both = classed(widgets.HBox([widgets.VBox(where), widgets.VBox(run)]), "ss-run-it")
+        self.chosen = widgets.VBox([self.numbers, self.pick, self.advice])
+        self.run = widgets.VBox([both])
         scroll = classed(widgets.VBox([self.table]), "ss-plan-scroll")
-        beside = heading("The chosen plan next to the best")
-        key = widgets.HTML(note_html(f"{KEY}."))
-        config = heading("Run the chosen plan")
-        asked = heading("A step that you measured", "of the chosen plan")
         self.answer = widgets.VBox(
-            [scroll, key, beside, self.terms, self.told, config, self.config, asked, self.measured.box]
+            [
+                heading("All plans", "choose one by a click"),
+                self.scatter,
+                scroll,
+                widgets.HTML(note_html(f"{KEY}.")),
+                heading("The chosen plan next to the first"),
+                self.terms,
+                self.told,
+                heading("A step that you measured", "of the chosen plan"),
+                self.measured.box,
+            ]
         )
         self.left_out = widgets.VBox(
             [heading("Layouts that are not in the table", "by reason"), self.rejected]
         )
-        right = widgets.VBox([self.status, self.problem, self.note, self.scatter])
+        right = widgets.VBox([self.problem, self.chosen, self.unshipped, self.run, self.note])
+        bar = classed(widgets.VBox([self.status]), "ss-stay")
         frame = Frame(title="Planner", about=ABOUT)
-        return frame, columns(_controls_box(controls), right), self.answer, self.left_out
+        return frame, bar, columns(_controls_box(controls), right), self.answer, self.left_out
 
     def say(self, text: str, *, state: str) -> None:
         """Set the status line at the top."""
@@ -76,35 +103,86 @@ class PlannerScreen:
         self._dots = _plans.scatter(self._info)
         self.rejected.figure = _plans.rejected(plans.rejected)
         self.left_out.layout.display = None
-        self.note.value = note_html(_as_in_form(f"{plans.caveat[0].upper()}{plans.caveat[1:]}."))
+        known = plans.setting.calibration
+        why = "" if len(plans) else words_html(as_in_form(_plan_answer.reason(plans)))
+        told = f"Calibration {known.name}{f': {as_in_form(known.note)}' if known.note else ''}."
+        self.note.value = why + note_html(told)
+
+    def offer(self, plans: Plans, recommended: int) -> None:
+        """Offer the recommended plan and the first one, by their positions in the ranking."""
+        is_fastest = len(plans) and plans.best.step_time_s == plans.step_time_s.min()
+        first = "Fastest" if is_fastest else "First in the ranking"
+        both = {recommended: f"Recommended: plan {recommended}", 1: f"{first}: plan 1"}
+        if recommended == 1:
+            both = {1: f"Recommended, {first.lower()}: plan 1"}
+        self.pick.options = [(words, rank) for rank, words in both.items()]
 
     def draw_ranking(self, plans: Plans, chosen: int, *, tokens: float) -> None:
-        """Draw the parts that depend on the ranking or the chosen plan: the table and the scatter plot.
+        """Draw the parts that depend on the ranking or the chosen plan: the answer, the table and the scatter plot.
 
         Args:
             plans: Result of the search.
             chosen: Position of the chosen plan in the ranking, from 1.
             tokens: Number of tokens to train on, for the time and the cost.
         """
-        self.answer.layout.display = self.scatter.layout.display = None
+        self._show(None)
+        plan = plans.row(int(plans.order[chosen - 1]), rank=chosen)
+        numbers = _plan_answer.numbers(plans, plan, tokens)
+        is_full = _plan_answer.is_full(plan)
+        step, _, mfu, memory, *_ = numbers
+        told = f"Plan {chosen}: {step.value} a step, MFU {mfu.value}, {memory.value} {memory.about}."
+        is_doubtful = is_full or plans.needs_offload
+        self.say(f"{_plan_answer.verdict(plans)} {told}", state="warning" if is_doubtful else "completed")
+        self.numbers.value = _numbers_html(numbers, is_full=is_full)
+        failures = _plan_answer.failures(plans, plan)
+        work = work_text(plans.global_batch, plans.asked.model.seq)
+        text = f"Layout: {short(plan.layout)}.\nEach step: {work}.\n{_plan_answer.advice(plans)} {failures}"
+        self.advice.value = words_html(text)
+        self.pick.value = chosen if chosen in {rank for _, rank in self.pick.options} else None
         header, rows = table_rows(plans, tokens=tokens)
         with self.table.hold_sync():
             self.table.header, self.table.rows, self.table.chosen = list(header), rows, chosen
-        best, kept = (int(plans.order[rank - 1]) if len(plans) else None for rank in (1, chosen))
+        best, kept = (int(plans.order[rank - 1]) for rank in (1, chosen))
         rings = _plans.rings(self._info, best=best, chosen=kept)
         self.scatter.figure = self._dots | {"data": [*self._dots["data"], *rings]}
 
     def draw_chosen(self, plans: Plans, chosen: int, explanation: PlanComparison | None) -> None:
-        """Draw the comparison of the chosen plan (`chosen` is its position in the ranking, from 1) with the best."""
+        """Draw the comparison of the chosen plan (`chosen` is its position in the ranking, from 1) with the first."""
         self.terms.figure = _plans.terms(_plans.terms_info(plans, (1, chosen)))
         self.told.value = _told(explanation)
-        self.config.value = _config_html(plans, chosen)
+        self._draw_config(plans, chosen)
+
+    def draw_mesh(self, info: _plan_mesh.PlanMeshInfo) -> None:
+        """Draw the devices of the chosen plan, and offer the axes by which they can be coloured."""
+        axes = tuple(each.axis for each in info.groups)
+        if axes != self.by.options:
+            self.by.options = axes
+        self.by.value = info.by or None
+        self.mesh.figure = _plan_mesh.mesh(info)
+        self.mesh_words.value = note_html(f"{_plan_mesh.mesh_key(info)} {_plan_mesh.plan_mesh_text(info)}")
+
+    def _draw_config(self, plans: Plans, chosen: int) -> None:
+        """Show the settings of the chosen plan's framework, or why there are none."""
+        try:
+            config = plans.trainer_config(chosen)
+        except SpecError as error:
+            self.flags.layout.display = "none"
+            self.remarks.value = words_html(f"No settings to paste: {as_in_form(str(error))}.")
+            return
+        self.flags.layout.display = None
+        self.flags.title, self.flags.text = config.trainer, config.text
+        told = note_html(as_in_form(" ".join(config.remarks)))
+        self.remarks.value = f"<details><summary>What to add, and what differs</summary>{told}</details>"
 
     def draw_nothing(self) -> None:
         """Hide all results except the numbers of rejected layouts, because no layout fits."""
-        self.answer.layout.display = self.scatter.layout.display = "none"
+        self._show("none")
         self.table.rows = []
         self.scatter.figure, self.told.value = self._dots, ""
+
+    def _show(self, display: str | None) -> None:
+        for part in (self.chosen, self.run, self.answer):
+            part.layout.display = display
 
     def draw_failed(self) -> None:
         """Clear all results after a search that failed."""
@@ -114,21 +192,33 @@ class PlannerScreen:
         self.draw_nothing()
 
 
+def _numbers_html(numbers: Iterable[_plan_answer.PlanNumber], *, is_full: bool) -> str:
+    """Return the numbers of a plan as large text; its memory in the colour of warnings if `is_full`."""
+    parts = [
+        f"<div{' class=ss-full' * (is_full and 'memory' in each.name)}><span>{safe(each.name)}</span> "
+        f"<b>{safe(each.value)}</b> <span>{safe(each.about)}</span></div>"
+        for each in numbers
+    ]
+    return f'<div class="ss-numbers">{"".join(parts)}</div>'
+
+
 def _told(explanation: PlanComparison | None) -> str:
     if explanation is None:
-        return words_html("Choose a row or a point to see why that plan is slower than the best.")
+        return words_html("Choose a row or a point to see why that plan is slower than the first.")
     head, *rest = map(safe, explanation.sentences)
     return f'<div class="ss-told"><b>{head}</b><ul>{"".join(f"<li>{line}</li>" for line in rest)}</ul></div>'
 
 
 _IN_FORM: dict[str, str | Callable[[re.Match[str]], str]] = {
-    r"give software=\.\.\. for another": "choose another under Framework",
     r"plan with fix=\{'recompute_layers': 0\}": "hold Recompute fixed at full",
     r"plan with fix=\{'(\w+)': '?([\w-]+)'?\}": lambda found: f"hold {_label(found[1])} fixed at {found[2]}",
+    r"give software=\.\.\. for another": "choose another under Framework",
+    r"(ships, )plan with software='[^']*' and leave these axes out of fix": (
+        r"\1untick the box above and do not hold these axes fixed"
+    ),
+    r"leave (zero|these axes) out of fix": r"do not hold \1 fixed",
     r"plan with software='([^']*)'": r"choose \1 under Framework",
     r", or software='([^']*)'": r", or choose \1 under Framework",
-    r"and without that in fix": "and do not hold that fixed",
-    r"software='([^']*)' searches": r"Framework \1 searches",
     r"software='([^']*)'": r"framework \1",
 }
 """Replacements for arguments of `ss.plan` in the toolkit's sentences, by regular expression, in the order applied."""
@@ -138,24 +228,12 @@ def _label(axis: str) -> str:
     return LABELS.get(axis, axis.capitalize())
 
 
-def _as_in_form(text: str) -> str:
+def as_in_form(text: str) -> str:
     """Return a sentence with the form's words instead of the arguments of `ss.plan`."""
     for pattern, words in _IN_FORM.items():
         text = re.sub(pattern, words, text)
     return re.sub(
         rf"\b({'|'.join(FILTERS)})='?([\w-]+)'?", lambda found: f"{_label(found[1])} {found[2]}", text
-    )
-
-
-def _config_html(plans: Plans, chosen: int) -> str:
-    """Return the settings of the chosen plan's framework, or why there are none."""
-    try:
-        config = plans.trainer_config(chosen)
-    except SpecError as error:
-        return words_html(f"No settings to paste: {_as_in_form(str(error))}.")
-    return (
-        f'<details class="ss-config"><summary>Settings for {safe(config.trainer)}</summary>'
-        f"<pre>{safe(config.text)}</pre></details>{note_html(_as_in_form(' '.join(config.remarks)))}"
     )
 
 

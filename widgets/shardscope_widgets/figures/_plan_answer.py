@@ -1,0 +1,116 @@
+"""The planner's answer: whether a model fits, which plan to run, and the numbers by which people decide."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shardscope.planner import Plans, short
+from shardscope.planner.explain import seconds
+from shardscope.planner.plans import PlanRow
+from shardscope.planner.table import SPARE, budget_of, days_text, dollars_text, offload_text, recommended
+from shardscope.prediction.failures import failures_text, layout_failures
+from shardscope.prediction.layout import uncertainty_of
+from shardscope.spec.units import work_text
+from shardscope_widgets.words import count_text, plural
+
+GIB = 2**30
+
+
+class PlanNumber(NamedTuple):
+    """One number of a plan, to be shown large, and a few words on it."""
+
+    name: str
+    value: str
+    about: str
+
+
+def verdict(found: Plans) -> str:
+    """Return yes or no: whether the model fits on the cluster."""
+    cluster = found.asked.cluster
+    on = f"{cluster.num_devices:,} device{'s' * (cluster.num_devices > 1)} ({cluster.name})"
+    if not len(found):
+        return f"No: no layout of {found.asked.model.name} fits on {on}."
+    return f"Yes: {found.asked.model.name} fits on {on}. {offload_text(found)}".strip()
+
+
+def reason(found: Plans) -> str:
+    """Return why no layout fits, and what would help."""
+    work = work_text(found.global_batch, found.asked.model.seq)
+    return f"{work[0].upper()}{work[1:]}: {found.problem}."
+
+
+def numbers(found: Plans, plan: PlanRow, tokens: float) -> tuple[PlanNumber, ...]:
+    """Return the six numbers of a plan: step, training time, utilization, memory, cost and devices.
+
+    Args:
+        found: Result of the search.
+        plan: One of its plans.
+        tokens: Number of tokens to train on.
+    """
+    model, cluster, _ = found.setting
+    calibration = found.asked.setting(plan.layout).calibration
+    low, high = map(seconds, uncertainty_of(model, cluster, plan.layout, calibration).interval)
+    whole, room = budget_of(found, plan, tokens), (plan.memory_bytes + plan.headroom_bytes) / GIB
+    cost, price = "not known", "the cluster has no price"
+    if whole.dollars is not None and plan.dollars is not None:
+        cost, price = dollars_text(whole.dollars), f"{dollars_text(plan.dollars)} a step"
+    where = f"{plural(cluster.num_nodes, 'node')}, {cluster.device.name}"
+    return (
+        PlanNumber("Step", seconds(plan.step_time_s), f"{low} to {high}"),
+        PlanNumber(f"{count_text(tokens)} tokens", days_text(whole.days), f"{count_text(plan.tokens_per_s)} tokens/s"),
+        PlanNumber("MFU", f"{plan.mfu:.1%}", "of peak FLOP/s"),
+        PlanNumber("Peak memory", f"{plan.memory_bytes / GIB:.1f} GiB", f"of {room:.1f} GiB per device"),
+        PlanNumber("Cost", cost, price),
+        PlanNumber("Devices", f"{cluster.num_devices:,}", where),
+    )  # fmt: skip
+
+
+def advice(found: Plans) -> str:
+    """Return why a plan is recommended: the memory that it leaves, beside that of the first plan."""
+    best, plan = found.best, recommended(found)
+    if is_full(best):
+        if plan.rank == 1:
+            return f"Every plan fills the memory: plan 1 leaves {_free(best)}, less than the prediction may err by."
+        longer = plan.step_time_s / best.step_time_s - 1
+        return (
+            f"Plan {plan.rank} takes {abs(longer):.1%} {'longer' if longer >= 0 else 'less'} than plan 1, and leaves "
+            f"{_free(plan)} instead of {_free(best)} for errors of the predicted memory."
+        )
+    return f"Plan 1 leaves {_free(best)} for errors of the predicted memory."
+
+
+def is_full(plan: PlanRow) -> bool:
+    """Return whether a plan leaves little memory for errors of the prediction."""
+    return plan.headroom_bytes < SPARE * (plan.memory_bytes + plan.headroom_bytes)
+
+
+def _free(plan: PlanRow) -> str:
+    return f"{plan.headroom_bytes / GIB:.1f} GiB"
+
+
+def failures(found: Plans, plan: PlanRow) -> str:
+    """Return what failures cost on this cluster; empty if it states no failure rate."""
+    model, cluster, _ = found.setting
+    return failures_text(layout_failures(model, cluster, plan.layout), cluster.num_devices)
+
+
+def plans_text(plans: Plans, *, tokens: float | None = None) -> str:
+    """Return sentences on whether the model fits, the recommended plan and the fastest, or why there is none.
+
+    Args:
+        plans: Result of the search.
+        tokens: Number of tokens to train on; adds the time and the cost of the whole training.
+    """
+    if not len(plans):
+        return f"{verdict(plans)} {reason(plans)}"
+    plan = recommended(plans)
+    step, whole, mfu, memory, cost, _ = numbers(plans, plan, tokens or 1.0)
+    shown = (
+        f"Recommended is plan {plan.rank}: {step.value} a step ({step.about}), MFU {mfu.value}, {memory.value} "
+        f"{memory.about}: {short(plan.layout)}; {work_text(plans.global_batch, plans.asked.model.seq)}."
+    )
+    told = [verdict(plans), shown, advice(plans)]
+    if tokens:
+        dollars = "" if plan.dollars is None else f" and cost {cost.value}"
+        told.append(f"{count_text(tokens)} tokens take {whole.value}{dollars}.")
+    return " ".join(filter(None, [*told, failures(plans, plan)]))
