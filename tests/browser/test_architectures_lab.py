@@ -20,11 +20,12 @@ BARS = """(heading) => {
 
 @pytest.fixture(scope="module")
 def lab(shared_notebook):
-    """The tour's lab on four ranks, its own run stopped."""
+    """The tour's lab on four ranks of this machine, once the tour has ended."""
     notebook = shared_notebook.open(TOUR)
-    notebook.run_until("TrainingLab(")
+    notebook.run_all()
+    notebook.kernel("[lab.watch(run), lab.fill(job), setattr(lab.screen.tabs, 'selected_index', 1)][0]")
     notebook.page.wait_for_selector(f"{LAB} .js-plotly-plot .main-svg", timeout=60_000)
-    notebook.kernel("[lab.run.stop().id, lab.set_trait('world_size', 4), lab.set_trait('steps', 6)][0]")
+    notebook.kernel("[lab.set_trait('world_size', 4), lab.set_trait('steps', 6)][0]")
     return notebook
 
 

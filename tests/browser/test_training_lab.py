@@ -52,14 +52,17 @@ def started(notebook):
 
 @pytest.fixture(scope="module")
 def notebook(shared_notebook, tmp_path_factory):
-    """The tour up to its first launch, of fewer steps, once the lab shows the run.
+    """The tour with fewer steps, once its lab shows the tour's run and describes its job.
 
     What one test has done, the next one finds.
     """
     whole, tour = TOUR.read_text(), tmp_path_factory.mktemp("tour") / TOUR.name
     assert "steps=200" in whole
     tour.write_text(whole.replace("steps=200", "steps=60"))
-    shared_notebook.open(tour).run_until("ss.launch(job)")
+    shared_notebook.open(tour).run_all()
+    shared_notebook.kernel(
+        "[lab.watch(run), lab.fill(job), setattr(lab.screen.tabs, 'selected_index', 1)][0]"
+    )
     shared_notebook.page.wait_for_selector(f"{LAB} .js-plotly-plot .main-svg", timeout=60_000)
     shared_notebook.until("lab.run is None", False)
     return shared_notebook

@@ -20,7 +20,7 @@ SHORT = "short.txt"
 SHORTER = {'"python-source"': f'"{SHORT}"'}
 """A text of 100 kB: after its last step, a run evaluates its model on a tenth of the data, at most 512 rows."""
 FEWER = {
-    "01-tour": {"steps=200": "steps=60", "steps=300": "steps=100", "steps=40)": "steps=15)"},
+    "01-tour": {"steps=200": "steps=60"},
     "02-architectures": {
         '"steps": 12': '"steps": 5', "steps=30": "steps=8", "steps=4)": "steps=2)", "batch=RANKS": "batch=8 * RANKS",
         **SHORTER,

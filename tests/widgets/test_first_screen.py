@@ -116,6 +116,16 @@ class TestPresets:
         runtime.known = [fake_run("ring", 2, steps=3)]
         assert make_lab(preset="Watch a ring").shown == []
 
+    def test_a_run_keeps_its_name_and_its_colour_when_others_arrive(self, lab):
+        first = lab._book.entries[lab.start().id].trace
+        before = first.label, first.look
+        lab.world_size = 4
+        second = lab._book.entries[lab.start().id].trace
+        lab.shown = [run.id for run in lab.runs]
+        lab.refresh()
+        assert (first.label, first.look) == before
+        assert (second.label, second.look != first.look) == ("4 ranks", True)
+
     def test_a_change_of_the_form_unmarks_the_preset(self, lab):
         press(lab, "Watch a ring")
         lab.steps = 10

@@ -198,16 +198,6 @@ class TestRunning:
         ]
         assert lab.shown == [lab.runs[0].id]
 
-    def test_a_run_keeps_its_name_and_its_colour_when_others_arrive(self, lab):
-        first = lab._book.entries[lab.start().id].trace
-        before = first.label, first.look
-        lab.world_size = 4
-        second = lab._book.entries[lab.start().id].trace
-        lab.shown = [run.id for run in lab.runs]
-        lab.refresh()
-        assert (first.label, first.look) == before
-        assert (second.label, second.look != first.look) == ("4 ranks", True)
-
     def test_the_driver_sees_news_by_itself(self, lab):
         run = lab.start()
         run.write(step_events("ring", 2, 1))

@@ -64,6 +64,8 @@ def prepare(folder: Path | None) -> Path:
         for notebook in _packaged():
             if not (target / notebook.name).exists():
                 shutil.copyfile(notebook, target / notebook.name)
+        if (pictures := notebook.parent / "images").is_dir():
+            shutil.copytree(pictures, target / "images", dirs_exist_ok=True)
     except OSError as error:
         raise LaunchError(
             f"folder={str(target)!r} cannot be written to ({error.strerror}); choose another folder"

@@ -51,9 +51,9 @@ function canvasIn(parent, label) {
 }
 
 const CELLS = {
-  gradients: (step) => `${step.cellsOf[0].gradients.length > 1 ? "A cell is a chunk of" : "The cell is"} a rank's gradients. It fills up to 1/${step.world_size} in the backward pass, and further as other ranks' are added; ✓ is the sum of all. Hatched: passed on.`,
-  parameters: () => "The lower cells are chunks of the parameters: full where the rank holds them up to date.",
-  "micro-batches": () => "A cell is a micro-batch: half full after its forward pass, full after its backward pass.",
+  gradients: (step) => `${step.cellsOf[0].gradients.length > 1 ? "Cells: chunks of" : "Cell:"} a rank's gradients, 1/${step.world_size} full once computed, full (✓) when summed over all ranks; hatched: passed on.`,
+  parameters: () => "Lower cells: chunks of the parameters, full while held.",
+  "micro-batches": () => "Cells: micro-batches, half full after the forward pass, full after the backward pass.",
 };
 
 class Player {
@@ -67,7 +67,7 @@ class Player {
     this.tick = this.tick.bind(this);
     this.load();
     this.root.addEventListener("keydown", this.onKey);
-    this.changes = { events: () => this.renew(), measured: () => this.renew(), plays: () => this.renew(), position: () => this.moved(), playing: () => this.switched(), selected: () => this.moved(), speed: () => this.showSpeed() };
+    this.changes = { events: () => this.renew(), measured: () => this.renew(), plays: () => this.renew(), note: () => { if (this.note) this.note.textContent = this.model.get("note"); }, position: () => this.moved(), playing: () => this.switched(), selected: () => this.moved(), speed: () => this.showSpeed() };
     for (const [name, act] of Object.entries(this.changes)) model.on(`change:${name}`, act);
     this.resize = new ResizeObserver(() => this.fit());
     this.resize.observe(this.root);
@@ -137,8 +137,13 @@ class Player {
     this.legend(this.side);
     this.time = canvasIn(make("div", { class: "time" }, this.root), `Timeline of ${step.world_size} ranks, ${this.steps.map((each) => each.origin).join(" and ")}, and memory of a rank`);
     this.cursor = make("div", { class: "cursor", "aria-hidden": "true" }, this.time.node.parentNode);
-    const notes = [this.model.get("note"), ...this.steps.map((each) => each.note)].filter(Boolean);
-    if (notes.length) make("p", { class: "note" }, this.root, notes.join(" "));
+    this.note = make("p", { class: "note" }, this.root, this.model.get("note"));
+    const notes = this.steps.map((each) => each.note && `${capital(each.origin)}: ${each.note}`).filter(Boolean);
+    if (notes.length) {
+      const about = make("details", { class: "note" }, this.root);
+      make("summary", {}, about, "What is approximate");
+      for (const note of notes) make("p", {}, about, note);
+    }
     this.pointer();
     this.edges = edgesOf(step);
     this.look = null;

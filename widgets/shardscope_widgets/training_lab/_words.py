@@ -60,18 +60,10 @@ def ranks_text(entry: RunEntry, why_not: str, predicted_s: float | None = None) 
         told += f" It cannot emulate a cluster: {why_not}." if why_not else ""
     measured_s = entry.trace.step_time_s if len(entry.trace.steps) >= LEAST_STEPS else None
     if measured_s is None or not predicted_s:
-        return (
-            f"{told} A measured step appears below the predicted one when one has been recorded."
-            if entry.is_alive
-            else told
-        )
+        return told
     gap = measured_s / predicted_s - 1
-    word = (
-        "as predicted"
-        if abs(gap) < 0.005
-        else f"{abs(gap):.0%} {'longer' if gap > 0 else 'shorter'} than predicted"
-    )
-    return f"{told} A step takes {duration_text(measured_s)} (median): {word}."
+    word = f"{abs(gap):.0%} {'longer' if gap > 0 else 'shorter'} than" if abs(gap) >= 0.005 else "as"
+    return f"{told} A step takes {duration_text(measured_s)} (median), {word} predicted."
 
 
 def strategy_text(name: str) -> str:
