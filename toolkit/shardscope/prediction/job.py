@@ -152,7 +152,11 @@ class JobPrediction(Shown, Budgeted):
 
     @property
     def memory(self) -> Term | None:
-        """Peak memory of the fullest rank, in bytes; None if unknown."""
+        """Peak memory of the fullest rank, in bytes; None if unknown.
+
+        It is that of the job's own program. `Job.layout` says where the layout of `time` may differ from it: in the
+        split of a pipeline's layers, and in selective recomputation.
+        """
         return None if self.by_rank is None else max(self.by_rank, key=lambda term: term.value)
 
     @cached_property
