@@ -165,7 +165,11 @@ class JobPrediction(Shown, Budgeted):
 
     @property
     def memory(self) -> Term | None:
-        """Peak memory of the rank with the highest peak, in bytes; None if unknown."""
+        """Peak memory of the rank with the highest peak, in bytes; None if unknown.
+
+        This is the peak of the job's own program. `Job.layout` says where the layout behind `time` may differ from it:
+        in the split of a pipeline's layers, and in selective recomputation.
+        """
         return None if self.by_rank is None else max(self.by_rank, key=lambda term: term.value)
 
     @cached_property

@@ -328,6 +328,10 @@ class Job(Spec):
     def layout(self) -> Layout:
         """Return the layout that corresponds to this job, for `predict`, `plan` and the calculators.
 
+        Two things may differ. A layout's pipeline has equal numbers of blocks in its stages, a job's has what its
+        `split` says. Selective recomputation is torchtitan's in a layout of FSDP2, which keeps every other matrix
+        product; a job keeps all of them except the inputs of the layers after attention and activation function.
+
         Example:
             >>> Job(model="gpt-nano", data="python-source", strategy="zero-3", world_size=4).layout().zero
             3
