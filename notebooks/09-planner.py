@@ -28,9 +28,10 @@
 # compare that plan with the first one.
 
 # %%
-from shardscope_widgets import Planner
+from shardscope_widgets import Planner, figures, say
 
 planner = Planner(model="llama-3-70b", device="h100-80gb", nodes=8)
+say(figures.plans_text(planner.plans))
 planner
 
 # %% [markdown]
@@ -42,13 +43,20 @@ planner
 # %%
 import shardscope as ss
 from shardscope.analytic import reliability
-from shardscope_widgets import duration_text, figures, say
+from shardscope_widgets import duration_text
 
 TOKENS = 300e9  # what GPT-3 was trained on
 cluster = ss.Cluster.of("a100-80gb", nodes=128, per_node=8)
 plans = ss.plan("gpt3-175b", cluster, global_batch=1536, software="megatron-core")
 say(figures.plans_text(plans, tokens=TOKENS))
 plans
+
+# %% [markdown]
+# Where does each rank run? Hover over a square to see its groups, and the link that each uses.
+
+# %%
+say(figures.caption(figures.plan_mesh, plans))
+figures.plan_mesh(plans, by="pipeline")
 
 # %% [markdown]
 # What do I miss? `plans.beyond` is the fastest layout if the framework shipped everything.

@@ -72,7 +72,6 @@ ALIKE = {
         Said("09-planner", rf"{N} trillion parameters", 1e3),
     ),
     "step of the best plan for GPT-3": (
-        Said("09-planner", rf"takes {N} s per step \([^)]*\), MFU \d+%, \$1\d"),
         Said("09-planner", rf"cost of a step 1 {N} s"),
         Said("09-planner", rf"Plan 1 takes {N} s, plan 2"),
     ),
