@@ -13,6 +13,7 @@ from typing import Any
 from browser.lab_server import Server
 
 _PATIENCE_MS = 90_000
+_IMAGES = Path(__file__).parents[2] / "notebooks" / "images"
 KERNEL_IDLE = "() => jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
 CELL_ERRORS = """() => jupyterapp.shell.currentWidget.content.widgets.flatMap(
     (c, i) => c.model.type !== 'code' ? [] : c.model.sharedModel.outputs
@@ -107,6 +108,7 @@ class NotebookPage:
     def open(self, notebook: Path, *, timeout_ms: int = 120_000) -> NotebookPage:
         name = f"{notebook.stem}-{secrets.token_hex(4)}.ipynb"
         shutil.copy(notebook, self._server.root / name)
+        shutil.copytree(_IMAGES, self._server.root / "images", dirs_exist_ok=True)
         self.page.goto(f"{self._server.base}/lab/tree/{name}?token={self._server.token}&reset")
         self._wait_for_kernel(timeout_ms)
         self.page.evaluate("() => jupyterapp.shell.collapseLeft?.()")
