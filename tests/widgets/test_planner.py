@@ -185,7 +185,7 @@ def test_a_plan_that_leaves_memory_for_errors_is_recommended_beside_the_fastest(
     made.screen.pick.value = 1
     assert made.chosen == 1
     assert "ss-full" in made.screen.numbers.value
-    assert "stopped" in made.screen.status.value  # amber: little memory is left
+    assert "warning" in made.screen.status.value  # amber: little memory is left
     made.chosen = 5
     assert made.screen.pick.value is None
     assert recommended(made.plans.by("headroom")).rank == 1

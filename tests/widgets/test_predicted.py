@@ -269,7 +269,7 @@ class TestOutcome:
         lab.start()
         assert outcome.found is None
         assert "once it has ended" in outcome.table.value
-        lab.focus = first.id
+        lab.shown = [first.id]
         outcome.wait(60)
         assert asked == [first.id, first.id]
 

@@ -1,4 +1,5 @@
 """The Training Lab widget: inputs on the left, results of the runs on the right, and the callbacks between them."""
+# Long because the lab connects every part to every other; each part has a module of its own.
 
 from __future__ import annotations
 
