@@ -54,10 +54,11 @@ def ended_forkserver() -> tuple[int, int] | None:
 
 
 def forkserver_ended_with(exit_codes: Iterable[int]) -> tuple[int, int] | None:
-    """Return `ended_forkserver` after processes have ended; wait for it if their exit codes show that it is ending.
+    """Return the result of `ended_forkserver` after processes have ended.
 
-    A killed forkserver closes its pipes before it can be reaped, and its processes then appear to have ended. In
-    between, the kernel frees its memory, which may take long on a loaded machine.
+    If their exit codes show that the forkserver is ending, wait until it has. A killed forkserver closes its pipes,
+    so that its processes appear to have ended, before it can be reaped. Until then, the kernel frees its memory, which
+    may take a long time on a loaded machine.
 
     Args:
         exit_codes: Exit codes of the processes.

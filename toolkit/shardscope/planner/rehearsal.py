@@ -248,8 +248,8 @@ def _check(layout: Layout, cluster: Cluster) -> None:
         )
     if layout.data > 1 and layout.pipeline > 1:
         raise SpecError(
-            f"a plan with data={layout.data} and pipeline={layout.pipeline} cannot be rehearsed, because a job trains "
-            "either replicas or stages; plan with fix={'data': 1} or fix={'pipeline': 1}"
+            f"a plan with data={layout.data} and pipeline={layout.pipeline} cannot be rehearsed, because a job does "
+            "not combine data and pipeline parallelism; plan with fix={'data': 1} or fix={'pipeline': 1}"
         )
     if layout.num_devices == 1:
         raise SpecError(

@@ -126,7 +126,7 @@ class JobPrediction(Shown, Budgeted):
 
     @property
     def has_rates(self) -> bool:
-        """Whether rates are known: those of a cluster or of this machine's CPUs, not of its GPUs."""
+        """Whether the compute and link rates of the ranks are known; False if they run on this machine's GPUs."""
         return self.cluster is not None or not self.step.is_on_gpus
 
     @cached_property

@@ -1,8 +1,8 @@
 """Peak memory of each rank of a job, by type of memory.
 
 Terms have the names of `Run.memory` where they are the same quantity: each type at its own peak. For a replicated or
-sharded model, activations, gradients and gathered parameters are instead those at the moment when the rank's whole
-memory is at its peak, and these terms say so in their names.
+sharded model, activations, gradients and gathered parameters are instead those at the moment when the total memory of
+the rank peaks, and the names of these terms say so.
 """
 
 from __future__ import annotations

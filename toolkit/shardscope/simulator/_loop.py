@@ -127,7 +127,7 @@ def _component(
     comp: Any,
     flows: Any,
 ) -> tuple[int, int]:
-    """Collect the links and messages connected to a link, and return how many of each there are."""
+    """Collect the connected component of links and messages around a link; return the number of each."""
     comp[0] = link
     seen_link[link] = stamp
     num_links, num_flows, at = 1, 0, 0

@@ -59,14 +59,14 @@ def uncomputable(name: str, layer: nn.Module, error: str, precision: str) -> str
 
 
 def require_computable(model: nn.Module, precision: Precision, inputs: Callable[[], Any]) -> None:
-    """Reject a model that torch cannot run on this rank's processor in the job's precision.
+    """Reject a model that torch cannot run on this rank's device in the job's precision.
 
-    If a small layer fails, a copy of the model runs once on an example, because the model may call that layer outside
-    autocast, without oneDNN, or not at all.
+    A small instance of each kind of layer is tried first. If one fails, a copy of the model runs once on an example,
+    because the model may call that layer outside autocast, without oneDNN, or not at all.
 
     Args:
         model: The whole model, on the rank's device.
-        precision: The precision mode, on the rank's device.
+        precision: The precision mode, as resolved for the rank's device.
         inputs: Returns an example for the model; called only if a layer fails.
 
     Raises:

@@ -108,7 +108,7 @@ def feed_forward_per_token(
 
 
 def outside_core(model: Transformer, recipe: ElementBytes, framework: Framework, *, mixed: bool) -> PerToken:
-    """Return the bytes per token that one layer saves, without core attention."""
+    """Return the activation bytes per token that one layer keeps for its backward pass, excluding core attention."""
     attention = attention_per_token(model, recipe, framework)
     return attention.plus(feed_forward_per_token(model, recipe, framework, mixed=mixed))
 

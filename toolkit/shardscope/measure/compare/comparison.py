@@ -212,8 +212,8 @@ def value_text(value: float | None, unit: str) -> str:
 def error_text(row: ComparedTerm) -> str:
     """Format the error of a prediction, such as ``exact``, ``within bounds``, ``+6.2%`` or ``12 ×``.
 
-    Where 0 was measured, there is no relative error: the text is the difference, such as ``+100 B``. A part of the step
-    with a measured time of 0 has no spans.
+    If 0 was measured, there is no relative error, so the text is the difference, such as ``+100 B``. For a part of the
+    step it is ``not measured``, because the run recorded no spans of this part.
     """
     if (row.group, row.term) == ("time", REST):
         return "-"

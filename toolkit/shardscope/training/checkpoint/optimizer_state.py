@@ -164,7 +164,8 @@ def _on_all_ranks(whole: set[Place], sections: Sections, context: RankContext) -
 def _differing(rest: list[Place], sections: Sections, context: RankContext, *, is_split: bool) -> set[Place]:
     """Return the entries that each rank saves on its own.
 
-    If ranks hold pieces of parameters, these include tensors of another shape, which may depend on the pieces.
+    If parameters are sharded, these include tensors whose shape is not that of the parameter's shard, because their
+    contents may depend on how it was sharded.
     """
     values = {place: sections[place[0]][place[1]] for place in rest}
     mine = {place: digest_of(encode(entry_text(*place), digested(value))) for place, value in values.items()}

@@ -111,7 +111,7 @@ class Pacer:
             return self._busy_until
 
     def at(self, when: float, action: Callable[[], None]) -> None:
-        """Call `action` on the pacer's thread at the time `when` (of `time.monotonic`)."""
+        """Call `action` on the pacer's thread at time `when` on the `time.monotonic` clock."""
         with self._changed:
             self._add(when, action)
             self._changed.notify()

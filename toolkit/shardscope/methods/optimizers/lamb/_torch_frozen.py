@@ -107,7 +107,7 @@ class FreezableLamb(FrozenVariance, TorchLamb):
         return bounded.tolist() if bounded.is_cpu else bounded
 
     def _advance(self, layer: LayerShard, update: Tensor, group: dict[str, Any]) -> None:
-        """Copy the new first moment from the layer's gradient, and write ``-u`` to `update`."""
+        """Copy the new first moment, held by the layer's `.grad`, to its state, and write ``-u`` to `update`."""
         state, decay = layer.state, group["weight_decay"]
         self._refresh(layer, group)
         state["exp_avg"].copy_(layer.grad)

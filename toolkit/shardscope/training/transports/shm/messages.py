@@ -111,7 +111,7 @@ class Receive(Message):
         return size <= self.size
 
     def refuse(self, source: int, size: int) -> None:
-        """Fail because the message that arrived has the wrong size."""
+        """Raise the error for a received message of the wrong size."""
         self.failure = (
             f"a message of {size} bytes from rank {self._mailbox.name(source)} does not fit into a tensor of "
             f"{self.size} bytes; give both sides tensors of the same size"
