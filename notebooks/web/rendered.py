@@ -10,6 +10,7 @@ import html
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
@@ -35,20 +36,24 @@ _FRAME = Template(Path(__file__).with_name("notebook.html").read_text(encoding="
 
 def render(notebooks: list[Path], folder: Path) -> list[dict[str, str]]:
     """Run the notebooks, write each as a page in `folder`, and return their titles and file names."""
-    folder.mkdir(parents=True)
     written = []
     for path in notebooks:
         print(f"Running {path}", flush=True)
-        title, text = page(run(path), {each.stem for each in notebooks})
-        (folder / f"{path.stem}.html").write_text(text, encoding="utf-8")
+        title = write_page(run(path), path, folder, {each.stem for each in notebooks})
         written.append({"title": title, "file": f"{path.stem}.html"})
     return written
 
 
-def page(notebook: Any, rendered: Collection[str]) -> tuple[str, str]:
-    """Return the title of a notebook and its page, on which links to notebooks in `rendered` lead to their pages."""
+def write_page(notebook: Any, path: Path, folder: Path, rendered: Collection[str]) -> str:
+    """Write the page of a notebook at `path` to `folder`, with the pictures that it shows, and return its title.
+
+    Links to notebooks in `rendered` lead to their pages.
+    """
     title, body = as_html(notebook, rendered)
-    return title, _FRAME.substitute(title=html.escape(title), body=body)
+    shutil.copytree(path.parent / "images", folder / "images", dirs_exist_ok=True)
+    text = _FRAME.substitute(title=html.escape(title), body=body)
+    (folder / f"{path.stem}.html").write_text(text, encoding="utf-8")
+    return title
 
 
 def run(path: Path) -> Any:

@@ -126,11 +126,11 @@ def test_the_site_is_written_without_a_warning_and_every_link_inside_it_leads_so
 ):
     """All of the site but what only a browser runs: Pyodide, the front end, and outputs of notebooks."""
     site = shutil.copytree(WEB / "site", tmp_path / "site")
-    notebooks = {path.stem: nbformat.read(path, as_version=4) for path in WEB.parent.glob("*.ipynb")}
-    (site / "notebooks").mkdir()
-    for name, notebook in notebooks.items():
-        (site / f"notebooks/{name}.html").write_text(rendered.page(notebook, notebooks)[1])
-    reference.write_reference(site / "reference", notebooks)
+    notebooks = [*WEB.parent.glob("*.ipynb")]
+    names = {path.stem for path in notebooks}
+    for path in notebooks:
+        rendered.write_page(nbformat.read(path, as_version=4), path, site / "notebooks", names)
+    reference.write_reference(site / "reference", names)
     assert len(list(site.rglob("*.html"))) > 200
     assert links.broken_links(site) == []
 
