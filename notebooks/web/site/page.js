@@ -25,7 +25,7 @@ function say(text, kind = "") {
 
 /** The panel and the settings in the address: `#planner?nodes=16&device="h100-80gb"`. */
 function asked() {
-  const [id, query] = decodeURIComponent(location.hash.slice(1)).split("?");
+  const [id, query] = location.hash.slice(1).split("?");
   const settings = Object.fromEntries([...new URLSearchParams(query ?? "")].map(([name, text]) => {
     try {
       return [name, JSON.parse(text)];
@@ -35,6 +35,12 @@ function asked() {
   }));
   return { panel: PANELS.find((each) => each.id === id) ?? PANELS[0], settings };
 }
+
+/** The address of a panel with settings; the panels' “Copy link” asks for it. */
+window.shardscopeLink = (name, settings) => {
+  const query = new URLSearchParams(Object.entries(settings).map(([field, value]) => [field, JSON.stringify(value)]));
+  return `${location.href.split("#")[0]}#${PANELS.find(({ widget }) => widget === name).id}?${query}`;
+};
 
 function drawLinks() {
   for (const { id, title, asks } of PANELS) {

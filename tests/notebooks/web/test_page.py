@@ -38,7 +38,7 @@ AS_TEXT = """texts => texts.map(text => {
 
 
 def open_panel(page, site, panel, settings=""):
-    page.goto(f"{site}#{panel}{settings}")
+    page.goto(site if "#" in site else f"{site}#{panel}{settings}")
     page.wait_for_function(f"() => performance.getEntriesByName('shown-{panel}').length > 0")
     page.wait_for_selector(f"#panel-{panel} .js-plotly-plot .main-svg")
 
@@ -145,6 +145,14 @@ def test_a_panel_is_shown_before_python_has_started_and_answers_what_was_changed
 def test_an_address_carries_the_settings_of_a_panel(page, site):
     page.goto("about:blank")
     open_panel(page, site, "pipeline", '?schedule="gpipe"&stages=8')
+    agree(page, "pipeline", shardscope_widgets.PipelineExplorer(schedule="gpipe", stages=8))
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator("#panel-pipeline").get_by_role("button", name="Copy link").click()
+    page.get_by_role("button", name="Copied").wait_for()
+    link = page.evaluate("() => navigator.clipboard.readText()")
+    assert link == f"{site}#pipeline?schedule=%22gpipe%22&stages=8"
+    page.goto("about:blank")
+    open_panel(page, link, "pipeline", "")
     agree(page, "pipeline", shardscope_widgets.PipelineExplorer(schedule="gpipe", stages=8))
 
 

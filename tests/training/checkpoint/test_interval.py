@@ -50,7 +50,7 @@ def test_a_run_measures_its_first_save_and_goes_on_at_that_interval(
         ({"every": 0}, "every=0 is not valid: give a number of steps, 1 to 2147483647, or 'auto'"),
         ({"every": "often"}, "every='often' is not valid"),
         ({"every": 2.5}, "every=2.5 is not valid"),
-        ({"every": "auto"}, "every='auto' needs the failure rate .* such as mtbf_s='6 h'"),
+        ({"every": "auto"}, "every='auto' needs the mean time between failures.* such as mtbf_s='6 h'"),
         ({"every": 5, "mtbf_s": 60}, "mtbf_s=60 has no effect with every=5; give every='auto'"),
         ({"every": "auto", "mtbf_s": "6"}, "mtbf_s='6' has no unit"),
     ],

@@ -63,7 +63,9 @@ class CommunicationCalculator(widgets.VBox, CommunicationInputs):  # type: ignor
     def _arrange(self) -> None:
         left = panel(self, self.controls, self.ways)
         right = widgets.VBox([self.status, self.problem, self.tabs, self.table])
-        self.children = (_Frame(title="Communication Calculator", about=ABOUT), columns(left, right))
+        frame = _Frame(title="Communication Calculator", about=ABOUT)
+        frame.offer_copy(self, [*CommunicationInputs.class_own_traits()])
+        self.children = (frame, columns(left, right))
         classed(self, "ss-lab", "ss-comm")
 
     def draw(self) -> None:

@@ -1,11 +1,4 @@
-/* A text with a title and a button that copies it. */
-
-/** Copy a text; pages without a secure address have no clipboard but that of a selection. */
-async function copy(text, pre) {
-  if (navigator.clipboard) return navigator.clipboard.writeText(text);
-  getSelection().selectAllChildren(pre);
-  if (!document.execCommand("copy")) throw new Error("no clipboard");
-}
+/* A text with a title and a button that copies it. `copy` is in copy.js. */
 
 function render({ model, el }) {
   el.innerHTML = '<div class="ss-copied"><div><b></b><button type="button">Copy</button></div>'

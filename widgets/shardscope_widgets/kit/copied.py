@@ -11,6 +11,8 @@ import traitlets as t
 class Copied(anywidget.AnyWidget):
     """A title, a button that copies `text`, and the text."""
 
-    _esm = files(__package__).joinpath("copied.js").read_text(encoding="utf-8")
+    _esm = "".join(
+        files(__package__).joinpath(name).read_text(encoding="utf-8") for name in ("copy.js", "copied.js")
+    )
     title = t.Unicode("").tag(sync=True)
     text = t.Unicode("").tag(sync=True)

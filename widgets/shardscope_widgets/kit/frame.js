@@ -8,13 +8,29 @@ const GONE = "jupyter-widgets-disconnected";
 const LOST = ["restarting", "autorestarting", "dead"];
 
 function render({ model, el }) {
-  el.innerHTML = '<div class="ss-title"><b role="heading" aria-level="2"></b><span></span></div>'
+  el.innerHTML = '<div class="ss-title"><b role="heading" aria-level="2"></b><span></span><div hidden>'
+    + '<button type="button">Copy code</button><button type="button" hidden>Copy link</button></div></div>'
     + '<div class="ss-banner" role="alert" hidden></div>';
   const [title, about] = el.querySelectorAll("b, span");
   title.textContent = model.get("title");
   const tell = () => { about.textContent = model.get("about"); };
   model.on("change:about", tell);
   tell();
+  const share = el.querySelector(".ss-title div");
+  const [code, link] = share.children;
+  const offer = () => {
+    share.hidden = !model.get("panel");
+    link.hidden = !window.shardscopeLink; // the web page has addresses for settings
+  };
+  const press = (button, text) => {
+    const label = button.textContent;
+    const say = (said) => { button.textContent = said; setTimeout(() => { button.textContent = label; }, 1500); };
+    copy(text, button).then(() => say("Copied"), () => say("No clipboard")); // in copy.js
+  };
+  code.addEventListener("click", () => press(code, model.get("code")));
+  link.addEventListener("click", () => press(link, window.shardscopeLink(model.get("panel"), model.get("settings"))));
+  model.on("change:panel", offer);
+  offer();
   const banner = el.querySelector(".ss-banner");
   const own = el.closest(`.${GONE}, .jupyter-widgets`) ?? el;
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from importlib.resources import files
 
 import anywidget
@@ -14,17 +15,50 @@ GONE = "Kernel restarted; run this cell again."
 ``detach=True``; the new lab shows all runs, and offers to resume those that have ended."""
 
 
+_PLAIN = (str, int, float, bool, list, dict)
+"""Types of settings that can be copied."""
+
+
 class Frame(anywidget.AnyWidget):
     """A lab's title and one-line description, and a banner once the lab's kernel is gone."""
 
     _esm = "".join(
         files(__package__).joinpath(name).read_text(encoding="utf-8")
-        for name in ("refused.js", "access.js", "frame.js")
+        for name in ("refused.js", "access.js", "copy.js", "frame.js")
     )
     _css = LAB_CSS
     title = t.Unicode("").tag(sync=True)
     about = t.Unicode("").tag(sync=True)
     gone = t.Unicode(GONE).tag(sync=True)
+    panel = t.Unicode(help="Class of the panel that can be copied; empty if it cannot.").tag(sync=True)
+    settings = t.Dict(help="The panel's traits that differ from their defaults.").tag(sync=True)
+    code = t.Unicode(help="Python code that opens the panel with these settings.").tag(sync=True)
+
+    def offer_copy(self, panel: t.HasTraits, names: Sequence[str], *, together: Collection[str] = ()) -> None:
+        """Offer to copy a panel as code, and in the web page as a link, with its present settings.
+
+        Args:
+            panel: The panel.
+            names: Traits that its class takes as arguments.
+            together: Traits of which all are copied if one differs from its default.
+        """
+        defined = [name for base in reversed(type(panel).__mro__) for name in vars(base)]
+        ordered = sorted(names, key=defined.index)
+
+        def tell(_change: object = None) -> None:
+            values = {name: getattr(panel, name) for name in ordered}
+            changed = {name for name, value in values.items() if value != panel.trait_defaults(name)}
+            changed |= set(together) if changed & set(together) else set()
+            settings = {name: value for name, value in values.items() if name in changed}
+            name = type(panel).__name__
+            arguments = ", ".join(f"{field}={value!r}" for field, value in settings.items())
+            with self.hold_sync():
+                self.panel = name if all(isinstance(each, _PLAIN) for each in settings.values()) else ""
+                self.settings = settings if self.panel else {}
+                self.code = f"from shardscope_widgets import {name}\n\n{name}({arguments})"
+
+        panel.observe(tell, list(names))
+        tell()
 
 
 def fallback_html(inner: str) -> str:

@@ -100,7 +100,9 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
         bar = classed(widgets.VBox([self._status]), "ss-stay")
         right = widgets.VBox([self._problem, self._size, self.figure, self._words, self._table])
         left = _controls.panel(self.controls)
-        return _Frame(title="Memory Calculator", about=ABOUT), bar, columns(left, right)
+        frame = _Frame(title="Memory Calculator", about=ABOUT)
+        frame.offer_copy(self, [*MemoryChoices.class_own_traits()], together=_SIZES - {"model"})
+        return frame, bar, columns(left, right)
 
     def __repr__(self) -> str:
         return f"MemoryCalculator({self._model.name}: {self.verdict.sentence or self.problem})"

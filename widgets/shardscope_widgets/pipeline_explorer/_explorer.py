@@ -122,6 +122,7 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
             title="Pipeline Explorer",
             about="the operations of each rank over time, its idle time, and the activations that it keeps",
         )
+        frame.offer_copy(self, list(self.class_own_traits()))
         self.children = (frame, columns(self._panel(), right))
         classed(self, "ss-lab", "ss-explorer")
         self.observe(lambda _: self.refresh(), list(self.class_own_traits()))

@@ -111,6 +111,11 @@ class Planner(widgets.VBox):  # type: ignore[misc]
             "Hold fixed": self._fixed.controls,
         }
         self.screen = PlannerScreen(self.controls)
+        if self._own_model is None and cluster is None:
+            together = {"model", "seq", "global_batch"}  # another model has other defaults of the two
+            self.screen.frame.offer_copy(
+                self, [name for name in OPTIONS if name != "chosen"], together=together
+            )
         self.children = self.screen.children
         classed(self, "ss-lab", "ss-planner")
         self._wire()

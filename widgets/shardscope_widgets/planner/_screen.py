@@ -59,6 +59,7 @@ class PlannerScreen:
         empty = go.Figure()
         self.scatter, self.terms, self.rejected = ClickFigure(empty), LiveFigure(empty), LiveFigure(empty)
         self.mesh = LiveFigure(theme.blank(), label="Devices of the chosen plan, by group")
+        self.frame = Frame(title="Planner", about=ABOUT)
         self.table, self.measured, self.flags = PlanTable(), MeasuredBox(), Copied()
         self.pick = widgets.ToggleButtons(options=[], value=None)
         self.by = widgets.ToggleButtons(description="Colour by", options=[], value=None)
@@ -90,8 +91,7 @@ class PlannerScreen:
         )
         right = widgets.VBox([self.problem, self.chosen, self.unshipped, self.run, self.note])
         bar = classed(widgets.VBox([self.status]), "ss-stay")
-        frame = Frame(title="Planner", about=ABOUT)
-        return frame, bar, columns(_controls_box(controls), right), self.answer, self.left_out
+        return self.frame, bar, columns(_controls_box(controls), right), self.answer, self.left_out
 
     def say(self, text: str, *, state: str) -> None:
         """Set the status line at the top."""

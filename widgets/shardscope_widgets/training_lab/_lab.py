@@ -105,6 +105,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
             on_found=self._guard.callback(self._draw_step),
         )  # fmt: skip
         self._hit_rate = HitRate(self.screen.frame, root)
+        self.screen.frame.offer_copy(self, [*JobChoices.class_own_traits()])
         self.stage = Stage(self.screen)
         if chosen is not None:
             self._take_preset(chosen)
