@@ -1,7 +1,7 @@
-"""When each rank of a run started and trained: its attempts, collected from events as they arrive.
+"""Attempts of each rank of a run, with start and step times, collected from events as they arrive.
 
-A rank makes one attempt if nothing fails, and one more after each restart. An attempt begins with the event ``process``
-of its process. Times are Unix seconds.
+A rank makes one attempt if nothing fails, and another after each restart. An attempt begins with the ``process`` event
+of its process. Times are in Unix seconds.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from dataclasses import dataclass, field
 from shardscope.runlog.schema import Event
 
 _NOT_OF_RANKS = frozenset({"restart"})
-"""Events that the agent writes into the log of a rank."""
+"""Kinds of events that the agent, not the rank itself, writes into a rank's log."""
 
 
 @dataclass
 class Attempt:
-    """One start of one rank.
+    """One attempt of one rank to train, from the start of its process.
 
     Attributes:
         rank: The rank.
-        begun: Time of its first event.
-        resumed: Step of the checkpoint from which it continued; 0 if it trains from the beginning.
+        begun: Time of the attempt's first event.
+        resumed: Step of the checkpoint from which the attempt resumed; 0 if it trains from the beginning.
         first: Start of its first step; None until that step has finished.
-        ends: End of each step that it finished, the first of which is step ``resumed + 1``.
-        last: Time of its newest event.
-        error: The error that ended it; None if there was none, or if it was killed before it could write one.
+        ends: End time of each finished step, beginning with step ``resumed + 1``.
+        last: Time of the attempt's newest event.
+        error: The error that ended the attempt; None if there was none, or if the process was killed before writing it.
     """
 
     rank: int
@@ -55,7 +55,7 @@ class Attempts:
 
     Attributes:
         of_rank: Attempts by rank, in the order in which they began.
-        saved: When each checkpoint was complete, by its step.
+        saved: Time at which each checkpoint was complete, by step.
     """
 
     of_rank: dict[int, list[Attempt]] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Attempts:
             self.saved[event["step"]] = t
 
     def _attempt(self, event: Event, t: float) -> Attempt:
-        """Return the attempt that an event belongs to. A process that goes back to an earlier step makes a new one."""
+        """Return the attempt that an event belongs to; a process that returns to an earlier step begins another."""
         kind, rank = event["event"], event["rank"]
         own = self.of_rank.setdefault(rank, [])
         goes_back = bool(own and own[-1].ends) and (
@@ -98,5 +98,5 @@ class Attempts:
 
     @property
     def begun(self) -> float | None:
-        """Time of the first event of any rank; None before it."""
+        """Time of the first event of any rank; None if there is no event yet."""
         return min((own[0].begun for own in self.of_rank.values()), default=None)

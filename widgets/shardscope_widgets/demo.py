@@ -1,6 +1,6 @@
 """The demo: a small GPT and a classifier, each trained on one process and on 4 ranks with every strategy.
 
-Unless a calibration of this machine is saved, its processors are measured first, for about 20 seconds.
+Unless a calibration of this machine is saved, the demo first measures its processors for about 20 seconds.
 Processes, data (the standard library's source, scikit-learn's digits), bytes and times are all real. A progress
 bar is shown for each run, and a table and an HTML report at the end. Ctrl-C stops the current run and reports the
 results so far.
@@ -107,11 +107,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def calibrate_once(ranks: int) -> None:
-    """Measure this machine briefly, unless a calibration covers this number of ranks; GPUs cannot be measured.
+    """Calibrate this machine briefly, unless it has GPUs or a saved calibration covers this number of ranks.
 
-    The user's own calibration is never replaced, even if other programs disturbed it, as its note then says. A brief
-    calibration is replaced, unless it was measured with this number of ranks on a quieter machine. The measurement has
-    separate runs, not the runs of the demo.
+    A full calibration is never replaced, even if its note says that other programs disturbed it. A brief calibration is
+    replaced, unless it covers this number of ranks and was measured on a quieter machine. The measurement runs its own
+    jobs, not those of the demo. GPUs cannot be measured.
     """
     from shardscope.commands.calibrate import shown_on
     from shardscope.measure.calibrate.calibrate import BRIEF_S, calibrate_machine

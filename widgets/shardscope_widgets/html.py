@@ -23,7 +23,7 @@ _NOTHING = "Tick runs in the list to compare them."
 
 
 def runs_html(rows: Sequence[RunRow]) -> str:
-    """Return the rows as an HTML table, without columns that no run has a value for."""
+    """Return the rows as an HTML table, omitting columns for which no run has a value."""
     cells = [row.cells() for row in rows]
     kept = [at for at in range(len(HEADERS)) if any(row[at] != NONE for row in cells)]
     return Table([HEADERS[at] for at in kept], [[row[at] for at in kept] for row in cells]).html("ss-table")
@@ -39,7 +39,7 @@ def comparison_of(
         traces: The runs.
         states: States by run id; a run without one counts as completed.
         notes: Notes by run id.
-        baseline: Id of the run against which changes are given; empty for none.
+        baseline: Id of the run to which the other runs are compared; empty for none.
     """
     begun = [trace for trace in named_apart(traces) if trace.steps and trace.job is not None]
     told = [
@@ -54,7 +54,7 @@ def comparison_of(
 
 
 def comparison_html(found: RunsComparison | None, traces: Sequence[Trace]) -> str:
-    """Return a comparison as HTML, each run with a sample of its line; `traces` are all runs in the plots."""
+    """Return a comparison as HTML, with a sample of each run's line; `traces` are all runs in the plots."""
     if found is None:
         return markup.words_html(_NOTHING)
     looks = run_looks(traces)
@@ -66,7 +66,7 @@ def comparison_html(found: RunsComparison | None, traces: Sequence[Trace]) -> st
 
 
 def summary_html(traces: Sequence[Trace]) -> str:
-    """Return a table that compares `traces`, and what stands out in sentences, as HTML."""
+    """Return, as HTML, a table that compares `traces` and sentences on the main differences."""
     return comparison_html(comparison_of(traces), traces)
 
 

@@ -8,11 +8,11 @@ from IPython.display import Markdown, display
 
 _CODE_OR_DOLLAR = re.compile(r"`[^`]*`|\$")
 _DOLLAR = r"<span>\$</span>"
-"""A dollar sign in an element of its own: Jupyter drops the backslash, and takes two dollars in a row for a formula."""
+"""A dollar sign in its own element; Jupyter drops a backslash, and renders text between two dollars as a formula."""
 
 
 def say(text: object) -> None:
-    """Display `text` as Markdown below a cell; a dollar sign in it is a dollar, not the start of a formula.
+    """Display `text` as Markdown below a cell, with each dollar sign shown literally, not as the start of a formula.
 
     Example:
         >>> say(figures.caption(figures.links, traces))  # doctest: +SKIP

@@ -24,7 +24,7 @@ from shardscope_widgets.attempts import Attempts
 
 _OF_A_STEP = frozenset({"step", "traffic", "messages", "memory", "schedule"})
 _MOST_EARLY = 2000
-"""Number of events after which no more events of early steps are kept."""
+"""Maximum number of events kept in `Trace.early`."""
 SPANS_KEPT = 200
 """Number of steps whose spans and operations are kept; those of older steps are dropped to limit memory."""
 
@@ -63,7 +63,7 @@ class Update(NamedTuple):
 
 
 class Source(Protocol):
-    """Interface of `shardscope.Run` that a trace reads."""
+    """The part of the interface of `shardscope.Run` that a trace reads."""
 
     @property
     def id(self) -> str: ...
@@ -83,9 +83,9 @@ class Trace(RunLog):
         label: Name of the run in text and legends.
         look: Colour and dash of the run while a lab shows it; None lets each figure choose.
         strategy: Name of the run's strategy, which determines its colour in figures.
-        group: Group of the run: what its user named it, else model and data, for example ``gpt-nano on python-source``.
+        group: Group of the run: the name set by the user, else model and data, such as ``gpt-nano on python-source``.
             Only runs of one group share a plot.
-        name: The run's own name, which is its label until `named_apart` or the user gives it another.
+        name: The run's own name, which is its label until `named_apart` or the user gives it another label.
         job: The job; None if it is unknown.
         schedule: Name of the pipeline schedule; empty if the strategy is not a pipeline.
         order: The pipeline schedule; None if the strategy is not a pipeline, or the schedule's code is not available.
@@ -93,18 +93,18 @@ class Trace(RunLog):
         bound: Maximum staleness that the strategy allows, in updates; None if it has no limit.
         spans: Spans of recent steps, by step.
         ops: Pipeline operations of recent steps, by step.
-        pass_times: Length and waiting of the steps in `ops`, as far as figures have asked for them.
+        pass_times: Duration and waiting fraction of the passes in `ops`, for the steps that figures have drawn.
         updates: Updates of all servers, in order of arrival.
         consensus: Distance of the ranks' parameters from their mean, by step.
         links: Traffic of each rank in its newest step, plus any traffic reported after the step ended, by rank.
         method: Compression method of the gradients, or ``none``; `method_label` adds its non-default settings.
-        link: Link that limits the speed of the ranks' traffic, as text; empty for the machine's own link.
+        link: Link that limits the speed of the ranks' traffic, as text; empty if only the machine's own link does.
         kept: Compression metrics (residual norms, bits, matrix ranks) by name and step; the maximum over all workers.
         batches: Sizes of the two batches whose gradients are compared for the gradient noise scale: a rank's
             micro-batch and the global batch; (0, 0) if not recorded.
         optimizer: The job's optimizer.
         early: Events of the first steps, one of which is recorded message by message.
-        attempts: When each rank started and trained, from one restart to the next.
+        attempts: Attempts of each rank, with start and step times; a restart begins a new attempt.
     """
 
     run_id: str
@@ -253,7 +253,7 @@ class Trace(RunLog):
 def named_apart(traces: Sequence[Trace]) -> list[Trace]:
     """Return the runs with distinct labels, made of the settings in which they differ (see `run_names`).
 
-    A run with its own label keeps it. The returned traces share their events with the given traces.
+    A run whose label the user has set keeps it. The returned traces share their events with the given traces.
     """
     plain = [trace for trace in traces if trace.label == trace.name and trace.job is not None]
     names = iter(run_names([trace.job for trace in plain if trace.job is not None]))

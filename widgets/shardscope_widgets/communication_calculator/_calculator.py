@@ -72,7 +72,7 @@ class CommunicationCalculator(widgets.VBox, CommunicationInputs):  # type: ignor
         """Recompute the results and redraw the visible tab; hidden tabs are redrawn when they are next shown."""
         self.problem.value = ""
         self._is_stale = set(self.views)
-        self._draw_tab()  # first, because the page draws it longest
+        self._draw_tab()  # first, because a figure takes longest to draw
         found = answers(self.question)
         self.table.value = answers_html(found)
         self.status.value = status_html(self._in_words())

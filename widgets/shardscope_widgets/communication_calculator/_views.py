@@ -1,4 +1,4 @@
-"""The calculator's tabs: three figures, and a diagram of the worker to which each worker sends."""
+"""The calculator's tabs: three figures, and a diagram of which worker sends to which."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class WhoSends(widgets.VBox):  # type: ignore[misc]
         self._op = "all_reduce"
 
     def show(self, question: CommunicationQuestion) -> None:
-        """List the algorithms of `question` that have a picture, and draw the selected one."""
+        """List the algorithms of `question` that have a picture, and draw the selected algorithm."""
         self._op = question.op
         options = [(ALGORITHMS[name].title, name) for name in question.algorithms if has_picture(name)]
         if not options:

@@ -44,7 +44,7 @@ NO_LATENCY = "0"
 BANDWIDTHS = (AS_IT_IS, "10 Mbit/s", "50 Mbit/s", "100 Mbit/s", "500 Mbit/s", "1 Gbit/s", "5 Gbit/s")
 LATENCIES = (NO_LATENCY, "0.1 ms", "1 ms", "5 ms", "20 ms", "100 ms")
 LEFT_TO_CODE = ("name", "device", "transport", "threads", "timeout_s", "until", "eval_every", "clip_norm")
-"""Fields of a job without a control, which can only be set in code; all others have one, if a form can show them."""
+"""Fields of a job that can only be set in code; every other field that a form can show has a control."""
 KINDS: dict[str, type[Method]] = {"strategy": Strategy, "compression": Compression, "lr_schedule": LRSchedule}
 """Traits whose value is the name of a method, with the base class of the method.
 
@@ -187,7 +187,7 @@ class JobChoices(t.HasTraits):
         return self._made(field, getattr(self, f"{field}_options"))
 
     def _made(self, field: str, options: Mapping[str, Any]) -> Any:
-        """Create the method; options that do not apply, given the others, are left out but remain stored."""
+        """Create the method without options that do not apply given the other options; these remain stored."""
         kind, name = KINDS[field], getattr(self, field)
         chosen = {**kind.by_name(name).settings, **options}
         return kind.by_name(name, **{each: v for each, v in options.items() if applies(each, chosen)})
@@ -251,7 +251,7 @@ class JobChoices(t.HasTraits):
         return 0.0 if self.latency in {NO_LATENCY, "0.0"} else parse(self.latency, "s", field="latency")
 
     def link(self) -> Link | None:
-        """Return the link that limits the speed of the ranks' traffic; None for the machine's own link.
+        """Return the link that limits the speed of the ranks' traffic; None to use the machine's own link.
 
         Raises:
             SpecError: The bandwidth or the latency is invalid, or a latency is given without a bandwidth.

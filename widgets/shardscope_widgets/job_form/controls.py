@@ -34,7 +34,7 @@ def make_controls(choices: JobChoices, names: Sequence[str] = ()) -> dict[str, w
 
     Args:
         choices: The traits.
-        names: Traits that get a control, in this order; by default all.
+        names: Traits that get a control, in this order; by default all traits.
     """
     names = names or [name for name in all_names() if name not in OPTIONS]
     pickers = {
@@ -52,7 +52,7 @@ class Topics(widgets.Accordion):  # type: ignore[misc]
         choices: The traits.
         controls: Controls by trait name.
         options: Boxes with the settings of the selected method, by the trait that selects the method.
-        first: Box of controls that are not of the job, above the topics.
+        first: Box above the topics, with controls that do not describe the job.
         first_title: Function that returns the title of that box; `name` calls it.
     """
 

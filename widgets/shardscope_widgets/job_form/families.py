@@ -30,8 +30,8 @@ _LABELS = {
 }
 _OTHERWISE = {"mode": {"values": (("sync", "sync"), ("async", "async"), ("bounded (ssp)", "ssp"))}}
 _LEFT_TO_CODE = {"block", "clip", "bucket_mb", "slice_mb", "gamma", "microbatches"}
-"""Settings without a control, which can only be set in code. `microbatches` has none because the micro-batch size,
-which has a control, determines it."""
+"""Settings without a control, which can only be set in code. `microbatches` needs no control, because the
+micro-batch size, which has a control, determines it."""
 _ONLY_WITH = {"staleness": ("mode", ("ssp",)), "budget": ("mode", ("async", "ssp"))}
 """Settings that apply only if another setting has certain values, as (other setting, values)."""
 

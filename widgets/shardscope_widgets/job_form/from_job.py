@@ -12,7 +12,7 @@ from shardscope_widgets.job_form.topics import OPTIONS, all_names
 
 
 def choices_of(job: Job) -> dict[str, Any]:
-    """Return the values of a form's traits for which the form describes `job`.
+    """Return the trait values with which a form describes `job`.
 
     Fields of a job without a control are left out.
     """

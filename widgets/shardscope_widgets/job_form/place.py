@@ -66,7 +66,7 @@ class PlaceChoices(t.HasTraits):
         return bool(self.place == EMULATED)
 
     def cluster(self) -> EmulatedCluster | None:
-        """Return the emulated cluster that the choices describe; None for this machine itself.
+        """Return the emulated cluster that the choices describe; None if the job runs on this machine.
 
         Raises:
             SpecError: A rate or time is not valid, the racks do not divide the nodes, or there are too many ranks.
@@ -97,11 +97,11 @@ class PlaceChoices(t.HasTraits):
         )
 
     def _check(self, name: str, kind: Kind) -> float:
-        """Reject a quantity by the label of its control, because the cluster has other names for it."""
+        """Parse a quantity; an error names its control, because the fields of the cluster have other names."""
         return quantity(getattr(self, name), kind, field=setting_in(PlaceChoices, name).label)
 
     def take(self, cluster: EmulatedCluster | None) -> None:
-        """Set the choices to a cluster that they can describe; any other one leaves them as they are."""
+        """Set the choices to `cluster`, or to this machine if None; do nothing if they cannot describe the cluster."""
         if cluster is None:
             self.place = HERE
             return
@@ -123,7 +123,7 @@ class PlaceChoices(t.HasTraits):
                 self.place = EMULATED
 
     def fit(self, world_size: int) -> None:
-        """Change the nodes to those of another number of ranks; if it is not a multiple, to one rank per node."""
+        """Adapt the nodes to `world_size`; use one rank per node if it is not a multiple of the ranks per node."""
         if self.is_emulated and world_size != self.nodes * self.per_node:
             if world_size % self.per_node:
                 self.per_node = 1

@@ -75,7 +75,7 @@ def default_of(name: str) -> Any:
 
 
 def reset(choices: JobChoices, values: Mapping[str, Any]) -> None:
-    """Set the whole form: the traits in `values` to these, and all others to their defaults."""
+    """Reset the form: set the traits in `values` to the given values, and all other traits to their defaults."""
     last = {"lr", "latency", "data"}  # choosing an optimizer, a link or a model sets these
     for name in sorted(all_names(), key=lambda name: (name in OPTIONS, name in last)):
         setattr(choices, name, values.get(name, default_of(name)))

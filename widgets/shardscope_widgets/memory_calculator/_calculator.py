@@ -50,7 +50,7 @@ ABOUT = "memory on every device, from formulas; hover over a block for its formu
 
 
 _SIZES = {"model", "data", "tensor", "pipeline", "context", "expert"}
-"""If none of these choices is given, the initial layout is kept."""
+"""Choices that replace the initial layout: if any is given, degrees of parallelism that are not given are 1."""
 
 
 class _Frame(Frame):
@@ -160,7 +160,7 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
             f"{work_text(layout.global_batch, self._model.seq)}, {self._chosen_framework()}: {short(layout)}."
         )
         size = f"{self._model.num_params / 1e9:.4g} billion parameters."
-        self.figure.figure = figure_dict(self.info)  # first, because the page draws it longest
+        self.figure.figure = figure_dict(self.info)  # first, because a figure takes longest to draw
         self._status.value = status_html(self.verdict.sentence, state)
         self._size.value = note_html(f"{where}, {work} {size} {self._host_text()}")
         self.figure.layout.display = None
@@ -180,7 +180,7 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
 
 
 def _table_html(info: MemoryPlanInfo) -> str:
-    """Return the blocks of the stage with the most memory as an HTML table, also for screen readers."""
+    """Return the blocks of the stage with the most memory as an HTML table, which screen readers can read."""
     key = symbols_text(info)
     caption = f"{info.stages[info.fullest].name.capitalize()}, block by block"
     table = Table(("block", "kind", "size", "formula, in bytes"), [*map(_row, table_rows(info))], caption)

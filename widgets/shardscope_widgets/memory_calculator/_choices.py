@@ -73,7 +73,7 @@ class MemoryChoices(t.HasTraits):
         return found.replace(seq=self.seq) if self.seq else found
 
     def _chosen_framework(self) -> str:
-        """Return the chosen memory model, or that of the software that predictions assume for the layout."""
+        """Return the chosen framework; by default, that of the software that predictions assume for the layout."""
         return self.framework or memory_model(assumed_software(self.chosen_layout()).software.name)
 
     def chosen_layout(self) -> Layout:

@@ -28,7 +28,7 @@ _CHANGES: tuple[Change, ...] = (
     ("offloading the optimizer", {"offload": "optimizer"}),
     ("offloading everything", {"offload": "all"}),
 )
-"""Changes of a layout that save memory, with their names, ordered from the smallest time cost to the largest."""
+"""Changes to a layout that save memory, with their names, ordered from the smallest time cost to the largest."""
 _RECOMPUTES = ("none", "selective", "full")
 HOST_BYTES = 256 * 2**30
 """Host memory that one device may use, in bytes: an eighth of a node's 2 TiB."""
@@ -84,7 +84,7 @@ def _way_out(
 
 
 def _in_part(model: Transformer, layout: Layout, change: dict[str, Any]) -> list[Change]:
-    """Return the changes that recompute only some layers, fewest first, then the change that recomputes all."""
+    """Return variants of full recomputation for only some layers, fewest first; empty for any other change."""
     if change is not _FULL:
         return []
     layers = layers_of_stage(model.layers, layout.pipeline * layout.virtual_stages)

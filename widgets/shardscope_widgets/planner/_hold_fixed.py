@@ -38,7 +38,7 @@ IN_TOOLTIPS = {
 
 
 class HoldFixed:
-    """One dropdown for each axis of `FILTERS`; a value that is not among its options becomes one.
+    """One dropdown for each axis of `FILTERS`; a value that is not among its options is added to them.
 
     Args:
         fix: The values to show, as in `plan`.
@@ -71,7 +71,7 @@ class HoldFixed:
             self._is_showing = False
 
     def applied_to(self, fix: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `fix` with the chosen values; axes without a dropdown keep theirs."""
+        """Return `fix` with the chosen values; axes without a dropdown keep their values."""
         kept = {axis: value for axis, value in fix.items() if axis not in self.controls}
         chosen = {axis: control.value for axis, control in self.controls.items() if control.value != ANY}
         return {**kept, **chosen}

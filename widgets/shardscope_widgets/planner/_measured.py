@@ -20,7 +20,7 @@ ASK = "Did you run the chosen plan? Enter the time of a step: all plans are pred
 
 
 class MeasuredPlan(NamedTuple):
-    """A measured step, and its time as predicted before the measurement."""
+    """A measured step of a plan, with the step time that was predicted before the measurement."""
 
     model: Transformer
     layout: Layout
@@ -55,7 +55,7 @@ def calibration_of_steps(steps: list[MeasuredPlan], cluster: Cluster) -> Calibra
 
 
 class MeasuredBox:
-    """A field for the time of a measured step, and the buttons that use or forget it."""
+    """A field for the time of a measured step, and the buttons that use or discard it."""
 
     def __init__(self) -> None:
         self.seconds = widgets.BoundedFloatText(
@@ -74,7 +74,7 @@ class MeasuredBox:
         self.box = widgets.VBox([row, self.told])
 
     def show(self, steps: list[MeasuredPlan], plans: Plans | None) -> None:
-        """Show the steps that are used, with their times as predicted before the calibration and now."""
+        """Show the measured steps in use, with their times as predicted before and after calibration."""
         self.forget.disabled = not steps
         self.told.value = words_html(" ".join(_told(step, plans) for step in steps) or ASK, is_live=True)
 
@@ -86,7 +86,7 @@ def _told(step: MeasuredPlan, plans: Plans | None) -> str:
 
 
 def predicted_again(step: MeasuredPlan, plans: Plans) -> float:
-    """Return the step time of the measured layout with the constants of `plans`, in seconds."""
+    """Return the step time of the measured layout with the calibration of `plans`, in seconds."""
     from shardscope.prediction.predict import predict  # only shown results need it
 
     calibration = plans.setting.calibration

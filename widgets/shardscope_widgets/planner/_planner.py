@@ -43,7 +43,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
     """Choose a model and a cluster; see all layouts ranked, the Pareto front, and why a layout is slower than the best.
 
     Changing the weights re-ranks the plans of the last search within milliseconds. Any other change starts a new
-    search. Choosing another model sets sequence length and global batch to the defaults of this model. A measured step
+    search. Choosing another model sets sequence length and global batch to the defaults of that model. A measured step
     of the chosen plan calibrates the cluster, and all plans are predicted and ranked again; see `measure`.
 
     Args:
@@ -200,7 +200,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
 
     @contextmanager
     def _filling(self) -> Iterator[None]:
-        """Set controls without the effects that they have when a person sets them."""
+        """Set controls without triggering the callbacks for user input."""
         self._is_filling = True
         try:
             yield
@@ -233,7 +233,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
 
         Args:
             step_time_s: Measured time of one optimizer step, in seconds.
-            rank: Position of the plan in the ranking, from 1; None for the chosen one.
+            rank: Position of the plan in the ranking, from 1; None for the chosen plan.
 
         Raises:
             SpecError: The time is not above 0 or not plausible, or no plan has this rank.
@@ -316,7 +316,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
 
     @property
     def _shown(self) -> int:
-        """Position of the plan that is shown; the last one if the chosen one does not exist."""
+        """Position of the plan that is shown; the last plan if the chosen plan does not exist."""
         assert self.plans is not None
         return min(self.chosen, len(self.plans.order))
 
@@ -342,7 +342,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
 
 
 def _unshipped_words(found: Plans) -> str:
-    """Return what the frameworks do not ship and what that would gain."""
+    """Return the checkbox label: what the frameworks do not ship, and the step time that it would save."""
     named = [software_of(name).label for name in found.software if name]
     words = f"Search also what {f'{named[0]} does' if len(named) == 1 else 'the frameworks do'} not ship"
     if not len(found):

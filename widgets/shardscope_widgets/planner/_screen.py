@@ -109,7 +109,7 @@ class PlannerScreen:
         self.note.value = why + note_html(told)
 
     def offer(self, plans: Plans, recommended: int) -> None:
-        """Offer the recommended plan and the first one, by their positions in the ranking."""
+        """Offer the recommended plan and the first plan, by their positions in the ranking."""
         is_fastest = len(plans) and plans.best.step_time_s == plans.step_time_s.min()
         first = "Fastest" if is_fastest else "First in the ranking"
         both = {recommended: f"Recommended: plan {recommended}", 1: f"{first}: plan 1"}
@@ -147,7 +147,7 @@ class PlannerScreen:
         self.scatter.figure = self._dots | {"data": [*self._dots["data"], *rings]}
 
     def draw_chosen(self, plans: Plans, chosen: int, explanation: PlanComparison | None) -> None:
-        """Draw the comparison of the chosen plan (`chosen` is its position in the ranking, from 1) with the first."""
+        """Compare the plan at position `chosen` of the ranking, from 1, with the first plan."""
         self.terms.figure = _plans.terms(_plans.terms_info(plans, (1, chosen)))
         self.told.value = _told(explanation)
         self._draw_config(plans, chosen)
@@ -193,7 +193,7 @@ class PlannerScreen:
 
 
 def _numbers_html(numbers: Iterable[_plan_answer.PlanNumber], *, is_full: bool) -> str:
-    """Return the numbers of a plan as large text; its memory in the colour of warnings if `is_full`."""
+    """Return the numbers of a plan as large text, with its memory in the warning colour if `is_full`."""
     parts = [
         f"<div{' class=ss-full' * (is_full and 'memory' in each.name)}><span>{safe(each.name)}</span> "
         f"<b>{safe(each.value)}</b> <span>{safe(each.about)}</span></div>"

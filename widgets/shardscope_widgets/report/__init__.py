@@ -36,7 +36,7 @@ def write_report(
     """Write a report on `runs` to `path` and return the path.
 
     Args:
-        runs: Runs, in the order in which they appear; those without a finished step are only listed by name.
+        runs: Runs, in the order in which they appear; runs without a finished step are only listed by name.
         path: The file to write; its folder must exist.
         title: The heading, as plain text.
         comparisons: Comparisons of runs with their predictions, from `ss.compare`.
@@ -55,7 +55,7 @@ def report_on(
         runs: The runs.
         path: The file to write.
         title: The heading, as plain text.
-        is_predicted: Whether to compare the runs with their predictions; runs that cannot be predicted are left out.
+        is_predicted: Whether to compare the runs with their predictions, where these exist.
 
     Raises:
         SpecError: The file cannot be written.

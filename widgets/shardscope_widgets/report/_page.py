@@ -1,6 +1,6 @@
 """The shell of a report: one HTML file with its own style, script, figures and a compressed copy of Plotly.
 
-`plotly-basic.min.js.gz` is Plotly's own basic bundle (MIT license), which draws bars and lines, and has a tenth of the
+`plotly-basic.min.js.gz` is Plotly's own basic bundle (MIT license), which draws bars and lines, and is a tenth of the
 size of the whole library. The page decompresses the bundle and the figures, and draws each figure when it comes into
 view.
 """
@@ -46,12 +46,12 @@ class Page:
     _anchors: set[str] = field(default_factory=set)
 
     def heading(self, level: int, text: str, *, within: str = "") -> str:
-        """Return a heading with a permalink; one of level 2 is listed in the table of contents.
+        """Return a heading with a permalink; headings of level 2 are also listed in the table of contents.
 
         Args:
             level: Level of the heading, from 2.
             text: The heading, as plain text.
-            within: Heading above this one, which makes its anchor unique.
+            within: Enclosing heading, which is added to the anchor to make it unique.
         """
         anchor = self._anchor(f"{within} {text}")
         if level == 2:
@@ -68,7 +68,7 @@ class Page:
         return anchor
 
     def figure(self, figure: go.Figure, words: str) -> str:
-        """Return the place of a figure, with its explanation below."""
+        """Return the placeholder of a figure, with `words` as its caption."""
         found = json.loads(figure.to_json())
         unknown = {trace.get("type", "scatter") for trace in found["data"]} - TRACE_TYPES
         assert not unknown, f"the bundle of the report does not draw {unknown}"
@@ -85,7 +85,7 @@ class Page:
         return f'<nav aria-label="Contents"><ul>{links}</ul></nav>'
 
     def html(self, title: str, body: str) -> str:
-        """Return the whole file."""
+        """Return the whole page as HTML."""
         return _PAGE.format(
             title=safe(title), style=_text("page.css"), body=body, script=_text("page.js"),
             figures=_packed(json.dumps(self.figures, separators=(",", ":")).encode()),

@@ -33,7 +33,7 @@ from shardscope_widgets.words import listed, safe
 def workload_section(page: Page, group: Group, *, is_first: bool) -> str:
     """Return the section of one workload: its findings, a figure for each, and a table of its runs.
 
-    The headline of the page has the findings of the first workload; its section adds only details.
+    The page's headline already states the findings of the first workload, so its section adds only details.
     """
     parts = [page.heading(2, group.name)]
     parts += _learning(page, group)
@@ -129,7 +129,7 @@ def _stacked(bars: Sequence[StackBar], layers: Sequence[tuple[str, theme.RunStyl
 
 
 def strategies_section(page: Page, entries: Iterable[Entry]) -> str:
-    """Return a section with a foldable part for each strategy that recorded its steps: what its ranks did."""
+    """Return a section with a foldable part for each strategy: what its ranks did in the recorded steps."""
     parts = []
     for entry in _one_of_each(entries):
         shown = "".join(page.figure(figure, words) for figure, words in _pictures(entry))
@@ -143,7 +143,7 @@ def strategies_section(page: Page, entries: Iterable[Entry]) -> str:
 
 
 def _one_of_each(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the first run of each strategy, compression and link: later ones show the same idea."""
+    """Return the first run of each combination of strategy, compression and link; later runs would repeat it."""
     found: dict[tuple[str, str, str], Entry] = {}
     for entry in entries:
         trace = entry.trace

@@ -41,7 +41,7 @@ _SETTINGS: dict[str, Callable[[Any], str]] = {
     "compression": lambda job: job.compression.label,
     "link": lambda job: "this machine's own" if job.link is None else job.link.label,
 }
-"""Settings of a job in the order of the table, and how each is written."""
+"""Settings of a job in the order of the table, with the functions that format them."""
 _NAMES = {
     "batch": "global batch", "micro_batch": "micro-batch", "lr_schedule": "learning-rate schedule",
     "world_size": "ranks", "recompute": "recomputation",
@@ -69,7 +69,7 @@ def _is_known(job: Any, name: str) -> bool:
 
 
 def _shared(values: dict[str, list[str]]) -> str:
-    """Format the values: the most frequent value without its runs, all others with their runs."""
+    """Format the values: the most frequent value without its runs, all other values with their runs."""
     common, *others = sorted(values, key=lambda value: -len(values[value]))
     return "; ".join([common, *(f"{value} ({listed(values[value])})" for value in others)])
 

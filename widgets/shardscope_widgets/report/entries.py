@@ -22,9 +22,9 @@ class Entry:
 
     Attributes:
         run: The run.
-        trace: Its history.
-        row: Its metrics, with `label` shortened to what differs within its group.
-        alone: The trace of the single process that trained the same job; None if the report has none.
+        trace: History of the run.
+        row: Metrics of the run; `label` names only what differs within its group.
+        alone: Trace of the single-process run of the same job; None if the report has none.
     """
 
     run: Source
@@ -39,7 +39,7 @@ class Entry:
 
     @property
     def is_alone(self) -> bool:
-        """Whether the run is the single process itself."""
+        """Whether the run has a single process."""
         return self.trace.world_size == 1
 
     @cached_property
@@ -49,14 +49,14 @@ class Entry:
 
     @property
     def computing_s(self) -> float | None:
-        """Seconds per step in which the rank that computes longest computes; None without recorded spans."""
+        """Compute time per step in seconds, on the rank that computes longest; None without recorded spans."""
         if self.parts is None:
             return None
         return sum(value for name, value in self.parts.parts.items() if name not in (COMMUNICATION, IDLE))
 
     @property
     def waiting_s(self) -> float | None:
-        """Seconds per step in which that rank communicates or is idle; None without recorded spans."""
+        """Communication and idle time per step in seconds, on the same rank as `computing_s`; None without spans."""
         if self.parts is None:
             return None
         return sum(self.parts.parts.get(name, 0.0) for name in (COMMUNICATION, IDLE))
@@ -68,7 +68,7 @@ class Entry:
 
     @cached_property
     def difference(self) -> float | None:
-        """Largest relative difference of a step's loss from that of the single process; None without one."""
+        """Largest relative difference of a step's loss from that of the single process; None without such a run."""
         if self.alone is None or self.is_alone:
             return None
         theirs = dict(_losses(self.alone))
@@ -99,14 +99,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of one workload, in order, and `alone`, the single process that most of them are compared with."""
+    """The runs of one workload, in order; most of them are compared with the single-process run, `alone`."""
 
     name: str
     entries: tuple[Entry, ...]
 
     @property
     def alone(self) -> Entry | None:
-        """The single-process run."""
+        """The first single-process run; None if there is none."""
         return next((entry for entry in self.entries if entry.is_alone), None)
 
     @property
@@ -135,7 +135,7 @@ def groups_of(runs: Iterable[Source]) -> tuple[list[Group], list[str]]:
 
 
 def _alone(trace: Trace, others: Sequence[Trace]) -> Trace | None:
-    """Return the single process that is expected to learn the same: equal workload, learning rates and seed.
+    """Return the single-process run that should learn the same: equal workload, optimizer, learning rates and seed.
 
     None if there is none, or if the job is unknown.
     """

@@ -1,4 +1,4 @@
-"""The findings of a report in sentences: what was tried, what agrees with one process, what is fastest, what fits."""
+"""The findings of a report in sentences: what was tried, agreement with one process, speed and memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NUMBERS = (
 
 
 def tried_text(groups: Sequence[Group]) -> str:
-    """Return what was tried: how many runs, of which workloads, on how many ranks."""
+    """Summarise what was tried: how many runs, of which workloads, on how many ranks."""
     entries = [entry for group in groups for entry in group.entries]
     ranks = sorted({entry.trace.world_size for entry in entries})
     sizes = ["1 process" if size == 1 else f"{size} ranks" for size in ranks]
@@ -52,7 +52,7 @@ def headline(groups: Sequence[Group]) -> list[str]:
 
 
 def accuracy_text(runs: Sequence[Source]) -> str:
-    """Return how many step times lie inside the intervals that were predicted at launch; empty if there are none."""
+    """Return how many step times lie inside the prediction intervals made at launch; empty if there are none."""
     found = accuracy_of([run for run in runs if isinstance(run, Run)])
     return found.headline if found.coverage is not None else ""
 
@@ -114,7 +114,7 @@ def _number(number: int) -> str:
 
 
 def _exceptions(entries: Sequence[Entry]) -> Iterator[str]:
-    """Yield a sentence for each run whose losses differ by design, and one for all others."""
+    """Yield a sentence for each run whose losses differ by design, and one sentence for all other runs."""
     for label in dict.fromkeys(entry.label for entry in entries if entry.differs_because):
         reason = next(entry.differs_because for entry in entries if entry.label == label)
         yield f"By design, {label} differs: {reason}."
@@ -146,8 +146,8 @@ def lowest_loss_text(group: Group) -> str:
 def speed_text(group: Group) -> str:
     """Return which run of a group is fastest, compared with one process, and why; empty if there is nothing to compare.
 
-    Runs that learn something else than one process count only if all do. The reason is computed from the recorded
-    spans of the fastest run on several ranks.
+    Runs whose losses disagree with one process count only if all of them disagree. The reason is computed from the
+    recorded spans of the fastest run on several ranks.
     """
     timed = [entry for entry in group.parallel if entry.row.per_second]
     known = [entry for entry in timed if entry.agrees is not False] or timed
@@ -203,7 +203,7 @@ def _cores(entry: Entry) -> float:
 
 
 def memory_text(group: Group) -> str:
-    """Return which run of a group needs least memory on its fullest rank; empty without a single process."""
+    """Return which run of a group has the lowest peak memory per rank; empty without a single process."""
     least, alone = _least(group), group.alone
     if least is None or alone is None:
         return ""
@@ -227,7 +227,7 @@ def saving_text(group: Group) -> str:
 
 
 def _least(group: Group) -> Entry | None:
-    """Return the run on several ranks whose fullest rank holds least; None if no rank holds less than one process."""
+    """Return the run on several ranks with the lowest peak memory per rank; None if one process needs no more."""
     known = [entry for entry in group.parallel if entry.row.held_bytes]
     most = None if group.alone is None else group.alone.row.held_bytes
     if not known or not most:

@@ -1,10 +1,10 @@
 """What each rank holds during a step, as cells that fill: chunks of gradients and parameters, or micro-batches.
 
 A chunk of the gradients is full when it is the sum over all ranks: with W ranks, each rank's own gradient fills 1/W of
-its cell during the backward pass, and an arriving partial sum adds the ranks that it contains. A rank that has passed a
+its cell during the backward pass, and an arriving partial sum adds the ranks that it contains. A rank that has sent a
 partial sum on no longer needs it, so its cell empties. A chunk of the parameters is full where it is up to date. A
-micro-batch is half full after its forward pass. All of it follows from the messages and spans of `StepEvents`, so a
-predicted and a measured step are drawn by the same rules.
+micro-batch is half full after its forward pass. All fill levels are computed from the messages and spans of
+`StepEvents`, so predicted and measured steps are drawn by the same rules.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from shardscope.runlog.step_events import StepEvent, StepEvents
 
 GRADIENTS, PARAMETERS, MICRO_BATCHES = "gradients", "parameters", "micro-batches"
 _PASSES = {"forward": 0.5, "backward": 0.5, "backward for inputs": 0.25, "backward for weights": 0.25}
-"""How much of a micro-batch's cell each pass fills."""
+"""Fraction of a micro-batch's cell that each pass fills."""
 _CHUNK, _PASS = re.compile(r"chunk (\d+)"), re.compile(r"micro-batch (\d+)(?: on stage (\d+))?")
 _SOONEST_S = 1e-9
 _SAME_TIME_S = 1e-6
 MOST_CELLS = 8
-"""Largest number of cells of one kind on a rank; of more, one cell shows the mean."""
+"""Maximum number of cells of one kind on a rank; if there are more, one cell shows their mean."""
 Keys = list[tuple[float, float]]
-"""Times in seconds, and how full a cell or a part of it is from 0 to 1; linear in between."""
+"""Pairs of a time in seconds and a fill level from 0 to 1 of a cell or a part of it; linear in between."""
 
 
 class Cell(NamedTuple):
@@ -65,7 +65,7 @@ def cells_of(step: StepEvents) -> list[Cell]:
 
 
 def _few(cells: Sequence[Cell]) -> list[Cell]:
-    """Return the cells, or one with the mean of each rank's if there are too many to be drawn."""
+    """Return the cells; if a rank has more than `MOST_CELLS` of one kind, replace these by one cell with their mean."""
     fewer: list[Cell] = []
     for (rank, what), group in groupby(cells, key=lambda cell: cell[:2]):
         own = [*group]
@@ -87,7 +87,7 @@ def _micro_batches(passes: Iterable[StepEvent]) -> Iterator[Cell]:
 
 
 def _copies(step: StepEvents, carried: Sequence[StepEvent]) -> Iterator[Cell]:
-    """Yield cells of parameters: the rank that sends a chunk first owns it, and others hold it until the next one."""
+    """Yield cells of parameters: the first rank to send a chunk owns it; other ranks hold copies."""
     owners: dict[int, int] = {}
     for message in carried:
         owners.setdefault(_chunk(message), message.rank)
@@ -113,7 +113,7 @@ def _freed(step: StepEvents, rank: int) -> float | None:
 
 
 class _Sums:
-    """Gradients, or parameters to be averaged, that ranks add to each other's."""
+    """Cells of the gradients, or of parameters to be averaged, that a collective sums over ranks."""
 
     def __init__(self, step: StepEvents, what: str, carried: Sequence[StepEvent]) -> None:
         self.step, self.what, self.carried = step, what, carried
@@ -123,7 +123,7 @@ class _Sums:
         self.outer = kinds[0] if kinds else ""
         inner = [m for m in carried if m.kind in kinds and m.kind != self.outer]
         self.nested = inner[0].kind if inner else ""
-        """The collective that sums what another one has scattered, as between nodes; empty if there is none."""
+        """Inner collective that sums the chunks scattered by the outer one, such as between nodes; empty if none."""
         self.split = 1 + max(map(_chunk, inner), default=0)
         self.chunks = 1 + max((_chunk(m) for m in carried if m.kind != self.nested), default=0)
         self.owned = {
@@ -146,7 +146,7 @@ class _Sums:
                 yield Cell(rank, self.what, chunk, len(own), _mean([keys[rank, (chunk, k)] for k in own]))
 
     def _calls(self) -> list[int]:
-        """Return for each message how many earlier ones were the same, but of another call of its collective."""
+        """Return each message's index of the collective call: the number of earlier messages with equal fields."""
         seen: dict[Any, int] = defaultdict(int)
         numbers = []
         for m in self.carried:
@@ -156,7 +156,7 @@ class _Sums:
         return numbers
 
     def _own(self, parts: Sequence[range]) -> tuple[dict[Any, list[tuple[float, int]]], dict[Any, Keys]]:
-        """Return which ranks' gradients each rank holds over time, as bits: its own, once computed."""
+        """Return masks of the ranks whose gradients each rank holds, and fill levels: at first only its own."""
         ranks, share = range(self.step.world_size), 1 / self.step.world_size
         masks: dict[Any, list[tuple[float, int]]] = {}
         keys: dict[Any, Keys] = {}
@@ -177,7 +177,7 @@ class _Sums:
         return masks, keys
 
     def _move(self, message: StepEvent, masks: Any, keys: dict[Any, Keys], cell: tuple[int, int]) -> None:
-        """Add what the sender holds when it sends to what the receiver holds when it has arrived."""
+        """Add what the sender holds at the start of a message to what the receiver holds at its end."""
         world = self.step.world_size
         here, there = (message.rank, cell), (message.peer, cell)
         at_start = [mask for at, mask in masks[here] if at <= message.start_s + _SAME_TIME_S]
@@ -195,7 +195,7 @@ class _Sums:
             keys[there] += [(message.start_s, before.bit_count() / world), (message.end_s, level)]
 
     def _unlisted(self, keys: dict[Any, Keys]) -> None:
-        """Fill the cells during a collective whose messages are not known."""
+        """Fill the cells during a collective whose messages were not recorded."""
         for e in self.step.events:
             if not self.carried and e.lane == "communication" and e.item == self.what:
                 for (rank, _), own in keys.items():
@@ -209,7 +209,7 @@ def _chunk(message: StepEvent) -> int:
 
 
 def _share(spans: Sequence[StepEvent], part: int, parts: int) -> tuple[float, float]:
-    """Return when a part of several computations, one after another, starts and ends."""
+    """Return the start and end, in seconds, of one of `parts` equal shares of the compute time of `spans`."""
     ends = np.cumsum([e.end_s - e.start_s for e in spans])
     first, last = ends[-1] * part / parts, ends[-1] * (part + 1) / parts
 
@@ -221,7 +221,7 @@ def _share(spans: Sequence[StepEvent], part: int, parts: int) -> tuple[float, fl
 
 
 def _mean(parts: Sequence[Keys]) -> Keys:
-    """Return the mean of several parts, at every time at which one of them bends."""
+    """Return the mean fill level of several parts, at every time at which one of them has a key."""
     rows = [_increasing(keys) for keys in parts]
     times = sorted({at for row in rows for at, _ in row})
     total = sum(np.interp(times, [at for at, _ in row], [level for _, level in row]) for row in rows) / len(

@@ -21,7 +21,7 @@ from shardscope_widgets.step_player._cells import GRADIENTS, MICRO_BATCHES, Cell
 from shardscope_widgets.words import bytes_text, duration_text
 
 MOST_RANKS = 8
-"""Largest number of ranks of a picture."""
+"""Maximum number of ranks in a picture."""
 _WIDTH, _STAGE, _ROW, _LEFT, _AREA = 760, 306, 24, 62, 58
 _CARD_W, _CARD_H = 150, 62
 _TRAVELLING = 0.6
@@ -136,7 +136,7 @@ class _Picture:
             yield f'<path class="link" d="{self._curve(source, target)}"/>'
 
     def _animate(self, attribute: str, keys: Sequence[tuple[float, object]], mode: str = "discrete") -> str:
-        """Return an animation of an attribute: pairs of a fraction of the playing time and a value."""
+        """Return an SVG animation of an attribute; `keys` are pairs of a fraction of the playing time and a value."""
         times = ";".join(f"{min(1.0, key):.4f}" for key, _ in keys)
         values = ";".join(str(value) for _, value in keys)
         return (
@@ -214,7 +214,7 @@ class _Picture:
             x += 36 + 6.6 * len(kind)
 
     def _memory(self, top: float, scale: float) -> Iterator[str]:
-        """Yield the memory of the fullest rank as a stacked area."""
+        """Yield the memory of the rank with the highest peak as a stacked area."""
         peaks = self.step.peak_bytes
         if not peaks:
             return
@@ -263,7 +263,7 @@ def _word(event: StepEvent) -> str:
 
 
 def _increasing(keys: Sequence[tuple[float, object]]) -> list[tuple[float, object]]:
-    """Return keys with strictly increasing times from 0; of several at the same time, the last counts."""
+    """Return keys with strictly increasing times from 0; of several keys at the same time, only the last is kept."""
     kept: dict[float, object] = {}
     for at, value in sorted(keys, key=lambda key: key[0]):
         kept[round(at, 4)] = value
@@ -271,5 +271,5 @@ def _increasing(keys: Sequence[tuple[float, object]]) -> list[tuple[float, objec
 
 
 def _closed(keys: list[tuple[float, object]]) -> list[tuple[float, object]]:
-    """Return keys whose last time is 1, as linear animations need."""
+    """Return keys whose last time is 1, as linear animations require."""
     return [*keys[:-1], (1.0, keys[-1][1])] if keys[-1][0] > 0.999 else [*keys, (1.0, keys[-1][1])]

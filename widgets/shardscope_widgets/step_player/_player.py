@@ -61,15 +61,15 @@ _SCRIPT = "\n".join(map(_text, _SCRIPTS))
 class StepPlayer(anywidget.AnyWidget):
     """An animation of one training step: what each rank holds, messages, timeline and memory.
 
-    It plays by itself, again and again, unless the reader's system asks for reduced motion. Space plays and pauses, the
-    arrow keys move from event to event, Home and End move to the ends. An event or a cell under the pointer, or a
-    selected event, is explained in a sentence.
+    It plays automatically in a loop, unless the reader's system requests reduced motion. Space plays and pauses, the
+    arrow keys move from event to event, Home and End jump to the ends. An event or a cell under the pointer, or
+    a selected event, is explained in a sentence.
 
     Args:
         source: A run, whose recorded step is shown, or `StepEvents`, such as those of `ss.simulate.step_events`; None
             shows a hint.
         step: Number of the step of a run; None for the step whose messages were recorded.
-        measured: A run or a second step, shown below the first one on the same axis; None for none.
+        measured: A run or step to show below the first step, on the same time axis; None for none.
 
     Example:
         >>> StepPlayer(run)  # doctest: +SKIP
@@ -121,7 +121,7 @@ class StepPlayer(anywidget.AnyWidget):
             self.events = player_dict(self.step_events)
 
     def add(self, measured: Run | StepEvents) -> None:
-        """Show a measured step below the one that is shown, which goes on playing."""
+        """Show a measured step below the current step, which continues to play."""
         self.measured = player_dict(_events(measured))
 
     def html(self, path: str | Path) -> str:
@@ -154,7 +154,7 @@ class StepPlayer(anywidget.AnyWidget):
 
         Args:
             path: The file to write.
-            seconds: Time in which the step plays once; it then starts again.
+            seconds: Duration of one playback of the step, in seconds; the animation then starts again.
 
         Raises:
             SpecError: No step is shown, or it has more than 8 ranks.

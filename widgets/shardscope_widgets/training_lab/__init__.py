@@ -4,7 +4,7 @@ _runbook     the runs on disk
 live         the live figures; `panels` and `_history` contain other parts of the page, `_screen` arranges all parts
 _presets     jobs to start with
 _check       the correctness check, `_forecast` the prediction, `_advice` the explanation, each in its own thread
-_queue       a change that waits for its run to end; it is forgotten with the kernel
+_queue       a suggested change that waits for its run to end; it is lost when the kernel ends
 _lab         the widget that connects these parts; `job_form` provides its inputs
 
 All other state is on disk or in traits, so widgets can be discarded at any time.

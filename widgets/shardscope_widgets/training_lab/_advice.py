@@ -1,6 +1,6 @@
-"""The live explanation of the run in focus: its largest loss of time, and a button that runs the changed job.
+"""The live explanation of the run in focus: its largest loss of time, and a button that runs the suggested change.
 
-For a run that was started by that button, a verdict comes first: how the loss and the speed have changed.
+For a run that was started by this button, a verdict comes first: how its loss and speed differ from the baseline's.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from shardscope_widgets.training_lab._queue import ChangeQueue
 
 AGAIN_AFTER_S = 3.0
-"""Seconds after which the explanation of a running run is computed again; longer if it takes long."""
+"""Minimum seconds between two explanations of a running run; more if an explanation takes long to compute."""
 _PATIENCE = 10
 _KEPT_STEPS = 400
-"""Number of newest steps from whose events a run is explained."""
+"""Number of newest steps whose events are kept to explain a run."""
 _PRESS = "Fill the form with this change, and run it. While another run is in progress, the change waits for its end"
 _QUEUED = "Will run when this run has ended"
 _QUEUED_LATER = "Will run when no run is in progress"
@@ -41,11 +41,11 @@ class Subject(NamedTuple):
 
     Attributes:
         run: The run.
-        label: Its name in the lab.
-        look: Its line style in the plots.
-        num_steps: Number of its finished steps.
-        is_alive: Whether it is still running.
-        is_named: Whether the panel says which run it explains: another run, or another job, is in view as well.
+        label: Name of the run in the lab.
+        look: Line style of the run in the plots.
+        num_steps: Number of finished steps.
+        is_alive: Whether the run is still running.
+        is_named: Whether the panel names the run, because other runs are shown or the form describes another job.
         baseline: The run whose suggested change this run tries; None if there is none.
     """
 
@@ -59,7 +59,7 @@ class Subject(NamedTuple):
 
 
 class _Told(NamedTuple):
-    """Findings about a run; `so_far` if it was still running at the time."""
+    """Findings about a run; `so_far` is true if the run had not ended when they were computed."""
 
     found: Explanation | None
     verdict: Verdict | None
@@ -105,7 +105,7 @@ class AdvicePanel(Background):
         self._begun = True
 
     def want(self, subject: Subject | None) -> None:
-        """Request an explanation of a run and return at once; None clears the last one."""
+        """Request an explanation of a run and return at once; None clears the last explanation."""
         if (subject and subject.run.id) != (self._subject and self._subject.run.id):
             self._known, self._due_at, self._told = (0, False), 0.0, None
         self._subject = subject
@@ -119,7 +119,7 @@ class AdvicePanel(Background):
             self._start(self._work, subject, name="advice")
 
     def try_it(self) -> None:
-        """Pass on the suggested change, as the button does."""
+        """Call `on_try` with the suggested change, as the button does."""
         if self._subject is not None and self.found is not None and self.found.change is not None:
             self._on_try(self._subject.run, self.found.change)
 
@@ -186,7 +186,7 @@ class AdvicePanel(Background):
 
 
 def _placeholder(subject: Subject, told: _Told | None) -> str:
-    """Return the line for a run that is not explained yet; empty if it will not be."""
+    """Return the text to show until a run is explained; empty if it will not be explained."""
     if subject.num_steps >= LEAST_STEPS and (told is None or subject.is_alive):
         return f"{subject.label} is being explained."
     if subject.is_alive:

@@ -27,7 +27,7 @@ PAUSE_S = 0.2
 
 
 class ForecastRequest(NamedTuple):
-    """What to predict: a job, and the emulated cluster that it runs on; None for this machine itself."""
+    """A job to predict, and the emulated cluster that it runs on; None if it runs on this machine."""
 
     job: Job
     cluster: EmulatedCluster | None
@@ -37,7 +37,7 @@ class Forecast(Background):
     """“What will happen”: the prediction for the newest job in two sentences, which expands to show all terms.
 
     If the job is predicted not to fit in memory, a checkbox allows the user to start it anyway. The user's functions
-    are called only after a button allows it for these functions. Nothing is predicted before `begin` is called, because
+    are called only after a press of a button that allows it. Nothing is predicted before `begin` is called, because
     the lab is not displayed before that.
 
     Args:
@@ -85,7 +85,7 @@ class Forecast(Background):
 
         Args:
             job: The job; None clears the last prediction.
-            cluster: The emulated cluster that it runs on; None for this machine itself.
+            cluster: The emulated cluster that the job runs on; None if it runs on this machine.
         """
         asked = None if job is None else ForecastRequest(job, cluster)
         if self._begun and asked == self._asked and (asked is None or self.found is not None):
@@ -102,7 +102,7 @@ class Forecast(Background):
             self.anyway.layout.display = self.call.layout.display = "none"
 
     def _predict(self) -> None:
-        """Start a thread unless one is already working; a thread about to end would miss the newest job."""
+        """Start a thread, unless one is working that will still read the newest request."""
         if not (self._is_working and self._is_busy):
             self._is_working = True
             self._start(self._work, name="forecast")
@@ -124,7 +124,7 @@ class Forecast(Background):
                 self._on_found()
 
     def _next(self) -> ForecastRequest | None:
-        """Return what to predict; None if the thread is to end, after which `want` starts another one."""
+        """Return the next request; None if there is none, whereupon the thread ends and `want` must start a new one."""
         with self._lock:
             asked = self._asked if self.found is None else None
             self._is_working = asked is not None

@@ -25,7 +25,7 @@ _PARTS = {
 """Terms of a predicted step, by the words used for them in sentences."""
 _MOST = 0.5
 _COMPARABLE = 0.5
-"""The bubble is mentioned too if it is at least this fraction of the part that takes longest."""
+"""Minimum size of the bubble, as a fraction of the longest part of a step, at which the sentence mentions it too."""
 
 
 def forecast_text(found: Preflight) -> str:

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 class Ghosts(Background):
-    """`found` has the predicted values of each run that could be predicted, and `steps` its events, by run id.
+    """Predictions of the shown runs, by run id: values for the figures in `found`, events of a step in `steps`.
 
-    Nothing is predicted before `begin` is called, because the lab is not displayed before that.
+    Runs that cannot be predicted are omitted. Nothing is predicted before `begin` is called,
+    because the lab is not displayed before that.
 
     Args:
         on_change: Called when a prediction has been added.

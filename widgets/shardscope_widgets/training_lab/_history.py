@@ -37,7 +37,7 @@ class _Row:
 
 
 class History(widgets.VBox):  # type: ignore[misc]
-    """Rows of runs, newest first. `shown` has the ids of the ticked runs, oldest first."""
+    """Rows of runs, newest first. `shown` contains the ids of the ticked runs, oldest first."""
 
     shown = t.List(t.Unicode())
     group = t.Unicode("")

@@ -176,7 +176,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         return run
 
     def play(self, preset: str | Preset) -> Run:
-        """Set the form to a preset, play its predicted step, and start it, as its chip does.
+        """Set the form to a preset, play its predicted step, and start its job, as the preset's chip does.
 
         Raises:
             SpecError: The preset does not exist.
@@ -196,7 +196,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
     def _take_preset(self, preset: Preset) -> None:
         """Set the form and the place to a preset, and open its tab."""
         is_emulated = self.place.can_emulate()
-        self._is_filling = True  # nothing is planned or drawn of a form that is half set
+        self._is_filling = True  # a partly set form is neither planned nor drawn
         try:
             self.place.choose(None)
             reset(self, preset.choices if is_emulated else {**preset.choices, **preset.here})
@@ -207,7 +207,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self.screen.tabs.selected_index = 0
 
     def resume(self, run: Run) -> Run:
-        """Start a run that continues another one from its newest checkpoint, as the Resume button does.
+        """Start a run that continues `run` from its newest checkpoint, as the Resume button does.
 
         A run without a checkpoint is started again.
 
@@ -219,7 +219,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         return resumed
 
     def fill(self, job: Job, cluster: EmulatedCluster | None = None) -> None:
-        """Set all controls to a job and its emulated cluster; the lab names the settings that have no control."""
+        """Set all controls to a job and its emulated cluster; `problem` names the settings that have no control."""
         self.place.choices.take(None)
         reset(self, choices_of(job))
         self.place.choices.take(cluster)
@@ -239,7 +239,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
     def watch(self, run: Run) -> None:
         """Show a run that was started elsewhere, for example in a notebook cell, and put it in focus.
 
-        Only this run is ticked then, and the one that it is a variant of; tick others to compare them.
+        Only this run and its baseline, if it has one, are ticked; tick other runs to compare them.
         """
         with self._guard.lock:
             self._book.add(run)
@@ -312,7 +312,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
             self.screen.check.disabled = job.world_size == 1 and not self.check.is_running
 
     def _plan(self) -> tuple[Job, EmulatedCluster | None]:
-        self.place.choices.cluster()  # first, because too many nodes do not reach the job, whose error would mislead
+        self.place.choices.cluster()  # first, because job() never sees too many nodes, so its error would mislead
         job = self.job()
         return job, self.place.cluster_for(job)
 
@@ -340,7 +340,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
                 self.fill(job, run.cluster)
 
     def _describes(self, job: Job, cluster: EmulatedCluster | None) -> bool:
-        """Return whether the form shows this job on this cluster; None is this machine itself."""
+        """Return whether the form shows this job on this cluster; a cluster of None is this machine."""
         if self._planned is None:
             return False
         planned, where = self._planned
@@ -370,7 +370,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self.refresh()
 
     def _show_group(self) -> None:
-        """Show the newest runs of the group, unless runs of it are shown already."""
+        """Show the newest runs of the group, unless some of its runs are shown already."""
         own = self._book.of_group(self.group)
         if not any(run_id in own for run_id in self.shown):
             self.shown = [*own][-SHOWN_AT_FIRST:]
@@ -396,7 +396,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self.refresh()
 
     def _keep_to_one_group(self) -> None:
-        """Show only runs of the group of the run added last; other groups would make its plots unreadable."""
+        """Show only runs of the group of the run added last; runs of several groups would make the plots unreadable."""
         newest = self._book.entries.get(self.shown[-1]) if self.shown else None
         if newest is None:
             return
@@ -444,7 +444,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self.start()
 
     def _draw_step(self) -> None:
-        """Play the predicted step of the form's job, or of the run in focus, above the run's measured one."""
+        """Play the predicted step of the form's job, or of the run in focus, above the run's measured step."""
         entry = self._book.entries.get(self.focus)
         self.stage.draw(entry, is_own=self._is_own(entry))
 
@@ -520,7 +520,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         )  # fmt: skip
 
     def _ended(self, entry: RunEntry) -> None:
-        """If the run has ended, show the error if it failed, and update the results stored in the notebook."""
+        """If the run has ended, show its error if it failed, and update the results stored in the notebook."""
         if entry.is_alive:
             return
         if entry.state == "failed":

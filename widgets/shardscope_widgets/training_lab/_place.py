@@ -58,10 +58,10 @@ class Place(Background):
         return TITLE if cluster is None else f"{TITLE}: {cluster.name}"
 
     def cluster_for(self, job: Job) -> EmulatedCluster | None:
-        """Return the emulated cluster for a job; None for this machine itself.
+        """Return the emulated cluster for a job; None if it runs on this machine.
 
         Raises:
-            SpecError: The choices contradict each other, or the job cannot run there.
+            SpecError: The choices contradict each other, or the job cannot run on the cluster.
         """
         cluster = self.choices.cluster()
         check_on(job, cluster)
@@ -77,7 +77,7 @@ class Place(Background):
         return self._can
 
     def choose(self, place: Mapping[str, Any] | None) -> None:
-        """Choose one node for each rank with these traits of `PlaceChoices`; None chooses this machine."""
+        """Choose a cluster of one node per rank with these `PlaceChoices` traits; None chooses this machine."""
         self.choices.place = HERE
         if place is not None:
             for name, value in {**_DEFAULTS, **place}.items():
@@ -86,7 +86,7 @@ class Place(Background):
             self.choices.place = EMULATED
 
     def begin(self) -> None:
-        """Find out in a thread whether this machine can emulate clusters; call this when the lab is displayed."""
+        """Check in a thread whether this machine can emulate clusters; call this when the lab is displayed."""
         if self._thread is None:
             self._start(self._find_out, name="place")
 

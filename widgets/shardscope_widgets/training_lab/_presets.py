@@ -1,4 +1,4 @@
-"""Presets of the Training Lab: each is a job that one press predicts, plays and starts, and what to look at in it."""
+"""Presets of the Training Lab: jobs that one press predicts, plays and starts, each with a hint on what to look at."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from shardscope_widgets.kit.markup import classed, words_html
 
 
 class Preset(NamedTuple):
-    """A job that its chip starts: its name, what to look at, and the traits that differ from the defaults.
+    """A job that a chip starts: its title, a hint on what to look at, and the traits that differ from the defaults.
 
-    It runs on an emulated cluster of `place`, where links and processors are as fast as that says whatever else the
-    machine does; where clusters cannot be emulated, on this machine itself with the traits of `here`. Its run is shown
-    beside the last one of the preset named `beside`.
+    The job runs on an emulated cluster with the traits in `place`, whose links and processors keep their speed whatever
+    else the machine does. If this machine cannot emulate clusters, the job runs directly on it, with the traits in
+    `here`. The run is shown beside the last run of the preset named `beside`.
     """
 
     title: str
@@ -99,7 +99,7 @@ PRESETS = (
 
 
 def preset_named(title: str) -> Preset:
-    """Return the preset with this title; upper and lower case are the same.
+    """Return the preset with this title, ignoring case.
 
     Raises:
         SpecError: The preset does not exist; the message suggests the closest title.
@@ -111,10 +111,10 @@ def preset_named(title: str) -> Preset:
 
 
 class PresetBar(widgets.VBox):  # type: ignore[misc]
-    """A chip for each preset, and what to look at for the one that was chosen last.
+    """A chip for each preset, and the hint of the preset that was chosen last.
 
     Args:
-        on_press: Called with the preset of a button that was pressed.
+        on_press: Called with the preset of the button that was pressed.
     """
 
     def __init__(self, on_press: Callable[[Preset], None]) -> None:

@@ -1,4 +1,4 @@
-"""The change of a run that waits for the run to end, because two runs at a time slow each other down."""
+"""A queued change to a run's job, which waits for the run to end because concurrent runs slow each other down."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ENDS = {"stopped": "was stopped", "failed": "has failed"}
 
 
 class Queued(NamedTuple):
-    """A change of a run's job, as `Job.replace` takes it, and whether the run was in progress when it was chosen."""
+    """A change to a run's job, as `Job.replace` takes it, and whether the run was in progress when it was queued."""
 
     run: Run
     change: Mapping[str, Any]
@@ -21,13 +21,13 @@ class Queued(NamedTuple):
 
 
 class ChangeQueue:
-    """At most one change waits in `waiting`. It starts once its run has completed and no other run is in progress.
+    """A queue of at most one change, which starts once its run has completed and no other run is in progress.
 
-    A run that is stopped, fails or is deleted cancels its change; `note` then says so until the next press.
+    If the run is stopped, fails or is deleted, the change is cancelled, and `note` says so until the next press.
 
     Args:
         book: The runs.
-        start: Called with a run, the change of its job, and whether the change has waited, to start it.
+        start: Called with a run, the change to its job, and whether the change has waited, to start the changed job.
     """
 
     def __init__(self, book: RunBook, start: Callable[[Run, Mapping[str, Any], bool], None]) -> None:
@@ -40,11 +40,11 @@ class ChangeQueue:
         return self.waiting is not None and self.waiting.run.id == run.id
 
     def press(self, run: Run, change: Mapping[str, Any], *, is_busy: bool) -> None:
-        """Cancel the change of this run if it is waiting; else let it wait, or start it if nothing else is in progress.
+        """Cancel this run's change if it is waiting; otherwise queue it, or start it if nothing else is in progress.
 
         Args:
             run: The run.
-            change: The change of its job.
+            change: The change to its job.
             is_busy: Whether something other than a run, such as a check, uses the machine.
         """
         replaced, self.note = self.waiting, ""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shardscope.spec.cluster import EmulatedCluster
 
 _MOST_COMPARED = 8
-"""Number of runs from which the name of a new one tells it apart by its settings, and its look at sight."""
+"""Maximum number of runs among which the name and line style of a new run are made distinct."""
 
 
 def busy_load(num_ranks: int) -> float:
@@ -51,17 +51,17 @@ class RunEntry:
 
     @cached_property
     def stored(self) -> Summary | None:
-        """Summary that was written when the run ended, for a run whose events have not been read."""
+        """Summary that was written when the run ended, used if the run's events have not been read."""
         return self.run.stored_summary
 
     @cached_property
     def cluster(self) -> EmulatedCluster | None:
-        """The emulated cluster that the run is on; None if it is on this machine itself."""
+        """The run's emulated cluster; None if it runs on this machine."""
         return self.run.cluster
 
     @property
     def predicted(self) -> LaunchPrediction | None:
-        """What was predicted at the launch, and, once the run has ended, the load of the machine then."""
+        """Prediction made at launch and, once the run has ended, the machine's load at its end."""
         if self.is_alive not in self._predicted:
             self._predicted[self.is_alive] = self.run.predicted
         return self._predicted[self.is_alive]
@@ -75,7 +75,7 @@ class RunEntry:
 
     @property
     def diverged_at(self) -> int | None:
-        """First step from which on the loss has been far too high; None if the loss has not diverged."""
+        """First step at which the loss had diverged; None if it has not diverged."""
         if self.trace.steps or self.is_alive:
             found = self.trace.divergence
             return None if found is None else found.step
@@ -83,7 +83,7 @@ class RunEntry:
 
     @property
     def last_step(self) -> int:
-        """The last finished step; 0 before the first."""
+        """The last finished step; 0 before the first step has finished."""
         if self.trace.steps or self.is_alive:
             return self.trace.last_step
         return self.stored.last_step if self.stored else 0
@@ -110,7 +110,7 @@ class RunEntry:
 
 @dataclass
 class RunBook:
-    """The runs in a folder: entries by run id, oldest first; `root` None uses the default folder."""
+    """The runs in a folder: entries by run id, oldest first; a `root` of None is the default folder."""
 
     root: Path | None = None
     entries: dict[str, RunEntry] = field(default_factory=dict)
@@ -175,9 +175,9 @@ class RunBook:
         return {run_id: entry for run_id, entry in self.entries.items() if entry.trace.group == group}
 
     def name(self, shown: Sequence[str]) -> None:
-        """Name the runs of each group by their differences, and give those that are shown a colour and a dash.
+        """Name the runs of each group by their differences, and give the shown runs a colour and a dash.
 
-        A run keeps its name; it also keeps its look, unless another one that is shown has the same.
+        A run keeps its name. It also keeps its look, unless an earlier shown run has the same look.
 
         Args:
             shown: Ids of the shown runs, in their order in legend and table.

@@ -47,8 +47,8 @@ class Screen:
         advice: The explanation of the run in focus.
         ghosts: Predicted values of the runs.
         table: The table that compares the shown runs.
-        breaker: Buttons that break the run in focus, or continue it.
-        resumer: Button that continues the run in focus, below its status.
+        breaker: Buttons that inject faults into the run in focus, or resume it.
+        resumer: Button that resumes the run in focus, below its status.
         place: Where the job runs.
         on_preset: Called with a preset whose chip was pressed.
         on_found: Called when the predicted step of the form's job has changed.
@@ -155,7 +155,7 @@ class Screen:
         self.panels.draw(focus, shown, last_step=last_step, ghosts=known)
 
     def draw_step(self, predicted: StepEvents | None, measured: StepEvents | None, note: str) -> None:
-        """Play a predicted step with the measured one below it; one that plays already plays on."""
+        """Play a predicted step with the measured step below it; a step that is already playing is not restarted."""
         first, second = (measured, None) if predicted is None else (predicted, measured)
         if first is not self.player.step_events or (second is None and self.player.measured):
             self.player.show(first, measured=second)
@@ -164,7 +164,7 @@ class Screen:
         self.player.note = note
 
     def draw_faults(self, entry: RunEntry | None) -> None:
-        """Draw what failed in the run in focus, and offer to break or to resume it."""
+        """Draw what failed in the run in focus, and offer to inject faults or to resume the run."""
         self.faults.draw(None if entry is None else entry.trace)
         self.breaker.show(None if entry is None else entry.run, None if entry is None else entry.trace)
 

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from shardscope_widgets.training_lab._screen import Screen
 
 FOLLOW_AFTER_S = 0.8
-"""Seconds after the last change of the form after which ranks follow it."""
+"""Seconds from the last change of the form until the ranks are restarted with the changed job."""
 
 
 class Stage:
-    """Shows the form's job, or the run in focus; and says when ranks have to follow a change of the form.
+    """The step that the player shows, and the decision when running ranks must follow a change of the form.
 
     Attributes:
         is_watching: Whether a run was put in focus after the form was last changed, so that it is shown.
@@ -30,11 +30,11 @@ class Stage:
         self._follow_at = 0.0
 
     def draw(self, entry: RunEntry | None, *, is_own: bool) -> None:
-        """Play the predicted step, and show the measured one below it.
+        """Play the predicted step, and show the measured step below it.
 
         Args:
             entry: The run in focus.
-            is_own: Whether the form describes its job and its cluster.
+            is_own: Whether the form describes the job and the cluster of this run.
         """
         screen, predicted, measured, note = self._screen, self._screen.forecast.step, None, ""
         if entry is not None and (is_own or self.is_watching):
@@ -52,13 +52,13 @@ class Stage:
         return found
 
     def form_changed(self, entry: RunEntry | None, *, is_own: bool) -> None:
-        """Let the ranks of a live run follow the form a little later, if they are to follow it."""
+        """Schedule a restart of a live run with the changed job, if “Ranks follow the form” is ticked."""
         self.is_watching = False
         is_due = self._screen.follow.value and entry is not None and entry.is_alive and not is_own
         self._follow_at = time.monotonic() + FOLLOW_AFTER_S if is_due else 0.0
 
     def must_follow(self) -> bool:
-        """Return once, when the form has not changed for a while, that the ranks must follow it."""
+        """Return whether a scheduled restart is due; true only once for each restart."""
         is_due = bool(self._follow_at) and time.monotonic() > self._follow_at
         self._follow_at = 0.0 if is_due else self._follow_at
         return is_due

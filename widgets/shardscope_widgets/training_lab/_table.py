@@ -78,7 +78,7 @@ class RunsTable:
             self.draw(list(self._entries.values()))
 
     def draw(self, entries: Sequence[RunEntry]) -> None:
-        """Compare these runs."""
+        """Draw the comparison of these runs."""
         self._entries = {entry.run.id: entry for entry in entries}
         traces = [entry.trace for entry in entries]
         self._fill(self.baseline, [(_NONE, ""), *self._labels()])
@@ -94,7 +94,7 @@ class RunsTable:
         self._draw_means(found)
 
     def _usual_baseline(self) -> str:
-        """Return the run whose suggested change the newest such run tries, else the first run; empty for one run."""
+        """Return the baseline id of the newest run whose baseline is shown, else the first run; empty for one run."""
         if len(self._entries) < 2:
             return ""
         known = [entry.run.baseline for entry in reversed(self._entries.values())]

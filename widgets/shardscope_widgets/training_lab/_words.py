@@ -19,7 +19,7 @@ from shardscope_widgets.words import count_text, duration_text, listed, plural, 
 LEAST_STEPS = 6
 """Number of finished steps that a run needs before it is explained and compared with its predicted step time."""
 _SLOW = 2.0
-"""Without an interval, the status calls a run slow if a step takes more than this many times the predicted time."""
+"""Ratio to the predicted step time above which the status calls a run slow, if there is no prediction interval."""
 
 
 def plan_text(job: Job, cluster: EmulatedCluster | None = None) -> str:
@@ -43,7 +43,7 @@ def _share(job: Job) -> str:
 
 
 def ranks_text(entry: RunEntry, why_not: str, predicted_s: float | None = None) -> str:
-    """Return where a run's ranks are, and how its steps compare with the prediction.
+    """Describe where a run's ranks run, and how its step time compares with the prediction.
 
     Args:
         entry: The run.
@@ -94,7 +94,7 @@ def _loss(entry: RunEntry) -> str:
 
 
 def straggler_text(trace: Trace) -> str:
-    """Return a sentence on the rank that the others wait for, with what to do; empty if there is none."""
+    """Return a sentence on the straggler that other ranks wait for, with advice; empty if there is none."""
     found = trace.straggler
     return "" if found is None else f" {found.text[0].upper()}{found.text[1:]}."
 
@@ -130,7 +130,7 @@ def status_text(entry: RunEntry | None, predicted_s: float | None = None) -> str
 
 
 def status_state(entry: RunEntry | None, predicted_s: float | None = None) -> str:
-    """Return the state whose colour is the worst of what `status_text` says."""
+    """Return the state that colours the status; ``warning`` if a completed run was slow, diverged or had stragglers."""
     if entry is None or entry.state != "completed":
         return entry.state if entry else "idle"
     told = _slow_text(entry, predicted_s) + straggler_text(entry.trace) + divergence_text(entry.trace)
@@ -180,11 +180,11 @@ def _rate(trace: Trace) -> str:
 
 
 def without_control_html(job: Job, described: Job, cluster: EmulatedCluster | None = None) -> str:
-    """Return a box that names what the form cannot show; empty if the form describes everything.
+    """Return an HTML box that names the settings that the form cannot show; empty if the form describes everything.
 
     Args:
         job: The job that the form should describe.
-        described: The job that it describes.
+        described: The job that the form describes.
         cluster: The job's emulated cluster, if the form cannot describe it.
     """
     wanted = settings_of(job)

@@ -20,7 +20,7 @@ from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import safe
 
 SPANS = (0, 5, SMOOTHING, 25, 100)
-"""Spans of the exponential average that can be chosen, in steps; 0 draws the values alone."""
+"""Offered spans of the exponential moving average, in steps; 0 draws only the unsmoothed values."""
 _EMPTY = "Nothing to show yet. Start a run, or tick one in the list."
 
 
@@ -76,7 +76,7 @@ class LiveView:
         Args:
             traces: The runs.
             focus: Id of the run in focus.
-            ghost: Predicted values of the run in focus; None draws none.
+            ghost: Predicted values of the run in focus; None draws no prediction.
         """
         self._drawn = (traces, focus, ghost)
         view = LossView(self.smoothing.value, self.log.value)
@@ -101,7 +101,7 @@ class LiveView:
 
         Args:
             trace: The run.
-            ghost: Predicted values of the run; None draws none.
+            ghost: Predicted values of the run; None draws no prediction.
         """
         if trace is None:
             self.timeline.put([], {"xaxis": _timeline.BLANK, "yaxis": _timeline.BLANK})
@@ -144,7 +144,7 @@ class LiveView:
             chosen: Id of the run to select.
         """
         options = [(label, run_id) for run_id, label in labels.items()] or [("no run", "")]
-        self.is_offering = True  # the first of new options is not a person's choice
+        self.is_offering = True  # selecting the first of new options is not user input
         try:
             if tuple(options) != tuple(self.focus.options):
                 self.focus.options = options

@@ -1,4 +1,4 @@
-"""What the Twin shows of one run: its comparison, a simulated step, and the recorded steps."""
+"""The data that the Twin shows for one run: its comparison, a simulated step, and the recorded steps."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Findings:
 
     Attributes:
         run: The run.
-        events: Its events.
-        comparison: The comparison, or a sentence that says why there is none.
+        events: Events of the run.
+        comparison: The comparison with the prediction, or a sentence that says why there is none.
         prediction: The prediction; None if the job cannot be predicted.
     """
 
@@ -56,7 +56,7 @@ class Findings:
 
     @cached_property
     def steps(self) -> dict[int, float]:
-        """Seconds of the slowest rank in each step whose spans all ranks recorded, by step number."""
+        """Step time of the slowest rank, in seconds, of each step whose spans all ranks recorded, by step number."""
         return {
             number: step_end(rows).step_time_s
             for number, rows in finished_steps(self.events, self.run.job.world_size).items()
@@ -65,7 +65,7 @@ class Findings:
 
     @cached_property
     def typical(self) -> int:
-        """Step whose time is the median of the steps after the warm-up; 0 if no step has spans."""
+        """Number of the step whose time is the median of the steps after the warm-up; 0 if no step has spans."""
         numbers = sorted(self.steps)
         ranked = sorted(numbers[WARM_UP_STEPS:] or numbers, key=lambda number: self.steps[number])
         return ranked[len(ranked) // 2] if ranked else 0

@@ -27,7 +27,7 @@ class TwinFrame(Frame):
 
 
 class Screen:
-    """All widgets of the panel, with the list of runs from which the person chooses."""
+    """All widgets of the panel, with the list of runs from which the user chooses."""
 
     def __init__(self, chooser: RunChooser) -> None:
         self.frame = TwinFrame(title="Twin", about=ABOUT)
@@ -83,7 +83,7 @@ class Screen:
         self.details.layout.display = None
 
     def draw_residual(self, found: Residual | None) -> None:
-        """Draw the waterfall; for None, say why there is none."""
+        """Draw the waterfall chart of the step time; if `found` is None, show why there is none."""
         self.residual.layout.display = "none" if found is None else None
         if found is None:
             self.explained.value = words_html("This comparison has no step time with its parts.")

@@ -1,4 +1,4 @@
-"""The Twin widget: choices as traits, and what is shown for them."""
+"""The Twin widget: choices as traits, and the callbacks that update the panel."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from shardscope_widgets.twin._screen import Screen
 
 
 class Twin(widgets.VBox, Background):  # type: ignore[misc]
-    """A run, its prediction and its simulation: term by term, with what explains the difference, and one step.
+    """Compare a run with its prediction and its simulation: every term, the causes of the difference, and one step.
 
     The comparison is computed in a separate thread, so that the cell returns at once.
 
     Args:
-        run: The run to show, or its name or path; None shows the newest one.
-        root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        run: The run to show, or its name or path; None shows the newest run.
+        root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
         choices: Initial values of any traits.
 
     Example:
@@ -81,7 +81,7 @@ class Twin(widgets.VBox, Background):  # type: ignore[misc]
         return found if isinstance(found, Comparison) else None
 
     def refresh(self) -> None:
-        """Look for new runs, and read the chosen one up to its newest step."""
+        """Look for new runs, and read the chosen run up to its newest step."""
         self._chooser.offer(self.run_id)
         if not self.run_id and self._chooser.first:
             self.run_id = self._chooser.first
