@@ -24,7 +24,7 @@ from browser.notebook_page import NotebookPage
 
 PANEL = ".jp-OutputArea-output .ss-lab"
 PANELS = {
-    "memory": ("MemoryCalculator()", "Data ranks", ".js-plotly-plot"),
+    "memory": ("MemoryCalculator(zero=1)", "Data ranks", ".js-plotly-plot"),
     "communication": ("CommunicationCalculator()", "Message", ".js-plotly-plot"),
     "pipeline": ("PipelineExplorer(stages=4, microbatches=8)", "Micro-batches", ".js-plotly-plot"),
     "planner": ('Planner(model="gpt3-175b", nodes=128)', "Memory left", ".ss-plan-scroll"),

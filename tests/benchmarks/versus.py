@@ -33,7 +33,7 @@ def measures() -> dict[str, Callable[[], float]]:
     job = ss.Job(model="gpt-nano", data="python-source", strategy="ring", world_size=2, steps=60, batch=8)
     cluster = ss.Cluster.of("a100-80gb", nodes=128, per_node=8)
     layout = ss.Layout(data=16, tensor=8, pipeline=8, global_batch=1536)
-    calculator = MemoryCalculator()
+    calculator = MemoryCalculator(zero=1)
     return {
         "import": lambda: timed(
             lambda: subprocess.run([sys.executable, "-c", "import shardscope"], check=True)

@@ -174,7 +174,7 @@ def test_folded_topics_open_and_close_by_keyboard(panels):
         panels.page.wait_for_function(f"() => document.activeElement.ariaExpanded === '{is_open}'")
 
 
-@pytest.mark.parametrize(("panel", "slider"), [("ss-memory", "Data ranks"), ("ss-comm", "Message")])
+@pytest.mark.parametrize(("panel", "slider"), [("ss-memory", "Tensor ranks"), ("ss-comm", "Message")])
 def test_a_figure_that_is_moved_equals_one_that_is_drawn_anew(panels, panel, slider):
     handle = panels.page.locator(f".{panel}").get_by_role("slider", name=slider)
     before = panels.page.evaluate(PICTURE, panel)
