@@ -212,7 +212,7 @@ def _states(stages: _Stages, at: At) -> tuple[Term, ...]:
 
 
 def _existing(term: Term, share: float, moment: str) -> Term:
-    """Return the term of gradients of which only a part exists at the peak; more, while new ones are added."""
+    """Return the gradient term times `share`, the fraction allocated at the peak; above 1 while gradients add up."""
     formula = f"{term.formula} × those that exist {moment}"
     inputs = {**term.inputs, "those that exist": share}
     return Term(term.name, share * term.value, "bytes", formula, inputs, term.source)
