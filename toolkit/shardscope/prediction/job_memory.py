@@ -1,8 +1,8 @@
 """Peak memory of each rank of a job, by type of memory.
 
-Terms have the names of `Run.memory` where they are the same quantity: each type at its own peak. For a replicated or
-sharded model, activations, gradients and gathered parameters are instead those at the peak of the rank's total memory,
-as the names of these terms say.
+Terms have the names of `Run.memory` if they are the same quantity, the peak of each memory type on its own. For a
+replicated or sharded model, activations, gradients and gathered parameters are instead those at the peak of the rank's
+total memory, as the names of these terms say.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Framework(NamedTuple):
     """Lowest ZeRO stage at which gradients stay allocated from step to step; 4 if they are freed after each update."""
     casts: bool = False
     """Whether 16-bit mixed precision keeps weights and gradients in float32, without other master weights. ZeRO 2 and 3
-    shard both, and cast weights when they are gathered; otherwise autocast does."""
+    shard both, and cast weights when they are gathered; otherwise autocast casts them."""
     gathers_units: bool = False
     """Whether ZeRO 2 and 3 gather and reduce whole units, as `fully_shard` does: each layer, and all other parameters
     as the root unit. See `analytic.memory.units`."""

@@ -134,7 +134,7 @@ def _listed(runs: Run | Iterable[Run] | None) -> list[Run]:
 
 
 def _silent(number: int, count: int, name: str) -> None:
-    """Report nothing."""
+    """No-op, used if no progress function is given."""
 
 
 def _name(cluster: EmulatedCluster | None) -> str:

@@ -54,8 +54,8 @@ def calibrate(
     on 1, 2 and 4 ranks, through shared memory and over TCP, or on the cluster. The constants of `ss.predict` are fitted
     to the measured times of steps and their parts. Each constant has an interval that contains 90 % of repeated
     measurements; errors are measured on jobs left out of the fit. Keep the machine quiet meanwhile: load by other
-    programs makes the constants slower. Calibrate the machine before an emulated cluster, whose runs hardly determine
-    the constants of computation.
+    programs makes the fitted constants too slow. Calibrate the machine before an emulated cluster, whose runs hardly
+    determine the constants of computation.
 
     **A GPU cluster** is calibrated with `rows`, the step times that you measured on it. One row mainly changes the
     scale of all times; more rows change more constants, each as far as the rows determine it. With three or more
@@ -70,7 +70,8 @@ def calibrate(
             frame, or dictionaries. Columns are the fields of `ss.Layout`, and one of ``step_time_s``, ``step_time_ms``,
             ``tokens_per_s`` and ``tokens_per_s_per_device``; optionally ``model``, ``seq``, ``device``, ``per_node``,
             ``software`` and ``label``. Rows may use fewer devices than the cluster has. A log counts from the third
-            logged step after each start, with the batch of its arguments; one of torchtitan needs `model` and `layout`.
+            logged step after each start, with the batch of its arguments; a log of torchtitan needs `model` and
+            `layout`.
         runs: Finished runs of your own on this machine, to refine `prior` without further measurements.
         prior: Calibration to refine; None to use the saved calibration, or the one that ships with Shardscope; for
             `rows`, the calibration of their device and software. Rows that it was fitted to are kept, and cannot be

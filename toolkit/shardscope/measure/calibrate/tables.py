@@ -237,7 +237,7 @@ def _cluster(cells: Mapping[str, Any], given: Given, layout: Layout) -> Cluster:
 
 
 def sized(cluster: Cluster, devices: int) -> Cluster:
-    """Return a part of the cluster with this number of devices: several nodes, or a part of one node."""
+    """Return a part of the cluster with this number of devices: whole nodes, or a part of one node."""
     if cluster.num_devices == devices or cluster.groups:
         return cluster
     per_node = min(cluster.per_node, devices)

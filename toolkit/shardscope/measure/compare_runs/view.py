@@ -1,4 +1,4 @@
-"""What a comparison of runs shows: sentences, and a table with a column per run; in HTML, many runs have a row each."""
+"""What a comparison of runs shows: sentences, and a table with a column per run, or in HTML a row if there are many."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ measured on this machine, by running each method's code on gradients with the mo
 have its own machine, as fast as this one when it does nothing else.
 
 If packets can be summed, packing takes equally long for any number of workers. Otherwise a worker unpacks a packet of
-each worker, which takes longer the more there are: it is timed for the fewest and the most workers, and interpolated
-linearly in between.
+each worker, which takes longer the more workers there are: it is timed for the fewest and the most workers, and
+interpolated linearly in between.
 """
 
 from __future__ import annotations
