@@ -3,9 +3,8 @@
 Each layer is a unit, and all other parameters are the root unit. The rules are those of `analytic.memory.fully_sharded`
 for traced modules, for L layers of G elements each, a root unit of R elements, and N ranks:
 
-- A unit is gathered into tensors of its own, in addition to the rank's shards. In the backward pass, the root unit, the
-  running layer and the prefetched one before it are gathered; ZeRO 2 keeps all layers gathered from the forward pass
-  on.
+- A unit is gathered into its own tensors, besides the rank's shards. In the backward pass, the root unit, the running
+  layer and the prefetched one before it are gathered; ZeRO 2 keeps all layers gathered from the forward pass on.
 - Between the passes, ZeRO 3 has no layer gathered. By default, the root unit stays gathered; the strategies of
   Shardscope's jobs, which train in float32 or under autocast, free it as well.
 - Gradients of a unit are whole until its backward pass ends. Then they are reduced from a buffer, which is freed when
