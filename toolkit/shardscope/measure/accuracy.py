@@ -42,7 +42,7 @@ class PredictedRun(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Predicted divided by measured step time, less 1: 0.1 if the prediction is 10 % too long."""
+        """Predicted divided by measured step time, minus 1: 0.1 if the prediction is 10 % too long."""
         return self.predicted.step_time_s / self.measured_s - 1
 
     @property

@@ -21,7 +21,7 @@ def minimum(
     scale: float,
     share: Floats | float = 1.0,
 ) -> Floats:
-    """Return the minimum of a Cauchy loss of residuals plus the squared distance from the prior's mean.
+    """Return the point that minimises a Cauchy loss of residuals plus the squared distance from the prior's mean.
 
     Args:
         residuals: Function that returns the residuals in standard deviations, shape `(n,)`.
