@@ -27,9 +27,9 @@ class PredictedRun(NamedTuple):
     Attributes:
         run_id: Name of the run directory.
         name: Name of the run.
-        started_at: When its first rank started, in seconds since 1970.
+        started_at: Start time of its first rank, in seconds since 1970.
         settings: The settings of its job, such as ``strategy``, and ``cluster``, by name.
-        predicted: What was predicted at the launch.
+        predicted: Prediction made at the launch.
         measured_s: Median time of a step, in seconds.
     """
 
@@ -42,7 +42,7 @@ class PredictedRun(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Predicted divided by measured step time, less 1: 0.1 if the prediction is 10 % too long."""
+        """Predicted divided by measured step time, minus 1: 0.1 if the prediction is 10 % too long."""
         return self.predicted.step_time_s / self.measured_s - 1
 
     @property
@@ -71,7 +71,11 @@ class Accuracy(Shown):
 
     @property
     def coverage(self) -> float | None:
+<<<<<<< ours
         """Fraction of the measured times within their 90 % prediction intervals; None if there are no intervals."""
+=======
+        """Fraction of the measured times within their predicted 90 % intervals; None if there are no intervals."""
+>>>>>>> theirs
         return _coverage(self.runs)
 
     def frame(self) -> pd.DataFrame:
@@ -191,7 +195,7 @@ def accuracy(
 
     Args:
         root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
-        group: Only the runs of this group; None takes all.
+        group: Group whose runs to include; None for all runs.
         all: Whether to include the runs that tools launched for measurements of their own.
 
     Example:

@@ -41,9 +41,9 @@ class RunCosts:
 
     Attributes:
         step_s: Time of a step that counts (`RunLog.useful_s`).
-        between_s: Time between two steps after which nothing is saved.
+        between_s: Time between two consecutive steps without a save in between.
         every: Number of steps between two checkpoints, or copies in memory.
-        save_s: Additional time between two steps after which a checkpoint is saved.
+        save_s: Additional time between two consecutive steps if a checkpoint is saved in between.
         write_s: Additional time until a checkpoint that is written in the background is complete.
         restart_s: Time from a failure to the first step after it, plus the extra time of the slower first steps.
         setup_s: Time from the start of the first rank to the first step, plus the extra time of the slower first steps.
@@ -77,11 +77,11 @@ class ExpectedGoodput:
     """Expected goodput of a run: the fraction of its time spent in steps that count, as `Summary.goodput` measures it.
 
     Attributes:
-        costs: The costs that it follows from.
+        costs: Measured costs on which the prediction is based.
         steps: Number of steps of the run.
         every: Number of steps between two checkpoints.
         mtbf_s: Mean time between failures of the whole job, in seconds; None for a plan of faults.
-        durations_s: Time of the whole run, in seconds, in each simulated run; a single one for a plan of faults.
+        durations_s: Time of the whole run, in seconds, in each simulated run; a single value for a plan of faults.
     """
 
     costs: RunCosts
@@ -97,17 +97,17 @@ class ExpectedGoodput:
 
     @property
     def mean(self) -> float:
-        """Mean goodput of such runs."""
+        """Mean goodput of the simulated runs."""
         return float(self.goodputs.mean())
 
     @property
     def total(self) -> float:
-        """Goodput of many such runs: the time of all steps that count, divided by the time of all runs."""
+        """Goodput of all simulated runs together: the time of all steps that count, divided by the time of all runs."""
         return float(self.steps * self.costs.step_s / self.durations_s.mean())
 
     @property
     def interval(self) -> Interval:
-        """Interval that contains the goodput of 90 % of such runs, because failures are random.
+        """90 % prediction interval of the goodput of a run, due to the randomness of failures.
 
         It does not include the uncertainty of the measured costs, which may come from a single save or restart.
         """
@@ -161,8 +161,8 @@ def goodput(
             or its name or path.
         mtbf_s: Mean time between random failures of the whole job, in seconds or with a unit.
         faults: Instead of `mtbf_s`: a plan of faults, whose kills are all at steps, or all at times.
-        steps: Number of steps; None for as many as the run's job has.
-        every: Number of steps between two checkpoints; None for as many as in the run.
+        steps: Number of steps; None to use the number of the run's job.
+        every: Number of steps between two checkpoints; None to use the number of the run.
         seed: Seed of the simulated failures.
         root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
 
@@ -270,7 +270,7 @@ def _first_steps_s(restart: Restart, faults: Faults) -> list[float]:
 
 
 def _gaps(log: RunLog) -> dict[int, float]:
-    """Return the time after each step until the next one begins, in seconds; without restarts and resizes between."""
+    """Return the time after each step until the next step begins, in seconds; without gaps for restarts and resizes."""
     found = {}
     for before, after in pairwise(log.steps):
         is_next = (after.number, after.world_size) == (before.number + 1, before.world_size)
@@ -294,12 +294,12 @@ def _failed_at(log: RunLog) -> list[float]:
 
 
 def _additional_s(first_steps_s: Iterable[float], usual_s: float) -> float:
-    """Return how much longer the first steps after a start took than usual ones, in seconds."""
+    """Return how much longer the first steps after a start took than usual steps, in seconds."""
     return sum(max(0.0, each - usual_s) for each in first_steps_s)
 
 
 def _begun(events: Iterable[Event]) -> float:
-    """Return when all ranks of the run's first step had begun it, in Unix seconds; others may have joined later."""
+    """Return when all ranks of the run's first step had begun it, in Unix seconds; more ranks may have joined later."""
     steps = [event for event in events if event["event"] == "step"]
     number, first = min(event["step"] for event in steps), dict[int, float]()
     for event in steps:

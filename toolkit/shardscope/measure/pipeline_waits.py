@@ -32,9 +32,10 @@ class PipelineWaits(NamedTuple):
     """Waiting in the steps of a run: the fraction of the time for which ranks wait, 0 to 1.
 
     Attributes:
-        waiting: As measured; the median over steps.
-        bubble: In the schedule with stages of equal cost, and without messages.
-        uneven: In the schedule if each pass takes the median of the measured passes of its stage, without messages.
+        waiting: Measured fraction; the median over steps.
+        bubble: Fraction in the schedule with stages of equal cost, without messages.
+        uneven: Fraction in the schedule if each pass takes the median of the measured passes of its stage, without
+            messages.
     """
 
     waiting: float

@@ -1,8 +1,8 @@
 """Peak memory of each rank of a job, by type of memory.
 
-Terms have the names of `Run.memory` where they are the same quantity: each type at its own peak. For a replicated or
-sharded model, activations, gradients and gathered parameters are instead those at the moment when the total memory of
-the rank peaks, and the names of these terms say so.
+Terms have the names of `Run.memory` if they are the same quantity, the peak of each memory type on its own. For a
+replicated or sharded model, activations, gradients and gathered parameters are instead those at the peak of the rank's
+total memory, as the names of these terms say.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def rank_memory(
         step: The training step to predict.
         found: Trace of the job's model.
         states: Bytes of model states on each rank; None if unknown.
-        device: Device of the ranks; None for those of this machine.
+        device: Device of the ranks; None if the ranks run on this machine.
     """
     workspace = torch_workspace_bytes(device) if step.is_on_gpus else 0.0
     if not step.trace.saved_bytes:
@@ -117,9 +117,9 @@ def kinds_by_rank(step: JobStep, states: RankStates | None) -> dict[str, npt.NDA
 def held_at_once(step: JobStep, kinds: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
     """Return the peak memory of all `kinds` together on each rank, in bytes, with shape `(world_size,)`.
 
-    This is what a run records as the peak: without intermediate results, gradients of activations, and the batch. A
-    replica or shard holds the gradients of a step only once its activations are freed, unless gradients stay in
-    buckets or belong to an earlier micro-batch. The ranks of other strategies may hold all types at the same time.
+    A run records this peak; it excludes intermediate results, gradients of activations, and the batch. A replica or
+    shard holds the gradients of a step only once its activations are freed, unless gradients stay in buckets or belong
+    to an earlier micro-batch. The ranks of other strategies may hold all types at the same time.
 
     Args:
         step: The training step to predict.
@@ -135,7 +135,7 @@ def held_at_once(step: JobStep, kinds: Mapping[str, npt.NDArray[np.float64]]) ->
 
 
 def _in_a_pipeline(step: JobStep) -> list[RankPeak] | None:
-    """Return the peaks of the ranks of a pipeline; None for other strategies, and if the trace does not tell them."""
+    """Return the peaks of the ranks of a pipeline; None for other strategies or if the trace is insufficient."""
     strategy = step.job.strategy
     if not isinstance(strategy, Pipeline):
         return None
@@ -147,7 +147,7 @@ def _in_a_pipeline(step: JobStep) -> list[RankPeak] | None:
 
 
 def _activations(step: JobStep) -> list[float] | None:
-    """Return the peak bytes that each rank saves for its backward passes, of its own samples; None if unknown."""
+    """Return the peak bytes that each rank saves for the backward passes of its samples; None if unknown."""
     saved: list[float] | None = step.job.strategy.activations(step)
     if saved is None:
         return None
@@ -164,7 +164,7 @@ def _gathered(step: JobStep) -> float:
 
 
 def _saved_and_gathered(step: JobStep, stage: int) -> npt.NDArray[np.float64]:
-    """Return the most bytes of activations and gathered parameters together, which peak at different moments."""
+    """Return the maximum sum of bytes of activations and gathered parameters, which peak at different moments."""
     cut = Sharding(stage, _shards(step.job), 0, 0.0, step.element_bytes)
     sizes = [samples.micro_batch for samples in samples_by_rank(step)]
     found = {

@@ -10,10 +10,10 @@ s tokens per sequence, b sequences, hidden size h, a heads and t tensor-parallel
     selective recomputation              the same without 5as/h
     full recomputation                   2sbh
 
-The functions here return the same values in these cases. They add up the tensors that each operation saves: norms,
-linear layers, core attention and the activation function. They also cover grouped-query attention, gated feed-forward
-layers, latent attention, mixtures of experts, flash attention (which saves a float32 log-sum-exp per row instead of the
-5as/h), other dtypes, and training without dropout.
+The functions here return the same values in these cases. They sum the bytes of the tensors that norms, linear layers,
+core attention and the activation function save. They also cover grouped-query attention, gated feed-forward layers,
+latent attention, mixtures of experts, flash attention (which saves a float32 log-sum-exp per row instead of the 5as/h),
+other dtypes, and training without dropout.
 
 The peak of a step, when most activations are saved, is either at the loss on the last stage (`at_the_loss`) or in the
 backward pass of a layer (`in_a_layer`). These functions return the temporary bytes in addition to saved activations.
@@ -114,10 +114,10 @@ def outside_core(model: Transformer, recipe: ElementBytes, framework: Framework,
 
 
 def every_other_product(model: Transformer, recipe: ElementBytes) -> PerToken:
-    """Return the bytes per token that a dense layer saves if it recomputes every other matrix product.
+    """Return the bytes per token that a dense layer saves if every other matrix product is recomputed.
 
-    These are its input, the outputs of the first, third, fifth and seventh of its products (queries, values, the first
-    of the feed-forward layer, and its output), and the output of attention (torchtitan, activation_checkpoint.py).
+    Saved are the layer's input, the output of attention, and the outputs of matrix products 1, 3, 5 and 7: queries,
+    values, the first feed-forward product, and the feed-forward output (torchtitan, activation_checkpoint.py).
     """
     width = model.heads * (model.latent.value_size if model.latent else model.head_size)
     return PerToken(
@@ -253,7 +253,7 @@ def activation_bytes_per_layer(
 
 
 def logit_bytes(framework: Framework, recipe: ElementBytes) -> tuple[int, int]:
-    """Return `Framework.logits_bytes` and `Framework.logits_later` in this precision."""
+    """Return `Framework.logits_bytes` and `Framework.logits_later` for the precision of `recipe`."""
     if recipe.activation < FLOAT32_BYTES or framework.float32_logits is None:
         return framework.logits_bytes, framework.logits_later
     return framework.float32_logits

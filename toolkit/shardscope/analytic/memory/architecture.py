@@ -10,16 +10,16 @@ _CPU = "cpu"
 
 
 def is_cpu(device: Device | None) -> bool:
-    """Return whether a device represents a rank on a CPU; None is a GPU of this machine."""
+    """Return whether a device represents a rank on a CPU; false for None, a GPU of this machine."""
     return device is not None and device.name == _CPU
 
 
 def torch_workspace_bytes(device: Device | None) -> float:
-    """Return the workspace bytes of matrix products when torch runs a training step; None is any GPU.
+    """Return the workspace bytes of matrix products when torch runs a training step; None is an unknown GPU.
 
     torch allocates one workspace for the thread of the forward pass and one for the thread of the backward pass
-    (``parseChosenWorkspaceSize`` in ``CUDABlas.cpp``, later ``CublasHandlePool.cpp``). The size is from current
-    releases, and was confirmed on an H100. An unknown architecture counts as NVIDIA Hopper or later.
+    (``parseChosenWorkspaceSize`` in ``CUDABlas.cpp``, later ``CublasHandlePool.cpp``). The sizes are those of current
+    releases; the one of an H100 was confirmed by measurement. An unknown architecture counts as NVIDIA Hopper or later.
 
     Example:
         >>> [torch_workspace_bytes(Device.of(name)) / 2**20 for name in ("a100-80gb", "h100-80gb")]
@@ -34,10 +34,11 @@ def torch_workspace_bytes(device: Device | None) -> float:
 
 
 def reads_any_fp8_layout(device: Device | None) -> bool:
-    """Return whether fp8 matrix products of a device, with one scale per tensor, read transposed matrices in place.
+    """Return whether fp8 matrix products of a device, with one scale per tensor, accept operands in any layout.
 
-    If not, as on Hopper and Ada, training also needs a transpose of each weight. TransformerEngine's
-    ``nvte_is_non_tn_fp8_gemm_supported`` is true since sm_100, except for sm_120 to sm_129. For None, it is false.
+    If not, as on Hopper and Ada, training also stores a transposed copy of each weight. TransformerEngine's
+    ``nvte_is_non_tn_fp8_gemm_supported`` is true since sm_100, except for sm_120 to sm_129. The result for None is
+    False.
 
     Example:
         >>> [reads_any_fp8_layout(Device.of(name)) for name in ("h100-80gb", "gb200")]
@@ -48,6 +49,6 @@ def reads_any_fp8_layout(device: Device | None) -> bool:
 
 
 def _capability(architecture: str) -> int:
-    """Return the number of an NVIDIA architecture, ten times its compute capability; 0 for other vendors."""
+    """Return ten times the compute capability of an NVIDIA architecture, such as 90 for sm_90; 0 for other vendors."""
     number = architecture.removeprefix("sm_")
     return int(number) if number != architecture and number.isdigit() else 0

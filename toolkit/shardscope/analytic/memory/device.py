@@ -49,7 +49,7 @@ class MemoryParts(NamedTuple):
 
     @property
     def drive_share(self) -> Floats:
-        """Fraction of the offloaded bytes that is on drives, not in host memory; 0 if nothing is offloaded."""
+        """Fraction of the offloaded bytes that are on drives instead of in host memory; 0 if nothing is offloaded."""
         return np.asarray(self.nvme / np.maximum(self.host + self.nvme, 1.0))
 
 
@@ -61,7 +61,7 @@ def device_memory(
     device: Device | None = None,
     host_capacity: float = np.inf,
 ) -> MemoryParts:
-    """Return the memory of the device that needs the most, for each layout.
+    """Return the memory of the device with the highest peak, for each layout.
 
     Args:
         model: The model.
@@ -104,7 +104,7 @@ Builder = Callable[[Layouts], LayoutRows]
 
 
 def _each_kind(layouts: Layouts, build: Builder, host_capacity: float) -> MemoryParts:
-    """Return the memory of the fullest rank, by the moments of units for layouts whose ranks gather whole units."""
+    """Return the memory of the rank with the highest peak; layouts that gather whole units are computed separately."""
     rows = build(layouts)
     gathers = rows.gathers_units
     if gathers.all() or not gathers.any():
@@ -118,7 +118,7 @@ def _each_kind(layouts: Layouts, build: Builder, host_capacity: float) -> Memory
 
 
 def _fullest(layouts: Layouts, rows: LayoutRows, build: Builder, host_capacity: float) -> MemoryParts:
-    """Return the memory of the pipeline rank that needs the most.
+    """Return the memory of the pipeline rank with the highest peak.
 
     Only these candidates are compared: the first rank, the last rank, and the first rank whose layers all have experts.
     With few micro-batches, the first ranks have no gradients yet when they keep the most activations, so the rank after
@@ -187,7 +187,7 @@ def parts_of(blocks: Blocks, rows: LayoutRows, host_capacity: float = np.inf) ->
 
 
 def peak_at(blocks: Blocks, rows: LayoutRows) -> Peak:
-    """Return the peak of a rank, without what it offloads."""
+    """Return the peak of a rank, without offloaded data."""
     offload = rows.layouts.offload
     if not offload.any():
         return peak_of(blocks, gradients_of(blocks), NONE, HERE)

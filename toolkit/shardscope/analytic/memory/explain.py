@@ -102,15 +102,15 @@ def memory_term(
     *,
     framework: str | Framework = "megatron-core",
 ) -> Term:
-    """Return the memory of the device that needs the most, as a tree of terms in bytes.
+    """Return the memory of the device with the highest peak, as a tree of terms in bytes.
 
     The root is the maximum over pipeline stages. A stage is the sum over types of memory, and these are sums of blocks.
 
     Args:
         model: The model.
         layout: The layout.
-        device: Device that the layout runs on; its room for tensors is added to the inputs of the root. None for a GPU
-            of unknown architecture, which counts as a Hopper GPU.
+        device: Device that the layout runs on; the memory available to tensors (`tensor_room`) is added to the inputs
+            of the root. None for a GPU of unknown architecture, which counts as a Hopper GPU.
         framework: A key of `FRAMEWORKS`, or your own `Framework`.
 
     Example:
@@ -150,12 +150,12 @@ def _stage(stages: _Stages, place: int) -> Term:
 
 
 def _moment(stages: _Stages, at: At) -> str:
-    """Return the name of the moment at which a stage needs the most."""
+    """Return the name of the moment at which a stage's memory peaks."""
     return MOMENTS[int(at(stages.peak.moment))]
 
 
 def _unit(blocks: Blocks, moment: int) -> UnitMoment | None:
-    """Return the moment of a stage whose ranks gather whole units; None if they do not."""
+    """Return the memory of a stage at `moment` if its ranks gather whole units, else None."""
     return next((unit for unit in blocks.units if unit.moment == moment), None)
 
 
@@ -212,7 +212,7 @@ def _states(stages: _Stages, at: At) -> tuple[Term, ...]:
 
 
 def _existing(term: Term, share: float, moment: str) -> Term:
-    """Return the term of gradients of which only a part exists at the peak; more, while new ones are added."""
+    """Return the gradient term times `share`, the fraction allocated at the peak; above 1 while gradients add up."""
     formula = f"{term.formula} × those that exist {moment}"
     inputs = {**term.inputs, "those that exist": share}
     return Term(term.name, share * term.value, "bytes", formula, inputs, term.source)
@@ -234,8 +234,8 @@ def _state(  # noqa: PLR0917
 ) -> Term:
     """Return the term of one type of model states, for experts or for other weights.
 
-    `width` is in bytes per parameter, of which elements of layers' matrices lack `narrowed`; `count` parameters are on
-    this rank, or sharded over `ranks` ranks.
+    `width` is in bytes per parameter; elements of layers' matrices take `narrowed` bytes less. `count` parameters are
+    on this rank, or sharded over `ranks` ranks.
     """
     inputs: Inputs = {"Ψ on this rank": count}
     formula = f"{width:.4g}Ψ"
@@ -266,7 +266,7 @@ def _offloaded(term: Term, layout: Layout) -> Term:
 
 
 def _selected(stages: _Stages) -> tuple[str, str]:
-    """Return what selective recomputation keeps, and what it recomputes; fused attention saves no scores."""
+    """Return the names of what selective recomputation keeps and recomputes; empty with fused attention."""
     if stages.rows.framework.every_other_product:
         return _EVERY_OTHER
     return ("", "") if stages.layout.flash_attention else _CORE

@@ -3,7 +3,7 @@
 Two values were not taken from code, but inferred from 11 measured peaks of Megatron-LM on B200 GPUs, published by
 SimuMax: `ring_copies` from the only measurement with context parallelism, and `routed_copies` from the only one with
 experts. `reserved` and `message_bytes` are from logs of single runs: the runs of SimuMax, and two runs of BigScience in
-2021 (gpt2-meg-ds-3d, for which gpt2.md also states 26 GB in nvidia-smi, and gpt2-meg-ds-zero). All other values are
+2021 (gpt2-meg-ds-3d, for which gpt2.md also reports 26 GB in nvidia-smi, and gpt2-meg-ds-zero). All other values are
 from the code or the recipes named in `source`. ``shardscope scoreboard --memory`` compares with published peaks.
 """
 
@@ -24,12 +24,12 @@ class Framework(NamedTuple):
     """Lowest ZeRO stage at which gradients stay allocated from step to step; 4 if they are freed after each update."""
     casts: bool = False
     """Whether 16-bit mixed precision keeps weights and gradients in float32, without other master weights. ZeRO 2 and 3
-    shard both, and cast weights when they are gathered; otherwise autocast does."""
+    shard both, and cast weights when they are gathered; otherwise autocast casts them."""
     gathers_units: bool = False
     """Whether ZeRO 2 and 3 gather and reduce whole units, as `fully_shard` does: each layer, and all other parameters
     as the root unit. See `analytic.memory.units`."""
     whole_in_pipelines: bool = False
-    """Whether a pipeline keeps whole gradients, in float32, until its last micro-batch, and reduces them only then."""
+    """Whether a pipeline keeps full float32 gradients until its last micro-batch, and reduces them only then."""
     dropout: bool = False
     """Whether the model has dropout layers, each of which saves a mask of one byte per element."""
     gated_tensors: int = 3
@@ -44,19 +44,19 @@ class Framework(NamedTuple):
     attention_copies: int = 0
     """Number of additional saved copies of the attention output, in another order of dimensions."""
     logits_later: int = 0
-    """The part of `logits_bytes` that is allocated only as the gradient of the logits is computed."""
+    """Part of `logits_bytes` that is allocated only when the gradient of the logits is computed."""
     float32_logits: tuple[int, int] | None = None
     """`logits_bytes` and `logits_later` in fp32, where logits need no cast, and tensors in the activations' precision
-    are wider; None for the same as in 16 bits."""
+    are wider; None if they are the same as in 16 bits."""
     autocast_logits: tuple[int, int] | None = None
-    """`logits_bytes` and `logits_later` if autocast computes the loss of 16-bit logits; None for the same as else."""
+    """`logits_bytes` and `logits_later` if autocast computes the loss of 16-bit logits; None if equal to those."""
     every_other_product: bool = False
     """Whether selective recomputation keeps attention and the output of every other matrix product of a dense layer,
     and recomputes all other operations; otherwise it recomputes core attention alone."""
     stops_early: bool = False
-    """Whether full recomputation of a layer stops at its last saved tensor, so it repeats neither the product after
-    which the layer ends nor that product's messages. `torch.utils.checkpoint` does, without re-entry, since PyTorch
-    2.1 (``set_checkpoint_early_stop``)."""
+    """Whether full recomputation of a layer stops at its last saved tensor, so that the layer's final matrix product
+    and its messages are not repeated. `torch.utils.checkpoint` does, without re-entry, since PyTorch 2.1
+    (``set_checkpoint_early_stop``)."""
     reused_gradient: bool = False
     """Whether one placeholder gradient per distinct weight shape stays allocated."""
     ring_copies: int = 1
@@ -77,33 +77,33 @@ class Framework(NamedTuple):
     """Whether fp8-mixed stores no 16-bit weights of layers' matrices, but only fp8 ones and their transposes."""
     skips_transposes: bool = False
     """Whether fp8-mixed stores no transposes of fp8 weights on devices that do not need them (`reads_any_fp8_layout`).
-    This is for one scale per tensor; with scales of blocks, as in MXFP8, a weight is always stored in both directions,
+    This applies to one scale per tensor; with block scaling, as in MXFP8, a weight is always stored in both directions,
     because they are quantized separately."""
     float32_update: bool = False
-    """Whether the update needs gradients in float32, and with ZeRO also flat ones in 16 bits; not needed with
+    """Whether the update needs gradients in float32, and with ZeRO also flat 16-bit gradients; not needed with
     `accumulators`."""
     live_elements: float = 0.0
-    """Number of gathered parameters that stay alive for reuse, if gathering is by matrix; 0 if it is by layer."""
+    """Number of gathered parameters kept for reuse if matrices are gathered singly; 0 if layers are gathered."""
     holds_gathered: bool = False
     """Whether gathered weights of layers that are not recomputed stay until the backward pass, because autograd saves
     them; only with `live_elements`."""
     bucket_elements: float = 0.0
-    """Number of gradient elements in a buffer that is reduced at once; 0 to reduce by layer, without a buffer."""
+    """Number of gradient elements in a bucket, which is reduced at once; 0 to reduce by layer, without a bucket."""
     buckets: int = 1
     """Number of gradient buffers in ZeRO 3: two if one is filled while the other is reduced. ZeRO 2 has one."""
     keeps_buckets: bool = False
     """Whether gradient buffers stay allocated in ZeRO 3, instead of only during the backward pass."""
     keeps_outputs: bool = False
-    """Whether a pipeline keeps the output of each stage for all micro-batches in flight. With `whole_in_pipelines`, it
-    keeps what `torch.distributed.pipelining` does: also a buffer for each message that a stage receives in a step, and
-    for each micro-batch in flight what the loss saves, and autocast's copies of weights. See
+    """Whether a pipeline keeps the output of each stage for all micro-batches in flight. With `whole_in_pipelines`, the
+    pipeline also keeps, like `torch.distributed.pipelining`, a buffer for each message that a stage receives in a step
+    and, for each micro-batch in flight, the tensors that the loss saves and autocast's copies of weights. See
     `analytic.memory.pipelines`, which has the same rules for a job."""
     shards_outputs: bool = False
     """Whether the kept stage outputs are sharded over tensor ranks, and gathered for the backward pass."""
     copies_to_reduce: bool = False
     """Whether replicas without ZeRO copy all gradients into buckets, which stay allocated, to reduce them."""
     keeps_replicas_gradients: bool = False
-    """Whether the gradients of several replicas are in buckets that stay allocated, also with ZeRO 1."""
+    """Whether data-parallel replicas, also with ZeRO 1, hold gradients in buckets that stay allocated."""
     reserved: float = 1.035
     """Bytes that the caching allocator reserves, for each byte of the peak: the median of SimuMax's 11 runs."""
     message_bytes: float = 0.0

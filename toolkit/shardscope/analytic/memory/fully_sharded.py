@@ -68,8 +68,8 @@ def unsharded_bytes(
         stage: ZeRO stage, 2 or 3.
         ranks: N, the number of ranks.
         accumulates: Whether gradient shards from an earlier micro-batch exist at the start.
-        shares_buffers: Whether units are exchanged in buffers that the ranks of a host share, which count separately.
-            No unit is prefetched then.
+        shares_buffers: Whether units are exchanged in buffers shared by a host's ranks, whose bytes are counted
+            separately. No unit is prefetched then.
     """
     held = gathered_tensors(moments, units.gathered, stage)
     held += units.reduced.sum() / ranks if accumulates else 0.0
@@ -143,8 +143,8 @@ def _gradients(moments: Moments, sizes: Floats, ranks: int, *, is_shared: bool, 
     """Return the bytes for gradients at each moment.
 
     These are the full gradients of units that are not finished, gradient shards of finished units, and the buffer of
-    the last reduction, unless it is shared. Shards of earlier micro-batches are added to in place, and only the newest
-    one exists beside them.
+    the last reduction, unless it is shared. New shards are added in place to those of earlier micro-batches, so only
+    the newest shard exists in addition.
     """
     unit, done, leaves = moments.unit, moments.done, moments.phase == "leave"
     shards = np.cumsum(np.append(0.0, sizes[:0:-1])) / ranks

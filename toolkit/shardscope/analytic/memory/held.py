@@ -6,7 +6,7 @@ and keeps padded shards of parameters and gradients. Shardscope's layer-wise opt
 of their tensors are known: all updates of a rank if norms are summed over ranks, else one batch of tensors that fits in
 the cache. The ring posts receives for two slices in advance, into buffers that it keeps.
 
-`RankStates` contains the exact bytes of every rank in a step, as a run measures them: a run adds up whole storages
+`RankStates` contains the exact bytes of every rank in a step, as a run measures them: a run sums whole storages
 (`shardscope.training.memory`), and reports the maximum of each type of memory in a step. Therefore padding counts if it
 is in the same storage, as in FSDP2; step counters count once per tensor; and a shared parameter counts once.
 """
@@ -292,7 +292,12 @@ class RankStates(NamedTuple):
         return self._replace(parameters=parameters, gradients=gradients, optimizer=optimizer, buffers=buffers)
 
     def with_work_buffers(self, step: JobStep, buffer_bytes: Callable[[], int | Ints | None]) -> RankStates:
+<<<<<<< ours
         """Return a copy whose work buffers have the size that `buffer_bytes` returns: bytes, by rank or for all.
+=======
+        """Return a copy whose work buffers have the bytes that `buffer_bytes` returns: one number per rank, or one for
+        all.
+>>>>>>> theirs
 
         The copy is unchanged if `buffer_bytes` returns None, or if the ranks compute on GPUs.
         """

@@ -202,7 +202,8 @@ def module_memory(
         table: Description of the module, from the catalogue or from `Model.from_module`, which also traces a step if
             called with ``memory=True``.
         batch: Number of samples per step on the device, at least 1.
-        scores_bytes: Bytes of the model's output for one sample, used if no loss was traced; None for the traced size.
+        scores_bytes: Bytes of the model's output for one sample, used if no loss was traced; None to use the traced
+            size.
         optimizer: Name of the optimizer, an `Optimizer`, or its `OptimizerStates`.
         data_bytes: Bytes of the inputs and targets of one sample, which are held throughout the step.
         recompute: ``none``, ``selective`` or ``full``, as in a job.
@@ -212,7 +213,8 @@ def module_memory(
         bucket_mb: Size of a gradient bucket in MiB, in stage 1.
         accumulates: Whether gradients from an earlier micro-batch exist at the start.
         element_bytes: Bytes of one element of a weight, a gradient or an optimizer moment; 8 in fp64.
-        shares_buffers: Whether ranks exchange units in shared buffers, in stages 2 and 3; these count separately.
+        shares_buffers: Whether ranks exchange units in shared buffers, in stages 2 and 3, whose bytes are counted
+            separately.
 
     Raises:
         SpecError: An argument is out of range, or needs a traced step that the table does not have.
@@ -248,7 +250,7 @@ def module_memory(
 def saved_and_gathered(step: StepTrace, *, batch: float, recompute: str, sharding: Sharding) -> float:
     """Return the most bytes of saved activations and gathered parameters that exist together, in stages 2 and 3.
 
-    This is what a run records: without intermediate results, gradients and buffers of communication.
+    A run records the same quantity; it excludes intermediate results, gradients and communication buffers.
 
     Args:
         step: A traced step.

@@ -1,19 +1,22 @@
-"""The moment of a step at which a rank needs the most memory.
+"""The moment of a training step at which a rank's memory peaks.
 
-Gradients and saved activations are seldom all allocated at once. Five moments are compared; the largest is the peak:
+Gradients and saved activations are seldom all allocated at once. Five moments are compared, and the one with the most
+memory is the peak:
 
 - as the loss is computed, with all saved activations, the logits, gradients only if an earlier micro-batch has left
   some, and autocast's copies of weights;
-- as the logits' gradient is computed, with the same, but without copies of weights that layers compute again;
+- as the logits' gradient is computed, with the same, except the weight copies of recomputed layers;
 - as the backward pass begins, in the last layer, with all saved activations and the gradients of that layer and of the
   output projection;
 - as the backward pass ends, in the first layer, with all gradients, when the activations of the other layers are freed;
 - in the update, with all gradients and no activations. PyTorch's update is assumed to be fused, without temporary
-  tensors; the default of `torch.optim.AdamW` on CUDA, foreach, has a float32 copy of a rank's weights, not counted.
+  tensors; the default of `torch.optim.AdamW` on CUDA, foreach, allocates a float32 copy of a rank's weights, which is
+  not counted.
 
-In between, gradients grow as activations are freed, both in proportion to the layers, so the sum is largest at an end.
-Gradients of an earlier micro-batch exist at the first three moments if the rank runs more micro-batches than it keeps
-in flight, or if the framework keeps gradients allocated from step to step (`Framework.keeps_gradients_from`).
+During the backward pass, gradients grow and activations shrink in proportion to the finished layers, so their sum is
+largest at its beginning or end. Gradients of an earlier micro-batch exist at the first three moments if the rank runs
+more micro-batches than it keeps in flight, or if the framework keeps gradients allocated from step to step
+(`Framework.keeps_gradients_from`).
 """
 
 from __future__ import annotations
@@ -63,7 +66,7 @@ class UnitMoment(NamedTuple):
 
 
 class Peak(NamedTuple):
-    """The moment of the peak and what differs between moments, in bytes, for a table of layouts."""
+    """Moment of a rank's peak, and the bytes then of all memory that varies within a step, for a table of layouts."""
 
     moment: npt.NDArray[np.int64]
     """Index into `MOMENTS`."""
@@ -76,7 +79,7 @@ class Peak(NamedTuple):
 
     @property
     def total(self) -> Floats:
-        """Bytes of everything that differs between moments."""
+        """Total bytes of all memory that varies within a step."""
         return self.gradients + self.activations + self.copies + self.buffers
 
 
@@ -92,7 +95,7 @@ def peak_of(blocks: Blocks, gradients: Floats, offloaded: Floats, here: npt.NDAr
         blocks: Memory of the rank by block.
         gradients: All gradients that are on the device.
         offloaded: Saved activations that are not on the device, but on its host.
-        here: Whether weights are on the device, and so copies of them.
+        here: Whether weights, and therefore their low-precision copies, are on the device.
     """
     all_saved = blocks.saved + blocks.embedding_mask + blocks.outputs
     saved, copies = all_saved - offloaded, blocks.copies * here
@@ -140,7 +143,7 @@ def _in_units(  # noqa: PLR0917
     all_saved: Floats,
     here: npt.NDArray[np.bool_],
 ) -> Peak:
-    """Return the bytes at one moment of a rank that gathers whole units."""
+    """Return the memory at one moment of a step, for a rank that gathers whole units."""
     done = unit.layers_done / early.layers
     left = np.minimum(saved, all_saved - blocks.saved_once * done)
     copies = blocks.copies

@@ -76,7 +76,7 @@ def host_bytes_per_device(cluster: Cluster) -> float:
 
 
 def refetched_share(recompute: npt.ArrayLike, layers: npt.ArrayLike, most: npt.ArrayLike) -> Floats:
-    """Return the fraction of a device's weights that recomputation needs once more: that of its recomputed layers.
+    """Return the fraction of a device's weights that are fetched again for recomputation: those of recomputed layers.
 
     Args:
         recompute: Index into `spec.layout.RECOMPUTE_NAMES`.
@@ -133,7 +133,7 @@ def offload_traffic(
         owned: Number of weights that the rank updates.
         saved: Bytes that the rank's layers save for one micro-batch.
         gradients: Number of gradient elements that the rank keeps; None if it is the number of weights.
-        layers: Number of layers on the rank; it has no effect unless `Layout.recompute_layers` is set.
+        layers: Number of layers on the rank, which matters only if `Layout.recompute_layers` is set.
     """
     recipe = known_recipe(layouts.precision)
     offloadable = Offloadable(

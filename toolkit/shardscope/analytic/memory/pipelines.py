@@ -1,17 +1,19 @@
 """Peak memory of the ranks of a pipeline, from the traced moments of a step of the whole model.
 
-A stage runs some of the layers, so at each moment of its passes it has what the whole model has, without what the
-layers before the stage have saved. In addition, torch's pipeline runtime (`torch.distributed.pipelining`) keeps
+At each moment of its passes, a stage holds the memory of the whole model minus the tensors saved by the layers before
+the stage. In addition, torch's pipeline runtime (`torch.distributed.pipelining`) keeps
 
 - the outputs of a stage until their backward pass has ended: results for the next stage, or the model's outputs;
 - a buffer for each message that a stage receives in a pass: all inputs, and all gradients of outputs;
 - messages while they are sent. Ranks on CPUs keep them longer: to the end of the step, unless the schedule waits for
   each message;
-- if the backward pass is split, all that a stage has saved, and the gradients of the results of its layers' operations
-  that have weights, from the first part to the end of the second. The first stage has no first part.
+- if the backward pass is split into gradients of inputs and of weights: all saved tensors of a stage, and the output
+  gradients of operations with weights, from the first part to the end of the second. The first stage has no first
+  part.
 
-Gradients of parameters are whole from the first backward pass of a stage on. These rules hold to 2 % of what torch's
-CPU allocator records on the ranks of a run, without recomputation to 1 % (tests/training/memory/test_stages.py).
+From a stage's first backward pass on, all its parameters have full gradients. Predicted peaks are within 2 % of those
+that torch's CPU allocator records on the ranks of a run, and within 1 % without recomputation
+(tests/training/memory/test_stages.py).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from shardscope.spec.model.step import Moment, StepTrace
 
 
 class RankPeak(NamedTuple):
-    """Bytes of a rank at its peak that differ between moments of a step, and those of messages."""
+    """Bytes at a rank's peak of memory that varies within a step, and of messages."""
 
     activations: float
     gradients: float
@@ -36,57 +38,57 @@ class RankPeak(NamedTuple):
 
 
 class _Layers(NamedTuple):
-    """Where the layers of a model, its pipeline pieces, begin and end in the moments of its step."""
+    """Memory and units of each pipeline piece (a layer of the model), from the moments of a traced step."""
 
     forward: list[float]
-    """Bytes, for one sample, that the layers before a piece have at its start, by piece."""
+    """Bytes held by the layers before each piece at the start of its forward pass, for one sample."""
     backward: list[float]
-    """The same in the backward pass, when the copies of weights that autocast kept for the forward pass are freed."""
+    """Same as `forward`, but in the backward pass, when autocast's copies of weights for the forward pass are freed."""
     piece_of: list[int]
-    """The piece that each unit belongs to; 0 for unit 0."""
+    """Index of the piece that each unit belongs to; 0 for unit 0."""
     gradients: list[int]
     """Bytes of gradients of the units of each piece, without unit 0."""
     tied: list[tuple[int, list[int]]]
-    """Bytes of the gradient of each parameter of several pieces, with these pieces."""
+    """For each parameter used by several pieces: bytes of its gradient, and these pieces."""
 
 
 class _Stage(NamedTuple):
     """Bytes of one micro-batch on one stage, and of its gradients."""
 
     saved: float
-    """Saved from the forward to the backward pass, with the stage's output, without its input."""
+    """Activations saved from the forward to the backward pass, including the stage's output but not its input."""
     forward: float
-    """At the peak of the forward pass."""
+    """Activations at the peak of the forward pass."""
     backward: float
-    """At the peak of a backward pass: activations, if gradients of an earlier one exist."""
+    """Activations at the peak of a backward pass, if gradients of an earlier backward pass exist."""
     arriving: float
-    """Gradients at the same moment that are not yet added to those of the earlier backward pass."""
+    """Gradients at the moment of `backward` that are not yet added to those of the earlier backward pass."""
     first: tuple[float, float]
     """Activations and gradients at the peak of the first backward pass."""
     gradients: float
     """All gradients of the stage."""
     delayed: float
-    """Gradients of results that a split backward pass keeps for its second part."""
+    """Output gradients of operations that a split backward pass keeps for its second part."""
     again: float
-    """Activations that full recomputation computes again."""
+    """Activations that full recomputation recomputes."""
     received: float
     """The stage's input and the gradient of its output."""
     output: float
-    """Its output, if it is sent to another rank."""
+    """Output of the stage if it is sent to another rank, else 0."""
     answer: float
-    """The gradient of its input, if it is sent to another rank."""
+    """Gradient of the stage's input if it is sent to another rank, else 0."""
 
 
 def pipeline_peaks(
     step: JobStep, table: ScheduleTable, split: Sequence[int], *, passes: int
 ) -> list[RankPeak] | None:
-    """Return the peak of each rank; None if the trace does not tell the memory of some layer from that of others.
+    """Return the peak of each rank; None if the trace does not separate the memory of each layer.
 
     Args:
         step: A step of a job.
         table: The schedule of one pass.
         split: Number of pipeline pieces in each stage.
-        passes: Number of passes in a step. Gradients of the first exist in the others.
+        passes: Number of passes in a step. Gradients of the first pass exist during all later passes.
     """
     layers = _layers(step.trace, step.job.recompute, step.element_bytes)
     if layers is None:
@@ -96,7 +98,7 @@ def pipeline_peaks(
 
 
 def _layers(trace: StepTrace, mode: str, width: int) -> _Layers | None:
-    """Return the layers; None if pieces are not made of whole units, with unit 0 at the ends of the model only."""
+    """Return the layers; None unless pieces consist of whole units, with unit 0 at the ends of the model only."""
     enter, turn, leave = (
         {row.unit: row.activations for row in trace.moments[mode] if row.phase == phase and row.unit}
         for phase in ("enter", "turn", "leave")
@@ -189,7 +191,7 @@ def _stages(step: JobStep, layers: _Layers, ranks: Sequence[int], split: Sequenc
 
 
 def _saved(trace: StepTrace, mode: str, layers: _Layers, start: int, end: int) -> float:
-    """Return the bytes that the pieces from `start` to `end` save, for one sample, with their output."""
+    """Return the bytes that the pieces from `start` to `end` save for one sample, including their output."""
     is_last = end == len(trace.pieces)
     top = _after_loss(trace, mode) + trace.loss_bytes if is_last else layers.backward[end]
     return top - layers.backward[start]
@@ -201,7 +203,7 @@ def _after_loss(trace: StepTrace, mode: str) -> float:
 
 
 def _by_piece(trace: StepTrace, mode: str, layers: _Layers) -> list[tuple[int, Moment]]:
-    """Return the moments of the passes, with the piece that runs at each; those of the loss are left out."""
+    """Return the moments of the passes with the piece that runs at each, without the moments of the loss."""
     last, found = len(trace.units) - 1, []
     for row in trace.moments[mode]:
         if row.phase == "loss":
@@ -218,10 +220,10 @@ def _by_piece(trace: StepTrace, mode: str, layers: _Layers) -> list[tuple[int, M
 
 
 def _gradients(layers: _Layers, place: int, row: Moment, start: int, end: int) -> tuple[float, float]:
-    """Return the bytes of gradients that arrive at a moment, and of those of the stage that are done, without unit 0's.
+    """Return the bytes of a stage's arriving gradients and of its finished gradients at a moment, without unit 0.
 
-    A parameter of several pieces has its gradient summed at the first of them in the whole model, but in a pipeline in
-    each stage that has one.
+    The gradient of a parameter used by several pieces is summed at the first of these pieces in the whole model, but in
+    a pipeline at the first in each stage.
     """
     new, done = row.arriving, row.own + sum(layers.gradients[place + 1 : end])
     for size, users in layers.tied:
@@ -238,8 +240,7 @@ def _gradients(layers: _Layers, place: int, row: Moment, start: int, end: int) -
 def _at_loss(trace: StepTrace, mode: str) -> float:
     """Return the most bytes during the loss, for one sample.
 
-    The loss needs as much in addition to what the model has saved as without recomputation, when autocast's copies of
-    weights are saved too.
+    The bytes that the loss adds to the model's saved tensors are taken from the trace without recomputation.
     """
     at_loss = max(row.activations for row in trace.moments["none"] if row.phase == "loss")
     return _after_loss(trace, mode) + at_loss - _after_loss(trace, "none")
@@ -253,7 +254,7 @@ def _rank_peak(
     *,
     passes: int,
 ) -> RankPeak:
-    """Return the peak over the operations of one rank."""
+    """Return the peak of one rank over the operations of its schedule."""
     own = {number: stage for number, stage in enumerate(stages) if table.stage_ranks[number] == rank}
     received = step.micro_batches // passes * sum(stage.received for stage in own.values())
     done = {number: stage.gradients * (passes > 1) for number, stage in own.items()}

@@ -15,9 +15,10 @@ SEGMENT_BYTES = 20 * 2**20
 def tensor_room(device: Device, framework: str | Framework, *, largest_bytes: float = 0.0) -> float:
     """Return the largest peak of allocated tensors that fits on a device, in bytes.
 
-    The rest is taken by the driver's context, by communication buffers, and by memory that the caching allocator
-    reserves beyond the peak, because free blocks rarely have the requested size. Without `Device.context_bytes`, the
-    context is not subtracted. Ranks on CPUs have no such allocator, so tensors can use the whole memory.
+    The remaining memory is used by the driver's context, by communication buffers, and by memory that the caching
+    allocator reserves beyond the peak, because free blocks rarely have the requested size. Without
+    `Device.context_bytes`, the context is not subtracted. Ranks on CPUs have no such allocator, so tensors can use the
+    whole memory.
 
     The allocator's reserve is a fraction of the peak (`Framework.reserved`) or, if that is more, the size of the
     largest tensor, which fits into none of the blocks that smaller tensors leave. On an H100, eight training runs with
@@ -43,6 +44,6 @@ def tensor_room(device: Device, framework: str | Framework, *, largest_bytes: fl
 
 
 def process_bytes(device: Device, framework: str | Framework, peak_bytes: float) -> float:
-    """Return the bytes that a process takes on a device if its tensors take `peak_bytes` at their peak."""
+    """Return the bytes that a process occupies on a device if its allocated tensors peak at `peak_bytes`."""
     known = known_framework(framework)
     return known.reserved * peak_bytes + device.context_bytes + known.message_bytes

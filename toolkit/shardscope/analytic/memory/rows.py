@@ -100,8 +100,7 @@ def rows_of(
         model: The model.
         layouts: Table of layouts.
         framework: A key of `FRAMEWORKS`, or your own `Framework`.
-        device: Device that the layouts run on; None for a GPU that no rule in `memory.architecture` makes an exception
-            for.
+        device: Device that the layouts run on; None for a GPU to which no exception in `memory.architecture` applies.
     """
     framework = known_framework(framework)
     if framework.autocast_logits and layouts.precision.endswith("autocast"):
@@ -196,13 +195,13 @@ def _wider(layouts: Layouts, recipe: ElementBytes, *, casts: bool) -> Floats:
 
 
 def shards_gradients(layouts: Layouts, framework: Framework) -> npt.NDArray[np.bool_]:
-    """Return whether gradients are sharded while they accumulate, and so reduced for every micro-batch, by layout."""
+    """Return whether accumulating gradients are sharded, and therefore reduced for every micro-batch, by layout."""
     sharded = layouts.zero >= 2
     return sharded & (layouts.pipeline == 1) if framework.whole_in_pipelines else sharded
 
 
 def _gathers_units(layouts: Layouts, framework: Framework, recipe: ElementBytes) -> npt.NDArray[np.bool_]:
-    """Return whether ZeRO gathers and reduces whole units, by layout: not in a pipeline, nor with master weights."""
+    """Return whether ZeRO gathers and reduces whole units, by layout; false in pipelines and with master weights."""
     is_on = framework.gathers_units and not recipe.master
     return np.asarray((layouts.zero >= 2) & (layouts.pipeline == 1) & (layouts.shard > 1) & is_on)
 
@@ -297,7 +296,7 @@ class PipelineColumns(NamedTuple):
     splits: npt.NDArray[np.bool_]
     """Whether the backward pass is split into the gradients of inputs and those of weights."""
     of_left: Floats
-    """Coefficient for activations in flight, as in `HeldTerms`; so are the next two fields."""
+    """Coefficient of activations in flight, as in `HeldTerms`; the next two fields are the other coefficients."""
     of_all: Floats
     constant: Floats
 
@@ -416,7 +415,7 @@ def _count_short_ends(held: Floats, place: Floats, pipeline: PipelineColumns) ->
 
 
 def first_with_gradients(pipeline: PipelineColumns) -> Floats:
-    """Return the first position with more micro-batches than activations in flight; in a V, the last such position."""
+    """Return the first position with more micro-batches than activations in flight; the last if V-shaped."""
     ranks, count = pipeline.ranks, pipeline.microbatches
     per_left = np.maximum(pipeline.of_left, 1e-9)
     left = (count - pipeline.of_all * ranks - pipeline.constant) / per_left

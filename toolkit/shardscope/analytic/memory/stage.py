@@ -25,7 +25,7 @@ class Early(NamedTuple):
     """Memory of a rank at moments of a step at which not all gradients exist, in bytes; see `moments`."""
 
     accumulates: npt.NDArray[np.bool_]
-    """Whether all gradients exist at the loss already."""
+    """Whether all gradients already exist at the loss."""
     layers: Floats
     """Number of layers on the rank."""
     gradients: Floats
@@ -35,7 +35,7 @@ class Early(NamedTuple):
     arriving: Floats
     """Gradients that have been computed, but not yet added to those of an earlier micro-batch."""
     in_forward: Floats | None
-    """Temporary tensors in the forward pass of a layer, with its input; None if they never decide."""
+    """Temporary tensors in the forward pass of a layer, with its input; None if they never determine the peak."""
     copies_head: Floats
     """The low-precision copy of the output projection, which lives until its backward pass."""
     copies_begin: Floats
@@ -60,7 +60,7 @@ class Blocks(NamedTuple):
     saved_once: Floats
     """Activations that layers save for one micro-batch."""
     kept: Floats
-    """Saved activations that stay on the device if the rest is offloaded."""
+    """Saved activations that stay on the device if all other saved activations are offloaded."""
     embedding_mask: Floats
     """Mask of the dropout after the embedding."""
     outputs: Floats
@@ -72,9 +72,9 @@ class Blocks(NamedTuple):
     gathered: Floats
     """Parameters gathered from other ranks' shards."""
     bucket: Floats
-    """Gradients of a layer that belong to other ranks, until they are reduced; or flat buffers, or copies of all."""
+    """Gradients to be reduced: a layer's gradients of other ranks' shards, flat buffers, or copies of all gradients."""
     standing: Floats
-    """The part of `bucket` that is allocated at the loss too."""
+    """Part of `bucket` that is also allocated at the loss."""
     copied: Floats
     """Copies of all gradients, which are always allocated."""
     update: Floats
@@ -86,9 +86,9 @@ class Blocks(NamedTuple):
     received: Floats
     """Buffers in which a rank of a ring receives parts of gradients and weights."""
     early: Early | None
-    """What differs before all gradients exist; None if they always do."""
+    """Memory at moments before all gradients exist; None if they always exist."""
     units: tuple[UnitMoment, ...]
-    """Moments of ranks that gather whole units; empty if the ranks of these layouts do not."""
+    """Memory at each moment, for ranks that gather whole units; empty for all other ranks."""
 
 
 class Elements(NamedTuple):
@@ -120,7 +120,7 @@ class Elements(NamedTuple):
 def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
     """Return the memory of the rank at position `place` of each layout's pipeline, by block.
 
-    Either all layouts gather whole units, or none of them does.
+    `rows` must not mix layouts that gather whole units with layouts that do not.
     """
     assert rows.gathers_units.all() or not rows.gathers_units.any()
     model, framework = rows.model, rows.framework
@@ -262,9 +262,9 @@ def _copies(rows: LayoutRows, own: Elements) -> Floats:
 
 
 def _copies_in_flight(rows: LayoutRows, held: Holding, copies: Floats) -> Floats:
-    """Return the bytes of the copies that autocast makes for each micro-batch, in addition to those of one.
+    """Return the bytes of the copies that autocast makes for each micro-batch, in addition to one micro-batch's copies.
 
-    If layers are computed again, only the stage that runs has copies, so the result is negative with several stages.
+    With recomputation, only the running stage has copies, so the result is negative for ranks with several stages.
     """
     layouts = rows.layouts
     if not rows.in_torch.any() or rows.recipe.master:
@@ -292,10 +292,10 @@ def bucket_bytes(rows: LayoutRows) -> int:
 
 
 def _early(rows: LayoutRows, own: Elements, held: Holding, gradients: Floats, copies: Floats) -> Early | None:
-    """Return what differs before all gradients exist; `gradients` and `copies` are those of the whole rank.
+    """Return the memory before all gradients exist; `gradients` and `copies` are those of the whole rank.
 
-    Copies by autocast live as long as its cache, the forward pass, and in the backward pass of a layer as long as the
-    layer needs them; FSDP2 frees gathered weights after a layer's backward pass. Other copies are kept.
+    Autocast's copies stay in its cache during the forward pass, and exist in a layer's backward pass while the layer
+    needs them; FSDP2 frees gathered weights after a layer's backward pass. Other copies are kept.
     """
     framework, layouts, recipe = rows.framework, rows.layouts, rows.recipe
     casts = recipe.copies > 0 and not recipe.master
@@ -345,7 +345,7 @@ def _early(rows: LayoutRows, own: Elements, held: Holding, gradients: Floats, co
 
 
 def _bucket(rows: LayoutRows, own: Elements, copied: Floats) -> Floats:
-    """Return the bytes of gradients that wait to be reduced: those of a layer, flat buffers, or copies of all."""
+    """Return the bytes of gradients to be reduced: a layer's gradients, flat buffers, or copies of all gradients."""
     framework, width = rows.framework, bucket_bytes(rows)
     if not framework.bucket_elements:
         return _gathered(rows, own, width, 0, 2) + copied
@@ -432,7 +432,7 @@ def _saved(rows: LayoutRows, held: Holding) -> tuple[Floats, Floats]:
 
 
 def _saved_in_part(rows: LayoutRows, held: Holding) -> tuple[Floats, Floats]:
-    """Return the same bytes if only the first layers of each stage are recomputed.
+    """Return the results of `_saved` if only the first layers of each stage are recomputed.
 
     The backward pass frees the saved activations of the other layers before it reaches the recomputed ones.
     """
@@ -450,7 +450,8 @@ def _saved_in_part(rows: LayoutRows, held: Holding) -> tuple[Floats, Floats]:
 def _running(rows: LayoutRows, held: Holding, once: Floats) -> Floats:
     """Return the saved bytes of the running layer and of the prefetched ones, which stay on the device.
 
-    They are of average size. If only some layers are recomputed, the others run one after another, and save more.
+    Layers are of average size. If only some layers are recomputed, those without recomputation run consecutively and
+    save more.
     """
     count = 1 + rows.framework.prefetched
     average = once * np.minimum(count / held.layers, held.in_flight)
@@ -489,12 +490,12 @@ def _outputs(rows: LayoutRows, own: Elements, held: Holding, once: Floats) -> tu
 
 
 def _outputs_in_torch(rows: LayoutRows, own: Elements, held: Holding, once: Floats) -> tuple[Floats, Floats]:
-    """Return the bytes that torch's pipelines keep in addition to what layers save: always, and in a backward pass.
+    """Return the bytes that torch's pipelines keep beyond layers' activations: throughout, and during a backward pass.
 
-    These are the outputs of stages. Of the micro-batch that runs, the output takes the place of its gradient. At the
-    end of the model, these are the final norm's input and output, the logits, and what the loss saves:
-    log-probabilities in float32, under autocast also in 16 bits. Ranks with several stages hold only one micro-batch at
-    the loss, or two if gradients of weights are delayed.
+    These are the outputs of stages, except that of the running micro-batch, which its gradient replaces. At the end of
+    the model, these are the final norm's input and output, the logits, and the loss's log-probabilities in float32,
+    under autocast also in 16 bits. Ranks with several stages hold these only for one micro-batch, or for two if
+    gradients of weights are delayed.
     """
     recipe, chunks, count = rows.recipe, rows.pipeline.chunks, held.in_flight * rows.pipeline.chunks
     tokens, one, is_autocast = rows.shape.tokens, _boundary(rows), _is_autocast(rows)
@@ -515,8 +516,8 @@ def _outputs_in_torch(rows: LayoutRows, own: Elements, held: Holding, once: Floa
 
 
 AGAIN_AT_ONCE = 4
-"""How often torch holds recomputed activations at once, while it computes the gradients of each weight on its own. It
-repeats the whole layer for each. From measured peaks of zero-bubble schedules; a prediction is within 10 %."""
+"""Number of copies of a layer's recomputed activations that torch holds while it computes each weight's gradient
+separately, repeating the layer for each. Fitted to measured peaks of zero-bubble schedules, to within 10 %."""
 
 
 def _delayed(
@@ -524,8 +525,8 @@ def _delayed(
 ) -> tuple[Floats, Floats]:
     """Return the bytes that split backward passes keep until they compute gradients of weights.
 
-    They keep the gradients of the results of operations with weights. The first value is that of micro-batches that do
-    not run, the second that of the one that runs, with what is recomputed for it.
+    These are the output gradients of operations with weights. The first value is for waiting micro-batches, the second
+    for the running micro-batch, including its recomputed activations.
     """
     model, recipe, tokens, tensor = rows.model, rows.recipe, rows.shape.tokens, rows.shape.tensor
     chunks, act, share = rows.pipeline.chunks, recipe.activation, held.layers / rows.pipeline.chunks
@@ -543,13 +544,13 @@ def _delayed(
 def _num_delayed(pipeline: PipelineColumns, held: Holding, saved: Floats) -> Floats:
     """Return the number of micro-batches on a stage whose gradients of weights are delayed at the rank's peak.
 
-    The first stage has none, and ranks with one stage more, the later they are in the pipeline. Ranks in a V delay one
-    or two at most; but with as many micro-batches in flight as ZBV, later ranks may peak as their pipeline drains, with
-    fewer of them. DualPipeV delays none at its peak.
+    The first stage delays none. Ranks with one stage delay more micro-batches, the later they are in the pipeline. In
+    V-shaped schedules, ranks delay at most two; but with as many micro-batches in flight as ZBV, later ranks may peak
+    while the pipeline drains, with fewer micro-batches in flight. DualPipeV delays none at its peak.
 
     Args:
         pipeline: Properties of the pipelines.
-        held: What the rank holds.
+        held: Layers and activations that the rank holds.
         saved: Activations that a stage saves for one micro-batch, relative to the gradients that are kept for it.
     """
     place, is_v = pipeline.ranks - held.left, pipeline.rounded
@@ -567,13 +568,13 @@ def _is_autocast(rows: LayoutRows) -> bool:
 
 
 def _boundary(rows: LayoutRows) -> Floats:
-    """Return the bytes of what a stage sends to the next one for a micro-batch."""
+    """Return the bytes of the activations that a stage sends to the next stage for one micro-batch."""
     width = rows.recipe.activation + rows.wider
     return np.asarray(width * rows.model.hidden * rows.shape.tokens / rows.shape.divided)
 
 
 def _inputs(rows: LayoutRows, held: Holding) -> Floats:
-    """Return the bytes of inputs of stages, which their first layers save, but torch has received into buffers."""
+    """Return the bytes of stage inputs that the first layers would save, but that torch holds in receive buffers."""
     if not rows.in_torch.any():
         return NONE
     stages = rows.pipeline.chunks - held.embedding
@@ -581,7 +582,7 @@ def _inputs(rows: LayoutRows, held: Holding) -> Floats:
 
 
 def _messages(rows: LayoutRows, held: Holding) -> Floats:
-    """Return the bytes of a rank's messages in torch's pipelines: received in a step, and one that is being sent.
+    """Return the bytes of a rank's messages in torch's pipelines: all messages received in a step, and one being sent.
 
     Each stage has a buffer for every input and every gradient of an output in a step.
     """

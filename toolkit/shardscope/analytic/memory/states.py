@@ -170,8 +170,8 @@ def partitioned(
         whole: The states without sharding.
         stage: ZeRO stage.
         ranks: Number of ranks that share the states.
-        gradients: Whether gradients are sharded; None if they are from stage 2.
-        parameters: Whether parameters are sharded; None if they are from stage 3.
+        gradients: Whether gradients are sharded; None to shard them from stage 2 on.
+        parameters: Whether parameters are sharded; None to shard them from stage 3 on.
     """
     part = 1 / ranks
     return ModelStates(

@@ -3,7 +3,7 @@
 Each layer is a unit, and all other parameters are the root unit. The rules are those of `analytic.memory.fully_sharded`
 for traced modules, for L layers of G elements each, a root unit of R elements, and N ranks:
 
-- A unit is gathered into tensors of its own, beside the rank's shards. In the backward pass, the root unit, the running
+- A unit is gathered into its own tensors, besides the rank's shards. In the backward pass, the root unit, the running
   layer and the prefetched one before it are gathered; ZeRO 2 keeps all layers gathered from the forward pass on.
 - Between the passes, ZeRO 3 has no layer gathered. By default, the root unit stays gathered; the strategies of
   Shardscope's jobs, which train in float32 or under autocast, free it as well.
@@ -11,8 +11,8 @@ for traced modules, for L layers of G elements each, a root unit of R elements, 
   the next unit's gradients are copied. Gradients of the embedding and the output projection are whole until the end.
 
 Among layers of one kind, memory changes by the same amount from layer to layer of the backward pass, so it is largest
-at an end. Gradients of earlier micro-batches are added to in place, so there is no second set of shards. As the forward
-pass ends, a layer runs while the next one is gathered into a flat buffer.
+at the beginning or the end. New gradients are added in place to those of earlier micro-batches, so there is no second
+set of shards. As the forward pass ends, a layer runs while the next one is gathered into a flat buffer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Layers(NamedTuple):
-    """Numbers of one kind of value for layers with experts and for those without, which run their backward passes last.
+    """One value for layers with experts and one for layers without experts.
 
     In the backward pass, layers with experts come first, because in the model they come last.
     """
@@ -120,7 +120,7 @@ def unit_moments(
         own: Numbers of parameters on the rank.
         held: Layers on the rank.
         loss: Temporary bytes as the logits' gradient is computed.
-        later: The part of `loss` that does not exist yet as the loss is computed.
+        later: Part of `loss` that is not yet allocated when the loss is computed.
         in_layer: Temporary bytes in the backward pass of a layer.
         in_forward: Temporary bytes in the forward pass of a layer.
         accumulates: Whether gradients of an earlier micro-batch exist.
@@ -133,7 +133,7 @@ def unit_moments(
     words = width * own.vocabulary
 
     def sharded(done: Floats) -> Floats:
-        """Return the gradient shards: new ones, or those of earlier micro-batches and one to add to them."""
+        """Return the bytes of gradient shards: new shards, or those of earlier micro-batches and one to add."""
         last = gradient * sizes.layer_shards.after(np.maximum(done - 1, 0.0), mixed) * (done > 0)
         return np.where(accumulates, shards + last, gradient * sizes.layer_shards.done(done, mixed))
 
@@ -179,8 +179,8 @@ def unit_moments(
 def forward_bytes(rows: LayoutRows) -> Floats:
     """Return the bytes of a layer's temporary tensors in its forward pass, around its activation function.
 
-    These are the function's inputs and output, the input of the layer, two more of the residual stream, and that of the
-    first product.
+    These are the function's inputs and output, the input of the layer, two more tensors of the residual stream, and the
+    input of the first matrix product.
     """
     model, act, shape = rows.model, rows.recipe.activation, rows.shape
     stream = model.hidden * (3 * (act + rows.wider) + act) / shape.divided

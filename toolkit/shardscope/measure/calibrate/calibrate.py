@@ -39,7 +39,7 @@ from shardscope.runtime import Run
 from shardscope.spec.cluster import EmulatedCluster
 
 BUDGET_S, BRIEF_S = 48.0, 20.0
-"""Seconds after which no further probe starts, and those of a brief calibration."""
+"""Seconds after which no further probe starts, in a full and in a brief calibration."""
 _ROUNDS = 2
 _LOOKS, _LOOK_S = 3, 0.02
 """How often the load by other programs is sampled before a probe, and the pause between samples, in seconds: ranks of
@@ -70,7 +70,7 @@ def calibrate_machine(
         save: Whether to save the result.
         progress: Function that is called before each probe.
         brief: Number of ranks of a brief calibration of this machine, which takes 20 seconds instead of a minute: it
-            measures only one process and this number of ranks. None for a full one.
+            measures only one process and this number of ranks. None for a full calibration.
     """
     if isinstance(cluster, Run):
         given, cluster = cluster, None
@@ -134,7 +134,7 @@ def _listed(runs: Run | Iterable[Run] | None) -> list[Run]:
 
 
 def _silent(number: int, count: int, name: str) -> None:
-    """Report nothing."""
+    """No-op, used if no progress function is given."""
 
 
 def _name(cluster: EmulatedCluster | None) -> str:
@@ -183,7 +183,7 @@ def _refined(
 def _known(cluster: EmulatedCluster | None, prior: HostCalibration | None) -> Chosen:
     """Return the prior calibration, scaled to this machine, and whether it was measured here.
 
-    The runs and errors behind another machine's constants do not count here.
+    Runs and errors of another machine's calibration are dropped.
     """
     found = chosen(cluster) if prior is None else Chosen(prior, is_saved=True)
     before = found.calibration
@@ -200,10 +200,10 @@ def _probes(cluster: EmulatedCluster | None, brief: int | None) -> Iterable[Prob
 
 
 class _Measured(NamedTuple):
-    """What the probes measured.
+    """Measurements of the probes.
 
     Attributes:
-        rows: The faster run of each job: other programs make a run slower, never faster.
+        rows: The faster run of each job, because other programs can only slow a run down.
         jobs: Job number of each row.
         slower: Numbers of the jobs that ran again, and how many times longer their slower runs took.
         load: Load by other programs, or None; see `HostCalibration.load_average`.
@@ -256,7 +256,7 @@ def _load() -> float | None:
 def faster(
     rows: Sequence[Observed], jobs: Sequence[int]
 ) -> tuple[list[Observed], list[int], list[tuple[int, float]]]:
-    """Return the faster run of each job, the jobs' numbers, and how many times longer slower runs of a job took."""
+    """Return the faster run of each job, the jobs' numbers, and by job how many times longer its slower runs took."""
     best: dict[int, Observed] = {}
     for row, job in zip(rows, jobs, strict=True):
         if job not in best or row.step_s < best[job].step_s:
@@ -283,7 +283,7 @@ def fitted(
         jobs: Number of the job of each run, from 0; runs of one job are left out together.
         before: The prior calibration.
         cluster: The emulated cluster of the runs; None for this machine.
-        is_vague: Whether `before` is of another machine; see `prior_of`.
+        is_vague: Whether `before` was measured on another machine; see `prior_of`.
         slower: Indices into `rows` of jobs with a slower run that is not used in the fit, and how many times longer
             that run took. These ratios widen the interval, because steps of one job differ between runs.
     """

@@ -1,9 +1,9 @@
 """Predicted parts of a step as a function of the constants, taken from the formulas of `prediction.job_time`.
 
 Each part is a sum of terms, and each term is a count (of FLOP, bytes, operations, messages) times one constant or
-divided by one constant. The count is the value of the part if this constant is 1 and all others cost nothing. A
-constant that depends on the number of ranks is interpolated between measured numbers of ranks, so its logarithm is a
-weighted sum of the logarithms of the *knots*. With x the logarithms of all knots, a part is the sum of
+divided by one constant. The count is the value of the part if this constant is 1 and all other constants cost nothing.
+A constant that depends on the number of ranks is interpolated between measured numbers of ranks, so its logarithm is a
+weighted sum of the logarithms of the *knots*. If x contains the logarithms of all knots, a part is the sum of
 ``count · exp(weights · x)``.
 """
 
@@ -40,7 +40,7 @@ Knot = tuple[str, int | None, str | None]
 _TINY = 1e-29
 """Times below this, in seconds, count as 0."""
 _SLEEPING = FREE._replace(emulated_flops=inf)
-"""The same for ranks on emulated processors, whose passes take a known time."""
+"""`FREE` for ranks on emulated processors, whose passes take a known time."""
 _UPDATING = ("optimizer_bandwidth", "tensor_s")
 _COMPUTING = ("flops", "bandwidth", "operation_s", "optimizer_bandwidth", "tensor_s", "codec_bandwidth")
 """Constants whose times are multiplied by the slowdown of ranks that share cores."""
@@ -49,7 +49,7 @@ _FIELDS = {"message_bandwidth": "link", "link_efficiency": "link"}
 
 
 class Counts(NamedTuple):
-    """One run: counts by part and constant, and weights of the knots by constant."""
+    """Counts of one run by part and constant, and weights of the knots by constant."""
 
     counts: Floats
     """Shape `(parts, constants)`."""
@@ -92,7 +92,7 @@ def knots_of(predictions: Iterable[JobPrediction]) -> list[Knot]:
 
 
 def terms_of(prediction: JobPrediction) -> list[str]:
-    """Return the constants that some part of this job's step time contains."""
+    """Return the constants that appear in some part of this job's step time."""
     names = [name for name in CONSTANTS if name not in ("slowdown", *NOT_FITTED)]
     return [name for name in names if _count(prediction, name).any()]
 
@@ -115,7 +115,7 @@ def counts_of(prediction: JobPrediction, knots: Sequence[Knot]) -> Counts:
 
 
 def _count(prediction: JobPrediction, name: str) -> Floats:
-    """Return the seconds of each part if this constant is 1 and all others cost nothing."""
+    """Return the seconds of each part if this constant is 1 and all other constants cost nothing."""
     emulated = prediction.emulated
     limit = limit_of(prediction.job, emulated)
     if emulated is not None and emulated.memory_bandwidth is not None and name in _UPDATING:
@@ -143,7 +143,7 @@ def _host(prediction: JobPrediction) -> HostCalibration:
 
 
 def _transport(prediction: JobPrediction, name: str) -> str | None:
-    """Return the transport of which a job depends on this constant; None if it does not depend on one."""
+    """Return the transport whose value of this constant a job uses; None if the constant is the same for all."""
     if "transport" not in CONSTANTS[name].needs:
         return None
     over = transport_of(prediction.job, prediction.emulated)

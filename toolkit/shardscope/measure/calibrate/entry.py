@@ -54,8 +54,8 @@ def calibrate(
     on 1, 2 and 4 ranks, through shared memory and over TCP, or on the cluster. The constants of `ss.predict` are fitted
     to the measured times of steps and their parts. Each constant has an interval that contains 90 % of repeated
     measurements; errors are measured on jobs left out of the fit. Keep the machine quiet meanwhile: load by other
-    programs makes the constants slower. Calibrate the machine before an emulated cluster, whose runs hardly determine
-    the constants of computation.
+    programs makes the fitted constants too slow. Calibrate the machine before an emulated cluster, whose runs hardly
+    determine the constants of computation.
 
     **A GPU cluster** is calibrated with `rows`, the step times that you measured on it. One row mainly changes the
     scale of all times; more rows change more constants, each as far as the rows determine it. With three or more
@@ -65,19 +65,21 @@ def calibrate(
 
     Args:
         cluster: An emulated cluster, or a GPU cluster for `rows`; None for this machine, or if the rows have a column
-            ``device``. A run is taken as `runs`.
+            ``device``. A run given here is used as `runs`.
         rows: The path of a CSV or JSON file or of a log of Megatron-LM, Megatron-DeepSpeed or torchtitan, a data
             frame, or dictionaries. Columns are the fields of `ss.Layout`, and one of ``step_time_s``, ``step_time_ms``,
             ``tokens_per_s`` and ``tokens_per_s_per_device``; optionally ``model``, ``seq``, ``device``, ``per_node``,
             ``software`` and ``label``. Rows may use fewer devices than the cluster has. A log counts from the third
-            logged step after each start, with the batch of its arguments; one of torchtitan needs `model` and `layout`.
+            logged step after each start, with the batch of its arguments; a log of torchtitan needs `model` and
+            `layout`.
         runs: Finished runs of your own on this machine, to refine `prior` without further measurements.
-        prior: Calibration to refine; None takes the saved one, or the one that ships with Shardscope; for `rows`, the
-            one of device and software. Rows that it was fitted to are kept, and cannot be given again.
+        prior: Calibration to refine; None to use the saved calibration, or the one that ships with Shardscope; for
+            `rows`, the calibration of their device and software. Rows that it was fitted to are kept, and cannot be
+            given again.
         model: Model of all `rows` without a column ``model``.
         layout: Settings of all `rows`, which their columns override.
-        software: Software of all `rows` without a column ``software``; None for that of the log, or else the one that
-            their layouts suggest.
+        software: Software of all `rows` without a column ``software``; None to use that of the log, or else the
+            software that the layouts suggest.
         save: Whether predictions for this machine, or for this cluster, use the result from now on. It is saved in
             ``$SHARDSCOPE_CACHE`` or ``~/.cache/shardscope``, for this user only. Calibrations of GPU clusters are not
             saved; use ``calibration.save("mine.json")``.
@@ -86,7 +88,7 @@ def calibrate(
 
     Raises:
         SpecError: `cluster` is not an emulated cluster or has a single device, a run cannot be used, or a row lacks a
-            column, has an unknown one, or is of another cluster than the others.
+            column, has an unknown column, or is of another cluster than the other rows.
         DataError: The calibration cannot be saved; nothing has been measured yet.
         LaunchError: The cluster cannot be emulated here, or a run cannot be started.
         RunFailed: A rank of a probe failed.

@@ -20,9 +20,9 @@ from shardscope.measure.calibrate.robust import minimum
 _STEP, _PART, _PART_OF_STEP = 0.08, 0.15, 0.05
 """Standard deviations: of the logarithm of a step time, and of a part, relative to itself and to the step."""
 _CAUCHY = 1.5
-"""Residual, in standard deviations, at which a run counts half."""
+"""Residual, in standard deviations, at which a run has half the weight."""
 _SPREADS = (16.0, 4.0, 1.0)
-"""Factors of `_CAUCHY`, one after the other."""
+"""Factors of `_CAUCHY` in successive fits."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ def fit(
         design: Predicted parts as a function of the knots.
         measured: Measured times of the same runs.
         prior: Prior of the knots.
-        share: Weight of each run; None for 1.
-        start: Where to start; None for the prior's mean.
+        share: Weight of each run; None for equal weights.
+        start: Initial logarithms of the knots; None to start at the prior's mean.
     """
 
     def residuals(x: Floats) -> Floats:

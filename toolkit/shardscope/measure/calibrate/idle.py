@@ -29,7 +29,7 @@ _PATIENCE_S = 30.0
 
 
 def idle_message_constants() -> tuple[list[Constant], str]:
-    """Return the time per message for each transport and number of ranks, and a sentence if it cannot be measured."""
+    """Return the time per message for each transport and number of ranks, and a note if it cannot be measured."""
     if sys.platform != "linux":
         return [], ""
     cores = usable_cores()

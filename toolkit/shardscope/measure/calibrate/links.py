@@ -18,16 +18,16 @@ _SECONDS = 0.3
 """Time for which a pair of nodes sends at the nominal rate of its links."""
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 26
 _MOST_SECONDS = 1.0
-"""On links so slow that `_LEAST_BYTES` would take longer than this, in seconds, fewer bytes are sent."""
+"""Maximum time for which a pair sends, in seconds; slow links send fewer than `_LEAST_BYTES`."""
 _MOST_PAIRS = 30
-"""Largest number of ordered pairs for which each pair is measured; with more, only neighbours in a ring are."""
+"""Largest number of ordered pairs that are all measured; with more pairs, only neighbours in a ring are measured."""
 _NOISE = 0.2
 """Half width of an interval, relative to the value: how much a single measurement of a pair varies."""
 _PATIENCE_S = 30.0
 
 
 def pair_constants(cluster: EmulatedCluster) -> list[Constant]:
-    """Return the latency and the bandwidth from node to node; none with a single node.
+    """Return the latency and bandwidth constants for each pair of nodes; none with a single node.
 
     Raises:
         LaunchError: The cluster cannot be emulated here, or two nodes do not reach each other.

@@ -1,4 +1,4 @@
-"""What a finished run says about the constants: its step time and parts, and the prediction to compare them with."""
+"""Measurements of a finished run for the fit of constants: its step time and parts, with their prediction."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Observed(NamedTuple):
 
 
 def observed(run: Run) -> Observed:
-    """Return what a run measured.
+    """Return the measured times of a run, with its prediction.
 
     Raises:
         SpecError: The run is an observed training loop, or was on GPUs or a paced link; its job cannot be predicted; or
@@ -56,7 +56,7 @@ def observed(run: Run) -> Observed:
 
 
 def part_sums(parts: Mapping[str, float]) -> dict[str, float]:
-    """Return seconds by part of a step (`PARTS`, without ``rest``) from those of a comparison or of a prediction."""
+    """Sum the times of a comparison's or prediction's parts, in seconds, by part in `PARTS`, without ``rest``."""
     sums: dict[str, float] = {}
     for name, seconds in parts.items():
         if name in _OF:

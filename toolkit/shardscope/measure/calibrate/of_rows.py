@@ -1,8 +1,8 @@
-"""Fit a calibration to measured steps of a GPU cluster: each constant stays near the prior unless rows say otherwise.
+"""Fit a calibration to measured steps of a GPU cluster: each constant stays near the prior unless rows contradict it.
 
 The residuals are logarithms of measured / predicted time, with a Cauchy loss, so that a row disturbed by another
-program hardly counts, unless so many rows are unusual that the wrong ones cannot be identified. With one row, the least
-certain constants change most, above all the common scale.
+program hardly counts, unless so many rows are outliers that the wrong rows cannot be identified. With one row, the
+least certain constants change most, above all the common scale.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model, Transformer
 
 _CAUCHY = 2.0
-"""Residual, in standard deviations of intervals, at which a row counts half."""
+"""Residual, in standard deviations of intervals, at which a row has half the weight."""
 _NARROWING = (16.0, 4.0, 1.0)
-"""Factors of `_CAUCHY`, one after the other: with a wide loss there is one minimum (Blake and Zisserman 1987)."""
+"""Factors of `_CAUCHY` in successive fits; a wide loss has a single minimum (Blake and Zisserman 1987)."""
 _ENOUGH = 3
-"""Number of configurations from which a row can be an outlier, and errors can be cross-validated."""
+"""Minimum number of configurations for identifying outliers and for cross-validated errors."""
 _PRIOR_ROWS = 4.0
-"""Weight of the usual noise in the estimate of the noise, in rows."""
+"""Weight of the prior noise in the estimate of the noise, as a number of rows."""
 _Z = 1.645
 """Half width of an interval that contains 90 % of a normal distribution, in standard deviations."""
 _SURPRISING = 3.0
-"""A row is named if it differs from the prior's prediction by this many standard deviations."""
+"""Number of standard deviations from the prior's prediction from which a row is named."""
 _MOST_RATIO = 30.0
 """Largest ratio of measured and predicted time; measured clusters differ by less than 4."""
 _OUTLIER = 0.5
 """Weight below which a row is named as an outlier."""
 _TOO_MANY = 0.5
-"""From this share of outliers on, rows are fitted as if there were none: the wrong ones cannot be identified."""
+"""Fraction of outliers from which all rows are fitted alike, because the wrong rows cannot be identified."""
 
 
 class Fit(NamedTuple):
@@ -65,14 +65,14 @@ class Fit(NamedTuple):
     residuals: Floats
     """log(measured / predicted) of each row."""
     left_out: Floats
-    """The same, predicted without all rows of the same configuration."""
+    """log(measured / predicted) of each row, predicted by a fit without the rows of its configuration."""
     weights: Floats
     between: Floats
     """Half width, in logarithms, of each row's 90 % interval due to the uncertainty of the constants."""
     first: Floats
     """log(measured / predicted) by the prior."""
     surprise: Floats
-    """The same in the prior's standard deviations."""
+    """`first` in the prior's standard deviations."""
 
 
 def calibrate_rows(
@@ -167,7 +167,7 @@ def fitted(rows: Sequence[Row], before: Calibration) -> Fit:
 
 
 def _noises(rows: Sequence[Row]) -> tuple[float, float]:
-    """Return the standard deviation of rows that fits them, and the wider one beyond which a row is unusual."""
+    """Return the standard deviation of rows in the fit, and the larger one beyond which a row is unusual."""
     return fitted_noise(rows[0].software), row_noise(rows[0].software)
 
 
@@ -209,7 +209,7 @@ def _configurations(rows: Sequence[Row]) -> list[int]:
 def _left_out(
     inverse: Floats, slope: Floats, target: Floats, weights: Floats, groups: Sequence[int]
 ) -> Floats:
-    """Return log(measured / predicted) of each row by a fit without its configuration, linear around the best fit."""
+    """Return log(measured / predicted) of each row by a linearised fit without its configuration."""
     found = np.empty(len(target))
     for group in set(groups):
         mine = np.array(groups) == group

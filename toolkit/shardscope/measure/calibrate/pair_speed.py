@@ -19,7 +19,7 @@ _TIMEOUT_S = 20.0
 
 
 def receive(address: str) -> None:
-    """Answer pings, then receive until the sender closes."""
+    """Answer pings, then receive until the sender closes the connection."""
     with socket.create_server((address, 0)) as server:
         server.settimeout(_TIMEOUT_S)
         print(server.getsockname()[1], flush=True)

@@ -18,7 +18,7 @@ _VAGUE = 1.0
 _NORMAL = 3.29
 """Width of a 90 % interval of a normal distribution, in standard deviations."""
 _LEAST = 0.02
-"""Smallest standard deviation of a logarithm that an interval stands for."""
+"""Lower bound of the standard deviation of a logarithm derived from an interval."""
 _BY_BANDWIDTH = ("bandwidth", "optimizer_bandwidth", "codec_bandwidth")
 
 

@@ -20,7 +20,7 @@ model, which takes seconds for language models."""
 _SHORT = 30
 """Steps of the other probes."""
 _MOST_S = 60.0
-"""Seconds after which a probe that makes no progress is given up."""
+"""Seconds after which a probe that makes no progress is aborted."""
 _LOOK_EVERY_S = 0.1
 """Seconds between two checks of a probe; reading its events takes time on the cores that the ranks use."""
 _ALONE = (
@@ -34,12 +34,12 @@ _MORE = (
     ("gpt-nano", TEXT, "all-reduce"), ("gpt-nano", TEXT, "zero-3"), ("mlp", IMAGES, "zero-1"),
     ("mlp", IMAGES, "pipeline"), ("mlp", IMAGES, "tree"), ("cnn", IMAGES, "ring"),
 )  # fmt: skip
-"""The same for further probes over the fastest transport."""
+"""Model, data and strategy of further probes over the fastest transport."""
 _BRIEF_ALONE = (("mlp", IMAGES, 32), ("mlp", IMAGES, 512), ("gpt-nano", TEXT, 4), ("gpt-nano", TEXT, 16))
 _BRIEF = (*_STRATEGIES, ("gpt-nano", TEXT, "zero-3"), ("mlp", IMAGES, "pipeline"), ("mlp", IMAGES, "tree"))
-"""The same for a brief calibration, on one process and on several ranks."""
+"""Model, data and batch or strategy of the probes of a brief calibration, on one process and on several ranks."""
 _COMPRESSION = "topk"
-"""Compression of the last probe. It comes last because its ranks first compile loops, which takes seconds."""
+"""Compression of the last probe. This probe comes last because its ranks first compile loops, which takes seconds."""
 _BATCHES = {"mlp": 32, "cnn": 32, "gpt-nano": 4, "gpt-micro": 2, "gpt-mini": 1}
 """Samples per rank of the probes on several ranks."""
 
@@ -72,7 +72,7 @@ def host_probes(world_sizes: tuple[int, ...] = (2, 4)) -> Iterator[Probe]:
 
 
 def brief_probes(ranks: int) -> Iterator[Probe]:
-    """Yield the probes of a brief calibration: those of one process, and of one number of ranks if it is more than 1.
+    """Yield the probes of a brief calibration: those of one process and, if `ranks` is above 1, of that many ranks.
 
     Args:
         ranks: Number of ranks.
@@ -101,7 +101,7 @@ def _job(model: str, data: str, strategy: str, ranks: int, batch: int | None = N
 
 
 def _ended(run: Run, probe: Probe) -> Run:
-    """Wait until the run has ended, and stop it if it does not or the user interrupts."""
+    """Wait until the run has ended, and stop it on a timeout or when the user interrupts."""
     try:
         return run.wait(_MOST_S)
     except TimeoutError:
@@ -114,7 +114,7 @@ def _ended(run: Run, probe: Probe) -> Run:
 
 
 def run_probe(probe: Probe, cluster: EmulatedCluster | None, root: Path) -> Run:
-    """Run a probe until it has its steps, stop it, and return the run.
+    """Run a probe until it has finished its steps, stop it, and return the run.
 
     Raises:
         RunFailed: A rank failed.

@@ -1,4 +1,4 @@
-"""Robust least squares with a prior: the minimum that both fits of constants look for."""
+"""Robust least squares with a prior, the minimisation used by both fits of constants."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def minimum(
     scale: float,
     share: Floats | float = 1.0,
 ) -> Floats:
-    """Return where a Cauchy loss of residuals plus the squared distance from the prior's mean is smallest.
+    """Return the point that minimises a Cauchy loss of residuals plus the squared distance from the prior's mean.
 
     Args:
         residuals: Function that returns the residuals in standard deviations, shape `(n,)`.
         slopes: Function that returns their derivatives, shape `(n, k)`.
-        start: Where to start, shape `(k,)`; of several minima, one nearby is found.
+        start: Initial point, shape `(k,)`; if there are several minima, a nearby one is found.
         mean: Mean of the prior, shape `(k,)`.
         root: A matrix whose square, ``root.T @ root``, is the inverse of the prior's covariance.
-        scale: Residual at which a measurement counts half; infinite for squares.
+        scale: Residual at which a measurement has half the weight; infinite for ordinary least squares.
         share: Weight of each residual.
     """
     from scipy.optimize import least_squares  # takes a third of a second

@@ -48,7 +48,7 @@ class Row:
 
     @property
     def configuration(self) -> str:
-        """What identifies a configuration: model and layout, whatever the batch."""
+        """Identity of the configuration: model and layout, regardless of the batch."""
         once = {"global_batch": self.layout.data * self.layout.micro_batch}
         return f"{self.model!r} {set_fields(self.layout.model_copy(update=once))}"
 

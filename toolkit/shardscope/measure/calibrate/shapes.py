@@ -36,10 +36,10 @@ class Shaped(NamedTuple):
     factors: dict[str, float]
     residuals: Floats
     left_out: Floats
-    """Residuals with the factor that the shape's rows of other configurations have."""
+    """Residuals with factors learnt from the shape's rows of other configurations."""
 
     def helps(self, left_out: Floats) -> bool:
-        """Return whether errors of rows whose configuration was left out were larger without factors."""
+        """Return whether factors reduce the errors of rows whose configuration was left out."""
         return bool(np.abs(self.left_out).mean() < _BETTER * np.abs(left_out).mean())
 
 
@@ -50,7 +50,7 @@ def learnt(rows: Sequence[Row], known: Calibration, off: Floats, left_out: Float
         rows: Measured steps.
         known: Calibration with constants fitted to them.
         off: log(measured / predicted) of each row with this calibration.
-        left_out: The same with constants that were fitted without the row's configuration.
+        left_out: log(measured / predicted) of each row with constants fitted without its configuration.
         weights: Weight of each row.
     """
     slope = _slopes(rows, known)
@@ -82,7 +82,7 @@ def helpful(
 
 
 def with_factors(known: Calibration, factors: dict[str, float]) -> Calibration:
-    """Return a calibration whose shapes take these factors longer than before."""
+    """Return a calibration in which each shape takes longer by its factor."""
     before = known.shapes
     return known.replace(
         shapes=before | {name: before.get(name, 1.0) * factor for name, factor in factors.items()}
@@ -90,14 +90,14 @@ def with_factors(known: Calibration, factors: dict[str, float]) -> Calibration:
 
 
 def _mean(off: Floats, slope: Floats, weights: Floats, places: Sequence[int]) -> float:
-    """Return the shrunk mean, in logarithms, of what the rows say about a factor; 0 without rows."""
+    """Return the shrunk mean, in logarithms, of a factor estimated from rows; 0 without rows."""
     at = list(places)
     said = float((weights[at] * slope[at] * off[at]).sum())
     return said / (float((weights[at] * slope[at] ** 2).sum()) + (NOISE / SHAPE_SPREAD) ** 2)
 
 
 def _slopes(rows: Sequence[Row], known: Calibration) -> Floats:
-    """Return how much the logarithm of each row's predicted time grows with that of its shape's factor."""
+    """Return the derivative of each row's log predicted time with respect to the log of its shape's factor."""
     tables = RowGroups.of(rows)
     names = {shape_of(row.model, row.layout) for row in rows}
     slower = with_factors(known, dict.fromkeys(names, float(np.exp(_STEP))))

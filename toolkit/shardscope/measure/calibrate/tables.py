@@ -1,4 +1,4 @@
-"""Measured steps of a GPU cluster as users have them: CSV files, data frames, dictionaries, or logs of a trainer."""
+"""Measured steps of a GPU cluster as users provide them: CSV files, data frames, dictionaries, or logs of a trainer."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def _cluster(cells: Mapping[str, Any], given: Given, layout: Layout) -> Cluster:
 
 
 def sized(cluster: Cluster, devices: int) -> Cluster:
-    """Return as many of the cluster's nodes as have this number of devices, or a part of one node."""
+    """Return a part of the cluster with this number of devices: whole nodes, or a part of one node."""
     if cluster.num_devices == devices or cluster.groups:
         return cluster
     per_node = min(cluster.per_node, devices)

@@ -1,4 +1,4 @@
-"""How far the fitted knots may be off: bootstrap intervals, and errors of predictions for runs left out of the fit."""
+"""Uncertainty of the fitted knots: bootstrap intervals, and errors of predictions for runs left out of the fit."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Intervals(NamedTuple):
 def bootstrap(design: Design, measured: Measured, prior: Prior, x: Floats, jobs: Sequence[int]) -> Intervals:
     """Return intervals from fits to resampled jobs.
 
-    All runs of a job are drawn together, with random weights, so that both what the formulas cannot express and how
-    much runs of one job differ widen the intervals. The prior's mean is drawn anew each time, so a knot that the runs
-    do not determine keeps the width of its prior.
+    All runs of a job are drawn together, with random weights, so that errors of the formulas and differences between
+    runs of one job both widen the intervals. The prior's mean is drawn anew each time, so a knot that the runs do not
+    determine keeps the width of its prior.
 
     Args:
         design: Predicted parts as a function of the knots.

@@ -29,7 +29,7 @@ class ComparedTerm:
 
     Attributes:
         group: ``bytes`` or ``messages`` (per step, of a collective), ``memory`` (of one type) or ``time`` (of a part of
-            a step). `Comparison.per` says which kind of step.
+            a step). See `Comparison.per` for the kind of step.
         term: Name of the term, the same in the run and in its prediction. The row of the whole step is named after
             `Comparison.per`.
         unit: ``bytes``, ``messages`` or ``s``.
@@ -101,10 +101,10 @@ class Comparison(Shown):
         label: Name of the run.
         where: Machine of the prediction: ``this machine``, or the name of the cluster.
         rows: The terms that both the run and the prediction have, sorted by group.
-        notes: Sentences that say which steps and ranks the values come from, why terms are left out, and what is to be
-            known of the constants, such as that they are another machine's.
+        notes: Sentences that say which steps and ranks the values come from and why terms are left out, and caveats
+            about the constants, such as that they are from another machine.
         per: Kind of step to which bytes, messages and times apply: ``step``, or ``compressed step`` if the run's first
-            steps were sent uncompressed. Those are left out here, but not in a `Summary`.
+            steps were sent uncompressed. Uncompressed steps are left out here, but not in a `Summary`.
     """
 
     run_id: str
@@ -114,7 +114,7 @@ class Comparison(Shown):
     notes: tuple[str, ...]
     per: str = "step"
     conditions: str = ""
-    """With which constants the run was predicted at its launch, and how busy the machine was; empty if unknown."""
+    """Constants of the prediction at the run's launch, and load of the machine; empty if unknown."""
     reason: str = ""
     """Why the step took longer than predicted, as far as the run recorded it; empty if unknown."""
 
@@ -141,7 +141,7 @@ class Comparison(Shown):
         return verdict(self)
 
     def residual(self, expected: Expected = "predicted") -> Residual | None:
-        """Return what explains the difference in step time, term by term; None if the step's parts are unknown.
+        """Return the difference in step time, broken down by term; None if the step's parts are unknown.
 
         Args:
             expected: The column to explain: ``predicted`` or ``simulated``.
@@ -186,7 +186,7 @@ _HEADINGS = {
 _MANY = 10.0
 """Ratio of predicted to measured value at and above which the error is written as a multiple."""
 _ALL = -0.995
-"""Relative error below which a percentage would be -100%, so that the error is a multiple, too."""
+"""Relative error below which the error is written as a multiple, because a percentage would round to -100%."""
 _SHARE = 0.2
 """Smallest fraction of the deviation in step time for which a term is named as a cause."""
 _FEW_PERCENT = 0.095
@@ -232,7 +232,7 @@ def simulated_error_text(row: ComparedTerm) -> str:
 
 
 def _relative_text(value: float, row: ComparedTerm) -> str:
-    """Format the error of a value, relative to the row's measured one."""
+    """Format the error of a value, relative to the row's measured value."""
     if not row.measured and value:
         return "not measured" if row.group == "time" else f"+{value_text(value, row.unit)}"
     error = value / row.measured - 1 if row.measured else 0.0
@@ -293,7 +293,7 @@ def _signed(row: ComparedTerm) -> str:
 
 
 def state_of(comparison: Comparison) -> str:
-    """Return the state whose colour is the worst of what the verdict says: ``failed``, ``warning`` or ``completed``."""
+    """Return the state that colours the verdict, by its worst finding: ``failed``, ``warning`` or ``completed``."""
     if comparison.disagreeing:
         return "failed"
     return "warning" if any(row.is_inside is False for row in comparison.rows) else "completed"
@@ -314,13 +314,13 @@ def overview(comparisons: Iterable[Comparison]) -> list[list[str]]:
     """Return one row of text for each comparison, with the columns of `OVERVIEW`.
 
     After the run's name, the columns are the errors of four groups of terms, the predicted step time and its interval,
-    the measured one, and the error, marked where the measured time is outside the interval.
+    the measured step time, and the error, marked where the measured time is outside the interval.
     """
     return [_overview_row(comparison) for comparison in comparisons]
 
 
 def interval_text(comparison: Comparison) -> list[str]:
-    """Return lines with the interval of the step time, whether the measured one is inside, and the conditions."""
+    """Return lines with the interval of the step time, whether the measured time is inside, and the conditions."""
     conditions = [comparison.conditions] if comparison.conditions else []
     step = next((row for row in comparison.rows if row.interval is not None), None)
     if step is None or step.interval is None:
@@ -344,7 +344,7 @@ def _overview_row(comparison: Comparison) -> list[str]:
 def _step_cells(step: ComparedTerm, per: str) -> tuple[str, str, str, str]:
     """Return the predicted time of a step, its interval, the measured time and the error.
 
-    Times are named if they are those of a compressed step.
+    Times of a compressed step are labelled as such.
     """
     named = "" if per == "step" else f" a {per}"
     return (
@@ -367,7 +367,7 @@ def _worst(rows: Sequence[ComparedTerm]) -> str:
 
 
 def _headers(comparison: Comparison) -> tuple[str, ...]:
-    """Return the names of the columns of a table: the values, and the error of each but the measured ones."""
+    """Return the names of the columns of a table: the values, and the error of each value except the measured one."""
     names = tuple("predicted now" if name == "now" else name for name in comparison.columns)
     return (*names, "error", "simulated error") if "simulated" in names else (*names, "error")
 

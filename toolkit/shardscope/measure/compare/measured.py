@@ -21,7 +21,7 @@ Steps = Mapping[int, Sequence[Event]]
 Ints = npt.NDArray[np.int64]
 COMMUNICATION, IDLE = "communication", "idle"
 REST = "rest"
-"""Term for the remainder: the other terms are medians on one rank, but the step time is that of the slowest rank."""
+"""Term for the step time of the slowest rank minus the sum of the other terms, which are medians on one rank."""
 ALL_WORKERS = "all workers"
 PARTS = ("data", "forward", "backward", "optimizer", "codec", COMMUNICATION, IDLE)
 """Parts of a step, in the order of tables."""
@@ -138,7 +138,7 @@ def _with_gradients(steps: Steps) -> list[dict[int, Event]]:
 def all_workers_s(steps: Steps, period: int = 1) -> float | None:
     """Return the time in which asynchronous workers together compute as many gradients as a step has, in seconds.
 
-    The mean over the steps after the warm-up, as in `Summary`; None until a period has ended.
+    This is the mean over the steps after the warm-up, as in `Summary`; None until a period has ended.
 
     Args:
         steps: The finished steps.

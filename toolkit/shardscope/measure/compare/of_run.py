@@ -58,18 +58,18 @@ def compare(
     Bytes and messages are means over the newest steps after the warm-up, and each of these steps is predicted
     separately. Memory is from the newest step that measured memory by type. Times are medians. If the first steps were
     uncompressed, bytes, messages and times cover compressed steps only, and are labelled so (`Comparison.per`). A run
-    that has not ended is compared up to its newest step, and one that was resized from its last resize on. For a
-    training loop that `ss.observe` recorded, only bytes and model states are compared. A step is also simulated, where
-    `ss.simulate` can simulate the job.
+    that has not ended is compared up to its newest step, and a resized run from its last resize on. For a training loop
+    that `ss.observe` recorded, only bytes and model states are compared. A step is also simulated, where `ss.simulate`
+    can simulate the job.
 
     Args:
         run: A run with at least one finished step, or its name or path.
-        cluster: The cluster on which the job ran, one device per rank; None for the emulated cluster that it was
-            launched on, or this machine. The rates of this
-            machine's GPUs are unknown, so step times of a run on its GPUs are left out.
+        cluster: The cluster on which the job ran, one device per rank; None to use the emulated cluster that it was
+            launched on or, without one, this machine. The rates of this machine's GPUs are unknown, so step times of a
+            run on its GPUs are left out.
         calibration: The constants to predict with, as for `predict`; None for the constants at the launch, stored in
             the run directory. If this machine has been calibrated since, times with the newer constants are added.
-        prediction: A prediction of the run's job, made before; None predicts the job.
+        prediction: Existing prediction of the run's job; None to predict the job now.
         root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
 
     Raises:
@@ -101,7 +101,7 @@ def _finished(run: Run, events: Sequence[Event]) -> Steps:
     """Return the steps that all ranks have finished.
 
     Raises:
-        RunUnreadable: There are none.
+        RunUnreadable: No step has been finished by all ranks.
     """
     steps = finished_steps(events, run.job.world_size)
     if not steps:
@@ -128,7 +128,7 @@ def _compared(
         run: The run.
         events: Its events.
         prediction: The prediction.
-        launched: What was predicted at the launch of the run, if `prediction` is this one.
+        launched: Record of the prediction at the launch of the run, if `prediction` is that one.
         newer: A prediction with newer constants, to show in addition.
     """
     job, steps = run.resized_job, _finished(run, events)
@@ -193,7 +193,7 @@ def _predicted(
 
 
 def _where_it_ran(prediction: JobPrediction, events: Sequence[Event]) -> JobPrediction:
-    """Return the prediction for the device, backend and transport of the run, which may differ in a run started now."""
+    """Return the prediction for the run's own device, backend and transport; a run started now may use others."""
     start = next((event for event in events if event["event"] == "start" and "device" in event), None)
     if start is None:
         return prediction
@@ -213,7 +213,7 @@ def comparison_or_reason(run: Run, prediction: JobPrediction | None = None) -> C
 
     Args:
         run: The run.
-        prediction: A prediction of its job; None predicts the job where it ran, with the constants of its launch.
+        prediction: A prediction of its job; None to predict the job where it ran, with the constants of its launch.
     """
     try:
         if isinstance(run.job, ObservedJob):
@@ -230,7 +230,7 @@ def comparison_or_reason(run: Run, prediction: JobPrediction | None = None) -> C
 
 
 _SAME = 1e-3
-"""Relative difference up to which a step time that is predicted again is the recorded one."""
+"""Largest relative difference at which a step time predicted again counts as the recorded one."""
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ class Launched:
 
     @property
     def conditions(self) -> str:
-        """With which constants the run was predicted, and how busy the machine was; empty without a prediction."""
+        """Constants with which the run was predicted, and load of the machine; empty without a prediction."""
         return "" if self.prediction is None else self.prediction.conditions(self.run.job.world_size)
 
     @property
@@ -278,8 +278,8 @@ class Launched:
 
         Args:
             times: Rows of `prediction`.
-            prediction: The prediction with the recorded constants, if there are any.
-            newer: A prediction with newer constants; None for none.
+            prediction: The prediction, with the recorded constants if any were recorded.
+            newer: A prediction with newer constants; None to add no times from it.
             steps: The finished steps of the run.
             notes: Sentences about the comparison.
             per: Name of the whole step's row.
@@ -296,11 +296,11 @@ class Launched:
         return [replace(row, now=found.get(row.term)) for row in rows]
 
     def _recorded(self, row: ComparedTerm, again_s: float | None, notes: list[str]) -> ComparedTerm:
-        """Return the row of the whole step with the recorded time, unless the row is of other steps than that.
+        """Return the row of the whole step with the recorded time, unless that time is for other steps.
 
         Args:
             row: The row.
-            again_s: Time of the step that was recorded, as it is predicted again; None if it is not.
+            again_s: Step time predicted again, to check the recorded one; None if it cannot be predicted.
             notes: Sentences about the comparison.
         """
         known = self.prediction

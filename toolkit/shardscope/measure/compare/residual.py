@@ -1,4 +1,4 @@
-"""What explains the difference between an expected and a measured step time: one share for each term of the step."""
+"""Breakdown of the difference between an expected and a measured step time into the terms of the step."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ class Residual(NamedTuple):
 
 
 def residual_of(comparison: Comparison, expected: Expected = "predicted") -> Residual | None:
-    """Return what explains the difference in step time; None if the step or its parts have no such value.
+    """Return the breakdown of the difference in step time; None if the step or its parts lack the expected value.
 
-    None also for asynchronous workers, whose step is not a sum of parts.
+    The result is also None for asynchronous workers, whose step is not a sum of parts.
 
     Communication is divided into its collectives if they were timed one by one.
 

@@ -1,4 +1,4 @@
-"""Rows of a comparison: bytes and messages by collective, memory by type, and step time by part; all simulated, too."""
+"""Rows of a comparison, with simulated values: bytes and messages by collective, memory by type, step time by part."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def compared_steps(prediction: JobPrediction | ObservedPrediction, steps: Steps)
 def traffic_rows(
     prediction: JobPrediction | ObservedPrediction, steps: Steps, notes: list[str]
 ) -> Iterator[ComparedTerm]:
-    """Yield the rows of all collectives, bytes first, and a total for each group; add to `notes` what is left out."""
+    """Yield the rows of all collectives, bytes first, and a total for each group; add omissions to `notes`."""
     numbers = compared_steps(prediction, steps)
     predicted = _predicted_traffic(prediction, numbers)
     if predicted is None:
@@ -272,7 +272,7 @@ def time_rows(prediction: JobPrediction, steps: Steps, notes: list[str]) -> Iter
 
 
 def with_rest(rows: Iterable[ComparedTerm], per: str) -> Iterator[ComparedTerm]:
-    """Yield the rows, and before the row of the whole step what its parts lack to add up to it, in each column."""
+    """Yield the rows, and before the row of the whole step a row for the remainder that its parts do not cover."""
     given = list(rows)
     parts = [row for row in given if row.group == "time" and row.part_of is None and row.term != per]
     for row in given:
@@ -285,7 +285,7 @@ def with_rest(rows: Iterable[ComparedTerm], per: str) -> Iterator[ComparedTerm]:
 
 
 def _remainder(name: str, step: ComparedTerm, parts: Sequence[ComparedTerm]) -> Any:
-    """Return what the parts lack in a column; None if the column is incomplete."""
+    """Return the step's value minus the sum of its parts' values in a column; None if the column is incomplete."""
     values = [getattr(row, name) for row in (step, *parts)]
     return None if None in values else round(values[0] - sum(values[1:]), 12)
 
@@ -412,7 +412,7 @@ def with_simulation(
 
 
 def simulation_of(prediction: JobPrediction, notes: list[str]) -> Simulation | None:
-    """Return a simulated step of a predicted job; None, and a sentence in `notes`, if it cannot be simulated."""
+    """Return a simulated step of a predicted job; if it cannot be simulated, return None and add a note."""
     job = prediction.job
     if job.compression.period > 1:
         notes.append("There is no simulated step: the steps of a period differ.")
@@ -452,7 +452,7 @@ def _total(group: str, rows: Iterable[ComparedTerm], found: _Values) -> dict[tup
 def _memory(
     prediction: JobPrediction, rows: Iterable[ComparedTerm], notes: list[str]
 ) -> dict[tuple[str, str], float]:
-    """Return the memory of the fullest rank in a step whose passes and messages are placed in time."""
+    """Return the peak of each type of memory on any rank, in a step whose passes and messages are scheduled."""
     if not any(row.group == "memory" for row in rows):
         return {}
     try:

@@ -71,7 +71,7 @@ class RunsComparison:
 
     @cached_property
     def setting_names(self) -> tuple[str, ...]:
-        """Names of the settings in which the runs differ, the most telling ones first."""
+        """Names of the settings in which the runs differ, the most informative settings first."""
         return differing(self.tables)
 
     @cached_property
@@ -105,7 +105,7 @@ class RunsComparison:
         return self._frame(self._results(), self.result_names)
 
     def changes(self) -> pd.DataFrame:
-        """Return each result divided by the baseline's, less 1: 0.1 means 10 % more than the baseline.
+        """Return each result divided by the baseline's, minus 1: 0.1 means 10 % more than the baseline.
 
         Raises:
             SpecError: The comparison has no baseline.

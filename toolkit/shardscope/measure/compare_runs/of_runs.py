@@ -30,7 +30,7 @@ def compare_runs(
 
     Args:
         runs: Two or more runs, or their names or paths. They may still be running.
-        baseline: One of `runs`, against which changes are given; None gives none.
+        baseline: One of `runs`, against which changes are given; None to give no changes.
         root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
 
     Raises:
@@ -69,8 +69,8 @@ def compared(
 
     Args:
         told: Id, job, summary and note of each run.
-        baseline: Index of the baseline; None for none.
-        names: Names of the runs; None names them by what differs between them.
+        baseline: Index of the baseline; None without a baseline.
+        names: Names of the runs; None to name them by the settings in which they differ.
     """
     named = run_names([job for _, job, *_ in told]) if names is None else names
     rows = [

@@ -1,4 +1,4 @@
-"""What a comparison of runs shows: sentences, and a table with a column per run; in HTML, many runs have a row each."""
+"""What a comparison of runs shows: sentences, and a table with a column per run, or in HTML a row if there are many."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIVERGED = "▲"
 """Mark of a run whose loss has diverged; a shape, so that it does not depend on colour."""
 SPEED_LABEL = "speed-up over one process"
 ADVICE = "Lower the learning rate, warm it up, or clip the gradients (clip_norm)."
-"""What to do about a run whose loss has diverged."""
+"""Advice for a run whose loss has diverged."""
 
 
 def label_of_result(name: str) -> str:
@@ -28,7 +28,7 @@ def label_of_result(name: str) -> str:
 
 
 def about_result(name: str) -> str:
-    """Return what a result is, in a few words."""
+    """Return a short description of a result."""
     if name in FIGURES:
         return FIGURES[name].about
     return (
@@ -125,7 +125,7 @@ def _baseline(comparison: RunsComparison) -> Iterator[str]:
 
 
 _MOST_COLUMNS = 8
-"""Number of runs up to which a table in HTML has a column per run; one of more runs has a row per run."""
+"""Largest number of runs for which an HTML table has a column per run; with more runs, it has a row per run."""
 
 
 def shown(comparison: RunsComparison, *, in_html: bool) -> list[Part]:
@@ -136,13 +136,13 @@ def shown(comparison: RunsComparison, *, in_html: bool) -> list[Part]:
 
 
 def _text_table(comparison: RunsComparison) -> Table:
-    """Return a table with a column per run, also of the state and the number of steps if all have the same."""
+    """Return a table with a column per run, with state and number of steps even if they are equal in all runs."""
     (_, *names), *rows = _table(comparison, [run.name for run in comparison.runs], is_whole=True)
     return Table(["", *names], rows)
 
 
 def html_table(comparison: RunsComparison, marks: Sequence[str] = ()) -> Table:
-    """Return a table with a column per run, or a row if there are many; `marks` are HTML before the runs' names."""
+    """Return a table with a column per run, or a row if there are many; `marks` is HTML to put before runs' names."""
     names = [
         Cell(run.name + " (baseline)" * (index == comparison.baseline), mark=marks[index] if marks else "")
         for index, run in enumerate(comparison.runs)

@@ -5,8 +5,8 @@ measured on this machine, by running each method's code on gradients with the mo
 have its own machine, as fast as this one when it does nothing else.
 
 If packets can be summed, packing takes equally long for any number of workers. Otherwise a worker unpacks a packet of
-each worker, which takes longer the more there are: it is timed for the fewest and the most workers, and the times in
-between lie on a straight line.
+each worker, which takes longer the more workers there are: it is timed for the fewest and the most workers, and
+interpolated linearly in between.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ USUAL = tuple(
 """Compression methods compared by default: at least one of each type."""
 WORKERS = (2, 4, 8, 16, 32, 64)
 BUSY = 1.5
-"""Variation of the packing times, median over fastest, above which the machine is too busy to trust them."""
+"""Ratio of median to fastest packing time above which the machine is too busy for reliable times."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class MethodWorth:
         exchanges: Cost of the gradient exchange in one step, for each number of workers.
         bandwidths: Break-even bandwidth in bytes per second, for each number of workers: on slower links the method is
             faster than sending uncompressed gradients. 0 if the method is never faster, infinity if it always is.
-        low_bandwidths: The same with the median packing time instead of the fastest.
+        low_bandwidths: `bandwidths` with the median packing time instead of the fastest.
         variation: Median packing time divided by the fastest, the largest over the numbers of workers.
     """
 
@@ -76,7 +76,7 @@ class Best(NamedTuple):
 
     compression: Compression
     speedup: float
-    """Of the exchange alone, over the uncompressed exchange."""
+    """Speed-up of the exchange alone over the uncompressed exchange."""
     loss: str
     """How much the loss increased with this method and the job's optimizer, in the runs that `loss_increase` names."""
 
@@ -92,7 +92,7 @@ class BreakEven:
         latency_s: Latency of one message, in seconds.
         plain: Cost of the uncompressed gradient exchange in one step, for each number of workers.
         methods: One entry per method.
-        own_workers: The job's own number of workers; the first of `workers` if these lack it.
+        own_workers: The job's own number of workers, or the first of `workers` if they do not include it.
         optimizer: Name of the job's optimizer.
     """
 

@@ -6,8 +6,8 @@ packing a small bucket then takes two to three times as long as without a wait. 
 since each bucket has a fixed cost. The times are therefore those of the real code, including error feedback, for any
 number of ranks.
 
-Other programs can only slow a step down, so the fastest step is what a repetition finds again. Jobs that are compared
-take turns, so that a busy second slows down a few steps of each job instead of all steps of one.
+Other programs can only slow a step down, so the fastest step is the most reproducible. Jobs that are compared take
+turns, so that a busy second slows down a few steps of each job instead of all steps of one.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ randomk ratio=0.1,"random-k, 10%",5.7,inf,3.9,17,32,3
 randomk,"random-k, 1%",14,inf,67,39,46,3
 randomblock,"random blocks, 1%",74,inf,61,50,84,3
 """
-"""Percent. An empty cell: the method does not support the optimizer, or the pair was not run; inf: it diverged."""
+"""Loss increase in percent; empty if the method does not support the optimizer or was not run, inf if it diverged."""
 
 
 def loss_increase() -> pd.DataFrame:

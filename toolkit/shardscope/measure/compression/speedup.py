@@ -1,6 +1,7 @@
 """Whole steps with and without compression on a link: predictions of `ss.predict`, with packing times measured here.
 
-Packing is timed on one core. Ranks that share cores pack slower, by the same factor as they compute.
+Packing is timed on one core. Ranks that share cores are assumed to be slower at packing by the same factor as at
+computing.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 MARGIN = 1.15
 """Smallest predicted speed-up that counts as a gain: smaller ones are within the error of predictions."""
 _OPEN = frozenset({"link", "steps", "name", "lr_schedule", "record"})
-"""Fields in which a probe's job may differ from the job: the time of computing does not depend on them."""
+"""Fields in which a probe's job may differ from the job, because the compute time does not depend on them."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,9 @@ class Worth(Shown):
     Attributes:
         link: Description of the link, such as ``a link of 100 Mbit/s, 1 ms``.
         steps: One entry per method, the uncompressed step first.
-        emulated: The link; None for the machine's own.
+        emulated: The emulated link; None if the prediction is for the machine's own link.
         optimizer: Name of the job's optimizer.
-        own_rate: Bytes per second that a rank can send without an emulated link; no link lets it send more.
+        own_rate: Bytes per second that a rank can send without an emulated link, an upper bound for every link.
     """
 
     link: str
@@ -124,9 +125,9 @@ class Worth(Shown):
         return replace(self, link=f"a link of {link.label}", steps=tuple(steps), emulated=link)
 
     def pays_below(self, step: PredictedStep, *, margin: float = MARGIN) -> float:
-        """Return the bandwidth in bytes per second below which a whole step is `margin` times faster than plain.
+        """Return the bandwidth in bytes per second below which a whole step is `margin` times faster than uncompressed.
 
-        It is 0 if that is so on no link, and infinite if it is so on any.
+        It is 0 if the step is not that much faster on any link, and infinite if it is on every link.
 
         Args:
             step: One of `steps`.
@@ -213,7 +214,7 @@ class Worth(Shown):
         """Return a data frame with one row per method, fastest first.
 
         Columns: method, step_s, compute_s, codec_s, communication_s, sent_bytes, speed (the speed-up over the
-        uncompressed step), loss (what the method does to it, as text), and is_harmless (whether that is within the
+        uncompressed step), loss (the method's effect on it, as text), and is_harmless (whether that is within the
         method's tolerance).
         """
         import pandas as pd
@@ -262,10 +263,11 @@ def compression_speedup(
     Args:
         job: A job with the strategy ``ring`` or ``all-reduce``. Its own compression is ignored.
         methods: One or several methods, given by name or with their settings.
-        link: The emulated link of each rank, or its name in the catalogue; None for the job's link, or for the
-            machine's own if the job has none.
-        probe: A finished, uncompressed run of the same job on any link. All steps are then predicted as much slower or
-            faster to compute as its steps were; None relies on the constants of `ss.calibrate`.
+        link: The emulated link of each rank, or its name in the catalogue; None to use the job's link or, if it has
+            none, the machine's own link.
+        probe: A finished, uncompressed run of the same job on any link. The difference between its measured and
+            predicted step time is then added to the compute time of all steps; None to rely on the constants of
+            `ss.calibrate`.
 
     Raises:
         SpecError: The job's strategy is neither ``ring`` nor ``all-reduce``, the job has only one rank, or a method is

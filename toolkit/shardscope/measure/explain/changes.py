@@ -101,7 +101,7 @@ def _larger_micro_batches(job: Job, _cores: int) -> Iterator[Change]:
 
 
 def _compressions(job: Job, _cores: int) -> Iterator[Change]:
-    """Yield compression methods with their default settings, those that send most bytes first."""
+    """Yield compression methods with their default settings, the methods that send the most bytes first."""
     if job.compression.is_on:
         return
     shape = [(1 << 16,)]
@@ -127,7 +127,7 @@ def _strategies(job: Job, _cores: int) -> Iterator[Change]:
 
 
 def _more_servers(job: Job, _cores: int) -> Iterator[Change]:
-    """Yield the same strategy with more of the ranks that send most, if it has such a setting."""
+    """Yield the same strategy with more servers, the ranks that send most, if it has such a setting."""
     if "servers" in job.strategy.settings:
         for servers in range(job.strategy.settings["servers"] + 1, job.world_size + 1):
             try:
@@ -141,7 +141,7 @@ def _fewer_ranks(job: Job, cores: int) -> Iterator[Change]:
 
 
 def _shares_by_speed(job: Job, _cores: int) -> Iterator[Change]:
-    """Yield shares of the batch by measured speed, with one pass in each step where ranks exchange in each pass."""
+    """Yield shares of the batch by measured speed, with a single pass per step if ranks exchange in each pass."""
     if job.batch.shares is None:
         micro_batch = None if job.strategy.exchanges_in_passes else job.batch.micro_batch
         yield {"batch": job.batch.replace(shares=MEASURED, micro_batch=micro_batch)}
@@ -155,4 +155,4 @@ _CHANGES: Mapping[Cause, tuple[Callable[[Job, int], Iterator[Change]], ...]] = {
     "shared cores": (_fewer_ranks, _larger_batches),
     "small operations": (_larger_micro_batches, _larger_batches),
 }
-"""Kinds of changes by cause; a later kind is tried only if no change of the earlier ones is predicted to pay."""
+"""Kinds of changes by cause; a later kind is tried only if no change of an earlier kind is predicted to pay."""

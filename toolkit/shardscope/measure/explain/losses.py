@@ -33,7 +33,7 @@ Parts = Mapping[tuple[str, str], float]
 DATA = "data"
 _PASSES = ("forward", "backward")
 _SERVES = 1.5
-"""The busiest rank is a bottleneck if it sends at least this many times the mean bytes of the others."""
+"""Ratio of the busiest rank's sent bytes to the mean of the other ranks above which it is a bottleneck."""
 _PERSISTENT = 0.5
 """Fraction of the waiting for the slowest rank that one rank must cause on average to be called a straggler."""
 
@@ -56,7 +56,7 @@ class MeasuredStep:
     Attributes:
         seconds: Time of the step on the slowest rank.
         parts: Time by part, by rank.
-        waiting: Time for which the ranks wait on average in a step for the rank that computes longest in that step.
+        waiting: Mean time over ranks spent waiting, in each step, for the rank that computes longest in that step.
         sent_bytes: Bytes that each rank sends in a step.
         roles: Role of each rank in the strategy; None if all ranks have the same role.
         shares_cores: Whether there are more ranks on this machine than cores.
@@ -105,7 +105,7 @@ def losses(step: MeasuredStep) -> list[Loss]:
 
 
 def _in_pipeline(step: MeasuredStep, waits: PipelineWaits) -> list[Loss]:
-    """Return the parts of the waiting in a pipeline: due to the schedule, due to unequal stages, and the rest."""
+    """Return the parts of the waiting in a pipeline: due to the schedule, to unequal stages, and to other causes."""
     computing = step.computing()
     slowest = max(range(len(computing)), key=lambda rank: computing[rank])
     rest: Cause = "shared cores" if step.shares_cores else "uneven steps"
@@ -119,7 +119,7 @@ def _in_pipeline(step: MeasuredStep, waits: PipelineWaits) -> list[Loss]:
 
 
 def _waiting_for_ranks(step: MeasuredStep) -> Loss | None:
-    """Return the time spent waiting for the slowest rank, which may be the same one in all steps or vary."""
+    """Return the time spent waiting for the slowest rank: a constant straggler, or a rank that varies by step."""
     computing = step.computing()
     busy = [rank for rank, own in enumerate(computing) if own > 0.05 * max(computing)]
     if len(busy) < 2:
@@ -150,7 +150,7 @@ def _communication(step: MeasuredStep) -> Loss | None:
 
 
 def _busiest(step: MeasuredStep) -> int | None:
-    """Return the rank that sends far more than the others; None if there is none."""
+    """Return the rank that sends far more than the other ranks; None if there is no such rank."""
     sent = step.sent_bytes
     if len(sent) < 2:
         return None
@@ -166,7 +166,7 @@ def _data(step: MeasuredStep) -> Loss:
 
 
 def _idle(step: MeasuredStep) -> Loss | None:
-    """Return the time for which no rank recorded anything; in a pipeline, that is waiting."""
+    """Return the time for which no rank recorded anything; None in a pipeline, where it counts as waiting."""
     if step.pipeline is not None:
         return None
     seconds = step.of(IDLE)

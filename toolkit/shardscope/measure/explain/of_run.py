@@ -140,8 +140,8 @@ def measured_step(
     Args:
         events: The run's events.
         job: The run's job.
-        prediction: Its prediction; None if there is none.
-        cores: Cores of the machine on which it ran; None for this machine's.
+        prediction: Prediction of the job; None if there is none.
+        cores: Number of cores of the machine on which it ran; None to use this machine's number.
     """
     steps, period = finished_steps(events, job.world_size), job.compression.period
     shown = with_spans(steps, period)

@@ -14,11 +14,11 @@ from shardscope.runtime.record.launch_prediction import constants_of
 
 
 class Verdict(NamedTuple):
-    """How a change turned out.
+    """Effect of a change of a job, in sentences.
 
     Attributes:
-        finding: Sentence on the largest loss before the change: its share of the time now and before. The sentence on
-            the speed if the loss cannot be compared.
+        finding: Sentence on the largest loss before the change: its share of the time now and before. If the loss
+            cannot be compared, the sentence on the speed.
         more: Sentence on the speed, measured and predicted; empty if it is the finding.
     """
 
@@ -27,7 +27,7 @@ class Verdict(NamedTuple):
 
 
 def verdict(run: Run, before: Run) -> Verdict | None:
-    """Return how a change turned out, measured and predicted; None until both runs have finished steps.
+    """Return the measured and predicted effect of a change; None until both runs have finished steps.
 
     Args:
         run: The run with the change; it may still be running.
@@ -54,7 +54,7 @@ def verdict(run: Run, before: Run) -> Verdict | None:
 
 
 def _middle_half(run: Run) -> tuple[float, float] | None:
-    """Return the quartiles of the step times in seconds, without warm-up; None if the job has unlike steps."""
+    """Return the quartiles of the step times in seconds, without warm-up; None if a job has several kinds of steps."""
     times = run.metrics()["step_time_s"].iloc[WARM_UP_STEPS:]
     if StepKinds.of(run.job).period > 1 or times.empty:
         return None

@@ -30,7 +30,7 @@ _IN_PIPELINE: dict[Cause, str] = {
 }
 """What ranks of a pipeline wait for, apart from its bubble."""
 _LEAST_REST = 0.05
-"""Waiting apart from the bubble, as a fraction, from which its cause is named."""
+"""Smallest fraction of waiting apart from the bubble for which the cause is named."""
 _SUBJECTS: dict[Cause, str] = {
     "communication": "Communication takes",
     "server": "Communication takes",
@@ -41,7 +41,7 @@ _SUBJECTS: dict[Cause, str] = {
     "data": "Reading data takes",
 }
 _MOSTLY = 0.7
-"""Fraction of a step spent on computation from which there is little to gain."""
+"""Fraction of a step spent computing above which there is little to gain."""
 _STANDS_OUT = 1.3
 """A rank is named if its time is at least this many times that of every other rank."""
 _NO_REMEDY = {
@@ -56,7 +56,7 @@ _NOTHING_PAYS = "No change of the job is predicted to make it faster."
 
 
 def nothing(share: float) -> str:
-    """Return the sentence for a run without a loss; `share` is the fraction of the step that ranks compute."""
+    """Return the sentence for a run without a loss; `share` is the fraction of the step that ranks spend computing."""
     end = ": there is little to gain" if share >= _MOSTLY else ""
     return f"{share:.0%} of the step is computation. No other cost exceeds a tenth of it{end}."
 
@@ -96,7 +96,7 @@ def _link(step: MeasuredStep, job: Job) -> str:
 def _pipeline_text(
     waits: PipelineWaits, found: Sequence[Loss], step: MeasuredStep, job: Job, cores: int
 ) -> str:
-    """Return the sentence on the waiting in a pipeline, split into its bubble and the rest."""
+    """Return the sentence on the waiting in a pipeline, split into its bubble and other waiting."""
     stages = job.world_size * getattr(job.strategy, "stages_per_rank", 1)
     whole = f"Ranks wait {waits.waiting:.0%} of the time (mean over ranks)"
     bubble = f"the bubble of {stages} stages and {_micro(job.num_micro_batches)}"
@@ -138,7 +138,7 @@ def speed_text(
     Args:
         what: The change in words.
         speed_up: Measured samples per second after the change, relative to those before.
-        predicted: The same as predicted; None if unknown.
+        predicted: Predicted value of `speed_up`; None if unknown.
         spreads: First and third quartile of the step times in seconds, before and after the change. If they overlap
             for equally many samples, the sentence calls the difference noise. None if unknown.
         more_samples: Samples of a step after the change, relative to those before.
@@ -198,7 +198,7 @@ def changed_text(then: Job, job: Job) -> str:
 
 
 def _batch_text(then: Job, job: Job) -> str:
-    """Return the change of the batch in words; empty if it is the same."""
+    """Return the change of the batch in words; empty if the batch is the same."""
     if then.batch.global_batch != job.batch.global_batch:
         return f"A global batch of {then.batch.global_batch} instead of {job.batch.global_batch}"
     if then.batch.shares != job.batch.shares:
@@ -218,6 +218,6 @@ def _micro(count: int) -> str:
 
 
 def _relative(values: Sequence[float], rank: int) -> str:
-    """Return how many times larger the value of one rank is than the mean of the others."""
+    """Return how many times larger the value of one rank is than the mean of the other ranks."""
     others = [each for place, each in enumerate(values) if place != rank]
     return f"{values[rank] / fmean(others):.2g} times" if any(others) else "many times"

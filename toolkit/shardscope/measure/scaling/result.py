@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LARGEST = 64
-"""Largest number of workers whose steps are simulated: up to it, messages are simulated one by one."""
+"""Largest number of workers whose steps are simulated, message by message."""
 
 SOURCES = ("measured", "predicted", "simulated")
-"""Where step times come from."""
+"""Sources of step times."""
 
 
 class Point(NamedTuple):
@@ -47,10 +47,10 @@ class Scaling(Shown):
 
     Attributes:
         job: The job.
-        cluster: The type of cluster; None for this machine.
+        cluster: The type of cluster; None if the job runs on this machine.
         where: Name of the cluster, with the number of nodes of `cluster`.
         points: The points, by kind of scaling and number of workers.
-        note: What else to know, in sentences; empty if nothing.
+        note: Further remarks, in sentences; empty if there are none.
     """
 
     job: Job

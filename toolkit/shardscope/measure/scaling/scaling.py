@@ -36,13 +36,13 @@ def scaling(
     """Run a job on several numbers of workers, one run after another, and predict and simulate each run beforehand.
 
     Args:
-        job: The job. Its number of workers only says for how many its batch is meant. A single worker trains with
+        job: The job. Its number of workers is only the number that its batch is meant for. A single worker trains with
             strategy ``single``.
         workers: Numbers of workers.
         kind: ``"weak"`` keeps the batch per worker, ``"strong"`` the global batch; ``"both"`` measures both.
-        cluster: An emulated cluster, whose number of nodes follows the workers; None for this machine. State its
-            `flops` if there are more workers than cores.
-        calibration: Constants for the predictions; None for those that `ss.predict` takes.
+        cluster: An emulated cluster, whose number of nodes follows the workers; None for this machine. Give its `flops`
+            if there are more workers than cores.
+        calibration: Constants for the predictions; None to use those of `ss.predict`.
         root: Folder of the runs, as for `launch`.
 
     Raises:
@@ -88,17 +88,17 @@ def extrapolate(
 
     Args:
         job: A job; or the result of `scaling`, whose job, kinds and cluster are used, and whose measurements are kept
-            unless another `cluster` is given. Where the calibration gives no interval, the largest and smallest ratio
-            of measured to predicted time do, if there are several measurements. Or a run, which stands for its job, its
-            cluster, its step time, and the `jitter` of its ranks.
-        cluster: The type of cluster, whose number of nodes follows the workers. None with a job is this machine.
+            unless another `cluster` is given. If the calibration gives no interval, the smallest and largest ratio of
+            measured to predicted time give one, if there are several measurements. Or a run, which stands for its job,
+            its cluster, its step time, and the `jitter` of its ranks.
+        cluster: The type of cluster, whose number of nodes follows the workers. None with a job to use this machine.
         workers: Numbers of workers; None for powers of two that suit the job, up to 1,024 or up to the devices that can
             be emulated.
         kind: Kind of scaling of a job, as for `scaling`.
-        calibration: Constants for the predictions; None for those that `ss.predict` takes.
-        jitter: How the computing times of ranks differ, as measured by `ss.jitter`. Ranks that meet in each step wait
-            for the slowest, and the more of them there are, the longer. None with a run measures that of its ranks;
-            otherwise it predicts steps without jitter.
+        calibration: Constants for the predictions; None to use those of `ss.predict`.
+        jitter: How the computing times of ranks differ, as measured by `ss.jitter`. Ranks that synchronise in each step
+            wait for the slowest, and wait longer the more ranks there are. None to measure the jitter of a given run's
+            ranks, or to predict without jitter if no run is given.
 
     Raises:
         SpecError: An argument is not valid, or the job does not suit a number of workers.
@@ -238,15 +238,15 @@ _PASSES = ("forward", "backward", "compute", "recomputation")
 
 
 def jitter_wait_s(found: JobPrediction, jitter: Jitter) -> float:
-    """Return the time that a predicted step lasts longer because of jitter, in seconds.
+    """Return the additional time of a predicted step due to jitter, in seconds.
 
     This is the expected computing time of the slowest rank, minus the mean. Measured jitter is relative to the
     computing time, so it also applies to other times. Ranks wait less if the gradients of the slowest ranks are dropped
     (backup workers) or if ranks synchronise every few steps (local SGD); the result is 0 if ranks never wait for each
     other.
 
-    The stated FLOP/s of an emulated cluster are without jitter. The constants of this machine and of GPUs were fitted
-    to ranks that waited as well, so for few ranks, some jitter is counted twice.
+    The given FLOP/s of an emulated cluster are without jitter. The constants of this machine and of GPUs were fitted to
+    ranks that waited as well, so for few ranks, some jitter is counted twice.
 
     Args:
         found: The prediction, without jitter.

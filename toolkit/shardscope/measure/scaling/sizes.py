@@ -33,7 +33,7 @@ def numbers_of(workers: Iterable[int]) -> tuple[int, ...]:
     """Return the numbers of workers in ascending order.
 
     Raises:
-        SpecError: There are none, or one is not a whole number of at least 1.
+        SpecError: The list is empty, or a value is not a whole number of at least 1.
     """
     found = tuple(workers)
     for each in found:
@@ -71,7 +71,7 @@ def _divided(batch: Batch, job: Job, workers: int) -> Batch:
 
 
 def sized_cluster(cluster: AnyCluster, workers: int) -> AnyCluster:
-    """Return the cluster with as many devices as there are workers; fewer than a node has are on one node.
+    """Return the cluster with one device per worker; on a single node if they fit on one.
 
     Nodes of an emulated cluster that differ are repeated in their order; its racks become one.
 

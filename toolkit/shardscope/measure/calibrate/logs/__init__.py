@@ -27,7 +27,7 @@ def row_of_log(text: str, name: str, given: Transformer | None = None) -> Mappin
     Args:
         text: The log.
         name: Name of the log, for messages and as the row's label.
-        given: The model that the log is said to be of, if any.
+        given: Model that the user gives for the log, if any.
 
     Raises:
         DataError: The log has no steps of Megatron or torchtitan, too few, or those of several runs.

@@ -3,17 +3,18 @@
 `megatron_arguments.json` classifies the arguments of Megatron-LM's parser from v1.0 to August 2026 (core 0.19 and its
 main and dev branches) and of both Megatron-DeepSpeeds:
 
-- ``read``: its value is part of the row.
+- ``read``: the argument's value is part of the row.
 - ``refused_if_set``: changes what is computed, sent or stored in a way that no row can express, unless it is None,
   False, 0 or empty.
-- ``refused_unless``: the same with other neutral values.
+- ``refused_unless``: like ``refused_if_set``, but with other neutral values.
 - ``only_with``: has no effect unless the argument that it is listed under is set.
 - ``measured``: chooses a kernel, an overlap or a check, whose effect is part of what calibrations measure.
 - ``refused_of_deepspeed``: the same as ``refused_if_set`` for entries of DeepSpeed's own configuration.
-- ``irrelevant``: changes neither time nor memory. Names with ``*`` are families, for what is not listed by name.
+- ``irrelevant``: changes neither time nor memory. Names with ``*`` are families of arguments that are not listed by
+  name.
 
 Forks and users add arguments of their own. Those that are set and have one of ``words_of_unknown`` in their names are
-refused as well; others, such as names of data sets, are ignored.
+refused as well; other unknown arguments, such as names of data sets, are ignored.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _KINDS = ("read", "refused_if_set", "refused_unless", "measured", "irrelevant")
 _SAME = ("read", "refused_if_set", "refused_unless", "measured", "unknown")
 """Classes of arguments that must be equal in all starts of one job."""
 _MAY_DIFFER = ("num_workers", "profile*", "record_*", "timing_log_*", "log_*")
-"""Arguments that may differ, because people change them to inspect a job when they restart it."""
+"""Arguments that may differ between starts, because people change them to inspect a restarted job."""
 
 
 @cache

@@ -29,7 +29,7 @@ _DEVICES = {None, "none", "cpu"}
 
 
 def is_used(arguments: Arguments) -> bool:
-    """Return whether DeepSpeed trains: its flag is on, or there is no flag but a ZeRO stage, which only its forks have.
+    """Return whether DeepSpeed runs the training: its flag is on or, as in its forks, only a ZeRO stage is set.
 
     Raises:
         SpecError: DeepSpeed is off, but something is offloaded.
@@ -44,7 +44,7 @@ def is_used(arguments: Arguments) -> bool:
 
 
 def settings(arguments: Arguments, lines: Sequence[Line]) -> dict[str, Any]:
-    """Return ZeRO's stage, and what is offloaded to host memory.
+    """Return the ZeRO stage, and what is offloaded to host memory.
 
     Raises:
         SpecError: The stage is unknown, DeepSpeed's own configuration contradicts the arguments, or a layout cannot

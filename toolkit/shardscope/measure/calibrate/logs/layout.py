@@ -32,7 +32,7 @@ def layout_of(arguments: Arguments, name: str) -> dict[str, Any]:
     """Return the columns of a layout.
 
     Args:
-        arguments: Megatron's arguments, which state at least the model's sizes and the batches.
+        arguments: Megatron's arguments, with at least the model's sizes and the batches.
         name: Name of the log, for messages.
 
     Raises:
@@ -60,7 +60,7 @@ def layout_of(arguments: Arguments, name: str) -> dict[str, Any]:
 
 
 def _count(arguments: Arguments, key: str, name: str, *, default: int = 0) -> int:
-    """Return an argument that is a positive integer, or `default` if the log does not state it; 0 if it is off."""
+    """Return an argument that is a positive integer, or `default` if the log does not contain it; 0 if it is off."""
     value = arguments.get(key, str(default))
     if not is_count(value) or int(value) < 1:
         raise SpecError(
@@ -114,7 +114,7 @@ def _stated_stages(arguments: Arguments, stages: int) -> int:
 
 
 def _check_stages(arguments: Arguments, layers: int, stages: int) -> None:
-    """Reject end stages unless they have as many layers as the other stages, or both one less, as in a layout."""
+    """Reject end stages unless they have as many layers as the other stages, or both one layer less, as in a layout."""
     if stages == 1:
         return
     _check_embeddings(arguments)
@@ -157,7 +157,7 @@ def _check_experts(arguments: Arguments, tensor: int) -> None:
 
 
 def _sharding(arguments: Arguments, ranks: int) -> dict[str, int]:
-    """Return ZeRO's stage, and the number of ranks over which it shards if this is not all ranks."""
+    """Return the ZeRO stage, and the number of ranks over which it shards if this is not all ranks."""
     zero = _zero(arguments)
     instances = arguments.get("num_distributed_optimizer_instances", "1")
     if zero == 0 or instances in {"1", "None"}:
@@ -237,7 +237,7 @@ def _recompute(arguments: Arguments, layers: int) -> dict[str, Any]:
 
 
 def _granularity(arguments: Arguments) -> str:
-    """Return ``none``, ``selective`` or ``full``; before 2022, only the last existed, under other names."""
+    """Return ``none``, ``selective`` or ``full``; before 2022, only ``full`` existed, under other names."""
     stated = arguments.get("recompute_granularity", "None")
     if stated not in {"None", "selective", "full"}:
         raise SpecError(f"recompute_granularity={stated} is not known; selective and full are")
@@ -267,7 +267,7 @@ def _has_fused_attention(arguments: Arguments) -> bool:
 
 
 def _optimizer(arguments: Arguments) -> dict[str, str]:
-    """Return the update rule unless it is AdamW, and where its states are unless they are on the device."""
+    """Return the optimizer, unless it is AdamW, and the location of its states, unless they are on the device."""
     stated = arguments.get("optimizer", "adam")
     if stated not in _OPTIMIZERS:
         raise SpecError(

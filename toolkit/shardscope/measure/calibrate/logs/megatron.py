@@ -105,7 +105,7 @@ def _steps(lines: Sequence[Line]) -> list[Step]:
 
 
 def _time(steps: Sequence[Step], batch: int | None, name: str) -> float:
-    """Return the typical time, in milliseconds, of steps with the batch that the arguments state."""
+    """Return the typical time, in milliseconds, of steps with the batch given by the arguments."""
     sessions = sessions_of(steps)
     for one, other in pairwise(sessions):
         if (one[0].rank, one[0].start) == (other[0].rank, other[0].start):

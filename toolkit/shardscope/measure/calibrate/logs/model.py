@@ -10,7 +10,7 @@ from shardscope.measure.calibrate.logs.arguments import Arguments, count, flag, 
 from shardscope.spec.model import Transformer
 
 _WINDOW = re.compile(r"[(\[]?(-1|[0-9]{1,12}), ?(?:-1|[0-9]{1,12})[)\]]?")
-"""Number of tokens before and after a token to which the token attends; -1 for all. A causal mask hides later ones."""
+"""Number of tokens before and after a token to which it attends; -1 for all. A causal mask hides later tokens."""
 _POSITIONS: dict[str, Literal["learned", "rotary", "alibi", "none"]] = {
     "learned_absolute": "learned",
     "absolute": "learned",
@@ -28,13 +28,13 @@ _SHARED = "moe_shared_expert_intermediate_size"
 _PATTERN = re.compile(r"\[([01](?:, ?[01]){0,9999})\](?: ?\* ?([0-9]{1,4}))?")
 """One part of a pattern of layers with and without experts."""
 _SINKS = {"vanilla": False, "None": False, "learnable": True}
-"""Whether each head has a learned score, by `softmax_type`."""
+"""Whether each head has a learned attention-sink score, by `softmax_type`."""
 
 
 def model_of(arguments: Arguments) -> dict[str, Any]:
-    """Return the model; None if the arguments do not describe it.
+    """Return the fields of the model; empty if the arguments do not describe it.
 
-    They do not for a mixture of experts, an unknown vocabulary, and an irregular order of layers with windows.
+    They never describe a mixture of experts, an unknown vocabulary, or an irregular order of layers with windows.
 
     Raises:
         SpecError: The model has a part that no `Transformer` has.
@@ -121,7 +121,7 @@ def _sizes(arguments: Arguments, given: Transformer) -> dict[str, int]:
 
 
 def _sizes_of_experts(arguments: Arguments, given: Transformer) -> dict[str, int]:
-    """Return the values that the mixture implies; experts are as wide as dense layers unless arguments differ."""
+    """Return the values that the mixture implies; experts are as wide as dense layers unless arguments set a width."""
     mixture = given.mixture
     if mixture is None:
         return {}
@@ -143,7 +143,7 @@ def _agrees(arguments: Arguments, said: str, known: int) -> bool:
 
 
 def _check_order(arguments: Arguments, name: str, given: Transformer) -> None:
-    """Reject experts unless all layers after the first few have them."""
+    """Reject a mixture unless all layers after the first few have experts."""
     stated = arguments.get("moe_layer_freq", "None")
     if given.mixture is None or stated == "None":
         return
@@ -199,7 +199,7 @@ def _check_latent(arguments: Arguments, name: str, given: Transformer | None) ->
 
 
 def _is_mixture(arguments: Arguments) -> bool:
-    """Return whether layers have experts; DeepSpeed's list of one number of experts for each layer is [1] for none."""
+    """Return whether layers have experts; DeepSpeed's list of the number of experts by layer is [1] without experts."""
     stated = arguments.get("num_experts", "None")
     if stated in {"None", "[1]", "1", "0"}:
         return False

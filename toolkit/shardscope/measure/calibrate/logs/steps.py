@@ -24,9 +24,9 @@ class Step(NamedTuple):
     value: float
     rank: str = ""
     start: int = 0
-    """How many starts of the job the log has announced before."""
+    """Number of starts of the job reported earlier in the log."""
     batch: int | None = None
-    """Sequences in the step, if the line says so."""
+    """Number of sequences in the step, if the line contains it."""
 
 
 def sessions_of(steps: Sequence[Step]) -> list[list[Step]]:

@@ -1,4 +1,4 @@
-"""A row of a log of torchtitan: its typical throughput, and the batch where the log states it."""
+"""A row of a log of torchtitan: its typical throughput, and the batch if the log contains it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def row(lines: Sequence[Line], name: str, given: Transformer | None) -> dict[str
 
 
 class _Start(NamedTuple):
-    """A start that a rank has announced."""
+    """A start of training that a rank has reported."""
 
     place: int = 0
     number: int = 0
@@ -90,7 +90,7 @@ def _is_of_training(text: str, place: int) -> bool:
 
 
 def _next(now: _Start, number: int) -> _Start:
-    """Return the start that an announcement belongs to: the current one, announced by another rank, or a new one."""
+    """Return the start that a line reports: the current start, if another rank reported it first, or a new start."""
     is_same = number == now.number and (number == 1 or not now.has_run)
     return now if is_same else _Start(now.place + 1, number)
 
