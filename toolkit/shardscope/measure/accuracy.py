@@ -71,11 +71,7 @@ class Accuracy(Shown):
 
     @property
     def coverage(self) -> float | None:
-<<<<<<< ours
         """Fraction of the measured times within their 90 % prediction intervals; None if there are no intervals."""
-=======
-        """Fraction of the measured times within their predicted 90 % intervals; None if there are no intervals."""
->>>>>>> theirs
         return _coverage(self.runs)
 
     def frame(self) -> pd.DataFrame:

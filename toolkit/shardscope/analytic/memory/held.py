@@ -292,12 +292,7 @@ class RankStates(NamedTuple):
         return self._replace(parameters=parameters, gradients=gradients, optimizer=optimizer, buffers=buffers)
 
     def with_work_buffers(self, step: JobStep, buffer_bytes: Callable[[], int | Ints | None]) -> RankStates:
-<<<<<<< ours
         """Return a copy whose work buffers have the size that `buffer_bytes` returns: bytes, by rank or for all.
-=======
-        """Return a copy whose work buffers have the bytes that `buffer_bytes` returns: one number per rank, or one for
-        all.
->>>>>>> theirs
 
         The copy is unchanged if `buffer_bytes` returns None, or if the ranks compute on GPUs.
         """
