@@ -19,8 +19,8 @@
 # [Index](00-index.ipynb) · next: [Architectures →](02-architectures.ipynb)
 # · [with its figures, on the web](https://shardscope.github.io/shardscope/notebooks/01-tour.html)
 #
-# What happens when several processes train one model? This is one step of such a training, recorded on four ranks:
-# each computes gradients, and a ring sums them chunk by chunk.
+# What happens when several processes train one model? This is one step of such a training, recorded as it ran:
+# each rank computes gradients, and a ring sums them chunk by chunk.
 #
 # ![One recorded step: chunks of gradients travel round a ring of four ranks and are summed](images/watch-one-step.svg)
 #

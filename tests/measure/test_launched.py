@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shardscope.measure.compare.view import state_of
 from torch import nn
 
 import shardscope as ss
@@ -18,7 +17,7 @@ from shardscope.calibration.host_calibration import HostCalibration, HostMachine
 from shardscope.calibration.this_machine import CoreSpeed, core_speed
 from shardscope.cli import main
 from shardscope.machine import Place
-from shardscope.measure.compare.comparison import Comparison
+from shardscope.measure.compare.comparison import Comparison, state_of
 from shardscope.measure.compare.of_run import comparison_or_reason
 from shardscope.prediction import rates
 from shardscope.runtime.launcher.preflight import preflight_of
