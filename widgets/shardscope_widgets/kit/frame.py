@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from importlib.resources import files
+from math import isclose
+from typing import Any
 
 import anywidget
 import traitlets as t
@@ -47,7 +49,7 @@ class Frame(anywidget.AnyWidget):
 
         def tell(_change: object = None) -> None:
             values = {name: getattr(panel, name) for name in ordered}
-            changed = {name for name, value in values.items() if value != panel.trait_defaults(name)}
+            changed = {name for name, value in values.items() if _differs(value, panel.trait_defaults(name))}
             changed |= set(together) if changed & set(together) else set()
             settings = {name: value for name, value in values.items() if name in changed}
             name = type(panel).__name__
@@ -59,6 +61,13 @@ class Frame(anywidget.AnyWidget):
 
         panel.observe(tell, list(names))
         tell()
+
+
+def _differs(value: Any, default: Any) -> bool:
+    """Return whether a setting differs from its default by more than the rounding of a logarithmic slider."""
+    if isinstance(value, float) and isinstance(default, float):
+        return not isclose(value, default)
+    return bool(value != default)
 
 
 def fallback_html(inner: str) -> str:
