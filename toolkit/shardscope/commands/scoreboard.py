@@ -85,7 +85,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
 
 def shipped_scores() -> dict[str, Any]:
-    """Return the scores of published step times and memory, as computed by `tests/published/shipped.py`."""
+    """Return the scores of predictions of published step times and memory, from `tests/published/shipped.py`."""
 
     def defined(found: dict[str, Any]) -> dict[str, Any]:
         return {name: nan if value is None else value for name, value in found.items()}

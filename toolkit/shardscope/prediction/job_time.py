@@ -364,7 +364,7 @@ def _shipped_ends() -> tuple[float, float]:
 
 
 def _chained_s(prediction: JobPrediction, step_s: float) -> float:
-    """Return the part of the step time, in seconds, in which links wait because uneven chunks wait for each other."""
+    """Return the seconds of a step in which links are idle because chunks of unequal size end at different times."""
     traffic = prediction.traffic or {}
     if not any(sent.is_uneven for sent in traffic.values()):
         return 0.0

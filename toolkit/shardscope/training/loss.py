@@ -159,13 +159,13 @@ def may_lack_targets(target: Any) -> bool:
 
 
 def zero_of(output: Any, index: int) -> Tensor:
-    """Return a loss of zero for an output without a target that counts; all gradients through it are zero.
+    """Return a loss of zero for an output whose targets are all ignored; all gradients through it are zero.
 
-    A mean over no targets is NaN, in its gradients too. Every tensor of the output contributes, because collectives in
-    a backward pass need a gradient of the same parameters on every rank.
+    The mean over no targets is NaN, and so are its gradients. Every tensor of the output contributes, as collectives
+    in the backward pass need gradients of the same parameters on every rank.
 
     Raises:
-        DataError: No tensor of the output except its loss requires grad; `index` is the micro-batch's, from 0.
+        DataError: No tensor of the output except its loss requires grad; `index` is the micro-batch index, from 0.
     """
     own = own_loss(output)
     parts = [part for part in tensors_in(output) if part is not own and part.requires_grad]

@@ -64,7 +64,7 @@ def lr_range_info(test: LrRange) -> LrRangeInfo:
 
 
 def lr_range_text(info: LrRangeInfo) -> str:
-    """Return sentences with the suggested learning rates, and on whether the loss diverged."""
+    """Return sentences that state the suggested learning rates and whether the loss diverged."""
     steepest, lowest, tenth = (f"{mark.lr:.2g}" for mark in info.marks)
     end = f"The loss has not diverged at {info.lr[-1]:.2g}, so higher rates may work too"
     if info.exploded:

@@ -228,7 +228,7 @@ def _shape(model: Transformer, layouts: Layouts) -> Shape:
 
 
 def _working(model: Transformer, layouts: Layouts, shape: Shape, recipe: ElementBytes) -> Floats:
-    """Return the temporary bytes in the backward pass of a layer without experts."""
+    """Return the bytes of temporary buffers in the backward pass of a dense layer."""
     layer = saved.in_a_layer(model, recipe, tokens=shape.tokens, tensor=shape.tensor, divided=shape.divided)
     if layouts.flash_attention:
         return layer

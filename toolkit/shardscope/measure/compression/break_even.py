@@ -4,9 +4,9 @@ Gradients are divided into the job's buckets. The number of bytes comes from for
 measured on this machine, by running each method's code on gradients with the model's shapes. Each worker is assumed to
 have its own machine, as fast as this one when it does nothing else.
 
-If packets can be summed, packing takes equally long for any number of workers. Otherwise a worker unpacks a packet of
-each worker, which takes longer the more workers there are: it is timed for the fewest and the most workers, and
-interpolated linearly in between.
+If compressed gradients can be summed, packing and unpacking take the same time for any number of workers. Otherwise,
+each worker unpacks one packet from every worker, which takes longer with more workers: it is timed for the fewest and
+the most workers, and interpolated linearly in between.
 """
 
 from __future__ import annotations

@@ -325,7 +325,7 @@ class RunDir:
 
     @property
     def decision(self) -> Path:
-        """File with the last evaluation step past which ranks may continue; rank 0 writes it after each wait."""
+        """File with the last evaluation after which ranks may continue; rank 0 writes it once it is approved."""
         return self.path / "control" / "decision"
 
     def request_stop(self, grace_s: float) -> None:

@@ -39,7 +39,7 @@ def state_dict_of(run: Run, step: int | None) -> dict[str, Any]:
 
 
 def _saved(run: Run, step: int | None) -> Path:
-    """Return the file that now has the weights of a run after `step`: a checkpoint, or its file of parameters."""
+    """Return the file that currently holds a run's weights after `step`: a checkpoint, or a file of parameters."""
     from shardscope.training.checkpoint.folders import complete_checkpoints, step_of
 
     saved = {step_of(path): path for path in complete_checkpoints(run.path / "checkpoints")}

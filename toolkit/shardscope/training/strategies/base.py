@@ -176,7 +176,7 @@ class RankStrategy(ABC):
 
     @property
     def part_number(self) -> int:
-        """Number of the part of the parameters that this rank updates; ranks with the same part take the same steps."""
+        """Index of the parameter shard that this rank updates; ranks with the same shard apply the same updates."""
         return 0
 
     def build_optimizer(self) -> torch.optim.Optimizer:

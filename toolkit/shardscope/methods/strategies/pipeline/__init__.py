@@ -347,7 +347,7 @@ class Pipeline(Strategy):
         ]
 
     def plan(self, step: JobStep) -> StepPlan | None:
-        """Return the schedule with the messages between stages, followed by the sums of tied gradients and norms."""
+        """Return the schedule with the messages between stages; all-reduces of tied gradients and of norms follow."""
         from shardscope.analytic.communication.plan import (
             Exchange,
             Flow,
