@@ -169,7 +169,7 @@ class TestProgress:
         progress.draw()
         written = progress._stream.getvalue()
         assert "trial 0  complete  loss 0.5  seconds 2 s  bytes 1.5 kB  optimizer.lr=" in written
-        assert written.endswith("\r\x1b[K██████░░░░░░░░░░░░░░░░░░ 1/4 trials  up to 3 min left")
+        assert written.endswith("\r\x1b[K██████░░░░░░░░░░░░░░░░░░ 1/4 trials  about 3 min left")
         progress.close()
         assert progress._stream.getvalue().count("trial 0  complete") == 1
 

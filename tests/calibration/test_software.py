@@ -193,12 +193,17 @@ def test_a_plan_says_what_the_software_does_not_ship_and_what_that_would_save() 
         everything
     )
     assert f"does not ship {missing}; name the axis in fix" in limited.why(limited.beyond.layout)
+    by_alias = ss.plan("gpt3-175b", cluster, global_batch=128, software="megatron", fix={"pipeline": 8})
+    assert by_alias.beyond == limited.beyond
     asked = ss.plan(
         "gpt3-175b", cluster, global_batch=128, software="megatron-core",
         fix={"pipeline": 8, "schedule": limited.beyond.layout.schedule},
     )  # fmt: skip
     assert asked.best.layout.schedule == limited.beyond.layout.schedule
     assert asked.why(asked.best.layout) == "it is plan 1 of the table"
+    assert limited.limits is not None
+    everywhere = SearchAxes(**dict(limited.limits.wider))
+    assert ss.plan("gpt3-175b", cluster, global_batch=128, space=everywhere).limits is None
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,15 @@ def test_the_code_follows_the_controls():
     assert frame_of(panel).settings == {"stages": 6}
 
 
+def test_a_model_chosen_later_keeps_its_layout():
+    panel = MemoryCalculator()
+    panel.model = "llama-3-70b"
+    again = eval(frame_of(panel).code.split("\n")[-1], vars(shardscope_widgets))
+    assert [getattr(again, name) for name in ("data", "tensor", "pipeline")] == [
+        getattr(panel, name) for name in ("data", "tensor", "pipeline")
+    ]
+
+
 def test_a_panel_of_ones_own_objects_cannot_be_copied():
     model = ss.Model.of("gpt2-xl").replace(layers=3)
     assert frame_of(MemoryCalculator(model=model)).panel == ""

@@ -107,6 +107,20 @@ class TestPresets:
         lab.refresh()
         assert lab.run.job.strategy.name == "tree"
 
+    def test_a_second_press_starts_its_job_once_and_an_invalid_form_leaves_the_ranks_alone(
+        self, lab, monkeypatch
+    ):
+        monkeypatch.setattr("shardscope_widgets.training_lab._stage.FOLLOW_AFTER_S", 0.0)
+        press(lab, "Make the network slow")
+        press(lab, "Compress on the slow network")
+        second, shown = lab.run, lab.shown
+        lab.refresh()
+        assert (lab.run, lab.shown, len(shown)) == (second, shown, 2)
+        lab.strategy = "tree"
+        lab.global_batch = 7  # four ranks cannot share it equally
+        lab.refresh()
+        assert lab.run is second
+
     def test_a_press_ticks_its_own_run_and_the_one_to_compare_it_with(self, lab):
         for title in ("Watch a ring", "Make the network slow", "Compress on the slow network"):
             press(lab, title)

@@ -324,12 +324,12 @@ def test_a_study_says_before_it_starts_how_long_it_takes(make_tuning_lab):
 
 def test_a_running_study_has_a_bar_and_the_time_left():
     ended = [TrialInfo(number, "complete", (), {}, (), steps=6, done=6) for number in range(2)]
-    text = status_text("first", ended, 8, "running", left="up to 3 min left")
-    assert text.startswith("Study first is running: 2 of 8 trials, up to 3 min left; 2 complete")
+    text = status_text("first", ended, 8, "running", left="3 min left")
+    assert text.startswith("Study first is running: 2 of 8 trials, about 3 min left; 2 complete")
     pace = Pace(1)
     assert pace.left_text(1, 8) == ""
     pace._began -= 10
-    assert pace.left_text(3, 8) == "up to 25 s left"
+    assert pace.left_text(3, 8) == "25 s left"
     assert pace.left_text(8, 8) == ""
 
 

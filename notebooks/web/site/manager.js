@@ -46,6 +46,11 @@ export class Manager {
     }
   }
 
+  /** The worker has opened the panel of these recorded messages; what it sends from now on is new. */
+  forget(messages) {
+    messages.forEach((text) => this.recorded.delete(text));
+  }
+
   /** Handle a message of the worker. Messages are handled one after another, in the order in which they were sent. */
   take({ comm: text, buffers }) {
     if (this.recorded.delete(text)) return; // the page has handled it already

@@ -17,6 +17,7 @@ const about = fetch("./about.json").then((answer) => answer.json());
 const find = (selector) => document.querySelector(selector);
 const places = new Map(); // by panel: the element that shows it
 const opening = new Map(); // by name of the widget: what to call with its model
+let isReady = false; // whether Python has started
 
 function say(text, kind = "") {
   find("#status").textContent = text;
@@ -62,11 +63,13 @@ function create(worker, manager, { id, widget, title }, settings) {
     about.then(({ steps }) => showSteps(place, steps));
     return;
   }
-  const recorded = Object.keys(settings).length ? null : showRecorded(manager, widget, place, id);
+  const isUsual = !isReady && Object.keys(settings).length === 0;
+  const recorded = isUsual ? showRecorded(manager, widget, place, id).catch((error) => console.warn(error)) : null;
   opening.set(widget, async (model) => {
     const shown = await recorded;
+    manager.forget(shown?.messages ?? []);
     await manager.turn;
-    if (shown !== model || manager.isOutdated) {
+    if (shown?.model !== model || manager.isOutdated) {
       place.replaceChildren();
       await manager.show(model, place);
       performance.mark(`shown-${id}`);
@@ -77,13 +80,13 @@ function create(worker, manager, { id, widget, title }, settings) {
   worker.postMessage({ open: widget, settings });
 }
 
-/** Show a panel as it was when the page was built, until the worker has opened it; return its model's identifier. */
+/** Show a panel as it was when the page was built, until the worker has opened it; return its model and messages. */
 async function showRecorded(manager, widget, place, id) {
-  const { model, messages } = await (await fetch(`./recorded/${widget}.json`)).json();
-  manager.restore(messages);
-  await manager.show(model, place);
+  const record = await (await fetch(`./recorded/${widget}.json`)).json();
+  manager.restore(record.messages);
+  await manager.show(record.model, place);
   performance.mark(`shown-${id}`);
-  return model;
+  return record;
 }
 
 function show(worker, manager) {
@@ -92,6 +95,7 @@ function show(worker, manager) {
     link.toggleAttribute("aria-current", link.hash === `#${panel.id}`);
   }
   if (!places.has(panel.id)) create(worker, manager, panel, settings);
+  else if (Object.keys(settings).length) location.reload(); // an open panel keeps its own settings
   for (const [id, place] of places) place.hidden = id !== panel.id;
   find("#status").hidden = !panel.widget; // only widgets wait for Python
 }
@@ -115,6 +119,7 @@ async function start() {
   const hear = {
     step: ({ step }) => say(`${step} …`, "busy"),
     failed: ({ failed }) => say(failed, "failed"),
+    ready: () => { isReady = true; },
   };
   worker.onmessage = ({ data }) => Object.keys(data).forEach((kind) => hear[kind]?.(data));
   loadPlotly();

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from numbers import Integral
 from typing import Any, get_args
 
 from shardscope.calibration.host_calibration import AnyCalibration
+from shardscope.calibration.software import software_of
 from shardscope.errors import SpecError, quoted, require, unknown_name
 from shardscope.planner.asked import Asked
 from shardscope.planner.candidates import SharedSettings
@@ -112,8 +114,12 @@ def plan(
             every, name, model=asked.model, optimizers=optimizers, devices=cluster.num_devices, given=given
         )
 
-    tried = _by_software(every, software or getattr(calibration, "software", None), limited)
-    wider = every
+    named = software or getattr(calibration, "software", None)
+    tried, unlimited, wider = (
+        _by_software(every, named, limited),
+        _by_software(every, named, lambda _: every),
+        every,
+    )
     spared = tried if space is not None or "offload" in (fix or {}) else _without_offload(tried, every)
     pools, found = searched(asked, batch, [*spared.values()], recipes, top)
     fits = any(len(each.rows.body) for each in found)
@@ -122,9 +128,9 @@ def plan(
         pools, found = searched(asked, batch, [*tried.values()], recipes, top)
         fits = any(len(each.rows.body) for each in found)
     elif spared != tried:
-        wider = every.replace(offload=("none",))
+        wider, unlimited = every.replace(offload=("none",)), _without_offload(unlimited, every)
     problem = "" if fits else _nothing_fits(asked, batch, [*tried.values()], pools, found)
-    limits = None if software == ANY else SoftwareLimits(spared, wider)
+    limits = None if software == ANY or spared == unlimited else SoftwareLimits(spared, wider)
     return Plans(
         asked, batch, objective, top, tuple(pools), _rejected(pools, found), problem, limits,
         needs_offload=needs_offload and fits,
@@ -144,7 +150,7 @@ def _by_software(
     if software is None:
         parts = {name: suggested_spaces(limited(name)) for name in suggested_spaces(every)}
         return {name: part[name] for name, part in parts.items() if name in part}
-    return {software: every if software in {ANY, ""} else limited(software)}
+    return {software: every} if software in {ANY, ""} else {software_of(software).name: limited(software)}
 
 
 def _without_offload(spaces: Mapping[str, SearchAxes], every: SearchAxes) -> dict[str, SearchAxes]:
@@ -266,7 +272,7 @@ def _nothing_fits(
 
 
 def _nothing_valid(asked: Asked, pools: list[Pool]) -> str:
-    counts = pools[0].found.rejected
+    counts: Counter[str] = sum((Counter(pool.found.rejected) for pool in pools), Counter())
     reason = max(counts, key=counts.__getitem__) if counts else "devices"
     last = list(counts)[-1] if counts else reason
     others = "" if last == reason else f", and the last combinations because {REASONS[last]}"

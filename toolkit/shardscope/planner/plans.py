@@ -400,7 +400,7 @@ class Plans:
         missing = lacking(best.software, best.layout, self.asked.model)
         if self.limits is None or missing:
             return unshipped_texts(best.software, missing, is_named=self.asked.software is not None)
-        return limited_texts(best.software, self.beyond, float(self.step_time_s.min()))
+        return limited_texts([*self.limits.spaces], self.beyond, float(self.step_time_s.min()))
 
     @property
     def _work(self) -> str:

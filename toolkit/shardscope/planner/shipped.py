@@ -19,6 +19,7 @@ from shardscope.spec.divisors import divisors
 from shardscope.spec.layout import Layout
 from shardscope.spec.layout_rules import recomputes_all
 from shardscope.spec.model import Transformer
+from shardscope.spec.units import listed
 
 LEAST_SAVED = 0.01
 """Smallest saving that is mentioned, as a fraction of the step time."""
@@ -30,7 +31,9 @@ class Beyond(NamedTuple):
     layout: Layout
     step_time_s: float
     lacking: str
-    """What this layout needs that the software does not ship, in words."""
+    """What this layout needs that its software does not ship, in words."""
+    software: str
+    """The software that would run this layout."""
 
 
 class SoftwareLimits(NamedTuple):
@@ -138,17 +141,24 @@ def fastest_beyond(
     software = pool.setting.calibration.software
     if not limits.leave_out(layout, software):
         return None
-    return Beyond(layout, float(row.time_s[0]), lacking(software, layout, asked.model))
+    return Beyond(layout, float(row.time_s[0]), lacking(software, layout, asked.model), software)
 
 
-def limited_texts(software: str, beyond: Beyond | None, fastest_s: float) -> list[str]:
-    """Return sentences on what a search was limited to, and how much faster the fastest excluded layout is."""
-    label = software_of(software).label
-    texts = [f"only what {label} ships was searched"]
+def limited_texts(names: Collection[str], beyond: Beyond | None, fastest_s: float) -> list[str]:
+    """Return sentences on what a search was limited to, and how much faster the fastest excluded layout is.
+
+    Args:
+        names: Names of the software.
+        beyond: The fastest excluded layout; None if there is none.
+        fastest_s: Step time of the fastest layout found, in seconds.
+    """
+    labels = [software_of(name).label for name in names]
+    texts = [f"only what {listed(labels)} ship{'s' * (len(labels) == 1)} was searched"]
     saved = 0.0 if beyond is None else 1 - beyond.step_time_s / fastest_s
     if beyond is None or saved < LEAST_SAVED:
         return texts
-    return [*texts, f"{beyond.lacking}, which it does not ship, would take {saved:.0%} off the step"]
+    who = "it" if len(labels) == 1 else software_of(beyond.software).label
+    return [*texts, f"{beyond.lacking}, which {who} does not ship, would take {saved:.0%} off the step"]
 
 
 def unshipped_texts(software: str, missing: str, *, is_named: bool) -> list[str]:

@@ -43,8 +43,9 @@ class Budget(NamedTuple):
 
 
 def recommended(found: Plans) -> PlanRow:
-    """Return the first plan of the ranking that leaves memory for errors of the prediction; the best if none does."""
-    spare, held = found.headroom_bytes[found.order], found.memory_bytes[found.order]
+    """Return the first plan of the table that leaves memory for errors of the prediction; the best if none does."""
+    shown = found.order[: len(found)]
+    spare, held = found.headroom_bytes[shown], found.memory_bytes[shown]
     roomy = np.flatnonzero(spare >= SPARE * (spare + held))
     rank = int(roomy[0]) + 1 if len(roomy) else 1
     return found.row(int(found.order[rank - 1]), rank=rank)

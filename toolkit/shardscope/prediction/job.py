@@ -312,7 +312,9 @@ class JobPrediction(Shown, Budgeted):
         `peak_bytes`, which decides whether the job fits, also counts the batch, intermediate results and gradients of
         activations.
         """
-        return None if self.by_rank is None else float(held_at_once(self.step, self.kinds).max())
+        return (
+            None if self.by_rank is None else float(held_at_once(self.step, self.kinds, self.by_rank).max())
+        )
 
     @property
     def peak_bytes(self) -> float | None:

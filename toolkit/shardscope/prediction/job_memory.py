@@ -7,7 +7,7 @@ total memory, as the names of these terms say.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -114,16 +114,20 @@ def kinds_by_rank(step: JobStep, states: RankStates | None) -> dict[str, npt.NDA
     return {kind: np.asarray(held, dtype=float) for kind, held in known.items() if held is not None}
 
 
-def held_at_once(step: JobStep, kinds: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
+def held_at_once(
+    step: JobStep, kinds: Mapping[str, npt.NDArray[np.float64]], by_rank: Sequence[Term]
+) -> npt.NDArray[np.float64]:
     """Return the peak memory of all `kinds` together on each rank, in bytes, with shape `(world_size,)`.
 
     A run records this peak; it excludes intermediate results, gradients of activations, and the batch. A replica or
     shard holds the gradients of a step only once its activations are freed, unless gradients stay in buckets or belong
-    to an earlier micro-batch. The ranks of other strategies may hold all types at the same time.
+    to an earlier micro-batch. The ranks of other strategies may hold all types at the same time, but no more than their
+    peak with intermediate results.
 
     Args:
         step: The training step to predict.
         kinds: Peak bytes of each type of memory on each rank, as from `kinds_by_rank`.
+        by_rank: Peak memory of each rank, as from `rank_memory`.
     """
     none = np.zeros(step.world_size)
     stage = step.job.strategy.held_stage
@@ -131,7 +135,8 @@ def held_at_once(step: JobStep, kinds: Mapping[str, npt.NDArray[np.float64]]) ->
     forward = _saved_and_gathered(step, stage or 0) if (stage or 0) > 1 else kinds.get("activations", none)
     both = stage is None or step.micro_batches > 1 or keeps_gradients(stage, step.world_size)
     moving = forward + gradients if both else np.maximum(forward, gradients)
-    return moving + sum((kinds.get(kind, none) for kind in ("parameters", "optimizer", "buffers")), none)
+    held = moving + sum((kinds.get(kind, none) for kind in ("parameters", "optimizer", "buffers")), none)
+    return np.minimum(held, [term.value for term in by_rank])
 
 
 def _in_a_pipeline(step: JobStep) -> list[RankPeak] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import lcm
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardscope.analytic.compute.flops import model_flops
@@ -20,8 +21,13 @@ class AtPeak(NamedTuple):
 
 
 def at_peak(found: JobPrediction) -> AtPeak:
-    """Return the seconds at peak rates; those of a run are this prediction's, made at its launch."""
-    if not found.has_rates or found.time is None:
+    """Return the seconds at peak rates; those of a run are this prediction's, made at its launch.
+
+    They are unknown for jobs that communicate only in some steps; those of processors, also if processors differ; and
+    those of links, also if several ranks share a node, and the links of other nodes do not carry all of their messages.
+    """
+    period = lcm(found.job.compression.period, getattr(found.job.strategy, "mix_every", 1))
+    if not found.has_rates or found.time is None or period > 1:
         return AtPeak()
     rates, batch, model = found.rates, found.job.batch.global_batch, found.found.table.as_transformer
     flops = 3.0 * found.found.table.flops * batch if model is None else float(model_flops(model, batch))
@@ -30,4 +36,8 @@ def at_peak(found: JobPrediction) -> AtPeak:
         precision = IN_LAYOUTS.get(found.job.precision, "fp32")
         peak = Machine.of(found.cluster, found.calibration, precision).peak
     sent = 0.0 if found.sent_bytes is None else float(found.sent_bytes.max())
-    return AtPeak(flops / (peak * found.job.world_size), sent / rates.link if sent else None)
+    shares_nodes = found.cluster is not None and found.cluster.nodes > 1 and found.cluster.per_node > 1
+    return AtPeak(
+        None if len(set(found.step.slowness)) > 1 else flops / (peak * found.job.world_size),
+        None if shares_nodes or not sent else sent / rates.link,
+    )

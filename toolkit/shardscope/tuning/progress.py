@@ -40,12 +40,12 @@ class Pace:
         self._done, self._began = done, time.monotonic()
 
     def left_text(self, done: int, total: int) -> str:
-        """Return ``up to 3 min left`` when `done` of `total` have ended; empty if none has ended or none is left."""
+        """Return ``3 min left`` when `done` of `total` have ended; empty if none has ended or none is left."""
         ended = done - self._done
         if ended <= 0 or done >= total:
             return ""
         left_s = (time.monotonic() - self._began) / ended * (total - done)
-        return f"up to {f'{left_s / 60:.0f} min' if left_s >= 90 else f'{left_s:.0f} s'} left"
+        return f"{f'{left_s / 60:.0f} min' if left_s >= 90 else f'{left_s:.0f} s'} left"
 
 
 class StudyProgress:
@@ -93,7 +93,11 @@ class StudyProgress:
         ]
         left = self._pace.left_text(self._done, trials)
         return "  ".join(
-            [f"{bar(self._done / trials)} {self._done}/{trials} trials", *([left] if left else []), *running]
+            [
+                f"{bar(self._done / trials)} {self._done}/{trials} trials",
+                *([f"about {left}"] if left else []),
+                *running,
+            ]
         )
 
     def close(self, *, quickly: bool = False) -> None:
@@ -184,7 +188,7 @@ class SweepProgress:
         total = max(self._total, self._done + 1)
         text = f"{bar(self._done / total)} run {self._done + 1} of about {total} or fewer"
         left = self._pace.left_text(self._done, total)
-        return f"{text}, {left}" if left else text
+        return f"{text}, up to {left}" if left else text
 
     def last_line(self, elapsed_s: float, *, is_complete: bool = True) -> str:
         """Return the number and total time of the runs, and why a complete sweep needed fewer runs than planned."""

@@ -10,7 +10,7 @@ function render({ model, el }) {
     pre.setAttribute("aria-label", model.get("title"));
     button.textContent = "Copy";
   };
-  button.addEventListener("click", () => copy(pre.textContent, pre).then(
+  button.addEventListener("click", () => copy(pre.textContent).then(
     () => { button.textContent = "Copied"; },
     () => { getSelection().selectAllChildren(pre); button.textContent = "Press Ctrl+C"; },
   ));

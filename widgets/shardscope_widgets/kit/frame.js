@@ -8,7 +8,7 @@ const GONE = "jupyter-widgets-disconnected";
 const LOST = ["restarting", "autorestarting", "dead"];
 
 function render({ model, el }) {
-  el.innerHTML = '<div class="ss-title"><b role="heading" aria-level="2"></b><span></span><div hidden>'
+  el.innerHTML = '<div class="ss-title"><b role="heading" aria-level="2"></b><span></span><div hidden aria-live="polite">'
     + '<button type="button">Copy code</button><button type="button" hidden>Copy link</button></div></div>'
     + '<div class="ss-banner" role="alert" hidden></div>';
   const [title, about] = el.querySelectorAll("b, span");
@@ -22,13 +22,18 @@ function render({ model, el }) {
     share.hidden = !model.get("panel");
     link.hidden = !window.shardscopeLink; // the web page has addresses for settings
   };
-  const press = (button, text) => {
+  const offerText = (button, text) => {
     const label = button.textContent;
-    const say = (said) => { button.textContent = said; setTimeout(() => { button.textContent = label; }, 1500); };
-    copy(text, button).then(() => say("Copied"), () => say("No clipboard")); // in copy.js
+    let timer;
+    const say = (said) => {
+      clearTimeout(timer);
+      button.textContent = said;
+      timer = setTimeout(() => { button.textContent = label; }, 1500);
+    };
+    button.addEventListener("click", () => copy(text()).then(() => say("Copied"), () => say("No clipboard")));
   };
-  code.addEventListener("click", () => press(code, model.get("code")));
-  link.addEventListener("click", () => press(link, window.shardscopeLink(model.get("panel"), model.get("settings"))));
+  offerText(code, () => model.get("code")); // `copy` is in copy.js
+  offerText(link, () => window.shardscopeLink(model.get("panel"), model.get("settings")));
   model.on("change:panel", offer);
   offer();
   const banner = el.querySelector(".ss-banner");
@@ -56,7 +61,7 @@ function render({ model, el }) {
   kernel?.statusChanged?.connect(listen);
   look();
   const end = attend(el); // in access.js
-  return () => { model.off("change:about", tell); watch.disconnect(); kernel?.statusChanged?.disconnect(listen); end(); };
+  return () => { model.off("change:about", tell); model.off("change:panel", offer); watch.disconnect(); kernel?.statusChanged?.disconnect(listen); end(); };
 }
 
 export default { render };

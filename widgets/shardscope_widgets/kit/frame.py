@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from importlib.resources import files
 from math import isclose
@@ -15,10 +16,6 @@ LAB_CSS = files(__package__).joinpath("lab.css").read_text(encoding="utf-8")
 GONE = "Kernel restarted; run this cell again."
 """Text that a lab shows once its kernel has been restarted or has died. Runs end with the kernel, unless launched with
 ``detach=True``; the new lab shows all runs, and offers to resume those that have ended."""
-
-
-_PLAIN = (str, int, float, bool, list, dict)
-"""Types of settings that can be copied."""
 
 
 class Frame(anywidget.AnyWidget):
@@ -55,12 +52,20 @@ class Frame(anywidget.AnyWidget):
             name = type(panel).__name__
             arguments = ", ".join(f"{field}={value!r}" for field, value in settings.items())
             with self.hold_sync():
-                self.panel = name if all(isinstance(each, _PLAIN) for each in settings.values()) else ""
+                self.panel = name if _is_plain(settings) else ""
                 self.settings = settings if self.panel else {}
                 self.code = f"from shardscope_widgets import {name}\n\n{name}({arguments})"
 
         panel.observe(tell, list(names))
         tell()
+
+
+def _is_plain(settings: dict[str, Any]) -> bool:
+    """Return whether settings can be written as code and in an address: JSON gives them back unchanged."""
+    try:
+        return bool(json.loads(json.dumps(settings)) == settings)
+    except (TypeError, ValueError):
+        return False
 
 
 def _differs(value: Any, default: Any) -> bool:

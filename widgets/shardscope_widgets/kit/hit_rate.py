@@ -20,16 +20,19 @@ class HitRate(Background):
     def __init__(self, frame: Frame, root: str | Path | None) -> None:
         self._frame, self._root, self._about = frame, root, frame.about
         self._known: Hashable = None
+        self._read: Hashable = None
 
     def want(self, known: Hashable) -> None:
         """Read the runs again if `known`, which says which of them have ended, has changed, and return at once."""
-        if known == self._known or self._is_busy:
-            return
         self._known = known
-        self._start(self._work, name="hit-rate")
+        if known != self._read and not self._is_busy:
+            self._start(self._work, name="hit-rate")
 
     def _work(self) -> None:
         from shardscope.measure.accuracy import accuracy, inside_text
 
-        inside = inside_text(accuracy(self._root).runs)
+        inside = ""
+        while self._read != self._known:
+            self._read = self._known
+            inside = inside_text(accuracy(self._root).runs)
         self._frame.about = " · ".join(filter(None, [inside, self._about]))

@@ -101,7 +101,7 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
         right = widgets.VBox([self._problem, self._size, self.figure, self._words, self._table])
         left = _controls.panel(self.controls)
         frame = _Frame(title="Memory Calculator", about=ABOUT)
-        frame.offer_copy(self, [*MemoryChoices.class_own_traits()], together=_SIZES - {"model"})
+        frame.offer_copy(self, [*MemoryChoices.class_own_traits()], together=_SIZES)
         return frame, bar, columns(left, right)
 
     def __repr__(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -284,7 +285,9 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         found = search()
         self.screen.unshipped.description = as_in_form(_unshipped_words(found))
         if self.unshipped and found.limits is not None:
-            found = search(space=SearchAxes(**dict(found.limits.wider)))
+            wider = search(space=SearchAxes(**dict(found.limits.wider)))
+            is_offloaded = all(plan.layout.offload != "none" for plan in wider)
+            found = replace(wider, needs_offload=found.needs_offload and is_offloaded)
         self.plans = found
         self.screen.draw_search(found)
         self.screen.measured.show(self.measured, found)

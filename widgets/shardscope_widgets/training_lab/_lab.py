@@ -105,7 +105,6 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
             on_found=self._guard.callback(self._draw_step),
         )  # fmt: skip
         self._hit_rate = HitRate(self.screen.frame, root)
-        self.screen.frame.offer_copy(self, [*JobChoices.class_own_traits()])
         self.stage = Stage(self.screen)
         if chosen is not None:
             self._take_preset(chosen)
@@ -183,11 +182,11 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
             ShardscopeError: The ranks cannot be started.
         """
         chosen = preset_named(preset) if isinstance(preset, str) else preset
-        if self.screen.follow.value:
-            self._stop_run()
+        former = self.run if self.screen.follow.value else None
         self._take_preset(chosen)
         self.screen.presets.mark(chosen)
         run = self.start()
+        self._stop_run(former)
         self.screen.follow.value = True
         self._of_preset[chosen.title] = run.id
         self.shown = [*self._known([self._of_preset.get(chosen.beside, "")]), run.id]
@@ -255,10 +254,9 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
     def stop(self) -> None:
         """Stop the run in focus, as the Stop button does. Returns at once; use `wait` to wait for its end."""
         self.screen.follow.value = False
-        self._stop_run()
+        self._stop_run(self.run)
 
-    def _stop_run(self) -> None:
-        run = self.run
+    def _stop_run(self, run: Run | None) -> None:
         if run is not None:
             act = self._guard.callback(run.stop, lock=False)
             panel_thread(act, name="stop").start()
@@ -301,6 +299,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         except ShardscopeError as error:
             self.screen.say_plan(str(error), is_possible=False)
             self.screen.forecast.want(None)
+            self.stage.cancel()
             self.screen.check.disabled = not self.check.is_running
         else:
             text = f"{_words.strategy_text(self.strategy)} {_words.plan_text(job, cluster)}"
@@ -432,16 +431,17 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
             self._detailed_at, self._due = now, False
             self._draw_details()
             self.screen.draw_summary(self._shown_entries())
-        if self.stage.must_follow():
+        if self.stage.must_follow(self._book.entries.get(self.focus)):
             self._follow_form()
         self._queue.update(is_busy=self.check.is_running)
         self._hit_rate.want(tuple((run_id, entry.is_alive) for run_id, entry in self._book.entries.items()))
         self._want_advice()
 
     def _follow_form(self) -> None:
-        """Stop the run in focus, and start the job that the form describes now."""
-        self._stop_run()
+        """Start the job that the form describes now, then stop the run in focus, which goes on if that fails."""
+        former = self.run
         self.start()
+        self._stop_run(former)
 
     def _draw_step(self) -> None:
         """Play the predicted step of the form's job, or of the run in focus, above the run's measured step."""

@@ -28,6 +28,7 @@ class Stage:
         self._screen = screen
         self._recorded: dict[str, StepEvents] = {}
         self._follow_at = 0.0
+        self._followed = ""  # the run that a scheduled restart replaces
 
     def draw(self, entry: RunEntry | None, *, is_own: bool) -> None:
         """Play the predicted step, and show the measured step below it.
@@ -54,11 +55,18 @@ class Stage:
     def form_changed(self, entry: RunEntry | None, *, is_own: bool) -> None:
         """Schedule a restart of a live run with the changed job, if “Ranks follow the form” is ticked."""
         self.is_watching = False
-        is_due = self._screen.follow.value and entry is not None and entry.is_alive and not is_own
-        self._follow_at = time.monotonic() + FOLLOW_AFTER_S if is_due else 0.0
+        self.cancel()
+        if self._screen.follow.value and entry is not None and entry.is_alive and not is_own:
+            self._follow_at, self._followed = time.monotonic() + FOLLOW_AFTER_S, entry.run.id
 
-    def must_follow(self) -> bool:
-        """Return whether a scheduled restart is due; true only once for each restart."""
-        is_due = bool(self._follow_at) and time.monotonic() > self._follow_at
-        self._follow_at = 0.0 if is_due else self._follow_at
-        return is_due
+    def cancel(self) -> None:
+        """Cancel a scheduled restart."""
+        self._follow_at = 0.0
+
+    def must_follow(self, entry: RunEntry | None) -> bool:
+        """Return whether a scheduled restart of the run in focus is due; true only once for each restart."""
+        if not self._follow_at or time.monotonic() < self._follow_at:
+            return False
+        self.cancel()
+        is_same = entry is not None and entry.is_alive and entry.run.id == self._followed
+        return is_same and bool(self._screen.follow.value)

@@ -93,6 +93,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         self._trials: list[TrialInfo] = []
         self._looked_at = self._drew_run_at = 0.0
         self._duration, self._pace = TrialDuration(), Pace()
+        self._paced: StudySession | None = None
         self._is_setting_up, self._was_running = True, False
         StudyChoices.__init__(self)
         super().__init__()
@@ -426,12 +427,12 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         now = time.monotonic()
         running, before = self.is_running, self._was_running
         self._was_running = running  # read once more after the end, to catch the last changes
-        if running and not before:
-            self._pace = Pace(_words.num_ended(self._trials))
         due = running or before or now - self._looked_at > LOOK_AT_OTHERS_EVERY_S
         if self._shown is not None and due:
             self._looked_at = now
             trials = self._shown.trials(self._engine.live())
+            if running and self._paced is not session:
+                self._paced, self._pace = session, Pace(_words.num_ended(trials))
             if trials != self._trials:
                 self._trials = trials
                 self._draw()
@@ -453,6 +454,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
                 counted,
                 is_running=self.is_running,
                 trial_s=self._duration.seconds,
+                parallel=self.parallel,
             )
             why = self.session.definition.batches if self.session else None
             self.screen.say_plan(f"{text} {why}" if why else text, is_possible=True)
@@ -461,7 +463,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         self.status = _words.status_text(
             self.name, self._trials, self.trials, doing, before=self._engine.before,
             ended=self.session.driver.used_up if self.session and not running else "",
-            left=self._pace.left_text(_words.num_ended(self._trials), self.trials) if running else "",
+            left=self._time_left(running=running),
         )  # fmt: skip
         finished = "has finished" in self.status
         state = "running" if running else "completed" if finished else "stopped" if self._trials else "idle"
@@ -472,6 +474,10 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         self.screen.stop.disabled = not running or self._engine.is_stopping
         self.screen.space.locked = self.minimise.locked = running
         self.screen.baselines.disabled = running
+
+    def _time_left(self, *, running: bool) -> str:
+        is_paced = running and self._paced is self._engine.session
+        return self._pace.left_text(_words.num_ended(self._trials), self.trials) if is_paced else ""
 
     def _draw(self) -> None:
         """Draw the visible parts that show all trials."""

@@ -20,7 +20,13 @@ _SHOWN = 6
 
 
 def plan_text(
-    definition: Definition, trials: int, known: int, *, is_running: bool = False, trial_s: float | None = None
+    definition: Definition,
+    trials: int,
+    known: int,
+    *,
+    is_running: bool = False,
+    trial_s: float | None = None,
+    parallel: int = 1,
 ) -> str:
     """Return a description of what the Start button would do.
 
@@ -30,6 +36,7 @@ def plan_text(
         known: Number of trials that the study already has.
         is_running: Whether trials are running.
         trial_s: Predicted seconds of a trial with the current job; None if unknown.
+        parallel: Number of trials that run at the same time.
     """
     job = definition.job
     what = f"{plural(len(definition.searched.parameters), 'setting')} of {label_of(job.model)} on {label_of(job.data)}"
@@ -46,7 +53,8 @@ def plan_text(
         else plural(trials, "trial")
     )
     if trial_s is not None:
-        goes += f", {about(trial_s * (trials - known))} by the prediction for the current job"
+        in_turn = " if run one after another" if parallel > 1 else ""
+        goes += f", {about(trial_s * (trials - known))} by the prediction for the current job{in_turn}"
     return f"Searches {what}. {goes}. {each}"
 
 
@@ -98,7 +106,7 @@ def status_text(
         doing: ``running``, ``stopping`` or ``idle``.
         before: Sentence on what is done before the first trial.
         ended: Sentence on why the study has ended with fewer trials.
-        left: The time left, such as ``up to 3 min left``; empty if unknown.
+        left: The time left, such as ``3 min left``; empty if unknown.
     """
     found = counts(trials)
     done = num_ended(trials)
@@ -114,7 +122,7 @@ def status_text(
     verb = {"running": "is running", "stopping": "is stopping"}.get(doing) or (
         "has finished" if done >= wanted or ended else "is stopped"
     )
-    progress = f"{done} of {wanted} trials{f', {left}' * bool(left)}"
+    progress = f"{done} of {wanted} trials{f', about {left}' * bool(left)}"
     text = f"Study {name} {verb}: {progress}; {listed(parts) or 'none started'}."
     return f"{text} {ended}" if ended else text
 

@@ -71,7 +71,9 @@ class ComparedTerm:
 
     @property
     def error(self) -> float | None:
-        """Relative error of the prediction, predicted / measured - 1; None if only the measured value is zero."""
+        """Relative error of the prediction, predicted / measured - 1; None for a rest, or if only 0 was measured."""
+        if (self.group, self.term) == ("time", REST):
+            return None
         if self.predicted == self.measured:
             return 0.0
         return self.predicted / self.measured - 1 if self.measured else None
@@ -79,7 +81,7 @@ class ComparedTerm:
     @property
     def simulated_error(self) -> float | None:
         """Relative error of the simulation, simulated / measured - 1; None without a simulated or a measured value."""
-        if self.simulated is None:
+        if self.simulated is None or (self.group, self.term) == ("time", REST):
             return None
         if self.simulated == self.measured:
             return 0.0

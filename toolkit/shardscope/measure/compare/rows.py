@@ -205,7 +205,12 @@ def memory_rows(
         return
     whole = max(term.value for term in prediction.by_rank)
     notes.append(_BRIEF.format(whole=figure(whole, "bytes")))
-    yield _memory_row("peak", held_at_once(prediction.step, prediction.kinds), held["peak"], is_judged=False)
+    yield _memory_row(
+        "peak",
+        held_at_once(prediction.step, prediction.kinds, prediction.by_rank),
+        held["peak"],
+        is_judged=False,
+    )
 
 
 def _kind_rows(
