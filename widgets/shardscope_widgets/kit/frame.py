@@ -42,11 +42,11 @@ class Frame(anywidget.AnyWidget):
             together: Traits of which all are copied if one differs from its default.
         """
         defined = [name for base in reversed(type(panel).__mro__) for name in vars(base)]
-        ordered = sorted(names, key=defined.index)
+        defaults = {name: panel.trait_defaults(name) for name in sorted(names, key=defined.index)}
 
         def tell(_change: object = None) -> None:
-            values = {name: getattr(panel, name) for name in ordered}
-            changed = {name for name, value in values.items() if _differs(value, panel.trait_defaults(name))}
+            values = {name: getattr(panel, name) for name in defaults}
+            changed = {name for name, value in values.items() if _differs(value, defaults[name])}
             changed |= set(together) if changed & set(together) else set()
             settings = {name: value for name, value in values.items() if name in changed}
             name = type(panel).__name__
