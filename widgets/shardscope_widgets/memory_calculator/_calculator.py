@@ -14,7 +14,7 @@ from shardscope.analytic.terms import Term
 from shardscope.errors import ShardscopeError
 from shardscope.show import Cell, Table
 from shardscope.spec.cluster import Device
-from shardscope.spec.layout import short
+from shardscope.spec.layout import Layout, short
 from shardscope.spec.model import Transformer
 from shardscope.spec.units import work_text
 from shardscope_widgets.figures import theme
@@ -127,20 +127,22 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
             return
         self.controls["recompute_layers"].disabled = self.recompute != "full"
         try:
-            self._compute()
+            layout, framework = self._compute()
         except ShardscopeError as error:
             self._say_problem(str(error))
             return
         self.problem = self._problem.value = ""
-        self._draw()
+        self._draw(layout, framework)
 
-    def _compute(self) -> None:
+    def _compute(self) -> tuple[Layout, str]:
+        """Predict the memory of the chosen layout, and return the layout and its framework."""
         layout, device = self.chosen_layout(), Device.of(self.device)
-        framework = self._chosen_framework()
+        framework = self._framework_of(layout)
         self.term = memory_term(self._model, layout, device, framework=framework)
         room = tensor_room(device, framework)
         self.info = memory_plan_info(self.term, capacity_bytes=room, device=device.name)
         self.verdict = verdict(self._model, layout, self.info, device, framework=framework)
+        return layout, framework
 
     def _say_problem(self, sentence: str) -> None:
         """Show `sentence` as the problem, and clear the results of the previous layout."""
@@ -151,29 +153,26 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
         self._problem.value = problem_html(safe(sentence))
         self._status.value = status_html("This layout is invalid.", "failed")
 
-    def _draw(self) -> None:
+    def _draw(self, layout: Layout, framework: str) -> None:
         assert self.info is not None
-        layout = self.chosen_layout()
         state = "completed" if self.verdict.fits else "failed"
         where = f"{self._model.name} on {layout.num_devices:,} x {self.device}"
-        work = (
-            f"{work_text(layout.global_batch, self._model.seq)}, {self._chosen_framework()}: {short(layout)}."
-        )
+        work = f"{work_text(layout.global_batch, self._model.seq)}, {framework}: {short(layout)}."
         size = f"{self._model.num_params / 1e9:.4g} billion parameters."
         self.figure.figure = figure_dict(self.info)  # first, because a figure takes longest to draw
         self._status.value = status_html(self.verdict.sentence, state)
-        self._size.value = note_html(f"{where}, {work} {size} {self._host_text()}")
+        self._size.value = note_html(f"{where}, {work} {size} {self._host_text(layout, framework)}")
         self.figure.layout.display = None
         self._words.value = words_html(memory_plan_text(self.info))
         self._table.value = _table_html(self.info)
 
-    def _host_text(self) -> str:
+    def _host_text(self, layout: Layout, framework: str) -> str:
         if self.offload == "none":
             return ""
         away = stage_memory(
             self._model,
-            self.chosen_layout(),
-            framework=self._chosen_framework(),
+            layout,
+            framework=framework,
             device=Device.of(self.device),
         ).host.max()
         return f"The host holds {gib_text(float(away))} for each device."

@@ -72,9 +72,9 @@ class MemoryChoices(t.HasTraits):
         found = self.model if isinstance(self.model, Transformer) else _catalogue.find_model(self.model)
         return found.replace(seq=self.seq) if self.seq else found
 
-    def _chosen_framework(self) -> str:
+    def _framework_of(self, layout: Layout) -> str:
         """Return the chosen framework; by default, that of the software that predictions assume for the layout."""
-        return self.framework or memory_model(assumed_software(self.chosen_layout()).software.name)
+        return self.framework or memory_model(assumed_software(layout).software.name)
 
     def chosen_layout(self) -> Layout:
         """Return the layout that the choices describe, ignoring choices that have no effect.
