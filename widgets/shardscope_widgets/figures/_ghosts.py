@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardscope.analytic.terms import Term
 from shardscope.measure.compare.measured import COMMUNICATION, IDLE, seconds_by_part
+from shardscope.prediction.job_memory import held_at_once
 from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._stacks import StackBar
@@ -49,6 +50,7 @@ class Ghost(NamedTuple):
         sent_bytes: Mean bytes that all ranks send in a step; None if unknown.
         peak_bytes: Peak bytes of each rank's tensors; empty if unknown.
         held: Bytes of each type of memory by rank, in the order of `MEMORY_KINDS`; empty if a type is unknown.
+        held_peaks: Most bytes of all these types together at one time, by rank; empty if unknown.
     """
 
     step_s: float | None
@@ -56,6 +58,7 @@ class Ghost(NamedTuple):
     sent_bytes: float | None
     peak_bytes: tuple[float, ...]
     held: tuple[tuple[int, ...], ...]
+    held_peaks: tuple[int, ...] = ()
 
 
 class Gap(NamedTuple):
@@ -79,6 +82,9 @@ def ghost_of(prediction: JobPrediction) -> Ghost:
         tuple(tuple(int(kinds[kind][rank]) for kind in MEMORY_KINDS) for rank in ranks)
         if all(kind in kinds for kind in MEMORY_KINDS)
         else (),
+        ()
+        if prediction.by_rank is None
+        else tuple(map(int, held_at_once(prediction.step, kinds, prediction.by_rank))),
     )
 
 
@@ -246,7 +252,13 @@ def memory_ghosts(trace: Trace, ghost: Ghost | None) -> tuple[StackBar, ...]:
     """Return the predicted bars of a run's ranks; empty if there are none."""
     if ghost is None or len(ghost.held) != trace.world_size:
         return ()
-    return tuple(StackBar(trace.name_of(rank), held) for rank, held in enumerate(ghost.held))
+    return bars_of(ghost, [trace.name_of(rank) for rank in range(trace.world_size)])
+
+
+def bars_of(ghost: Ghost, names: Sequence[str]) -> tuple[StackBar, ...]:
+    """Return the predicted bar of each rank, up to its peak; `names` are those of the ranks."""
+    peaks = ghost.held_peaks or (None,) * len(names)
+    return tuple(map(StackBar, names, ghost.held, peaks))
 
 
 def memory_gap(measured: Sequence[StackBar], predicted: Sequence[StackBar], names: Sequence[str]) -> str:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 ABOUT = (
     "real ranks in separate processes, which continue training if you close the tab, and stop with the kernel"
 )
+_STEP, _LIVE = 0, 1
+"""Tabs of the step player, which has the predicted step before there is a run, and of the curves."""
 
 
 class Screen:
@@ -95,7 +97,7 @@ class Screen:
             "Predicted": self.outcome.box,
             "Faults": widgets.VBox([breaker.box, self.faults.box]),
         }  # fmt: skip
-        self.tabs = widgets.Tab(list(tabs.values()), titles=tuple(tabs), selected_index=[*tabs].index("Live"))
+        self.tabs = widgets.Tab(list(tabs.values()), titles=tuple(tabs), selected_index=_STEP)
         self.looks: dict[str, RunStyle] = {}
         """Line styles of the shown runs, by run id."""
         self.say_checking(is_checking=False)
@@ -111,6 +113,15 @@ class Screen:
             [self.status, self.resumer.box, self.advice.box, self.problem, check_box, self.tabs]
         )
         return self.frame, self.presets, bar, columns(left, right)
+
+    def show_step(self) -> None:
+        """Open the tab of the step player."""
+        self.tabs.selected_index = _STEP
+
+    def show_live(self) -> None:
+        """Open the tab of the curves, unless another tab than that of the step player is open."""
+        if self.tabs.selected_index == _STEP:
+            self.tabs.selected_index = _LIVE
 
     def say_plan(self, text: str, *, is_possible: bool) -> None:
         """Show what the Start button would do, or why the job is invalid."""
