@@ -91,11 +91,12 @@ class Screen:
         self.follow = widgets.Checkbox(description="Ranks follow the form", value=False, indent=False)
         self.follow.tooltip = "When the form changes during a run, stop the run and start the changed job"
         step_bar = classed(widgets.HBox([self.follow, breaker.buttons["kill"]]), "ss-bar")
+        self.of_ranks = widgets.VBox([step_bar, breaker.said])
         tabs = {
-            "One step": widgets.VBox([step_bar, breaker.said, self.player]),
+            "One step": widgets.VBox([self.of_ranks, self.player]),
             "Live": widgets.VBox([self.live.box, self.panels.box]), "Side by side": table.box,
             "Predicted": self.outcome.box,
-            "Faults": widgets.VBox([breaker.box, self.faults.box]),
+            "Faults": widgets.VBox([breaker.box, self.faults.box, breaker.resize_box]),
         }  # fmt: skip
         self.tabs = widgets.Tab(list(tabs.values()), titles=tuple(tabs), selected_index=_STEP)
         self.looks: dict[str, RunStyle] = {}
@@ -176,6 +177,7 @@ class Screen:
 
     def draw_faults(self, entry: RunEntry | None) -> None:
         """Draw what failed in the run in focus, and offer to inject faults or to resume the run."""
+        self.of_ranks.layout.display = "none" if entry is None else None
         self.faults.draw(None if entry is None else entry.trace)
         self.breaker.show(None if entry is None else entry.run, None if entry is None else entry.trace)
 
