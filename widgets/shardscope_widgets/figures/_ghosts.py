@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardscope.analytic.terms import Term
 from shardscope.measure.compare.measured import COMMUNICATION, IDLE, seconds_by_part
-from shardscope.prediction.job_memory import held_at_once
 from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._stacks import StackBar
@@ -48,7 +47,6 @@ class Ghost(NamedTuple):
         step_s: Time of a step, in seconds, as a mean if steps have different traffic; None if unknown.
         parts: Parts of a step with all traffic, in order.
         sent_bytes: Mean bytes that all ranks send in a step; None if unknown.
-        peak_bytes: Peak bytes of each rank's tensors; empty if unknown.
         held: Bytes of each type of memory by rank, in the order of `MEMORY_KINDS`; empty if a type is unknown.
         held_peaks: Most bytes of all these types together at one time, by rank; empty if unknown.
     """
@@ -56,7 +54,6 @@ class Ghost(NamedTuple):
     step_s: float | None
     parts: tuple[GhostPart, ...]
     sent_bytes: float | None
-    peak_bytes: tuple[float, ...]
     held: tuple[tuple[int, ...], ...]
     held_peaks: tuple[int, ...] = ()
 
@@ -71,6 +68,8 @@ class Gap(NamedTuple):
 
 def ghost_of(prediction: JobPrediction) -> Ghost:
     """Return the predicted values that figures draw."""
+    from shardscope.prediction.job_memory import held_at_once
+
     kinds, ranks = prediction.kinds, range(prediction.job.world_size)
     period = lcm(prediction.job.compression.period, getattr(prediction.job.strategy, "mix_every", 1))
     steps = [prediction.at_step(prediction.step.number - back) for back in range(period)]
@@ -78,7 +77,6 @@ def ghost_of(prediction: JobPrediction) -> Ghost:
         _mean([each.step_time_s for each in steps]),
         () if prediction.time is None else tuple(_parts(prediction.time)),
         _mean([None if each.sent_bytes is None else float(each.sent_bytes.sum()) for each in steps]),
-        tuple(term.value for term in prediction.by_rank or ()),
         tuple(tuple(int(kinds[kind][rank]) for kind in MEMORY_KINDS) for rank in ranks)
         if all(kind in kinds for kind in MEMORY_KINDS)
         else (),
@@ -109,8 +107,14 @@ def _parts(time: Term) -> list[GhostPart]:
 # Loss, throughput, bytes, memory.
 
 
-def overview_ghosts(trace: Trace, ghost: Ghost) -> list[dict[str, Any]]:
-    """Return dashed lines for throughput and bytes, and a diamond for the memory of each rank, as Plotly JSON."""
+def overview_ghosts(trace: Trace, ghost: Ghost, ranks: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return dashed lines for throughput and bytes, and diamonds for memory, as Plotly JSON.
+
+    Args:
+        trace: The run.
+        ghost: Its predicted values.
+        ranks: Names of the bars of its memory: a rank each, or one for all ranks; empty draws no diamonds.
+    """
     if not trace.steps:
         return []
     first, last, lines = trace.steps[0], trace.steps[-1], []
@@ -120,9 +124,9 @@ def overview_ghosts(trace: Trace, ghost: Ghost) -> list[dict[str, Any]]:
         lines.append(_line(ends, per_step / ghost.step_s, "2", "%{y:.3s}/s"))
     if ghost.sent_bytes is not None and trace.world_size > 1:
         lines.append(_line(ends, ghost.sent_bytes, "3", "%{y:.4s}B"))
-    if ghost.peak_bytes:
-        ranks = [f"rank {rank}" for rank in range(trace.world_size)]
-        lines.append(diamonds(ranks, ghost.peak_bytes, "4", f"{PREDICTED} for tensors", "B"))
+    if ghost.held_peaks and ranks:
+        peaks = ghost.held_peaks if len(ranks) > 1 else [max(ghost.held_peaks)]
+        lines.append(diamonds(ranks, peaks, "4", PREDICTED, "B"))
     return lines
 
 

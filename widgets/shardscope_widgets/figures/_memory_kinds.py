@@ -7,21 +7,21 @@ ends at the rank's peak. Ranks that hold the same are drawn as one bar.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import plotly.graph_objects as go
 
-from shardscope.prediction.job import JobPrediction
 from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._ghosts import Ghost, bars_of, ghost_of, memory_gap, memory_ghosts
-from shardscope_widgets.figures._stacks import Layer, RunBars, StackBar, draw_stacks
+from shardscope_widgets.figures._stacks import STATES, Layer, RunBars, StackBar, draw_stacks
 from shardscope_widgets.trace import Trace, named_apart
 from shardscope_widgets.words import bytes_text, listed, safe
 
+if TYPE_CHECKING:
+    from shardscope.prediction.job import JobPrediction
+
 KIND_NAMES = {"optimizer": "optimizer state"}
-STATES = ("parameters", "gradients", "optimizer")
-"""The types of memory that ZeRO shards: the model states, which come first in `MEMORY_KINDS`."""
 _SHARES = {1: "all", 2: "half", 3: "a third", 4: "a quarter", 5: "a fifth", 6: "a sixth", 8: "an eighth"}
 _NEAR = 0.02
 """Relative difference up to which a share counts as a simple fraction, and two ranks as holding the same."""
@@ -61,7 +61,7 @@ def memory_kinds_info(
         for trace in named_apart([each for each in traces if isinstance(each, Trace)])
         if trace.held
     ]
-    predicted = [_predicted(each) for each in traces if isinstance(each, JobPrediction)]
+    predicted = [_predicted(each) for each in traces if not isinstance(each, Trace)]
     return MemoryKindsInfo(
         tuple(run for run in (*measured, *predicted) if run.bars),
         max(alone.peaks.values()) if alone is not None and alone.held else None,

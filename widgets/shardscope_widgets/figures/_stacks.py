@@ -14,8 +14,10 @@ from shardscope_widgets.figures import theme
 from shardscope_widgets.figures.theme import RunStyle
 from shardscope_widgets.words import bytes_text, safe
 
+STATES = ("parameters", "gradients", "optimizer")
+"""The types of memory that ZeRO shards: the model states, which come first in `MEMORY_KINDS`."""
 _HEAD_PX, _FOOT_PX, _ROW_PX, _FEWEST_PX = 72, 36, 24, 17
-_FAINT = 0.38
+FAINT = 0.38
 """Opacity of faint layers."""
 _ROOMY = 30
 """Number of rows above which rows are drawn closer together."""
@@ -134,7 +136,7 @@ def _ghosts(groups: Sequence[RunBars], rows: Sequence[Row], layers: Sequence[Lay
     bars = [_layer(index, thin, layers) for index in range(len(layers))] if thin else []
     for bar, layer in zip(bars, layers, strict=False):
         hover = f"<b>predicted {layer.name}</b>, %{{customdata[1]}}<br>%{{customdata[0]}}<extra></extra>"
-        faint = _FAINT if layer.is_faint else 1.0
+        faint = FAINT if layer.is_faint else 1.0
         bar.update(
             width=0.16, opacity=0.5 * faint, showlegend=False, name=f"predicted {layer.name}", hovertemplate=hover
         )  # fmt: skip
@@ -149,7 +151,7 @@ def _layer(index: int, rows: Sequence[Row], layers: Sequence[Layer]) -> go.Bar:
         width=0.74,
         orientation="h",
         name=name,
-        opacity=_FAINT if is_faint else 1.0,
+        opacity=FAINT if is_faint else 1.0,
         marker=theme.striped(look, white=0.6, size=5, solidity=0.22) | {"line": {"width": 0}},
         customdata=[[bar.name, bytes_text(bar.sizes[index])] for _, bar in rows],
         hovertemplate=f"<b>{name}</b>, %{{customdata[1]}}<br>%{{customdata[0]}}<extra></extra>",

@@ -378,10 +378,10 @@ def shown_columns(rows: Sequence[ComparedTerm], columns: Sequence[str] = COLUMNS
         columns: The columns to choose from.
     """
     kept = [name for name in columns if any(getattr(row, name) is not None for row in rows)]
-    return [name for name in kept if name != "simulated" or not all(map(_repeats, rows))]
+    return [name for name in kept if name != "simulated" or not all(map(repeats, rows))]
 
 
-def _repeats(row: ComparedTerm) -> bool:
+def repeats(row: ComparedTerm) -> bool:
     """Return whether a row has no simulated value, or one that is the predicted value to every digit shown."""
     told = (value_text(value, row.unit) for value in (row.predicted, row.simulated))
     return row.simulated is None or len(set(told)) == 1
@@ -394,7 +394,7 @@ def _headers(columns: Sequence[str]) -> list[str]:
 
 
 def _cells(row: ComparedTerm, columns: Sequence[str]) -> list[str | Cell]:
-    is_told = {"simulated": not _repeats(row)}
+    is_told = {"simulated": not repeats(row)}
     values = [value_text(getattr(row, name), row.unit) if is_told.get(name, True) else "" for name in columns]
     error = Cell(error_text(row), about=_bounds_text(row), style=_LOOKS[row.agrees])
     more = [simulated_error_text(row) if is_told["simulated"] else ""] * ("simulated" in columns)
