@@ -46,7 +46,7 @@ class MemoryChoices(t.HasTraits):
     context = trait_of(Layout, "context", "Context ranks")
     expert = trait_of(Layout, "expert", "Expert ranks")
     zero = trait_of(Layout, "zero", "ZeRO stage")
-    shard = trait_of(Layout, "shard", "Ranks that shard", blank="all data ranks")
+    shard = trait_of(Layout, "shard", "Shard over", blank="all data ranks")
     micro_batch = trait_of(Layout, "micro_batch", "Micro-batch")
     global_batch = trait_of(Layout, "global_batch", default=1536)
     schedule = trait_of(Layout, "schedule", kind="choice", values=named(searched_schedules()))

@@ -108,7 +108,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         self._fixed = HoldFixed(self.fix, self._guard.callback(self._take_filters))
         self.controls = {
             "Model and cluster": self._asked(),
-            "What counts": self._measures(),
+            "Weights": self._measures(),
             "Hold fixed": self._fixed.controls,
         }
         self.screen = PlannerScreen(self.controls)
@@ -166,9 +166,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         self.screen.measured.forget.on_click(callback(self.forget))
 
     def _take_weights(self) -> None:
-        weights = {
-            name: slider.value for name, slider in self.controls["What counts"].items() if slider.value
-        }
+        weights = {name: slider.value for name, slider in self.controls["Weights"].items() if slider.value}
         self.weights = weights or {"time": 1.0}
 
     def _take_filters(self) -> None:

@@ -53,7 +53,8 @@ def _learning(page: Page, group: Group) -> list[str]:
     entries = [entry for entry in group.entries if any(map(_is_number, entry.trace.steps.column("loss")))]
     if not entries:
         return []
-    shown = [page.figure(_curves.draw(_loss_curves(entries)), _LOSS)]
+    merged = _MERGED if any(entry.agrees for entry in entries) else ""
+    shown = [page.figure(_curves.draw(_loss_curves(entries)), f"{_LOSS}{merged}")]
     judged = [
         AgreementRow(entry.label, entry.trace.strategy, entry.difference, bool(entry.agrees))
         for entry in entries
@@ -197,9 +198,9 @@ def settings_section(page: Page, groups: Sequence[Group], silent: Sequence[str])
     return f"<section>{''.join(parts)}</section>"
 
 
-_LOSS = (
-    "Training loss, the mean over all ranks; the bold line is a moving average of the faint one. Splitting the work "
-    "must not change what is learned, so runs that agree are drawn as one curve."
+_LOSS = "Training loss, the mean over all ranks; the bold line is a moving average of the faint one."
+_MERGED = (
+    " Splitting the work must not change what is learned: runs that agree with one process share a curve."
 )
 _AGREEMENT = (
     "Sums in another order round differently, and training amplifies it a little: differences in the shaded area are "

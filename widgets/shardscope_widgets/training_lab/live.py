@@ -39,7 +39,9 @@ class LiveView:
         self.focus = widgets.Dropdown(description="Timeline of", options=[("no run", "")], value="")
         self.follow = widgets.Checkbox(description="Follow", value=True, indent=False)
         self.window = widgets.Dropdown(description="Steps", options=[1, 2, 3, 5, 10], value=2)
-        self.last_step = widgets.IntSlider(description="up to", min=0, max=0, value=0, continuous_update=True)
+        self.last_step = widgets.IntSlider(
+            description="Last step", min=0, max=0, value=0, continuous_update=True
+        )
         self.timeline_legend = widgets.HTML()
         self.timeline = LiveFigure(_timeline.empty(go.Figure()).update_layout(showlegend=False, margin_t=22))
         self.words = widgets.HTML()
