@@ -105,7 +105,8 @@ class RunsTable:
         self._fill(self.group_by, [(_NONE, ""), *((heading_of(name), name) for name in names)])
         by = self.group_by.value
         self.means.value = (
-            heading_html(f"Means by {heading_of(by)}") + grouped_table(found, by).html()
+            heading_html(f"Averages over runs with the same {heading_of(by)}")
+            + grouped_table(found, by).html()
             if found is not None and by
             else ""
         )

@@ -61,7 +61,7 @@ class EmulatedNetwork:
             raise LaunchError(f"clusters cannot be emulated here: {why}; {PACED_INSTEAD}")
         self._hub = subprocess.Popen(
             [sys.executable, "-I", "-S", hub.__file__, "shardscope.runtime.emulated.hub"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0,  # not for Ctrl-C
         )  # fmt: skip
         try:
             answer = self._ask_for(network_plan(cluster))
