@@ -121,6 +121,6 @@ figures.lineage(found)
 # - Drag the link slider of the lab down to the network between your machines, and see which trials remain on the front.
 # - `StudySession.open(name="notebook").job(7)` is the job of a trial, ready for `ss.launch`.
 # - Leave out the space: `ss.tune(job)` searches a default one, around the critical batch size.
-# - Raise the upper bound of the ratio above one: the study is refused before a trial starts, as no such trial could run.
+# - Raise the upper bound of the ratio above one: the study is refused before any trial starts.
 #
 # [← Large batches](07-large-batch.ipynb) · [Index](00-index.ipynb) · next: [Planner →](09-planner.ipynb)
