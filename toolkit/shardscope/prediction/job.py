@@ -552,7 +552,7 @@ def _headline(found: JobPrediction) -> tuple[str, ...]:
     if found.held_bytes is not None and found.peak_bytes is not None:
         held = (
             f"peak memory per rank {figure(found.held_bytes, 'bytes')}{beside_peak(found)} "
-            f"({figure(found.peak_bytes, 'bytes')} with the batch and intermediate results)"
+            f"({figure(found.peak_bytes, 'bytes')} with the batch and temporary tensors)"
         )
     sent = "bytes sent: unknown"
     if found.sent_bytes is not None:

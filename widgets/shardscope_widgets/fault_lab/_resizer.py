@@ -24,7 +24,7 @@ class Resizer:
     """Controls for one run at a time, which is set by `show`; disabled, with the reason, if it cannot be resized."""
 
     def __init__(self) -> None:
-        self.ranks = widgets.Dropdown(description="Ranks", tooltip="Number of ranks to go on with")
+        self.ranks = widgets.Dropdown(description="Ranks", tooltip="Number of ranks to continue with")
         self.button = widgets.Button(description="Resize", icon="users")
         self.sentence = widgets.HTML()
         self.ranks.observe(lambda _change: self._say(), "value")

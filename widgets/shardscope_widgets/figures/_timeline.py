@@ -26,14 +26,14 @@ SPANS = {
     "agreement": "ranks compare digests, to check that all have run the same layers",
     "backward": "backward pass: computing gradients",
     "broadcast": "one rank sends its buffers to all others",
-    "clip": "limiting the norm of the gradient",
+    "clip": "clipping the norm of the gradient",
     "data": "reading and preparing samples",
     "decode": "unpacking compressed gradients",
     "encode": "compressing gradients before they are sent",
     "forward": "forward pass: computing the loss",
     IDLE: "neither computing nor communicating",
     "optimizer": "updating the parameters",
-    "recompute": "computing activations again that were not kept",
+    "recompute": "recomputing activations that were not kept",
 }
 """Descriptions of kinds of spans whose names may not explain them."""
 

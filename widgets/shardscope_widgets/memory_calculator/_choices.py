@@ -50,7 +50,7 @@ class MemoryChoices(t.HasTraits):
     micro_batch = trait_of(Layout, "micro_batch", "Micro-batch")
     global_batch = trait_of(Layout, "global_batch", default=1536)
     schedule = trait_of(Layout, "schedule", kind="choice", values=named(searched_schedules()))
-    virtual_stages = trait_of(Layout, "virtual_stages", "Stages on a rank")
+    virtual_stages = trait_of(Layout, "virtual_stages", "Stages per rank")
     recompute = trait_of(Layout, "recompute")
     recompute_layers = trait_of(Layout, "recompute_layers", "Layers to recompute", blank="all of a stage")
     flash_attention = trait_of(Layout, "flash_attention")

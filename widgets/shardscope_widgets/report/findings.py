@@ -34,7 +34,7 @@ def tried_text(groups: Sequence[Group]) -> str:
     ]
     return (
         f"{plural(len(entries), 'run')} of {listed(group.name for group in groups)}, on {listed(sizes)}; each rank is "
-        "a process of its own."
+        "a separate process."
     ) + "".join(cut)
 
 
@@ -75,18 +75,20 @@ def agreement_text(entries: Sequence[Entry]) -> str:
 def differences_text(entries: Sequence[Entry]) -> str:
     """Return how far the losses are from those of one process, in numbers; empty without a single process."""
     judged = [entry for entry in entries if entry.difference is not None]
-    apart = [f"{entry.label}, {_widest_text(entry)}" for entry in judged if not entry.agrees]
+    apart = [f"those of {entry.label} {_widest_text(entry)}" for entry in judged if not entry.agrees]
     same = max((entry.difference or 0.0 for entry in judged if entry.agrees), default=None)
     if same is not None:
         apart.append(
-            f"{'all others' if apart else 'all'} by at most {same:.0e}" if same else "all others not at all"
+            f"{'those of all others' if apart else 'all'} by at most {same:.0e}"
+            if same
+            else "those of all others not at all"
         )
     return f"Losses differ from those of one process: {'; '.join(apart)}." if apart else ""
 
 
 def _widest_text(entry: Entry) -> str:
     step, loss, theirs = entry.widest or (0, math.nan, math.nan)
-    return f"at most {figure_text('loss', loss)} instead of {figure_text('loss', theirs)} (step {step})"
+    return f"most in step {step}, {figure_text('loss', loss)} instead of {figure_text('loss', theirs)}"
 
 
 def _who(labels: Sequence[str], equal: int, kind: str) -> str:

@@ -173,7 +173,7 @@ _EXACT_KINDS = frozenset({"parameters", "gradients", "optimizer", "buffers"})
 
 _BRIEF = (
     "The peak is that of these types together. The prediction's `memory`, {whole}, also counts the "
-    "batch, intermediate results and gradients of activations, which runs do not record."
+    "batch, temporary tensors and gradients of activations, which runs do not record."
 )
 
 
@@ -308,8 +308,8 @@ def _scope(found: StepTime, *, is_shared: bool) -> str:
     where = f"rank {found.rank}, which computes longest"
     if is_shared:
         return (
-            f"Parts are medians over {many} of the time of one gradient on {where}; a step is the time in which "
-            "all workers together compute as many gradients as it has."
+            f"Parts are medians over {many} of the time of one gradient on {where}; a step is the time in which all "
+            "workers together compute its gradients."
         )
     return f"Parts of the step are medians over {many} on {where}. Medians need not add up."
 

@@ -87,7 +87,7 @@ class EmulatedNetwork:
             )
         line = self._hub.stdout.readline()
         answer: dict[str, Any] = (
-            json.loads(line) if line else {"error": "the process that holds it was killed"}
+            json.loads(line) if line else {"error": "the process that holds the network was killed"}
         )
         if "error" in answer:
             raise LaunchError(
