@@ -31,9 +31,8 @@ from shardscope.analytic.memory.moments import (
 )
 from shardscope.analytic.memory.offload import OFFLOADS_ACTIVATIONS, OFFLOADS_OPTIMIZER, OFFLOADS_STATES
 from shardscope.analytic.memory.room import tensor_room
-from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows, held_by, rows_of
+from shardscope.analytic.memory.rows import NONE, Floats, Holding, LayoutRows, held_by, rows_of
 from shardscope.analytic.memory.stage import (
-    NONE,
     Blocks,
     Elements,
     blocks_of,
@@ -142,8 +141,9 @@ def _stage(stages: _Stages, place: int) -> Term:
     """Return the memory of stage number `place` as a term."""
 
     def at(values: Any) -> float:
-        array = np.asarray(values)
-        return float(array.item(place if array.size > 1 else 0))
+        if isinstance(values, np.ndarray):
+            values = values.item(place if values.size > 1 else 0)
+        return float(values)
 
     kinds = (*_states(stages, at), _activations(stages, at), _buffers(stages, at))
     return Term.total(f"stage {place}", kinds)
