@@ -542,6 +542,8 @@ def _headline(found: JobPrediction) -> tuple[str, ...]:
     count = plural(job.world_size, "rank")
     fitted = found.calibration or found.host
     about = "no step time" if fitted is None or not found.has_rates else f"calibration {fitted.name}"
+    if found.has_rates and found.calibration is None and not found.is_calibrated:
+        about = "not calibrated"
     took, held = "step time: unknown", "peak memory per rank: unknown"
     if found.step_time_s is not None and found.run_time_s is not None and found.interval is not None:
         low, high = (figure(each, "s") for each in found.interval)

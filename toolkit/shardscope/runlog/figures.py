@@ -95,7 +95,8 @@ FIGURES = {
         lambda value: f"{value:.1%}",
     ),
     "link_utilization": RunFigure(
-        "link utilization", "bytes that the busiest rank sends in a step, divided by what its link can carry meanwhile",
+        "link utilization",
+        "bytes that the busiest rank sends in a step, divided by what its link can carry in that time",
         lambda value: f"{value:.1%}",
     ),
     "restarts": RunFigure("restarts", "how often the ranks were started again after a failure", _count),

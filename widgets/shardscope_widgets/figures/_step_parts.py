@@ -23,7 +23,7 @@ _LOOKS = {
     "codec": theme.SPAN_LOOKS["encode"],
     "communication": theme.SPAN_LOOKS["all_reduce"],
     "idle": theme.IDLE,
-    REST: RunStyle(theme.IDLE.colour, pattern="x"),
+    REST: RunStyle("rgba(127,132,141,0.5)", pattern="x"),
 }
 
 
