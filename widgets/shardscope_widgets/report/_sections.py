@@ -214,7 +214,7 @@ _PARTS = (
 _SENT = "Counted as the process group sends them; evaluations and checkpoints are not included."
 _MEMORY = (
     "Bytes of tensors on the rank that holds most, by type, each at its own peak within a step. Gathered parameters "
-    "are temporary copies from other ranks."
+    "are temporary copies from other ranks; buffers hold messages and padding."
 )
 _TIMELINE = "Each row is a rank, with computation above and communication below; grey is idle time."
 _PASSES = (
