@@ -306,8 +306,8 @@ def _target(info: SweepInfo) -> str:
     if source is None:
         return f"{said}."
     return (
-        f"{said}. It is {TARGET_MARGIN:g} times {source.median:.3g}, the highest {word} at batch size {source.batch} "
-        f"(that of {source.optimizer}), so that every optimizer starts from a size that reaches it."
+        f"{said}. It is {TARGET_MARGIN:g} times the highest {word} at batch size {source.batch}, {source.median:.3g} "
+        f"({source.optimizer}), so every optimizer reaches it at that size."
     )
 
 

@@ -163,7 +163,9 @@ class RunsTable:
             button.layout.display = None if is_asking else "none"
         entry = self._entries.get(self.run.value)
         asked = (
-            "" if entry is None else f"Delete {entry.trace.label} ({entry.run.id}) and all that it recorded?"
+            ""
+            if entry is None
+            else f"Delete {entry.trace.label} ({entry.run.id}) and everything it recorded?"
         )
         self.message.value = note_html(asked) if is_asking and asked else ""
 
