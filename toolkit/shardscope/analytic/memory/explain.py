@@ -92,6 +92,10 @@ class _Stages(NamedTuple):
     own: Elements
     blocks: Blocks
     peak: Peak
+    gradients: Floats
+    """All gradients of each stage, in bytes."""
+    gradient_bytes: Floats | float
+    """Bytes of a gradient of one parameter."""
 
 
 def memory_term(
@@ -134,7 +138,8 @@ def _stages_of(
     places = np.arange(float(layout.pipeline))
     held = held_by(places, rows.pipeline, dense=model.mixture.dense_layers if model.mixture else None)
     blocks = blocks_of(rows, places)
-    return _Stages(rows, layout, held, elements_of(rows, held), blocks, peak_at(blocks, rows))
+    own, peak = elements_of(rows, held), peak_at(blocks, rows)
+    return _Stages(rows, layout, held, own, blocks, peak, gradients_of(blocks), gradient_bytes(rows))
 
 
 def _stage(stages: _Stages, place: int) -> Term:
@@ -168,7 +173,7 @@ def _states(stages: _Stages, at: At) -> tuple[Term, ...]:
     rows, blocks, own, recipe = stages.rows, stages.blocks, stages.own, stages.rows.recipe
     widths = {
         "parameters": recipe.parameter,
-        "gradients": at(gradient_bytes(rows)),
+        "gradients": at(stages.gradient_bytes),
         "optimizer": recipe.master + stages.layout.optimizer.states.bytes_per_param(recipe.state),
     }
     stage = stages.layout.zero
@@ -176,7 +181,7 @@ def _states(stages: _Stages, at: At) -> tuple[Term, ...]:
     sharded = {"parameters": shards_weights, "gradients": rows.shards_gradients[0], "optimizer": stage >= 1}
     narrowed = {"parameters": recipe.narrowed}
     terms = []
-    exist = at(gradients_of(blocks))
+    exist = at(stages.gradients)
     existing = {"gradients": at(stages.peak.gradients) / exist if exist else 1.0}
     for number, (kind, width) in enumerate(widths.items()):
         groups: list[tuple[str, Floats, Floats, Floats]] = [
