@@ -18,7 +18,7 @@ from shardscope_widgets.figures._communication_look import title
 from shardscope_widgets.kit.form import check_options
 from shardscope_widgets.kit.frame import LAB_CSS, Frame
 from shardscope_widgets.kit.guard import Guard
-from shardscope_widgets.kit.markup import classed, columns, status_html
+from shardscope_widgets.kit.markup import classed, columns, note_html, status_html
 from shardscope_widgets.words import bytes_text, duration_text, plural
 
 ABOUT = "all values are computed from formulas; hover over a curve for its formula, inputs and source"
@@ -62,10 +62,11 @@ class CommunicationCalculator(widgets.VBox, CommunicationInputs):  # type: ignor
 
     def _arrange(self) -> None:
         left = panel(self, self.controls, self.ways)
-        right = widgets.VBox([self.status, self.problem, self.tabs, self.table])
+        bar = classed(widgets.VBox([self.status]), "ss-stay")
+        right = widgets.VBox([self.problem, self.tabs, self.table, widgets.HTML(note_html(_SYMBOLS))])
         frame = _Frame(title="Communication Calculator", about=ABOUT)
         frame.offer_copy(self, [*CommunicationInputs.class_own_traits()])
-        self.children = (frame, columns(left, right))
+        self.children = (frame, bar, columns(left, right))
         classed(self, "ss-lab", "ss-comm")
 
     def draw(self) -> None:
@@ -75,7 +76,7 @@ class CommunicationCalculator(widgets.VBox, CommunicationInputs):  # type: ignor
         self._draw_tab()  # first, because a figure takes longest to draw
         found = answers(self.question)
         self.table.value = answers_html(found)
-        self.status.value = status_html(self._in_words())
+        self.status.value = status_html(f"{_first_text(found)}{self._in_words()}.")
 
     def _draw_tab(self) -> None:
         shown = list(self.views)[self.tabs.selected_index or 0]
@@ -90,6 +91,10 @@ class CommunicationCalculator(widgets.VBox, CommunicationInputs):  # type: ignor
         return f"{what} among {plural(self.workers, 'worker')}, {rate}, {duration_text(question.latency)} per message"
 
 
+_SYMBOLS = (
+    "In formulas, S is the size of the message, W the number of workers, α the latency, B the bandwidth, and γ the "
+    "rate at which a worker adds bytes, which is unlimited here."
+)
 _HEADERS = (
     "Algorithm",
     "Time",
@@ -126,6 +131,15 @@ def answers(question: CommunicationQuestion) -> list[Answer]:
         values = (outcome.seconds, outcome.latency_s, outcome.sent_bytes, outcome.carried_bytes)
         found.append(Answer(name, *map(float, values)))
     return sorted(found, key=lambda answer: answer.seconds)
+
+
+def _first_text(found: list[Answer]) -> str:
+    """Return the start of a sentence that names the fastest algorithm and its time; empty if none can run."""
+    if not found:
+        return ""
+    name = title(found[0].algorithm)
+    is_fastest = " is the fastest" if found[1:] else ""
+    return f"{name[0].upper()}{name[1:]}{is_fastest}, {duration_text(found[0].seconds)}: "
 
 
 def answers_html(found: list[Answer]) -> str:

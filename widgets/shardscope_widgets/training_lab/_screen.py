@@ -104,12 +104,10 @@ class Screen:
     def _arrange(self, check_box: widgets.Widget) -> tuple[widgets.Widget, ...]:
         first = [self.controls[name] for name in FIRST]
         buttons = classed(widgets.HBox([self.start, self.stop, self.check]), "ss-buttons")
-        bar = classed(widgets.HBox([*first, buttons]), "ss-first", "ss-controls")
+        bar = classed(widgets.HBox([*first, buttons, self.status]), "ss-first", "ss-controls")
         said = classed(widgets.VBox([self.plan, self.forecast.box]), "ss-said")
         left = widgets.VBox([said, self.topics, self.history])
-        right = widgets.VBox(
-            [self.status, self.resumer.box, self.advice.box, self.problem, check_box, self.tabs]
-        )
+        right = widgets.VBox([self.resumer.box, self.advice.box, self.problem, check_box, self.tabs])
         return self.frame, self.presets, bar, columns(left, right)
 
     def say_plan(self, text: str, *, is_possible: bool) -> None:

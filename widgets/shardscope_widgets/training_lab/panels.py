@@ -76,7 +76,7 @@ class Panels:
         self.compression = Panel("Compression", "bytes saved, and the cost of packing")
         self.layers = Panel("Layers", "trust ratios and residuals of the run in focus")
         self.memory = Panel(
-            "Memory by type", "of each rank, each type at its own peak; together they peak at less"
+            "Memory by type", "per rank; each type at its own peak, so the peak of all together is lower"
         )
         self.noise = Panel("Gradient noise", "the batch size up to which larger batches save steps")
         panels = (
