@@ -96,6 +96,7 @@ BY_NAME = {
         "commands/lab.py",
         "shardscope_widgets",
     ): "Jupyter loads its extensions by name, and notebooks lie there",
+    ("measure/compression/curve.py", "shardscope_widgets"): "a result that notebooks show as its figure",
     ("spec/model/base.py", "training"): "`Model.from_module` is public; it traces, which needs torch",
     (
         "spec/compression.py",
