@@ -344,7 +344,9 @@ def test_only_a_method_whose_loss_is_within_its_tolerance_is_recommended(whole: 
     assert whole.best.compression.name == "topk"
     assert whole.recommended.compression.name == "int4"
     assert "a step takes 250 ms with int4 instead of 1.1 s: 4.4 times faster" in whole.verdict
-    assert "topk would be 10 times faster, but loss 19% higher with AdamW, tolerance 3%." in whole.verdict
+    assert (
+        "topk would be 10 times faster, but its loss is 19% higher with AdamW, tolerance 3%." in whole.verdict
+    )
 
 
 def test_the_limit_is_said_in_a_sentence(whole: Worth) -> None:
@@ -376,8 +378,8 @@ def test_a_measured_step_is_held_against_the_uncompressed_one_on_its_link(whole:
     )
     found = replace(whole, measured=ran)
     assert found.found == (
-        "Measured on 100 Mbit/s: 169 ms with int4, 12% slower than the 148 ms without. "
-        "Measured on 10 Mbit/s: 500 ms with int4."
+        "Measured on 100 Mbit/s: 148 ms uncompressed (predicted: 180 ms) and 169 ms with int4 (12% slower; predicted: "
+        "158 ms). Measured on 10 Mbit/s: 500 ms with int4 (predicted: 230 ms)."
     )
     assert found.found in repr(found)
 

@@ -224,14 +224,17 @@ def test_lines_marks_and_texts_have_the_threshold_of_the_result() -> None:
     assert found.limit in figures.caption(figures.compression_speedup, found)
     figure = figures.compression_speedup(found)
     names = [line.name for line in figure.data if line.showlegend is not False]
-    assert names == ["uncompressed", "int4, below 97.7 Mbit/s", "loss too high: topk"]
-    crossing = next(each for each in figure.data if each.mode == "markers+text")
+    assert names == ["uncompressed", "int4, below 97.7 Mbit/s", "loss too high"]
+    crossing = next(
+        each for each in figure.data if each.mode == "markers+text" and each.marker.symbol == "circle"
+    )
     assert list(crossing.x) == pytest.approx([8 * found.threshold.crossing])
     assert crossing.text == ("144 Mbit/s",)
-    assert {"<b>97.7 Mbit/s</b>", "within the error", "my link"} == {
+    assert {"<b>pays off below 97.7 Mbit/s</b>", "within the error", "my link"} == {
         note.text for note in figure.layout.annotations
     }
-    grey = next(each for each in figure.data if each.name == "loss too high: topk")
+    grey = next(each for each in figure.data if each.name == "loss too high")
+    assert "topk" in grey.text
     assert grey.line.color == _compression_speedup.theme.GREY
     assert grey.opacity < 1
 
@@ -252,7 +255,8 @@ def test_the_slider_moves_my_link_and_says_what_a_step_takes_there() -> None:
     assert slider.steps[-1].label.endswith("uncompressed, 114 ms")
     near = next(step.label for step in slider.steps if "within the error" in step.label)
     assert "faster, within the error" in near
-    assert not figures.compression_speedup(worth(*USUAL), slides=False).layout.sliders
+    info = _compression_speedup.compression_speedup_info(worth(*USUAL), slides=False)
+    assert not _compression_speedup.speedup_layout(info)["sliders"]
 
 
 def test_measured_steps_are_marked_at_their_bandwidth() -> None:

@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 
 from shardscope.measure.compression.curve import Worth, below_text
 from shardscope.measure.compression.loss_increase import loss_text
-from shardscope.spec.units import bit_rate_text, faster_text, listed
+from shardscope.spec.units import bit_rate_text, faster_text
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._communication_look import log_ticks, tick_seconds
 from shardscope_widgets.figures.theme import method_look
@@ -24,6 +24,8 @@ from shardscope_widgets.words import duration_text
 
 PLAIN = "none"
 _POINTS = 81
+_FARTHEST = 10.0
+"""Crossings at bandwidths so many times higher than all others are left out, to keep the axis short."""
 _HERE = "#d1495b"
 
 
@@ -71,8 +73,13 @@ class CompressionSpeedupInfo(NamedTuple):
     text: str
 
 
-def compression_speedup_info(worth: Worth) -> CompressionSpeedupInfo:
-    """Return the data of the figure for a result of `ss.compression_speedup`."""
+def compression_speedup_info(worth: Worth, *, slides: bool = True) -> CompressionSpeedupInfo:
+    """Return the data of the figure for a result of `ss.compression_speedup`.
+
+    Args:
+        worth: The result.
+        slides: Whether a slider moves one's own link, which needs a sentence for each bandwidth.
+    """
     found = worth.threshold
     rates = _bandwidths(worth)
     worths = [worth.at(rate) for rate in rates]
@@ -90,22 +97,27 @@ def compression_speedup_info(worth: Worth) -> CompressionSpeedupInfo:
     lines[1:] = sorted(lines[1:], key=lambda line: (bool(line.refusal), -line.pays_below))
     points = [
         SpeedPoint(each.compression.label, each.compression.name, each.bandwidth, each.step_s)
-        for each in worth.measured
+        for each in sorted(worth.measured, key=lambda each: each.step_s)
     ]
     return CompressionSpeedupInfo(
-        worth.of, tuple(rates), tuple(lines), tuple(points), worth.link.bandwidth, tuple(map(_here_text, worths)),
+        worth.of, tuple(rates), tuple(lines), tuple(points), worth.link.bandwidth,
+        tuple(_here_text(each) for each in worths if slides),
         0.0 if found is None else found.below, 0.0 if found is None else found.crossing,
-        " ".join(filter(None, [worth.limit, worth.verdict, worth.found])),
+        " ".join(worth.sentences),
     )  # fmt: skip
 
 
 def _bandwidths(worth: Worth) -> list[float]:
     """Return bandwidths, evenly spaced on a logarithmic axis, around the link, all crossings and all measurements."""
     packed = [step for step in worth.harmless if step.compression.is_on]
-    levels = [level(step) for level in (worth.pays_below, worth.crossing) for step in packed]
-    marks = [worth.link.bandwidth, *levels, *(point.bandwidth for point in worth.measured)]
+    marks = [
+        worth.link.bandwidth,
+        *map(worth.pays_below, packed),
+        *(each.bandwidth for each in worth.measured),
+    ]
     known = [mark for mark in marks if 0 < mark < inf]
-    low, high = min(known) / 4, max(known) * 4
+    crossings = [level for level in map(worth.crossing, packed) if level < max(known) * _FARTHEST]
+    low, high = min(known) / 4, max([*known, *crossings]) * 4
     rates = np.geomspace(low, high, _POINTS)
     rates[np.argmin(np.abs(np.log(rates / worth.link.bandwidth)))] = worth.link.bandwidth
     return [float(rate) for rate in rates]
@@ -128,13 +140,19 @@ def compression_speedup_text(info: CompressionSpeedupInfo) -> str:
     return info.text
 
 
-def draw_compression_speedup(info: CompressionSpeedupInfo, *, slides: bool = True) -> go.Figure:
-    """Draw the curves; see `compression_speedup`."""
+def speedup_traces(info: CompressionSpeedupInfo) -> list[dict[str, Any]]:
+    """Return the lines, and marks at crossings and at measured steps."""
     refused = [line for line in info.lines if line.refusal]
-    figure = go.Figure([_line(info, line) for line in info.lines if not line.refusal])
-    figure.add_traces([_refused_line(info, line, refused) for line in refused])
-    figure.add_trace(_crossings(info))
-    figure.add_traces([_point(point, is_first=not at) for at, point in enumerate(info.points)])
+    return [
+        *(_line(info, line) for line in info.lines if not line.refusal),
+        *(_refused_line(info, line, place) for place, line in enumerate(refused)),
+        _crossings(info),
+        *map(_point, info.points, range(len(info.points))),
+    ]
+
+
+def speedup_layout(info: CompressionSpeedupInfo) -> dict[str, Any]:
+    """Return axes, “my link”, the threshold, and the band of gains within the error."""
     shapes: list[dict[str, Any]] = [theme.rule(_HERE, x=8 * info.here, width=2, dash="solid")]
     notes = [_note("my link", info.here, 1.0, _HERE)]
     if info.threshold < info.crossing:
@@ -143,29 +161,26 @@ def draw_compression_speedup(info: CompressionSpeedupInfo, *, slides: bool = Tru
         notes.append(_note("within the error", ends[0], 0.0, theme.GREY) | {"xanchor": "left", "xshift": 4})
     if 0 < info.threshold < inf:
         shapes.append(theme.rule(theme.AXIS, x=8 * info.threshold, width=1.4, dash="dot"))
-        notes.append(_note(f"<b>{bit_rate_text(info.threshold)}</b>", info.threshold, 1.0, theme.GREY))
+        text = f"<b>pays off below {bit_rate_text(info.threshold)}</b>"
+        notes.append(_note(text, info.threshold, 0.0, theme.GREY) | {"xanchor": "right", "xshift": -4})
     values = [value for line in info.lines for value in line.seconds] + [
         point.step_s for point in info.points
     ]
     low, high = min(values) / 1.5, max(values) * 1.3
     first, last = 8 * info.bandwidths[0], 8 * info.bandwidths[-1]
-    figure.update_layout(
-        xaxis=theme.axis(
-            "bandwidth of a rank's link",
-            **log_ticks(first, last, lambda bits: bit_rate_text(bits / 8))
-            | {"range": [log10(first), log10(last)]},
-        ),
-        yaxis=theme.axis(
-            "time per step", **log_ticks(low, high, tick_seconds) | {"range": [log10(low), log10(high)]}
-        ),
-        shapes=shapes,
-        annotations=notes,
-        sliders=[_slider(info)] if slides else [],
-        showlegend=True,
-    )
-    return theme.style(
-        figure, height=520 if slides else 440, legend=theme.LEGEND_ABOVE, margin={"l": 8, "r": 12, "t": 100, "b": 8},
-    )  # fmt: skip
+    x = log_ticks(first, last, lambda bits: bit_rate_text(bits / 8)) | {"range": [log10(first), log10(last)]}
+    y = log_ticks(low, high, tick_seconds) | {"range": [log10(low), log10(high)]}
+    return {
+        "xaxis": theme.axis("bandwidth of a rank's link", **x), "yaxis": theme.axis("time per step", **y),
+        "shapes": shapes, "annotations": notes, "sliders": [_slider(info)] if info.said else [], "showlegend": True,
+        "height": 520 if info.said else 440, "margin": {"l": 8, "r": theme.MODEBAR_WIDTH, "t": 78, "b": 8},
+        "legend": theme.LEGEND_ABOVE | {"entrywidth": 170},
+    }  # fmt: skip
+
+
+def draw_compression_speedup(info: CompressionSpeedupInfo) -> go.Figure:
+    """Draw the curves; see `compression_speedup`."""
+    return theme.style(go.Figure(speedup_traces(info)), **speedup_layout(info))
 
 
 def _line(info: CompressionSpeedupInfo, line: SpeedLine) -> dict[str, Any]:
@@ -178,12 +193,13 @@ def _line(info: CompressionSpeedupInfo, line: SpeedLine) -> dict[str, Any]:
     return _curve(info, line, style) | {"name": name}
 
 
-def _refused_line(info: CompressionSpeedupInfo, line: SpeedLine, refused: list[SpeedLine]) -> dict[str, Any]:
-    """Return the grey line of a method whose loss is too high; all of them share an entry of the legend."""
-    curve = _curve(info, line, {"color": theme.GREY, "dash": "dot", "width": 1.1})
-    return curve | {
-        "name": f"loss too high: {listed(each.label for each in refused)}", "opacity": 0.6, "legendgroup": "refused",
-        "showlegend": line is refused[0],
+def _refused_line(info: CompressionSpeedupInfo, line: SpeedLine, place: int) -> dict[str, Any]:
+    """Return the grey line of a method whose loss is too high, with its name; they share an entry of the legend."""
+    texts = [""] * len(info.bandwidths)
+    texts[3 + 9 * place % (len(texts) - 9)] = line.label
+    return _curve(info, line, {"color": theme.GREY, "dash": "dot", "width": 1.1}) | {
+        "name": "loss too high", "opacity": 0.6, "legendgroup": "refused", "showlegend": not place,
+        "mode": "lines+text", "text": texts, "textposition": "top right", "textfont": {"color": theme.GREY, "size": 10},
     }  # fmt: skip
 
 
@@ -198,7 +214,8 @@ def _curve(info: CompressionSpeedupInfo, line: SpeedLine, style: dict[str, Any])
 
 def _crossings(info: CompressionSpeedupInfo) -> dict[str, Any]:
     """Return marks where lines of methods cross the uncompressed line; the bandwidth of the last one is written out."""
-    lines = [line for line in info.lines[1:] if 0 < line.crossing < inf and not line.refusal]
+    shown = info.bandwidths[-1]
+    lines = [line for line in info.lines[1:] if 0 < line.crossing < shown and not line.refusal]
     places, rates = [line.crossing for line in lines], np.log(info.bandwidths)
     seconds = [
         float(np.exp(np.interp(np.log(each), rates, np.log(info.lines[0].seconds)))) for each in places
@@ -217,16 +234,16 @@ def _crossings(info: CompressionSpeedupInfo) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _point(point: SpeedPoint, *, is_first: bool) -> dict[str, Any]:
-    """Return the mark of a measured step."""
+def _point(point: SpeedPoint, place: int) -> dict[str, Any]:
+    """Return the mark of a measured step; labels of marks above each other are on alternate sides."""
     look = method_look(point.name)
     colour = theme.GREY if point.name == PLAIN else look.colour
     label = "uncompressed" if point.name == PLAIN else point.label
     text = f"measured, {label}: {duration_text(point.step_s)} on {bit_rate_text(point.bandwidth)}"
     return {
         "type": "scatter", "mode": "markers+text", "x": [8 * point.bandwidth], "y": [point.step_s],
-        "name": "measured", "legendgroup": "measured", "showlegend": is_first,
-        "text": [label], "textposition": "middle right", "textfont": {"color": theme.GREY},
+        "name": "measured", "legendgroup": "measured", "showlegend": not place,
+        "text": [label], "textposition": f"middle {('right', 'left')[place % 2]}", "textfont": {"color": theme.GREY},
         "marker": {"symbol": "x", "size": 11, "color": colour, "line": {"color": "#fff", "width": 1}},
         "hovertext": text, "hoverinfo": "text",
     }  # fmt: skip
@@ -265,11 +282,10 @@ def _slider(info: CompressionSpeedupInfo) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def compression_speedup(worth: Worth, *, slides: bool = True) -> go.Figure:
+def compression_speedup(worth: Worth) -> go.Figure:
     """Draw step time against bandwidth for each compression method, with crossings, measured steps and one's own link.
 
     Args:
         worth: Result of `ss.compression_speedup`.
-        slides: Whether a slider below the plot moves one's own link.
     """
-    return draw_compression_speedup(compression_speedup_info(worth), slides=slides)
+    return draw_compression_speedup(compression_speedup_info(worth))

@@ -22,7 +22,7 @@ from shardscope.measure.compression.loss_increase import (
 )
 from shardscope.show import Part, Sentences, Shown, Table
 from shardscope.spec import Compression, Link
-from shardscope.spec.units import bit_rate_text, duration_text, faster_text
+from shardscope.spec.units import bit_rate_text, duration_text, faster_text, listed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -227,23 +227,29 @@ class Worth(Shown):
                 next_best = min(packed, key=lambda step: step.step_s)
                 told += f" {next_best.compression.label} would be {faster_text(self.speedup(next_best))}."
         if best is not chosen:
-            told += f" {best.compression.label} would be {faster_text(self.speedup(best))}, but {self.loss_of(best)}."
+            its = self.loss_of(best)
+            its = f"its loss is {its.removeprefix('loss ')}" if its.startswith("loss ") else f"it {its}"
+            told += f" {best.compression.label} would be {faster_text(self.speedup(best))}, but {its}."
         return told
 
     @property
     def found(self) -> str:
-        """Sentences on measured steps: each compressed run against the uncompressed run on the same link."""
-        return " ".join(self._measured_text(step) for step in self.measured if step.compression.is_on).strip()
+        """Sentences on measured steps, one for each link: with the methods, and without compression."""
+        links = dict.fromkeys(step.bandwidth for step in self.measured if step.compression.is_on)
+        return " ".join(map(self._measured_text, links))
 
-    def _measured_text(self, step: MeasuredStep) -> str:
-        name, link = step.compression.label, bit_rate_text(step.bandwidth)
-        plain = self.measured_plain(step)
-        if plain is None:
-            return f"Measured on {link}: {duration_text(step.step_s)} with {name}."
-        return (
-            f"Measured on {link}: {duration_text(step.step_s)} with {name}, "
-            f"{faster_text(plain.step_s / step.step_s)} than the {duration_text(plain.step_s)} without."
-        )
+    def _measured_text(self, bandwidth: float) -> str:
+        on_link = [step for step in self.measured if step.bandwidth == bandwidth]
+        predicted = {step.compression.label: step.step_s for step in self.at(bandwidth).steps}
+        told = []
+        for step in sorted(on_link, key=lambda step: step.step_s):
+            name, plain = step.compression.label, self.measured_plain(step)
+            about = [faster_text(plain.step_s / step.step_s)] if plain and step.compression.is_on else []
+            about += [f"predicted: {duration_text(predicted[name])}"] if name in predicted else []
+            kind = f"with {name}" if step.compression.is_on else "uncompressed"
+            more = f" ({'; '.join(about)})" if about else ""
+            told.append(f"{duration_text(step.step_s)} {kind}{more}")
+        return f"Measured on {bit_rate_text(bandwidth)}: {listed(told)}."
 
     def measured_plain(self, step: MeasuredStep) -> MeasuredStep | None:
         """Return the measured uncompressed step on the same link; None if there is none."""
@@ -270,8 +276,8 @@ class Worth(Shown):
         """Return a data frame with one row per method, fastest first.
 
         Columns: method, step_s, compute_s, codec_s, communication_s, sent_bytes, speed (the speed-up over the
-        uncompressed step), pays_below_bit_per_s (where the step takes as long as uncompressed), loss (the method's
-        effect on it, as text), and is_harmless (whether that is within the method's tolerance).
+        uncompressed step), pays_below_bit_per_s (see `pays_below`), loss (the method's effect on it, as
+        text), and is_harmless (whether that is within the method's tolerance).
         """
         import pandas as pd
 
@@ -290,7 +296,9 @@ class Worth(Shown):
     def _sorted(self) -> list[PredictedStep]:
         return sorted(self.steps, key=lambda step: step.step_s)
 
-    def _said(self) -> list[str]:
+    @property
+    def sentences(self) -> list[str]:
+        """What the prediction says, the limit first."""
         return [*filter(None, [self.limit, self.verdict, self.found, f"Losses: {MEASURED_ON}."])]
 
     def _shown(self) -> list[Part]:
@@ -304,14 +312,14 @@ class Worth(Shown):
             ]
             for step in self._sorted()
         ]
-        return [Sentences(self._said()), Table(["method", "step", "", "pays off", "loss"], rows)]
+        return [Sentences(self.sentences), Table(["method", "step", "", "pays off", "loss"], rows)]
 
     def _ipython_display_(self) -> None:
         """Show the sentences and the curve, as notebooks ask for it."""
         from IPython.display import HTML, display
 
         figures = importlib.import_module("shardscope_widgets.figures")  # a higher floor
-        display(HTML(Sentences(self._said()).html()))
+        display(HTML(Sentences(self.sentences).html()))
         display(figures.compression_speedup(self))
 
 
