@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ from shardscope_widgets import (
 from shardscope_widgets.communication_calculator._calculator import answers
 from shardscope_widgets.figures import _plan_answer
 from shardscope_widgets.report import report_on
+from shardscope_widgets.training_lab._payoff import PayoffPanel
 
 GIB = 2**30
 LAYOUTS = {
@@ -320,6 +322,12 @@ def test_below_which_bandwidth_compression_pays_off(compressed: ss.Job) -> None:
     assert with_int8.limit == found.limit
     calculator = CommunicationCalculator(job=compressed)
     calculator.tabs.selected_index = list(calculator.views).index("Compression")
+    lab = PayoffPanel()  # after a run in the Training Lab
+    lab.begin()
+    summary = SimpleNamespace(step_time_s=0.1, loss_mean=2.0)
+    job = compressed.replace(compression="int8")
+    lab.want(SimpleNamespace(id="it", job=job, cluster=None, is_alive=False, stored_summary=summary))  # type: ignore[arg-type]
+    lab.wait(60)
     figure = figures.compression_speedup(found)
     named = [note.text for note in figure.layout.annotations]
     name = found.threshold.step.compression.label
@@ -328,7 +336,8 @@ def test_below_which_bandwidth_compression_pays_off(compressed: ss.Job) -> None:
     for said in (
         repr(found), found._repr_html_(), *(text for text in named if "pays off" in text),
         figures.caption(figures.compression_speedup, found), calculator.views["Compression"].words.value,
-        calculator.views["Compression"].figure.figure["layout"]["annotations"][-1]["text"],
+        calculator.views["Compression"].figure.figure["layout"]["annotations"][-1]["text"], lab.words.value,
+        lab.figure.figure["layout"]["annotations"][-1]["text"],
     ):  # fmt: skip
         assert f"pays off below {level}" in said
     assert f"{name}, below {level}" in [line.name for line in figure.data]

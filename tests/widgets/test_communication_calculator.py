@@ -217,6 +217,7 @@ def test_the_compression_tab_has_the_curve_of_the_formulas() -> None:
         f"with int4 instead of {duration_text(0.1 + float(plain.total_s))}: {faster_text(gain)}"
         in view.words.value
     )
+    assert figures.caption(figures.compression_speedup, calculator.question) in view.words.value
     before = view.words.value
     calculator.memory_bandwidth = 2.0
     assert view.words.value != before

@@ -239,6 +239,12 @@ def test_lines_marks_and_texts_have_the_threshold_of_the_result() -> None:
     assert grey.opacity < 1
 
 
+def test_a_crossing_far_away_is_named_at_the_edge() -> None:
+    figure = figures.compression_speedup(worth(("none", 1e6, 0.1), ("int4", 1e5, 0.1 + 1e-6)))
+    assert figure.layout.annotations[1].text == "within the error"
+    assert "equal at 7.2 Tbit/s →" in {note.text for note in figure.layout.annotations}
+
+
 def test_both_lines_meet_at_the_crossing() -> None:
     found = worth(*USUAL)
     at = found.at(found.crossing(found.steps[1]))

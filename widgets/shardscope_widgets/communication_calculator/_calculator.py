@@ -11,14 +11,13 @@ import ipywidgets as widgets
 from shardscope.analytic import communication as comm
 from shardscope.errors import SpecError
 from shardscope.measure.compression.curve import Worth
-from shardscope.measure.compression.stated import stated_speedup
 from shardscope.show import Table
-from shardscope.spec import Link
 from shardscope_widgets.communication_calculator._asked import UNITS, CommunicationInputs
 from shardscope_widgets.communication_calculator._controls import Ways, make_controls, panel
 from shardscope_widgets.communication_calculator._views import make_views
 from shardscope_widgets.figures._communication import CommunicationQuestion
 from shardscope_widgets.figures._communication_look import title
+from shardscope_widgets.figures._compression_speedup import worth_of
 from shardscope_widgets.kit.form import check_options
 from shardscope_widgets.kit.frame import LAB_CSS, Frame
 from shardscope_widgets.kit.guard import Guard
@@ -104,12 +103,7 @@ class CommunicationCalculator(widgets.VBox, CommunicationInputs):  # type: ignor
         """Return the steps with and without compression: those of the job, until the workers' step is changed."""
         if self._of_job is not None and _is_same_step(self._of_job[1], question):
             return self._of_job[0].at(question.bandwidth)
-        if question.op != "all_reduce":
-            return None
-        return stated_speedup(
-            question.num_bytes, question.workers, Link(bandwidth=question.bandwidth, latency_s=question.latency),
-            compute_s=question.compute_s, codec_bandwidth=question.codec_bandwidth,
-        )  # fmt: skip
+        return worth_of(question) if question.op == "all_reduce" else None
 
     def _in_words(self) -> str:
         question = self.question

@@ -16,15 +16,18 @@ import plotly.graph_objects as go
 
 from shardscope.measure.compression.curve import Worth, below_text
 from shardscope.measure.compression.loss_increase import loss_text
+from shardscope.measure.compression.stated import stated_speedup
+from shardscope.spec import Link
 from shardscope.spec.units import bit_rate_text, faster_text
 from shardscope_widgets.figures import theme
+from shardscope_widgets.figures._communication import CommunicationQuestion
 from shardscope_widgets.figures._communication_look import log_ticks, tick_seconds
 from shardscope_widgets.figures.theme import method_look
 from shardscope_widgets.words import duration_text
 
 PLAIN = "none"
 _POINTS = 81
-_FARTHEST = 10.0
+_FARTHEST = 100.0
 """Crossings at bandwidths so many times higher than all others are left out, to keep the axis short."""
 _HERE = "#d1495b"
 
@@ -73,14 +76,25 @@ class CompressionSpeedupInfo(NamedTuple):
     text: str
 
 
-def compression_speedup_info(worth: Worth, *, slides: bool = True) -> CompressionSpeedupInfo:
-    """Return the data of the figure for a result of `ss.compression_speedup`.
+def worth_of(question: CommunicationQuestion) -> Worth:
+    """Return steps with and without compression of stated workers, which sum their gradients over a ring."""
+    return stated_speedup(
+        question.num_bytes, question.workers, Link(bandwidth=question.bandwidth, latency_s=question.latency),
+        compute_s=question.compute_s, codec_bandwidth=question.codec_bandwidth,
+    )  # fmt: skip
+
+
+def compression_speedup_info(
+    found: Worth | CommunicationQuestion, *, slides: bool = True
+) -> CompressionSpeedupInfo:
+    """Return the data of the figure.
 
     Args:
-        worth: The result.
+        found: Result of `ss.compression_speedup`, or workers with a stated compute time, link and speed of packing.
         slides: Whether a slider moves one's own link, which needs a sentence for each bandwidth.
     """
-    found = worth.threshold
+    worth = found if isinstance(found, Worth) else worth_of(found)
+    threshold = worth.threshold
     rates = _bandwidths(worth)
     worths = [worth.at(rate) for rate in rates]
     lines = [
@@ -102,7 +116,7 @@ def compression_speedup_info(worth: Worth, *, slides: bool = True) -> Compressio
     return CompressionSpeedupInfo(
         worth.of, tuple(rates), tuple(lines), tuple(points), worth.link.bandwidth,
         tuple(_here_text(each) for each in worths if slides),
-        0.0 if found is None else found.below, 0.0 if found is None else found.crossing,
+        0.0 if threshold is None else threshold.below, 0.0 if threshold is None else threshold.crossing,
         " ".join(worth.sentences),
     )  # fmt: skip
 
@@ -159,6 +173,11 @@ def speedup_layout(info: CompressionSpeedupInfo) -> dict[str, Any]:
         ends = info.threshold or info.bandwidths[0], min(info.crossing, info.bandwidths[-1])
         shapes.append(_band(*ends))
         notes.append(_note("within the error", ends[0], 0.0, theme.GREY) | {"xanchor": "left", "xshift": 4})
+    if info.bandwidths[-1] < info.crossing < inf:
+        notes.append(
+            _note(f"equal at {bit_rate_text(info.crossing)} →", info.bandwidths[-1], 0.0, theme.GREY)
+        )
+        notes[-1] |= {"xanchor": "right", "xshift": -4}
     if 0 < info.threshold < inf:
         shapes.append(theme.rule(theme.AXIS, x=8 * info.threshold, width=1.4, dash="dot"))
         text = f"<b>pays off below {bit_rate_text(info.threshold)}</b>"
@@ -173,7 +192,7 @@ def speedup_layout(info: CompressionSpeedupInfo) -> dict[str, Any]:
     return {
         "xaxis": theme.axis("bandwidth of a rank's link", **x), "yaxis": theme.axis("time per step", **y),
         "shapes": shapes, "annotations": notes, "sliders": [_slider(info)] if info.said else [], "showlegend": True,
-        "height": 520 if info.said else 440, "margin": {"l": 8, "r": theme.MODEBAR_WIDTH, "t": 78, "b": 8},
+        "height": 520 if info.said else 440, "margin": {"l": 8, "r": theme.MODEBAR_WIDTH, "t": 96, "b": 8},
         "legend": theme.LEGEND_ABOVE | {"entrywidth": 170},
     }  # fmt: skip
 
@@ -282,10 +301,10 @@ def _slider(info: CompressionSpeedupInfo) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def compression_speedup(worth: Worth) -> go.Figure:
+def compression_speedup(found: Worth | CommunicationQuestion) -> go.Figure:
     """Draw step time against bandwidth for each compression method, with crossings, measured steps and one's own link.
 
     Args:
-        worth: Result of `ss.compression_speedup`.
+        found: Result of `ss.compression_speedup`, or workers with a stated compute time, link and speed of packing.
     """
-    return draw_compression_speedup(compression_speedup_info(worth))
+    return draw_compression_speedup(compression_speedup_info(found))

@@ -261,7 +261,7 @@ class Worth(Shown):
         """The link in words: ``a link of 100 Mbit/s, 1 ms``."""
         if self.is_own:
             return f"the machine's own link ({bit_rate_text(self.link.bandwidth)})"
-        return f"a link of {self.link.label}"
+        return f"a link of {bit_rate_text(self.link.bandwidth)}, {duration_text(self.link.latency_s)}"
 
     def loss_of(self, step: PredictedStep) -> str:
         """Return what the method of a step does to the loss, with its tolerance."""

@@ -50,7 +50,8 @@ def compression_speedup(
     Args:
         job: A job with the strategy ``ring`` or ``all-reduce``.
         cluster: The emulated cluster that the job runs on, with equal links; None if it runs on this machine.
-        methods: One or several methods, given by name or with their settings. The job's own is added.
+        methods: One or several methods, given by name or with their settings. The job's own is added if it sends the
+            same in every step.
         link: The emulated link of each rank, or its name in the catalogue; None to use the job's link or, if it has
             none, the machine's own link.
         probe: A finished, uncompressed run of the same job on any link. The difference between its measured and
@@ -76,10 +77,11 @@ def compression_speedup(
             "equal links and one rack, such as ss.Cluster.emulated(nodes=2)"
         )
     compressions = [Compression("none"), *methods_of(methods)]
-    if job.compression.is_on and job.compression not in compressions:
-        compressions.append(job.compression)
     for compression in compressions:
         refuse_unsteady(compression)
+    own = job.compression
+    if own not in compressions and own.is_fixed and own.at_step(1) == own:
+        compressions.append(own)
     linked = job if link is None else job.replace(link=link)
     jobs = [linked.replace(compression=compression) for compression in compressions]
     plain = predict_job(jobs[0], cluster)
