@@ -38,7 +38,7 @@ def paid_off_text(run: Run, worth: Worth, runs: Iterable[Run]) -> str:
 
 
 def _price(run: Run, before: Run | None, worth: Worth) -> str:
-    """Return a sentence on the loss of a run, against an uncompressed one that ended at the same step, or as shipped."""
+    """Return a sentence on a run's loss: against an uncompressed one that ended at the same step, or as shipped."""
     if before is not None:
         own, plain = (each.stored_summary or each.summary() for each in (run, before))
         if own.loss_mean is not None and plain.loss_mean and own.last_step == plain.last_step:
