@@ -21,8 +21,7 @@
 #
 # Workers that train one model together spend part of every step sending gradients. These can be sent in fewer bytes:
 # rounded, reduced to their signs or to their largest elements, or factorised. Each method saves bytes, takes time to
-# pack and unpack, and loses information. Here real processes pack and send every byte, over links that are limited to a
-# stated bandwidth.
+# pack and unpack, and loses information.
 
 # %%
 import pandas as pd
@@ -34,6 +33,9 @@ from shardscope_widgets import Trace, TrainingLab, figures, say
 MODEL = "gpt-nano"
 LINK = ss.Link(bandwidth="100 Mbit/s", latency="1 ms")  # the link between your own machines
 job = ss.Job(model=MODEL, data="python-source", strategy="ring", batch=16, world_size=2, link=LINK)
+say(
+    f"Without compression, each of {job.world_size} workers sends {ss.predict(job).sent_bytes.max():,} bytes per step."
+)
 
 # %% [markdown]
 # ## On which link does compression pay off, and with which method?
@@ -48,8 +50,8 @@ whole
 # %% [markdown]
 # ## Is the prediction right?
 #
-# Real processes run on the link: uncompressed, with the method that is recommended, and with others. The same call
-# now marks them on the curve, and says what they took.
+# Real processes pack and send every byte, over the link: uncompressed, with the method that is recommended, and with
+# others. The same call now marks them on the curve, and says what they took.
 
 
 # %%

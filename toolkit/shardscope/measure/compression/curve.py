@@ -316,10 +316,11 @@ class Worth(Shown):
 
     def _ipython_display_(self) -> None:
         """Show the sentences and the curve, as notebooks ask for it."""
-        from IPython.display import HTML, display
+        from IPython.display import Markdown, display
 
         figures = importlib.import_module("shardscope_widgets.figures")  # a higher floor
-        display(HTML(Sentences(self.sentences).html()))
+        first, *rest = self.sentences
+        display(Markdown("\n\n".join([f"**{first}**", *rest])))
         display(figures.compression_speedup(self))
 
 
