@@ -498,7 +498,10 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         entry = self._book.entries.get(self.focus)
         self.screen.draw_faults(entry)
         is_over = entry is not None and not entry.is_alive and bool(entry.trace.steps)
-        self.screen.outcome.want(entry.run if entry is not None and is_over else None)
+        ended = entry.run if entry is not None and is_over else None
+        self.screen.outcome.want(ended)
+        is_idle = not any(each.is_alive for each in self._book.entries.values())
+        self.screen.payoff.want(ended, self.runs, is_idle=is_idle)
 
     def _want_advice(self) -> None:
         """Request an explanation of the run in focus.
@@ -537,6 +540,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self.screen.forecast.begin()
         self.place.begin()
         self.screen.outcome.begin()
+        self.screen.payoff.begin()
         self.screen.advice.begin()
         self.screen.ghosts.begin()
         self._redraw()

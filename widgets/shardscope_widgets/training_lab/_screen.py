@@ -23,6 +23,7 @@ from shardscope_widgets.training_lab._forecast import Forecast
 from shardscope_widgets.training_lab._ghosts import Ghosts
 from shardscope_widgets.training_lab._history import History
 from shardscope_widgets.training_lab._outcome import OutcomePanel
+from shardscope_widgets.training_lab._payoff import PayoffPanel
 from shardscope_widgets.training_lab._place import Place
 from shardscope_widgets.training_lab._presets import Preset, PresetBar
 from shardscope_widgets.training_lab._runbook import RunEntry
@@ -78,7 +79,7 @@ class Screen:
         self.frame = Frame(title="Training Lab", about=ABOUT)
         self.plan, self.status, self.problem = (widgets.HTML() for _ in range(3))
         self.table = table
-        self.forecast, self.outcome = Forecast(on_found), OutcomePanel()
+        self.forecast, self.outcome, self.payoff = Forecast(on_found), OutcomePanel(), PayoffPanel()
         self.advice, self.ghosts = advice, ghosts
         self.presets, self.place = PresetBar(on_preset), place
         self.topics = controls.Topics(choices, self.controls, self.options, place.box, lambda: place.title)
@@ -92,7 +93,7 @@ class Screen:
         tabs = {
             "One step": widgets.VBox([step_bar, breaker.said, self.player]),
             "Live": widgets.VBox([self.live.box, self.panels.box]), "Side by side": table.box,
-            "Predicted": self.outcome.box,
+            "Predicted": self.outcome.box, "Compression": self.payoff.box,
             "Faults": widgets.VBox([breaker.box, self.faults.box]),
         }  # fmt: skip
         self.tabs = widgets.Tab(list(tabs.values()), titles=tuple(tabs), selected_index=[*tabs].index("Live"))
@@ -107,7 +108,16 @@ class Screen:
         bar = classed(widgets.HBox([*first, buttons, self.status]), "ss-first", "ss-controls")
         said = classed(widgets.VBox([self.plan, self.forecast.box]), "ss-said")
         left = widgets.VBox([said, self.topics, self.history])
-        right = widgets.VBox([self.resumer.box, self.advice.box, self.problem, check_box, self.tabs])
+        right = widgets.VBox(
+            [
+                self.resumer.box,
+                self.payoff.said,
+                self.advice.box,
+                self.problem,
+                check_box,
+                self.tabs,
+            ]
+        )
         return self.frame, self.presets, bar, columns(left, right)
 
     def say_plan(self, text: str, *, is_possible: bool) -> None:
