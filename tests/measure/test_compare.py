@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -208,6 +210,21 @@ def test_there_is_no_column_without_a_figure(ran: Run) -> None:
     assert with_twin.columns == ("predicted", "simulated", "measured")
     assert with_twin.frame()["simulated"].tolist()[0] == 1.5
     assert "1.5 s" in repr(with_twin) and "1.5 s" in with_twin._repr_html_()
+    assert "Simulated values are shown where they differ" in repr(with_twin)
+
+
+def test_a_simulation_that_repeats_the_prediction_is_a_sentence_and_no_column(ran: Run) -> None:
+    rows = [replace(row, simulated=row.predicted * (1 + 1e-9)) for row in compare(ran).rows]
+    found = Comparison("id", "label", "this machine", tuple(rows), ())
+    assert found.columns == ("predicted", "simulated", "measured")
+    text = repr(found)
+    assert "The simulated step agrees with the prediction in every term, so it has no column." in text
+    assert "simulated error" not in text
+
+
+def test_the_times_of_one_rank_say_which_rank_it_is(ran: Run) -> None:
+    text = repr(compare(ran))
+    assert re.search(r"^Time of a step, rank \d, which computes longest", text, re.MULTILINE)
 
 
 def test_text_and_html_have_each_row_and_escape_names(ran: Run) -> None:

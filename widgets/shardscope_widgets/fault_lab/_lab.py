@@ -58,6 +58,7 @@ class FaultLab(widgets.VBox):  # type: ignore[misc]
         bar = classed(widgets.HBox([self.chooser.control, self.chooser.again]), "ss-run-bar")
         self.children = (
             Frame(title="Fault Lab", about=ABOUT), bar, self.status, self._problem, self.breaker.box, self.view.box,
+            self.breaker.resize_box,
         )  # fmt: skip
         classed(self, "ss-lab", "ss-fault-lab")
         self.chooser.offer("")

@@ -76,15 +76,18 @@ def _differs(value: Any, default: Any) -> bool:
 
 
 def fallback_html(inner: str) -> str:
-    """Return static output to show below a lab: `inner`, and the banner if a reloaded page has no lab to show.
+    """Return static output to show in place of a lab: `inner`, and the banner if a reloaded page has no lab to show.
 
-    The banner's style hides it if the output above contains a lab, and delays it while a lab may still be loading.
+    Both are hidden while the output above contains a lab, which shows the same; the banner waits while a lab may still
+    be loading.
     """
     rule = (
         ".ss-fallback{display:none}"
         ".jp-OutputArea:not(:has(.ss-lab)) .ss-fallback{display:block!important;"
         "animation:ss-late 0s 3s backwards;border-left:4px solid #c49a0c;padding:8px 12px}"
         ".jp-OutputArea:has(.ss-fallback):not(:has(.ss-lab)) .jp-OutputArea-output.jupyter-widgets{font-size:0}"
+        ".jp-OutputArea:has(.ss-lab) .ss-stored{display:none}"
         "@keyframes ss-late{from{visibility:hidden}}"
     )
-    return f'<style>{rule}</style><div class="ss-fallback" style="display:none">{GONE}</div>{inner}'
+    stored = f'<div class="ss-stored">{inner}</div>'
+    return f'<style>{rule}</style><div class="ss-fallback" style="display:none">{GONE}</div>{stored}'

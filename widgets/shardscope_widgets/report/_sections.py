@@ -12,8 +12,8 @@ from shardscope.show import Table
 from shardscope_widgets import figures
 from shardscope_widgets.figures import _consensus, _curves, _pipeline, _staleness, _timeline, theme
 from shardscope_widgets.figures._agreement import AgreementRow, agreement_info, draw_agreement
-from shardscope_widgets.figures._memory_kinds import KIND_NAMES
-from shardscope_widgets.figures._stacks import RunBars, StackBar, draw_stacks
+from shardscope_widgets.figures._memory_kinds import LAYERS
+from shardscope_widgets.figures._stacks import Layer, RunBars, StackBar, draw_stacks
 from shardscope_widgets.figures._step_parts import StepPartsRow, draw_step_parts, step_parts_info
 from shardscope_widgets.html import runs_html
 from shardscope_widgets.report._page import Page
@@ -102,31 +102,29 @@ def _sizes(page: Page, group: Group, *, is_first: bool) -> list[str]:
     """Return two figures side by side: the bytes that ranks send, and the bytes that they hold."""
     sent = [StackBar(e.label, (round(e.row.bytes_per_step),)) for e in group.parallel if e.row.bytes_per_step]
     held = [
-        StackBar(entry.label, tuple(entry.held.get(kind, 0) for kind in MEMORY_KINDS))
+        StackBar(entry.label, tuple(entry.held.get(kind, 0) for kind in MEMORY_KINDS), entry.row.held_bytes)
         for entry in group.entries
         if entry.held
     ]
     shown = []
     if held:
         kinds = [place for place, kind in enumerate(MEMORY_KINDS) if any(bar.sizes[place] for bar in held)]
-        layers = [
-            (KIND_NAMES.get(MEMORY_KINDS[k], MEMORY_KINDS[k]), theme.MEMORY_LOOKS[MEMORY_KINDS[k]])
-            for k in kinds
-        ]
         bars = [bar._replace(sizes=tuple(bar.sizes[k] for k in kinds)) for bar in held]
-        shown.append(page.figure(_stacked(bars, layers), _MEMORY))
+        shown.append(page.figure(_stacked(bars, [LAYERS[k] for k in kinds]), _MEMORY))
     if sent:
-        figure = _stacked(sent, [("sent", theme.SPAN_LOOKS["all_reduce"])]).update_layout(showlegend=False)
+        figure = _stacked(sent, [Layer("sent", theme.SPAN_LOOKS["all_reduce"])]).update_layout(
+            showlegend=False
+        )
         title = theme.note("<b>Sent per step</b>, all ranks together", x=0, y=1) | {"yshift": 6}
         shown.append(page.figure(figure.update_layout(annotations=[title], margin_t=36), _SENT))
     finding = f"{'' if is_first else memory_text(group)} {saving_text(group)}".strip()
     return _told(page, group, "Memory and bytes sent", finding, *shown) if shown else []
 
 
-def _stacked(bars: Sequence[StackBar], layers: Sequence[tuple[str, theme.RunStyle]]) -> go.Figure:
+def _stacked(bars: Sequence[StackBar], layers: Sequence[Layer]) -> go.Figure:
     """Draw one bar per run, the smallest first, with room for its label on a narrow screen."""
-    figure = draw_stacks([RunBars("", tuple(sorted(bars, key=lambda bar: bar.total)))], layers)
-    return figure.update_layout(xaxis_range=[0, 1.32 * max(bar.total for bar in bars)], xaxis_nticks=5)
+    figure = draw_stacks([RunBars("", tuple(sorted(bars, key=lambda bar: bar.end)))], layers)
+    return figure.update_layout(xaxis_range=[0, 1.32 * max(bar.end for bar in bars)], xaxis_nticks=5)
 
 
 def strategies_section(page: Page, entries: Iterable[Entry]) -> str:

@@ -208,7 +208,9 @@ def _lines(subject: Subject, told: _Told) -> list[str]:
     lines = [told.problem and safe(told.problem), told.found and safe(told.found.sentence)]
     if told.verdict is not None:
         so_far = "So far: " if told.so_far else ""
-        lines.insert(0, f"<b>{so_far}{safe(told.verdict.finding)}</b> {safe(told.verdict.more)}".strip())
+        more = safe(told.verdict.more)
+        folded = f"<details><summary>Speed</summary>{more}</details>" if more else ""
+        lines.insert(0, f"<b>{so_far}{safe(told.verdict.finding)}</b>{folded}")
     kept = [line for line in lines if line]
     if kept and subject.is_named:
         kept[0] = f"{swatch(subject.look)}{safe(subject.label)}: {kept[0]}"

@@ -85,6 +85,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self._seen_at = self._detailed_at = 0.0
         self._planned: tuple[Job, EmulatedCluster | None] | None = None
         self._due = self._stale = self._has_chosen = self._is_filling = False
+        self._is_empty = True
         self._of_preset: dict[str, str] = {}
         self._published = ""
         self._display_id: str | None = None
@@ -203,7 +204,8 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         finally:
             self._is_filling = False
         self._replan()
-        self.screen.tabs.selected_index = 0
+        self._is_empty = False
+        self.screen.show_step()
 
     def resume(self, run: Run) -> Run:
         """Start a run that continues `run` from its newest checkpoint, as the Resume button does.
@@ -391,6 +393,9 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self._keep_to_one_group()
         if self.focus not in self.shown:
             self.focus = self.shown[-1] if self.shown else ""
+        if self.shown and self._is_empty:
+            self._is_empty = False
+            self.screen.show_live()
         self.problem = ""
         self.refresh()
 

@@ -85,14 +85,17 @@ class LiveView:
         info = _overview.overview_info(traces, view=view)
         places = _overview.run_properties(info)
         lines = [line for place in places for line in place] or _overview.NOTHING
+        more: list[dict[str, Any]] = []
         predicted = next((trace for trace in traces if trace.run_id == focus and ghost is not None), None)
-        more = [] if predicted is None or ghost is None else _ghosts.overview_ghosts(predicted, ghost)
+        if predicted is not None and ghost is not None:
+            bars = info.memory.runs[list(traces).index(predicted)] if info.memory.is_held else None
+            more = _ghosts.overview_ghosts(predicted, ghost, bars.ranks if bars else ())
         self.overview.put(lines, _overview.overview_layout(info), more)
         keys = [_run_key(curve) for curve in info.loss.curves]
         if more and predicted is not None:
             dashed = RunStyle(theme.GREY, dash="dash")
             keys.append(
-                f"<span>{swatch(dashed)}predicted for {safe(predicted.label)}; ◆ peak memory per rank</span>"
+                f"<span>{swatch(dashed)}predicted for {safe(predicted.label)} (◆ peak memory per rank)</span>"
             )
         self.legend.value = f'<div class="ss-legend">{"".join(keys) or _EMPTY}</div>'
         gap = "" if predicted is None or ghost is None else _ghosts.overview_gap(predicted, ghost)
