@@ -19,6 +19,7 @@ from shardscope_widgets.kit.form import check_options
 from shardscope_widgets.kit.frame import LAB_CSS, Frame
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.markup import classed, columns, status_html
+from shardscope_widgets.kit.still import Still
 from shardscope_widgets.words import bytes_text, duration_text, plural
 
 ABOUT = "all values are computed from formulas; hover over a curve for its formula, inputs and source"
@@ -28,7 +29,7 @@ class _Frame(Frame):
     _css = LAB_CSS + files(__package__).joinpath("calculator.css").read_text(encoding="utf-8")
 
 
-class CommunicationCalculator(widgets.VBox, CommunicationInputs):  # type: ignore[misc]
+class CommunicationCalculator(Still, widgets.VBox, CommunicationInputs):  # type: ignore[misc]
     """Compare collective algorithms: time and traffic by message size and number of workers, crossovers, efficiency.
 
     Every trait of `CommunicationInputs` can be passed here or set later: ``calculator.workers = 256``.
@@ -67,6 +68,10 @@ class CommunicationCalculator(widgets.VBox, CommunicationInputs):  # type: ignor
         frame.offer_copy(self, [*CommunicationInputs.class_own_traits()])
         self.children = (frame, columns(left, right))
         classed(self, "ss-lab", "ss-comm")
+
+    def kept(self) -> list[widgets.Widget | str]:
+        """Return the parts of the picture that stays in a saved notebook."""
+        return [self.status, self.problem, self.tabs, self.table]
 
     def draw(self) -> None:
         """Recompute the results and redraw the visible tab; hidden tabs are redrawn when they are next shown."""

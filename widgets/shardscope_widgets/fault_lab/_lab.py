@@ -17,6 +17,7 @@ from shardscope_widgets.kit.form import check_options
 from shardscope_widgets.kit.frame import Frame
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.markup import classed, status_html
+from shardscope_widgets.kit.still import Still
 from shardscope_widgets.kit.run_chooser import RunChooser
 from shardscope_widgets.trace import Trace
 
@@ -25,7 +26,7 @@ DRAW_EVERY_S = 0.5
 """Time between two redraws of a run that has not ended, in seconds."""
 
 
-class FaultLab(widgets.VBox):  # type: ignore[misc]
+class FaultLab(Still, widgets.VBox):  # type: ignore[misc]
     """Timeline of a run's faults: when each rank trained, failed and restarted, and lost steps; with fault buttons.
 
     The lab follows a run until it ends, and shows an ended run from its directory.
@@ -97,6 +98,10 @@ class FaultLab(widgets.VBox):  # type: ignore[misc]
         if hasattr(self, "_clock"):
             self._clock.stop()
         super().close()
+
+    def kept(self) -> list[widgets.Widget | str]:
+        """Return the parts of the picture that stays in a saved notebook."""
+        return [self.status, self._problem, self.view.box]
 
     def _wire(self) -> None:
         callback = self._guard.callback

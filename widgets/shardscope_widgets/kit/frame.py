@@ -73,18 +73,3 @@ def _differs(value: Any, default: Any) -> bool:
     if isinstance(value, float) and isinstance(default, float):
         return not isclose(value, default)
     return bool(value != default)
-
-
-def fallback_html(inner: str) -> str:
-    """Return static output to show below a lab: `inner`, and the banner if a reloaded page has no lab to show.
-
-    The banner's style hides it if the output above contains a lab, and delays it while a lab may still be loading.
-    """
-    rule = (
-        ".ss-fallback{display:none}"
-        ".jp-OutputArea:not(:has(.ss-lab)) .ss-fallback{display:block!important;"
-        "animation:ss-late 0s 3s backwards;border-left:4px solid #c49a0c;padding:8px 12px}"
-        ".jp-OutputArea:has(.ss-fallback):not(:has(.ss-lab)) .jp-OutputArea-output.jupyter-widgets{font-size:0}"
-        "@keyframes ss-late{from{visibility:hidden}}"
-    )
-    return f'<style>{rule}</style><div class="ss-fallback" style="display:none">{GONE}</div>{inner}'

@@ -20,6 +20,8 @@ import traitlets as t
 from ipywidgets import widget_serialization
 from plotly.offline import get_plotlyjs
 
+from shardscope_widgets.kit.svg import figure_svg
+
 
 class Library(anywidget.AnyWidget):
     """Plotly's script, as text."""
@@ -73,6 +75,10 @@ class LiveFigure(anywidget.AnyWidget):
         """Show a complete figure, without the template."""
         whole = figure.to_plotly_json()
         self.figure = {"data": whole["data"], "layout": whole["layout"]}
+
+    def svg(self) -> str:
+        """Return the figure as an SVG document; empty if it has no traces."""
+        return figure_svg(self.figure, label=self.label) if self.figure["data"] else ""
 
     @property
     def traces(self) -> list[dict[str, Any]]:

@@ -40,6 +40,7 @@ from shardscope_widgets.kit.markup import (
     status_html,
     words_html,
 )
+from shardscope_widgets.kit.still import Still
 from shardscope_widgets.kit.swatch import chip
 from shardscope_widgets.memory_calculator import _controls
 from shardscope_widgets.memory_calculator._choices import LAYOUT_FIELDS, MemoryChoices
@@ -57,7 +58,7 @@ class _Frame(Frame):
     _css = LAB_CSS + files(__package__).joinpath("memory.css").read_text(encoding="utf-8")
 
 
-class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
+class MemoryCalculator(Still, widgets.VBox, MemoryChoices):  # type: ignore[misc]
     """Choose a model, a device and a layout, and see the memory of each pipeline stage.
 
     Without arguments, the calculator shows GPT-3 on 1,024 devices. If a model or a degree of parallelism is given, all
@@ -103,6 +104,10 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
         frame = _Frame(title="Memory Calculator", about=ABOUT)
         frame.offer_copy(self, [*MemoryChoices.class_own_traits()], together=_SIZES)
         return frame, bar, columns(left, right)
+
+    def kept(self) -> list[widgets.Widget | str]:
+        """Return the parts of the picture that stays in a saved notebook."""
+        return [self._status, self._problem, self._size, self.figure, self._words, self._table]
 
     def __repr__(self) -> str:
         return f"MemoryCalculator({self._model.name}: {self.verdict.sentence or self.problem})"

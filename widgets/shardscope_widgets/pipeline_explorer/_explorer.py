@@ -18,6 +18,7 @@ from shardscope_widgets.kit.form import check_options, in_groups, own_trait
 from shardscope_widgets.kit.frame import LAB_CSS, Frame
 from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.kit.markup import classed, columns, heading, status_html, words_html
+from shardscope_widgets.kit.still import Still
 from shardscope_widgets.pipeline_explorer._comparison import comparison_html, comparison_info
 from shardscope_widgets.words import duration_text, safe
 
@@ -40,7 +41,7 @@ class _Frame(Frame):
     _css = LAB_CSS + files(__package__).joinpath("explorer.css").read_text(encoding="utf-8")
 
 
-class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
+class PipelineExplorer(Still, widgets.VBox):  # type: ignore[misc]
     """Choose a schedule and its parameters; see every operation, the bubble, and the activations that each rank holds.
 
     Args:
@@ -127,6 +128,10 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
         classed(self, "ss-lab", "ss-explorer")
         self.observe(lambda _: self.refresh(), list(self.class_own_traits()))
         self.refresh()
+
+    def kept(self) -> list[widgets.Widget | str]:
+        """Return the parts of the picture that stays in a saved notebook."""
+        return [self._status, self.figure, self._words, self._table]
 
     def _panel(self) -> widgets.VBox:
         """Return the controls stacked vertically, in groups with headings."""

@@ -16,8 +16,11 @@ from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope.runlog.step_events import StepEvents
 from shardscope.runtime import Run
 from shardscope_widgets.figures import theme
+from shardscope_widgets.kit.markup import words_html
+from shardscope_widgets.kit.still import Still
 from shardscope_widgets.step_player._cells import cells_of
-from shardscope_widgets.step_player._picture import write_picture
+from shardscope_widgets.step_player._picture import MOST_RANKS, picture_svg, write_picture
+from shardscope_widgets.words import duration_text, plural
 
 EMPTY = "No step has been recorded yet. A run records the messages of its third step."
 _SCRIPTS = ("data.js", "stage.js", "timeline.js", "player.js")
@@ -58,7 +61,7 @@ def _text(name: str) -> str:
 _SCRIPT = "\n".join(map(_text, _SCRIPTS))
 
 
-class StepPlayer(anywidget.AnyWidget):
+class StepPlayer(Still, anywidget.AnyWidget):
     """An animation of one training step: what each rank holds, messages, timeline and memory.
 
     It plays automatically in a loop, unless the reader's system requests reduced motion. Space plays and pauses, the
@@ -160,6 +163,19 @@ class StepPlayer(anywidget.AnyWidget):
             SpecError: No step is shown, or it has more than 8 ranks.
         """
         return write_picture(self._shown(), path, seconds=seconds)
+
+    def kept(self) -> list[StepPlayer | str]:
+        """Return the parts of the picture that stays in a saved notebook."""
+        said = EMPTY
+        if self.step_events is not None:
+            step = self.step_events
+            said = f"{step.label}, {step.origin}: a step takes {duration_text(step.step_time_s)} on {plural(step.world_size, 'rank')}."
+        return [words_html(said), self, words_html(self.note)]
+
+    def svg(self, *, seconds: float = 14.0) -> str:
+        """Return an animated SVG of this step; empty without a step, or with more ranks than a picture shows."""
+        step = self.step_events
+        return "" if step is None or step.world_size > MOST_RANKS else picture_svg(step, seconds=seconds)
 
     def _shown(self) -> StepEvents:
         if self.step_events is None:

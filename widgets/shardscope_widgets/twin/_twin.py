@@ -19,11 +19,12 @@ from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.hit_rate import HitRate
 from shardscope_widgets.kit.markup import classed
 from shardscope_widgets.kit.run_chooser import RunChooser
+from shardscope_widgets.kit.still import Still
 from shardscope_widgets.twin._findings import AS_RUN, HERE, Findings
 from shardscope_widgets.twin._screen import Screen
 
 
-class Twin(widgets.VBox, Background):  # type: ignore[misc]
+class Twin(Still, widgets.VBox, Background):  # type: ignore[misc]
     """Compare a run with its prediction and its simulation: every term, the causes of the difference, and one step.
 
     The comparison is computed in a separate thread, so that the cell returns at once.
@@ -87,6 +88,10 @@ class Twin(widgets.VBox, Background):  # type: ignore[misc]
             self.run_id = self._chooser.first
         else:
             self._begin()
+
+    def kept(self) -> list[widgets.Widget | str]:
+        """Return the parts of the picture that stays in a saved notebook."""
+        return [self.screen.status, self._problem, self.screen.details]
 
     def _wire(self) -> None:
         callback, screen = self._guard.callback, self.screen
