@@ -69,8 +69,7 @@ class CommunicationCalculator(Still, widgets.VBox, CommunicationInputs):  # type
         self.children = (frame, columns(left, right))
         classed(self, "ss-lab", "ss-comm")
 
-    def kept(self) -> list[widgets.Widget | str]:
-        """Return the parts of the picture that stays in a saved notebook."""
+    def _kept(self) -> list[widgets.Widget | str]:
         return [self.status, self.problem, self.tabs, self.table]
 
     def draw(self) -> None:

@@ -17,8 +17,8 @@ from shardscope_widgets.kit.form import check_options
 from shardscope_widgets.kit.frame import Frame
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.markup import classed, status_html
-from shardscope_widgets.kit.still import Still
 from shardscope_widgets.kit.run_chooser import RunChooser
+from shardscope_widgets.kit.still import Still
 from shardscope_widgets.trace import Trace
 
 ABOUT = "what failed, how the run recovered, and which steps were lost"
@@ -99,9 +99,8 @@ class FaultLab(Still, widgets.VBox):  # type: ignore[misc]
             self._clock.stop()
         super().close()
 
-    def kept(self) -> list[widgets.Widget | str]:
-        """Return the parts of the picture that stays in a saved notebook."""
-        return [self.status, self._problem, self.view.box]
+    def _kept(self) -> list[widgets.Widget | str]:
+        return [self.status, self._problem, self.view.figure, self.view.words]
 
     def _wire(self) -> None:
         callback = self._guard.callback

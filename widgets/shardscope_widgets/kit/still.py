@@ -1,9 +1,9 @@
 """A picture of a panel below the panel itself, for a notebook that is read where no kernel runs.
 
-A saved notebook holds no widgets: it is read on GitHub, as a page of nbconvert, or in a new session of JupyterLab. So each
-panel publishes, as a second output of its cell, what is on its screen at the moment: its texts, and its figures as SVG
-images. The output is hidden while the live panel is in the page. It is text/html, which all of these viewers show, and
-its images are `img` elements, which viewers keep that remove inline SVG from notebooks they do not trust.
+A saved notebook holds no widgets: it is read on GitHub, as a page of nbconvert, or in a new session of JupyterLab. So
+each panel publishes, as a second output of its cell, what is on its screen at the moment: its texts, and its figures as
+SVG images. The output is hidden while the live panel is in the page. It is text/html, which all of these viewers show,
+and its images are `img` elements, which viewers keep that remove inline SVG from notebooks they do not trust.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Iterable, Sequence
 from html import escape, unescape
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 from uuid import uuid4
 from weakref import WeakSet
 
@@ -21,25 +21,19 @@ import ipywidgets as widgets
 from IPython.core.getipython import get_ipython
 from IPython.display import display, update_display
 
-from shardscope_widgets.kit.frame import GONE
+from shardscope_widgets.kit.live_figure import LiveFigure
 
 PUBLISH_EVERY_S = 3.0
 """Least time between two updates of a picture during a run or while a slider moves, in seconds."""
+SAVED = "A picture of this panel; run this cell to use the panel."
+"""Text above the picture where a page of Jupyter has no live panel to show, as after a restart and a reload."""
 _LOOK = (
     ".ss-still{max-width:900px}.ss-still img{max-width:100%}.ss-still .ss-status{font-weight:600;margin:.3em 0}"
-    ".ss-still .ss-words,.ss-still .ss-note{margin:.3em 0}.ss-still .ss-numbers{display:flex;flex-wrap:wrap;gap:8px 28px}"
-    ".ss-still .ss-numbers b{display:block;font-size:1.5em}.ss-still .ss-legend span{margin-right:1em}"
+    ".ss-still .ss-words,.ss-still .ss-note{margin:.3em 0}.ss-still .ss-numbers{display:flex;flex-wrap:wrap;"
+    "gap:8px 28px}.ss-still .ss-numbers b{display:block;font-size:1.5em}"
 )
 _shown: WeakSet[Still] = WeakSet()
 """Panels whose pictures are in a notebook."""
-
-
-@runtime_checkable
-class Drawn(Protocol):
-    """A widget that can be drawn without a browser."""
-
-    def svg(self) -> str:
-        """Return the widget as an SVG document; empty if there is nothing to draw."""
 
 
 class Still:
@@ -48,15 +42,15 @@ class Still:
     _display_id = ""
     _published = ""
     _timer: threading.Timer | None = None
-    _is_stale = False
+    _is_behind = False
 
-    def kept(self) -> Iterable[widgets.Widget | str]:
+    def _kept(self) -> Iterable[widgets.Widget | str]:
         """Return the parts of the panel that its picture shows: figures, texts, boxes of these, and HTML."""
         raise NotImplementedError
 
-    def still(self) -> str:
+    def _still(self) -> str:
         """Return the picture of the panel as HTML."""
-        return "".join(map(_part_html, self.kept()))
+        return "".join(map(_part_html, self._kept()))
 
     def _begin_showing(self) -> None:
         """Start what only a panel on a screen needs."""
@@ -69,29 +63,32 @@ class Still:
         display(data, raw=True, metadata=metadata)
         self._begin_showing()
         self._display_id = self._display_id or uuid4().hex
-        self._published = self.still()
+        self._published = self._still()
         display(self._bundle(), raw=True, display_id=self._display_id)
         shell = get_ipython()
         if self not in _shown and shell is not None:
             _shown.add(self)
             if _publish_all not in shell.events.callbacks["post_run_cell"]:
                 shell.events.register("post_run_cell", _publish_all)
-            for part in _leaves(self.kept()):
-                part.observe(self._become_stale, [name for name in ("value", "figure", "events") if part.has_trait(name)])
+            for part in (self, *_leaves(self._kept())):
+                part.observe(
+                    self._fall_behind,
+                    [name for name in ("value", "figure", "events") if part.has_trait(name)],
+                )
 
-    def publish(self) -> None:
+    def _publish(self) -> None:
         """Update the picture in the notebook if the panel has changed."""
-        self._is_stale = False
-        picture = self.still()
+        self._is_behind = False
+        picture = self._still()
         if self._display_id and picture != self._published:
             self._published = picture
             update_display(self._bundle(), raw=True, display_id=self._display_id)
 
-    def _become_stale(self, _change: object) -> None:
+    def _fall_behind(self, _change: object) -> None:
         """Publish a little later, so that a slider that moves is not slowed down."""
-        self._is_stale = True
+        self._is_behind = True
         if self._timer is None or not self._timer.is_alive():
-            self._timer = threading.Timer(PUBLISH_EVERY_S, self.publish)
+            self._timer = threading.Timer(PUBLISH_EVERY_S, self._publish)
             self._timer.daemon = True
             self._timer.start()
 
@@ -105,21 +102,21 @@ class Still:
             "@keyframes ss-late{from{visibility:hidden}}"
         )
         html = (
-            f'<style>{rules}{_LOOK}</style><div class="ss-fallback" style="display:none">{GONE}</div>'
+            f'<style>{rules}{_LOOK}</style><div class="ss-fallback" style="display:none">{SAVED}</div>'
             f'<div class="ss-still ss-still-{self.model_id}">{self._published}</div>'  # type: ignore[attr-defined]
         )
         return {"text/html": html, "text/plain": ""}
 
     def __repr__(self) -> str:
-        headline = next(filter(None, (_text(each) for each in self.kept())), "")
+        headline = next(filter(None, (_text(each) for each in self._kept())), "")
         return f"{type(self).__name__}: {headline}"
 
 
 def _publish_all(*_result: Any) -> None:
     """Publish what a cell has changed, also if no time is left for a timer, as after the last cell of a notebook."""
     for panel in list(_shown):
-        if panel._is_stale:  # noqa: SLF001
-            panel.publish()
+        if panel._is_behind:  # noqa: SLF001
+            panel._publish()  # noqa: SLF001
 
 
 def _leaves(parts: Iterable[widgets.Widget | str]) -> Iterable[widgets.Widget]:
@@ -138,8 +135,8 @@ def _part_html(part: widgets.Widget | str) -> str:
         return ""
     if isinstance(part, widgets.HTML):
         return str(part.value)
-    if isinstance(part, Drawn):
-        return image_html(part.svg(), str(getattr(part, "label", "")))
+    if isinstance(part, LiveFigure):
+        return image_html(part.svg(), part.label)
     return "".join(map(_part_html, _inside(part)))
 
 

@@ -105,8 +105,7 @@ class MemoryCalculator(Still, widgets.VBox, MemoryChoices):  # type: ignore[misc
         frame.offer_copy(self, [*MemoryChoices.class_own_traits()], together=_SIZES)
         return frame, bar, columns(left, right)
 
-    def kept(self) -> list[widgets.Widget | str]:
-        """Return the parts of the picture that stays in a saved notebook."""
+    def _kept(self) -> list[widgets.Widget | str]:
         return [self._status, self._problem, self._size, self.figure, self._words, self._table]
 
     def __repr__(self) -> str:

@@ -129,8 +129,7 @@ class PipelineExplorer(Still, widgets.VBox):  # type: ignore[misc]
         self.observe(lambda _: self.refresh(), list(self.class_own_traits()))
         self.refresh()
 
-    def kept(self) -> list[widgets.Widget | str]:
-        """Return the parts of the picture that stays in a saved notebook."""
+    def _kept(self) -> list[widgets.Widget | str]:
         return [self._status, self.figure, self._words, self._table]
 
     def _panel(self) -> widgets.VBox:

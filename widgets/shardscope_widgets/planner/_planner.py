@@ -123,8 +123,7 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
         self._wire()
         self._guard.callback(self.search)()
 
-    def kept(self) -> list[widgets.Widget | str]:
-        """Return the parts of the picture that stays in a saved notebook."""
+    def _kept(self) -> list[widgets.Widget | str]:
         screen = self.screen
         return [screen.status, screen.problem, screen.chosen, screen.mesh, screen.mesh_words, screen.note]
 

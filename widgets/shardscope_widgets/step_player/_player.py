@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anywidget
+import ipywidgets as widgets
 import traitlets as t
 
 from shardscope.errors import SpecError
@@ -17,7 +18,7 @@ from shardscope.runlog.step_events import StepEvents
 from shardscope.runtime import Run
 from shardscope_widgets.figures import theme
 from shardscope_widgets.kit.markup import words_html
-from shardscope_widgets.kit.still import Still
+from shardscope_widgets.kit.still import Still, image_html
 from shardscope_widgets.step_player._cells import cells_of
 from shardscope_widgets.step_player._picture import MOST_RANKS, picture_svg, write_picture
 from shardscope_widgets.words import duration_text, plural
@@ -164,18 +165,14 @@ class StepPlayer(Still, anywidget.AnyWidget):
         """
         return write_picture(self._shown(), path, seconds=seconds)
 
-    def kept(self) -> list[StepPlayer | str]:
-        """Return the parts of the picture that stays in a saved notebook."""
-        said = EMPTY
-        if self.step_events is not None:
-            step = self.step_events
-            said = f"{step.label}, {step.origin}: a step takes {duration_text(step.step_time_s)} on {plural(step.world_size, 'rank')}."
-        return [words_html(said), self, words_html(self.note)]
-
-    def svg(self, *, seconds: float = 14.0) -> str:
-        """Return an animated SVG of this step; empty without a step, or with more ranks than a picture shows."""
+    def _kept(self) -> list[widgets.Widget | str]:
         step = self.step_events
-        return "" if step is None or step.world_size > MOST_RANKS else picture_svg(step, seconds=seconds)
+        if step is None:
+            return [words_html(EMPTY)]
+        took = f"a step takes {duration_text(step.step_time_s)} on {plural(step.world_size, 'rank')}"
+        drawn = picture_svg(step, seconds=14.0) if step.world_size <= MOST_RANKS else ""
+        said = words_html(f"{step.label}, {step.origin}: {took}.")
+        return [said, image_html(drawn, step.label), words_html(self.note)]
 
     def _shown(self) -> StepEvents:
         if self.step_events is None:

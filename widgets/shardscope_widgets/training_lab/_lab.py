@@ -525,13 +525,18 @@ class TrainingLab(Still, widgets.VBox, JobChoices):  # type: ignore[misc]
 
     # The picture in a saved notebook.
 
-    def kept(self) -> list[widgets.Widget | str]:
-        """Return the parts of the picture that stays in a saved notebook."""
+    def _kept(self) -> list[widgets.Widget | str]:
         screen = self.screen
-        live = [screen.live.legend, screen.live.overview, screen.live.overview_words]
+        live = [screen.live.overview, screen.live.overview_words]
         return [screen.status, screen.problem, *live, summary_html(self._shown_traces())]
 
     def _begin_showing(self) -> None:
-        for part in (self.screen.forecast, self.place, self.screen.outcome, self.screen.advice, self.screen.ghosts):
+        for part in (
+            self.screen.forecast,
+            self.place,
+            self.screen.outcome,
+            self.screen.advice,
+            self.screen.ghosts,
+        ):
             part.begin()
         self._redraw()

@@ -496,7 +496,13 @@ class TuningLab(Still, widgets.VBox, StudyChoices, TrialActs):  # type: ignore[m
 
     # The picture in a saved notebook.
 
-    def kept(self) -> list[widgets.Widget | str]:
-        """Return the parts of the picture that stays in a saved notebook."""
+    def _kept(self) -> list[widgets.Widget | str]:
         screen = self.screen
-        return [screen.status, screen.problem, screen.front, screen.front_words, screen.curves, self._summary.html]
+        return [
+            screen.status,
+            screen.problem,
+            screen.front,
+            screen.front_words,
+            screen.curves,
+            self._summary.html,
+        ]

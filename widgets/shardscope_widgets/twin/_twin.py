@@ -89,9 +89,11 @@ class Twin(Still, widgets.VBox, Background):  # type: ignore[misc]
         else:
             self._begin()
 
-    def kept(self) -> list[widgets.Widget | str]:
-        """Return the parts of the picture that stays in a saved notebook."""
-        return [self.screen.status, self._problem, self.screen.details]
+    def _kept(self) -> list[widgets.Widget | str]:
+        screen = self.screen
+        is_hidden = screen.details.layout.display == "none"
+        details = [screen.table, screen.residual, screen.explained, screen.gantt, screen.words]
+        return [screen.status, self._problem, *([] if is_hidden else details)]
 
     def _wire(self) -> None:
         callback, screen = self._guard.callback, self.screen

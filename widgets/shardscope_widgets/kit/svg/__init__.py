@@ -7,17 +7,19 @@ none. Figures have a transparent background and grey text, so an image can be re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardscope_widgets.figures import theme
-from shardscope_widgets.kit.svg.axis import SIZE, Axis
+from shardscope_widgets.kit.svg.axis import Axis
 from shardscope_widgets.kit.svg.marks import DASHES, Marks, axes_of, bars_of, is_across, plain
-from shardscope_widgets.kit.svg.text import text_size, text_svg
+from shardscope_widgets.kit.svg.text import DEFAULT, text_size, text_svg
 
 WIDTH = 860
 """Width of an image in pixels, about that of a notebook's cell."""
+KEY, ROW = 11, 15
+"""Font size of a legend, and height of its rows, in pixels."""
 _COLOURS = ("#636efa", "#EF553B", "#00cc96", "#ab63fa", "#FFA15A", "#19d3f3", "#FF6692", "#B6E880")
 """Plotly's colours of traces that name none."""
 
@@ -36,6 +38,14 @@ def figure_svg(figure: Mapping[str, Any], *, width: int = WIDTH, label: str = ""
     return _Drawing(figure, width, label).svg()
 
 
+class Legend(NamedTuple):
+    """A legend: its title, and rows of the left edges and the numbers of traces."""
+
+    title: str
+    rows: list[list[tuple[float, int]]]
+    is_below: bool
+
+
 class _Drawing:
     def __init__(self, figure: Mapping[str, Any], width: int, label: str) -> None:
         self.layout: Mapping[str, Any] = figure["layout"]
@@ -49,14 +59,19 @@ class _Drawing:
         self.marks = Marks(self.layout.get("colorway") or _COLOURS, self.ink)
         self.bars = bars_of(self.traces, self.layout)
         self.axes = self._axes()
+        self.legends = self._legends()
+        self.above = self._room_above()
+        self.height += self.above
         self.box = self._place()
 
     # Axes and margins.
 
     def _axes(self) -> dict[str, Axis]:
-        used = dict.fromkeys(name for trace in self.traces for name in axes_of(trace)) or {"x": None, "y": None}
+        used = dict.fromkeys(name for trace in self.traces for name in axes_of(trace)) or {
+            "x": None,
+            "y": None,
+        }
         values: dict[str, list[Any]] = {name: [] for name in used}
-        padded: set[str] = set()
         for trace, bars in zip(self.traces, self.bars, strict=True):
             x, y = axes_of(trace)
             if trace["type"] == "bar":
@@ -69,18 +84,23 @@ class _Drawing:
                 continue
             values[x] += plain(trace, "x")
             values[y] += plain(trace, "y")
-            padded |= {y, x} if "markers" in str(trace.get("mode")) or trace["type"] == "scatter" else set()
         for name in used:  # an axis that matches another one has its range
             other = self._settings(name).get("matches")
             if other in values:
                 values[other] = values[name] = [*values[other], *values[name]]
         return {
-            name: Axis(name, self._settings(name), values[name], is_padded=name in padded and name[0] == "y" or self._has_markers(name))
+            name: Axis(name, self._settings(name), values[name], is_padded=self._is_padded(name))
             for name in used
         }
 
-    def _has_markers(self, name: str) -> bool:
-        return any("markers" in str(t.get("mode")) for t in self.traces if name in axes_of(t))
+    def _is_padded(self, name: str) -> bool:
+        """Return whether an axis ends beyond its values: beyond markers, and above and below lines."""
+        modes = [
+            str(trace.get("mode"))
+            for trace in self.traces
+            if trace["type"] == "scatter" and name in axes_of(trace)
+        ]
+        return any(name.startswith("y") or "markers" in mode for mode in modes)
 
     def _settings(self, name: str) -> Mapping[str, Any]:
         return self.layout.get(f"{name[0]}axis{name[1:]}") or {}
@@ -88,28 +108,24 @@ class _Drawing:
     def _place(self) -> tuple[float, float, float, float]:
         """Give each axis its pixels, with margins that hold the labels, and return the box of all plots."""
         margin = {"l": 80, "r": 80, "t": 100, "b": 80} | dict(self.layout.get("margin") or {})
-        right = max(12, margin["r"] - 8)
-        box = (float(margin["l"]), float(margin["t"]), float(self.width - right), float(self.height - margin["b"]))
+        left, bottom = float(margin["l"]), float(self.height - margin["b"])
+        top, right = margin["t"] + self.above, self.width - max(12, margin["r"] - 8)
         for _ in range(2):  # labels depend on the room, and the room on the labels
-            left, top, right, bottom = box
             for axis in self.axes.values():
+                first, span = (left, right - left) if axis.is_x else (bottom, top - bottom)
                 low, high = axis.domain
-                span = (right - left, top - bottom)[not axis.is_x]
-                first = left if axis.is_x else bottom
                 axis.pixels = (first + low * span, first + high * span)
-            need_left = max((self._room(a) for a in self.axes.values() if not a.is_x and self._is_at_edge(a)), default=0)
-            need_below = max((self._room(a) for a in self.axes.values() if a.is_x and self._is_at_edge(a)), default=0)
-            box = (
-                max(margin["l"], need_left + 4), float(margin["t"]), float(self.width) - self.width + right,
-                self.height - max(margin["b"], need_below + 4),
-            )  # fmt: skip
+            rooms = [(axis.is_x, self._room(axis)) for axis in self.axes.values() if self._is_at_edge(axis)]
+            before = left, top, right, bottom
+            left = max([margin["l"], *(room + 4 for is_x, room in rooms if not is_x)])
+            bottom = self.height - max([margin["b"], *(room + 4 for is_x, room in rooms if is_x)])
         self._keep_square()
-        return left, top, right, bottom
+        return before
 
     def _room(self, axis: Axis) -> float:
         across, down = axis.label_room()
         size = down if axis.is_x else across
-        return size + 6 * bool(size) + (SIZE * 1.5 if axis.title else 0)
+        return size + 6 * bool(size) + (DEFAULT * 1.5 if axis.title else 0)
 
     def _is_at_edge(self, axis: Axis) -> bool:
         """Return whether the labels of an axis are beside the box of all plots, on the left or below."""
@@ -136,16 +152,20 @@ class _Drawing:
     def svg(self) -> str:
         below, above = (list(self._shapes(layer)) for layer in ("below", "above"))
         plots, grids = list(self._plots()), list(self._grids())
-        names = [*self._legends(), *self._annotations()]
-        clips = "".join(f'<clipPath id="c{at}">{self._rect(pair)}</clipPath>' for at, pair in enumerate(self._pairs()))
+        names = [*self._keys(), *self._annotations()]
+        clips = "".join(
+            f'<clipPath id="c{at}">{self._rect(pair)}</clipPath>' for at, pair in enumerate(self._pairs())
+        )
         patterns = "".join(f'<pattern id="{name}" {body}' for body, name in self.marks.definitions.items())
         family = escape(str(self.font.get("family") or theme.FONT))
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" width="{self.width}" '
-            f'height="{self.height}" role="img" font-family="{family}" fill="{self.ink}">'
+            f'height="{self.height}" role="img" font-family="{family}" font-size="{DEFAULT}" fill="{self.ink}">'
         )
         title = f"<title>{escape(self.label)}</title>" if self.label else ""
-        return "".join([head, title, f"<defs>{clips}{patterns}</defs>", *below, *grids, *plots, *above, *names, "</svg>"])
+        return "".join(
+            [head, title, f"<defs>{clips}{patterns}</defs>", *below, *grids, *plots, *above, *names, "</svg>"]
+        )
 
     def _pairs(self) -> list[tuple[str, str]]:
         return list(dict.fromkeys(map(axes_of, self.traces)))
@@ -182,7 +202,9 @@ class _Drawing:
         if settings.get("visible") is False or settings.get("showgrid") is False:
             return
         path = "".join(
-            f"M{axis.pixel(at):.1f} {low:.1f}V{high:.1f}" if axis.is_x else f"M{low:.1f} {axis.pixel(at):.1f}H{high:.1f}"
+            f"M{axis.pixel(at):.1f} {low:.1f}V{high:.1f}"
+            if axis.is_x
+            else f"M{low:.1f} {axis.pixel(at):.1f}H{high:.1f}"
             for at, _ in axis.ticks()
         )
         yield f'<path d="{path}" stroke="{settings.get("gridcolor") or theme.GRID}"/>'
@@ -200,15 +222,19 @@ class _Drawing:
         is_named = settings.get("showticklabels") is not False
         for at, text in axis.ticks() if is_named else ():
             if axis.is_x:
-                yield text_svg(text, axis.pixel(at), edge + out, size=axis.size, anchor="middle", up=float(is_far))
+                yield text_svg(
+                    text, axis.pixel(at), edge + out, size=axis.size, anchor="middle", up=float(is_far)
+                )
             else:
-                yield text_svg(text, edge + out, axis.pixel(at), size=axis.size, anchor="start" if is_far else "end")
+                yield text_svg(
+                    text, edge + out, axis.pixel(at), size=axis.size, anchor="start" if is_far else "end"
+                )
         middle = sum(axis.pixels) / 2
-        beyond = edge + (self._room(axis) - SIZE * 0.75) * (1 if out > 0 else -1)
+        beyond = edge + (self._room(axis) - DEFAULT * 0.75) * (1 if out > 0 else -1)
         if axis.title and axis.is_x:
-            yield text_svg(axis.title, middle, beyond, size=SIZE, anchor="middle")
+            yield text_svg(axis.title, middle, beyond, size=DEFAULT, anchor="middle")
         elif axis.title:
-            yield text_svg(axis.title, beyond, middle, size=SIZE, anchor="middle", angle=-90)
+            yield text_svg(axis.title, beyond, middle, size=DEFAULT, anchor="middle", angle=-90)
 
     def _shapes(self, layer: str) -> Iterator[str]:
         for shape in self.layout.get("shapes") or ():
@@ -220,7 +246,10 @@ class _Drawing:
             line = shape.get("line") or {}
             wide = 2 if line.get("width") is None else line["width"]
             dash = DASHES.get(line.get("dash") or "", "")
-            style = f'stroke="{line.get("color") or self.ink}" stroke-width="{wide:g}"' + f' stroke-dasharray="{dash}"' * bool(dash)
+            style = (
+                f'stroke="{line.get("color") or self.ink}" stroke-width="{wide:g}"'
+                + f' stroke-dasharray="{dash}"' * bool(dash)
+            )
             if shape["type"] == "line":
                 yield f'<path d="M{x0:.1f} {y0:.1f}L{x1:.1f} {y1:.1f}" {style}/>'
             else:
@@ -252,7 +281,8 @@ class _Drawing:
             has_arrow = note.get("showarrow", True)
             if has_arrow:
                 to_x, to_y = x + (note.get("ax") or 0), y + (-30 if note.get("ay") is None else note["ay"])
-                yield f'<path d="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}" stroke="{note.get("arrowcolor") or self.ink}"/>'
+                ink = note.get("arrowcolor") or self.ink
+                yield f'<path d="M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}" stroke="{ink}"/>'
                 x, y = to_x, to_y
             font = note.get("font") or {}
             across, down = note.get("xanchor") or "auto", note.get("yanchor") or "auto"
@@ -260,49 +290,86 @@ class _Drawing:
             up = {"top": 0.0, "bottom": 1.0}.get(down, 1.0 if has_arrow else 0.5)
             moved, risen = note.get("xshift") or 0, note.get("yshift") or 0
             yield text_svg(
-                note["text"], x + moved, y - risen, size=font.get("size") or SIZE, colour=font.get("color") or "",
+                note["text"], x + moved, y - risen, size=font.get("size") or DEFAULT, colour=font.get("color") or "",
                 anchor=anchor, up=up, angle=note.get("textangle") or 0,
             )  # fmt: skip
 
-    def _legends(self) -> Iterator[str]:
-        if self.layout.get("showlegend") is False:
-            return
-        by_legend: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+    def _legends(self) -> list[Legend]:
+        """Return the legends, also those that stand beside the live figure, with their entries in rows."""
+        members: dict[str, list[int]] = {}
         for number, trace in enumerate(self.traces):
             if trace.get("showlegend") is not False and trace.get("name"):
-                by_legend.setdefault(trace.get("legend") or "legend", []).append((number, trace))
-        for name, members in by_legend.items():
-            if len(self.traces) > 1 or any(trace.get("showlegend") for _, trace in members):
-                yield from self._legend(self.layout.get(name) or {}, members)
+                members.setdefault(trace.get("legend") or "legend", []).append(number)
+        found = []
+        for name, numbers in members.items():
+            settings = self.layout.get(name) or {}
+            title = str((settings.get("title") or {}).get("text") or "").strip()
+            start = left = text_size(title, KEY)[0] + 12 if title else 4.0
+            rows: list[list[tuple[float, int]]] = [[]]
+            for number in sorted(numbers, key=lambda at: self.traces[at].get("legendrank") or 1000):
+                wide = text_size(self.traces[number]["name"], KEY)[0] + 36
+                if left + wide > self.width - 8 and rows[-1]:
+                    rows, left = [*rows, []], start
+                rows[-1].append((left, number))
+                left += wide
+            if len(numbers) > 1 or self.traces[numbers[0]].get("showlegend"):
+                found.append(Legend(title, rows, is_below=settings.get("y") == 0))
+        return found
 
-    def _legend(
-        self, settings: Mapping[str, Any], members: Sequence[tuple[int, Mapping[str, Any]]]
-    ) -> Iterator[str]:
-        members = sorted(members, key=lambda member: member[1].get("legendrank") or 1000)
-        title = str((settings.get("title") or {}).get("text") or "").strip()
-        rows: list[list[tuple[float, int, Mapping[str, Any]]]] = [[]]
-        start = left = text_size(title, 11)[0] + 12 if title else 4.0
-        for number, trace in members:
-            wide = text_size(trace["name"], 11)[0] + 36
-            if left + wide > self.width - 8 and rows[-1]:
-                rows, left = [*rows, []], start
-            rows[-1].append((left, number, trace))
-            left += wide
-        is_below = settings.get("y") == 0
-        first = self.height - 15 * len(rows) + 6 if is_below else 9.0
-        if title:
-            yield text_svg(title, 4, first, size=11)
-        for at, row in enumerate(rows):
-            for left, number, trace in row:
-                yield self._key(trace, number, left, first + 15 * at)
-                yield text_svg(trace["name"], left + 22, first + 15 * at, size=11)
+    def _room_above(self) -> int:
+        """Return the pixels that the legends above need in addition to the margin of the figure."""
+        rows = sum(len(each.rows) for each in self.legends if not each.is_below)
+        heads = [
+            text_size(note["text"], KEY)[1] + 8
+            for note in self.layout.get("annotations") or ()
+            if note.get("yref") == "paper" and note.get("yanchor") == "bottom" and note["y"] >= 0.99
+        ]
+        free = (self.layout.get("margin") or {}).get("t", 100) - max(heads, default=4)
+        return round(max(0, rows * ROW + 4 - free)) if rows else 0
+
+    def _keys(self) -> Iterator[str]:
+        for legend in self.legends:
+            first = self.height - ROW * len(legend.rows) + 6 if legend.is_below else 9.0
+            if legend.title:
+                yield text_svg(legend.title, 4, first, size=KEY)
+            for at, row in enumerate(legend.rows):
+                for left, number in row:
+                    yield self._key(self.traces[number], number, left, first + ROW * at)
+                    yield text_svg(self.traces[number]["name"], left + 22, first + ROW * at, size=KEY)
+
+        yield from self._scales()
+
+    def _scales(self) -> Iterator[str]:
+        """Yield the colour scale of markers, in the row of the legend, at its right end."""
+        for trace in self.traces:
+            marker = trace.get("marker") or {}
+            bar = marker.get("colorbar")
+            if not bar:
+                continue
+            low, *_, high = bar["ticktext"]
+            x, end = self.width - 12 - text_size(high, KEY)[0], self.width - 8
+            stops = "".join(
+                f'<stop offset="{at:g}" stop-color="{colour}"/>' for at, colour in marker["colorscale"]
+            )
+            yield f'<linearGradient id="scale">{stops}</linearGradient>'
+            yield f'<rect x="{x - 64:.1f}" y="5" width="60" height="9" fill="url(#scale)"/>'
+            yield text_svg(high, end, 9, size=KEY, anchor="end")
+            yield text_svg(f"{bar['title']['text']}: {low}", x - 68, 9, size=KEY, anchor="end")
 
     def _key(self, trace: Mapping[str, Any], number: int, x: float, y: float) -> str:
         colour, marker = self.marks.colour(trace, number), trace.get("marker") or {}
         if trace["type"] == "bar":
             fill = self.marks.fill(colour, marker.get("pattern") or {}, 0)
             return f'<rect x="{x + 2:.1f}" y="{y - 5:.1f}" width="14" height="10" fill="{fill}"/>'
-        one = {**trace, "x": [x, x + 18], "y": [y, y], "text": None, "fill": None, "error_x": None, "error_y": None}
+        one = {
+            **trace,
+            "x": [x, x + 18],
+            "y": [y, y],
+            "text": None,
+            "fill": None,
+            "error_x": None,
+            "error_y": None,
+        }
         if "lines" not in str(trace.get("mode", "lines")):
             one |= {"x": [x + 9], "y": [y], "marker": {**marker, "size": 9}}
         straight = Axis("x", {"type": "linear", "range": [0, 1]}, [], is_padded=False)

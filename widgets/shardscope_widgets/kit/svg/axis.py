@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil, floor, isfinite, log10
 from typing import Any
 
-from shardscope_widgets.kit.svg.text import text_size
-
-SIZE = 12
-"""Font size of ticks and titles in pixels."""
+from shardscope_widgets.kit.svg.text import DEFAULT, text_size
 
 
 class Axis:
@@ -31,7 +28,7 @@ class Axis:
         named = [*settings.get("categoryarray", ()), *(v for v in values if isinstance(v, str))]
         self.categories = {value: at for at, value in enumerate(dict.fromkeys(named))}
         self.is_log = settings.get("type") == "log"
-        if settings.get("type") in {"linear", "log"}:
+        if settings.get("type", "category") != "category":
             self.categories = {}
         self.range = self._range(values, is_padded=is_padded)
         self.pixels = (0.0, 1.0)
@@ -92,7 +89,10 @@ class Axis:
         if self.is_log:
             return self._decades(low, high)
         step = self._step(high - low)
-        return [(at * step, self._label(at * step)) for at in range(ceil(low / step - 1e-9), floor(high / step + 1e-9) + 1)]
+        return [
+            (at * step, self._label(at * step))
+            for at in range(ceil(low / step - 1e-9), floor(high / step + 1e-9) + 1)
+        ]
 
     def _decades(self, low: float, high: float) -> list[tuple[float, str]]:
         marks = (1,) if high - low > 1.5 else (1, 2, 5)
@@ -128,7 +128,7 @@ class Axis:
     @property
     def size(self) -> float:
         """Font size of the ticks in pixels."""
-        return float((self.settings.get("tickfont") or {}).get("size") or SIZE)
+        return float((self.settings.get("tickfont") or {}).get("size") or DEFAULT)
 
     @property
     def title(self) -> str:
@@ -138,14 +138,20 @@ class Axis:
 
 
 def _number_text(value: Any, how: str) -> str:
-    """Return a tick's number in one of d3's formats; without a format, thousands and more are abbreviated as in Plotly."""
+    """Return a number in one of d3's formats; without a format, large numbers are abbreviated as in Plotly."""
     number = float(value)
     is_short = how in {"", "~s"} or how.endswith("s")
     if is_short and abs(number) >= (1e4 if not how else 1e3):
-        power, letter = next((p, s) for p, s in ((1e12, "T"), (1e9, "G" if how else "B"), (1e6, "M"), (1e3, "k")) if abs(number) >= p)
+        power, letter = next(
+            (p, s)
+            for p, s in ((1e12, "T"), (1e9, "G" if how else "B"), (1e6, "M"), (1e3, "k"))
+            if abs(number) >= p
+        )
         return f"{number / power:.6g}{letter}"
     if how == "~s" and 0 < abs(number) < 1:
-        power, letter = next(((p, s) for p, s in ((1e-3, "m"), (1e-6, "µ"), (1e-9, "n")) if abs(number) >= p), (1e-12, "p"))
+        power, letter = next(
+            ((p, s) for p, s in ((1e-3, "m"), (1e-6, "µ"), (1e-9, "n")) if abs(number) >= p), (1e-12, "p")
+        )
         return f"{number / power:.6g}{letter}"
     if how == "d":
         return f"{number:.0f}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, pairwise
 from math import cos, isfinite, pi, sin
 from typing import Any, NamedTuple
 
@@ -16,7 +17,12 @@ _PATTERNS = {
     "/": "M-1 7L7 -1M-3 3L3 -3M3 9L9 3", "\\": "M-1 -1L7 7M3 -3L9 3M-3 3L3 9", "x": "M0 0L6 6M6 0L0 6",
     "-": "M0 3H6", "|": "M3 0V6", "+": "M0 3H6M3 0V6", ".": "M2 3H4",
 }  # fmt: skip
-_ANGLES = {"square": (4, 0.5, 1.25), "diamond": (4, 0, 1.3), "triangle-up": (3, 0.5, 1.2), "triangle-down": (3, 0, 1.2)}
+_ANGLES = {
+    "square": (4, 0.5, 1.25),
+    "diamond": (4, 0, 1.3),
+    "triangle-up": (3, 0.5, 1.2),
+    "triangle-down": (3, 0, 1.2),
+}
 """Markers that are regular polygons: number of corners, first corner in turns of one side, and size."""
 
 
@@ -28,7 +34,7 @@ class Bar(NamedTuple):
     width: float
     start: float
     end: float
-    index: int
+    number: int
 
 
 def is_across(trace: Trace) -> bool:
@@ -118,44 +124,59 @@ class Marks:
         return f"url(#{self.definitions.setdefault(body, name)})"
 
     def bars(self, trace: Trace, bars: Sequence[Bar], x: Axis, y: Axis, number: int) -> Iterator[str]:
-        """Yield the bars of a trace, with their texts."""
+        """Yield the bars of a trace, and then their texts."""
+        place, along = (y, x) if is_across(trace) else (x, y)
+        texts: list[str] = []
+        for style, alike in groupby(bars, lambda bar: self._bar_style(trace, bar.number, number)):
+            yield f"<g {style}>"
+            for bar in alike:
+                at = place.number(bar.place) + bar.shift
+                a, b = sorted((place.pixel(at - bar.width / 2), place.pixel(at + bar.width / 2)))
+                low = along.at(bar.start) if not along.is_log or bar.start > 0 else along.pixels[0]
+                c, d = sorted((low, along.at(bar.end)))
+                left, top, wide, high = (c, a, d - c, b - a) if is_across(trace) else (a, c, b - a, d - c)
+                yield f'<rect x="{left:.1f}" y="{top:.1f}" width="{wide:.1f}" height="{high:.1f}"/>'
+                texts += self._bar_text(trace, bar, (left, top, wide, high), is_at_end=bar.end >= bar.start)
+            yield "</g>"
+        yield from texts
+
+    def _bar_style(self, trace: Trace, at: int, number: int) -> str:
         marker = trace.get("marker") or {}
         line = marker.get("line") or {}
-        place, along = (y, x) if is_across(trace) else (x, y)
-        for bar in bars:
-            at = place.number(bar.place) + bar.shift
-            a, b = sorted((place.pixel(at - bar.width / 2), place.pixel(at + bar.width / 2)))
-            low = along.at(bar.start) if not along.is_log or bar.start > 0 else along.pixels[0]
-            c, d = sorted((low, along.at(bar.end)))
-            left, top, wide, high = (c, a, d - c, b - a) if is_across(trace) else (a, c, b - a, d - c)
-            colour = each(marker.get("color"), bar.index) or self.colour(trace, number)
-            fill = self.fill(colour, marker.get("pattern") or {}, bar.index)
-            faint = each(marker.get("opacity"), bar.index) or trace.get("opacity") or 1
-            shown = each(line.get("width"), bar.index)
-            edge = f' stroke="{each(line.get("color"), bar.index)}" stroke-width="{shown:g}"' if shown else ""
-            opacity = f' opacity="{faint:g}"' if faint < 1 else ""
-            yield (
-                f'<rect x="{left:.1f}" y="{top:.1f}" width="{max(wide, 0):.1f}" height="{high:.1f}" fill="{fill}"'
-                f"{edge}{opacity}/>"
-            )
-            yield from self._bar_text(trace, bar, (left, top, wide, high), is_at_end=bar.end >= bar.start)
+        fill = self.fill(
+            each(marker.get("color"), at) or self.colour(trace, number), marker.get("pattern") or {}, at
+        )
+        faint = each(marker.get("opacity"), at) or trace.get("opacity") or 1
+        wide = each(line.get("width"), at)
+        edge = f' stroke="{each(line.get("color"), at)}" stroke-width="{wide:g}"' if wide else ""
+        opacity = f' opacity="{faint:g}"' if faint < 1 else ""
+        return f'fill="{fill}"{edge}{opacity}'
 
     def _bar_text(
         self, trace: Trace, bar: Bar, box: tuple[float, float, float, float], *, is_at_end: bool
     ) -> Iterator[str]:
-        text, place = each(trace.get("text"), bar.index), each(trace.get("textposition"), bar.index) or "auto"
+        text, place = (
+            each(trace.get("text"), bar.number),
+            each(trace.get("textposition"), bar.number) or "auto",
+        )
         if not isinstance(text, str) or not text or place == "none":
             return
         left, top, wide, high = box
-        font = {**(trace.get("textfont") or {}), **((trace.get("insidetextfont") or {}) if place != "outside" else {})}
-        size = each(font.get("size"), bar.index) or 12
+        font = {
+            **(trace.get("textfont") or {}),
+            **((trace.get("insidetextfont") or {}) if place != "outside" else {}),
+        }
+        size = each(font.get("size"), bar.number) or 12
         need = text_size(text, size)
         fits = need[0] <= wide and need[1] <= high + 3
         if place != "outside" and fits:
-            ink = each(font.get("color"), bar.index) or "#ffffff"
+            ink = each(font.get("color"), bar.number) or "#ffffff"
             yield text_svg(text, left + wide / 2, top + high / 2, size=size, colour=ink, anchor="middle")
         elif place != "inside":
-            ink = each((trace.get("outsidetextfont") or trace.get("textfont") or {}).get("color"), bar.index) or self._ink
+            ink = (
+                each((trace.get("outsidetextfont") or trace.get("textfont") or {}).get("color"), bar.number)
+                or self._ink
+            )
             x, y, anchor, up = left + wide / 2, top - 2, "middle", 1.0
             if is_across(trace):
                 x, y, up = (left + wide + 4 if is_at_end else left - 4), top + high / 2, 0.5
@@ -211,7 +232,11 @@ class Marks:
             for index, (a, b) in enumerate(values):
                 over = each(error["array"], index) or 0
                 under = each(error.get("arrayminus"), index) if error.get("arrayminus") is not None else over
-                ends = ((a - (under or 0), b), (a + over, b)) if name == "error_x" else ((a, b - (under or 0)), (a, b + over))
+                ends = (
+                    ((a - (under or 0), b), (a + over, b))
+                    if name == "error_x"
+                    else ((a, b - (under or 0)), (a, b + over))
+                )
                 (x0, y0), (x1, y1) = ((x.at(c), y.at(d)) for c, d in ends)
                 if all(map(isfinite, (x0, y0, x1, y1))):
                     yield (
@@ -221,8 +246,15 @@ class Marks:
 
     def _marker(self, trace: Trace, index: int, x: float, y: float, colour: str) -> str:
         marker = trace.get("marker") or {}
-        symbol, radius = str(each(marker.get("symbol"), index) or "circle"), (each(marker.get("size"), index) or 6) / 2
+        symbol, radius = (
+            str(each(marker.get("symbol"), index) or "circle"),
+            (each(marker.get("size"), index) or 6) / 2,
+        )
         own = each(marker.get("color"), index)
+        if isinstance(own, int | float) and "colorscale" in marker:
+            own = between(
+                marker["colorscale"], (own - marker["cmin"]) / ((marker["cmax"] - marker["cmin"]) or 1)
+            )
         paint = own if isinstance(own, str) else colour
         edge = marker.get("line") or {}
         wide = each(edge.get("width"), index) or 0
@@ -240,7 +272,10 @@ class Marks:
         return f'<path d="{_outline(shape, x, y, radius)}" {style}/>'
 
     def _point_text(self, trace: Trace, text: str, index: int, x: float, y: float) -> str:
-        font, place = trace.get("textfont") or {}, str(each(trace.get("textposition"), index) or "middle center")
+        font, place = (
+            trace.get("textfont") or {},
+            str(each(trace.get("textposition"), index) or "middle center"),
+        )
         size, gap = each(font.get("size"), index) or 12, 5 if "markers" in str(trace.get("mode")) else 2
         left, right = "left" in place, "right" in place
         top, bottom = "top" in place, "bottom" in place
@@ -270,7 +305,14 @@ class Marks:
                 if texts is not None and texts[at][column]:
                     ink = (trace.get("textfont") or {}).get("color") or "#10151b"
                     size = min(12.0, (trace.get("textfont") or {}).get("size") or 12, (x1 - x0) / 2)
-                    yield text_svg(texts[at][column], (x0 + x1) / 2, (y0 + y1) / 2, size=size, colour=ink, anchor="middle")
+                    yield text_svg(
+                        texts[at][column],
+                        (x0 + x1) / 2,
+                        (y0 + y1) / 2,
+                        size=size,
+                        colour=ink,
+                        anchor="middle",
+                    )
 
 
 def _edges(places: Sequence[Any], count: int) -> list[float]:
@@ -282,6 +324,15 @@ def _edges(places: Sequence[Any], count: int) -> list[float]:
 def _on_scale(scale: Sequence[Sequence[Any]], share: float) -> str:
     """Return the colour of a share of a colour scale made of steps."""
     return str(next((colour for at, colour in reversed(scale) if at <= share + 1e-9), scale[0][1]))
+
+
+def between(scale: Sequence[Sequence[Any]], share: float) -> str:
+    """Return the colour at a share of a continuous colour scale of hexadecimal colours."""
+    share = min(max(share, 0.0), 1.0)
+    (low, first), (high, last) = next(ends for ends in pairwise(scale) if ends[1][0] >= share)
+    part = (share - low) / ((high - low) or 1)
+    rgb = (int(colour[at : at + 2], 16) for at in (1, 3, 5) for colour in (first, last))
+    return "#" + "".join(f"{round(a + (b - a) * part):02x}" for a, b in zip(rgb, rgb, strict=True))
 
 
 def _pieces(places: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:

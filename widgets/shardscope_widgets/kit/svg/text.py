@@ -7,7 +7,14 @@ import re
 
 _TAG = re.compile(r"<(/?)(b|i|em|strong|span|sup|sub)\b([^>]*)>")
 _BREAK = re.compile(r"<br ?/?>")
-_STYLES = {"b": "font-weight:700", "strong": "font-weight:700", "i": "font-style:italic", "em": "font-style:italic"}
+_STYLES = {
+    "b": "font-weight:700",
+    "strong": "font-weight:700",
+    "i": "font-style:italic",
+    "em": "font-style:italic",
+}
+DEFAULT = 12
+"""Font size of an image in pixels."""
 LINE = 1.3
 """Height of a line in font sizes."""
 
@@ -20,7 +27,9 @@ def lines_of(text: object) -> list[str]:
 def text_size(text: object, size: float) -> tuple[float, float]:
     """Return the estimated width, and the height, of a label in pixels."""
     lines = lines_of(text)
-    return max(len(html.unescape(_TAG.sub("", line))) for line in lines) * size * 0.54, len(lines) * size * LINE
+    return max(len(html.unescape(_TAG.sub("", line))) for line in lines) * size * 0.54, len(
+        lines
+    ) * size * LINE
 
 
 def text_svg(
@@ -41,14 +50,18 @@ def text_svg(
     """
     lines = lines_of(text)
     first = y - up * len(lines) * size * LINE + size * (LINE + 0.72) / 2
+    style = f' font-size="{size:g}"' if size != DEFAULT else ""
+    style += f' text-anchor="{anchor}"' if anchor != "start" else ""
+    style += f' fill="{colour}"' if colour else ""
+    style += f' transform="rotate({angle:g} {x:.1f} {y:.1f})"' if angle else ""
+    if len(lines) == 1:
+        return f'<text x="{x:.1f}" y="{first:.1f}"{style}>{_marked(lines[0])}</text>'
     spans = "".join(
         f'<tspan x="{x:.1f}" y="{first + at * size * LINE:.1f}">{_marked(line)}</tspan>'
         for at, line in enumerate(lines)
         if line.strip()
     )
-    paint = f' fill="{colour}"' if colour else ""
-    turned = f' transform="rotate({angle:g} {x:.1f} {y:.1f})"' if angle else ""
-    return f'<text font-size="{size:g}" text-anchor="{anchor}"{paint}{turned}>{spans}</text>'
+    return f"<text{style}>{spans}</text>"
 
 
 def _marked(line: str) -> str:
