@@ -6,6 +6,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 import ipywidgets as widgets
+import traitlets as t
 
 from shardscope.analytic import communication as comm
 from shardscope.errors import SpecError
@@ -65,6 +66,7 @@ class CommunicationCalculator(Still, widgets.VBox, CommunicationInputs):  # type
         left = panel(self, self.controls, self.ways)
         right = widgets.VBox([self.status, self.problem, self.tabs, self.table])
         frame = _Frame(title="Communication Calculator", about=ABOUT)
+        t.dlink((self, "op"), (frame, "subject"))
         frame.offer_copy(self, [*CommunicationInputs.class_own_traits()])
         self.children = (frame, columns(left, right))
         classed(self, "ss-lab", "ss-comm")

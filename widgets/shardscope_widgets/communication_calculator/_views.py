@@ -36,9 +36,9 @@ def _draw_efficiency(question: CommunicationQuestion) -> Drawing:
 class FigureView(widgets.VBox):  # type: ignore[misc]
     """A figure with a text description below it."""
 
-    def __init__(self, draw: Callable[[CommunicationQuestion], Drawing]) -> None:
+    def __init__(self, label: str, draw: Callable[[CommunicationQuestion], Drawing]) -> None:
         self._draw = draw
-        self.figure = LiveFigure(look.template().update_layout(showlegend=False, margin_t=30))
+        self.figure = LiveFigure(look.template().update_layout(showlegend=False, margin_t=30), label=label)
         self.words = widgets.HTML()
         super().__init__([self.figure, self.words])
 
@@ -108,8 +108,13 @@ class WhoSends(widgets.VBox):  # type: ignore[misc]
 def make_views() -> dict[str, widgets.DOMWidget]:
     """Return the tabs, by title."""
     return {
-        "Message size": FigureView(lambda question: _draw_curves(info.by_size_info(question))),
-        "Workers": FigureView(lambda question: _draw_curves(info.by_workers_info(question))),
-        "Efficiency": FigureView(_draw_efficiency),
+        "Message size": FigureView(
+            "Time and traffic by message size", lambda question: _draw_curves(info.by_size_info(question))
+        ),
+        "Workers": FigureView(
+            "Time and traffic by number of workers",
+            lambda question: _draw_curves(info.by_workers_info(question)),
+        ),
+        "Efficiency": FigureView("Scaling efficiency", _draw_efficiency),
         "Who sends to whom": WhoSends(),
     }

@@ -57,8 +57,10 @@ class FaultLab(Still, widgets.VBox):  # type: ignore[misc]
         self.status, self._problem = widgets.HTML(), widgets.HTML()
         self.breaker, self.view = Breaker(self._guard, self.resume), FaultsView()
         bar = classed(widgets.HBox([self.chooser.control, self.chooser.again]), "ss-run-bar")
+        frame = Frame(title="Fault Lab", about=ABOUT)
+        t.dlink((self, "run_id"), (frame, "subject"))
         self.children = (
-            Frame(title="Fault Lab", about=ABOUT), bar, self.status, self._problem, self.breaker.box, self.view.box,
+            frame, bar, self.status, self._problem, self.breaker.box, self.view.box,
         )  # fmt: skip
         classed(self, "ss-lab", "ss-fault-lab")
         self.chooser.offer("")

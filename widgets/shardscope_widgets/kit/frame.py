@@ -29,6 +29,9 @@ class Frame(anywidget.AnyWidget):
     title = t.Unicode("").tag(sync=True)
     about = t.Unicode("").tag(sync=True)
     gone = t.Unicode(GONE).tag(sync=True)
+    subject = t.Unicode(
+        help="What the lab shows, such as a model or a run; names the files of saved images."
+    ).tag(sync=True)
     panel = t.Unicode(help="Class of the panel that can be copied; empty if it cannot.").tag(sync=True)
     settings = t.Dict(help="The panel's traits that differ from their defaults.").tag(sync=True)
     code = t.Unicode(help="Python code that opens the panel with these settings.").tag(sync=True)

@@ -89,7 +89,7 @@ class MemoryCalculator(Still, widgets.VBox, MemoryChoices):  # type: ignore[misc
         self.info: MemoryPlanInfo | None = None
         self.verdict = Verdict(True, "")
         self.controls = _controls.make_controls(self)
-        self.figure = LiveFigure(go.Figure())
+        self.figure = LiveFigure(go.Figure(), label="Memory of each pipeline stage")
         self._status, self._problem, self._size, self._words, self._table = (widgets.HTML() for _ in range(5))
         self.children = self._arrange()
         classed(self, "ss-lab", "ss-memory")
@@ -102,6 +102,7 @@ class MemoryCalculator(Still, widgets.VBox, MemoryChoices):  # type: ignore[misc
         right = widgets.VBox([self._problem, self._size, self.figure, self._words, self._table])
         left = _controls.panel(self.controls)
         frame = _Frame(title="Memory Calculator", about=ABOUT)
+        t.dlink((self, "model"), (frame, "subject"))
         frame.offer_copy(self, [*MemoryChoices.class_own_traits()], together=_SIZES)
         return frame, bar, columns(left, right)
 

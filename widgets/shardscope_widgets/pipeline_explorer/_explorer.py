@@ -115,7 +115,7 @@ class PipelineExplorer(Still, widgets.VBox):  # type: ignore[misc]
         self.timeline: Timeline | None = None
         self.controls = controls_for(self)
         self._idea, self._status, self._words, self._table = (widgets.HTML() for _ in range(4))
-        self.figure = LiveFigure(go.Figure())
+        self.figure = LiveFigure(go.Figure(), label="Operations of each rank")
         self.figure.add_class("ss-figure")
         all_schedules = heading("All schedules", NOTE)
         right = widgets.VBox([self._status, self.figure, self._words, all_schedules, self._table])
@@ -123,6 +123,7 @@ class PipelineExplorer(Still, widgets.VBox):  # type: ignore[misc]
             title="Pipeline Explorer",
             about="the operations of each rank over time, its idle time, and the activations that it keeps",
         )
+        t.dlink((self, "schedule"), (frame, "subject"))
         frame.offer_copy(self, list(self.class_own_traits()))
         self.children = (frame, columns(self._panel(), right))
         classed(self, "ss-lab", "ss-explorer")

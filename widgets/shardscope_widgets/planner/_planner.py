@@ -113,6 +113,7 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
             "Hold fixed": self._fixed.controls,
         }
         self.screen = PlannerScreen(self.controls)
+        t.dlink((self, "model"), (self.screen.frame, "subject"))
         if self._own_model is None and cluster is None:
             together = {"model", "seq", "global_batch"}  # another model has other defaults of the two
             self.screen.frame.offer_copy(

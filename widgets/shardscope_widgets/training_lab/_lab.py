@@ -101,6 +101,7 @@ class TrainingLab(Still, widgets.VBox, JobChoices):  # type: ignore[misc]
             on_found=self._guard.callback(self._draw_step),
         )  # fmt: skip
         self._hit_rate = HitRate(self.screen.frame, root)
+        t.dlink((self, "focus"), (self.screen.frame, "subject"))
         self.stage = Stage(self.screen)
         if chosen is not None:
             self._take_preset(chosen)

@@ -179,6 +179,7 @@ class TuningLab(Still, widgets.VBox, StudyChoices, TrialActs):  # type: ignore[m
             self.controls["job"], Options(self, "strategy"), self.controls["study"], self.controls["link"],
             self.controls["axes"], self.minimise, self.controls["search"]["baselines"],
         )  # fmt: skip
+        t.dlink((self, "name"), (self.screen.frame, "subject"))
         self.pictures = Pictures(self.screen, self._guard)
         self._offer_axes()
         self.children = self.screen.children

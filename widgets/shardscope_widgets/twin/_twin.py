@@ -60,6 +60,7 @@ class Twin(Still, widgets.VBox, Background):  # type: ignore[misc]
         self._guard = Guard(lambda problem: setattr(self, "problem", problem))
         self.screen = Screen(self._chooser)
         self._hit_rate = HitRate(self.screen.frame, root)
+        t.dlink((self, "run_id"), (self.screen.frame, "subject"))
         self._problem = widgets.HTML()
         self.children = (*self.screen.children[:-1], self._problem, self.screen.children[-1])
         classed(self, "ss-lab", "ss-twin")
