@@ -1,30 +1,5 @@
 /* Draws the trait `figure` with Plotly: always the newest value, one drawing at a time, as wide as its container. */
 
-/** Plotly's settings, with a button for each format of image. */
-const config = (Plotly, model, el) => ({
-  displaylogo: false,
-  showSendToCloud: false,
-  plotlyServerURL: "",
-  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "toImage"],
-  modeBarButtonsToAdd: [["png", "camera", 2], ["svg", "disk", 1]].map(([format, icon, scale]) => ({
-    name: format,
-    title: `Save as ${format.toUpperCase()}`,
-    icon: Plotly.Icons[icon],
-    click: (plot) => {
-      const { width, height } = plot.getBoundingClientRect();
-      Plotly.downloadImage(plot, { format, scale, width, height, filename: fileName(model, el) });
-    },
-  })),
-});
-
-/** Name of an image's file: the panel, what it shows, and the figure. */
-function fileName(model, el) {
-  const panel = el.closest(".ss-lab");
-  const title = panel?.querySelector(".ss-title b")?.textContent ?? "shardscope";
-  return [title, panel?.querySelector("[data-subject]")?.dataset.subject, model.get("label")].filter(Boolean)
-    .join(" ").toLowerCase().replace(/[^a-z0-9.]+/g, "-").replace(/^-|-$/g, "").slice(0, 100);
-}
-
 /** Load Plotly once per page; its source text is in a model that all figures share. */
 function plotly(model) {
   window.shardscopePlotly ??= (async () => {
@@ -130,11 +105,11 @@ function render({ model, el }) {
         const width = el.clientWidth;
         const next = { data, layout: { ...stacked(layout, width), autosize: false, width } };
         const was = structuredClone(next); // Plotly writes into what it is given
-        const settings = drawn ? [] : [config(Plotly, model, el)]; // 5 ms if given again
+        const config = drawn ? [] : [Plotly.figureConfig(Plotly, model, el)]; // in images.js; 5 ms if given again
         const before = drawn;
         drawn = null;
         if (isMoved(before, next)) await move(Plotly, place, before, next);
-        else await Plotly.react(place, next.data, next.layout, ...settings);
+        else await Plotly.react(place, next.data, next.layout, ...config);
         drawn = was;
       }
     } finally {

@@ -24,15 +24,21 @@ from shardscope_widgets.kit.svg import figure_svg
 
 
 class Library(anywidget.AnyWidget):
-    """Plotly's script, as text."""
+    """Plotly's script, with buttons that save images, as text."""
 
     _esm = "export default {};"
     code = t.Unicode("").tag(sync=True)
 
 
+def library_code() -> str:
+    """Return Plotly's script with the buttons that save images."""
+    ours = files(__package__).joinpath("images.js").read_text(encoding="utf-8")
+    return f"{get_plotlyjs()}\n{ours.replace('export function', 'module.exports.figureConfig = function')}"
+
+
 @cache
 def _library() -> Library:
-    return Library(code=get_plotlyjs())
+    return Library(code=library_code())
 
 
 class LiveFigure(anywidget.AnyWidget):

@@ -70,11 +70,15 @@ class Still:
             _shown.add(self)
             if _publish_all not in shell.events.callbacks["post_run_cell"]:
                 shell.events.register("post_run_cell", _publish_all)
-            for part in (self, *_leaves(self._kept())):
-                part.observe(
-                    self._fall_behind,
-                    [name for name in ("value", "figure", "events") if part.has_trait(name)],
-                )
+            self._watch()
+
+    def _watch(self) -> None:
+        """Follow the changes of all parts that the picture shows."""
+        for part in (self, *_leaves(self._kept())):
+            part.observe(
+                self._fall_behind,
+                [name for name in ("value", "figure", "events") if part.has_trait(name)],
+            )
 
     def _publish(self) -> None:
         """Update the picture in the notebook if the panel has changed."""

@@ -102,7 +102,7 @@ class MemoryCalculator(Still, widgets.VBox, MemoryChoices):  # type: ignore[misc
         right = widgets.VBox([self._problem, self._size, self.figure, self._words, self._table])
         left = _controls.panel(self.controls)
         frame = _Frame(title="Memory Calculator", about=ABOUT)
-        t.dlink((self, "model"), (frame, "subject"))
+        t.dlink((self, "model"), (frame, "subject"), lambda model: str(getattr(model, "name", model)))
         frame.offer_copy(self, [*MemoryChoices.class_own_traits()], together=_SIZES)
         return frame, bar, columns(left, right)
 
