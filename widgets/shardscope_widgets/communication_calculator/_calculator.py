@@ -7,6 +7,7 @@ from math import isclose
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ipywidgets as widgets
+import traitlets as t
 
 from shardscope.analytic import communication as comm
 from shardscope.errors import SpecError
@@ -22,6 +23,7 @@ from shardscope_widgets.kit.form import check_options
 from shardscope_widgets.kit.frame import LAB_CSS, Frame
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.markup import classed, columns, note_html, status_html
+from shardscope_widgets.kit.still import Still
 from shardscope_widgets.words import bytes_text, duration_text, plural
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ class _Frame(Frame):
     _css = LAB_CSS + files(__package__).joinpath("calculator.css").read_text(encoding="utf-8")
 
 
-class CommunicationCalculator(widgets.VBox, CommunicationInputs):  # type: ignore[misc]
+class CommunicationCalculator(Still, widgets.VBox, CommunicationInputs):  # type: ignore[misc]
     """Compare collective algorithms: time and traffic by message size and number of workers, crossovers, efficiency.
 
     Every trait of `CommunicationInputs` can be passed here or set later: ``calculator.workers = 256``.
@@ -81,9 +83,13 @@ class CommunicationCalculator(widgets.VBox, CommunicationInputs):  # type: ignor
         bar = classed(widgets.VBox([self.status]), "ss-stay")
         right = widgets.VBox([self.problem, self.tabs, self.table, widgets.HTML(note_html(_SYMBOLS))])
         frame = _Frame(title="Communication Calculator", about=ABOUT)
+        t.dlink((self, "op"), (frame, "subject"))
         frame.offer_copy(self, [*CommunicationInputs.class_own_traits()])
         self.children = (frame, bar, columns(left, right))
         classed(self, "ss-lab", "ss-comm")
+
+    def _kept(self) -> list[widgets.Widget | str]:
+        return [self.status, self.problem, self.tabs, self.table]
 
     def draw(self) -> None:
         """Recompute the results and redraw the visible tab; hidden tabs are redrawn when they are next shown."""

@@ -18,6 +18,7 @@ from shardscope_widgets.kit.form import check_options, in_groups, own_trait
 from shardscope_widgets.kit.frame import LAB_CSS, Frame
 from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.kit.markup import classed, columns, heading, status_html, words_html
+from shardscope_widgets.kit.still import Still
 from shardscope_widgets.pipeline_explorer._comparison import comparison_html, comparison_info
 from shardscope_widgets.words import duration_text, safe
 
@@ -40,7 +41,7 @@ class _Frame(Frame):
     _css = LAB_CSS + files(__package__).joinpath("explorer.css").read_text(encoding="utf-8")
 
 
-class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
+class PipelineExplorer(Still, widgets.VBox):  # type: ignore[misc]
     """Choose a schedule and its parameters; see every operation, the bubble, and the activations that each rank holds.
 
     Args:
@@ -114,7 +115,7 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
         self.timeline: Timeline | None = None
         self.controls = controls_for(self)
         self._idea, self._status, self._words, self._table = (widgets.HTML() for _ in range(4))
-        self.figure = LiveFigure(go.Figure())
+        self.figure = LiveFigure(go.Figure(), label="Operations of each rank")
         self.figure.add_class("ss-figure")
         all_schedules = heading("All schedules", NOTE)
         right = widgets.VBox([self.figure, self._words, all_schedules, self._table])
@@ -122,12 +123,16 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
             title="Pipeline Explorer",
             about="the operations of each rank over time, its idle time, and the activations that it keeps",
         )
+        t.dlink((self, "schedule"), (frame, "subject"))
         frame.offer_copy(self, list(self.class_own_traits()))
         bar = classed(widgets.VBox([self._status]), "ss-stay")
         self.children = (frame, bar, columns(self._panel(), right))
         classed(self, "ss-lab", "ss-explorer")
         self.observe(lambda _: self.refresh(), list(self.class_own_traits()))
         self.refresh()
+
+    def _kept(self) -> list[widgets.Widget | str]:
+        return [self._status, self.figure, self._words, self._table]
 
     def _panel(self) -> widgets.VBox:
         """Return the controls stacked vertically, in groups with headings."""

@@ -25,6 +25,7 @@ from shardscope_widgets.kit.controls import controls_for
 from shardscope_widgets.kit.form import check_options, named, own_trait, trait_of
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.markup import classed
+from shardscope_widgets.kit.still import Still
 from shardscope_widgets.planner._hold_fixed import HoldFixed
 from shardscope_widgets.planner._measured import MeasuredPlan, calibration_of_steps, measured_step
 from shardscope_widgets.planner._screen import PlannerScreen, as_in_form
@@ -40,7 +41,7 @@ def _transformers() -> tuple[tuple[str, str], ...]:
     return named(name for name in Model.names() if isinstance(Model.of(name), Transformer))
 
 
-class Planner(widgets.VBox):  # type: ignore[misc]
+class Planner(Still, widgets.VBox):  # type: ignore[misc]
     """Choose a model and a cluster; see all layouts ranked, the Pareto front, and why a layout is slower than the best.
 
     Changing the weights re-ranks the plans of the last search within milliseconds. Any other change starts a new
@@ -112,6 +113,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
             "Hold fixed": self._fixed.controls,
         }
         self.screen = PlannerScreen(self.controls)
+        t.dlink((self, "model"), (self.screen.frame, "subject"))
         if self._own_model is None and cluster is None:
             together = {"model", "seq", "global_batch"}  # another model has other defaults of the two
             self.screen.frame.offer_copy(
@@ -121,6 +123,10 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         classed(self, "ss-lab", "ss-planner")
         self._wire()
         self._guard.callback(self.search)()
+
+    def _kept(self) -> list[widgets.Widget | str]:
+        screen = self.screen
+        return [screen.status, screen.problem, screen.chosen, screen.mesh, screen.mesh_words, screen.note]
 
     def _asked(self) -> dict[str, widgets.Widget]:
         given = {"device", "nodes"} if self._own_cluster is not None else set()
