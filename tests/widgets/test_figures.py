@@ -212,7 +212,7 @@ class TestLook:
 
     def test_a_run_that_reports_no_types_of_memory_has_the_growth_of_its_processes(self):
         info = figures.info(figures.memory, [Trace.read(fake_run("ring", 2, steps=3))])
-        assert (info.title[0], info.runs[0].ranks) == ("Process memory growth", ("rank 0", "rank 1"))
+        assert (info.title[0], info.runs[0].ranks) == ("Process memory growth per rank", ("rank 0", "rank 1"))
 
     def test_everything_can_be_drawn(self):
         traces = [Trace.read(fake_run(kind, 3, steps=12)) for kind in ("single", "all-reduce", "ring")]

@@ -47,7 +47,7 @@ def step():
 @pytest.mark.parametrize(
     ("panel", "said", "labelled"),
     [
-        (lambda: MemoryCalculator(model="gpt2-xl", data=2), "Fits with", "activations"),
+        (lambda: MemoryCalculator(model="gpt2-xl", data=2), "Fits, with", "activations"),
         (lambda: CommunicationCalculator(workers=16), "hierarchical", "message size"),
         (lambda: PipelineExplorer(schedule="zbv"), "bubble 5.9%", "milliseconds"),
         (lambda: Planner(model="gpt2-xl", nodes=1), "gpt2-xl fits on 8 devices", "node 0"),
@@ -79,7 +79,7 @@ def test_a_player_without_a_step_says_so():
 def test_only_the_open_tab_is_in_the_picture():
     panel = CommunicationCalculator()
     assert len(drawn(panel._still())) == 1
-    panel.tabs.selected_index = 3  # drawn as HTML
+    panel.tabs.selected_index = list(panel.tabs.titles).index("Who sends to whom")  # drawn as HTML
     assert drawn(panel._still()) == []
 
 
@@ -109,7 +109,7 @@ def test_the_picture_is_a_second_output_that_is_hidden_while_the_panel_lives(she
     (live, _), (saved, name) = shell[1]
     assert "application/vnd.jupyter.widget-view+json" in live
     assert live["text/plain"] == repr(panel)
-    assert repr(panel).startswith("PipelineExplorer: step 330 ms, bubble 27.3%")
+    assert repr(panel).startswith("PipelineExplorer: Step 330 ms, bubble 27.3%")
     assert name
     assert panel._still() in saved["text/html"]
     hidden = f"body:has(.ss-live-{panel.model_id}) .ss-still-{panel.model_id}{{display:none}}"
