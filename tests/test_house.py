@@ -85,6 +85,7 @@ MAY_SHOW = {
     "twin": KIT,
     "training_lab": KIT | {"job_form", "fault_lab", "step_player"},
     "tuning_lab": KIT | {"job_form", "training_lab"},
+    "lab": KIT | {"job_form", "fault_lab", "planner", "step_player", "training_lab", "tuning_lab", "twin"},
     "demo": KIT | {"report"},
 }
 """What the modules and folders of the widgets may import of each other; a panel imports those that it contains."""

@@ -134,6 +134,9 @@ def test_controls_and_traits_are_one(calculator: CommunicationCalculator) -> Non
     calculator.algorithms = ["tree", "ring"]
     assert [name for name, box in calculator.ways.boxes.items() if box.value] == ["ring", "tree"]
     assert "256 workers, 100 GB/s each way (800 Gbit/s)" in calculator.status.value
+    assert "Ring is the fastest, " in calculator.status.value
+    calculator.algorithms = ["tree"]
+    assert "Tree, " in calculator.status.value
 
 
 def test_the_table_is_sorted_and_the_words_name_the_fastest(calculator: CommunicationCalculator) -> None:

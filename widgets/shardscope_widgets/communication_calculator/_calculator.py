@@ -7,6 +7,7 @@ from math import isclose
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ipywidgets as widgets
+import traitlets as t
 
 from shardscope.analytic import communication as comm
 from shardscope.errors import SpecError
@@ -21,7 +22,8 @@ from shardscope_widgets.figures._compression_speedup import worth_of
 from shardscope_widgets.kit.form import check_options
 from shardscope_widgets.kit.frame import LAB_CSS, Frame
 from shardscope_widgets.kit.guard import Guard
-from shardscope_widgets.kit.markup import classed, columns, status_html
+from shardscope_widgets.kit.markup import classed, columns, note_html, status_html
+from shardscope_widgets.kit.still import Still
 from shardscope_widgets.words import bytes_text, duration_text, plural
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ class _Frame(Frame):
     _css = LAB_CSS + files(__package__).joinpath("calculator.css").read_text(encoding="utf-8")
 
 
-class CommunicationCalculator(widgets.VBox, CommunicationInputs):  # type: ignore[misc]
+class CommunicationCalculator(Still, widgets.VBox, CommunicationInputs):  # type: ignore[misc]
     """Compare collective algorithms: time and traffic by message size and number of workers, crossovers, efficiency.
 
     Every trait of `CommunicationInputs` can be passed here or set later: ``calculator.workers = 256``.
@@ -78,11 +80,16 @@ class CommunicationCalculator(widgets.VBox, CommunicationInputs):  # type: ignor
 
     def _arrange(self) -> None:
         left = panel(self, self.controls, self.ways)
-        right = widgets.VBox([self.status, self.problem, self.tabs, self.table])
+        bar = classed(widgets.VBox([self.status]), "ss-stay")
+        right = widgets.VBox([self.problem, self.tabs, self.table, widgets.HTML(note_html(_SYMBOLS))])
         frame = _Frame(title="Communication Calculator", about=ABOUT)
+        t.dlink((self, "op"), (frame, "subject"))
         frame.offer_copy(self, [*CommunicationInputs.class_own_traits()])
-        self.children = (frame, columns(left, right))
+        self.children = (frame, bar, columns(left, right))
         classed(self, "ss-lab", "ss-comm")
+
+    def _kept(self) -> list[widgets.Widget | str]:
+        return [self.status, self.problem, self.tabs, self.table]
 
     def draw(self) -> None:
         """Recompute the results and redraw the visible tab; hidden tabs are redrawn when they are next shown."""
@@ -91,7 +98,7 @@ class CommunicationCalculator(widgets.VBox, CommunicationInputs):  # type: ignor
         self._draw_tab()  # first, because a figure takes longest to draw
         found = answers(self.question)
         self.table.value = answers_html(found)
-        self.status.value = status_html(self._in_words())
+        self.status.value = status_html(f"{_first_text(found)}{self._in_words()}.")
 
     def _draw_tab(self) -> None:
         shown = list(self.views)[self.tabs.selected_index or 0]
@@ -110,6 +117,12 @@ class CommunicationCalculator(widgets.VBox, CommunicationInputs):  # type: ignor
         rate = f"{bytes_text(question.bandwidth)}/s each way ({question.bandwidth * 8 / 1e9:.4g} Gbit/s)"
         what = f"{self.op.replace('_', '-')} of {bytes_text(self.num_bytes)}"
         return f"{what} among {plural(self.workers, 'worker')}, {rate}, {duration_text(question.latency)} per message"
+
+
+_SYMBOLS = (
+    "In formulas, S is the size of the message, W the number of workers, α the latency, B the bandwidth, and γ the "
+    "rate at which a worker adds bytes, which is unlimited here."
+)
 
 
 def _worth_of_job(job: Job) -> Worth:
@@ -171,6 +184,15 @@ def answers(question: CommunicationQuestion) -> list[Answer]:
         values = (outcome.seconds, outcome.latency_s, outcome.sent_bytes, outcome.carried_bytes)
         found.append(Answer(name, *map(float, values)))
     return sorted(found, key=lambda answer: answer.seconds)
+
+
+def _first_text(found: list[Answer]) -> str:
+    """Return the start of a sentence that names the fastest algorithm and its time; empty if none can run."""
+    if not found:
+        return ""
+    name = title(found[0].algorithm)
+    is_fastest = " is the fastest" if found[1:] else ""
+    return f"{name[0].upper()}{name[1:]}{is_fastest}, {duration_text(found[0].seconds)}: "
 
 
 def answers_html(found: list[Answer]) -> str:

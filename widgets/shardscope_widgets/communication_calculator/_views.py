@@ -53,9 +53,9 @@ def _draw_speedup(worth: Worth | None) -> Drawing:
 class FigureView(widgets.VBox):  # type: ignore[misc]
     """A figure with a text description below it."""
 
-    def __init__(self, draw: Callable[[CommunicationQuestion], Drawing]) -> None:
+    def __init__(self, label: str, draw: Callable[[CommunicationQuestion], Drawing]) -> None:
         self._draw = draw
-        self.figure = LiveFigure(look.template().update_layout(showlegend=False, margin_t=30))
+        self.figure = LiveFigure(look.template().update_layout(showlegend=False, margin_t=30), label=label)
         self.words = widgets.HTML()
         super().__init__([self.figure, self.words])
 
@@ -131,9 +131,16 @@ def make_views(
         worth_of: Returns the steps with and without compression; None if the operation is not an all-reduce.
     """
     return {
-        "Message size": FigureView(lambda question: _draw_curves(info.by_size_info(question))),
-        "Workers": FigureView(lambda question: _draw_curves(info.by_workers_info(question))),
-        "Efficiency": FigureView(_draw_efficiency),
-        "Compression": FigureView(lambda question: _draw_speedup(worth_of(question))),
+        "Message size": FigureView(
+            "Time and traffic by message size", lambda question: _draw_curves(info.by_size_info(question))
+        ),
+        "Workers": FigureView(
+            "Time and traffic by number of workers",
+            lambda question: _draw_curves(info.by_workers_info(question)),
+        ),
+        "Efficiency": FigureView("Scaling efficiency", _draw_efficiency),
+        "Compression": FigureView(
+            "Step time with and without compression", lambda question: _draw_speedup(worth_of(question))
+        ),
         "Who sends to whom": WhoSends(),
     }

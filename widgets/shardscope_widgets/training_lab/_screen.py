@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 ABOUT = (
     "real ranks in separate processes, which continue training if you close the tab, and stop with the kernel"
 )
+_STEP, _LIVE = 0, 1
+"""Tabs of the step player, which has the predicted step before there is a run, and of the curves."""
 
 
 class Screen:
@@ -90,13 +92,14 @@ class Screen:
         self.follow = widgets.Checkbox(description="Ranks follow the form", value=False, indent=False)
         self.follow.tooltip = "When the form changes during a run, stop the run and start the changed job"
         step_bar = classed(widgets.HBox([self.follow, breaker.buttons["kill"]]), "ss-bar")
+        self.of_ranks = widgets.VBox([step_bar, breaker.said])
         tabs = {
-            "One step": widgets.VBox([step_bar, breaker.said, self.player]),
+            "One step": widgets.VBox([self.of_ranks, self.player]),
             "Live": widgets.VBox([self.live.box, self.panels.box]), "Side by side": table.box,
             "Predicted": self.outcome.box, "Compression": self.payoff.box,
-            "Faults": widgets.VBox([breaker.box, self.faults.box]),
+            "Faults": widgets.VBox([breaker.box, self.faults.box, breaker.resize_box]),
         }  # fmt: skip
-        self.tabs = widgets.Tab(list(tabs.values()), titles=tuple(tabs), selected_index=[*tabs].index("Live"))
+        self.tabs = widgets.Tab(list(tabs.values()), titles=tuple(tabs), selected_index=_STEP)
         self.looks: dict[str, RunStyle] = {}
         """Line styles of the shown runs, by run id."""
         self.say_checking(is_checking=False)
@@ -105,12 +108,11 @@ class Screen:
     def _arrange(self, check_box: widgets.Widget) -> tuple[widgets.Widget, ...]:
         first = [self.controls[name] for name in FIRST]
         buttons = classed(widgets.HBox([self.start, self.stop, self.check]), "ss-buttons")
-        bar = classed(widgets.HBox([*first, buttons]), "ss-first", "ss-controls")
+        bar = classed(widgets.HBox([*first, buttons, self.status]), "ss-first", "ss-controls")
         said = classed(widgets.VBox([self.plan, self.forecast.box]), "ss-said")
         left = widgets.VBox([said, self.topics, self.history])
         right = widgets.VBox(
             [
-                self.status,
                 self.resumer.box,
                 self.payoff.said,
                 self.advice.box,
@@ -120,6 +122,15 @@ class Screen:
             ]
         )
         return self.frame, self.presets, bar, columns(left, right)
+
+    def show_step(self) -> None:
+        """Open the tab of the step player."""
+        self.tabs.selected_index = _STEP
+
+    def show_live(self) -> None:
+        """Open the tab of the curves, unless another tab than that of the step player is open."""
+        if self.tabs.selected_index == _STEP:
+            self.tabs.selected_index = _LIVE
 
     def say_plan(self, text: str, *, is_possible: bool) -> None:
         """Show what the Start button would do, or why the job is invalid."""
@@ -174,6 +185,7 @@ class Screen:
 
     def draw_faults(self, entry: RunEntry | None) -> None:
         """Draw what failed in the run in focus, and offer to inject faults or to resume the run."""
+        self.of_ranks.layout.display = "none" if entry is None else None
         self.faults.draw(None if entry is None else entry.trace)
         self.breaker.show(None if entry is None else entry.run, None if entry is None else entry.trace)
 

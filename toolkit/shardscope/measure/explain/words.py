@@ -45,7 +45,7 @@ _MOSTLY = 0.7
 _STANDS_OUT = 1.3
 """A rank is named if its time is at least this many times that of every other rank."""
 _NO_REMEDY = {
-    "uneven stages": "Split the layers in another way: set the pipeline's split to speed, even, or numbers of layers.",
+    "uneven stages": "Split the layers differently: set the pipeline's split to speed, even, or numbers of layers.",
     "data": "Keep the data in memory, or prepare it before the run.",
     "straggler": "Free the processor of that rank, or share the batch by speed: set batch.shares to 'measured'.",
     "uneven steps": "Close other programs that use this machine's processor.",
