@@ -260,7 +260,7 @@ def test_the_slider_moves_my_link_and_says_what_a_step_takes_there() -> None:
     assert figure.layout.annotations[0].text == "my link"
     assert slider.steps[-1].label.endswith("uncompressed, 114 ms")
     near = next(step.label for step in slider.steps if "within the error" in step.label)
-    assert "faster, within the error" in near
+    assert "% faster with int4, within the error" in near
     info = _compression_speedup.compression_speedup_info(worth(*USUAL), slides=False)
     assert not _compression_speedup.speedup_layout(info)["sliders"]
 

@@ -15,6 +15,7 @@ from shardscope.spec.registry import having
 from shardscope_widgets.job_form.choices import AS_IT_IS, JobChoices
 from shardscope_widgets.kit.controls import typed
 from shardscope_widgets.training_lab._payoff import PayoffPanel
+from widgets.fake_runs import step_events
 
 HAVE_BITS = " or ".join(having(Compression, "bits"))
 
@@ -251,3 +252,17 @@ class TestPayoff:
         panel.want(self.ran("none"))
         assert (panel.said.value, panel.figure.layout.display) == ("", "none")
         assert "once a compressed run in focus has ended" in panel.words.value
+
+    def test_the_lab_asks_when_a_run_has_ended_and_none_is_in_progress(self, make_lab, monkeypatch):
+        lab, asked = make_lab(), []
+        monkeypatch.setattr(
+            lab.screen.payoff, "want", lambda run, runs, is_idle: asked.append((run and run.id, is_idle))
+        )
+        run = lab.start()
+        run.write(step_events("ring", 2, 1))
+        lab.refresh()
+        assert asked[-1] == (None, False)
+        run.stop()
+        lab.refresh()
+        assert asked[-1] == (run.id, True)
+        assert lab.screen.payoff.said in lab.screen.children[-1].children[1].children

@@ -142,11 +142,10 @@ def _here_text(worth: Worth) -> str:
     chosen, plain, link = worth.recommended, worth.plain, bit_rate_text(worth.link.bandwidth)
     if not chosen.compression.is_on:
         return f"{link}: uncompressed, {duration_text(plain.step_s)}"
-    gain = faster_text(worth.speedup(chosen)) + ("" if worth.pays else ", within the error")
-    return (
-        f"{link}: {duration_text(chosen.step_s)} with {chosen.compression.label} instead of "
-        f"{duration_text(plain.step_s)} ({gain})"
-    )
+    name, gain = chosen.compression.label, faster_text(worth.speedup(chosen))
+    if not worth.pays:
+        return f"{link}: {gain} with {name}, within the error"
+    return f"{link}: {duration_text(chosen.step_s)} with {name} instead of {duration_text(plain.step_s)} ({gain})"
 
 
 def compression_speedup_text(info: CompressionSpeedupInfo) -> str:
