@@ -30,8 +30,9 @@ def test_the_run_stands_beside_its_prediction_once_it_has_ended(notebook, tmp_pa
     page.locator(f"{LAB} .ss-words", has_text="once it has ended").wait_for()
 
     page.locator(f"{LAB} .ss-buttons button", has_text="Start").click()
+    page.locator(f"{LAB} .ss-outcome summary", has_text="terms").click(timeout=180_000)
     table = page.locator(f"{LAB} .ss-outcome table")
-    table.wait_for(timeout=180_000)
+    table.wait_for()
     told = table.inner_text()
     for term in ("ring_reduce_scatter", "parameters", "activations", "backward", "step"):
         assert term in told

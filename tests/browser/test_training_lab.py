@@ -10,7 +10,7 @@ import pytest
 
 TOUR = Path(__file__).parents[2] / "notebooks" / "01-tour.ipynb"
 LAB = ".jp-OutputArea-output .ss-lab"
-PLOT = f"document.querySelector('{LAB} .js-plotly-plot')"
+PLOT = f"document.querySelector('{LAB} .ss-right .js-plotly-plot')"
 POINTS = f"""(label) => {{
     const lines = {PLOT}?.data?.filter(t => t.visible !== false && t.name === label && (t.xaxis ?? 'x') === 'x') ?? [];
     return Math.max(0, ...lines.map(t => t.y?.length ?? 0));
@@ -71,7 +71,7 @@ def notebook(shared_notebook, tmp_path_factory):
 def test_it_can_be_read_in_both_themes_and_plays_one_step(notebook):
     notebook.kernel("lab.run.wait(200).id")
     notebook.page.wait_for_function(
-        f"() => document.querySelectorAll('{LAB} .js-plotly-plot')[1].data[1].x?.length > 0"
+        f"() => document.querySelectorAll('{LAB} .ss-right .js-plotly-plot')[1].data[1].x?.length > 0"
     )
     for theme in ("JupyterLab Dark", "JupyterLab Light"):
         notebook.use_theme(theme)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -138,7 +140,7 @@ def test_bytes_are_of_whole_periods_and_the_summarys(ran: Run) -> None:
     assert found["memory", "peak"].measured == max(held)
     assert "steps 3 to 10" in " ".join(found.notes)
     assert found["memory", "peak"].predicted == pytest.approx(max(held), rel=0.01)
-    assert "batch, intermediate results and gradients of activations" in " ".join(found.notes)
+    assert "batch, temporary tensors and gradients of activations" in " ".join(found.notes)
 
 
 def test_the_peak_of_one_process_lacks_the_gradients_that_the_step_has_freed() -> None:
@@ -208,6 +210,21 @@ def test_there_is_no_column_without_a_figure(ran: Run) -> None:
     assert with_twin.columns == ("predicted", "simulated", "measured")
     assert with_twin.frame()["simulated"].tolist()[0] == 1.5
     assert "1.5 s" in repr(with_twin) and "1.5 s" in with_twin._repr_html_()
+    assert "Simulated values are shown where they differ" in repr(with_twin)
+
+
+def test_a_simulation_that_repeats_the_prediction_is_a_sentence_and_no_column(ran: Run) -> None:
+    rows = [replace(row, simulated=row.predicted * (1 + 1e-9)) for row in compare(ran).rows]
+    found = Comparison("id", "label", "this machine", tuple(rows), ())
+    assert found.columns == ("predicted", "simulated", "measured")
+    text = repr(found)
+    assert "The simulated step agrees with the prediction in every term, so it has no column." in text
+    assert "simulated error" not in text
+
+
+def test_the_times_of_one_rank_say_which_rank_it_is(ran: Run) -> None:
+    text = repr(compare(ran))
+    assert re.search(r"^Time of a step, rank \d, which computes longest", text, re.MULTILINE)
 
 
 def test_text_and_html_have_each_row_and_escape_names(ran: Run) -> None:

@@ -8,6 +8,7 @@ import math
 import random
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from shardscope.errors import RunFailed, SpecError
@@ -51,6 +52,7 @@ class FakeRun:
     cluster: Any = None
     predicted: Any = None
     newest_checkpoint: int | None = None
+    path: Path = Path("/no/such/run")
     injected: list[Any] = field(default_factory=list)
 
     @property

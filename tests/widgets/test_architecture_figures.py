@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import shardscope as ss
 from shardscope import Pipeline
 from shardscope.runlog.schema import Moved
 from shardscope.spec import Batch, Job
@@ -31,8 +32,8 @@ class TestMemoryKinds:
         assert run == RunBars(
             "zero-1",
             (
-                StackBar("rank 0", (800_000, 800_000, 1_600_000, 300_000, 0, 100_000)),
-                StackBar("rank 1", (800_000, 800_000, 1_600_000, 310_000, 0, 100_000)),
+                StackBar("rank 0", (800_000, 800_000, 1_600_000, 300_000, 0, 100_000), 3_600_000),
+                StackBar("rank 1", (800_000, 800_000, 1_600_000, 310_000, 0, 100_000), 3_610_000),
             ),
         )
         assert run.most == 3_610_000
@@ -59,6 +60,45 @@ class TestMemoryKinds:
             "zero-1: peak memory per rank 3.3 MB; each type at its own peak: 48% optimizer state, 24% parameters, "
             "24% gradients and 3% buffers."
         )
+
+    def test_ranks_that_hold_the_same_are_one_bar_and_states_are_compared(self):
+        runs = [
+            trace_of(memory_events(4, shards=shards, activations=0), name, 4)
+            for name, shards in (("ring", 1), ("zero-1", 4))
+        ]
+        for run in runs:
+            run.held = dict.fromkeys(range(4), run.held[0])
+        info = _memory_kinds.memory_kinds_info(runs)
+        figure = _memory_kinds.draw_memory_kinds(info, chosen="zero-1")
+        assert [len(bar.x) for bar in figure.data if bar.type == "bar"] == [2] * 6
+        chosen = [text.startswith("<b>") for text in figure.layout.yaxis.ticktext]
+        assert chosen == [False, True]
+        assert len(figure.layout.shapes) == 1
+        assert _memory_kinds.states_text(info) == (
+            "zero-1 holds 62% of the states of ring: 2 MB instead of 3.2 MB on each rank."
+        )
+        assert _memory_kinds.states_text(_memory_kinds.memory_kinds_info(runs[:1])) == ""
+
+    def test_a_bar_ends_at_its_peak_and_only_faint_types_give_way(self):
+        trace = trace_of([event | {"peak": 3_400_000} for event in memory_events(1)], "ring", 1)
+        bars = [bar.x[0] for bar in figures.memory_kinds([trace]).data if bar.type == "bar"]
+        assert bars == [800_000, 800_000, 1_600_000, 100_000, 0, 100_000]
+
+    def test_activations_that_hide_the_states_run_off_the_figure(self):
+        many = [trace_of(memory_events(1, shards=n, activations=9_000_000), f"run {n}", 1) for n in (1, 2)]
+        figure = figures.memory_kinds(many)
+        assert figure.layout.xaxis.range == (0, 6_400_000)
+        assert all(text.endswith("→ ") for text in figure.data[-1].text)
+        few = [trace_of(memory_events(1, shards=n), f"run {n}", 1) for n in (1, 2)]
+        assert figures.memory_kinds(few).layout.xaxis.range[1] > 3_600_000
+
+    def test_predictions_are_drawn_like_runs_and_end_at_their_peak(self):
+        job = Job(model="mlp", data="digits", world_size=4, strategy="ring")
+        predicted = [ss.predict(job), ss.predict(job.replace(strategy="zero-3"))]
+        info = _memory_kinds.memory_kinds_info(predicted)
+        assert [run.label for run in info.runs] == ["ring", "zero-3"]
+        assert [run.most for run in info.runs] == [each.held_bytes for each in predicted]
+        assert _memory_kinds.states_text(info).startswith("zero-3 holds a quarter of the states of ring: ")
 
 
 class TestLinks:

@@ -20,6 +20,7 @@ from shardscope_widgets.job_form.from_job import choices_of
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.trace import Trace
 from widgets.fake_runs import fake_job, fake_run
+from widgets.test_fault_figure import broken as broken_events
 
 pytestmark = pytest.mark.timeout(120)
 SURE = {"checkpoint": Checkpoint(every=10), "recovery": Recovery(3)}
@@ -214,6 +215,19 @@ class TestTrainingLab:
         runtime.known[-1].stop()
         lab.refresh()
         assert lab.screen.breaker.body.layout.display == "none"
+
+    def test_the_status_says_what_a_failure_cost(self, make_lab, runtime):
+        run = fake_run("ring", 2, steps=1)
+        run.all_events = broken_events()
+        runtime.known = [run]
+        lab = make_lab()
+        assert "Restarted once. Rank 1 killed before step 8, noticed after " in lab.status
+        assert "from the checkpoint of step 5 on disk, and 2 finished steps had to be repeated." in lab.status
+
+    def test_without_a_run_there_is_nothing_to_kill_below_the_predicted_step(self, lab):
+        assert lab.screen.of_ranks.layout.display == "none"
+        lab.start()
+        assert lab.screen.of_ranks.layout.display is None
 
     def test_resuming_starts_a_run_of_the_same_job(self, make_lab, runtime):
         lab = make_lab(restarts=1, checkpoint_every=5)

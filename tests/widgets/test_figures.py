@@ -19,7 +19,7 @@ from shardscope_widgets.figures import _comparison, _curves, _timeline, theme
 from shardscope_widgets.figures._curves import Curve, LossView, moving_average
 from shardscope_widgets.figures._timeline import Shares, SpanBar
 from shardscope_widgets.trace import Trace
-from widgets.fake_runs import fake_run
+from widgets.fake_runs import fake_run, memory_events
 
 
 def trace_of(*losses: float, strategy: str = "ring") -> Trace:
@@ -154,6 +154,9 @@ class TestTimeline:
         del trace.spans[8]
         assert _timeline.timeline_info(trace, num_steps=3).steps == (9,)
         assert _timeline.timeline_info(trace, last_step=7, num_steps=3).steps == (5, 6, 7)
+        info = _timeline.timeline_info(trace)
+        assert _timeline.gap_text(info, [6, 7, 9], 2) == "The step recorded before it is step 7. "
+        assert _timeline.gap_text(info, [6, 7, 9], 1) == _timeline.gap_text(info, [9], 2) == ""
 
     def test_a_run_without_spans_says_so(self):
         assert "No spans: no step" in _timeline.timeline_text(
@@ -194,6 +197,22 @@ class TestLook:
 
     def test_a_new_strategy_has_a_colour_that_stays(self):
         assert theme.strategy_colour("zero-3") == theme.strategy_colour("zero-3")
+
+    def test_memory_is_the_peak_of_tensors_with_the_states_below_the_rest(self):
+        run = fake_run("ring", 2, steps=3)
+        run.all_events += memory_events(2)
+        traces = [Trace.read(run)]
+        info = figures.info(figures.memory, traces)
+        (bars,) = info.runs  # both ranks hold about the same
+        assert (bars.ranks, bars.states, bars.peaks) == (("each rank",), (3_200_000,), (3_610_000,))
+        states, rest = figures.memory(traces).data
+        assert (states.y, rest.base, rest.y) == ((3_200_000,), (3_200_000,), (410_000,))
+        assert rest.opacity < 1 and [bar.showlegend for bar in (states, rest)] == [True, False]
+        assert info.title[0] == "Peak memory per rank"
+
+    def test_a_run_that_reports_no_types_of_memory_has_the_growth_of_its_processes(self):
+        info = figures.info(figures.memory, [Trace.read(fake_run("ring", 2, steps=3))])
+        assert (info.title[0], info.runs[0].ranks) == ("Process memory growth", ("rank 0", "rank 1"))
 
     def test_everything_can_be_drawn(self):
         traces = [Trace.read(fake_run(kind, 3, steps=12)) for kind in ("single", "all-reduce", "ring")]

@@ -20,8 +20,8 @@ GHOST = Ghost(
     0.05,
     (GhostPart("forward", "forward", 0.01), GhostPart("communication", "ring_all_gather", 0.04)),
     2_000_000.0,
-    (3e6, 3e6),
     (HELD, HELD),
+    (3_000_000, 3_000_000),
 )
 
 
@@ -40,14 +40,17 @@ def test_a_prediction_becomes_plain_values():
     assert ghost.step_s == prediction.step_time_s == pytest.approx(sum(part.seconds for part in ghost.parts))
     names = [part.name for part in ghost.parts]
     assert names == ["data", "forward", "backward", "ring_all_reduce", "optimizer", "idle"]
-    assert len(ghost.held) == len(ghost.peak_bytes) == 2
+    assert len(ghost.held) == 2
+    assert max(ghost.held_peaks) == prediction.held_bytes
 
 
 def test_throughput_bytes_and_memory_get_dashes_at_the_predicted_values(trace):
-    throughput, sent, memory = _ghosts.overview_ghosts(trace, GHOST)
+    throughput, sent, memory = _ghosts.overview_ghosts(trace, GHOST, ("rank 0", "rank 1"))
     assert throughput["y"] == [2 * 1024 / 0.05] * 2
     assert (sent["x"], sent["y"], sent["line"]["dash"]) == ([1, 6], [2_000_000.0] * 2, "dash")
     assert (memory["x"], memory["y"]) == (["rank 0", "rank 1"], [3e6, 3e6])
+    assert _ghosts.overview_ghosts(trace, GHOST, ("each rank",))[-1]["y"] == [3e6]
+    assert len(_ghosts.overview_ghosts(trace, GHOST)) == 2
 
 
 def test_the_larger_gap_of_step_time_and_bytes_is_named(trace):
@@ -79,7 +82,7 @@ def test_memory_by_type_has_a_lighter_bar_below_each_rank(trace):
     info = memory_kinds_info([trace], ghosts={trace.run_id: GHOST})
     lighter = [bar for bar in draw_memory_kinds(info).data if str(bar.name).startswith("predicted ")]
     assert "predicted" in [bar.name for bar in draw_memory_kinds(info).data if bar.showlegend is not False]
-    assert [sum(bar.x[rank] for bar in lighter) for rank in (0, 1)] == [sum(HELD)] * 2
+    assert [sum(bar.x) for bar in lighter] == [800_000, 800_000, 1_600_000, 0, 0, 0]  # up to the peak
     assert "Largest gap: activations, 600 kB predicted and 305 kB measured." in memory_kinds_text(info)
     assert not any(
         str(bar.name).startswith("predicted ") for bar in draw_memory_kinds(memory_kinds_info([trace])).data

@@ -37,7 +37,9 @@ def test_each_panel_has_a_bar_for_each_column_and_each_term_its_error() -> None:
     texts = [note.text for note in found.layout.annotations]
     assert {"exact", "-50%", "+50%", "-75%", "<b>Memory</b>"} <= set(texts)
     with_twin = figures.compared(made_comparison(simulated_s=0.01))
-    assert [bar.name for bar in with_twin.data] == ["predicted", "simulated", "measured"] * 3
+    names = [bar.name for bar in with_twin.data]  # only the step was simulated
+    assert names == ["predicted", "measured"] * 2 + ["predicted", "simulated", "measured"]
+    assert [bar.name for bar in figures.compared(made_comparison(simulated_s=0.005)).data] == names[:2] * 3
     assert with_twin.data[-2].x[-1] == 10.0
 
 
@@ -193,7 +195,7 @@ class TestOutcome:
         outcome.wait(60)
         assert asked == ["a"]
         assert outcome.found is not None
-        assert "a compared with its prediction" in outcome.table.value
+        assert "a compared with its prediction" in outcome.words.value
         assert outcome.figure.layout.display is None
         assert [bar["name"] for bar in outcome.figure.traces][:2] == ["predicted", "measured"]
 
@@ -205,7 +207,7 @@ class TestOutcome:
             outcome.wait(60)
         assert asked == ["a"]
         outcome.want(None)
-        assert "once it has ended" in outcome.table.value
+        assert "once it has ended" in outcome.words.value
         assert outcome.figure.layout.display == "none"
 
     def test_a_reason_takes_the_place_of_the_figure(self, asked: list[str]) -> None:
@@ -213,7 +215,7 @@ class TestOutcome:
         outcome.begin()
         outcome.want(run_of("bad"))
         outcome.wait(60)
-        assert "it has no &lt;prediction&gt;" in outcome.table.value
+        assert "it has no &lt;prediction&gt;" in outcome.words.value
         assert (outcome.found, outcome.figure.layout.display, asked) == (None, "none", ["bad"])
 
     def test_an_error_of_any_kind_takes_the_place_of_the_figure(
@@ -229,7 +231,7 @@ class TestOutcome:
         outcome.wait(60)
         assert (
             "cannot be compared with its prediction: KeyError: &#x27;&lt;broken&gt;&#x27;"
-            in outcome.table.value
+            in outcome.words.value
         )
         assert (outcome.found, outcome.figure.layout.display) == (None, "none")
 
@@ -268,7 +270,7 @@ class TestOutcome:
         assert outcome.found.label == first.id
         lab.start()
         assert outcome.found is None
-        assert "once it has ended" in outcome.table.value
+        assert "once it has ended" in outcome.words.value
         lab.shown = [first.id]
         outcome.wait(60)
         assert asked == [first.id, first.id]

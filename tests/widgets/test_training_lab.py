@@ -15,6 +15,7 @@ from shardscope.runlog.schema import Moved
 from shardscope.runtime.record.listing import Skipped
 from shardscope.runtime.record.status import Cause
 from shardscope.spec import Optimizer
+from shardscope_widgets.figures import _overview
 from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab._runbook import RunBook
@@ -236,7 +237,7 @@ class TestHistory:
         assert lab.shown[-1] == "run-0"
         lab.screen.history._rows["run-3"].tick.value = False
         assert "run-3" not in lab.shown
-        names = [trace["name"] for trace in lab.screen.live.overview.traces[1::6]]
+        names = [trace["name"] for trace in lab.screen.live.overview.traces[1 :: _overview.TRACES_A_RUN]]
         assert sorted(names) == [f"ring-gpt-nano{number}" for number in ("", " (3)", " (5)", " (6)")]
 
     def test_runs_are_named_by_what_differs_in_legend_list_and_table(self, make_lab, runtime):
@@ -245,8 +246,9 @@ class TestHistory:
             fake_run("ring", 2, steps=3, run_id=f"run-{n}", optimizer=rate) for n, rate in enumerate(rates)
         ]
         lab = make_lab()
-        assert [trace["name"] for trace in lab.screen.live.overview.traces[1::6]] == ["lr 0.1", "lr 0.01"]
-        assert len({trace["line"]["color"] for trace in lab.screen.live.overview.traces[1::6]}) == 2
+        bold = lab.screen.live.overview.traces[1 :: _overview.TRACES_A_RUN]
+        assert [trace["name"] for trace in bold] == ["lr 0.1", "lr 0.01"]
+        assert len({trace["line"]["color"] for trace in bold}) == 2
         rows = lab.screen.history._rows
         assert [rows[f"run-{n}"].tick.description for n in (0, 1)] == ["lr 0.1", "lr 0.01"]
         assert all(

@@ -60,7 +60,7 @@ class FaultLab(Still, widgets.VBox):  # type: ignore[misc]
         frame = Frame(title="Fault Lab", about=ABOUT)
         t.dlink((self, "run_id"), (frame, "subject"))
         self.children = (
-            frame, bar, self.status, self._problem, self.breaker.box, self.view.box,
+            frame, bar, self.status, self._problem, self.breaker.box, self.view.box, self.breaker.resize_box,
         )  # fmt: skip
         classed(self, "ss-lab", "ss-fault-lab")
         self.chooser.offer("")

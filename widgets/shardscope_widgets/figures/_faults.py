@@ -308,7 +308,7 @@ def faults_text(info: FaultsInfo) -> str:
     """Return sentences on failures and resizes in order of time, and on the fraction of useful time."""
     if not info.bars:
         return "No rank has started yet."
-    changes = [(each.failed_s, _told(each)) for each in info.incidents[-_MOST_TOLD:]]
+    changes = [(each.failed_s, incident_text(each)) for each in info.incidents[-_MOST_TOLD:]]
     changes += [(each.at_s, each.text) for each in info.resizes[-_MOST_TOLD:]]
     told = [text for _, text in sorted(changes)]
     if len(info.incidents) > _MOST_TOLD:
@@ -319,7 +319,8 @@ def faults_text(info: FaultsInfo) -> str:
     return " ".join([*told, _goodput(info)]).strip()
 
 
-def _told(incident: Incident) -> str:
+def incident_text(incident: Incident) -> str:
+    """Return a sentence on a failure: its cause, when it was noticed, where training continued, and what was lost."""
     cause = incident.cause[:1].upper() + incident.cause[1:]
     noticed = f"noticed after {duration_text(max(0.0, incident.detected_s - incident.failed_s))}"
     if incident.again_s is None:

@@ -47,15 +47,15 @@ class Ghost(NamedTuple):
         step_s: Time of a step, in seconds, as a mean if steps have different traffic; None if unknown.
         parts: Parts of a step with all traffic, in order.
         sent_bytes: Mean bytes that all ranks send in a step; None if unknown.
-        peak_bytes: Peak bytes of each rank's tensors; empty if unknown.
         held: Bytes of each type of memory by rank, in the order of `MEMORY_KINDS`; empty if a type is unknown.
+        held_peaks: Most bytes of all these types together at one time, by rank; empty if unknown.
     """
 
     step_s: float | None
     parts: tuple[GhostPart, ...]
     sent_bytes: float | None
-    peak_bytes: tuple[float, ...]
     held: tuple[tuple[int, ...], ...]
+    held_peaks: tuple[int, ...] = ()
 
 
 class Gap(NamedTuple):
@@ -68,6 +68,8 @@ class Gap(NamedTuple):
 
 def ghost_of(prediction: JobPrediction) -> Ghost:
     """Return the predicted values that figures draw."""
+    from shardscope.prediction.job_memory import held_at_once
+
     kinds, ranks = prediction.kinds, range(prediction.job.world_size)
     period = lcm(prediction.job.compression.period, getattr(prediction.job.strategy, "mix_every", 1))
     steps = [prediction.at_step(prediction.step.number - back) for back in range(period)]
@@ -75,10 +77,12 @@ def ghost_of(prediction: JobPrediction) -> Ghost:
         _mean([each.step_time_s for each in steps]),
         () if prediction.time is None else tuple(_parts(prediction.time)),
         _mean([None if each.sent_bytes is None else float(each.sent_bytes.sum()) for each in steps]),
-        tuple(term.value for term in prediction.by_rank or ()),
         tuple(tuple(int(kinds[kind][rank]) for kind in MEMORY_KINDS) for rank in ranks)
         if all(kind in kinds for kind in MEMORY_KINDS)
         else (),
+        ()
+        if prediction.by_rank is None
+        else tuple(map(int, held_at_once(prediction.step, kinds, prediction.by_rank))),
     )
 
 
@@ -103,8 +107,14 @@ def _parts(time: Term) -> list[GhostPart]:
 # Loss, throughput, bytes, memory.
 
 
-def overview_ghosts(trace: Trace, ghost: Ghost) -> list[dict[str, Any]]:
-    """Return dashed lines for throughput and bytes, and a diamond for the memory of each rank, as Plotly JSON."""
+def overview_ghosts(trace: Trace, ghost: Ghost, ranks: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return dashed lines for throughput and bytes, and diamonds for memory, as Plotly JSON.
+
+    Args:
+        trace: The run.
+        ghost: Its predicted values.
+        ranks: Names of the bars of its memory: a rank each, or one for all ranks; empty draws no diamonds.
+    """
     if not trace.steps:
         return []
     first, last, lines = trace.steps[0], trace.steps[-1], []
@@ -114,9 +124,9 @@ def overview_ghosts(trace: Trace, ghost: Ghost) -> list[dict[str, Any]]:
         lines.append(_line(ends, per_step / ghost.step_s, "2", "%{y:.3s}/s"))
     if ghost.sent_bytes is not None and trace.world_size > 1:
         lines.append(_line(ends, ghost.sent_bytes, "3", "%{y:.4s}B"))
-    if ghost.peak_bytes:
-        ranks = [f"rank {rank}" for rank in range(trace.world_size)]
-        lines.append(diamonds(ranks, ghost.peak_bytes, "4", f"{PREDICTED} for tensors", "B"))
+    if ghost.held_peaks and ranks:
+        peaks = ghost.held_peaks if len(ranks) > 1 else [max(ghost.held_peaks)]
+        lines.append(diamonds(ranks, peaks, "4", PREDICTED, "B"))
     return lines
 
 
@@ -246,7 +256,13 @@ def memory_ghosts(trace: Trace, ghost: Ghost | None) -> tuple[StackBar, ...]:
     """Return the predicted bars of a run's ranks; empty if there are none."""
     if ghost is None or len(ghost.held) != trace.world_size:
         return ()
-    return tuple(StackBar(trace.name_of(rank), held) for rank, held in enumerate(ghost.held))
+    return bars_of(ghost, [trace.name_of(rank) for rank in range(trace.world_size)])
+
+
+def bars_of(ghost: Ghost, names: Sequence[str]) -> tuple[StackBar, ...]:
+    """Return the predicted bar of each rank, up to its peak; `names` are those of the ranks."""
+    peaks = ghost.held_peaks or (None,) * len(names)
+    return tuple(map(StackBar, names, ghost.held, peaks))
 
 
 def memory_gap(measured: Sequence[StackBar], predicted: Sequence[StackBar], names: Sequence[str]) -> str:

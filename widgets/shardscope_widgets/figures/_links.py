@@ -11,11 +11,11 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures._stacks import RunBars, StackBar, draw_stacks
+from shardscope_widgets.figures._stacks import Layer, RunBars, StackBar, draw_stacks
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import bytes_text, plural
 
-LAYERS = (("sent", theme.RunStyle("#e06c2c")), ("received", theme.RunStyle("#5aa9e6", pattern="/")))
+LAYERS = (Layer("sent", theme.RunStyle("#e06c2c")), Layer("received", theme.RunStyle("#5aa9e6", pattern="/")))
 
 
 class LinksInfo(NamedTuple):

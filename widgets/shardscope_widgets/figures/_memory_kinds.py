@@ -1,101 +1,180 @@
-"""Memory of each rank by type: one stacked bar per rank, with runs one below the other."""
+"""Memory of each rank by type: stacked bars of runs or of predictions, one below the other.
+
+What ZeRO shards, the states (parameters, gradients and optimizer state), is drawn strong, and the rest faint. A bar
+ends at the rank's peak. Ranks that hold the same are drawn as one bar.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import plotly.graph_objects as go
 
 from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures._ghosts import Ghost, memory_gap, memory_ghosts
-from shardscope_widgets.figures._stacks import RunBars, StackBar, draw_stacks
+from shardscope_widgets.figures._ghosts import Ghost, bars_of, ghost_of, memory_gap, memory_ghosts
+from shardscope_widgets.figures._stacks import STATES, Layer, RunBars, StackBar, draw_stacks
 from shardscope_widgets.trace import Trace, named_apart
-from shardscope_widgets.words import bytes_text, listed
+from shardscope_widgets.words import bytes_text, listed, safe
+
+if TYPE_CHECKING:
+    from shardscope.prediction.job import JobPrediction
 
 KIND_NAMES = {"optimizer": "optimizer state"}
+_SHARES = {1: "all", 2: "half", 3: "a third", 4: "a quarter", 5: "a fifth", 6: "a sixth", 8: "an eighth"}
+_NEAR = 0.02
+"""Relative difference up to which a share counts as a simple fraction, and two ranks as holding the same."""
+_ROW_PX = 36
+"""Height of the bar of a run whose label stands beside it."""
+_ROOM = 2
+"""Size of the largest states times this: where all bars are longer, they are cut there, so that states can be seen."""
+_CHOSEN = "rgba(42,134,209,0.14)"
 
 
 class MemoryKindsInfo(NamedTuple):
     """Memory of each rank of several runs in bytes, by type of memory in the order of `MEMORY_KINDS`.
 
-    `alone` is the memory of a single process for the same job, in bytes; None if unknown. `peaks` has the peak memory
-    per rank of each run, which is that of all types together.
+    `alone` is the memory of a single process for the same job, in bytes; None if unknown.
     """
 
     runs: tuple[RunBars, ...]
     alone: int | None
-    peaks: tuple[int, ...] = ()
 
 
 def memory_kinds_info(
-    traces: Sequence[Trace], *, alone: Trace | None = None, ghosts: Mapping[str, Ghost] | None = None
+    traces: Sequence[Trace | JobPrediction],
+    *,
+    alone: Trace | None = None,
+    ghosts: Mapping[str, Ghost] | None = None,
 ) -> MemoryKindsInfo:
-    """Return the data of the runs that report memory by type.
+    """Return the data of the runs that report memory by type, and of predictions, which are named by their strategy.
 
     Args:
-        traces: The runs.
+        traces: Runs, or predictions of jobs.
         alone: The single-process baseline run; None if there is none.
         ghosts: Predicted values by run id, which are drawn below the measured values.
     """
     known = ghosts or {}
-    shown = [trace for trace in named_apart(traces) if trace.held]
+    measured = [
+        _run(trace)._replace(predicted=memory_ghosts(trace, known.get(trace.run_id)))
+        for trace in named_apart([each for each in traces if isinstance(each, Trace)])
+        if trace.held
+    ]
+    predicted = [_predicted(each) for each in traces if not isinstance(each, Trace)]
     return MemoryKindsInfo(
-        tuple(
-            _run(trace)._replace(predicted=memory_ghosts(trace, known.get(trace.run_id))) for trace in shown
-        ),
-        _run(alone).most if alone is not None and alone.held else None,
-        tuple(trace.held_bytes or 0 for trace in shown),
+        tuple(run for run in (*measured, *predicted) if run.bars),
+        max(alone.peaks.values()) if alone is not None and alone.held else None,
     )
 
 
 def _run(trace: Trace) -> RunBars:
-    ranks = sorted(trace.held.items())
-    return RunBars(
-        trace.label,
-        tuple(
-            StackBar(trace.name_of(rank), tuple(held[kind] for kind in MEMORY_KINDS)) for rank, held in ranks
-        ),
+    bars = (
+        StackBar(trace.name_of(rank), tuple(held[kind] for kind in MEMORY_KINDS), trace.peaks[rank])
+        for rank, held in sorted(trace.held.items())
     )
+    return RunBars(trace.label, tuple(bars))
+
+
+def _predicted(prediction: JobPrediction) -> RunBars:
+    ghost, job = ghost_of(prediction), prediction.job
+    return RunBars(job.strategy.label, bars_of(ghost, [f"rank {rank}" for rank in range(job.world_size)]))
 
 
 def memory_kinds_text(info: MemoryKindsInfo) -> str:
-    """Describe the bars in words, one line per run."""
+    """Compare the states that runs hold, and give the peak of each; of a single run, also its memory by type."""
     if not info.runs:
         return "No run has reported its memory by type yet."
-    return "\n".join(map(_sentence, info.runs, info.peaks))
+    lines = [states_text(info), *(_sentence(run, is_alone=len(info.runs) == 1) for run in info.runs)]
+    return "\n".join(line for line in lines if line)
 
 
-def _sentence(run: RunBars, peak: int) -> str:
+def states_text(info: MemoryKindsInfo) -> str:
+    """Return how the smallest states on a rank compare with the largest; empty if all runs hold about the same."""
+    states = {run.label: max(map(_states, run.bars)) for run in info.runs}
+    least, most = min(reversed(states), key=lambda run: states[run]), max(states, key=lambda run: states[run])
+    if not states[least] or states[least] > (1 - _NEAR) * states[most]:
+        return ""
+    times = states[most] / states[least]
+    share = _SHARES.get(round(times)) if abs(times / round(times) - 1) <= _NEAR else None
+    return (
+        f"{least} holds {share or f'{1 / times:.0%}'} of the states of {most}: {bytes_text(states[least])} instead of "
+        f"{bytes_text(states[most])} on each rank."
+    )
+
+
+def _states(bar: StackBar) -> int:
+    return sum(bar.sizes[: len(STATES)])
+
+
+def _sentence(run: RunBars, *, is_alone: bool) -> str:
     bar = max(run.bars, key=lambda bar: bar.total)
     parts = sorted(zip(bar.sizes, MEMORY_KINDS, strict=True), reverse=True)
     shares = [f"{size / bar.total:.0%} {_name(kind)}" for size, kind in parts if size >= 0.01 * bar.total > 0]
     gap = memory_gap(run.bars, run.predicted, list(map(_name, MEMORY_KINDS)))
     gap = gap.removeprefix("Dashed and fainter: predicted. ")  # the legend says so
-    told = (
-        f"{run.label}: peak memory per rank {bytes_text(peak)}; each type at its own peak: {listed(shares)}."
-    )
-    return f"{told} {gap}".strip()
+    kinds = f"; each type at its own peak: {listed(shares)}" if is_alone else ""
+    return f"{run.label}: peak memory per rank {bytes_text(run.most)}{kinds}. {gap}".strip()
 
 
 def _name(kind: str) -> str:
     return KIND_NAMES.get(kind, kind)
 
 
-def draw_memory_kinds(info: MemoryKindsInfo) -> go.Figure:
-    """Draw a stacked bar per rank, with a dashed line at the memory of a single process if that is known."""
+def draw_memory_kinds(info: MemoryKindsInfo, *, chosen: str = "") -> go.Figure:
+    """Draw a stacked bar for each rank, or for all ranks of a run that hold the same.
+
+    Args:
+        info: The data; with `alone`, a dashed line marks the memory of a single process.
+        chosen: Label of a run to highlight.
+    """
     line = None if info.alone is None else (info.alone, f"one process: {bytes_text(info.alone)}")
-    return draw_stacks(
-        info.runs, [(_name(kind), theme.MEMORY_LOOKS[kind]) for kind in MEMORY_KINDS], line=line
+    runs = list(map(_as_one_bar, info.runs))
+    if len(runs) < 2 or any(len(run.bars) > 1 for run in runs):
+        return draw_stacks(runs, LAYERS, line=line)
+    rows = [_row(run, is_chosen=run.label == chosen) for run in runs]
+    room = round(_ROOM * max(_states(run.bars[0]) for run in runs))
+    is_cut = line is None and room > 0 and min(run.most for run in runs) > room
+    figure = draw_stacks(rows, LAYERS, line=line, row_px=_ROW_PX, cut=room if is_cut else None)
+    for place, run in enumerate(runs):
+        if run.label == chosen:
+            figure.add_hrect(place - 0.5, place + 0.5, fillcolor=_CHOSEN, line_width=0, layer="below")
+    return figure
+
+
+LAYERS = [Layer(_name(kind), theme.MEMORY_LOOKS[kind], is_faint=kind not in STATES) for kind in MEMORY_KINDS]
+"""The types of memory as layers of a stack."""
+
+
+def _as_one_bar(run: RunBars) -> RunBars:
+    """Return a run with the bar of its fullest rank alone, if all ranks hold about the same."""
+    bars, room = run.bars, _NEAR * max(bar.total for bar in run.bars)
+    if len(bars) < 2 or any(
+        max(sizes) - min(sizes) > room for sizes in zip(*(bar.sizes for bar in bars), strict=True)
+    ):
+        return run
+    fullest = max(range(len(bars)), key=lambda rank: bars[rank].end)
+    name = f"each of {len(bars)} ranks"
+    return run._replace(
+        bars=(bars[fullest]._replace(name=name),), predicted=run.predicted[fullest : fullest + 1]
     )
 
 
-def memory_kinds(traces: Sequence[Trace], *, alone: Trace | None = None) -> go.Figure:
-    """Draw each rank's memory by type, with a dashed line at the memory of a single process.
+def _row(run: RunBars, *, is_chosen: bool) -> RunBars:
+    """Return a run of one bar whose label, and the size of its states, stand beside the bar."""
+    label = f"<b>{safe(run.label)}</b>" if is_chosen else safe(run.label)
+    states = f"<span style='font-size:11px'>states {bytes_text(_states(run.bars[0]))}</span>"
+    return run._replace(label="", bars=(run.bars[0]._replace(name=f"{label} <br>{states}"),))
+
+
+def memory_kinds(traces: Sequence[Trace | JobPrediction], *, alone: Trace | None = None) -> go.Figure:
+    """Draw each rank's memory by type, the states that ZeRO shards first, up to the rank's peak.
 
     Args:
-        traces: Runs to draw.
-        alone: Single-process run of the same job; None draws no line.
+        traces: Runs, or predictions of jobs before they run.
+        alone: Single-process run of the same job, whose memory a dashed line marks; None draws no line.
+
+    Example:
+        >>> memory_kinds([ss.predict(job.replace(strategy=name)) for name in ("ring", "zero-3")])  # doctest: +SKIP
     """
     return draw_memory_kinds(memory_kinds_info(traces, alone=alone))

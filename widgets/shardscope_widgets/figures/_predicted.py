@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from shardscope.measure.compare.comparison import error_text, heading_of, value_text
+from shardscope.measure.compare.comparison import error_text, heading_of, repeats, shown_columns, value_text
 from shardscope.measure.compare.measured import REST
 from shardscope.spec.units import suitable_unit
 from shardscope_widgets.figures import theme
@@ -63,10 +63,10 @@ def _kept(rows: list[ComparedTerm]) -> list[ComparedTerm]:
 
 
 def _panel(comparison: Comparison, rows: list[ComparedTerm]) -> ComparedPanel:
-    columns = [
-        name for name in comparison.columns if name != "now" or any(row.now is not None for row in rows)
-    ]
+    columns = shown_columns(rows)
     by_column = {name: [getattr(row, name) for row in rows] for name in columns}
+    if "simulated" in by_column:
+        by_column["simulated"] = [None if repeats(row) else row.simulated for row in rows]
     largest = max(value or 0.0 for values in by_column.values() for value in values)
     size, unit = suitable_unit(largest, rows[0].unit)
     return ComparedPanel(

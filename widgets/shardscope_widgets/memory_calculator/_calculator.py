@@ -13,7 +13,6 @@ from shardscope.analytic.memory import memory_term, stage_memory, tensor_room
 from shardscope.analytic.terms import Term
 from shardscope.errors import ShardscopeError
 from shardscope.show import Cell, Table
-from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout, short
 from shardscope.spec.model import Transformer
 from shardscope.spec.units import work_text
@@ -43,6 +42,7 @@ from shardscope_widgets.kit.markup import (
 from shardscope_widgets.kit.still import Still
 from shardscope_widgets.kit.swatch import chip
 from shardscope_widgets.memory_calculator import _controls
+from shardscope_widgets.memory_calculator._catalogue import find_device
 from shardscope_widgets.memory_calculator._choices import LAYOUT_FIELDS, MemoryChoices
 from shardscope_widgets.memory_calculator._verdict import Verdict, verdict
 from shardscope_widgets.words import safe
@@ -141,7 +141,7 @@ class MemoryCalculator(Still, widgets.VBox, MemoryChoices):  # type: ignore[misc
 
     def _compute(self) -> tuple[Layout, str]:
         """Predict the memory of the chosen layout, and return the layout and its framework."""
-        layout, device = self.chosen_layout(), Device.of(self.device)
+        layout, device = self.chosen_layout(), find_device(self.device)
         framework = self._framework_of(layout)
         self.term = memory_term(self._model, layout, device, framework=framework)
         room = tensor_room(device, framework)
@@ -178,7 +178,7 @@ class MemoryCalculator(Still, widgets.VBox, MemoryChoices):  # type: ignore[misc
             self._model,
             layout,
             framework=framework,
-            device=Device.of(self.device),
+            device=find_device(self.device),
         ).host.max()
         return f"The host holds {gib_text(float(away))} for each device."
 

@@ -69,7 +69,7 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
         "Framework that trains the model: only what it ships is searched, except on axes held fixed.",
         values=(("by the layout", ""), *named(SOFTWARE)),
     )
-    unshipped = t.Bool(False, help="Search also what the framework does not ship.")
+    unshipped = t.Bool(False, help="Also search what the framework does not ship.")
     seq = own_trait(2048, "Sequence, tokens", "Tokens per sequence.", least=1, most=LARGEST_COUNT)
     global_batch = trait_of(Layout, "global_batch", "Batch, sequences", default=2048)
     tokens_billions = own_trait(
@@ -109,7 +109,7 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
         self._fixed = HoldFixed(self.fix, self._guard.callback(self._take_filters))
         self.controls = {
             "Model and cluster": self._asked(),
-            "What counts": self._measures(),
+            "Weights": self._measures(),
             "Hold fixed": self._fixed.controls,
         }
         self.screen = PlannerScreen(self.controls)
@@ -172,9 +172,7 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
         self.screen.measured.forget.on_click(callback(self.forget))
 
     def _take_weights(self) -> None:
-        weights = {
-            name: slider.value for name, slider in self.controls["What counts"].items() if slider.value
-        }
+        weights = {name: slider.value for name, slider in self.controls["Weights"].items() if slider.value}
         self.weights = weights or {"time": 1.0}
 
     def _take_filters(self) -> None:
@@ -353,7 +351,7 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
 def _unshipped_words(found: Plans) -> str:
     """Return the checkbox label: what the frameworks do not ship, and the step time that it would save."""
     named = [software_of(name).label for name in found.software if name]
-    words = f"Search also what {f'{named[0]} does' if len(named) == 1 else 'the frameworks do'} not ship"
+    words = f"Also search what {f'{named[0]} does' if len(named) == 1 else 'the frameworks do'} not ship"
     if not len(found):
         return words
     saved = 0.0 if found.beyond is None else 1 - found.beyond.step_time_s / float(found.step_time_s.min())

@@ -214,7 +214,9 @@ def _told(explanation: PlanComparison | None) -> str:
 _IN_FORM: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"plan with fix=\{'recompute_layers': 0\}": "hold Recompute fixed at full",
     r"plan with fix=\{'(\w+)': '?([\w-]+)'?\}": lambda found: f"hold {_label(found[1])} fixed at {found[2]}",
-    r"give software=\.\.\. for another": "choose another under Framework",
+    r"software='([^']*)' (is assumed [^;]*); give software=\.\.\. for another": (
+        r"\1 \2; choose another under Framework"
+    ),
     r"(ships, )plan with software='[^']*' and leave these axes out of fix": (
         r"\1untick the box above and do not hold these axes fixed"
     ),
@@ -242,7 +244,7 @@ def as_in_form(text: str) -> str:
 def _controls_box(controls: Mapping[str, Mapping[str, Any]]) -> widgets.VBox:
     boxes: list[widgets.Widget] = []
     for title, group in controls.items():
-        sliders = title == "What counts"
+        sliders = title == "Weights"
         box = widgets.VBox(list(group.values())) if sliders else widgets.GridBox(list(group.values()))
         box.add_class("ss-weights" if sliders else "ss-controls")
         boxes += [heading(title), box]

@@ -12,6 +12,7 @@ from shardscope.errors import SpecError
 from shardscope_widgets.kit.background import Background
 from shardscope_widgets.kit.markup import classed
 from shardscope_widgets.training_lab._forecast_words import forecast_text
+from shardscope_widgets.training_lab._zero import ZeroStages, predicted_stages
 from shardscope_widgets.words import safe
 
 if TYPE_CHECKING:
@@ -51,10 +52,11 @@ class Forecast(Background):
         self.anyway = widgets.Checkbox(description="Start it anyway", indent=False)
         self.anyway.layout.display = "none"
         self.call = widgets.Button(description="Predict it", icon="calculator")
-        self.call.tooltip = "Call the functions of this job in this kernel, and trace one step on shapes"
+        self.call.tooltip = "Call this job's functions in this kernel, and trace one step on the meta device"
         self.call.layout.display = "none"
         self.call.on_click(self._allow)
-        self.box = classed(widgets.VBox([self.line, self.call, self.anyway]), "ss-forecast")
+        self.zero = ZeroStages()
+        self.box = classed(widgets.VBox([self.line, self.call, self.anyway, self.zero.box]), "ss-forecast")
         self.found: Preflight | None = None
         self._asked: ForecastRequest | None = None
         self._begun = False
@@ -99,6 +101,7 @@ class Forecast(Background):
         if asked is None:
             self.step = None
             self.line.value = ""
+            self.zero.draw("", [])
             self.anyway.layout.display = self.call.layout.display = "none"
 
     def _predict(self) -> None:
@@ -122,6 +125,25 @@ class Forecast(Background):
                     self._show(found, asked.job)
             if is_newest:
                 self._on_found()
+                self._show_stages(*asked, found.prediction)
+
+    def _show_stages(
+        self, job: Job, cluster: EmulatedCluster | None, prediction: JobPrediction | None
+    ) -> None:
+        """Show the memory of the newest job under each stage of ZeRO, unless a newer job is requested meanwhile."""
+        from shardscope.runtime.launcher.preflight import preflight
+
+        calls = self._may_call(job)
+        stages = (
+            []
+            if prediction is None
+            else predicted_stages(
+                prediction, lambda other: preflight(other, cluster, calls_functions=calls).prediction
+            )
+        )
+        with self._lock:
+            if self._asked == ForecastRequest(job, cluster):
+                self.zero.draw(job.strategy.label, stages)
 
     def _next(self) -> ForecastRequest | None:
         """Return the next request; None if there is none, whereupon the thread ends and `want` must start a new one."""

@@ -83,6 +83,7 @@ class TrainingLab(Still, widgets.VBox, JobChoices):  # type: ignore[misc]
         self._seen_at = self._detailed_at = 0.0
         self._planned: tuple[Job, EmulatedCluster | None] | None = None
         self._due = self._stale = self._has_chosen = self._is_filling = False
+        self._is_empty = True
         self._of_preset: dict[str, str] = {}
         JobChoices.__init__(self)
         super().__init__()
@@ -200,7 +201,8 @@ class TrainingLab(Still, widgets.VBox, JobChoices):  # type: ignore[misc]
         finally:
             self._is_filling = False
         self._replan()
-        self.screen.tabs.selected_index = 0
+        self._is_empty = False
+        self.screen.show_step()
 
     def resume(self, run: Run) -> Run:
         """Start a run that continues `run` from its newest checkpoint, as the Resume button does.
@@ -388,6 +390,9 @@ class TrainingLab(Still, widgets.VBox, JobChoices):  # type: ignore[misc]
         self._keep_to_one_group()
         if self.focus not in self.shown:
             self.focus = self.shown[-1] if self.shown else ""
+        if self.shown and self._is_empty:
+            self._is_empty = False
+            self.screen.show_live()
         self.problem = ""
         self.refresh()
 
@@ -495,7 +500,10 @@ class TrainingLab(Still, widgets.VBox, JobChoices):  # type: ignore[misc]
         entry = self._book.entries.get(self.focus)
         self.screen.draw_faults(entry)
         is_over = entry is not None and not entry.is_alive and bool(entry.trace.steps)
-        self.screen.outcome.want(entry.run if entry is not None and is_over else None)
+        ended = entry.run if entry is not None and is_over else None
+        self.screen.outcome.want(ended)
+        is_idle = not any(each.is_alive for each in self._book.entries.values())
+        self.screen.payoff.want(ended, self.runs, is_idle=is_idle)
 
     def _want_advice(self) -> None:
         """Request an explanation of the run in focus.
@@ -536,6 +544,7 @@ class TrainingLab(Still, widgets.VBox, JobChoices):  # type: ignore[misc]
             self.screen.forecast,
             self.place,
             self.screen.outcome,
+            self.screen.payoff,
             self.screen.advice,
             self.screen.ghosts,
         ):

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import ipywidgets as widgets
 
+from shardscope.measure.compare.comparison import shown
 from shardscope.measure.compare.of_run import comparison_or_reason
 from shardscope_widgets import figures
 from shardscope_widgets.figures import theme
 from shardscope_widgets.kit.background import Background
 from shardscope_widgets.kit.live_figure import LiveFigure
-from shardscope_widgets.kit.markup import classed
-from shardscope_widgets.words import safe
+from shardscope_widgets.kit.markup import classed, words_html
 
 if TYPE_CHECKING:
     from shardscope.measure.compare.comparison import Comparison
@@ -25,15 +25,15 @@ _FAILED = "The run cannot be compared with its prediction"
 
 
 class OutcomePanel(Background):
-    """A table and a figure that compare a run with its prediction, or a sentence while there is no comparison.
+    """The verdict on a prediction, bars of its terms, and the folded table; or a sentence while there is none.
 
     Nothing is compared before `begin` is called, because the lab is not displayed before that.
     """
 
     def __init__(self) -> None:
-        self.table = widgets.HTML()
+        self.words, self.table = widgets.HTML(), widgets.HTML()
         self.figure = LiveFigure(theme.blank(), label="Predicted and measured")
-        self.box = classed(widgets.HBox([self.table, self.figure]), "ss-outcome-box")
+        self.box = widgets.VBox([self.words, self.figure, classed(self.table, "ss-outcome")])
         self.found: Comparison | None = None
         self._asked: Run | None = None
         self._begun = False
@@ -70,10 +70,12 @@ class OutcomePanel(Background):
             self._say(found)
             return
         self.found = found
-        self.table.value = f'<div class="ss-outcome">{found._repr_html_()}</div>'
+        head, table, notes = (part.html() for part in shown(found))
+        self.words.value = head
+        self.table.value = f"<details><summary>All {len(found.rows)} terms</summary>{table}</details>{notes}"
         self.figure.show(figures.compared(found))
         self.figure.layout.display = None
 
     def _say(self, text: str) -> None:
-        self.table.value = f'<div class="ss-words">{safe(text)}</div>'
+        self.words.value, self.table.value = words_html(text), ""
         self.figure.layout.display = "none"

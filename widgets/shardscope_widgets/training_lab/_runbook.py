@@ -7,6 +7,7 @@ page reload or a kernel restart, the list has the same runs, and those that are 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, count
@@ -15,6 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from shardscope.errors import SpecError
+from shardscope.runtime.record.about import read_about, write_about
+from shardscope.runtime.record.rundir import RunDir
+from shardscope.spec.look import DASHES
 from shardscope.spec.run_names import RunLook, run_looks, run_names
 from shardscope_widgets.trace import Trace
 
@@ -25,6 +30,8 @@ if TYPE_CHECKING:
     from shardscope.runtime.record.listing import Skipped
     from shardscope.spec.cluster import EmulatedCluster
 
+_MOST_STORED = 40
+"""Number of newest runs whose name and look are stored: those that a lab lists."""
 _MOST_COMPARED = 8
 """Maximum number of runs among which the name and line style of a new run are made distinct."""
 
@@ -48,6 +55,7 @@ class RunEntry:
     problem: Skipped | None = None
     """Why the run can no longer be read; None if it can be read."""
     _predicted: dict[bool, LaunchPrediction | None] = field(default_factory=dict)
+    _stored: tuple[str, str] | None = None
 
     @cached_property
     def stored(self) -> Summary | None:
@@ -92,6 +100,25 @@ class RunEntry:
     def is_alive(self) -> bool:
         """Whether the run was starting or running at the last poll."""
         return self.state in {"starting", "running"}
+
+    @cached_property
+    def stored_label(self) -> str:
+        """The name that an earlier lab gave the run; empty if none did. The look that it gave is taken, too."""
+        about = read_about(self.run.path)
+        self._stored = about.label, about.look
+        colour, _, place = about.look.partition(" ")
+        if place.isdecimal():
+            self.trace.look = RunLook(colour, int(place) % len(DASHES))
+        return about.label
+
+    def store(self) -> None:
+        """Store the name and the look of the run for later labs, unless its directory cannot be written."""
+        look = self.trace.look
+        now = self.trace.label, "" if look is None else f"{look.colour} {look.place}"
+        if now != self._stored:
+            self._stored = now
+            with suppress(OSError, SpecError):
+                write_about(RunDir(self.run.path), label=now[0], look=now[1])
 
     def poll(self) -> bool:
         """Read new events; return whether anything visible has changed."""
@@ -174,14 +201,28 @@ class RunBook:
         """Return the runs of a group, oldest first."""
         return {run_id: entry for run_id, entry in self.entries.items() if entry.trace.group == group}
 
+    def _recall(self) -> None:
+        """Name runs as an earlier lab did, unless another run of the group has the name already."""
+        named = {
+            (e.trace.group, e.trace.label) for run_id, e in self.entries.items() if run_id in self._named
+        }
+        for run_id, entry in self.entries.items():
+            name = entry.trace.group, entry.stored_label
+            if run_id not in self._named and entry.stored_label and name not in named:
+                entry.trace.label = entry.stored_label
+                self._named.add(run_id)
+                named.add(name)
+
     def name(self, shown: Sequence[str]) -> None:
         """Name the runs of each group by their differences, and give the shown runs a colour and a dash.
 
-        A run keeps its name. It also keeps its look, unless an earlier shown run has the same look.
+        A run keeps its name. It also keeps its look, unless an earlier shown run has the same look. Both are stored
+        beside the run, so that the next lab shows the same.
 
         Args:
             shown: Ids of the shown runs, in their order in legend and table.
         """
+        self._recall()
         new = [entry for run_id, entry in self.entries.items() if run_id not in self._named]
         for group in dict.fromkeys(entry.trace.group for entry in new):
             fresh = [entry for entry in new if entry.trace.group == group]
@@ -206,6 +247,8 @@ class RunBook:
         )
         for entry, look in zip(drawn, looks, strict=True):
             entry.trace.look = look
+        for entry in [*self.entries.values()][-_MOST_STORED:]:
+            entry.store()
 
 
 def _skipped(run: Run, error: Exception) -> Skipped:

@@ -23,6 +23,7 @@ from shardscope_widgets.training_lab._forecast import Forecast
 from shardscope_widgets.training_lab._ghosts import Ghosts
 from shardscope_widgets.training_lab._history import History
 from shardscope_widgets.training_lab._outcome import OutcomePanel
+from shardscope_widgets.training_lab._payoff import PayoffPanel
 from shardscope_widgets.training_lab._place import Place
 from shardscope_widgets.training_lab._presets import Preset, PresetBar
 from shardscope_widgets.training_lab._runbook import RunEntry
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 ABOUT = (
     "real ranks in separate processes, which continue training if you close the tab, and stop with the kernel"
 )
+_STEP, _LIVE = 0, 1
+"""Tabs of the step player, which has the predicted step before there is a run, and of the curves."""
 
 
 class Screen:
@@ -78,7 +81,7 @@ class Screen:
         self.frame = Frame(title="Training Lab", about=ABOUT)
         self.plan, self.status, self.problem = (widgets.HTML() for _ in range(3))
         self.table = table
-        self.forecast, self.outcome = Forecast(on_found), OutcomePanel()
+        self.forecast, self.outcome, self.payoff = Forecast(on_found), OutcomePanel(), PayoffPanel()
         self.advice, self.ghosts = advice, ghosts
         self.presets, self.place = PresetBar(on_preset), place
         self.topics = controls.Topics(choices, self.controls, self.options, place.box, lambda: place.title)
@@ -89,13 +92,14 @@ class Screen:
         self.follow = widgets.Checkbox(description="Ranks follow the form", value=False, indent=False)
         self.follow.tooltip = "When the form changes during a run, stop the run and start the changed job"
         step_bar = classed(widgets.HBox([self.follow, breaker.buttons["kill"]]), "ss-bar")
+        self.of_ranks = widgets.VBox([step_bar, breaker.said])
         tabs = {
-            "One step": widgets.VBox([step_bar, breaker.said, self.player]),
+            "One step": widgets.VBox([self.of_ranks, self.player]),
             "Live": widgets.VBox([self.live.box, self.panels.box]), "Side by side": table.box,
-            "Predicted": self.outcome.box,
-            "Faults": widgets.VBox([breaker.box, self.faults.box]),
+            "Predicted": self.outcome.box, "Compression": self.payoff.box,
+            "Faults": widgets.VBox([breaker.box, self.faults.box, breaker.resize_box]),
         }  # fmt: skip
-        self.tabs = widgets.Tab(list(tabs.values()), titles=tuple(tabs), selected_index=[*tabs].index("Live"))
+        self.tabs = widgets.Tab(list(tabs.values()), titles=tuple(tabs), selected_index=_STEP)
         self.looks: dict[str, RunStyle] = {}
         """Line styles of the shown runs, by run id."""
         self.say_checking(is_checking=False)
@@ -104,13 +108,29 @@ class Screen:
     def _arrange(self, check_box: widgets.Widget) -> tuple[widgets.Widget, ...]:
         first = [self.controls[name] for name in FIRST]
         buttons = classed(widgets.HBox([self.start, self.stop, self.check]), "ss-buttons")
-        bar = classed(widgets.HBox([*first, buttons]), "ss-first", "ss-controls")
+        bar = classed(widgets.HBox([*first, buttons, self.status]), "ss-first", "ss-controls")
         said = classed(widgets.VBox([self.plan, self.forecast.box]), "ss-said")
         left = widgets.VBox([said, self.topics, self.history])
         right = widgets.VBox(
-            [self.status, self.resumer.box, self.advice.box, self.problem, check_box, self.tabs]
+            [
+                self.resumer.box,
+                self.payoff.said,
+                self.advice.box,
+                self.problem,
+                check_box,
+                self.tabs,
+            ]
         )
         return self.frame, self.presets, bar, columns(left, right)
+
+    def show_step(self) -> None:
+        """Open the tab of the step player."""
+        self.tabs.selected_index = _STEP
+
+    def show_live(self) -> None:
+        """Open the tab of the curves, unless another tab than that of the step player is open."""
+        if self.tabs.selected_index == _STEP:
+            self.tabs.selected_index = _LIVE
 
     def say_plan(self, text: str, *, is_possible: bool) -> None:
         """Show what the Start button would do, or why the job is invalid."""
@@ -165,6 +185,7 @@ class Screen:
 
     def draw_faults(self, entry: RunEntry | None) -> None:
         """Draw what failed in the run in focus, and offer to inject faults or to resume the run."""
+        self.of_ranks.layout.display = "none" if entry is None else None
         self.faults.draw(None if entry is None else entry.trace)
         self.breaker.show(None if entry is None else entry.run, None if entry is None else entry.trace)
 

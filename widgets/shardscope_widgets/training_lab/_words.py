@@ -11,6 +11,7 @@ from shardscope.spec import Job, Strategy, registry
 from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.models import MODELS
 from shardscope.spec.settings import differing, heading_of, settings_of, value_text
+from shardscope_widgets.figures._faults import faults_info, incident_text
 from shardscope_widgets.kit.guard import problem_html
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab._runbook import RunEntry, busy_load
@@ -125,8 +126,17 @@ def status_text(entry: RunEntry | None, predicted_s: float | None = None) -> str
     slow = _stop_text(entry) + _slow_text(entry, predicted_s)
     straggler = straggler_text(entry.trace)
     return (
-        f"{name} {verb}{where}: {progress_text(entry)}{rate}.{slow}{straggler}{divergence_text(entry.trace)}"
+        f"{name} {verb}{where}: {progress_text(entry)}{rate}.{_restart_text(entry.trace)}{slow}{straggler}"
+        f"{divergence_text(entry.trace)}"
     )
+
+
+def _restart_text(trace: Trace) -> str:
+    """Return how often the run was restarted, and the consequence of the last failure; empty if no rank has failed."""
+    if not trace.restarts:
+        return ""
+    count, last = len(trace.restarts), faults_info(trace).incidents[-1]
+    return f" Restarted {'once' if count == 1 else f'{count} times'}. {incident_text(last)}"
 
 
 def status_state(entry: RunEntry | None, predicted_s: float | None = None) -> str:

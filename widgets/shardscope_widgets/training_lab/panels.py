@@ -75,9 +75,7 @@ class Panels:
         self.consensus = Panel("Consensus", "distance of the ranks' parameters from their mean")
         self.compression = Panel("Compression", "bytes saved, and the cost of packing")
         self.layers = Panel("Layers", "trust ratios and residuals of the run in focus")
-        self.memory = Panel(
-            "Memory by type", "of each rank, each type at its own peak; together they peak at less"
-        )
+        self.memory = Panel("Memory by type", "of each rank, up to its peak; faint: what ZeRO does not shard")
         self.noise = Panel("Gradient noise", "the batch size up to which larger batches save steps")
         panels = (
             self.schedule, self.staleness, self.consensus, self.compression, self.layers, self.noise, self.memory,

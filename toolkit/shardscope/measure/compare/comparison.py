@@ -33,7 +33,7 @@ class ComparedTerm:
         term: Name of the term, the same in the run and in its prediction. The row of the whole step is named after
             `Comparison.per`.
         unit: ``bytes``, ``messages`` or ``s``.
-        ranks: Ranks to which the values apply: ``all ranks`` (their sum), ``fullest rank``, ``slowest rank``, ``all
+        ranks: Ranks to which the values apply: ``all ranks`` (their sum), ``peak per rank``, ``slowest rank``, ``all
             workers`` (asynchronous ones together) or one rank.
         predicted: Value from the formulas, in `unit`. A run's own prediction uses the calibration constants at its
             launch.
@@ -195,6 +195,8 @@ _FEW_PERCENT = 0.095
 """Relative error below which the percentage is written with one decimal place."""
 _ALMOST_NONE = 0.001
 _EXACT = "exact"
+_ALL_THE_SAME = "The simulated step agrees with the prediction in every term, so it has no column."
+_SAME = "Simulated values are shown where they differ from the predicted ones."
 _AS_PREDICTED = 0.1
 """Largest error of the step time for which no cause is named."""
 
@@ -221,6 +223,12 @@ def error_text(row: ComparedTerm) -> str:
         return "-"
     if row.agrees:
         return _EXACT if row.bounds is None else "within bounds"
+    if (
+        row.unit == "bytes"
+        and row.by_rank
+        and all(predicted == measured for predicted, measured in row.by_rank)
+    ):
+        return _EXACT
     return _relative_text(row.predicted, row)
 
 
@@ -368,16 +376,34 @@ def _worst(rows: Sequence[ComparedTerm]) -> str:
     return error_text(max(rows, key=lambda row: (not row.agrees, row.error is None or abs(row.error))))
 
 
-def _headers(comparison: Comparison) -> tuple[str, ...]:
+def shown_columns(rows: Sequence[ComparedTerm], columns: Sequence[str] = COLUMNS) -> list[str]:
+    """Return the columns that have a value of their own: the simulated one is left out where it repeats the predicted.
+
+    Args:
+        rows: The terms that are shown.
+        columns: The columns to choose from.
+    """
+    kept = [name for name in columns if any(getattr(row, name) is not None for row in rows)]
+    return [name for name in kept if name != "simulated" or not all(map(repeats, rows))]
+
+
+def repeats(row: ComparedTerm) -> bool:
+    """Return whether a row has no simulated value, or one that is the predicted value to every digit shown."""
+    told = (value_text(value, row.unit) for value in (row.predicted, row.simulated))
+    return row.simulated is None or len(set(told)) == 1
+
+
+def _headers(columns: Sequence[str]) -> list[str]:
     """Return the names of the columns of a table: the values, and the error of each value except the measured one."""
-    names = tuple("predicted now" if name == "now" else name for name in comparison.columns)
-    return (*names, "error", "simulated error") if "simulated" in names else (*names, "error")
+    names = ["predicted now" if name == "now" else name for name in columns]
+    return [*names, "error", "simulated error"] if "simulated" in names else [*names, "error"]
 
 
-def _cells(row: ComparedTerm, columns: tuple[str, ...]) -> list[str | Cell]:
-    values = [value_text(getattr(row, name), row.unit) for name in columns]
+def _cells(row: ComparedTerm, columns: Sequence[str]) -> list[str | Cell]:
+    is_told = {"simulated": not repeats(row)}
+    values = [value_text(getattr(row, name), row.unit) if is_told.get(name, True) else "" for name in columns]
     error = Cell(error_text(row), about=_bounds_text(row), style=_LOOKS[row.agrees])
-    more = [simulated_error_text(row)] * ("simulated" in columns)
+    more = [simulated_error_text(row) if is_told["simulated"] else ""] * ("simulated" in columns)
     return [Cell(row.term, indent=2 if row.part_of else 1), *values, error, *more]
 
 
@@ -389,9 +415,15 @@ def _groups(comparison: Comparison) -> list[tuple[str, list[ComparedTerm]]]:
     """Return each heading with its rows; a heading names a group of terms and the ranks that the rows apply to."""
     keyed = groupby(comparison.rows, key=lambda row: (row.group, row.ranks if row.group != "time" else ""))
     return [
-        (f"{heading_of(first.group, comparison.per)}, {first.ranks}", [first, *rest])
+        (f"{heading_of(first.group, comparison.per)}, {first.ranks}{_why(first, comparison)}", [first, *rest])
         for first, *rest in (list(rows) for _, rows in keyed)
     ]
+
+
+def _why(row: ComparedTerm, comparison: Comparison) -> str:
+    """Return a clause on the choice of the rank whose times are shown; empty for other rows, or with a single rank."""
+    is_one = row.group == "time" and row.ranks.startswith("rank ")
+    return ", which computes longest" * (is_one and any(len(each.by_rank) > 1 for each in comparison.rows))
 
 
 def _title(comparison: Comparison) -> str:
@@ -405,16 +437,21 @@ def shown(comparison: Comparison) -> list[Part]:
 
 
 def notes_of(comparison: Comparison) -> Sentences:
-    """Return the notes, folded."""
-    return Sentences(comparison.notes, is_titled=False, folded="Notes")
+    """Return the notes, folded, with a sentence on the values that the table leaves out."""
+    told = shown_columns(comparison.rows)
+    left_out = (
+        "" if "simulated" not in comparison.columns else _SAME if "simulated" in told else _ALL_THE_SAME
+    )
+    return Sentences([*filter(None, [left_out]), *comparison.notes], is_titled=False, folded="Notes")
 
 
 def table_of(comparison: Comparison) -> Table:
     """Return the rows as a table."""
     rows: list[Row] = []
+    columns = shown_columns(comparison.rows)
     for heading, terms in _groups(comparison):
-        rows += [heading, *(_cells(row, comparison.columns) for row in terms)]
-    return Table(["", *_headers(comparison)], rows)
+        rows += [heading, *(_cells(row, columns) for row in terms)]
+    return Table(["", *_headers(columns)], rows)
 
 
 def _bounds_text(row: ComparedTerm) -> str:

@@ -1,11 +1,11 @@
-"""Information about a run that is not part of its job: group, note, baseline, and the tool that launched it.
+"""Information about a run that is not part of its job: group, note, baseline, its launching tool, how labs show it.
 
 It is stored in `about.json`, may change after the launch, and does not affect whether two runs have the same job.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -14,20 +14,25 @@ from shardscope.errors import RunUnreadable, SpecError, quoted
 from shardscope.runlog.files import read_json
 
 if TYPE_CHECKING:
-    pass
+    from shardscope.runtime.record.rundir import RunDir
 
 FILE = "about.json"
-_LONGEST = {"group": 80, "note": 2000, "baseline": 255, "made_by": 80}
+_LONGEST = {"group": 80, "note": 2000, "baseline": 255, "made_by": 80, "label": 255, "look": 40}
 
 
 @dataclass(frozen=True)
 class About:
-    """Content of `about.json`; a field is empty if nothing is known."""
+    """Content of `about.json`; a field is empty if nothing is known.
+
+    `label` and `look` are the name, and the colour and dash, that a lab gave the run, for the next lab to show.
+    """
 
     group: str = ""
     note: str = ""
     baseline: str = ""
     made_by: str = ""
+    label: str = ""
+    look: str = ""
 
     @classmethod
     def checked(cls, **fields: str | None) -> Self:
@@ -58,6 +63,19 @@ def read_about(path: Path) -> About:
         return _read(path / FILE, (stat.st_mtime_ns, stat.st_size, stat.st_ino))
     except OSError:
         return About()
+
+
+def write_about(folder: RunDir, **changes: str | None) -> None:
+    """Change what is known about the run in a directory; fields that are not given stay.
+
+    Raises:
+        SpecError: A field is not text, or too long, or a name is not printable.
+        OSError: The directory cannot be written.
+    """
+    new = asdict(About.checked(**changes))
+    folder.write_json(
+        FILE, replace(read_about(folder.path), **{name: new[name] for name in changes}).fields()
+    )
 
 
 @lru_cache(maxsize=4096)

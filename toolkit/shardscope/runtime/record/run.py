@@ -24,8 +24,7 @@ from shardscope.runlog.reducer import RunLog
 from shardscope.runlog.summary import Summary, summarise
 from shardscope.runlog.tail import Event, Tail, first_events, of_last_attempt, read_events, select
 from shardscope.runtime.launcher.driver_server import driver
-from shardscope.runtime.record.about import FILE as ABOUT
-from shardscope.runtime.record.about import About, read_about
+from shardscope.runtime.record.about import read_about, write_about
 from shardscope.runtime.record.inject import inject
 from shardscope.runtime.record.launch_prediction import LaunchPrediction
 from shardscope.runtime.record.processes import end_run, is_alive
@@ -126,7 +125,7 @@ class Run:
                 last = self._last_status
                 if last is None or last.cause is not Cause.RECORDING_STOPPED:
                     raise
-                raise RunUnreadable(f"nothing was recorded of this run: {last.reason}") from None
+                raise RunUnreadable(f"nothing of this run was recorded: {last.reason}") from None
         return self._job
 
     @property
@@ -368,10 +367,8 @@ class Run:
         Raises:
             RunUnreadable: The run directory cannot be written.
         """
-        new = asdict(About.checked(**changes))
-        about = replace(read_about(self._dir.path), **{name: new[name] for name in changes})
         try:
-            self._dir.write_json(ABOUT, about.fields())
+            write_about(self._dir, **changes)
         except OSError as error:
             raise RunUnreadable(f"run {self.id} cannot be changed: {error.strerror}") from None
 

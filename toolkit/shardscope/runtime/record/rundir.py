@@ -6,7 +6,7 @@
     prediction.json the step time predicted at the launch; see `launch_prediction`
     cluster.json    the emulated cluster that the run is on; missing if it is on this machine itself
     faults.json     the plan of faults, if the run has one
-    about.json      group, note, baseline, and the tool that launched the run; see `about`
+    about.json      group, note, baseline, the tool that launched the run, how labs show it; see `about`
     status.json     state, pid of the agent, error; replaced atomically
     rank-N.jsonl    events, appended by rank N
     control/        requests to the ranks (`stop`, `resize`, `approved`), rank 0's answers (`stop_at`, `decision`);
