@@ -18,7 +18,7 @@ from uuid import uuid4
 from weakref import WeakSet
 
 import ipywidgets as widgets
-from IPython.core.getipython import get_ipython
+from IPython import get_ipython
 from IPython.display import display, update_display
 
 from shardscope_widgets.kit.live_figure import LiveFigure
