@@ -215,23 +215,22 @@ figures.efficiency(question)
 # ## Is compression worth it?
 #
 # Packing takes time, and most packed gradients cannot be summed directly: integers are packed again on the way, and
-# sparse gradients are gathered, so that their volume grows with W. Each method pays off below a certain bandwidth only.
+# sparse gradients are gathered, so that their volume grows with W. Each method pays off below a certain bandwidth only,
+# which depends on the memory that packing reads and writes (`codec_bandwidth`).
 
 # %%
-counts = [4, 16, 64, 256]
-rows = {}
-for method in ("fp16", "int8", "int4", "topk", "powersgd"):
-    for place, codec in (("CPU", 5e9), ("GPU", 1e12)):
-        even = comm.break_even_bandwidth(method, 25e6, counts, latency=5e-6, codec_bandwidth=codec)
-        rows[f"{method}, packed on a {place}"] = [f"{rate * 8e-9:,.1f}" if rate else "never" for rate in even]
-say("Links below this bandwidth, in Gbit/s, make the method pay off:")
-pd.DataFrame.from_dict(rows, orient="index", columns=[f"{count} workers" for count in counts])
+for place, codec in (("CPU", 5e9), ("GPU", 1e12)):
+    question = figures.CommunicationQuestion(
+        num_bytes=GRADIENTS, workers=WORKERS, compute_s=0.1, codec_bandwidth=codec, **LINK
+    )
+    say(f"Packed on a {place}: {figures.caption(figures.compression_speedup, question)}")
+figures.compression_speedup(question)
 
 # %% [markdown]
 # ## Try next
 #
 # - Set the bandwidth of your own network in the calculator, and the size of your own gradients.
 # - `comm.crossover("tree", "ring", over="bandwidth", ...)` finds crossings over other quantities.
-# - [Compression](06-compression.ipynb) measures on real ranks what the last table computes.
+# - [Compression](06-compression.ipynb) measures on real ranks what the last figure computes.
 #
 # [← Memory](03-memory.ipynb) · [Index](00-index.ipynb) · next: [Pipelines →](05-pipelines.ipynb)

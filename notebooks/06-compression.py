@@ -21,8 +21,7 @@
 #
 # Workers that train one model together spend part of every step sending gradients. These can be sent in fewer bytes:
 # rounded, reduced to their signs or to their largest elements, or factorised. Each method saves bytes, takes time to
-# pack and unpack, and loses information. Here real processes pack and send every byte, over links that are limited to a
-# stated bandwidth.
+# pack and unpack, and loses information.
 
 # %%
 import pandas as pd
@@ -33,29 +32,26 @@ from shardscope_widgets import Trace, TrainingLab, figures, say
 
 MODEL = "gpt-nano"
 LINK = ss.Link(bandwidth="100 Mbit/s", latency="1 ms")  # the link between your own machines
-METHODS = ("bf16", "int8", "int4", "topk", "powersgd")
-rates = [LINK.bandwidth * factor for factor in (1, 10, 100)]
 job = ss.Job(model=MODEL, data="python-source", strategy="ring", batch=16, world_size=2, link=LINK)
-
-
-def bits(rate):
-    """Bytes per second as text."""
-    return f"{8e-9 * rate:.3g} Gbit/s" if rate >= 1.25e8 else f"{8e-6 * rate:.3g} Mbit/s"
-
-
-plain_bytes = ss.predict(job).sent_bytes.max()
-times = [f"{1e3 * plain_bytes / rate:,.3g} ms at {bits(rate)}" for rate in rates]
 say(
-    f"Uncompressed, each of {job.world_size} workers sends {plain_bytes / 1e6:.3g} MB of gradients per step of "
-    f"{MODEL}: {', '.join(times)}."
+    f"Without compression, each of {job.world_size} workers sends {ss.predict(job).sent_bytes.max():,} bytes per step."
 )
 
 # %% [markdown]
 # ## On which link does compression pay off, and with which method?
 #
 # `compression_speedup` predicts the whole step with each method, as `ss.predict` does, with packing times measured
-# here; a short probe corrects how fast this machine computes. Then real processes run on the link: uncompressed, with
-# the method that is recommended, and with others. Only methods whose loss stays within their tolerance are recommended.
+# here. Move “my link” with the slider. Grey methods raise the loss by more than their tolerance.
+
+# %%
+whole = ss.compression_speedup(job)
+whole
+
+# %% [markdown]
+# ## Is the prediction right?
+#
+# Real processes pack and send every byte, over the link: uncompressed, with the method that is recommended, and with
+# others. The same call now marks them on the curve, and says what they took.
 
 
 # %%
@@ -65,72 +61,35 @@ def train(compression="none", **changes):
     return ss.launch(job.replace(compression=compression, **fields)).wait(timeout=120)
 
 
-probe = ss.launch(job.replace(link=None, steps=8, name="probe")).wait(timeout=120)
-whole = ss.compression_speedup(job, methods=METHODS, probe=probe)
-best = min((step for step in whole.harmless if step.compression.is_on), key=lambda step: step.step_s)
-runs = [
-    train(method) for method in dict.fromkeys(("none", best.compression.label, "int8", "topk", "powersgd"))
-]
+best = whole.recommended.compression.label
+runs = [train(method) for method in dict.fromkeys(("none", best, "int8", "topk", "powersgd"))]
+ss.compression_speedup(job)
+
+# %% [markdown]
+# Where does the time go? Hover over the bars for the times of computing, packing, and waiting for the network.
+
+# %%
 traces = [Trace.read(run) for run in runs]
-info = figures.info(figures.compression, traces)
-measured = {run.method_label: run.step_s for run in info.runs}
+for sentence in figures.caption(figures.compression, traces).splitlines():
+    say(f"- {sentence}")
+figures.compression(traces)
+
+# %% [markdown]
+# And the times that were predicted, with the bytes:
+
+# %%
 frame = whole.to_frame().set_index("method")
-say(f"**{whole.limit}**")
-out = [f"{name} ({row['loss']})" for name, row in frame.iterrows() if not row["is_harmless"]]
-say(
-    f"Not recommended because of its loss: {'; '.join(out) or 'no method'}. "
-    f"Losses: {whole.losses.attrs['measured_on']}. Whole steps at {LINK.label}, among {job.world_size} workers:"
-)
-pd.DataFrame(
-    {
-        name: {
-            "predicted step": f"{1e3 * frame['step_s'][name]:.3g} ms",
-            "measured step": f"{1e3 * step_s:.3g} ms",
-            "predicted speed-up": f"{frame['speed'][name]:.2f}",
-            "measured speed-up": f"{measured['none'] / step_s:.2f}",
-            "loss": frame["loss"][name].removeprefix("loss "),
-        }
-        for name, step_s in measured.items()
-    }
-).T
+sent = frame["sent_bytes"] * job.world_size / 1e3  # by all ranks, as the runs above count it
+times = frame[["step_s", "compute_s", "codec_s", "communication_s"]].mul(1e3)
+times = times.rename(columns=lambda name: name.removesuffix("_s"))
+times.map("{:.1f} ms".format).assign(**{"sent (all ranks)": sent.map("{:,.0f} kB".format)})
 
 # %% [markdown]
-# ### On faster links
-#
-# The same prediction for other bandwidths. Nothing is measured again.
+# What is not sent need not be lost. With *error feedback* it is kept, as the residual, and added to the next step's
+# gradient. The losses show what remains of the damage.
 
 # %%
-faster = {bits(rate): whole.at(rate) for rate in rates}
-below = {step.compression.label: whole.pays_below(step) for step in whole.harmless if step.compression.is_on}
-say(
-    "Fastest method within its tolerance: "
-    + ", ".join(f"**{at.recommended.compression.label}** at {name}" for name, at in faster.items())
-    + ". A whole step is faster by more than the error of predictions below "
-    + ", ".join(f"{bits(below[name])} with {name}" for name in sorted(below, key=below.get, reverse=True))
-    + ". Predicted speed-ups:"
-)
-speeds = {name: at.to_frame().set_index("method")["speed"] for name, at in faster.items()}
-methods = [step.compression.label for step in whole.steps]
-pd.DataFrame(speeds).map("{:.2f}".format).assign(loss=frame["loss"]).loc[methods]
-
-# %% [markdown]
-# ## Exchange only
-#
-# `break_even` leaves computing aside, and shows how the number of workers matters. It packs gradients of the model's
-# shapes on this machine and computes the rest by formula. Below a method's line, exchanging gradients is faster
-# compressed. Whiskers show how much the packing times varied. The cross is `LINK`.
-
-# %%
-found = ss.break_even(job, methods=METHODS, workers=(2, 4, 8, 16, 32), latency_s=LINK.latency_s)
-here = (job.world_size, LINK.bandwidth)
-say(figures.caption(figures.break_even, found, here=here))
-fastest = found.best(*here)
-say(
-    f"At {LINK.label}, the exchange alone is at most {fastest.speedup:.3g} times faster compressed, with "
-    f"{fastest.compression.label}; a whole step, {whole.speedup(whole.best):.3g} times, with "
-    f"{whole.best.compression.label}."
-)
-figures.break_even(found, here=here)
+figures.loss(traces, by_method=True)
 
 # %% [markdown]
 # ## What does it cost in loss?
@@ -163,69 +122,6 @@ costs.style.format(precision=1, na_rep="").apply(lambda _: bold, axis=None)
 # may be chance. Much of the difference arises in the first steps, in which gradients turn quickly and second moments
 # rest on few gradients: hence the rows with a warm-up, in which the first fifth of the steps is not compressed.
 #
-# ## Is the prediction right?
-#
-# The predicted step, before any compressed run:
-
-# %%
-say(f"{whole}")
-sent = frame["sent_bytes"] * job.world_size / 1e3  # by all ranks, as the runs below count it
-milliseconds = frame.filter(like="_s").mul(1e3).rename(columns=lambda name: name.removesuffix("_s"))
-milliseconds.map("{:.1f} ms".format).assign(**{"sent (all ranks)": sent.map("{:,.0f} kB".format)})
-
-# %% [markdown]
-# And the runs. Hover over the bars for the times of computing, packing, and waiting for the network.
-
-# %%
-for sentence in figures.caption(figures.compression, traces).splitlines():
-    say(f"- {sentence}")
-figures.compression(traces)
-
-# %% [markdown]
-# Where do they differ, and why?
-
-# %%
-REASONS = {
-    "computing": ("the machine was less busy than during the probe", "it was busier than during the probe"),
-    "packing": ("packing was timed on a busier machine", "the ranks were busier while they packed"),
-    "waiting": ("sending overlapped with computing", "a rank also waits for the slower rank"),
-}  # less time than predicted, more time
-gaps = pd.DataFrame(
-    {
-        run.method_label: {
-            "computing": run.parts[0] - step["compute_s"],
-            "packing": run.parts[1] - step["codec_s"],
-            "waiting": run.parts[2] - step["communication_s"],
-            "predicted": step["step_s"],
-            "measured": run.step_s,
-        }
-        for run, step in ((run, frame.loc[run.method_label]) for run in info.runs)
-    }
-).T
-off = gaps["measured"] / gaps["predicted"] - 1
-worst = off.abs().idxmax()
-miss = gaps.loc[worst]
-is_slower = bool(miss["measured"] > miss["predicted"])
-part = (miss[[*REASONS]] * (1 if is_slower else -1)).idxmax()
-say(
-    f"At {LINK.label}, measured steps differ from predicted ones by {off.abs().min():.0%} to {off.abs().max():.0%}. "
-    f"The largest miss is {worst}: {1e3 * miss['predicted']:.3g} ms predicted, {1e3 * miss['measured']:.3g} ms "
-    f"measured. The largest part of it is {part} ({1e3 * miss[part]:+.1f} ms): {REASONS[part][is_slower]}. "
-    "Measured minus predicted:"
-)
-gaps.mul(1e3).map("{:+.1f} ms".format).assign(
-    predicted=(1e3 * gaps["predicted"]).map("{:.0f} ms".format),
-    measured=(1e3 * gaps["measured"]).map("{:.0f} ms".format),
-)
-
-# %% [markdown]
-# What is not sent need not be lost. With *error feedback* it is kept, as the residual, and added to the next step's
-# gradient. The losses show what remains of the damage.
-
-# %%
-figures.loss(traces, by_method=True)
-
-# %% [markdown]
 # ## How small are the packets?
 
 # %%

@@ -223,7 +223,7 @@ class TestTable:
     def test_it_says_which_ranks_a_figure_counts(self) -> None:
         header = table(self.summary()).splitlines()[0]
         assert header.endswith(
-            "sent per step (all ranks)  peak memory per rank  process memory growth (fullest rank)"
+            "sent per step (all ranks)  peak memory per rank  process memory growth per rank"
         )
 
     def test_a_run_without_steps_has_a_table_too(self) -> None:

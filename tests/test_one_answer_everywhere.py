@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,11 +26,19 @@ from shardscope.measure.accuracy import inside_text
 from shardscope.planner.explain import seconds
 from shardscope.runlog.figures import figure_text
 from shardscope.spec.layout import short
-from shardscope.spec.units import bytes_text, duration_text
-from shardscope_widgets import CommunicationCalculator, MemoryCalculator, PipelineExplorer, Planner, Twin
+from shardscope.spec.units import bit_rate_text, bytes_text, duration_text
+from shardscope_widgets import (
+    CommunicationCalculator,
+    MemoryCalculator,
+    PipelineExplorer,
+    Planner,
+    Twin,
+    figures,
+)
 from shardscope_widgets.communication_calculator._calculator import answers
 from shardscope_widgets.figures import _plan_answer
 from shardscope_widgets.report import report_on
+from shardscope_widgets.training_lab._payoff import PayoffPanel
 
 GIB = 2**30
 LAYOUTS = {
@@ -107,7 +116,7 @@ class TestOfALayout:
         assert found.peak_bytes == data["peak_bytes"] == panel.term.value
         assert found.room_bytes == data["room_bytes"] == panel.info.capacity_bytes
         same(
-            [number(r"needs ([\d.]+) of", text), number(r"needs ([\d.]+) of", repr(found))],
+            [number(r"per device ([\d.]+) of", each) for each in (text, repr(found))],
             found.peak_bytes / GIB,
         )
         same([number(r"of ([\d.]+) GiB for tensors", text)], found.room_bytes / GIB)
@@ -289,6 +298,49 @@ def test_a_collective_and_a_bubble() -> None:
     assert explorer.timeline is not None
     assert explorer.timeline.bubble_fraction == pytest.approx(bubble)
     assert f"bubble {bubble:.1%}" in explorer._status.value
+
+
+@pytest.fixture(scope="module")
+def compressed() -> ss.Job:
+    link = ss.Link(bandwidth="20 Mbit/s", latency="1 ms")
+    return ss.Job(
+        model="gpt-nano", data="python-source", strategy="ring", world_size=2, steps=8, batch=8, link=link
+    )
+
+
+def test_below_which_bandwidth_compression_pays_off(compressed: ss.Job) -> None:
+    found = ss.compression_speedup(compressed)
+    assert found.threshold is not None
+    level = bit_rate_text(found.threshold.below)
+    again = ss.compression_speedup(
+        compressed.replace(link=ss.Link(bandwidth="1 Gbit/s", latency="1 ms"), steps=3)
+    )
+    assert again.threshold is not None
+    assert again.threshold[1:] == pytest.approx(found.threshold[1:])
+    assert found.at("5 Mbit/s").limit == found.limit
+    with_int8 = ss.compression_speedup(compressed.replace(compression="int8"))
+    assert with_int8.limit == found.limit
+    calculator = CommunicationCalculator(job=compressed)
+    calculator.tabs.selected_index = list(calculator.views).index("Compression")
+    lab = PayoffPanel()  # after a run in the Training Lab
+    lab.begin()
+    summary = SimpleNamespace(step_time_s=0.1, loss_mean=2.0)
+    job = compressed.replace(compression="int8")
+    lab.want(SimpleNamespace(id="it", job=job, cluster=None, is_alive=False, stored_summary=summary))  # type: ignore[arg-type]
+    lab.wait(60)
+    figure = figures.compression_speedup(found)
+    named = [note.text for note in figure.layout.annotations]
+    name = found.threshold.step.compression.label
+    frame = found.to_frame().set_index("method")
+    assert 8 * found.threshold.below == frame.loc[name, "pays_below_bit_per_s"]
+    for said in (
+        repr(found), found._repr_html_(), *(text for text in named if "pays off" in text),
+        figures.caption(figures.compression_speedup, found), calculator.views["Compression"].words.value,
+        calculator.views["Compression"].figure.figure["layout"]["annotations"][-1]["text"], lab.words.value,
+        lab.figure.figure["layout"]["annotations"][-1]["text"],
+    ):  # fmt: skip
+        assert f"pays off below {level}" in said
+    assert f"{name}, below {level}" in [line.name for line in figure.data]
 
 
 @pytest.mark.slow

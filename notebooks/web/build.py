@@ -29,6 +29,7 @@ FRONT_END = {
     "widgets.js": ("widgetsnbextension", "static/extension.js"),
     "anywidget.js": ("anywidget", "nbextension/index.js"),
     "plotly.min.js": ("plotly", "package_data/plotly.min.js"),
+    "images.js": ("shardscope_widgets", "kit/images.js"),
 }
 
 

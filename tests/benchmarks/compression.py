@@ -5,12 +5,13 @@
 A small GPT on 4 ranks, each held to a link of 100 Mbit/s. First the prediction: a short unpaced probe, the codecs
 measured here, the rest by formula. Then the runs: how long the uncompressed one takes to its final loss, how much
 sooner each compressor is there, and how far the predicted step was from the measured one. Last, the verdict on the
-machine's own link, against runs on it; and for four methods, two links either side of their break-even.
+machine's own link, against runs on it; and for four methods, two links either side of their crossing.
 """
 
 from __future__ import annotations
 
 import sys
+from math import inf
 from pathlib import Path
 from statistics import fmean, median
 
@@ -81,11 +82,13 @@ def on_the_machine() -> None:
 
 
 def either_side() -> None:
-    """Two bandwidths either side of break-even, two ranks, runs interleaved."""
+    """Two bandwidths either side of the crossing, two ranks, runs interleaved."""
     job = JOB.replace(world_size=2, batch=4, steps=10)
-    found = ss.break_even(job, methods=("bf16", "int8", "int4", "powersgd"), workers=(2,), latency_s=1e-3)
-    for method in found.methods:
-        level = method.bandwidths[0]
+    found = ss.compression_speedup(job.replace(link=SLOW), methods=("bf16", "int8", "int4", "powersgd"))
+    for method in found.steps[1:]:
+        level = found.crossing(method)
+        if not 0 < level < inf:
+            continue
         for factor, claim in ((1 / 4, "pays"), (4.0, "does not pay")):
             link = ss.Link(bandwidth=level * factor, latency="1 ms")
             pairs = []
@@ -97,7 +100,7 @@ def either_side() -> None:
                 pairs.append(packed / plain)
             ratio = median(pairs)
             print(
-                f"{method.compression.name:10} break-even {8 * level / 1e6:6.0f} Mbit/s; at {link.label}: {claim}; "
+                f"{method.compression.name:10} crossing {8 * level / 1e6:6.0f} Mbit/s; at {link.label}: {claim}; "
                 f"measured {ratio:5.2f} of the uncompressed step"
             )
 

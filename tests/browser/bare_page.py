@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from plotly.offline import get_plotlyjs
+from shardscope_widgets.kit.live_figure import library_code
 
 SCRIPT = """async ([script, state, plotly]) => {
     const listeners = [];
@@ -53,7 +53,7 @@ class BarePage:
     def show(self, script: str, state: dict[str, Any], *, plotly: bool = False) -> None:
         """Show a widget with this script (its `_esm`) and these traits."""
         is_loaded = self.page.evaluate("() => 'shardscopePlotly' in window")
-        self.page.evaluate(SCRIPT, [script, state, get_plotlyjs() if plotly and not is_loaded else ""])
+        self.page.evaluate(SCRIPT, [script, state, library_code() if plotly and not is_loaded else ""])
 
     def update(self, *changes: dict[str, Any]) -> None:
         """Set traits as the kernel does, one message a dictionary, and let the widget answer."""

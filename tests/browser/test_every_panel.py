@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import nbformat
 import pytest
 
@@ -88,6 +90,24 @@ def test_no_figure_can_be_uploaded(panels):
         ]
 
     eventually(panels.page, has_buttons_but_none_to_upload)
+
+
+@pytest.mark.parametrize(("kind", "starts"), [("svg", b"<svg"), ("png", b"\x89PNG")])
+@pytest.mark.parametrize(
+    ("panel", "name"),
+    [
+        ("ss-memory", "memory-calculator-gpt3-175b-memory-of-each-pipeline-stage"),
+        ("ss-explorer", "pipeline-explorer-1f1b-operations-of-each-rank"),
+        ("ss-fault-lab", r"fault-lab-\d+-\d+-ring-mlp-what-each-rank-did-and-which-steps-were-lost"),
+    ],
+)
+def test_a_figure_is_saved_as_png_and_as_svg_under_the_name_of_its_panel(panels, panel, name, kind, starts):
+    page = panels.page
+    with page.expect_download() as saving:
+        button = page.locator(f".{panel} .modebar-btn[data-title='Save as {kind.upper()}']").first
+        button.dispatch_event("click")
+    assert re.fullmatch(rf"{name}\.{kind}", saving.value.suggested_filename)
+    assert saving.value.path().read_bytes().startswith(starts)
 
 
 def test_dollars_in_a_sentence_are_no_formula(panels):

@@ -15,6 +15,7 @@ START_DETACHED = """[setattr(lab, 'steps', 100_000), lab.watch(__import__('shard
 """A detached run outlives its kernel."""
 CELLS = ("from shardscope_widgets import TrainingLab\nlab = TrainingLab()\nlab",)
 BANNER = "Kernel restarted; run this cell again."
+SAVED = "A picture of this panel; run this cell to use the panel."
 MOVING = (
     f"() => document.querySelector('{LAB} .ss-right .js-plotly-plot')?.data?.some(line => line.y?.length > 2)"
 )
@@ -101,7 +102,7 @@ def test_a_restarted_kernel_leaves_one_banner_and_the_cell_attaches_to_the_run_a
     wait_for(lab, IS_GONE)
 
     def is_gone():
-        gone = {"lab": False, "banners": [BANNER], "broken": 0, "canStart": False}
+        gone = {"lab": False, "banners": [SAVED], "broken": 0, "canStart": False}
         assert lab.page.evaluate(STATE) == gone
 
     eventually(lab.page, is_gone)

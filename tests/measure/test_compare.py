@@ -140,7 +140,7 @@ def test_bytes_are_of_whole_periods_and_the_summarys(ran: Run) -> None:
     assert found["memory", "peak"].measured == max(held)
     assert "steps 3 to 10" in " ".join(found.notes)
     assert found["memory", "peak"].predicted == pytest.approx(max(held), rel=0.01)
-    assert "batch, intermediate results and gradients of activations" in " ".join(found.notes)
+    assert "batch, temporary tensors and gradients of activations" in " ".join(found.notes)
 
 
 def test_the_peak_of_one_process_lacks_the_gradients_that_the_step_has_freed() -> None:

@@ -49,7 +49,7 @@ def test_settings_results_and_changes_come_from_the_summaries(two, capsys) -> No
     assert "lr 0.001 and lr 0.01 have the same mean loss (last 10 steps): 0.3359." in told
     assert "Changes are against lr 0.001." in found._repr_html_()
     for label in (
-        "sent per step (all ranks)", "peak memory per rank", "process memory growth (fullest rank)"
+        "sent per step (all ranks)", "peak memory per rank", "process memory growth per rank"
     ):  # fmt: skip
         assert all(label in text for text in (repr(found), found._repr_html_(), one._repr_html_()))
 

@@ -457,5 +457,5 @@ def test_a_recording_that_fails_before_the_first_step_says_why(
     assert (run.state, run.cause) == ("stopped", "recording-stopped")
     assert "of the observer" in str(run.reason)
     for call in (run.summary, lambda: ss.compare(run)):
-        with pytest.raises(ss.ShardscopeError, match=r"nothing was recorded of this run: .*of the observer"):
+        with pytest.raises(ss.ShardscopeError, match=r"nothing of this run was recorded: .*of the observer"):
             call()

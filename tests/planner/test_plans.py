@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -152,6 +153,10 @@ def test_rows_say_how_many_layers_of_a_stage_are_recomputed():
     plain = plans.best.layout.replace(recompute="none", recompute_layers=0)
     told = str(explain((plans.setting, plans.setting), plain, plans.best.layout, ("one", "other")))
     assert "(recompute none instead of full" in told
+    saved = next(line for line in told.splitlines() if line.startswith("Recomputing activations"))
+    assert re.fullmatch(
+        r"Recomputing activations: [\d.]+ µs less \(recompute none instead of full\)\.", saved
+    )
     assert "recompute_layers" not in told
 
 

@@ -41,7 +41,7 @@ def test_a_job_that_fits_has_its_time_and_its_bytes_in_a_line() -> None:
 def test_a_job_on_gpus_has_its_memory_and_no_time_in_a_line() -> None:
     found = preflight(JOB.replace(device="cuda"))
     assert (found.refusal, found.memory, found.run_time_s) == (None, None, None)
-    assert "on the fullest rank, but no step time: the ranks compute on GPUs" in str(found)
+    assert "of memory on the rank that needs most, but no step time: the ranks compute on GPUs" in str(found)
     assert memory_needed(JOB.replace(device="cuda")) is None
 
 

@@ -87,11 +87,11 @@ def test_words_connect_the_limit_with_the_target_the_rates_and_the_critical_batc
     )  # fmt: skip
     info = _batch_sweep.batch_sweep_info(BatchSweep(JOB, "loss", 0.5, points, points[0]), critical_batch=20.4)
     text = _batch_sweep.batch_sweep_text(info)
-    assert "It is 1.25 times 0.4, the highest validation loss at batch size 16 (that of sgd)" in text
+    assert "It is 1.25 times the highest validation loss at batch size 16, 0.4 (sgd)" in text
     assert "lars ties sgd at 16: it does not help here.**" in text
     assert "At batch size 32, the best rate of sgd is the lowest tried, so its limit may be higher." in text
-    assert "The critical batch size, 20, says up to where a larger batch saves steps" in text
-    assert "that reached the target, 16, says up to where 512 samples still make enough steps" in text
+    assert "Up to the critical batch size, 20, a larger batch saves steps" in text
+    assert "Up to 16, the largest batch size that reached the target, 512 samples are enough steps." in text
     figure = _batch_sweep.draw_batch_sweep(info)
     assert "one seed" in figure.layout.annotations[0].text
     assert "critical batch size, 20" in [note.text for note in figure.layout.annotations]

@@ -7,8 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import shardscope as ss
 from shardscope.analytic.communication import ALGORITHMS, OPS, collective_time
+from shardscope.analytic.communication.compression import compression_cost
 from shardscope.errors import SpecError
+from shardscope.measure.compression import codecs
+from shardscope.spec.units import duration_text, faster_text
 from shardscope_widgets import CommunicationCalculator, figures
 from shardscope_widgets.figures import _communication, _communication_plots
 from shardscope_widgets.figures._communication_look import LOOKS
@@ -130,6 +134,9 @@ def test_controls_and_traits_are_one(calculator: CommunicationCalculator) -> Non
     calculator.algorithms = ["tree", "ring"]
     assert [name for name, box in calculator.ways.boxes.items() if box.value] == ["ring", "tree"]
     assert "256 workers, 100 GB/s each way (800 Gbit/s)" in calculator.status.value
+    assert "Ring is the fastest, " in calculator.status.value
+    calculator.algorithms = ["tree"]
+    assert "Tree, " in calculator.status.value
 
 
 def test_the_table_is_sorted_and_the_words_name_the_fastest(calculator: CommunicationCalculator) -> None:
@@ -195,3 +202,63 @@ def test_it_is_offered_by_name() -> None:
     import shardscope_widgets
 
     assert shardscope_widgets.CommunicationCalculator is CommunicationCalculator
+
+
+COMPRESSED = {"num_bytes": 1e8, "workers": 64, "bandwidth": 10.0, "compute_ms": 100.0, "latency_us": 5.0}
+
+
+def test_the_compression_tab_has_the_curve_of_the_formulas() -> None:
+    calculator = CommunicationCalculator(**COMPRESSED, memory_bandwidth=1000.0)
+    calculator.tabs.selected_index = list(calculator.views).index("Compression")
+    view = calculator.views["Compression"]
+    plain, int4 = (
+        compression_cost(method, 2.5e7, 64, 1.25e9, latency=5e-6, codec_bandwidth=1e12)
+        for method in ("none", "int4")
+    )
+    gain = (0.1 + float(plain.total_s)) / (0.1 + float(int4.total_s))
+    assert (
+        f"with int4 instead of {duration_text(0.1 + float(plain.total_s))}: {faster_text(gain)}"
+        in view.words.value
+    )
+    assert figures.caption(figures.compression_speedup, calculator.question) in view.words.value
+    before = view.words.value
+    calculator.memory_bandwidth = 2.0
+    assert view.words.value != before
+    calculator.op = "all_gather"
+    assert "exchanged by an all-reduce" in str(view.figure.figure["layout"]["annotations"])
+
+
+def test_the_compression_tab_moves_my_link_with_the_bandwidth() -> None:
+    calculator = CommunicationCalculator(**COMPRESSED)
+    calculator.tabs.selected_index = list(calculator.views).index("Compression")
+    for bandwidth in (10.0, 25.0):
+        calculator.bandwidth = bandwidth
+        layout = calculator.views["Compression"].figure.figure["layout"]
+        assert layout["shapes"][0]["x0"] == pytest.approx(bandwidth * 1e9)
+        assert not layout["sliders"]
+
+
+def test_a_job_is_shown_until_its_step_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        codecs, "packing_seconds", lambda jobs, _buckets: [0.001 * job.compression.is_on for job in jobs]
+    )
+    job = ss.Job(
+        model="mlp",
+        data="digits",
+        world_size=2,
+        link=ss.Link(bandwidth="10 Mbit/s", latency="1 ms"),
+        strategy="ring",
+    )
+    calculator = CommunicationCalculator(job=job)
+    found = ss.compression_speedup(job)
+    calculator.tabs.selected_index = list(calculator.views).index("Compression")
+    words = calculator.views["Compression"].words
+    assert (calculator.workers, calculator.bandwidth, calculator.latency_us) == (2, pytest.approx(0.01), 1000)
+    assert found.limit in words.value
+    assert "mlp, ring, 2 ranks: packing times were measured on this machine" in words.value
+    calculator.num_bytes *= 1.04  # the slider moves a value to its nearest place
+    calculator.bandwidth = 0.1
+    assert found.limit in words.value
+    assert found.at("100 Mbit/s").verdict in words.value
+    calculator.workers = 4
+    assert "packing times were measured" not in words.value

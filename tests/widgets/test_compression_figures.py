@@ -1,19 +1,17 @@
-"""What compression saved and cost, from made-up runs; below which bandwidth it pays, from made-up worths."""
+"""What compression saved and cost, from made-up runs; below which bandwidth it pays, from a made-up prediction."""
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-import shardscope as ss
 from conformance.events import step_event, traffic
-from shardscope.analytic.communication.exchange import ExchangeCost
-from shardscope.measure.compression.break_even import BreakEven, MethodWorth
+from shardscope.measure.compression.curve import MeasuredStep, PredictedStep, Worth
 from shardscope.spec import Compression, Job, Link
 from shardscope_widgets import figures
-from shardscope_widgets.figures import _break_even, _compression
+from shardscope_widgets.figures import _compression, _compression_speedup
 from shardscope_widgets.figures._comparison import comparison_info
 from shardscope_widgets.figures._compression import CompressedRun, step_parts
 from shardscope_widgets.trace import Trace
@@ -177,91 +175,11 @@ def test_bars_of_bytes_start_at_zero_and_an_empty_plot_says_why() -> None:
     assert "no run carries" in layout.annotations[-1].text
 
 
-def found(bandwidths: tuple[float, float], variation: float = 1.0) -> BreakEven:
-    """One method that sends a tenth; with the median packing time it pays off below half the bandwidth."""
-    plain = (ExchangeCost(1e6, 2), ExchangeCost(1.5e6, 6))
-    packed = (ExchangeCost(1e5, 2, 0.01), ExchangeCost(1.5e5, 2, 0.02))
-    low = (bandwidths[0] / 2, bandwidths[1] / 2)
-    worth = MethodWorth(ss.Compression("topk"), packed, bandwidths, low, variation)
-    return BreakEven("mlp", 250_000, (2, 4), 0.0, plain, (worth,), 2, "adamw")
-
-
-def test_a_line_a_method_in_bits_a_second_and_none_where_it_never_pays() -> None:
-    info = _break_even.break_even_info(found((9e7, 0.0)), here=(2, "100 Mbit/s"))
-    assert info.lines[0].bits_per_s == (pytest.approx(7.2e8), None)
-    assert info.lines[0].low_bits_per_s == (pytest.approx(3.6e8), None)
-    assert info.here == (2, 1e8)
-    assert (
-        "below 720 Mbit/s; each worker sends 100 kB, 10 times less; packing and unpacking take 10 ms"
-        in info.lines[0].hover[0]
-    )
-
-
-def test_the_text_begins_with_the_jobs_own_workers_and_compares_exchanges_only() -> None:
-    assert _break_even.break_even_text(_break_even.break_even_info(found((9e7, 0.0)))) == (
-        "Among **2 workers**, exchanging mlp's gradients is faster compressed below 720 Mbit/s with topk. Among 4: "
-        "never with topk. Exchange only: a whole step also computes, and gains less."
-    )
-
-
-def test_on_a_marked_link_the_largest_gain_comes_first() -> None:
-    small, large = (ExchangeCost(sent, 2, codec_s) for sent, codec_s in ((1e5, 0.02), (5e5, 0.001)))
-    methods = [
-        MethodWorth(ss.Compression(name), (packed,), (level,), (level,))
-        for name, packed, level in (("bf16", large, 5e8), ("int4", small, 4.5e7), ("qsgd", large, 0.0))
-    ]
-    both = BreakEven("mlp", 250_000, (2,), 0.0, (ExchangeCost(1e6, 2),), tuple(methods), 2, "adamw")
-    info = _break_even.break_even_info(both, here=(2, "8 Mbit/s"))
-    assert [line.label for line in info.lines] == ["int4", "bf16", "qsgd"]
-    text = _break_even.break_even_text(info)
-    assert (
-        "at 8 Mbit/s, largest gain first: 8.33 times with int4 (below 360 Mbit/s) and 2 times with bf16"
-        in text
-    )
-    assert "; never with qsgd." in text
-    assert [line.label for line in _break_even.break_even_info(both).lines] == ["bf16", "int4", "qsgd"]
-
-
-def test_lines_that_always_pay_are_drawn_beside_one_another() -> None:
-    worths = [
-        MethodWorth(
-            ss.Compression(name),
-            (ExchangeCost(1e5, 2), ExchangeCost(1e5, 2)),
-            (1e7, math.inf),
-            (1e7, math.inf),
-        )
-        for name in ("int4", "int8", "topk")
-    ]
-    plain = (ExchangeCost(1e6, 2), ExchangeCost(1.5e6, 6))
-    figure = figures.break_even(BreakEven("mlp", 250_000, (2, 4), 0.0, plain, tuple(worths), 2, "adamw"))
-    assert len({trace.y[1] for trace in figure.data}) == 3
-    assert max(trace.y[1] for trace in figure.data) < 10 ** figure.layout.yaxis.range[1]
-
-
 def test_each_line_of_the_residuals_is_in_the_legend() -> None:
     figure = _compression.draw_compression(
         _compression.compression_info([trace("none", 400), trace("int8", 100)])
     )
     assert [line.name for line in figure.data if line.type == "scatter" and line.showlegend] == ["int8"]
-
-
-def test_where_packing_times_vary_the_text_says_so() -> None:
-    busy = _break_even.break_even_text(_break_even.break_even_info(found((9e7, 1e7), variation=2.34)))
-    assert "Packing times varied by 2.3 times: the machine is busy, run again." in busy
-    assert "busy" not in _break_even.break_even_text(
-        _break_even.break_even_info(found((9e7, 1e7), variation=1.4))
-    )
-
-
-def test_what_always_pays_is_said_in_words_and_drawn_at_the_top() -> None:
-    info = _break_even.break_even_info(found((9e7, math.inf)))
-    assert "on any link with topk (fewer messages in sequence)" in _break_even.break_even_text(info)
-    figure = figures.break_even(found((9e7, math.inf)))
-    ticks = ("100 Mbit/s", "1 Gbit/s", "10 Gbit/s", "any link")
-    assert figure.layout.yaxis.ticktext == ticks
-    assert figure.data[0].y[1] == figure.layout.yaxis.tickvals[-1]
-    assert figure.data[0].error_y.arrayminus[0] == pytest.approx(3.6e8)
-    assert "250 k parameters" in figure.layout.annotations[1].text
 
 
 def test_a_loss_curve_can_have_the_colour_of_its_method() -> None:
@@ -285,3 +203,88 @@ def test_runs_with_the_same_method_keep_bars_of_their_own() -> None:
     info = _compression.compression_info([trace("none", 400), trace("int8", 100), trace("int8", 100)])
     assert len({*_compression.draw_compression(info).data[0].x}) == 3
     assert isinstance(info.runs[0], CompressedRun)
+
+
+def worth(*steps: tuple[str, float, float], link: str = "8 Mbit/s") -> Worth:
+    """Steps of (method, bytes, seconds without sending), on a link."""
+    made = [PredictedStep(Compression(name), sent, rest_s, 0.0, sent / 1e6) for name, sent, rest_s in steps]
+    return Worth(Link(bandwidth="8 Mbit/s", latency="1 ms"), tuple(made)).at(link)
+
+
+USUAL = (("none", 1e6, 0.1), ("int4", 1e5, 0.15), ("topk", 1e4, 0.1))
+
+
+def test_lines_marks_and_texts_have_the_threshold_of_the_result() -> None:
+    found = worth(*USUAL)
+    info = figures.info(figures.compression_speedup, found)
+    assert found.threshold is not None
+    assert (info.threshold, info.crossing) == found.threshold[1:]
+    assert [line.label for line in info.lines] == ["uncompressed", "int4", "topk"]
+    assert [line.refusal for line in info.lines] == ["", "", "loss 19% higher with AdamW"]
+    assert found.limit in figures.caption(figures.compression_speedup, found)
+    figure = figures.compression_speedup(found)
+    names = [line.name for line in figure.data if line.showlegend is not False]
+    assert names == ["uncompressed", "int4, below 97.7 Mbit/s", "loss too high"]
+    crossing = next(
+        each for each in figure.data if each.mode == "markers+text" and each.marker.symbol == "circle"
+    )
+    assert list(crossing.x) == pytest.approx([8 * found.threshold.crossing])
+    assert crossing.text == ("144 Mbit/s",)
+    assert {"<b>pays off below 97.7 Mbit/s</b>", "within the error", "my link"} == {
+        note.text for note in figure.layout.annotations
+    }
+    grey = next(each for each in figure.data if each.name == "loss too high")
+    assert "topk" in grey.text
+    assert grey.line.color == _compression_speedup.theme.GREY
+    assert grey.opacity < 1
+
+
+def test_a_crossing_far_away_is_named_at_the_edge() -> None:
+    figure = figures.compression_speedup(worth(("none", 1e6, 0.1), ("int4", 1e5, 0.1 + 1e-6)))
+    assert figure.layout.annotations[1].text == "within the error"
+    assert "equal at 7.2 Tbit/s →" in {note.text for note in figure.layout.annotations}
+
+
+def test_both_lines_meet_at_the_crossing() -> None:
+    found = worth(*USUAL)
+    at = found.at(found.crossing(found.steps[1]))
+    assert at.steps[0].step_s == pytest.approx(at.steps[1].step_s)
+
+
+def test_the_slider_moves_my_link_and_says_what_a_step_takes_there() -> None:
+    figure = figures.compression_speedup(worth(*USUAL, link="40 Mbit/s"))
+    (slider,) = figure.layout.sliders
+    here = slider.steps[slider.active]
+    assert here.label == "40 Mbit/s: 170 ms with int4 instead of 300 ms (76% faster)"
+    assert figure.layout.shapes[0].x0 == here.args[0]["shapes[0].x0"] == pytest.approx(40e6)
+    assert figure.layout.annotations[0].text == "my link"
+    assert slider.steps[-1].label.endswith("uncompressed, 114 ms")
+    near = next(step.label for step in slider.steps if "within the error" in step.label)
+    assert "% faster with int4, within the error" in near
+    info = _compression_speedup.compression_speedup_info(worth(*USUAL), slides=False)
+    assert not _compression_speedup.speedup_layout(info)["sliders"]
+
+
+def test_measured_steps_are_marked_at_their_bandwidth() -> None:
+    ran = [
+        MeasuredStep(Compression(name), 1.25e7, seconds) for name, seconds in (("none", 0.2), ("int4", 0.3))
+    ]
+    figure = figures.compression_speedup(replace(worth(*USUAL), measured=tuple(ran)))
+    marks = [each for each in figure.data if each.name == "measured"]
+    assert [(each.x, each.y) for each in marks] == [((1e8,), (0.2,)), ((1e8,), (0.3,))]
+    assert [each.showlegend for each in marks] == [True, False]
+    assert "50% slower" not in figures.caption(figures.compression_speedup, worth(*USUAL))
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        (("none", 1e6, 0.1),),
+        (("none", 1e6, 0.1), ("bf16", 5e5, 0.1)),
+        (("none", 1e6, 0.1), ("bf16", 2e6, 0.1)),
+    ],
+)
+def test_without_a_crossing_there_is_a_figure_all_the_same(steps: tuple) -> None:
+    figure = figures.compression_speedup(worth(*steps))
+    assert figure.layout.annotations[0].text == "my link"
+    assert "within the error" not in {note.text for note in figure.layout.annotations}

@@ -154,6 +154,9 @@ class TestTimeline:
         del trace.spans[8]
         assert _timeline.timeline_info(trace, num_steps=3).steps == (9,)
         assert _timeline.timeline_info(trace, last_step=7, num_steps=3).steps == (5, 6, 7)
+        info = _timeline.timeline_info(trace)
+        assert _timeline.gap_text(info, [6, 7, 9], 2) == "The step recorded before it is step 7. "
+        assert _timeline.gap_text(info, [6, 7, 9], 1) == _timeline.gap_text(info, [9], 2) == ""
 
     def test_a_run_without_spans_says_so(self):
         assert "No spans: no step" in _timeline.timeline_text(
@@ -209,7 +212,7 @@ class TestLook:
 
     def test_a_run_that_reports_no_types_of_memory_has_the_growth_of_its_processes(self):
         info = figures.info(figures.memory, [Trace.read(fake_run("ring", 2, steps=3))])
-        assert (info.title[0], info.runs[0].ranks) == ("Process memory growth", ("rank 0", "rank 1"))
+        assert (info.title[0], info.runs[0].ranks) == ("Process memory growth per rank", ("rank 0", "rank 1"))
 
     def test_everything_can_be_drawn(self):
         traces = [Trace.read(fake_run(kind, 3, steps=12)) for kind in ("single", "all-reduce", "ring")]

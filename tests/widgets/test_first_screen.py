@@ -330,6 +330,16 @@ class TestAdvice:
         panel.wait(60)
         wait_for(lambda: panel._known == (9, False))
 
+    def test_advice_changes_only_once_another_cause_was_found_twice(self, advised, monkeypatch):
+        panel, other = advised.screen.advice, Explanation("Ranks wait 40%.", "straggler", 0.4, None, None)
+        monkeypatch.setattr("shardscope.measure.explain.of_run.explain_events", lambda _run, _events: other)
+        for step, told in ((9, "Communication takes 60%."), (10, "Ranks wait 40%.")):
+            advised.run.write(step_events("ring", 2, step))
+            panel._due_at = 0.0
+            advised.refresh()
+            panel.wait(60)
+            assert told in panel.line.value
+
     def test_it_says_which_run_it_explains_once_the_form_shows_another_job(self, advised, runtime):
         advised.fill(advised.run.job)
         advised.refresh()

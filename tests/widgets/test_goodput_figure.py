@@ -28,7 +28,7 @@ def test_measured_runs_are_drawn_with_short_labels_that_do_not_meet():
     info = _goodput.goodput_info(**TIMES, measured=measured)
     assert info.intervals_s[0] <= 2.0
     assert [trace.name for trace in _goodput.draw_goodput(info).data] == [
-        "expected",
+        "expected in the long run",
         "best interval (Daly)",
         "measured",
     ]

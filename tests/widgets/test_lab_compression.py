@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from types import SimpleNamespace
+
 import pytest
 import traitlets
 
-from shardscope import Compression
+from shardscope import Compression, Job, Link, compression_speedup
 from shardscope.errors import SpecError
+from shardscope.measure.compression import codecs
 from shardscope.spec.registry import having
 from shardscope_widgets.job_form.choices import AS_IT_IS, JobChoices
 from shardscope_widgets.kit.controls import typed
+from shardscope_widgets.training_lab._payoff import PayoffPanel
+from widgets.fake_runs import step_events
 
 HAVE_BITS = " or ".join(having(Compression, "bits"))
 
@@ -156,3 +162,107 @@ def test_the_latency_stands_below_its_link_and_the_panels_figure_has_a_name(lab)
         "Compression",
     ]
     assert lab.screen.panels.compression.figure.label == "Compression"
+
+
+class TestPayoff:
+    """After a compressed run: whether it paid off, its price, and the curve."""
+
+    @pytest.fixture(autouse=True)
+    def packing_takes_a_millisecond(self, monkeypatch):
+        monkeypatch.setattr(
+            codecs, "packing_seconds", lambda jobs, _buckets: [0.001 * job.compression.is_on for job in jobs]
+        )
+
+    @staticmethod
+    def ran(compression="int8", step_s=0.2, loss=2.0, last_step=60, **changes):
+        link = Link(bandwidth="10 Mbit/s", latency="1 ms")
+        fields = {
+            "model": "mlp",
+            "data": "digits",
+            "strategy": "ring",
+            "world_size": 2,
+            "link": link,
+        } | changes
+        return SimpleNamespace(
+            id=f"run-{compression}", job=Job(compression=compression, **fields), cluster=None, is_alive=False,
+            stored_summary=SimpleNamespace(step_time_s=step_s, loss_mean=loss, last_step=last_step),
+        )  # fmt: skip
+
+    def panel(self, run, runs=(), **state):
+        panel = PayoffPanel()
+        panel.begin()
+        panel.want(run, runs, **state)
+        panel.wait(60)
+        return panel
+
+    def test_with_an_uncompressed_run_beside_it_both_are_measured(self):
+        run, plain = self.ran(), self.ran("none", 0.3, 1.9)
+        panel = self.panel(run, [run, plain])
+        assert (
+            "<b>Compression paid off:</b> a step took 200 ms with int8, 50% faster than the 300 ms without. Its mean "
+            "loss ended at 2 instead of 1.9: 5.3% higher." in panel.said.value
+        )
+        assert "measured" in [trace.get("name") for trace in panel.figure.traces]
+        assert panel.found.limit in panel.words.value
+        assert panel.figure.layout.display is None
+
+    def test_the_loss_of_a_run_that_was_stopped_early_is_no_price(self):
+        run, plain = self.ran(), self.ran("none", 0.3, 4.9, last_step=4)
+        assert "Its price: loss unchanged with AdamW (gpt-nano" in self.panel(run, [run, plain]).said.value
+
+    def test_a_slower_step_is_said_to_be_slower(self):
+        run, plain = self.ran(step_s=0.34), self.ran("none", 0.3)
+        said = self.panel(run, [run, plain]).said.value
+        assert (
+            "Compression did not pay off:</b> a step took 340 ms with int8, 12% slower than the 300 ms without"
+            in said
+        )
+
+    def test_without_one_the_step_is_held_against_the_predicted_one(self):
+        run = self.ran("topk", 1e-3)
+        said = self.panel(run, [run]).said.value
+        assert re.search(r"times faster than the [\d.]+ ms predicted without", said)
+        assert "Its price: loss 19% higher with AdamW (gpt-nano on python-source" in said
+        plain_s = compression_speedup(run.job, runs=()).plain.step_s
+        said = self.panel(self.ran("int8", plain_s / 1.05)).said.value
+        assert "Whether compression paid off is within the error:</b> a step took" in said
+        said = self.panel(self.ran(Compression("topk", ratio=0.3), 1e-3)).said.value
+        assert "Its price is not known: loss not measured with AdamW" in said
+
+    def test_what_cannot_be_predicted_is_said_and_draws_nothing(self):
+        panel = self.panel(self.ran(strategy="zero-3"))
+        assert (
+            "Whether compression paid off is not known:</b> the effect of compression cannot be"
+            in panel.said.value
+        )
+        assert panel.figure.layout.display == "none"
+
+    def test_it_waits_until_the_lab_is_seen_and_no_run_is_in_progress(self):
+        run, panel = self.ran(), PayoffPanel()
+        panel.want(run)
+        assert panel._thread is None
+        panel.begin()
+        panel.want(run, is_idle=False)
+        assert panel._thread is None
+        panel.want(run)
+        panel.wait(60)
+        shown = panel.said.value
+        panel.want(run, is_idle=False)
+        assert panel.said.value == shown
+        panel.want(self.ran("none"))
+        assert (panel.said.value, panel.figure.layout.display) == ("", "none")
+        assert "once a compressed run in focus has ended" in panel.words.value
+
+    def test_the_lab_asks_when_a_run_has_ended_and_none_is_in_progress(self, make_lab, monkeypatch):
+        lab, asked = make_lab(), []
+        monkeypatch.setattr(
+            lab.screen.payoff, "want", lambda run, runs, is_idle: asked.append((run and run.id, is_idle))
+        )
+        run = lab.start()
+        run.write(step_events("ring", 2, 1))
+        lab.refresh()
+        assert asked[-1] == (None, False)
+        run.stop()
+        lab.refresh()
+        assert asked[-1] == (run.id, True)
+        assert lab.screen.payoff.said in lab.screen.children[-1].children[1].children

@@ -123,7 +123,7 @@ class TestResizer:
         assert "4 ranks load it and take the next step" in resizer.sentence.value
         resizer.press()
         assert asked == [4]
-        assert "Asked for 4 ranks" in resizer.sentence.value
+        assert "Requested: 4 ranks" in resizer.sentence.value
         resizer.show(run, 4)
         assert "The run has 4 ranks" in resizer.sentence.value
 

@@ -71,7 +71,7 @@ def test_every_block_tells_formula_inputs_and_source_on_hover(calculator):
 def test_what_fits_says_how_much_is_left(calculator):
     spare = calculator.info.capacity_bytes - calculator.info.stages[0].num_bytes
     assert calculator.verdict.fits
-    assert calculator.verdict.sentence == f"Fits with {gib_text(spare)} to spare on the fullest device."
+    assert calculator.verdict.sentence == f"Fits, with {gib_text(spare)} to spare per device."
 
 
 def test_what_does_not_fit_names_the_largest_block_and_a_change_that_is_enough(calculator):

@@ -117,7 +117,7 @@ class TestComparison:
 class TestExplorer:
     def test_work_that_takes_no_time_is_shown_too(self):
         explorer = PipelineExplorer(t_f=0.0, t_input=0.0, t_weight=0.0)
-        assert "bubble 0.0% simulated" in explorer._status.value
+        assert "bubble 0.0%" in explorer._status.value
 
     def test_an_unknown_choice_is_refused(self):
         with pytest.raises(TypeError, match="no option 'stage'"):
@@ -126,10 +126,10 @@ class TestExplorer:
     def test_it_shows_what_was_counted_beside_the_closed_form(self):
         explorer = PipelineExplorer(schedule="zb-h1", stages=4, microbatches=8)
         assert explorer.timeline.bubble_fraction == pytest.approx(3 / 27)
-        assert "bubble 11.1% simulated, the same from the closed-form formula" in explorer._status.value
+        assert "bubble 11.1%, as by the closed-form formula." in explorer._status.value
         explorer.send = 2.0
         assert (
-            "11.1% from the closed-form formula for free communication and equal stages"
+            "the closed-form formula gives 11.1% for free communication and equal stages"
             in explorer._status.value
         )
 

@@ -229,10 +229,10 @@ def test_the_mesh_shows_the_groups_of_the_chosen_plan(planner):
 
 def test_weights_rank_anew_without_a_search(planner):
     kept = planner.plans.pools
-    planner.controls["What counts"]["headroom"].value = 3.0
+    planner.controls["Weights"]["headroom"].value = 3.0
     assert planner.plans.pools is kept
     assert planner.plans.objective == {"time": 1.0, "headroom": 3.0}
-    planner.controls["What counts"]["time"].value = 0.0
+    planner.controls["Weights"]["time"].value = 0.0
     assert planner.plans.best.headroom_bytes == max(planner.plans.headroom_bytes)
 
 
@@ -310,7 +310,7 @@ def test_nothing_of_the_last_search_stays_after_one_that_cannot_be():
     assert planner.plans is None
     assert planner.screen.table.rows == []
     assert "Searching" not in planner.screen.status.value
-    planner.controls["What counts"]["dollars"].value = 0.0
+    planner.controls["Weights"]["dollars"].value = 0.0
     assert planner.problem == ""
     assert planner.plans.setting.cluster.device.name == "mi250x"
     assert planner.screen.table.rows

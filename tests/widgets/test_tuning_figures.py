@@ -52,7 +52,10 @@ def test_the_front_is_that_of_all_objectives_and_the_line_that_of_the_axes(four)
     assert [dot.number for dot in info.complete if not dot.is_front] == [2]
     by_bytes = _front.front_info(four, x="bytes", y="loss")
     assert by_bytes.line == ((1000.0, 0.5),)
-    assert "The line joins 3 of 4 complete trials; its ends: trial 1 with 0.9" in _front.front_text(info)
+    assert (
+        "The line joins 3 of 4 complete trials, from one end to the other: trial 1 with 0.9"
+        in _front.front_text(info)
+    )
 
 
 def test_a_trial_that_is_only_a_little_quicker_is_neither_ringed_nor_on_the_line():

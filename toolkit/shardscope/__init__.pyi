@@ -10,7 +10,6 @@ from shardscope.measure.accuracy import accuracy as accuracy
 from shardscope.measure.calibrate.entry import calibrate as calibrate
 from shardscope.measure.compare.of_run import compare as compare
 from shardscope.measure.compare_runs.of_runs import compare_runs as compare_runs
-from shardscope.measure.compression.break_even import break_even as break_even
 from shardscope.measure.compression.speedup import compression_speedup as compression_speedup
 from shardscope.measure.explain.of_run import explain as explain
 from shardscope.measure.goodput import goodput as goodput

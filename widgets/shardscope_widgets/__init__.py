@@ -1,4 +1,4 @@
-"""The user interface: figures, Training, Tuning and Fault Lab, Twin, Pipeline Explorer, Planner, calculators, report.
+"""The user interface: figures, Lab, Training, Tuning and Fault Lab, Twin, Pipeline Explorer, Planner, calculators.
 
 Names are imported on first use (PEP 562), so importing this package loads neither Plotly nor ipywidgets.
 """

@@ -2,6 +2,7 @@ from shardscope_widgets import figures as figures
 from shardscope_widgets.communication_calculator import CommunicationCalculator as CommunicationCalculator
 from shardscope_widgets.fault_lab import FaultLab as FaultLab
 from shardscope_widgets.html import summary as summary
+from shardscope_widgets.lab import Lab as Lab
 from shardscope_widgets.memory_calculator import MemoryCalculator as MemoryCalculator
 from shardscope_widgets.pipeline_explorer import PipelineExplorer as PipelineExplorer
 from shardscope_widgets.planner import Planner as Planner

@@ -45,5 +45,6 @@ export async function loadFrontEnd() {
 
 /** Load Plotly while Python starts, so that the first figure finds it: `live_figure.js` asks for it under this name. */
 export function loadPlotly() {
-  window.shardscopePlotly = import("./vendor/plotly.min.js").then(() => window.Plotly);
+  window.shardscopePlotly = Promise.all([import("./vendor/images.js"), import("./vendor/plotly.min.js")])
+    .then(([images]) => Object.assign(window.Plotly, images));
 }

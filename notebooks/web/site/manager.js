@@ -2,7 +2,7 @@
 
    It implements what the models and views of @jupyter-widgets/base ask of a manager (IWidgetManager there). */
 
-/** One end of a comm; `post` sends to the worker and calls back when the worker has handled the message. */
+/** One end of a comm; `post` sends to the worker, calls back when the worker has handled it, and returns its id. */
 class Comm {
   constructor(id, post) {
     this.comm_id = id;
@@ -18,10 +18,9 @@ class Comm {
   close() {}
 
   send(data, callbacks, _metadata, buffers) {
-    this.post(this.comm_id, data, buffers ?? [], () => {
+    return this.post(this.comm_id, data, buffers ?? [], () => {
       callbacks?.iopub?.status?.({ content: { execution_state: "idle" } });
     });
-    return "";
   }
 }
 
@@ -52,18 +51,21 @@ export class Manager {
   }
 
   /** Handle a message of the worker. Messages are handled one after another, in the order in which they were sent. */
-  take({ comm: text, buffers }) {
+  take({ comm: text, buffers, cause }) {
     if (this.recorded.delete(text)) return; // the page has handled it already
-    this.enqueue(JSON.parse(text), buffers);
+    this.enqueue(JSON.parse(text), buffers, cause);
   }
 
-  enqueue(message, buffers) {
-    this.turn = this.turn.then(() => this.handle(message, buffers)).catch((error) => console.error(error));
+  enqueue(message, buffers, cause) {
+    this.turn = this.turn.then(() => this.handle(message, buffers, cause)).catch((error) => console.error(error));
   }
 
-  async handle({ type, comm_id: id, data, metadata }, buffers) {
+  /** A model drops the echo of a value that has changed since: it knows it by the id of the message that caused it. */
+  async handle({ type, comm_id: id, data, metadata }, buffers, cause) {
     if (type === "comm_open") return this.open(id, data, buffers);
-    if (type === "comm_msg") return this.comms.get(id)?.onMessage({ content: { data }, metadata, buffers });
+    if (type === "comm_msg") {
+      return this.comms.get(id)?.onMessage({ content: { data }, metadata, buffers, parent_header: { msg_id: cause } });
+    }
     this.comms.get(id)?.onClose({ content: { data } });
     this.comms.delete(id);
     this.models.delete(id);
@@ -90,6 +92,7 @@ export class Manager {
     this.waiting.set(id, whenDone);
     this.worker.postMessage({ comm, text: JSON.stringify(data), buffers, id });
     document.body.classList.add("computing");
+    return id;
   }
 
   /** The worker has handled the message `id`, and everything that it sent before is in the queue. */

@@ -1,11 +1,14 @@
 /* The kernel of the page: Pyodide in a worker, with the packages and the bridge to the widgets.
 
    Messages in:  {open: name, settings}, {comm: id, text, buffers, id}
-   Messages out: {step}, {ready}, {opened, model}, {comm, buffers}, {done: id}, {failed} */
+   Messages out: {step}, {ready}, {opened, model}, {comm, buffers, cause}, {done: id}, {failed}; `cause` is the id of
+   the message that is being handled */
 
 import { loadPyodide } from "./pyodide/pyodide.mjs";
 
 const PACKAGES = ["numpy", "pydantic"];
+
+let handling = null; // id of the message from the page that the widgets handle now
 
 const say = (step) => self.postMessage({ step });
 
@@ -25,7 +28,7 @@ async function start() {
   const bridge = pyodide.pyimport("page_bridge");
   bridge.connect((text, buffers) => {
     const copies = buffers.toJs().map((buffer) => new DataView(buffer.slice().buffer));
-    self.postMessage({ comm: text, buffers: copies });
+    self.postMessage({ comm: text, buffers: copies, cause: handling });
   });
   self.postMessage({ ready: true });
   return bridge;
@@ -39,9 +42,11 @@ const answers = {
     self.postMessage({ opened: open, model: bridge.open_panel(open, JSON.stringify(settings)) });
   },
   comm: (bridge, { comm, text, buffers, id }) => {
+    handling = id;
     try {
       bridge.deliver(comm, text, buffers);
     } finally {
+      handling = null;
       self.postMessage({ done: id });
     }
   },

@@ -30,6 +30,14 @@ SHOWN = """id => {
         figures: [...panel.querySelectorAll(".js-plotly-plot")].map(node => node.data).filter(data => data.length),
     };
 }"""
+WATCH_DATA = """() => {
+    const labels = [...document.querySelectorAll("#panel-memory .widget-label")];
+    const row = labels.find(label => label.textContent === "Data ranks").parentNode;
+    window.readouts = [];
+    new MutationObserver(changes => window.readouts.push(...changes.map(({ target }) => target.textContent)))
+        .observe(row.querySelector(".widget-readout"), { childList: true, characterData: true, subtree: true });
+}"""
+"""Note every value that the slider "Data ranks" shows from now on."""
 AS_TEXT = """texts => texts.map(text => {
     const place = document.createElement("div");
     place.innerHTML = text;
@@ -38,6 +46,9 @@ AS_TEXT = """texts => texts.map(text => {
 
 
 def open_panel(page, site, panel, settings=""):
+    page.goto(
+        "about:blank"
+    )  # an address that differs in its panel alone keeps the page, and what was set there
     page.goto(site if "#" in site else f"{site}#{panel}{settings}")
     page.wait_for_function(f"() => performance.getEntriesByName('shown-{panel}').length > 0")
     page.wait_for_selector(f"#panel-{panel} .js-plotly-plot .main-svg")
@@ -127,23 +138,25 @@ def test_a_panel_answers_as_its_widget_does_in_a_notebook(page, site, panel):
 def test_a_panel_is_shown_before_python_has_started_and_answers_what_was_changed_meanwhile(page, site):
     released = []
     page.route("**/pyodide.mjs", lambda route: released.append(route))  # noqa: PLW0108 - Playwright marks its handlers
-    page.goto("about:blank")
     open_panel(page, site, "memory")
     widget = shardscope_widgets.MemoryCalculator()
     agree(page, "memory", widget)
-    set_control(page, "memory", dict(controls_of(widget))["zero"], 3)
+    controls = dict(controls_of(widget))
+    set_control(page, "memory", controls["zero"], 3)
     page.wait_for_function("() => document.body.classList.contains('computing')")
+    set_control(page, "memory", controls["data"], 64)
+    page.evaluate(WATCH_DATA)
     assert page.evaluate("() => performance.getEntriesByName('live-memory').length") == 0
     (held_back,) = released
     page.unroute("**/pyodide.mjs")
     held_back.continue_()
-    widget.zero = 3
+    widget.zero, widget.data = 3, 64
     agree(page, "memory", widget)
+    assert page.evaluate("() => window.readouts") == []  # a slider never returns to an earlier value
     assert page.evaluate("() => performance.getEntriesByName('live-memory').length") == 1
 
 
 def test_an_address_carries_the_settings_of_a_panel(page, site):
-    page.goto("about:blank")
     open_panel(page, site, "pipeline", '?schedule="gpipe"&stages=8')
     agree(page, "pipeline", shardscope_widgets.PipelineExplorer(schedule="gpipe", stages=8))
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -151,7 +164,6 @@ def test_an_address_carries_the_settings_of_a_panel(page, site):
     page.get_by_role("button", name="Copied").wait_for()
     link = page.evaluate("() => navigator.clipboard.readText()")
     assert link == f"{site}#pipeline?schedule=%22gpipe%22&stages=8"
-    page.goto("about:blank")
     open_panel(page, link, "pipeline", "")
     agree(page, "pipeline", shardscope_widgets.PipelineExplorer(schedule="gpipe", stages=8))
 

@@ -260,7 +260,7 @@ class Calibration(Fitted):
     def _check_covariance(self) -> Self:
         if self.covariance and {len(self.covariance), *map(len, self.covariance)} != {len(FACTORS)}:
             raise SpecError(
-                f"covariance has {len(self.covariance)} rows; give {len(FACTORS)} rows of as many numbers, or none"
+                f"covariance has {len(self.covariance)} rows; give {len(FACTORS)} rows of as many numbers, or omit it"
             )
         largest = max((abs(each) for row in self.covariance for each in row), default=0.0)
         if largest > _LARGEST_COVARIANCE:

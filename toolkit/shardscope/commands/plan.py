@@ -140,12 +140,12 @@ def _table(plans: Plans) -> str:
     is_mixed = len(plans.software) > 1
     header = ["#", "step", "tokens/s", "cost of a step", "headroom", *["software"] * is_mixed, "layout"]
     rows = aligned(header, [cells(plan) for plan in plans])
-    counts = ", ".join(f"{count:,} {reason}" for reason, count in plans.rejected.items())
+    counts = ", ".join(f"{reason} {count:,}" for reason, count in plans.rejected.items())
     told = f"\n\n{plans.explain(1, 2)}" if len(plans) > 1 else ""
     failures = failures_text(
         layout_failures(plans.asked.model, plans.asked.cluster, plans.best.layout),
         plans.asked.cluster.num_devices,
     )
-    rejected = f"Rejected, of {plans.considered:,} combinations: {counts}."
+    rejected = f"{plans.considered:,} combinations were considered. Rejected, by reason: {counts}."
     title = f"{_title(plans)}. {offload_text(plans)}" if plans.needs_offload else _title(plans)
     return "\n".join(filter(None, [title, f"{rows}{told}\n", failures, rejected, plans.caveat]))

@@ -22,7 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust-code",
         action="store_true",
-        help="load the user's functions saved next to job.json, which runs code",
+        help="load the user's functions saved next to job.json; this runs their code",
     )
 
 

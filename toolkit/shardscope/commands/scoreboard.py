@@ -211,7 +211,7 @@ def print_memory(scores: Mapping[str, Any], *, to_json: bool) -> None:
         return f"({100 * line['foreseen'] / line['ran_out']:.0f} %)"
 
     print(
-        f"Peak memory of the fullest device\n{peaks_text(scores['peaks'])}\n\n"
+        f"Peak memory per device\n{peaks_text(scores['peaks'])}\n\n"
         f"Does it fit\n{fits_text([*scores['fits'], total, others])}\n\n"
         f"{total['foreseen']} of {total['ran_out']} runs that ran out of memory {foreseen(total)} are predicted to, "
         f"and {others['foreseen']} of {others['ran_out']} {foreseen(others)} {others['dataset']}; "

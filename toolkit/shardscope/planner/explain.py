@@ -118,13 +118,14 @@ class PlanComparison(NamedTuple):
         )
 
     def _sentence(self, each: Difference) -> str:
-        side = "less" if each.gain_s > 0 else "more"
+        gain = f"{seconds(abs(each.gain_s))} {'less' if each.gain_s > 0 else 'more'}"
         why = ", ".join(
             f"{name} {_value(self.first, name)} instead of {_value(self.second, name)}"
             for name in each.because[:2]
         )
-        told = f"{seconds(each.first_s)} instead of {seconds(each.second_s)}"
-        return f"{_capital(WORDS[each.part])}: {told}, {seconds(abs(each.gain_s))} {side}{f' ({why})' if why else ''}."
+        both = f"{seconds(each.first_s)} instead of {seconds(each.second_s)}, "
+        told = f"{both if each.first_s and each.second_s else ''}{gain}"
+        return f"{_capital(WORDS[each.part])}: {told}{f' ({why})' if why else ''}."
 
     def _memory(self) -> str:
         one, other = (size / GIB for size in self.memory_bytes)
@@ -133,7 +134,7 @@ class PlanComparison(NamedTuple):
             if abs(one - other) < 0.05
             else f"{abs(one - other):.1f} GiB {'more' if one > other else 'less'}"
         )
-        return f"The fullest device of {self.names[0]} needs {one:.1f} GiB, {than}."
+        return f"Peak memory per device: {self.names[0]} needs {one:.1f} GiB, {than}."
 
 
 def explain(

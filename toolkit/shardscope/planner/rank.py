@@ -16,7 +16,7 @@ Objective = str | Mapping[str, float]
 OBJECTIVES: dict[str, str] = {
     "time": "step time in seconds, shortest first",
     "dollars": "cost of a step in US dollars, lowest first",
-    "headroom": "memory left free on the fullest device in bytes, largest first",
+    "headroom": "free memory per device in bytes, largest first",
     "tokens_per_s": "tokens per second, highest first",
 }
 """Metrics for ranking layouts, with a description of each."""

@@ -542,6 +542,8 @@ def _headline(found: JobPrediction) -> tuple[str, ...]:
     count = plural(job.world_size, "rank")
     fitted = found.calibration or found.host
     about = "no step time" if fitted is None or not found.has_rates else f"calibration {fitted.name}"
+    if found.has_rates and found.calibration is None and not found.is_calibrated:
+        about = "not calibrated"
     took, held = "step time: unknown", "peak memory per rank: unknown"
     if found.step_time_s is not None and found.run_time_s is not None and found.interval is not None:
         low, high = (figure(each, "s") for each in found.interval)
@@ -552,7 +554,7 @@ def _headline(found: JobPrediction) -> tuple[str, ...]:
     if found.held_bytes is not None and found.peak_bytes is not None:
         held = (
             f"peak memory per rank {figure(found.held_bytes, 'bytes')}{beside_peak(found)} "
-            f"({figure(found.peak_bytes, 'bytes')} with the batch and intermediate results)"
+            f"({figure(found.peak_bytes, 'bytes')} with the batch and temporary tensors)"
         )
     sent = "bytes sent: unknown"
     if found.sent_bytes is not None:

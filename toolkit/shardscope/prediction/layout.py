@@ -165,7 +165,7 @@ class Prediction(Shown, Budgeted):
             f"{self.model.name} on {self.layout.num_devices} x {self.cluster.device.name}, {work}",
             f"layout: {short(self.layout)}",
             f"step {duration_text(self.step_time_s)} ({low} to {high}), "
-            f"{self.tokens_per_s:,.0f} tokens/s, MFU {self.mfu:.1%}, HFU {self.hfu:.1%}; a device needs {held}"
+            f"{self.tokens_per_s:,.0f} tokens/s, MFU {self.mfu:.1%}, HFU {self.hfu:.1%}; peak memory per device {held}"
             + ("" if self.fits else ": it does not fit"),
             f"software {self.software or 'unknown'}, calibration {self.calibration.name}"
             + (f": {self.calibration.note}" if self.calibration.note else ""),

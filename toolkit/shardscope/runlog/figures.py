@@ -31,7 +31,7 @@ class RunFigure(NamedTuple):
         title: Short name, for headings and legends.
         about: What the metric is, in a few words, for explanations and tooltips.
         text: Function that formats a value.
-        ranks: Which ranks the metric covers, ``all ranks`` or ``fullest rank``; empty where a table shows it.
+        ranks: Which ranks the metric covers, such as ``all ranks``; empty if the title says it.
     """
 
     title: str
@@ -78,14 +78,15 @@ FIGURES = {
     "held_bytes": RunFigure(
         "peak memory per rank",
         "most bytes that parameters, gradients, optimizer state, activations and buffers hold at one time on the "
-        "fullest rank, in the newest measured step; without the batch and intermediate results",
+        "rank that holds most, in the newest measured step; without the batch and temporary tensors",
         bytes_text,
     ),
     "process_bytes": RunFigure(
-        "process memory growth",
-        "how much the memory of the fullest rank's process, as the operating system counts it, has grown at its peak "
-        "since before the model was built; on a GPU, the peak of the memory that PyTorch has allocated",
-        bytes_text, "fullest rank",
+        "process memory growth per rank",
+        "how much the memory of a rank's process, as the operating system counts it, has grown at its peak since "
+        "before the model was built, on the rank where it has grown most; on a GPU, the peak of what PyTorch has "
+        "allocated",
+        bytes_text,
     ),
     "mfu": RunFigure(
         "MFU",
@@ -94,7 +95,8 @@ FIGURES = {
         lambda value: f"{value:.1%}",
     ),
     "link_utilization": RunFigure(
-        "link utilization", "bytes that the busiest rank sends in a step, divided by what its link can carry meanwhile",
+        "link utilization",
+        "bytes that the busiest rank sends in a step, divided by what its link can carry in that time",
         lambda value: f"{value:.1%}",
     ),
     "restarts": RunFigure("restarts", "how often the ranks were started again after a failure", _count),

@@ -203,7 +203,7 @@ def _text(found: Straggler, role: str, samples: Sequence[int], known: Circumstan
         known: Consequences of a straggler in the job.
     """
     times = "much" if found.slower == inf else f"{found.slower:.2g} times"
-    is_slower = f"{times} slower in {found.phase} than the median rank"
+    is_slower = f"{times} slower in {found.phase} than the {'others' if samples[2:] else 'other'}"
     waits = f"the others wait {duration_text(found.wait_s)} a step for it"
     if known.unwaited_because is not None:
         waits = f"the others do not wait for it: {known.unwaited_because}"
@@ -215,7 +215,7 @@ def _text(found: Straggler, role: str, samples: Sequence[int], known: Circumstan
     own, *other = samples
     more, remedy = "", known.remedy
     if own > median(other):
-        more = f", with {own} samples, where the median rank has {median(other):g}"
+        more = f", with {own} samples instead of {median(other):g}"
         remedy = "reduce its share in batch.shares"
     elif found.phase == "data":
         remedy = "look at its data source"

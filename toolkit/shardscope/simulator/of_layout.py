@@ -355,7 +355,7 @@ def _merged(
     layout, found = step.layout, []
     width = layout.tensor * layout.context
     if width > 1:
-        found.append(f"The {width} ranks of a tensor and context parallel group are one lane.")
+        found.append(f"The {width} ranks of a tensor and context parallel group are drawn as one lane.")
     if layout.data > len(copies):
         what = "Of" if len(copies) > 1 else "All"
         same = (

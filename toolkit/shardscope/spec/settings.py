@@ -27,7 +27,7 @@ _NAMES = {
 }  # fmt: skip
 _WITHOUT = {
     "compression": "uncompressed", "link": "no link", "clip_norm": "no clipping", "recompute": "no recompute",
-    "batch.micro_batch": "no micro-batches",
+    "batch.micro_batch": "undivided batch",
 }  # fmt: skip
 """Words for a setting that is off."""
 

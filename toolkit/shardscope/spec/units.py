@@ -222,6 +222,14 @@ def plural(count: int, thing: str) -> str:
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
+def faster_text(speed_up: float) -> str:
+    """Format a speed-up: ``2.4 times faster``, ``38% faster`` or, below 1, ``12% slower``."""
+    if speed_up >= 2:
+        return f"{speed_up:.2g} times faster"
+    change = "less than 1%" if abs(speed_up - 1) < 0.005 else f"{abs(speed_up - 1):.0%}"
+    return f"{change} {'slower' if speed_up < 1 else 'faster'}"
+
+
 def work_text(global_batch: int, seq: int | None = None) -> str:
     """Return what one step trains on, which the first line of every prediction and plan states.
 

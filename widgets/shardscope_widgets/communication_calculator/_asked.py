@@ -55,6 +55,14 @@ class CommunicationInputs(t.HasTraits):
         slider=".0%",
     )
 
+    memory_bandwidth = own_trait(
+        2000.0,
+        "Memory, GB/s",
+        "Bytes per second that packing and unpacking gradients read and write, in GB/s.",
+        least=1e-3,
+        step=100,
+    )
+
     @t.validate("algorithms")
     def _known_algorithms(self, proposal: Any) -> list[str]:
         for name in proposal["value"]:
@@ -87,4 +95,5 @@ class CommunicationInputs(t.HasTraits):
             },
             compute_s=self.compute_ms * 1e-3,
             overlap=self.overlap,
+            codec_bandwidth=self.memory_bandwidth * 1e9,
         )

@@ -14,7 +14,7 @@ from shardscope_widgets.kit.swatch import swatch
 from shardscope_widgets.words import bytes_text
 
 FIRST = ("op", "workers", "bandwidth", "bandwidth_unit", "latency_us")
-STEP = ("compute_ms", "overlap")
+STEP = ("compute_ms", "overlap", "memory_bandwidth")
 
 
 def make_controls(asked: CommunicationInputs) -> dict[str, widgets.DOMWidget]:
@@ -90,5 +90,5 @@ def panel(asked: CommunicationInputs, controls: dict[str, widgets.DOMWidget], wa
 
     asked.observe(show, ["op", "algorithms"])
     show()
-    scaling = heading("Training step", "for the efficiency")
+    scaling = heading("Training step", "for efficiency and compression")
     return widgets.VBox([what, heading("Compare"), ways, some, scaling, last])

@@ -8,9 +8,12 @@ from typing import Any
 import ipywidgets as widgets
 
 from shardscope.analytic.communication import ALGORITHMS
+from shardscope.measure.compression.curve import Worth
 from shardscope_widgets.figures import _communication as info
 from shardscope_widgets.figures import _communication_look as look
 from shardscope_widgets.figures import _communication_plots as plots
+from shardscope_widgets.figures import _compression_speedup as speedup
+from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._communication import CommunicationQuestion
 from shardscope_widgets.figures._who_sends import has_picture, picture, round_text, who_sends_svg
 from shardscope_widgets.kit.live_figure import LiveFigure
@@ -33,12 +36,26 @@ def _draw_efficiency(question: CommunicationQuestion) -> Drawing:
     )
 
 
+def _draw_speedup(worth: Worth | None) -> Drawing:
+    if worth is None:
+        return [], theme.empty("Compressed gradients are exchanged by an all-reduce"), ""
+    shown = speedup.compression_speedup_info(worth, slides=False)
+    how = "Workers compute, then pack at the speed of memory, then send over a ring, without overlap."
+    if worth.of:
+        how = f"{worth.of}: packing times were measured on this machine."
+    return (
+        speedup.speedup_traces(shown),
+        speedup.speedup_layout(shown),
+        f"{shown.text} {how}",
+    )
+
+
 class FigureView(widgets.VBox):  # type: ignore[misc]
     """A figure with a text description below it."""
 
-    def __init__(self, draw: Callable[[CommunicationQuestion], Drawing]) -> None:
+    def __init__(self, label: str, draw: Callable[[CommunicationQuestion], Drawing]) -> None:
         self._draw = draw
-        self.figure = LiveFigure(look.template().update_layout(showlegend=False, margin_t=30))
+        self.figure = LiveFigure(look.template().update_layout(showlegend=False, margin_t=30), label=label)
         self.words = widgets.HTML()
         super().__init__([self.figure, self.words])
 
@@ -105,11 +122,25 @@ class WhoSends(widgets.VBox):  # type: ignore[misc]
         )
 
 
-def make_views() -> dict[str, widgets.DOMWidget]:
-    """Return the tabs, by title."""
+def make_views(
+    worth_of: Callable[[CommunicationQuestion], Worth | None],
+) -> dict[str, widgets.DOMWidget]:
+    """Return the tabs, by title.
+
+    Args:
+        worth_of: Returns the steps with and without compression; None if the operation is not an all-reduce.
+    """
     return {
-        "Message size": FigureView(lambda question: _draw_curves(info.by_size_info(question))),
-        "Workers": FigureView(lambda question: _draw_curves(info.by_workers_info(question))),
-        "Efficiency": FigureView(_draw_efficiency),
+        "Message size": FigureView(
+            "Time and traffic by message size", lambda question: _draw_curves(info.by_size_info(question))
+        ),
+        "Workers": FigureView(
+            "Time and traffic by number of workers",
+            lambda question: _draw_curves(info.by_workers_info(question)),
+        ),
+        "Efficiency": FigureView("Scaling efficiency", _draw_efficiency),
+        "Compression": FigureView(
+            "Step time with and without compression", lambda question: _draw_speedup(worth_of(question))
+        ),
         "Who sends to whom": WhoSends(),
     }

@@ -71,7 +71,7 @@ class Breaker:
         }
         bar = classed(widgets.HBox(list(self.controls.values())), "ss-controls", "ss-break-bar")
         self.body = widgets.VBox([bar, *self._rows.values()])
-        title = heading("Break something", "it is done for real, to the running run")
+        title = heading("Break something", "real faults, in the run in progress")
         self.box = classed(widgets.VBox([title, self.body, self.said, self.resumer.box]), "ss-break")
         self.resize_box = classed(widgets.VBox([self.resizer.box]), "ss-break")
         self.show(None, None)

@@ -18,6 +18,7 @@ from shardscope_widgets.kit.frame import Frame
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.markup import classed, status_html
 from shardscope_widgets.kit.run_chooser import RunChooser
+from shardscope_widgets.kit.still import Still
 from shardscope_widgets.trace import Trace
 
 ABOUT = "what failed, how the run recovered, and which steps were lost"
@@ -25,7 +26,7 @@ DRAW_EVERY_S = 0.5
 """Time between two redraws of a run that has not ended, in seconds."""
 
 
-class FaultLab(widgets.VBox):  # type: ignore[misc]
+class FaultLab(Still, widgets.VBox):  # type: ignore[misc]
     """Timeline of a run's faults: when each rank trained, failed and restarted, and lost steps; with fault buttons.
 
     The lab follows a run until it ends, and shows an ended run from its directory.
@@ -56,9 +57,10 @@ class FaultLab(widgets.VBox):  # type: ignore[misc]
         self.status, self._problem = widgets.HTML(), widgets.HTML()
         self.breaker, self.view = Breaker(self._guard, self.resume), FaultsView()
         bar = classed(widgets.HBox([self.chooser.control, self.chooser.again]), "ss-run-bar")
+        frame = Frame(title="Fault Lab", about=ABOUT)
+        t.dlink((self, "run_id"), (frame, "subject"))
         self.children = (
-            Frame(title="Fault Lab", about=ABOUT), bar, self.status, self._problem, self.breaker.box, self.view.box,
-            self.breaker.resize_box,
+            frame, bar, self.status, self._problem, self.breaker.box, self.view.box, self.breaker.resize_box,
         )  # fmt: skip
         classed(self, "ss-lab", "ss-fault-lab")
         self.chooser.offer("")
@@ -98,6 +100,9 @@ class FaultLab(widgets.VBox):  # type: ignore[misc]
         if hasattr(self, "_clock"):
             self._clock.stop()
         super().close()
+
+    def _kept(self) -> list[widgets.Widget | str]:
+        return [self.status, self._problem, self.view.figure, self.view.words]
 
     def _wire(self) -> None:
         callback = self._guard.callback

@@ -24,7 +24,7 @@ class Resizer:
     """Controls for one run at a time, which is set by `show`; disabled, with the reason, if it cannot be resized."""
 
     def __init__(self) -> None:
-        self.ranks = widgets.Dropdown(description="Ranks", tooltip="Number of ranks to go on with")
+        self.ranks = widgets.Dropdown(description="Ranks", tooltip="Number of ranks to continue with")
         self.button = widgets.Button(description="Resize", icon="users")
         self.sentence = widgets.HTML()
         self.ranks.observe(lambda _change: self._say(), "value")
@@ -68,7 +68,7 @@ class Resizer:
         if why_not:
             text = why_not
         elif self._asked:
-            text = f"Asked for {plural(self._asked, 'rank')}; they start after the step in progress."
+            text = f"Requested: {plural(self._asked, 'rank')}, which start after the step in progress."
         else:
             assert not isinstance(self._run.job, ObservedJob)
             text = _words.resize_text(self._run.job, before, wanted)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardscope.runtime import Run
 
 
-AGAIN = "It has no checkpoint, so this starts the same job again. With checkpoints it could be resumed."
+AGAIN = "The run has no checkpoint, so this starts its job again, from the first step."
 
 
 def carry_on(run: Run, root: Path | None) -> Run:

@@ -1,7 +1,6 @@
 from shardscope_widgets.figures._accuracy import accuracy as accuracy
 from shardscope_widgets.figures._batch_sweep import batch_limits_text as batch_limits_text
 from shardscope_widgets.figures._batch_sweep import batch_sweep as batch_sweep
-from shardscope_widgets.figures._break_even import break_even as break_even
 from shardscope_widgets.figures._collectives import collectives as collectives
 from shardscope_widgets.figures._communication import CommunicationQuestion as CommunicationQuestion
 from shardscope_widgets.figures._communication_plots import by_size as by_size
@@ -9,6 +8,7 @@ from shardscope_widgets.figures._communication_plots import by_workers as by_wor
 from shardscope_widgets.figures._communication_plots import efficiency as efficiency
 from shardscope_widgets.figures._comparison import comparison as comparison
 from shardscope_widgets.figures._compression import compression as compression
+from shardscope_widgets.figures._compression_speedup import compression_speedup as compression_speedup
 from shardscope_widgets.figures._consensus import consensus as consensus
 from shardscope_widgets.figures._curves import loss as loss
 from shardscope_widgets.figures._curves import throughput as throughput

@@ -247,9 +247,8 @@ def batch_limits_text(info: SweepInfo) -> str:
     if info.critical_batch is None or most is None:
         return ""
     return (
-        f"The critical batch size, {info.critical_batch:.0f}, says up to where a larger batch saves steps almost in "
-        f"proportion. The largest batch size that reached the target, {most}, says up to where {info.num_samples:,} "
-        "samples still make enough steps to get there."
+        f"Up to the critical batch size, {info.critical_batch:.0f}, a larger batch saves steps almost in proportion. "
+        f"Up to {most}, the largest batch size that reached the target, {info.num_samples:,} samples are enough steps."
     )
 
 
@@ -307,8 +306,8 @@ def _target(info: SweepInfo) -> str:
     if source is None:
         return f"{said}."
     return (
-        f"{said}. It is {TARGET_MARGIN:g} times {source.median:.3g}, the highest {word} at batch size {source.batch} "
-        f"(that of {source.optimizer}), so that every optimizer starts from a size that reaches it."
+        f"{said}. It is {TARGET_MARGIN:g} times the highest {word} at batch size {source.batch}, {source.median:.3g} "
+        f"({source.optimizer}), so every optimizer reaches it at that size."
     )
 
 

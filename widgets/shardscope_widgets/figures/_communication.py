@@ -40,6 +40,7 @@ class CommunicationQuestion:
         options: Settings of each algorithm, by its name.
         compute_s: Compute time of one worker per step, in seconds; used for the efficiency.
         overlap: Fraction of the compute time that can hide communication, 0 to 1.
+        codec_bandwidth: Bytes per second that packing and unpacking of compressed gradients read and write.
     """
 
     op: str = "all_reduce"
@@ -51,6 +52,7 @@ class CommunicationQuestion:
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     compute_s: float = 0.1
     overlap: float = 0.0
+    codec_bandwidth: float = 2e12
 
     @property
     def link(self) -> dict[str, float]:

@@ -142,12 +142,16 @@ def front_text(info: FrontInfo) -> str:
         f"{objective_text(info.x, dot.x)}"
         for dot in dict.fromkeys((steps[0], steps[-1]))
     ]
-    places = "only point" if len(ends) == 1 else "ends"
-    told = f"On {info.link}: the" if info.link else "The"
+    whole = plural(len(info.complete), "complete trial")
+    line = (
+        f"best of {whole}"
+        if len(ends) == 1
+        else f"the line joins {len(steps)} of {whole}, from one end to the other"
+    )
+    told = f"On {info.link}, {line}" if info.link else f"{line[0].upper()}{line[1:]}"
     front = sum(dot.is_front for dot in info.complete)
     return (
-        f"{told} line joins {len(steps)} of {plural(len(info.complete), 'complete trial')}; its {places}: "
-        f"{listed(ends)}. Ringed in green: {front} on the Pareto front of all objectives.{_noise_text(info)}"
+        f"{told}: {listed(ends)}. Ringed in green: {front} on the Pareto front of all objectives.{_noise_text(info)}"
         + _others(info)
     )
 

@@ -112,7 +112,8 @@ def draw_goodput(info: GoodputInfo) -> go.Figure:
     figure = go.Figure(
         [
             go.Scatter(
-                x=info.intervals_s, y=info.goodputs, mode="lines", name="expected", line={"color": _LINE, "width": 2.6},
+                x=info.intervals_s, y=info.goodputs, mode="lines", name="expected in the long run",
+                line={"color": _LINE, "width": 2.6},
                 hovertemplate="every %{x:.3s}s: %{y:.0%}<extra></extra>",
             ),
             go.Scatter(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
@@ -42,26 +43,28 @@ class Block(NamedTuple):
         return self.num_bytes / GIB
 
 
-class StageBar(NamedTuple):
+@dataclass(frozen=True)
+class StageBar:
     """The bar of one pipeline stage."""
 
     name: str
     blocks: tuple[Block, ...]
 
-    @property
+    @cached_property
     def num_bytes(self) -> float:
         """Total bytes of all blocks."""
         return sum(block.num_bytes for block in self.blocks)
 
 
-class MemoryPlanInfo(NamedTuple):
+@dataclass(frozen=True)
+class MemoryPlanInfo:
     """The bars of all pipeline stages, and the capacity of a device in bytes."""
 
     stages: tuple[StageBar, ...]
     capacity_bytes: float
     device: str
 
-    @property
+    @cached_property
     def fullest(self) -> int:
         """Index of the stage with the highest peak memory."""
         return max(range(len(self.stages)), key=lambda place: self.stages[place].num_bytes)
@@ -88,6 +91,7 @@ def _block(kind: str, term: Term) -> Block:
     return Block(term.name, kind, term.value, term.formula, inputs, term.source)
 
 
+@lru_cache(maxsize=4096)
 def _value_text(symbol: str, value: float | str) -> str:
     if isinstance(value, str):
         return value

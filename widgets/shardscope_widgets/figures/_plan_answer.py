@@ -70,13 +70,13 @@ def advice(found: Plans) -> str:
     best, plan = found.best, recommended(found)
     if is_full(best):
         if plan.rank == 1:
-            return f"Every plan fills the memory: plan 1 leaves {_free(best)}, less than the prediction may err by."
+            return f"Every plan fills the memory: plan 1 leaves {_free(best)}, and the prediction may be off by more."
         longer = plan.step_time_s / best.step_time_s - 1
         return (
             f"Plan {plan.rank} takes {abs(longer):.1%} {'longer' if longer >= 0 else 'less'} than plan 1, and leaves "
-            f"{_free(plan)} instead of {_free(best)} for errors of the predicted memory."
+            f"{_free(plan)} instead of {_free(best)} in case the predicted memory is off."
         )
-    return f"Plan 1 leaves {_free(best)} for errors of the predicted memory."
+    return f"Plan 1 leaves {_free(best)} in case the predicted memory is off."
 
 
 def is_full(plan: PlanRow) -> bool:

@@ -285,9 +285,9 @@ def mesh_key(info: PlanMeshInfo) -> str:
         return f"A square is a {square}."
     groups = "stage" if info.by == "pipeline" else f"{info.by} group"
     same = (
-        f"those of one number are in one {groups}"
+        f"squares with the same number are in one {groups}"
         if per_square == 1
-        else f"of one number: the same {groups}s"
+        else f"squares with the same number are in the same {groups}s"
     )
     return f"A square is a {square}; {same}. Ranks of a {info.by} group {_WORK[info.by]}."
 

@@ -210,7 +210,7 @@ def _scatter_layout() -> dict[str, Any]:
     figure = theme.style(go.Figure(), height=410, margin={"l": 8, "r": 12, "t": 52, "b": 8})
     figure.update_layout(
         xaxis=theme.axis("step time, and how much longer than the fastest (logarithmic)", type="log"),
-        yaxis=theme.axis("memory free on the fullest device, GiB"),
+        yaxis=theme.axis("free memory per device, GiB"),
         legend=theme.LEGEND_ABOVE | {"itemsizing": "constant"},
     )  # fmt: skip
     return dict(figure.to_plotly_json()["layout"])

@@ -157,8 +157,8 @@ def schedule_text(info: ScheduleInfo) -> str:
     return (
         f"{PipelineSchedule(gantt.schedule).heading()}: {parts} through {plural(gantt.num_stages, 'stage')} on "
         f"{plural(len(gantt.ranks), 'rank')} take {duration_text(gantt.end_ms / 1e3)}, and ranks are idle for "
-        f"{gantt.bubble:.1%} of it, also before their first operation and after their last. The fullest rank holds the "
-        f"activations of {peak} micro-batches."
+        f"{gantt.bubble:.1%} of it, also before their first operation and after their last. A rank holds the "
+        f"activations of at most {peak} micro-batches."
     )
 
 

@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from shardscope.measure.compare.measured import PARTS
+from shardscope.measure.compare.measured import PARTS, REST
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures.theme import RunStyle
 from shardscope_widgets.words import duration_text
 
 _ROW_PX, _FRAME_PX = 26, 118
+_LEAST_REST = 0.005
+"""Fraction of a step time below which its rest is not drawn."""
 _LOOKS = {
     "data": theme.SPAN_LOOKS["data"],
     "forward": theme.SPAN_LOOKS["forward"],
@@ -21,13 +23,14 @@ _LOOKS = {
     "codec": theme.SPAN_LOOKS["encode"],
     "communication": theme.SPAN_LOOKS["all_reduce"],
     "idle": theme.IDLE,
+    REST: RunStyle("rgba(127,132,141,0.5)", pattern="x"),
 }
 
 
 class StepPartsRow(NamedTuple):
     """One run: its name, the seconds of each part of a step, by the names of `PARTS`, and its step time in seconds.
 
-    The step time is that of the slowest rank in each step, so it can exceed the sum of one rank's parts.
+    The step time is that of the slowest rank in each step, so it can exceed the sum of one rank's parts by a rest.
     """
 
     label: str
@@ -43,13 +46,20 @@ class StepPartsInfo(NamedTuple):
 
 
 def step_parts_info(rows: Sequence[StepPartsRow], alone_s: float | None) -> StepPartsInfo:
-    """Return the data of the figure, the fastest run first."""
-    return StepPartsInfo(tuple(sorted(rows, key=lambda row: row.step_s)), alone_s)
+    """Return the data of the figure, the fastest run first, with the rest that the parts leave of each step time."""
+    whole = (row._replace(seconds={**row.seconds, REST: _rest_s(row)}) for row in rows)
+    return StepPartsInfo(tuple(sorted(whole, key=lambda row: row.step_s)), alone_s)
+
+
+def _rest_s(row: StepPartsRow) -> float:
+    """Return the rest of the step time; 0 if it is below what a figure shows."""
+    rest = row.step_s - sum(row.seconds.values())
+    return rest if rest > _LEAST_REST * row.step_s else 0.0
 
 
 def draw_step_parts(info: StepPartsInfo) -> go.Figure:
     """Draw one stacked bar per run with a mark at its step time, and a dashed line at the step time of one process."""
-    parts = [name for name in PARTS if any(row.seconds.get(name) for row in info.rows)]
+    parts = [name for name in (*PARTS, REST) if any(row.seconds.get(name) for row in info.rows)]
     figure = go.Figure([_layer(name, _LOOKS.get(name, theme.IDLE), info.rows) for name in parts])
     figure.add_trace(_marks(info.rows))
     figure.update_layout(

@@ -22,6 +22,20 @@ BLANK = {"showticklabels": False, "range": [0, 1]}
 MOST_KINDS = 14
 """Maximum number of span kinds in a live timeline; further kinds are not drawn."""
 _SHORTEST_IDLE_MS = 0.05
+SPANS = {
+    "agreement": "ranks compare digests, to check that all have run the same layers",
+    "backward": "backward pass: computing gradients",
+    "broadcast": "one rank sends its buffers to all others",
+    "clip": "clipping the norm of the gradient",
+    "data": "reading and preparing samples",
+    "decode": "unpacking compressed gradients",
+    "encode": "compressing gradients before they are sent",
+    "forward": "forward pass: computing the loss",
+    IDLE: "neither computing nor communicating",
+    "optimizer": "updating the parameters",
+    "recompute": "recomputing activations that were not kept",
+}
+"""Descriptions of kinds of spans whose names may not explain them."""
 
 
 class SpanBar(NamedTuple):
@@ -153,6 +167,20 @@ def timeline_text(info: TimelineInfo) -> str:
     if info.shares.hidden > 0.005:
         text += f" Computing includes {info.shares.hidden:.0%} in which it also communicates or waits."
     return text
+
+
+def gap_text(info: TimelineInfo, known: Sequence[int], asked: int) -> str:
+    """Return a sentence that says why fewer steps are shown than asked for; empty if as many are shown.
+
+    Args:
+        info: The window.
+        known: Steps with recorded spans.
+        asked: Number of steps asked for.
+    """
+    before = [step for step in known if info.steps and step < info.steps[0]]
+    if len(info.steps) >= asked or not before:
+        return ""
+    return f"The step recorded before it is step {before[-1]}. "
 
 
 def timeline_bars(info: TimelineInfo) -> list[dict[str, Any]]:

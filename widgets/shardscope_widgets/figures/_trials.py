@@ -23,7 +23,7 @@ TITLES = {
     "error": "validation error, fraction of wrong answers",
     "seconds": "seconds of training",
     "bytes": "bytes sent by all ranks",
-    "memory": "peak memory of the fullest rank, bytes",
+    "memory": "peak memory per rank, bytes",
     "trial": "trials in order of start",
 }
 """Axis titles of the built-in objectives."""

@@ -89,7 +89,7 @@ class JobChoices(t.HasTraits):
     bandwidth = own_trait(
         AS_IT_IS,
         "Link",
-        "Bandwidth to which each rank's sending and receiving is actually limited, such as 100 Mbit/s.",
+        "Bandwidth limit for each rank, enforced as it sends and receives, such as 100 Mbit/s.",
         values=(("this machine's own", AS_IT_IS), *named(BANDWIDTHS[1:])),
     )
     latency = own_trait(
@@ -110,7 +110,7 @@ class JobChoices(t.HasTraits):
     restarts = own_trait(
         0,
         "Restarts",
-        "How often all ranks may start again from the newest checkpoint, after one of them has failed.",
+        "How many times all ranks may restart from the newest checkpoint after one of them has failed.",
         least=0,
         most=1000,
     )

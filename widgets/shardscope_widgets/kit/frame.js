@@ -36,6 +36,9 @@ function render({ model, el }) {
   offerText(link, () => window.shardscopeLink(model.get("panel"), model.get("settings")));
   model.on("change:panel", offer);
   offer();
+  const name = () => { el.dataset.subject = model.get("subject"); }; // read by live_figure.js
+  model.on("change:subject", name);
+  name();
   const banner = el.querySelector(".ss-banner");
   const own = el.closest(`.${GONE}, .jupyter-widgets`) ?? el;
 
@@ -61,7 +64,7 @@ function render({ model, el }) {
   kernel?.statusChanged?.connect(listen);
   look();
   const end = attend(el); // in access.js
-  return () => { model.off("change:about", tell); model.off("change:panel", offer); watch.disconnect(); kernel?.statusChanged?.disconnect(listen); end(); };
+  return () => { model.off("change:about", tell); model.off("change:panel", offer); model.off("change:subject", name); watch.disconnect(); kernel?.statusChanged?.disconnect(listen); end(); };
 }
 
 export default { render };

@@ -29,6 +29,9 @@ class Frame(anywidget.AnyWidget):
     title = t.Unicode("").tag(sync=True)
     about = t.Unicode("").tag(sync=True)
     gone = t.Unicode(GONE).tag(sync=True)
+    subject = t.Unicode(
+        help="What the lab shows, such as a model or a run; names the files of saved images."
+    ).tag(sync=True)
     panel = t.Unicode(help="Class of the panel that can be copied; empty if it cannot.").tag(sync=True)
     settings = t.Dict(help="The panel's traits that differ from their defaults.").tag(sync=True)
     code = t.Unicode(help="Python code that opens the panel with these settings.").tag(sync=True)
@@ -73,21 +76,3 @@ def _differs(value: Any, default: Any) -> bool:
     if isinstance(value, float) and isinstance(default, float):
         return not isclose(value, default)
     return bool(value != default)
-
-
-def fallback_html(inner: str) -> str:
-    """Return static output to show in place of a lab: `inner`, and the banner if a reloaded page has no lab to show.
-
-    Both are hidden while the output above contains a lab, which shows the same; the banner waits while a lab may still
-    be loading.
-    """
-    rule = (
-        ".ss-fallback{display:none}"
-        ".jp-OutputArea:not(:has(.ss-lab)) .ss-fallback{display:block!important;"
-        "animation:ss-late 0s 3s backwards;border-left:4px solid #c49a0c;padding:8px 12px}"
-        ".jp-OutputArea:has(.ss-fallback):not(:has(.ss-lab)) .jp-OutputArea-output.jupyter-widgets{font-size:0}"
-        ".jp-OutputArea:has(.ss-lab) .ss-stored{display:none}"
-        "@keyframes ss-late{from{visibility:hidden}}"
-    )
-    stored = f'<div class="ss-stored">{inner}</div>'
-    return f'<style>{rule}</style><div class="ss-fallback" style="display:none">{GONE}</div>{stored}'

@@ -1,12 +1,5 @@
 /* Draws the trait `figure` with Plotly: always the newest value, one drawing at a time, as wide as its container. */
 
-const CONFIG = {
-  displaylogo: false,
-  showSendToCloud: false,
-  plotlyServerURL: "",
-  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
-};
-
 /** Load Plotly once per page; its source text is in a model that all figures share. */
 function plotly(model) {
   window.shardscopePlotly ??= (async () => {
@@ -112,7 +105,7 @@ function render({ model, el }) {
         const width = el.clientWidth;
         const next = { data, layout: { ...stacked(layout, width), autosize: false, width } };
         const was = structuredClone(next); // Plotly writes into what it is given
-        const config = drawn ? [] : [CONFIG]; // 5 ms if given again
+        const config = drawn ? [] : [Plotly.figureConfig(Plotly, model, el)]; // in images.js; 5 ms if given again
         const before = drawn;
         drawn = null;
         if (isMoved(before, next)) await move(Plotly, place, before, next);

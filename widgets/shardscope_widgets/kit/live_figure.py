@@ -20,17 +20,25 @@ import traitlets as t
 from ipywidgets import widget_serialization
 from plotly.offline import get_plotlyjs
 
+from shardscope_widgets.kit.svg import figure_svg
+
 
 class Library(anywidget.AnyWidget):
-    """Plotly's script, as text."""
+    """Plotly's script, with buttons that save images, as text."""
 
     _esm = "export default {};"
     code = t.Unicode("").tag(sync=True)
 
 
+def library_code() -> str:
+    """Return Plotly's script with the buttons that save images."""
+    ours = files(__package__).joinpath("images.js").read_text(encoding="utf-8")
+    return f"{get_plotlyjs()}\n{ours.replace('export function', 'module.exports.figureConfig = function')}"
+
+
 @cache
 def _library() -> Library:
-    return Library(code=get_plotlyjs())
+    return Library(code=library_code())
 
 
 class LiveFigure(anywidget.AnyWidget):
@@ -73,6 +81,10 @@ class LiveFigure(anywidget.AnyWidget):
         """Show a complete figure, without the template."""
         whole = figure.to_plotly_json()
         self.figure = {"data": whole["data"], "layout": whole["layout"]}
+
+    def svg(self) -> str:
+        """Return the figure as an SVG document; empty if it has no traces."""
+        return figure_svg(self.figure, label=self.label) if self.figure["data"] else ""
 
     @property
     def traces(self) -> list[dict[str, Any]]:

@@ -13,7 +13,6 @@ from shardscope.analytic.memory import memory_term, stage_memory, tensor_room
 from shardscope.analytic.terms import Term
 from shardscope.errors import ShardscopeError
 from shardscope.show import Cell, Table
-from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout, short
 from shardscope.spec.model import Transformer
 from shardscope.spec.units import work_text
@@ -40,8 +39,10 @@ from shardscope_widgets.kit.markup import (
     status_html,
     words_html,
 )
+from shardscope_widgets.kit.still import Still
 from shardscope_widgets.kit.swatch import chip
 from shardscope_widgets.memory_calculator import _controls
+from shardscope_widgets.memory_calculator._catalogue import find_device
 from shardscope_widgets.memory_calculator._choices import LAYOUT_FIELDS, MemoryChoices
 from shardscope_widgets.memory_calculator._verdict import Verdict, verdict
 from shardscope_widgets.words import safe
@@ -57,7 +58,7 @@ class _Frame(Frame):
     _css = LAB_CSS + files(__package__).joinpath("memory.css").read_text(encoding="utf-8")
 
 
-class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
+class MemoryCalculator(Still, widgets.VBox, MemoryChoices):  # type: ignore[misc]
     """Choose a model, a device and a layout, and see the memory of each pipeline stage.
 
     Without arguments, the calculator shows GPT-3 on 1,024 devices. If a model or a degree of parallelism is given, all
@@ -88,7 +89,7 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
         self.info: MemoryPlanInfo | None = None
         self.verdict = Verdict(True, "")
         self.controls = _controls.make_controls(self)
-        self.figure = LiveFigure(go.Figure())
+        self.figure = LiveFigure(go.Figure(), label="Memory of each pipeline stage")
         self._status, self._problem, self._size, self._words, self._table = (widgets.HTML() for _ in range(5))
         self.children = self._arrange()
         classed(self, "ss-lab", "ss-memory")
@@ -101,8 +102,12 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
         right = widgets.VBox([self._problem, self._size, self.figure, self._words, self._table])
         left = _controls.panel(self.controls)
         frame = _Frame(title="Memory Calculator", about=ABOUT)
+        t.dlink((self, "model"), (frame, "subject"), lambda model: str(getattr(model, "name", model)))
         frame.offer_copy(self, [*MemoryChoices.class_own_traits()], together=_SIZES)
         return frame, bar, columns(left, right)
+
+    def _kept(self) -> list[widgets.Widget | str]:
+        return [self._status, self._problem, self._size, self.figure, self._words, self._table]
 
     def __repr__(self) -> str:
         return f"MemoryCalculator({self._model.name}: {self.verdict.sentence or self.problem})"
@@ -136,7 +141,7 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
 
     def _compute(self) -> tuple[Layout, str]:
         """Predict the memory of the chosen layout, and return the layout and its framework."""
-        layout, device = self.chosen_layout(), Device.of(self.device)
+        layout, device = self.chosen_layout(), find_device(self.device)
         framework = self._framework_of(layout)
         self.term = memory_term(self._model, layout, device, framework=framework)
         room = tensor_room(device, framework)
@@ -173,7 +178,7 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
             self._model,
             layout,
             framework=framework,
-            device=Device.of(self.device),
+            device=find_device(self.device),
         ).host.max()
         return f"The host holds {gib_text(float(away))} for each device."
 

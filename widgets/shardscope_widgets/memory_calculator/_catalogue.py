@@ -1,10 +1,11 @@
-"""The models that the calculator accepts: those in the catalogue, or the config.json of a model."""
+"""The models that the calculator accepts, those in the catalogue or the config.json of a model, and the devices."""
 
 from __future__ import annotations
 
 from functools import cache
 
 from shardscope.errors import SpecError
+from shardscope.spec.cluster import Device
 from shardscope.spec.model import Model, Transformer
 
 
@@ -12,6 +13,10 @@ from shardscope.spec.model import Model, Transformer
 def model_names() -> tuple[str, ...]:
     """Return the names of the transformers in the catalogue."""
     return tuple(name for name in Model.names() if isinstance(Model.of(name), Transformer))
+
+
+find_device = cache(Device.of)
+"""The device with a name from the catalogue, built once."""
 
 
 def find_model(name: str) -> Transformer:

@@ -50,7 +50,7 @@ def verdict(
     shards_nothing = layout.zero > 0 and layout.data * layout.context == 1
     idle = " ZeRO shards nothing with data=1." * shards_nothing
     if spare >= 0:
-        return Verdict(True, f"Fits with {gib_text(spare)} to spare on the fullest device.{idle}")
+        return Verdict(True, f"Fits, with {gib_text(spare)} to spare per device.{idle}")
     largest = max(info.stages[info.fullest].blocks, key=lambda block: block.num_bytes)
     kind = KIND_NAMES.get(largest.kind, largest.kind)
     where = f" on {info.stages[info.fullest].name}" if info.stages[1:] else ""

@@ -18,6 +18,7 @@ from shardscope_widgets.kit.form import check_options, in_groups, own_trait
 from shardscope_widgets.kit.frame import LAB_CSS, Frame
 from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.kit.markup import classed, columns, heading, status_html, words_html
+from shardscope_widgets.kit.still import Still
 from shardscope_widgets.pipeline_explorer._comparison import comparison_html, comparison_info
 from shardscope_widgets.words import duration_text, safe
 
@@ -40,7 +41,7 @@ class _Frame(Frame):
     _css = LAB_CSS + files(__package__).joinpath("explorer.css").read_text(encoding="utf-8")
 
 
-class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
+class PipelineExplorer(Still, widgets.VBox):  # type: ignore[misc]
     """Choose a schedule and its parameters; see every operation, the bubble, and the activations that each rank holds.
 
     Args:
@@ -114,19 +115,24 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
         self.timeline: Timeline | None = None
         self.controls = controls_for(self)
         self._idea, self._status, self._words, self._table = (widgets.HTML() for _ in range(4))
-        self.figure = LiveFigure(go.Figure())
+        self.figure = LiveFigure(go.Figure(), label="Operations of each rank")
         self.figure.add_class("ss-figure")
         all_schedules = heading("All schedules", NOTE)
-        right = widgets.VBox([self._status, self.figure, self._words, all_schedules, self._table])
+        right = widgets.VBox([self.figure, self._words, all_schedules, self._table])
         frame = _Frame(
             title="Pipeline Explorer",
             about="the operations of each rank over time, its idle time, and the activations that it keeps",
         )
+        t.dlink((self, "schedule"), (frame, "subject"))
         frame.offer_copy(self, list(self.class_own_traits()))
-        self.children = (frame, columns(self._panel(), right))
+        bar = classed(widgets.VBox([self._status]), "ss-stay")
+        self.children = (frame, bar, columns(self._panel(), right))
         classed(self, "ss-lab", "ss-explorer")
         self.observe(lambda _: self.refresh(), list(self.class_own_traits()))
         self.refresh()
+
+    def _kept(self) -> list[widgets.Widget | str]:
+        return [self._status, self.figure, self._words, self._table]
 
     def _panel(self) -> widgets.VBox:
         """Return the controls stacked vertically, in groups with headings."""
@@ -191,10 +197,10 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
 
         The formula assumes free communication and stages of equal cost.
         """
-        counted = f"step {duration_text(info.gantt.end_ms / 1e3)}, bubble {info.gantt.bubble:.1%} simulated"
+        counted = f"Step {duration_text(info.gantt.end_ms / 1e3)}, bubble {info.gantt.bubble:.1%}"
         if type(PipelineSchedule(self.schedule)).bubble is PipelineSchedule.bubble:
-            return counted  # the schedule has no formula with which to compare the simulation
+            return f"{counted}."  # the schedule has no formula with which to compare the simulation
         if abs(formula - info.gantt.bubble) < 5e-4:
-            return f"{counted}, the same from the closed-form formula"
+            return f"{counted}, as by the closed-form formula."
         why = " for free communication and equal stages" if self.send or self.last_stage != 1 else ""
-        return f"{counted}, {formula:.1%} from the closed-form formula{why}"
+        return f"{counted}; the closed-form formula gives {formula:.1%}{why}."

@@ -25,6 +25,7 @@ from shardscope_widgets.kit.controls import controls_for
 from shardscope_widgets.kit.form import check_options, named, own_trait, trait_of
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.markup import classed
+from shardscope_widgets.kit.still import Still
 from shardscope_widgets.planner._hold_fixed import HoldFixed
 from shardscope_widgets.planner._measured import MeasuredPlan, calibration_of_steps, measured_step
 from shardscope_widgets.planner._screen import PlannerScreen, as_in_form
@@ -40,7 +41,7 @@ def _transformers() -> tuple[tuple[str, str], ...]:
     return named(name for name in Model.names() if isinstance(Model.of(name), Transformer))
 
 
-class Planner(widgets.VBox):  # type: ignore[misc]
+class Planner(Still, widgets.VBox):  # type: ignore[misc]
     """Choose a model and a cluster; see all layouts ranked, the Pareto front, and why a layout is slower than the best.
 
     Changing the weights re-ranks the plans of the last search within milliseconds. Any other change starts a new
@@ -68,7 +69,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         "Framework that trains the model: only what it ships is searched, except on axes held fixed.",
         values=(("by the layout", ""), *named(SOFTWARE)),
     )
-    unshipped = t.Bool(False, help="Search also what the framework does not ship.")
+    unshipped = t.Bool(False, help="Also search what the framework does not ship.")
     seq = own_trait(2048, "Sequence, tokens", "Tokens per sequence.", least=1, most=LARGEST_COUNT)
     global_batch = trait_of(Layout, "global_batch", "Batch, sequences", default=2048)
     tokens_billions = own_trait(
@@ -108,10 +109,11 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         self._fixed = HoldFixed(self.fix, self._guard.callback(self._take_filters))
         self.controls = {
             "Model and cluster": self._asked(),
-            "What counts": self._measures(),
+            "Weights": self._measures(),
             "Hold fixed": self._fixed.controls,
         }
         self.screen = PlannerScreen(self.controls)
+        t.dlink((self, "model"), (self.screen.frame, "subject"))
         if self._own_model is None and cluster is None:
             together = {"model", "seq", "global_batch"}  # another model has other defaults of the two
             self.screen.frame.offer_copy(
@@ -121,6 +123,10 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         classed(self, "ss-lab", "ss-planner")
         self._wire()
         self._guard.callback(self.search)()
+
+    def _kept(self) -> list[widgets.Widget | str]:
+        screen = self.screen
+        return [screen.status, screen.problem, screen.chosen, screen.mesh, screen.mesh_words, screen.note]
 
     def _asked(self) -> dict[str, widgets.Widget]:
         given = {"device", "nodes"} if self._own_cluster is not None else set()
@@ -166,9 +172,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         self.screen.measured.forget.on_click(callback(self.forget))
 
     def _take_weights(self) -> None:
-        weights = {
-            name: slider.value for name, slider in self.controls["What counts"].items() if slider.value
-        }
+        weights = {name: slider.value for name, slider in self.controls["Weights"].items() if slider.value}
         self.weights = weights or {"time": 1.0}
 
     def _take_filters(self) -> None:
@@ -347,7 +351,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
 def _unshipped_words(found: Plans) -> str:
     """Return the checkbox label: what the frameworks do not ship, and the step time that it would save."""
     named = [software_of(name).label for name in found.software if name]
-    words = f"Search also what {f'{named[0]} does' if len(named) == 1 else 'the frameworks do'} not ship"
+    words = f"Also search what {f'{named[0]} does' if len(named) == 1 else 'the frameworks do'} not ship"
     if not len(found):
         return words
     saved = 0.0 if found.beyond is None else 1 - found.beyond.step_time_s / float(found.step_time_s.min())

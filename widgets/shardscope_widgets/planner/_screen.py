@@ -57,7 +57,9 @@ class PlannerScreen:
         ) = (widgets.HTML() for _ in range(8))
         self._info, self._dots = _EMPTY, _plans.scatter(_EMPTY)
         empty = go.Figure()
-        self.scatter, self.terms, self.rejected = ClickFigure(empty), LiveFigure(empty), LiveFigure(empty)
+        self.scatter = ClickFigure(empty, label="All plans")
+        self.terms = LiveFigure(empty, label="Terms of the chosen plan and the first")
+        self.rejected = LiveFigure(empty, label="Layouts left out, by reason")
         self.mesh = LiveFigure(theme.blank(), label="Devices of the chosen plan, by group")
         self.frame = Frame(title="Planner", about=ABOUT)
         self.table, self.measured, self.flags = PlanTable(), MeasuredBox(), Copied()
@@ -212,7 +214,9 @@ def _told(explanation: PlanComparison | None) -> str:
 _IN_FORM: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"plan with fix=\{'recompute_layers': 0\}": "hold Recompute fixed at full",
     r"plan with fix=\{'(\w+)': '?([\w-]+)'?\}": lambda found: f"hold {_label(found[1])} fixed at {found[2]}",
-    r"give software=\.\.\. for another": "choose another under Framework",
+    r"software='([^']*)' (is assumed [^;]*); give software=\.\.\. for another": (
+        r"\1 \2; choose another under Framework"
+    ),
     r"(ships, )plan with software='[^']*' and leave these axes out of fix": (
         r"\1untick the box above and do not hold these axes fixed"
     ),
@@ -240,7 +244,7 @@ def as_in_form(text: str) -> str:
 def _controls_box(controls: Mapping[str, Mapping[str, Any]]) -> widgets.VBox:
     boxes: list[widgets.Widget] = []
     for title, group in controls.items():
-        sliders = title == "What counts"
+        sliders = title == "Weights"
         box = widgets.VBox(list(group.values())) if sliders else widgets.GridBox(list(group.values()))
         box.add_class("ss-weights" if sliders else "ss-controls")
         boxes += [heading(title), box]

@@ -53,7 +53,8 @@ def _learning(page: Page, group: Group) -> list[str]:
     entries = [entry for entry in group.entries if any(map(_is_number, entry.trace.steps.column("loss")))]
     if not entries:
         return []
-    shown = [page.figure(_curves.draw(_loss_curves(entries)), _LOSS)]
+    merged = _MERGED if any(entry.agrees for entry in entries) else ""
+    shown = [page.figure(_curves.draw(_loss_curves(entries)), f"{_LOSS}{merged}")]
     judged = [
         AgreementRow(entry.label, entry.trace.strategy, entry.difference, bool(entry.agrees))
         for entry in entries
@@ -76,7 +77,7 @@ def _loss_curves(entries: Sequence[Entry]) -> _curves.RunCurvesInfo:
     shown = [entry for entry in entries if not entry.agrees]
     found = _curves.loss_info([entry.trace for entry in shown])
     labels = [
-        f"{entry.label} and {len(same)} that coincide" if entry.is_alone and same else entry.label
+        f"{entry.label} and {len(same)} that agree" if entry.is_alone and same else entry.label
         for entry in shown
     ]
     curves = (curve._replace(label=label) for curve, label in zip(found.curves, labels, strict=True))
@@ -136,7 +137,7 @@ def strategies_section(page: Page, entries: Iterable[Entry]) -> str:
             parts.append(f"<details><summary>{heading}</summary>{shown}</details>")
     if not parts:
         return ""
-    about = "What the ranks did in two steps; open one to see it."
+    about = "Open a strategy to see what its ranks did in two recorded steps."
     return f"<section>{page.heading(2, 'Step by step')}<p>{about}</p>{''.join(parts)}</section>"
 
 
@@ -195,23 +196,23 @@ def settings_section(page: Page, groups: Sequence[Group], silent: Sequence[str])
     return f"<section>{''.join(parts)}</section>"
 
 
-_LOSS = (
-    "Training loss, the mean over all ranks; the bold line is a moving average of the faint one. Splitting the work "
-    "must not change what is learned, so runs that agree are drawn as one curve."
+_LOSS = "Training loss, the mean over all ranks; the bold line is a moving average of the faint one."
+_MERGED = (
+    " Splitting the work must not change what is learned: runs that agree with one process share a curve."
 )
 _AGREEMENT = (
-    "Sums in another order round differently, and training amplifies it a little: differences in the shaded area are "
-    "rounding. A cross marks a run that learns something else."
+    "Adding in another order rounds differently, and training amplifies that a little: differences in the shaded area "
+    "are rounding. A cross marks a run that learns something else."
 )
 _PARTS = (
-    "Medians over steps, on the rank that computes longest; each moment counts once. Communication includes waiting "
-    "inside a collective for the slowest rank. The mark is the step time, that of the slowest rank in each step; the "
-    "dashed line is that of one process."
+    "Medians over steps, on the rank that computes longest; overlapping work counts once. Communication includes "
+    "waiting inside a collective for the slowest rank. The mark is the step time, that of the slowest rank in each "
+    "step, and the rest is what these medians leave of it; the dashed line is the step time of one process."
 )
-_SENT = "Exact counts from the process group, for training only."
+_SENT = "Counted as the process group sends them; evaluations and checkpoints are not included."
 _MEMORY = (
     "Bytes of tensors on the rank that holds most, by type, each at its own peak within a step. Gathered parameters "
-    "are temporary copies from other ranks."
+    "are temporary copies from other ranks; buffers hold messages and padding."
 )
 _TIMELINE = "Each row is a rank, with computation above and communication below; grey is idle time."
 _PASSES = (

@@ -66,18 +66,22 @@ class Entry:
         """Bytes of tensors by type on the rank that holds most; empty if the run did not measure them."""
         return max(self.trace.held.values(), key=lambda kinds: sum(kinds.values()), default={})
 
-    @cached_property
+    @property
     def difference(self) -> float | None:
         """Largest relative difference of a step's loss from that of the single process; None without such a run."""
+        if self.widest is None:
+            return None
+        _, loss, theirs = self.widest
+        return abs(loss - theirs) / abs(theirs)
+
+    @cached_property
+    def widest(self) -> tuple[int, float, float] | None:
+        """The step whose loss differs most, its loss, and that of the single process; None without such a run."""
         if self.alone is None or self.is_alone:
             return None
         theirs = dict(_losses(self.alone))
-        apart = [
-            abs(loss - theirs[step]) / abs(theirs[step])
-            for step, loss in _losses(self.trace)
-            if theirs.get(step)
-        ]
-        return max(apart, default=None)
+        both = [(step, loss, theirs[step]) for step, loss in _losses(self.trace) if theirs.get(step)]
+        return max(both, key=lambda each: abs(each[1] - each[2]) / abs(each[2]), default=None)
 
     @property
     def bound(self) -> float:

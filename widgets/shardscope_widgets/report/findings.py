@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 
 from shardscope.machine import usable_cores
@@ -33,7 +34,7 @@ def tried_text(groups: Sequence[Group]) -> str:
     ]
     return (
         f"{plural(len(entries), 'run')} of {listed(group.name for group in groups)}, on {listed(sizes)}; each rank is "
-        "a process of its own."
+        "a separate process."
     ) + "".join(cut)
 
 
@@ -74,19 +75,20 @@ def agreement_text(entries: Sequence[Entry]) -> str:
 def differences_text(entries: Sequence[Entry]) -> str:
     """Return how far the losses are from those of one process, in numbers; empty without a single process."""
     judged = [entry for entry in entries if entry.difference is not None]
-    apart = [
-        f"{entry.label} by up to {_percent(entry.difference or 0.0)}" for entry in judged if not entry.agrees
-    ]
+    apart = [f"those of {entry.label} {_widest_text(entry)}" for entry in judged if not entry.agrees]
     same = max((entry.difference or 0.0 for entry in judged if entry.agrees), default=None)
     if same is not None:
         apart.append(
-            f"{'all others' if apart else 'all'} by at most {same:.0e}" if same else "all others not at all"
+            f"{'those of all others' if apart else 'all'} by at most {same:.0e}"
+            if same
+            else "those of all others not at all"
         )
-    return f"Losses differ from those of one process: {listed(apart)}." if apart else ""
+    return f"Losses differ from those of one process: {'; '.join(apart)}." if apart else ""
 
 
-def _percent(share: float) -> str:
-    return f"{three_digits(100 * share)} %"
+def _widest_text(entry: Entry) -> str:
+    step, loss, theirs = entry.widest or (0, math.nan, math.nan)
+    return f"most in step {step}, {figure_text('loss', loss)} instead of {figure_text('loss', theirs)}"
 
 
 def _who(labels: Sequence[str], equal: int, kind: str) -> str:
@@ -208,8 +210,8 @@ def memory_text(group: Group) -> str:
     if least is None or alone is None:
         return ""
     return (
-        f"The least memory for {group.name} is needed by {least.label}: its fullest rank holds "
-        f"{bytes_text(least.row.held_bytes or 0)} at its peak, one process {bytes_text(alone.row.held_bytes or 0)}."
+        f"{least.label} needs the least memory for {group.name}: its peak memory per rank is "
+        f"{bytes_text(least.row.held_bytes or 0)}, that of one process {bytes_text(alone.row.held_bytes or 0)}."
     )
 
 

@@ -45,10 +45,19 @@ def write_picture(step: StepEvents, path: str | Path, *, seconds: float) -> str:
     Raises:
         SpecError: The step has more than `MOST_RANKS` ranks.
     """
+    Path(path).write_text(picture_svg(step, seconds=seconds), encoding="utf-8")
+    return str(path)
+
+
+def picture_svg(step: StepEvents, *, seconds: float) -> str:
+    """Return an animated SVG of a step.
+
+    Raises:
+        SpecError: The step has more than `MOST_RANKS` ranks.
+    """
     if step.world_size > MOST_RANKS:
         raise SpecError(f"a picture shows at most {MOST_RANKS} ranks, but this step has {step.world_size}")
-    Path(path).write_text("\n".join(_Picture(step, seconds).lines()) + "\n", encoding="utf-8")
-    return str(path)
+    return "\n".join(_Picture(step, seconds).lines()) + "\n"
 
 
 def playing_clock(step: StepEvents) -> Clock:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anywidget
+import ipywidgets as widgets
 import traitlets as t
 
 from shardscope.errors import SpecError
@@ -16,8 +17,11 @@ from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope.runlog.step_events import StepEvents
 from shardscope.runtime import Run
 from shardscope_widgets.figures import theme
+from shardscope_widgets.kit.markup import words_html
+from shardscope_widgets.kit.still import Still, image_html
 from shardscope_widgets.step_player._cells import cells_of
-from shardscope_widgets.step_player._picture import write_picture
+from shardscope_widgets.step_player._picture import MOST_RANKS, picture_svg, write_picture
+from shardscope_widgets.words import duration_text, plural
 
 EMPTY = "No step has been recorded yet. A run records the messages of its third step."
 _SCRIPTS = ("data.js", "stage.js", "timeline.js", "player.js")
@@ -58,7 +62,7 @@ def _text(name: str) -> str:
 _SCRIPT = "\n".join(map(_text, _SCRIPTS))
 
 
-class StepPlayer(anywidget.AnyWidget):
+class StepPlayer(Still, anywidget.AnyWidget):
     """An animation of one training step: what each rank holds, messages, timeline and memory.
 
     It plays automatically in a loop, unless the reader's system requests reduced motion. Space plays and pauses, the
@@ -160,6 +164,15 @@ class StepPlayer(anywidget.AnyWidget):
             SpecError: No step is shown, or it has more than 8 ranks.
         """
         return write_picture(self._shown(), path, seconds=seconds)
+
+    def _kept(self) -> list[widgets.Widget | str]:
+        step = self.step_events
+        if step is None:
+            return [words_html(EMPTY)]
+        took = f"a step takes {duration_text(step.step_time_s)} on {plural(step.world_size, 'rank')}"
+        drawn = picture_svg(step, seconds=14.0) if step.world_size <= MOST_RANKS else ""
+        said = words_html(f"{step.label}, {step.origin}: {took}.")
+        return [said, image_html(drawn, step.label), words_html(self.note)]
 
     def _shown(self) -> StepEvents:
         if self.step_events is None:

@@ -50,6 +50,11 @@ function canvasIn(parent, label) {
   return { node, ctx, size };
 }
 
+const ABOUT = {
+  activations: "tensors kept for the backward pass",
+  buffers: "messages, padding, and temporary tensors of the optimizer",
+  gathered: "copies of parameters that other ranks hold",
+};
 const CELLS = {
   gradients: (step) => `${step.cellsOf[0].gradients.length > 1 ? "Cells: chunks of" : "Cell:"} a rank's gradients, 1/${step.world_size} full once computed, full (✓) when summed over all ranks; hatched: passed on.`,
   parameters: () => "Lower cells: chunks of the parameters, full while held.",
@@ -154,7 +159,7 @@ class Player {
   legend(parent) {
     const list = make("ul", { class: "legend", "aria-label": "Colours" }, parent);
     const item = (colour, text, className = "") => {
-      const entry = make("li", {}, list);
+      const entry = make("li", ABOUT[text] ? { title: ABOUT[text] } : {}, list);
       make("span", { class: `swatch ${className}`, style: `background:${colour}` }, entry);
       entry.append(text);
     };

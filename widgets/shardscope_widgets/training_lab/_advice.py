@@ -19,6 +19,7 @@ from shardscope_widgets.training_lab._words import LEAST_STEPS
 from shardscope_widgets.words import safe
 
 if TYPE_CHECKING:
+    from shardscope.measure.explain.losses import Cause
     from shardscope.measure.explain.of_run import Explanation
     from shardscope.measure.explain.verdict import Verdict
     from shardscope.runlog.tail import Event
@@ -87,6 +88,7 @@ class AdvicePanel(Background):
         self._told: _Told | None = None
         self._last = ""
         self._known = (0, False)
+        self._other: Cause | None = None
         self._due_at = 0.0
         self._begun = False
         self._tail: Any = None
@@ -107,7 +109,7 @@ class AdvicePanel(Background):
     def want(self, subject: Subject | None) -> None:
         """Request an explanation of a run and return at once; None clears the last explanation."""
         if (subject and subject.run.id) != (self._subject and self._subject.run.id):
-            self._known, self._due_at, self._told = (0, False), 0.0, None
+            self._known, self._due_at, self._told, self._other = (0, False), 0.0, None, None
         self._subject = subject
         self._draw()
         if subject is None or not self._begun or self._is_fixed() or subject.num_steps < LEAST_STEPS:
@@ -143,8 +145,15 @@ class AdvicePanel(Background):
             problem = f"The run cannot be explained: {type(error).__name__}: {error}"
         if self._subject is not None and run.id == self._subject.run.id and not self._is_fixed():
             self._due_at = time.monotonic() + max(AGAIN_AFTER_S, _PATIENCE * (time.monotonic() - started))
-            self._told = _Told(found, told, problem, subject.is_alive)
+            self._told = _Told(self._steady(found, subject), told, problem, subject.is_alive)
             self._draw()
+
+    def _steady(self, found: Explanation | None, subject: Subject) -> Explanation | None:
+        """Return the explanation to show: while a run goes on, another cause must be found twice before it is named."""
+        before = self.found
+        is_other = subject.is_alive and found and before and found.cause not in (before.cause, self._other)
+        self._other = found.cause if found is not None else None
+        return before if is_other else found
 
     def _newest_events(self, run: Run) -> list[Event]:
         """Return the events of the newest steps; a long run has too many events to keep all."""

@@ -52,7 +52,7 @@ class Forecast(Background):
         self.anyway = widgets.Checkbox(description="Start it anyway", indent=False)
         self.anyway.layout.display = "none"
         self.call = widgets.Button(description="Predict it", icon="calculator")
-        self.call.tooltip = "Call the functions of this job in this kernel, and trace one step on shapes"
+        self.call.tooltip = "Call this job's functions in this kernel, and trace one step on the meta device"
         self.call.layout.display = "none"
         self.call.on_click(self._allow)
         self.zero = ZeroStages()

@@ -8,11 +8,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import ipywidgets as widgets
 import traitlets as t
-from IPython.display import HTML, display, update_display
 
 from shardscope.errors import ShardscopeError
 from shardscope.spec.settings import settings_of
@@ -24,9 +22,9 @@ from shardscope_widgets.job_form.from_job import choices_of
 from shardscope_widgets.job_form.topics import reset
 from shardscope_widgets.kit.clock import Clock
 from shardscope_widgets.kit.form import check_options
-from shardscope_widgets.kit.frame import fallback_html
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.hit_rate import HitRate
+from shardscope_widgets.kit.still import Still
 from shardscope_widgets.kit.threads import panel_thread
 from shardscope_widgets.training_lab import _words
 from shardscope_widgets.training_lab._advice import AdvicePanel, Subject
@@ -52,7 +50,7 @@ DRAW_DETAILS_EVERY_S = 0.5
 WAIT_S = 0.02
 
 
-class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
+class TrainingLab(Still, widgets.VBox, JobChoices):  # type: ignore[misc]
     """Choose a job, start it on real ranks, follow its progress, and compare several runs in the same plots.
 
     Constructing a lab does not start any rank. Runs are stored on disk: after a reload of the page or a restart of
@@ -87,8 +85,6 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self._due = self._stale = self._has_chosen = self._is_filling = False
         self._is_empty = True
         self._of_preset: dict[str, str] = {}
-        self._published = ""
-        self._display_id: str | None = None
         JobChoices.__init__(self)
         super().__init__()
         self.check = CheckPanel(self._guard.callback(self._replan))
@@ -106,6 +102,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
             on_found=self._guard.callback(self._draw_step),
         )  # fmt: skip
         self._hit_rate = HitRate(self.screen.frame, root)
+        t.dlink((self, "focus"), (self.screen.frame, "subject"))
         self.stage = Stage(self.screen)
         if chosen is not None:
             self._take_preset(chosen)
@@ -503,7 +500,10 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         entry = self._book.entries.get(self.focus)
         self.screen.draw_faults(entry)
         is_over = entry is not None and not entry.is_alive and bool(entry.trace.steps)
-        self.screen.outcome.want(entry.run if entry is not None and is_over else None)
+        ended = entry.run if entry is not None and is_over else None
+        self.screen.outcome.want(ended)
+        is_idle = not any(each.is_alive for each in self._book.entries.values())
+        self.screen.payoff.want(ended, self.runs, is_idle=is_idle)
 
     def _want_advice(self) -> None:
         """Request an explanation of the run in focus.
@@ -531,24 +531,22 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         if entry.state == "failed":
             self.problem = self.screen.failure_of(entry) or self.problem
         self.screen.draw_summary(self._shown_entries())
-        self._publish()
 
-    # The persistent result.
+    # The picture in a saved notebook.
 
-    def _ipython_display_(self) -> None:
-        """Display the lab, and below it the results as static output that remains readable without a kernel."""
-        super_display = self._repr_mimebundle_()
-        display(super_display, raw=True)
-        self.screen.forecast.begin()
-        self.place.begin()
-        self.screen.outcome.begin()
-        self.screen.advice.begin()
-        self.screen.ghosts.begin()
+    def _kept(self) -> list[widgets.Widget | str]:
+        screen = self.screen
+        live = [screen.live.overview, screen.live.overview_words]
+        return [screen.status, screen.problem, *live, summary_html(self._shown_traces())]
+
+    def _begin_showing(self) -> None:
+        for part in (
+            self.screen.forecast,
+            self.place,
+            self.screen.outcome,
+            self.screen.payoff,
+            self.screen.advice,
+            self.screen.ghosts,
+        ):
+            part.begin()
         self._redraw()
-        self._display_id = self._display_id or uuid4().hex
-        display(HTML(fallback_html(self._published)), display_id=self._display_id)
-
-    def _publish(self) -> None:
-        self._published = summary_html(self._shown_traces())
-        if self._display_id is not None:
-            update_display(HTML(fallback_html(self._published)), display_id=self._display_id)

@@ -52,7 +52,7 @@ class ChangeQueue:
         if replaced is not None and replaced.run.id == run.id:
             return
         if replaced is not None:
-            self.note = f"The change of {self._label(replaced.run)} no longer waits."
+            self.note = f"The change to {self._label(replaced.run)} is no longer queued."
         entry = self._book.entries.get(run.id)
         self.waiting = Queued(run, change, entry is not None and entry.is_alive)
         self._advance(is_busy=is_busy, has_waited=False)

@@ -23,6 +23,7 @@ from shardscope_widgets.training_lab._forecast import Forecast
 from shardscope_widgets.training_lab._ghosts import Ghosts
 from shardscope_widgets.training_lab._history import History
 from shardscope_widgets.training_lab._outcome import OutcomePanel
+from shardscope_widgets.training_lab._payoff import PayoffPanel
 from shardscope_widgets.training_lab._place import Place
 from shardscope_widgets.training_lab._presets import Preset, PresetBar
 from shardscope_widgets.training_lab._runbook import RunEntry
@@ -80,7 +81,7 @@ class Screen:
         self.frame = Frame(title="Training Lab", about=ABOUT)
         self.plan, self.status, self.problem = (widgets.HTML() for _ in range(3))
         self.table = table
-        self.forecast, self.outcome = Forecast(on_found), OutcomePanel()
+        self.forecast, self.outcome, self.payoff = Forecast(on_found), OutcomePanel(), PayoffPanel()
         self.advice, self.ghosts = advice, ghosts
         self.presets, self.place = PresetBar(on_preset), place
         self.topics = controls.Topics(choices, self.controls, self.options, place.box, lambda: place.title)
@@ -95,7 +96,7 @@ class Screen:
         tabs = {
             "One step": widgets.VBox([self.of_ranks, self.player]),
             "Live": widgets.VBox([self.live.box, self.panels.box]), "Side by side": table.box,
-            "Predicted": self.outcome.box,
+            "Predicted": self.outcome.box, "Compression": self.payoff.box,
             "Faults": widgets.VBox([breaker.box, self.faults.box, breaker.resize_box]),
         }  # fmt: skip
         self.tabs = widgets.Tab(list(tabs.values()), titles=tuple(tabs), selected_index=_STEP)
@@ -107,11 +108,18 @@ class Screen:
     def _arrange(self, check_box: widgets.Widget) -> tuple[widgets.Widget, ...]:
         first = [self.controls[name] for name in FIRST]
         buttons = classed(widgets.HBox([self.start, self.stop, self.check]), "ss-buttons")
-        bar = classed(widgets.HBox([*first, buttons]), "ss-first", "ss-controls")
+        bar = classed(widgets.HBox([*first, buttons, self.status]), "ss-first", "ss-controls")
         said = classed(widgets.VBox([self.plan, self.forecast.box]), "ss-said")
         left = widgets.VBox([said, self.topics, self.history])
         right = widgets.VBox(
-            [self.status, self.resumer.box, self.advice.box, self.problem, check_box, self.tabs]
+            [
+                self.resumer.box,
+                self.payoff.said,
+                self.advice.box,
+                self.problem,
+                check_box,
+                self.tabs,
+            ]
         )
         return self.frame, self.presets, bar, columns(left, right)
 

@@ -105,7 +105,8 @@ class RunsTable:
         self._fill(self.group_by, [(_NONE, ""), *((heading_of(name), name) for name in names)])
         by = self.group_by.value
         self.means.value = (
-            heading_html(f"Means by {heading_of(by)}") + grouped_table(found, by).html()
+            heading_html(f"Averages over runs with the same {heading_of(by)}")
+            + grouped_table(found, by).html()
             if found is not None and by
             else ""
         )
@@ -162,7 +163,9 @@ class RunsTable:
             button.layout.display = None if is_asking else "none"
         entry = self._entries.get(self.run.value)
         asked = (
-            "" if entry is None else f"Delete {entry.trace.label} ({entry.run.id}) and all that it recorded?"
+            ""
+            if entry is None
+            else f"Delete {entry.trace.label} ({entry.run.id}) and everything it recorded?"
         )
         self.message.value = note_html(asked) if is_asking and asked else ""
 

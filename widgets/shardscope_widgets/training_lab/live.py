@@ -39,7 +39,9 @@ class LiveView:
         self.focus = widgets.Dropdown(description="Timeline of", options=[("no run", "")], value="")
         self.follow = widgets.Checkbox(description="Follow", value=True, indent=False)
         self.window = widgets.Dropdown(description="Steps", options=[1, 2, 3, 5, 10], value=2)
-        self.last_step = widgets.IntSlider(description="up to", min=0, max=0, value=0, continuous_update=True)
+        self.last_step = widgets.IntSlider(
+            description="Last step", min=0, max=0, value=0, continuous_update=True
+        )
         self.timeline_legend = widgets.HTML()
         self.timeline = LiveFigure(_timeline.empty(go.Figure()).update_layout(showlegend=False, margin_t=22))
         self.words = widgets.HTML()
@@ -92,7 +94,9 @@ class LiveView:
         keys = [_run_key(curve) for curve in info.loss.curves]
         if more and predicted is not None:
             dashed = RunStyle(theme.GREY, dash="dash")
-            keys.append(f"<span>{swatch(dashed)}predicted for {safe(predicted.label)} (◆ memory)</span>")
+            keys.append(
+                f"<span>{swatch(dashed)}predicted for {safe(predicted.label)} (◆ peak memory per rank)</span>"
+            )
         self.legend.value = f'<div class="ss-legend">{"".join(keys) or _EMPTY}</div>'
         gap = "" if predicted is None or ghost is None else _ghosts.overview_gap(predicted, ghost)
         self.overview_words.value = words_html(f"{info.memory.text} {gap}".strip())
@@ -122,7 +126,8 @@ class LiveView:
         gap = "" if ghost is None else _ghosts.timeline_gap(trace, info, ghost)
         is_tied = trace.schedule and any(bar.name == "ring_all_reduce" for bar in info.bars)
         tied = _TIED if is_tied else ""
-        self.words.value = words_html(f"{_timeline.timeline_text(info)} {_LANES} {tied}{gap}")
+        few = _timeline.gap_text(info, known, self.window.value)
+        self.words.value = words_html(f"{_timeline.timeline_text(info)} {few}{_LANES} {tied}{gap}")
 
     def _offer(self, known: Sequence[int]) -> None:
         """Extend the slider to all recorded steps and, if “Follow” is ticked, move it to the newest step."""
@@ -162,7 +167,8 @@ def _run_key(curve: Curve) -> str:
 
 def _key(bar: Mapping[str, Any]) -> str:
     look = theme.RunStyle(bar["marker"]["color"], pattern=bar["marker"]["pattern"]["shape"])
-    return f"<span>{chip(look)}{safe(bar['name'])}</span>"
+    about = _timeline.SPANS.get(bar["name"], "")
+    return f'<span title="{safe(about)}">{chip(look)}{safe(bar["name"])}</span>'
 
 
 def _smoothing(span: int) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 
 import ipywidgets as widgets
 import traitlets as t
-from IPython.display import display
 
 from shardscope.errors import ShardscopeError, StudyError
 from shardscope.spec import Job
@@ -30,6 +29,7 @@ from shardscope_widgets.kit.clock import Clock
 from shardscope_widgets.kit.controls import controls_for
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.markup import classed
+from shardscope_widgets.kit.still import Still
 from shardscope_widgets.tuning_lab import _controls, _search, _words
 from shardscope_widgets.tuning_lab._acts import TrialActs
 from shardscope_widgets.tuning_lab._duration import TrialDuration
@@ -46,7 +46,7 @@ LOOK_AT_OTHERS_EVERY_S = 2.0
 DRAW_RUN_EVERY_S = 0.8
 
 
-class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
+class TuningLab(Still, widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
     """Widget to choose a job and a search space, run trials, watch the Pareto front grow, and use a trial's settings.
 
     Constructing a lab starts nothing. The study is stored in its storage and its trials in run directories. After a
@@ -179,6 +179,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
             self.controls["job"], Options(self, "strategy"), self.controls["study"], self.controls["link"],
             self.controls["axes"], self.minimise, self.controls["search"]["baselines"],
         )  # fmt: skip
+        t.dlink((self, "name"), (self.screen.frame, "subject"))
         self.pictures = Pictures(self.screen, self._guard)
         self._offer_axes()
         self.children = self.screen.children
@@ -494,9 +495,15 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
             can_prune = ours and self._engine.can_prune(self.chosen)
             self.pictures.draw_run(self._shown, self.chosen, can_prune=can_prune)
 
-    # The summary, which stays readable without a kernel.
+    # The picture in a saved notebook.
 
-    def _ipython_display_(self) -> None:
-        """Display the lab, and below it the summary, which stays readable without a kernel."""
-        display(self._repr_mimebundle_(), raw=True)
-        self._summary.show()
+    def _kept(self) -> list[widgets.Widget | str]:
+        screen = self.screen
+        return [
+            screen.status,
+            screen.problem,
+            screen.front,
+            screen.front_words,
+            screen.curves,
+            self._summary.html,
+        ]

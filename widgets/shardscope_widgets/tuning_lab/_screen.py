@@ -44,9 +44,13 @@ class TuningScreen:
         self.stop.tooltip = "Stop the running trials; they are rerun first when the study continues"
         self.plan, self.status, self.problem, self.front_words, self.link_words, self.impossible, self.fit_words, \
             self.slice_words, self.parallel_words = (widgets.HTML() for _ in range(9))  # fmt: skip
-        self.front, self.slices = ClickFigure(theme.blank()), ClickFigure(theme.blank())
-        self.parallel = classed(ClickFigure(theme.blank()), "ss-together")
-        self.curves, self.importances = ClickFigure(theme.blank()), LiveFigure(theme.blank())
+        self.frame = Frame(title="Tuning Lab", about=ABOUT)
+        self.front, self.slices, self.parallel, self.curves = (
+            ClickFigure(theme.blank(), label=label)
+            for label in ("All trials", "Objective by setting", "Parallel coordinates", "Learning curves")
+        )
+        self.parallel.add_class("ss-together")
+        self.importances = LiveFigure(theme.blank(), label="Importances")
         self.table, self.chosen = TrialTable(), ChosenPanel()
         self.run_box = widgets.VBox()
         self.tabs = self._tabs()
@@ -55,7 +59,7 @@ class TuningScreen:
         self.forget()
         self.settings, drawer_ = drawer("Settings", self._groups(job, options, study, objectives))
         self.children = (
-            Frame(title="Tuning Lab", about=ABOUT), self._actions(), self.problem, self.plan, drawer_,
+            self.frame, self._actions(), self.problem, self.plan, drawer_,
             *self._results(link, axes), self.tabs, self.chosen.box, self.run_box,
         )  # fmt: skip
 

@@ -45,7 +45,7 @@ class StudyChoices(JobChoices):
         True,
         "Baselines",
         "First run the unchanged job, AdamW and SGD with Nesterov momentum at their usual learning rates, and settings "
-        "from the literature. The sampler draws only the optimizers that are picked above, and each as often.",
+        "from the literature. The sampler draws only the optimizers that are picked above, each equally often.",
     )
     search = t.Dict(
         help="By name of a setting: whether it is searched, and the indices of its picked options."

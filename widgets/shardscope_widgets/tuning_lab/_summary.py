@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from uuid import uuid4
-
-from IPython.display import HTML, display, update_display
 
 from shardscope.show import Table
 from shardscope.tuning.front import note_of
@@ -26,19 +23,13 @@ class StudySummary:
 
     def __init__(self) -> None:
         self.html = ""
-        self._display_id: str | None = None
         self._told: object = None
         self._told_at = 0.0
-
-    def show(self) -> None:
-        """Display the summary below the present output of the cell."""
-        self._display_id = self._display_id or uuid4().hex
-        display(HTML(self.html), display_id=self._display_id)
 
     def forget(self) -> None:
         """Remove the summary of a study that is no longer shown."""
         self._told, self._told_at = None, 0.0
-        self._publish("")
+        self.html = ""
 
     def tell(self, shown: Shown, trials: Sequence[TrialInfo], wanted: int, *, is_running: bool) -> None:
         """Update the summary if a trial has ended or the state has changed, at most every few seconds during a run.
@@ -57,12 +48,7 @@ class StudySummary:
         self._told, self._told_at = asked, time.monotonic()
         report = report_of(name, list(shown.records.values()), definition)
         status = _words.status_text(name, trials, wanted, "running" if is_running else "idle")
-        self._publish(summary_html(trials, definition.objectives, report, status))
-
-    def _publish(self, html: str) -> None:
-        self.html = html
-        if self._display_id is not None:
-            update_display(HTML(html), display_id=self._display_id)
+        self.html = summary_html(trials, definition.objectives, report, status)
 
 
 def summary_html(

@@ -16,8 +16,8 @@ from shardscope_widgets.kit.run_chooser import RunChooser
 from shardscope_widgets.kit.swatch import chip
 from shardscope_widgets.words import safe
 
-ABOUT = "one job three times: as formulas predict it, as a simulation runs it, and as real ranks did"
-_ROWS = "Per rank: measured above, simulated below; computation is high, communication low. Grey: idle."
+ABOUT = "one job three ways: predicted by formulas, simulated, and measured on real ranks"
+_ROWS = "Per rank: measured above, simulated below, each with computation above communication. Grey: idle."
 
 
 class TwinFrame(Frame):
@@ -86,7 +86,7 @@ class Screen:
         """Draw the waterfall chart of the step time; if `found` is None, show why there is none."""
         self.residual.layout.display = "none" if found is None else None
         if found is None:
-            self.explained.value = words_html("This comparison has no step time with its parts.")
+            self.explained.value = words_html("No step time of this run is broken down into parts.")
             return
         info = _residual.residual_info(found)
         self.residual.show_parts(*_residual.residual_parts(info))

@@ -19,11 +19,12 @@ from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.hit_rate import HitRate
 from shardscope_widgets.kit.markup import classed
 from shardscope_widgets.kit.run_chooser import RunChooser
+from shardscope_widgets.kit.still import Still
 from shardscope_widgets.twin._findings import AS_RUN, HERE, Findings
 from shardscope_widgets.twin._screen import Screen
 
 
-class Twin(widgets.VBox, Background):  # type: ignore[misc]
+class Twin(Still, widgets.VBox, Background):  # type: ignore[misc]
     """Compare a run with its prediction and its simulation: every term, the causes of the difference, and one step.
 
     The comparison is computed in a separate thread, so that the cell returns at once.
@@ -59,6 +60,7 @@ class Twin(widgets.VBox, Background):  # type: ignore[misc]
         self._guard = Guard(lambda problem: setattr(self, "problem", problem))
         self.screen = Screen(self._chooser)
         self._hit_rate = HitRate(self.screen.frame, root)
+        t.dlink((self, "run_id"), (self.screen.frame, "subject"))
         self._problem = widgets.HTML()
         self.children = (*self.screen.children[:-1], self._problem, self.screen.children[-1])
         classed(self, "ss-lab", "ss-twin")
@@ -87,6 +89,12 @@ class Twin(widgets.VBox, Background):  # type: ignore[misc]
             self.run_id = self._chooser.first
         else:
             self._begin()
+
+    def _kept(self) -> list[widgets.Widget | str]:
+        screen = self.screen
+        is_hidden = screen.details.layout.display == "none"
+        details = [screen.table, screen.residual, screen.explained, screen.gantt, screen.words]
+        return [screen.status, self._problem, *([] if is_hidden else details)]
 
     def _wire(self) -> None:
         callback, screen = self._guard.callback, self.screen

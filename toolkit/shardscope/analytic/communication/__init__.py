@@ -17,7 +17,6 @@ from shardscope.analytic.communication.collective import (
     collective_volume,
 )
 from shardscope.analytic.communication.compression import (
-    break_even_bandwidth,
     compression_cost,
     packed_bytes,
 )
@@ -57,7 +56,6 @@ __all__ = [
     "OPS",
     "CollectiveCost",
     "Crossing",
-    "break_even_bandwidth",
     "collective_outcome",
     "collective_term",
     "collective_time",

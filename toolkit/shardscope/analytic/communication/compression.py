@@ -1,4 +1,4 @@
-"""Cost of compressed gradients, as arrays for searches: bytes, codec time, and the bandwidth below which time is saved.
+"""Cost of compressed gradients, as arrays for searches: bytes and codec time.
 
 Half-precision floats and PowerSGD's factors can be added in compressed form, and are therefore all-reduced. Quantized
 integers are exchanged in two phases: each worker unpacks and sums its share of all gradients, then packs the sum and
@@ -21,10 +21,8 @@ import numpy.typing as npt
 
 from shardscope.analytic.communication._checks import numbers
 from shardscope.analytic.communication.collective import collective_time
-from shardscope.analytic.communication.exchange import level_rate
 from shardscope.analytic.communication.ring import Floats
-from shardscope.errors import SpecError
-from shardscope.spec.compression import Compression, compression_names, layout_compression
+from shardscope.spec.compression import Compression, layout_compression
 
 MATRIX_ROWS = 4096
 """Default number of rows in the square matrices that low-rank methods factorize."""
@@ -164,52 +162,3 @@ def _codec_bytes(method: Compression, whole: Floats, packed: Floats, workers: Fl
         case "two-phase":
             touched = packing * (1.0 + 1.0 / workers) + 2.0 * (packed + whole)
     return np.where(workers > 1, touched, 0.0)
-
-
-def break_even_bandwidth(
-    method: Compression | str,
-    num_elements: npt.ArrayLike,
-    workers: npt.ArrayLike,
-    *,
-    latency: npt.ArrayLike = 0.0,
-    codec_bandwidth: npt.ArrayLike,
-    element_bytes: float = 4,
-    matrix_rows: float = MATRIX_ROWS,
-) -> Floats:
-    """Return the bandwidth, in bytes per second, below which compression saves time.
-
-    It is 0 if compression never saves time, and infinite if it always does. With or without compression, the time is
-    a constant plus bytes divided by the bandwidth; `exchange.level_rate` solves for the bandwidth at which the two
-    times are equal.
-
-    Args:
-        method: A compression method other than ``none`` that layouts support, or its name.
-        num_elements: Number of elements in the gradient.
-        workers: W, the number of workers.
-        latency: Seconds per message.
-        codec_bandwidth: Bytes per second that packing and unpacking read and write.
-        element_bytes: Bytes of one uncompressed element.
-        matrix_rows: Number of rows in the matrices that low-rank methods factorize.
-
-    Raises:
-        SpecError: The method is unknown or ``none``, or a number is out of range.
-    """
-    packing = layout_compression(method)
-    if not packing.is_on:
-        raise SpecError(
-            f"compression='none' has no break-even bandwidth; use one of {', '.join(compression_names()[1:])}"
-        )
-    both = [
-        compression_cost(
-            each,
-            num_elements,
-            workers,
-            np.inf,
-            latency=latency,
-            codec_bandwidth=codec_bandwidth,
-            element_bytes=element_bytes,
-            matrix_rows=matrix_rows,
-        )
-        for each in ("none", packing)
-    ]
-    return level_rate(both[0].sent_bytes - both[1].sent_bytes, both[1].total_s - both[0].total_s)

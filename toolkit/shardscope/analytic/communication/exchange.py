@@ -89,21 +89,6 @@ def exchange_time(exchange: ExchangeCost, bandwidth: npt.ArrayLike, latency: npt
     return seconds
 
 
-def level_bandwidth(plain: ExchangeCost, packed: ExchangeCost, latency: npt.ArrayLike = 0.0) -> Floats:
-    """Return the bandwidth, in bytes per second, below which the exchange `packed` is faster than `plain`.
-
-    It is 0 if `packed` is never faster, and infinite if it is always faster.
-
-    Args:
-        plain: The uncompressed exchange.
-        packed: The compressed exchange.
-        latency: Seconds per message; a number or an array.
-    """
-    delay = numbers("latency", latency, least=0, unit="s")
-    extra = (packed.codec_s + packed.rounds * delay) - (plain.codec_s + plain.rounds * delay)
-    return level_rate(plain.sent_bytes - packed.sent_bytes, extra)
-
-
 def level_rate(saved_bytes: npt.ArrayLike, extra_s: npt.ArrayLike) -> Floats:
     """Return the bandwidth, in bytes per second, at which compression saves as much time as it costs.
 

@@ -18,8 +18,8 @@ from shardscope.analytic.memory.offload import (
     OFFLOADS_STATES,
     tiers,
 )
-from shardscope.analytic.memory.rows import Floats, LayoutRows, first_with_gradients, rows_of
-from shardscope.analytic.memory.stage import NONE, Blocks, blocks_of
+from shardscope.analytic.memory.rows import NONE, Floats, LayoutRows, first_with_gradients, rows_of
+from shardscope.analytic.memory.stage import Blocks, blocks_of
 from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -107,7 +107,7 @@ def _each_kind(layouts: Layouts, build: Builder, host_capacity: float) -> Memory
     """Return the memory of the rank with the highest peak; layouts that gather whole units are computed separately."""
     rows = build(layouts)
     gathers = rows.gathers_units
-    if gathers.all() or not gathers.any():
+    if not rows.has_units or gathers.all():
         return _fullest(layouts, rows, build, host_capacity)
     most = np.zeros((len(MemoryParts._fields), len(layouts)))
     for at in (np.flatnonzero(gathers), np.flatnonzero(~gathers)):
@@ -129,7 +129,7 @@ def _fullest(layouts: Layouts, rows: LayoutRows, build: Builder, host_capacity: 
     """
     model, pipeline = rows.model, rows.pipeline
     last = pipeline.ranks - 1
-    if rows.gathers_units.any():  # not in a pipeline
+    if rows.has_units:  # not in a pipeline
         found = parts_of(blocks_of(rows, np.zeros_like(last)), rows, host_capacity)
         return MemoryParts(*(np.array(np.broadcast_to(part, len(layouts))) for part in found))
     places = [np.zeros_like(last), last]
@@ -166,7 +166,8 @@ def parts_of(blocks: Blocks, rows: LayoutRows, host_capacity: float = np.inf) ->
     """Return the bytes by type of memory, with offloaded blocks counted on the host instead of the device."""
     parameters = blocks.dense.parameters + blocks.experts.parameters
     optimizer = blocks.dense.optimizer + blocks.experts.optimizer
-    peak, offload = peak_at(blocks, rows), rows.layouts.offload
+    offload, away = rows.layouts.offload, _saved_away(blocks, rows)
+    peak = _peak(blocks, offload, away)
     buffers = peak.buffers + blocks.placeholders + blocks.workspace + blocks.received
     if not offload.any():
         return MemoryParts(
@@ -174,7 +175,7 @@ def parts_of(blocks: Blocks, rows: LayoutRows, host_capacity: float = np.inf) ->
         )
     no_optimizer, no_states = OFFLOADS_OPTIMIZER[offload], OFFLOADS_STATES[offload]
     states = optimizer * no_optimizer + (parameters + gradients_of(blocks)) * no_states
-    host, nvme = tiers(states + _saved_away(blocks, rows), host_capacity)
+    host, nvme = tiers(states + away, host_capacity)
     return MemoryParts(
         parameters=parameters * ~no_states + peak.copies,
         gradients=peak.gradients,
@@ -188,17 +189,22 @@ def parts_of(blocks: Blocks, rows: LayoutRows, host_capacity: float = np.inf) ->
 
 def peak_at(blocks: Blocks, rows: LayoutRows) -> Peak:
     """Return the peak of a rank, without offloaded data."""
-    offload = rows.layouts.offload
+    return _peak(blocks, rows.layouts.offload, _saved_away(blocks, rows))
+
+
+def _peak(blocks: Blocks, offload: npt.NDArray[np.int64], away: Floats) -> Peak:
     if not offload.any():
-        return peak_of(blocks, gradients_of(blocks), NONE, HERE)
+        return peak_of(blocks, gradients_of(blocks), away, HERE)
     here = ~OFFLOADS_STATES[offload]
-    return peak_of(blocks, gradients_of(blocks) * here, _saved_away(blocks, rows), here)
+    return peak_of(blocks, gradients_of(blocks) * here, away, here)
 
 
 def _saved_away(blocks: Blocks, rows: LayoutRows) -> Floats:
-    return np.asarray(
-        np.maximum(blocks.saved - blocks.kept, 0.0) * OFFLOADS_ACTIVATIONS[rows.layouts.offload]
-    )
+    """Return the bytes of saved activations that are offloaded."""
+    offload = rows.layouts.offload
+    if not offload.any():
+        return NONE
+    return np.asarray(np.maximum(blocks.saved - blocks.kept, 0.0) * OFFLOADS_ACTIVATIONS[offload])
 
 
 def stage_memory(

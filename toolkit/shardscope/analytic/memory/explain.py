@@ -31,9 +31,8 @@ from shardscope.analytic.memory.moments import (
 )
 from shardscope.analytic.memory.offload import OFFLOADS_ACTIVATIONS, OFFLOADS_OPTIMIZER, OFFLOADS_STATES
 from shardscope.analytic.memory.room import tensor_room
-from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows, held_by, rows_of
+from shardscope.analytic.memory.rows import NONE, Floats, Holding, LayoutRows, held_by, rows_of
 from shardscope.analytic.memory.stage import (
-    NONE,
     Blocks,
     Elements,
     blocks_of,
@@ -93,6 +92,10 @@ class _Stages(NamedTuple):
     own: Elements
     blocks: Blocks
     peak: Peak
+    gradients: Floats
+    """All gradients of each stage, in bytes."""
+    gradient_bytes: Floats | float
+    """Bytes of a gradient of one parameter."""
 
 
 def memory_term(
@@ -135,15 +138,17 @@ def _stages_of(
     places = np.arange(float(layout.pipeline))
     held = held_by(places, rows.pipeline, dense=model.mixture.dense_layers if model.mixture else None)
     blocks = blocks_of(rows, places)
-    return _Stages(rows, layout, held, elements_of(rows, held), blocks, peak_at(blocks, rows))
+    own, peak = elements_of(rows, held), peak_at(blocks, rows)
+    return _Stages(rows, layout, held, own, blocks, peak, gradients_of(blocks), gradient_bytes(rows))
 
 
 def _stage(stages: _Stages, place: int) -> Term:
     """Return the memory of stage number `place` as a term."""
 
     def at(values: Any) -> float:
-        array = np.asarray(values)
-        return float(array.item(place if array.size > 1 else 0))
+        if isinstance(values, np.ndarray):
+            values = values.item(place if values.size > 1 else 0)
+        return float(values)
 
     kinds = (*_states(stages, at), _activations(stages, at), _buffers(stages, at))
     return Term.total(f"stage {place}", kinds)
@@ -168,7 +173,7 @@ def _states(stages: _Stages, at: At) -> tuple[Term, ...]:
     rows, blocks, own, recipe = stages.rows, stages.blocks, stages.own, stages.rows.recipe
     widths = {
         "parameters": recipe.parameter,
-        "gradients": at(gradient_bytes(rows)),
+        "gradients": at(stages.gradient_bytes),
         "optimizer": recipe.master + stages.layout.optimizer.states.bytes_per_param(recipe.state),
     }
     stage = stages.layout.zero
@@ -176,7 +181,7 @@ def _states(stages: _Stages, at: At) -> tuple[Term, ...]:
     sharded = {"parameters": shards_weights, "gradients": rows.shards_gradients[0], "optimizer": stage >= 1}
     narrowed = {"parameters": recipe.narrowed}
     terms = []
-    exist = at(gradients_of(blocks))
+    exist = at(stages.gradients)
     existing = {"gradients": at(stages.peak.gradients) / exist if exist else 1.0}
     for number, (kind, width) in enumerate(widths.items()):
         groups: list[tuple[str, Floats, Floats, Floats]] = [

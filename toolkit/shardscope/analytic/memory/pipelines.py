@@ -23,7 +23,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from shardscope.analytic.job_step import JobStep
-from shardscope.analytic.memory.stage import AGAIN_AT_ONCE
+from shardscope.analytic.memory.torch_pipelines import AGAIN_AT_ONCE
 from shardscope.analytic.schedules.table import ScheduleTable
 from shardscope.spec.model.step import Moment, StepTrace
 

@@ -87,8 +87,12 @@ class LayoutRows(NamedTuple):
     """Whether weights are kept in float32, and cast to 16 bits when they are gathered, as by `Framework.casts`."""
     gathers_units: npt.NDArray[np.bool_]
     """Whether ZeRO gathers and reduces whole units, by layout; see `memory.units`."""
+    has_units: bool
+    """Whether any layout gathers units."""
     in_torch: npt.NDArray[np.bool_]
     """Whether the layout has a pipeline of `torch.distributed.pipelining`, as in `Framework.keeps_outputs`."""
+    has_torch: bool
+    """Whether any layout has such a pipeline."""
 
 
 def rows_of(
@@ -119,6 +123,8 @@ def rows_of(
             tensor=shape.tensor, divided=shape.divided,
         )  # fmt: skip
         expert_ranks = np.maximum(1.0, zero_ranks / layouts.expert)
+    sharded, gathers = shards_gradients(layouts, framework), _gathers_units(layouts, framework, recipe)
+    in_torch = (layouts.pipeline > 1) & (framework.keeps_outputs and framework.whole_in_pipelines)
     return LayoutRows(
         model=model,
         layouts=layouts,
@@ -130,9 +136,9 @@ def rows_of(
         shape=shape,
         zero_ranks=zero_ranks,
         expert_ranks=expert_ranks,
-        shards_gradients=shards_gradients(layouts, framework),
+        shards_gradients=sharded,
         borrowed={
-            2: _borrowed(layouts, shards_gradients(layouts, framework), zero_ranks, expert_ranks),
+            2: _borrowed(layouts, sharded, zero_ranks, expert_ranks),
             3: _borrowed(layouts, layouts.zero >= 3, zero_ranks, expert_ranks),
         },
         dense=dense,
@@ -145,8 +151,10 @@ def rows_of(
         recomputes_in_part=bool(layouts.recompute_layers.any()),
         wider=wider,
         casts=casts,
-        gathers_units=_gathers_units(layouts, framework, recipe),
-        in_torch=(layouts.pipeline > 1) & (framework.keeps_outputs and framework.whole_in_pipelines),
+        gathers_units=gathers,
+        has_units=bool(gathers.any()),
+        in_torch=in_torch,
+        has_torch=bool(in_torch.any()),
     )
 
 
@@ -271,6 +279,8 @@ def _layer(
 
 
 Floats = npt.NDArray[np.float64]
+NONE = np.zeros(1)
+"""No bytes, for every layout of a table."""
 
 
 class PipelineColumns(NamedTuple):
@@ -293,8 +303,6 @@ class PipelineColumns(NamedTuple):
     """Number of ranks with one additional layer; these are the first ranks, or those between the ends."""
     ends: npt.NDArray[np.bool_]
     """Whether embedding and output take a layer's place, so that the first and the last rank have one layer less."""
-    splits: npt.NDArray[np.bool_]
-    """Whether the backward pass is split into the gradients of inputs and those of weights."""
     of_left: Floats
     """Coefficient of activations in flight, as in `HeldTerms`; the next two fields are the other coefficients."""
     of_all: Floats
@@ -340,11 +348,15 @@ def pipeline_of(layouts: Layouts, layers: int) -> PipelineColumns:
         layers=own,
         rest=rest,
         ends=(rest == ranks - 2) & (rest > 0) & ~folded,
-        splits=known.splits[schedule] & (ranks > 1),
         of_left=known.of_left[schedule],
         of_all=known.of_all[schedule],
         constant=known.constant[schedule],
     )
+
+
+def splits_backward(layouts: Layouts) -> npt.NDArray[np.bool_]:
+    """Return whether the pipeline splits the backward pass into the gradients of inputs and those of weights."""
+    return np.asarray(columns().splits[layouts.schedule] & (layouts.pipeline > 1))
 
 
 def held_by(place: Floats, pipeline: PipelineColumns, *, dense: int | None) -> Holding:
@@ -363,23 +375,24 @@ def held_by(place: Floats, pipeline: PipelineColumns, *, dense: int | None) -> H
     if dense is not None:
         chunk = own / pipeline.chunks
         mixed = own - np.minimum(np.maximum(dense - place * chunk, 0.0), chunk)
+    left = pipeline.ranks - place
     return Holding(
         layers=own,
         mixed=mixed,
         embedding=(place == 0).astype(float),
         head=(place == pipeline.head_at).astype(float),
-        left=pipeline.ranks - place,
-        in_flight=_in_flight(place, pipeline),
+        left=left,
+        in_flight=_in_flight(place, left, pipeline),
     )
 
 
-def _in_flight(place: Floats, pipeline: PipelineColumns) -> Floats:
+def _in_flight(place: Floats, left: Floats, pipeline: PipelineColumns) -> Floats:
     """Return the peak activations of the rank at position `place`, in units of one micro-batch on the whole rank.
 
     For interleaved 1F1B with p ranks and v stages per rank, the first rank has p (1 + (p-1)/(pv)) (Korthikanti et al.
     2022, section 4.2.3). Without a pipeline, micro-batches follow one another under every schedule.
     """
-    ranks, left = pipeline.ranks, pipeline.ranks - place
+    ranks = pipeline.ranks
     held = pipeline.of_left * left + pipeline.of_all * ranks + pipeline.constant
     # the rest is computed only where it is needed, because few rows of a search need it
     if (at := np.flatnonzero(pipeline.interleaved)).size:

@@ -7,17 +7,17 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.analytic.memory.activations import FLOAT32_BYTES, FULL, logit_bytes
+from shardscope.analytic.memory import torch_pipelines
+from shardscope.analytic.memory.activations import FULL, logit_bytes
 from shardscope.analytic.memory.architecture import torch_workspace_bytes
 from shardscope.analytic.memory.moments import UnitMoment
 from shardscope.analytic.memory.offload import OFFLOADS_OPTIMIZER
-from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows, PipelineColumns, held_by
+from shardscope.analytic.memory.rows import NONE, Floats, Holding, LayoutRows, held_by
 from shardscope.analytic.memory.states import ElementBytes, ModelStates, optimizer_bytes, partitioned
 from shardscope.analytic.memory.units import forward_bytes, receive_bytes, unit_moments
 from shardscope.analytic.memory.weights import WeightShapes
 from shardscope.analytic.recomputation import recomputed_by_kind
 
-NONE = np.zeros(1)
 NO_STATES = ModelStates(NONE, NONE, NONE)
 
 
@@ -122,7 +122,7 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
 
     `rows` must not mix layouts that gather whole units with layouts that do not.
     """
-    assert rows.gathers_units.all() or not rows.gathers_units.any()
+    assert not rows.has_units or rows.gathers_units.all()
     model, framework = rows.model, rows.framework
     held = held_by(place, rows.pipeline, dense=model.mixture.dense_layers if model.mixture else None)
     own = elements_of(rows, held)
@@ -131,12 +131,15 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
     bucket = _bucket(rows, own, copied)
     outputs, whole_output = _outputs(rows, own, held, once)
     received = receive_bytes(rows, own, held) if framework.gathers_units and not rows.casts else NONE
-    if rows.in_torch.any():
-        received = received + _messages(rows, held)
+    saved, more_copies = once * held.in_flight, NONE
+    if rows.has_torch:
+        received = received + torch_pipelines.messages(rows, held)
+        saved = saved - torch_pipelines.inputs(rows, held)
+        more_copies = torch_pipelines.copies_in_flight(rows, held, copies)
     dense, experts = _dense_states(rows, own, held), _expert_states(rows, own, held)
-    early = _early(rows, own, held, dense.gradients + experts.gradients, copies)
+    early = _early(rows, own, held, dense.gradients + experts.gradients, copies, more_copies)
     units: tuple[UnitMoment, ...] = ()
-    if early is not None and rows.gathers_units.any():
+    if early is not None and rows.has_units:
         units = unit_moments(
             rows, own, held, loss=held.head * rows.at_loss, later=early.logits_later, in_layer=in_layer,
             in_forward=forward_bytes(rows), accumulates=early.accumulates,
@@ -144,8 +147,8 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
     return Blocks(
         dense=dense,
         experts=experts,
-        copies=copies + _copies_in_flight(rows, held, copies),
-        saved=once * held.in_flight - _inputs(rows, held),
+        copies=copies + more_copies,
+        saved=saved,
         saved_once=once,
         kept=_running(rows, held, once),
         embedding_mask=_embedding_mask(rows, held),
@@ -261,19 +264,6 @@ def _copies(rows: LayoutRows, own: Elements) -> Floats:
     return np.asarray(recipe.copies * (copied + experts) * are_kept)
 
 
-def _copies_in_flight(rows: LayoutRows, held: Holding, copies: Floats) -> Floats:
-    """Return the bytes of the copies that autocast makes for each micro-batch, in addition to one micro-batch's copies.
-
-    With recomputation, only the running stage has copies, so the result is negative for ranks with several stages.
-    """
-    layouts = rows.layouts
-    if not rows.in_torch.any() or rows.recipe.master:
-        return NONE
-    is_freed = (layouts.recompute == FULL) & (layouts.recompute_layers == 0)
-    more = np.where(is_freed, 1 / rows.pipeline.chunks, held.in_flight) - 1
-    return np.asarray(copies * more * rows.in_torch * ~(rows.casts & (layouts.zero >= 2)))
-
-
 def _gathered_weights(rows: LayoutRows, own: Elements) -> Floats:
     """Return the bytes of weights gathered from other ranks' shards, in the precision in which they are gathered."""
     recipe, prefetched = rows.recipe, rows.framework.prefetched
@@ -291,7 +281,9 @@ def bucket_bytes(rows: LayoutRows) -> int:
     return rows.recipe.copies + rows.recipe.gradient if rows.casts else rows.recipe.gradient
 
 
-def _early(rows: LayoutRows, own: Elements, held: Holding, gradients: Floats, copies: Floats) -> Early | None:
+def _early(  # noqa: PLR0917
+    rows: LayoutRows, own: Elements, held: Holding, gradients: Floats, copies: Floats, more_copies: Floats
+) -> Early | None:
     """Return the memory before all gradients exist; `gradients` and `copies` are those of the whole rank.
 
     Autocast's copies stay in its cache during the forward pass, and exist in a layer's backward pass while the layer
@@ -300,7 +292,7 @@ def _early(rows: LayoutRows, own: Elements, held: Holding, gradients: Floats, co
     framework, layouts, recipe = rows.framework, rows.layouts, rows.recipe
     casts = recipe.copies > 0 and not recipe.master
     is_early = framework.keeps_gradients_from or framework.float32_update or casts
-    if not is_early and not rows.gathers_units.any():
+    if not is_early and not rows.has_units:
         return None
     keeps = layouts.zero >= framework.keeps_gradients_from
     if framework.keeps_replicas_gradients:
@@ -318,14 +310,17 @@ def _early(rows: LayoutRows, own: Elements, held: Holding, gradients: Floats, co
         if rows.casts:
             is_freed &= layouts.zero != 2
         begin = np.where(is_freed, end, copies)
-        others = np.where(is_freed, 0.0, _copies_in_flight(rows, held, copies))
+        others = np.where(is_freed, 0.0, more_copies)
         begin, end = begin + others, end + others
     accumulates = keeps | (rows.pipeline.microbatches > held.in_flight)
     words = held.head * own.vocabulary
-    largest = own.matrix if own.layer_experts is None else np.maximum(own.matrix, own.layer_experts)
-    arriving = recipe.gradient * (words + largest)
-    if rows.casts:  # a unit's gradients are in 16 bits until its backward pass ends
-        arriving = np.where(layouts.zero >= 2, recipe.copies * (words + layer), arriving)
+    arriving = NONE
+    if framework.casts:
+        largest = own.matrix if own.layer_experts is None else np.maximum(own.matrix, own.layer_experts)
+        arriving = recipe.gradient * (words + largest)
+        if rows.casts:  # a unit's gradients are in 16 bits until its backward pass ends
+            arriving = np.where(layouts.zero >= 2, recipe.copies * (words + layer), arriving)
+        arriving = arriving * accumulates
     return Early(
         accumulates=accumulates,
         layers=held.layers,
@@ -335,7 +330,7 @@ def _early(rows: LayoutRows, own: Elements, held: Holding, gradients: Floats, co
         * rows.model.vocab
         * rows.shape.tokens
         / sharing,
-        arriving=arriving * accumulates * framework.casts,
+        arriving=arriving,
         in_forward=forward_bytes(rows) if framework.casts else None,
         copies_head=recipe.copies * words * (casts and not rows.casts),
         copies_begin=begin,
@@ -479,7 +474,7 @@ def _outputs(rows: LayoutRows, own: Elements, held: Holding, once: Floats) -> tu
     """Return the bytes of the stage's outputs that a pipeline keeps, and those gathered for one backward pass."""
     framework, recipe = rows.framework, rows.recipe
     if framework.whole_in_pipelines:
-        return _outputs_in_torch(rows, own, held, once) if rows.in_torch.any() else (NONE, NONE)
+        return torch_pipelines.outputs(rows, own, held, once) if rows.has_torch else (NONE, NONE)
     if not framework.keeps_outputs:
         return NONE, NONE
     is_sent = (rows.pipeline.ranks > 1) & (held.head == 0)
@@ -487,109 +482,6 @@ def _outputs(rows: LayoutRows, own: Elements, held: Holding, once: Floats) -> tu
     if not framework.shards_outputs:
         return held.in_flight * one, NONE
     return held.in_flight * one / rows.shape.tensor, one * (rows.shape.tensor > 1)
-
-
-def _outputs_in_torch(rows: LayoutRows, own: Elements, held: Holding, once: Floats) -> tuple[Floats, Floats]:
-    """Return the bytes that torch's pipelines keep beyond layers' activations: throughout, and during a backward pass.
-
-    These are the outputs of stages, except that of the running micro-batch, which its gradient replaces. At the end of
-    the model, these are the final norm's input and output, the logits, and the loss's log-probabilities in float32,
-    under autocast also in 16 bits. Ranks with several stages hold these only for one micro-batch, or for two if
-    gradients of weights are delayed.
-    """
-    recipe, chunks, count = rows.recipe, rows.pipeline.chunks, held.in_flight * rows.pipeline.chunks
-    tokens, one, is_autocast = rows.shape.tokens, _boundary(rows), _is_autocast(rows)
-    logits = rows.model.vocab * tokens / rows.shape.tensor
-    per_logit = recipe.activation * (1 + is_autocast) + FLOAT32_BYTES
-    weights = recipe.copies * own.vocabulary * is_autocast
-    normed = recipe.activation * rows.model.hidden * tokens / rows.shape.divided
-    at_end = one + normed + per_logit * logits + weights
-    output = np.where(held.head * (chunks == 1) > 0, at_end, one)
-    running = held.head * recipe.activation * logits * (not rows.casts)
-    kept = rows.in_torch * ((count - 1) * output + running)
-    if not rows.pipeline.splits.any():
-        return kept, NONE
-    others, in_backward = _delayed(rows, own, held, one, once)
-    has_two = held.head * (rows.pipeline.interleaved & rows.pipeline.splits)
-    scores = recipe.activation * logits + one
-    return kept + others + has_two * (at_end + scores), in_backward + has_two * scores
-
-
-AGAIN_AT_ONCE = 4
-"""Number of copies of a layer's recomputed activations that torch holds while it computes each weight's gradient
-separately, repeating the layer for each. Fitted to measured peaks of zero-bubble schedules, to within 10 %."""
-
-
-def _delayed(
-    rows: LayoutRows, own: Elements, held: Holding, stream: Floats, once: Floats
-) -> tuple[Floats, Floats]:
-    """Return the bytes that split backward passes keep until they compute gradients of weights.
-
-    These are the output gradients of operations with weights. The first value is for waiting micro-batches, the second
-    for the running micro-batch, including its recomputed activations.
-    """
-    model, recipe, tokens, tensor = rows.model, rows.recipe, rows.shape.tokens, rows.shape.tensor
-    chunks, act, share = rows.pipeline.chunks, recipe.activation, held.layers / rows.pipeline.chunks
-    width = (model.heads + 2 * model.kv_heads) * model.head_size + (1 + model.gated) * model.ffn
-    around = 2 * act * model.hidden * tokens / rows.shape.divided + model.norms_per_layer * stream
-    head = held.head * (act * model.vocab * tokens / tensor + stream) * (chunks == 1)
-    one = share * (act * tokens * width / tensor + around) + head
-    count = _num_delayed(rows.pipeline, held, (once / chunks + stream) / one)
-    copies = recipe.copies * own.matrices.dense / chunks * _is_autocast(rows)
-    again = AGAIN_AT_ONCE * (share * rows.dense.again + copies) - rows.dense.again
-    is_full = (rows.layouts.recompute == FULL) & (rows.layouts.recompute_layers == 0) & (count > 0)
-    return np.maximum(count - 1, 0.0) * one, np.minimum(count, 1.0) * one + again * is_full
-
-
-def _num_delayed(pipeline: PipelineColumns, held: Holding, saved: Floats) -> Floats:
-    """Return the number of micro-batches on a stage whose gradients of weights are delayed at the rank's peak.
-
-    The first stage delays none. Ranks with one stage delay more micro-batches, the later they are in the pipeline. In
-    V-shaped schedules, ranks delay at most two; but with as many micro-batches in flight as ZBV, later ranks may peak
-    while the pipeline drains, with fewer micro-batches in flight. DualPipeV delays none at its peak.
-
-    Args:
-        pipeline: Properties of the pipelines.
-        held: Layers and activations that the rank holds.
-        saved: Activations that a stage saves for one micro-batch, relative to the gradients that are kept for it.
-    """
-    place, is_v = pipeline.ranks - held.left, pipeline.rounded
-    draining = np.maximum(2 * place + 1 - held.left * saved, 1.0)
-    count = np.where(is_v & (pipeline.of_all == 1), draining, pipeline.of_all * place + 1)
-    count = np.where(is_v & (pipeline.of_all < 1), np.minimum(count, 2.0), count)
-    is_dual = (pipeline.head_at == 0) & ~is_v
-    has_any = pipeline.splits & ~is_dual & ((held.embedding == 0) | (pipeline.chunks > 1))
-    return np.asarray(np.minimum(count, held.in_flight * pipeline.chunks) * has_any)
-
-
-def _is_autocast(rows: LayoutRows) -> bool:
-    """Return whether autocast alone casts weights, in all layouts of the table."""
-    return rows.recipe.copies > 0 and not rows.recipe.master and not rows.casts
-
-
-def _boundary(rows: LayoutRows) -> Floats:
-    """Return the bytes of the activations that a stage sends to the next stage for one micro-batch."""
-    width = rows.recipe.activation + rows.wider
-    return np.asarray(width * rows.model.hidden * rows.shape.tokens / rows.shape.divided)
-
-
-def _inputs(rows: LayoutRows, held: Holding) -> Floats:
-    """Return the bytes of stage inputs that the first layers would save, but that torch holds in receive buffers."""
-    if not rows.in_torch.any():
-        return NONE
-    stages = rows.pipeline.chunks - held.embedding
-    return np.asarray(rows.in_torch * held.in_flight * stages * _boundary(rows))
-
-
-def _messages(rows: LayoutRows, held: Holding) -> Floats:
-    """Return the bytes of a rank's messages in torch's pipelines: all messages received in a step, and one being sent.
-
-    Each stage has a buffer for every input and every gradient of an output in a step.
-    """
-    pipeline = rows.pipeline
-    received = pipeline.microbatches * (2 * pipeline.chunks - held.embedding - held.head)
-    sent = pipeline.chunks > held.embedding
-    return np.asarray(rows.in_torch * _boundary(rows) * (received + sent))
 
 
 def _placeholders(rows: LayoutRows, held: Holding) -> Floats:

@@ -47,7 +47,9 @@ the previous probe may still be ending."""
 _ENOUGH = 10
 """With fewer runs than this, a refined calibration keeps the errors of the calibration that it refines."""
 _BRIEF = "A brief measurement, on 1 and on {brief} ranks; ss.calibrate() takes a minute and measures more."
-_ELSEWHERE = "Constants that the runs do not determine are of another machine, scaled by NumPy's speed."
+_ELSEWHERE = (
+    "Constants that these runs do not determine are of another machine, scaled by NumPy's speed on this one."
+)
 _LOAD_UNKNOWN = "This system does not say whether other programs were running during the measurement."
 Told = Callable[[int, int, str], None]
 

@@ -33,7 +33,7 @@ class ComparedTerm:
         term: Name of the term, the same in the run and in its prediction. The row of the whole step is named after
             `Comparison.per`.
         unit: ``bytes``, ``messages`` or ``s``.
-        ranks: Ranks to which the values apply: ``all ranks`` (their sum), ``fullest rank``, ``slowest rank``, ``all
+        ranks: Ranks to which the values apply: ``all ranks`` (their sum), ``peak per rank``, ``slowest rank``, ``all
             workers`` (asynchronous ones together) or one rank.
         predicted: Value from the formulas, in `unit`. A run's own prediction uses the calibration constants at its
             launch.
@@ -223,6 +223,12 @@ def error_text(row: ComparedTerm) -> str:
         return "-"
     if row.agrees:
         return _EXACT if row.bounds is None else "within bounds"
+    if (
+        row.unit == "bytes"
+        and row.by_rank
+        and all(predicted == measured for predicted, measured in row.by_rank)
+    ):
+        return _EXACT
     return _relative_text(row.predicted, row)
 
 

@@ -40,8 +40,8 @@ from shardscope.spec.units import plural
 
 _NOT_PREDICTED = "This run cannot be compared: its job cannot be predicted here."
 _OWN_FUNCTIONS = (
-    "This run has functions of your own, which are not called without your leave: ss.compare(run) calls them and "
-    "compares it, in the session that defines them."
+    "This run has functions of your own, which are called only if you ask: ss.compare(run) calls them and compares "
+    "the run, in the session that defines them."
 )
 
 

@@ -172,8 +172,8 @@ def _traffic_total(group: Group, rows: Sequence[ComparedTerm]) -> ComparedTerm:
 _EXACT_KINDS = frozenset({"parameters", "gradients", "optimizer", "buffers"})
 
 _BRIEF = (
-    "The peak is that of these types together. The prediction's `memory`, {whole} on the fullest rank, also counts the "
-    "batch, intermediate results and gradients of activations, which runs do not record."
+    "The peak is that of these types together. The prediction's `memory`, {whole}, also counts the "
+    "batch, temporary tensors and gradients of activations, which runs do not record."
 )
 
 
@@ -236,7 +236,7 @@ def _kind_rows(
 
 def _memory_row(name: str, predicted: npt.NDArray[Any], measured: Ints, *, is_judged: bool) -> ComparedTerm:
     return ComparedTerm(
-        "memory", name, "bytes", "fullest rank", float(predicted.max()), float(measured.max()),
+        "memory", name, "bytes", "peak per rank", float(predicted.max()), float(measured.max()),
         agrees=bool((predicted == measured).all()) if is_judged else None,
         by_rank=tuple(zip(predicted.tolist(), measured.tolist(), strict=True)),
     )  # fmt: skip
@@ -308,8 +308,8 @@ def _scope(found: StepTime, *, is_shared: bool) -> str:
     where = f"rank {found.rank}, which computes longest"
     if is_shared:
         return (
-            f"Parts are medians over {many} of the time of one gradient on {where}; a step is the time in which "
-            "all workers together compute as many gradients as it has."
+            f"Parts are medians over {many} of the time of one gradient on {where}; a step is the time in which all "
+            "workers together compute its gradients."
         )
     return f"Parts of the step are medians over {many} on {where}. Medians need not add up."
 

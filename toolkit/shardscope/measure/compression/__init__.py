@@ -1,5 +1,5 @@
-"""Whether compression pays off: predicted steps with packing times measured here, and its effect on the loss.
+"""Whether compression pays off: one curve of step time against bandwidth, and its effect on the loss.
 
-`speedup` predicts whole steps, `break_even` compares the exchange of gradients alone. Both time each method's own code
-(`codecs`); `loss_increase` has measured losses.
+`speedup` predicts the steps of a job, with each method's own code timed here (`codecs`). `curve` has the lines, the
+threshold and the sentences that all panels share; `loss_increase` has measured losses.
 """

@@ -1,13 +1,17 @@
-"""Conversion of the arguments of `break_even` and `compression_speedup`: one or several values, as numbers or text."""
+"""Conversion of the arguments of `compression_speedup`: compression methods and bandwidths."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from numbers import Integral
 
 from shardscope.errors import SpecError
 from shardscope.spec import Compression
 from shardscope.spec.units import positive, quantity
+
+USUAL = tuple(
+    Compression(name) for name in ("bf16", "int8", "int4", "qsgd", "sign", "topk", "randomblock", "powersgd")
+)
+"""Compression methods compared by default: at least one of each type."""
 
 
 def methods_of(methods: Iterable[Compression | str] | Compression | str) -> tuple[Compression, ...]:
@@ -16,7 +20,11 @@ def methods_of(methods: Iterable[Compression | str] | Compression | str) -> tupl
     Raises:
         SpecError: The list is empty, or an item is not a compression method.
     """
-    given = [methods] if isinstance(methods, str | Compression) else _several("methods", methods, "'int8'")
+    if isinstance(methods, str | Compression):
+        return (_method(methods),)
+    given = [*methods] if isinstance(methods, Iterable) else []
+    if not given:
+        raise SpecError(f"methods={methods!r} is empty or not a list; give for example methods=['int8']")
     return tuple(map(_method, given))
 
 
@@ -31,37 +39,6 @@ def _method(method: object) -> Compression:
     return Compression(name=method)
 
 
-def workers_of(workers: Iterable[int] | int) -> tuple[int, ...]:
-    """Return one or several worker counts as a tuple of integers, each 2 or more.
-
-    Raises:
-        SpecError: The list is empty, or an item is not an integer of 2 or more.
-    """
-    given = [workers] if isinstance(workers, Integral) else _several("workers", workers, "4")
-    return tuple(whole("workers", count, 2) for count in given)
-
-
-def whole(field: str, value: object, least: int) -> int:
-    """Return `value` as an integer of at least `least`.
-
-    Args:
-        field: Name of the argument, for the message.
-        value: The value to check.
-        least: Smallest valid value.
-
-    Raises:
-        SpecError: The value is not an integer, or it is too small.
-    """
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise SpecError(f"{field}={value!r} is not valid: it should be an integer of {least} or more")
-    return int(value)
-
-
-def latency_of(latency: float | str) -> float:
-    """Return a latency in seconds, from a number of seconds or a text with a unit; it must be 0 or more."""
-    return quantity(latency, "s", field="latency_s")
-
-
 def bandwidth_of(bandwidth: float | str) -> float:
     """Return a bandwidth in bytes per second, from a number in that unit or a text with a unit; it must be above 0.
 
@@ -71,8 +48,19 @@ def bandwidth_of(bandwidth: float | str) -> float:
     return positive(quantity(bandwidth, "bytes/s", field="bandwidth"), field="bandwidth", given=bandwidth)
 
 
-def _several(field: str, given: object, example: str) -> list[object]:
-    found = [] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
-    if not found:
-        raise SpecError(f"{field}={given!r} is empty or not a list; give for example {field}=[{example}]")
-    return found
+def refuse_unsteady(compression: Compression) -> None:
+    """Reject a method whose exchange differs between steps, since the prediction is for a single step.
+
+    Raises:
+        SpecError: The exchange differs between steps.
+    """
+    if not compression.is_fixed:
+        raise SpecError(
+            f"compression={compression.name!r} sends different data in different steps, so no single step can be "
+            f"predicted; use for example {', '.join(method.name for method in USUAL)}"
+        )
+    if compression.at_step(1) != compression:
+        raise SpecError(
+            f"compression={compression.label!r} sends different data while it warms up, so no single step can be "
+            "predicted; use warmup_steps=0 to predict the steps after the warm-up"
+        )

@@ -12,11 +12,9 @@ turns, so that a busy second slows down a few steps of each job instead of all s
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from math import prod
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,47 +69,46 @@ class _Alone(Packets):
         self.waited_s += time.perf_counter() - start
 
 
-class PackingTime(NamedTuple):
-    """Time that one rank, on its own core, spends on packing and unpacking per step, in seconds."""
-
-    fastest_s: float
-    median_s: float
-    """Median of all timed steps; far above the fastest on a busy machine."""
+_timed_here: dict[Hashable, float] = {}
+"""Times that this process has measured: every answer about a job rests on the same ones."""
 
 
-def codec_seconds(job: Job, buckets: Sequence[Shapes], *, repeats: int = 3) -> float:
-    """Return the time for packing and unpacking in the fastest step of one job, in seconds; see `packing_times`."""
-    return packing_times([(job, job.world_size)], buckets, repeats=repeats)[0].fastest_s
-
-
-def packing_times(
-    jobs: Sequence[tuple[Job, int]], buckets: Sequence[Shapes], *, repeats: int
-) -> list[PackingTime]:
-    """Return the time for packing and unpacking per step, for each job.
+def packing_seconds(jobs: Sequence[Job], buckets: Sequence[Shapes], *, repeats: int = 3) -> list[float]:
+    """Return the time for packing and unpacking in the fastest step of each job, in seconds, on a core of its own.
 
     Args:
-        jobs: Each job with a number of ranks, which replaces its own. Only its compression, precision, optimizer, seed
-            and threads are used.
+        jobs: The jobs. Only compression, precision, optimizer, seed, threads and number of ranks are used. What was
+            measured before in this process is not measured again.
         buckets: Shapes of the tensors in each bucket.
         repeats: Number of turns, in each of which every job is timed for a few steps.
     """
     sample = _sample(buckets)
     whole = _elements(buckets) / _elements(sample)
-    steps: list[list[float]] = [[] for _ in jobs]
+    keys = [_key(job, buckets) for job in jobs]
+    steps: dict[Hashable, list[float]] = {key: [] for key in keys if key not in _timed_here}
     for _ in range(repeats):
-        for (job, world_size), own in zip(jobs, steps, strict=True):
-            own.extend(_turn(job, sample, world_size))
-    return [PackingTime(whole * min(seconds), whole * statistics.median(seconds)) for seconds in steps]
+        for key, job in zip(keys, jobs, strict=True):
+            if key in steps:
+                steps[key].extend(_turn(job, sample))
+    _timed_here.update({key: whole * min(seconds) for key, seconds in steps.items()})
+    return [_timed_here[key] for key in keys]
 
 
-def _turn(job: Job, sample: Sequence[Shapes], world_size: int) -> list[float]:
+def _key(job: Job, buckets: Sequence[Shapes]) -> Hashable:
+    """Return what the packing time of a job depends on."""
+    fields = {"compression", "precision", "optimizer", "seed", "threads", "world_size"}
+    shapes = tuple(tuple(map(tuple, bucket)) for bucket in buckets)
+    return job.model_dump_json(include=fields), shapes
+
+
+def _turn(job: Job, sample: Sequence[Shapes]) -> list[float]:
     """Return the time for packing and unpacking in each step of one turn, in seconds."""
     if not job.compression.is_on:
         return [0.0]
     threads = torch.get_num_threads()
     torch.set_num_threads(job.threads)
     try:
-        return _timed(job, sample, _Alone(world_size), _WARM_UP + _STEPS)[_WARM_UP:]
+        return _timed(job, sample, _Alone(job.world_size), _WARM_UP + _STEPS)[_WARM_UP:]
     finally:
         torch.set_num_threads(threads)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
+from functools import cache
 from io import StringIO
 from typing import TYPE_CHECKING
 
@@ -89,9 +90,14 @@ def is_within_tolerance(compression: Compression, optimizer: str) -> bool:
     return not compression.is_on or percent <= tolerance
 
 
+@cache
+def _rows() -> tuple[dict[str, str], ...]:
+    return tuple(csv.DictReader(StringIO(_TABLE)))
+
+
 def _percent(compression: Compression, optimizer: str) -> tuple[float, float]:
     """Return the loss increase and the tolerance in percent; NaN if not measured."""
-    for row in csv.DictReader(StringIO(_TABLE)):
+    for row in _rows():
         if compression.label in row["labels"].split(";"):
             return float(row.get(_OPTIMIZERS.get(optimizer, "")) or math.nan), float(row["tolerance"])
     return math.nan, math.nan

@@ -9,7 +9,7 @@ from shardscope.measure.explain.changes import Remedy
 from shardscope.measure.explain.losses import Cause, Loss, MeasuredStep, losses
 from shardscope.measure.pipeline_waits import PipelineWaits, schedule_bubble
 from shardscope.spec import Job
-from shardscope.spec.units import duration_text, figure, plural
+from shardscope.spec.units import duration_text, faster_text, figure, plural
 
 Spread = tuple[float, float]
 
@@ -45,7 +45,7 @@ _MOSTLY = 0.7
 _STANDS_OUT = 1.3
 """A rank is named if its time is at least this many times that of every other rank."""
 _NO_REMEDY = {
-    "uneven stages": "Split the layers in another way: set the pipeline's split to speed, even, or numbers of layers.",
+    "uneven stages": "Split the layers differently: set the pipeline's split to speed, even, or numbers of layers.",
     "data": "Keep the data in memory, or prepare it before the run.",
     "straggler": "Free the processor of that rank, or share the batch by speed: set batch.shares to 'measured'.",
     "uneven steps": "Close other programs that use this machine's processor.",
@@ -143,8 +143,8 @@ def speed_text(
             for equally many samples, the sentence calls the difference noise. None if unknown.
         more_samples: Samples of a step after the change, relative to those before.
     """
-    found = f"Speed: {_faster(speed_up)} with {what[0].lower()}{what[1:]}"
-    told = [] if predicted is None else [f"predicted: {_faster(predicted)}"]
+    found = f"Speed: {faster_text(speed_up)} with {what[0].lower()}{what[1:]}"
+    told = [] if predicted is None else [f"predicted: {faster_text(predicted)}"]
     before, after = spreads
     is_noise = (
         before
@@ -157,12 +157,6 @@ def speed_text(
         noise = f"the middle half of the steps took {then} before and {now} now{samples}"
         return f"{found}, within the noise ({'; '.join([noise, *told])}); repeat both runs with nothing else running."
     return f"{found} (samples per second{''.join(f'; {each}' for each in told)})."
-
-
-def _faster(speed_up: float) -> str:
-    if speed_up >= 2:
-        return f"{speed_up:.2g} times faster"
-    return f"{abs(speed_up - 1):.0%} {'slower' if speed_up < 1 else 'faster'}"
 
 
 def loss_change_text(loss: Loss, before: MeasuredStep, after: MeasuredStep) -> str:

@@ -135,15 +135,18 @@ def set_up(plan: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> NoReturn:
     """Set up the network, answer, and hold it until the standard input is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    plan = json.loads(sys.stdin.readline())
+    line = sys.stdin.readline()
+    if not line:  # whoever started this process has died
+        os._exit(1)
+    plan = json.loads(line)
     if plan["dies_with_parent"]:
         die_with_parent()
     try:
         answer = set_up(plan)
     except OSError as error:
         answer = {"error": error.strerror or str(error)}
-    print(json.dumps(answer), flush=True)
+    with suppress(BrokenPipeError):
+        print(json.dumps(answer), flush=True)
     sys.stdin.read()
     os._exit(0)
 

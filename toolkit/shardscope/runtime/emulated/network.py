@@ -61,7 +61,7 @@ class EmulatedNetwork:
             raise LaunchError(f"clusters cannot be emulated here: {why}; {PACED_INSTEAD}")
         self._hub = subprocess.Popen(
             [sys.executable, "-I", "-S", hub.__file__, "shardscope.runtime.emulated.hub"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0,  # not for Ctrl-C
         )  # fmt: skip
         try:
             answer = self._ask_for(network_plan(cluster))
@@ -87,7 +87,7 @@ class EmulatedNetwork:
             )
         line = self._hub.stdout.readline()
         answer: dict[str, Any] = (
-            json.loads(line) if line else {"error": "the process that holds it was killed"}
+            json.loads(line) if line else {"error": "the process that holds the network was killed"}
         )
         if "error" in answer:
             raise LaunchError(

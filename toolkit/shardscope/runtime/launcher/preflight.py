@@ -103,7 +103,7 @@ class Preflight:
         title = f"Predicted for {work_text(job.batch.global_batch, self.prediction.seq)}"
         if self.run_time_s is None:
             peak = self.prediction.peak_bytes
-            held = "" if peak is None else f"{figure(peak, 'bytes')} on the fullest rank, "
+            held = "" if peak is None else f"{figure(peak, 'bytes')} of memory on the rank that needs most, "
             return f"{title}: {held}but no step time: {self.prediction.note}"
         held = (
             "" if self.memory is None else f", {figure(self.memory.machine_bytes, 'bytes')} of memory in all"

@@ -125,7 +125,7 @@ class Run:
                 last = self._last_status
                 if last is None or last.cause is not Cause.RECORDING_STOPPED:
                     raise
-                raise RunUnreadable(f"nothing was recorded of this run: {last.reason}") from None
+                raise RunUnreadable(f"nothing of this run was recorded: {last.reason}") from None
         return self._job
 
     @property

@@ -1,0 +1,51 @@
+"""Whether compression paid off in a run: its step against one without compression, and its price in loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shardscope.measure.compression.curve import MARGIN, MeasuredStep, Worth
+from shardscope.measure.compression.loss_increase import MEASURED_ON, loss_text
+from shardscope.runtime import Run
+from shardscope.spec.units import duration_text, faster_text
+
+
+def paid_off_text(run: Run, worth: Worth, runs: Iterable[Run]) -> str:
+    """Return sentences on whether compression paid off in a run, and what it cost; empty before a step has finished.
+
+    A measured uncompressed run of the same job on the same link is compared with it; without one, the predicted
+    uncompressed step is, and gains up to the error of predictions are said to be within it.
+
+    Args:
+        run: A finished compressed run.
+        worth: Result of `ss.compression_speedup` for its job and cluster.
+        runs: Runs among which the uncompressed one is looked up, by the ids in `Worth.measured`.
+    """
+    summary = run.stored_summary or run.summary()
+    if summary.step_time_s is None:
+        return ""
+    own = MeasuredStep(run.job.compression, worth.link.bandwidth, summary.step_time_s, run.id)
+    plain, name = worth.measured_plain(own), run.job.compression.label
+    without_s = worth.plain.step_s if plain is None else plain.step_s
+    gain = without_s / own.step_s
+    told = "Compression paid off" if gain > 1 else "Compression did not pay off"
+    if plain is None and 1 / MARGIN < gain < MARGIN:
+        told = "Whether compression paid off is within the error"
+    without = f"{duration_text(without_s)} {'predicted ' if plain is None else ''}without"
+    first = f"{told}: a step took {duration_text(own.step_s)} with {name}, {faster_text(gain)} than the {without}."
+    before = None if plain is None else next((each for each in runs if each.id == plain.run_id), None)
+    return f"{first} {_price(run, before, worth)}"
+
+
+def _price(run: Run, before: Run | None, worth: Worth) -> str:
+    """Return a sentence on a run's loss: against an uncompressed one that ended at the same step, or as shipped."""
+    if before is not None:
+        own, plain = (each.stored_summary or each.summary() for each in (run, before))
+        if own.loss_mean is not None and plain.loss_mean and own.last_step == plain.last_step:
+            change = own.loss_mean / plain.loss_mean - 1
+            word = f"{abs(change):.1%} {'higher' if change > 0 else 'lower'}"
+            return f"Its mean loss ended at {own.loss_mean:.4g} instead of {plain.loss_mean:.4g}: {word}."
+    known = loss_text(run.job.compression, worth.optimizer)
+    if "not measured" in known:
+        return f"Its price is not known: {known}."
+    return f"Its price: {known} ({MEASURED_ON})."

@@ -1,0 +1,309 @@
+"""Does compression pay? Step time against the bandwidth of a link: one line per compression method, one uncompressed.
+
+Where the line of a method crosses the uncompressed one, both steps take equally long. Compression pays off where some
+method gains more than the error of predictions; from there up to the crossing, a band marks gains within the error.
+Methods whose loss increase exceeds their tolerance are grey. Crosses are measured steps. The slider below the plot
+moves the vertical line, “my link”, also without a kernel.
+"""
+
+from __future__ import annotations
+
+from math import inf, log10
+from typing import Any, NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+
+from shardscope.measure.compression.curve import Worth, below_text
+from shardscope.measure.compression.loss_increase import loss_text
+from shardscope.measure.compression.stated import stated_speedup
+from shardscope.spec import Link
+from shardscope.spec.units import bit_rate_text, faster_text
+from shardscope_widgets.figures import theme
+from shardscope_widgets.figures._communication import CommunicationQuestion
+from shardscope_widgets.figures._communication_look import log_ticks, tick_seconds
+from shardscope_widgets.figures.theme import method_look
+from shardscope_widgets.words import duration_text
+
+PLAIN = "none"
+_POINTS = 81
+_FARTHEST = 100.0
+"""Crossings at bandwidths so many times higher than all others are left out, to keep the axis short."""
+_HERE = "#d1495b"
+
+
+class SpeedLine(NamedTuple):
+    """Predicted step time of one method, in seconds, by bandwidth.
+
+    It gains more than the error of predictions below `pays_below`, and its line crosses the uncompressed one at
+    `crossing`, both in bytes per second: 0 for nowhere, infinite for every link. `refusal` says what its loss does, if
+    that is not within its tolerance.
+    """
+
+    label: str
+    name: str
+    seconds: tuple[float, ...]
+    pays_below: float
+    crossing: float
+    refusal: str = ""
+
+
+class SpeedPoint(NamedTuple):
+    """A measured step: method, bandwidth in bytes per second, step time in seconds."""
+
+    label: str
+    name: str
+    bandwidth: float
+    step_s: float
+
+
+class CompressionSpeedupInfo(NamedTuple):
+    """The lines over `bandwidths`, in bytes per second, the uncompressed one first; and what is marked.
+
+    Compression pays off below `threshold`, and up to `crossing` it gains within the error of predictions; both are 0 if
+    it never gains, and may be infinite. `here` is the bandwidth of the link, and `said` has a
+    sentence for each bandwidth.
+    """
+
+    of: str
+    bandwidths: tuple[float, ...]
+    lines: tuple[SpeedLine, ...]
+    points: tuple[SpeedPoint, ...]
+    here: float
+    said: tuple[str, ...]
+    threshold: float
+    crossing: float
+    text: str
+
+
+def worth_of(question: CommunicationQuestion) -> Worth:
+    """Return steps with and without compression of stated workers, which sum their gradients over a ring."""
+    return stated_speedup(
+        question.num_bytes, question.workers, Link(bandwidth=question.bandwidth, latency_s=question.latency),
+        compute_s=question.compute_s, codec_bandwidth=question.codec_bandwidth,
+    )  # fmt: skip
+
+
+def compression_speedup_info(
+    found: Worth | CommunicationQuestion, *, slides: bool = True
+) -> CompressionSpeedupInfo:
+    """Return the data of the figure.
+
+    Args:
+        found: Result of `ss.compression_speedup`, or workers with a stated compute time, link and speed of packing.
+        slides: Whether a slider moves one's own link, which needs a sentence for each bandwidth.
+    """
+    worth = found if isinstance(found, Worth) else worth_of(found)
+    threshold = worth.threshold
+    rates = _bandwidths(worth)
+    worths = [worth.at(rate) for rate in rates]
+    lines = [
+        SpeedLine(
+            step.compression.label if step.compression.is_on else "uncompressed",
+            step.compression.name,
+            tuple(each.steps[index].step_s for each in worths),
+            worth.pays_below(step) if step.compression.is_on else 0.0,
+            worth.crossing(step) if step.compression.is_on else 0.0,
+            "" if worth.is_harmless(step) else loss_text(step.compression, worth.optimizer),
+        )
+        for index, step in enumerate(worth.steps)
+    ]
+    lines[1:] = sorted(lines[1:], key=lambda line: (bool(line.refusal), -line.pays_below))
+    points = [
+        SpeedPoint(each.compression.label, each.compression.name, each.bandwidth, each.step_s)
+        for each in sorted(worth.measured, key=lambda each: each.step_s)
+    ]
+    return CompressionSpeedupInfo(
+        worth.of, tuple(rates), tuple(lines), tuple(points), worth.link.bandwidth,
+        tuple(_here_text(each) for each in worths if slides),
+        0.0 if threshold is None else threshold.below, 0.0 if threshold is None else threshold.crossing,
+        " ".join(worth.sentences),
+    )  # fmt: skip
+
+
+def _bandwidths(worth: Worth) -> list[float]:
+    """Return bandwidths, evenly spaced on a logarithmic axis, around the link, all crossings and all measurements."""
+    packed = [step for step in worth.harmless if step.compression.is_on]
+    marks = [
+        worth.link.bandwidth,
+        *map(worth.pays_below, packed),
+        *(each.bandwidth for each in worth.measured),
+    ]
+    known = [mark for mark in marks if 0 < mark < inf]
+    crossings = [level for level in map(worth.crossing, packed) if level < max(known) * _FARTHEST]
+    low, high = min(known) / 4, max([*known, *crossings]) * 4
+    rates = np.geomspace(low, high, _POINTS)
+    rates[np.argmin(np.abs(np.log(rates / worth.link.bandwidth)))] = worth.link.bandwidth
+    return [float(rate) for rate in rates]
+
+
+def _here_text(worth: Worth) -> str:
+    """Return what the fastest method within its tolerance takes on a link."""
+    chosen, plain, link = worth.recommended, worth.plain, bit_rate_text(worth.link.bandwidth)
+    if not chosen.compression.is_on:
+        return f"{link}: uncompressed, {duration_text(plain.step_s)}"
+    name, gain = chosen.compression.label, faster_text(worth.speedup(chosen))
+    if not worth.pays:
+        return f"{link}: {gain} with {name}, within the error"
+    return f"{link}: {duration_text(chosen.step_s)} with {name} instead of {duration_text(plain.step_s)} ({gain})"
+
+
+def compression_speedup_text(info: CompressionSpeedupInfo) -> str:
+    """Say below which bandwidth compression pays off, what it does on the link, and what was measured."""
+    return info.text
+
+
+def speedup_traces(info: CompressionSpeedupInfo) -> list[dict[str, Any]]:
+    """Return the lines, and marks at crossings and at measured steps."""
+    refused = [line for line in info.lines if line.refusal]
+    return [
+        *(_line(info, line) for line in info.lines if not line.refusal),
+        *(_refused_line(info, line, place) for place, line in enumerate(refused)),
+        _crossings(info),
+        *map(_point, info.points, range(len(info.points))),
+    ]
+
+
+def speedup_layout(info: CompressionSpeedupInfo) -> dict[str, Any]:
+    """Return axes, “my link”, the threshold, and the band of gains within the error."""
+    shapes: list[dict[str, Any]] = [theme.rule(_HERE, x=8 * info.here, width=2, dash="solid")]
+    notes = [_note("my link", info.here, 1.0, _HERE)]
+    if info.threshold < info.crossing:
+        ends = info.threshold or info.bandwidths[0], min(info.crossing, info.bandwidths[-1])
+        shapes.append(_band(*ends))
+        notes.append(_note("within the error", ends[0], 0.0, theme.GREY) | {"xanchor": "left", "xshift": 4})
+    if info.bandwidths[-1] < info.crossing < inf:
+        notes.append(
+            _note(f"equal at {bit_rate_text(info.crossing)} →", info.bandwidths[-1], 0.0, theme.GREY)
+        )
+        notes[-1] |= {"xanchor": "right", "xshift": -4}
+    if 0 < info.threshold < inf:
+        shapes.append(theme.rule(theme.AXIS, x=8 * info.threshold, width=1.4, dash="dot"))
+        text = f"<b>pays off below {bit_rate_text(info.threshold)}</b>"
+        notes.append(_note(text, info.threshold, 0.0, theme.GREY) | {"xanchor": "right", "xshift": -4})
+    values = [value for line in info.lines for value in line.seconds] + [
+        point.step_s for point in info.points
+    ]
+    low, high = min(values) / 1.5, max(values) * 1.3
+    first, last = 8 * info.bandwidths[0], 8 * info.bandwidths[-1]
+    x = log_ticks(first, last, lambda bits: bit_rate_text(bits / 8)) | {"range": [log10(first), log10(last)]}
+    y = log_ticks(low, high, tick_seconds) | {"range": [log10(low), log10(high)]}
+    return {
+        "xaxis": theme.axis("bandwidth of a rank's link", **x), "yaxis": theme.axis("time per step", **y),
+        "shapes": shapes, "annotations": notes, "sliders": [_slider(info)] if info.said else [], "showlegend": True,
+        "height": 520 if info.said else 440, "margin": {"l": 8, "r": theme.MODEBAR_WIDTH, "t": 96, "b": 8},
+        "legend": theme.LEGEND_ABOVE | {"entrywidth": 170},
+    }  # fmt: skip
+
+
+def draw_compression_speedup(info: CompressionSpeedupInfo) -> go.Figure:
+    """Draw the curves; see `compression_speedup`."""
+    return theme.style(go.Figure(speedup_traces(info)), **speedup_layout(info))
+
+
+def _line(info: CompressionSpeedupInfo, line: SpeedLine) -> dict[str, Any]:
+    look, name = method_look(line.name), line.label
+    style = {"color": look.colour, "dash": look.dash, "width": 2.2}
+    if line is info.lines[0]:
+        style = {"color": theme.GREY, "dash": "solid", "width": 3.2}
+    else:
+        name = f"{line.label}, {below_text(line.pays_below)}"
+    return _curve(info, line, style) | {"name": name}
+
+
+def _refused_line(info: CompressionSpeedupInfo, line: SpeedLine, place: int) -> dict[str, Any]:
+    """Return the grey line of a method whose loss is too high, with its name; they share an entry of the legend."""
+    texts = [""] * len(info.bandwidths)
+    texts[3 + 9 * place % (len(texts) - 9)] = line.label
+    return _curve(info, line, {"color": theme.GREY, "dash": "dot", "width": 1.1}) | {
+        "name": "loss too high", "opacity": 0.6, "legendgroup": "refused", "showlegend": not place,
+        "mode": "lines+text", "text": texts, "textposition": "top right", "textfont": {"color": theme.GREY, "size": 10},
+    }  # fmt: skip
+
+
+def _curve(info: CompressionSpeedupInfo, line: SpeedLine, style: dict[str, Any]) -> dict[str, Any]:
+    about = f"{line.label} ({line.refusal})" if line.refusal else line.label
+    return {
+        "type": "scatter", "mode": "lines", "x": [8 * rate for rate in info.bandwidths], "y": list(line.seconds),
+        "line": style, "customdata": list(map(bit_rate_text, info.bandwidths)),
+        "hovertemplate": f"<b>{about}</b><br>%{{y:.3~s}}s at %{{customdata}}<extra></extra>",
+    }  # fmt: skip
+
+
+def _crossings(info: CompressionSpeedupInfo) -> dict[str, Any]:
+    """Return marks where lines of methods cross the uncompressed line; the bandwidth of the last one is written out."""
+    shown = info.bandwidths[-1]
+    lines = [line for line in info.lines[1:] if 0 < line.crossing < shown and not line.refusal]
+    places, rates = [line.crossing for line in lines], np.log(info.bandwidths)
+    seconds = [
+        float(np.exp(np.interp(np.log(each), rates, np.log(info.lines[0].seconds)))) for each in places
+    ]
+    last = max(places, default=0.0)
+    return {
+        "type": "scatter", "mode": "markers+text", "showlegend": False, "x": [8 * each for each in places],
+        "y": seconds, "text": [bit_rate_text(each) if each == last else "" for each in places],
+        "textposition": "top center", "textfont": {"color": theme.GREY},
+        "marker": {
+            "symbol": "circle", "size": 10, "color": [method_look(line.name).colour for line in lines],
+            "line": {"color": "#fff", "width": 1.5},
+        },
+        "hovertext": [f"{line.label} and uncompressed: equal at {bit_rate_text(line.crossing)}" for line in lines],
+        "hoverinfo": "text",
+    }  # fmt: skip
+
+
+def _point(point: SpeedPoint, place: int) -> dict[str, Any]:
+    """Return the mark of a measured step; labels of marks above each other are on alternate sides."""
+    look = method_look(point.name)
+    colour = theme.GREY if point.name == PLAIN else look.colour
+    label = "uncompressed" if point.name == PLAIN else point.label
+    text = f"measured, {label}: {duration_text(point.step_s)} on {bit_rate_text(point.bandwidth)}"
+    return {
+        "type": "scatter", "mode": "markers+text", "x": [8 * point.bandwidth], "y": [point.step_s],
+        "name": "measured", "legendgroup": "measured", "showlegend": not place,
+        "text": [label], "textposition": f"middle {('right', 'left')[place % 2]}", "textfont": {"color": theme.GREY},
+        "marker": {"symbol": "x", "size": 11, "color": colour, "line": {"color": "#fff", "width": 1}},
+        "hovertext": text, "hoverinfo": "text",
+    }  # fmt: skip
+
+
+def _note(text: str, bandwidth: float, y: float, colour: str) -> dict[str, Any]:
+    return {
+        "text": text, "x": log10(8 * bandwidth), "y": y, "xref": "x", "yref": "paper", "showarrow": False,
+        "xanchor": "center", "yanchor": "bottom", "font": {"size": 12, "color": colour},
+    }  # fmt: skip
+
+
+def _band(low: float, high: float) -> dict[str, Any]:
+    """Return the area in which the gain is within the error of predictions."""
+    return {
+        "type": "rect", "xref": "x", "yref": "paper", "x0": 8 * low, "x1": 8 * high, "y0": 0, "y1": 1, "layer": "below",
+        "fillcolor": theme.GRID, "line": {"width": 0},
+    }  # fmt: skip
+
+
+def _slider(info: CompressionSpeedupInfo) -> dict[str, Any]:
+    """Return a slider as wide as the plot that moves “my link”."""
+    active = int(np.argmin(np.abs(np.log(info.bandwidths) - np.log(info.here))))
+    steps = [
+        {
+            "label": said, "method": "relayout",
+            "args": [{"shapes[0].x0": 8 * rate, "shapes[0].x1": 8 * rate, "annotations[0].x": log10(8 * rate)}],
+        }
+        for rate, said in zip(info.bandwidths, info.said, strict=True)
+    ]  # fmt: skip
+    return {
+        "active": active, "steps": steps, "x": 0, "len": 1, "xanchor": "left", "y": 0, "yanchor": "top",
+        "pad": {"t": 52, "b": 0, "l": 0, "r": 0}, "ticklen": 0, "minorticklen": 0, "bgcolor": theme.GRID,
+        "bordercolor": theme.AXIS, "activebgcolor": _HERE, "font": {"color": "rgba(0,0,0,0)", "size": 1},
+        "currentvalue": {"prefix": "my link, ", "font": {"color": theme.GREY, "size": 13}, "offset": 10},
+    }  # fmt: skip
+
+
+def compression_speedup(found: Worth | CommunicationQuestion) -> go.Figure:
+    """Draw step time against bandwidth for each compression method, with crossings, measured steps and one's own link.
+
+    Args:
+        found: Result of `ss.compression_speedup`, or workers with a stated compute time, link and speed of packing.
+    """
+    return draw_compression_speedup(compression_speedup_info(found))

@@ -1,0 +1,164 @@
+"""A picture of a panel below the panel itself, for a notebook that is read where no kernel runs.
+
+A saved notebook holds no widgets: it is read on GitHub, as a page of nbconvert, or in a new session of JupyterLab. So
+each panel publishes, as a second output of its cell, what is on its screen at the moment: its texts, and its figures as
+SVG images. The output is hidden while the live panel is in the page. It is text/html, which all of these viewers show,
+and its images are `img` elements, which viewers keep that remove inline SVG from notebooks they do not trust.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import threading
+from collections.abc import Iterable, Sequence
+from html import escape, unescape
+from typing import Any
+from uuid import uuid4
+from weakref import WeakSet
+
+import ipywidgets as widgets
+from IPython import get_ipython
+from IPython.display import display, update_display
+
+from shardscope_widgets.kit.live_figure import LiveFigure
+
+PUBLISH_EVERY_S = 3.0
+"""Least time between two updates of a picture during a run or while a slider moves, in seconds."""
+SAVED = "A picture of this panel; run this cell to use the panel."
+"""Text above the picture where a page of Jupyter has no live panel to show, as after a restart and a reload."""
+_LOOK = (
+    ".ss-still{max-width:900px}.ss-still img{max-width:100%}.ss-still .ss-status{font-weight:600;margin:.3em 0}"
+    ".ss-still .ss-words,.ss-still .ss-note{margin:.3em 0}.ss-still .ss-numbers{display:flex;flex-wrap:wrap;"
+    "gap:8px 28px}.ss-still .ss-numbers b{display:block;font-size:1.5em}"
+)
+_shown: WeakSet[Still] = WeakSet()
+"""Panels whose pictures are in a notebook."""
+
+
+class Still:
+    """Base of panels: publishes a picture of the panel whenever the panel is displayed in a notebook."""
+
+    _display_id = ""
+    _published = ""
+    _timer: threading.Timer | None = None
+    _is_behind = False
+
+    def _kept(self) -> Iterable[widgets.Widget | str]:
+        """Return the parts of the panel that its picture shows: figures, texts, boxes of these, and HTML."""
+        raise NotImplementedError
+
+    def _still(self) -> str:
+        """Return the picture of the panel as HTML."""
+        return "".join(map(_part_html, self._kept()))
+
+    def _begin_showing(self) -> None:
+        """Start what only a panel on a screen needs."""
+
+    def _ipython_display_(self) -> None:
+        live = f"ss-live-{self.model_id}"  # type: ignore[attr-defined]
+        self.add_class(live)  # type: ignore[attr-defined]
+        bundle = self._repr_mimebundle_()  # type: ignore[attr-defined]
+        data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})  # anywidget's has metadata
+        display(data, raw=True, metadata=metadata)
+        self._begin_showing()
+        self._display_id = self._display_id or uuid4().hex
+        self._published = self._still()
+        display(self._bundle(), raw=True, display_id=self._display_id)
+        shell = get_ipython()
+        if self not in _shown and shell is not None:
+            _shown.add(self)
+            if _publish_all not in shell.events.callbacks["post_run_cell"]:
+                shell.events.register("post_run_cell", _publish_all)
+            self._watch()
+
+    def _watch(self) -> None:
+        """Follow the changes of all parts that the picture shows."""
+        for part in (self, *_leaves(self._kept())):
+            part.observe(
+                self._fall_behind,
+                [name for name in ("value", "figure", "events") if part.has_trait(name)],
+            )
+
+    def _publish(self) -> None:
+        """Update the picture in the notebook if the panel has changed."""
+        self._is_behind = False
+        picture = self._still()
+        if self._display_id and picture != self._published:
+            self._published = picture
+            update_display(self._bundle(), raw=True, display_id=self._display_id)
+
+    def _fall_behind(self, _change: object) -> None:
+        """Publish a little later, so that a slider that moves is not slowed down."""
+        self._is_behind = True
+        if self._timer is None or not self._timer.is_alive():
+            self._timer = threading.Timer(PUBLISH_EVERY_S, self._publish)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _bundle(self) -> dict[str, str]:
+        live, area = f".ss-live-{self.model_id}", ".jp-OutputArea"  # type: ignore[attr-defined]
+        rules = (
+            f".ss-fallback{{display:none}}{area}:not(:has({live})) .ss-fallback{{display:block!important;"
+            "animation:ss-late 0s 3s backwards;border-left:4px solid #c49a0c;padding:8px 12px}"
+            f"{area}:has(.ss-fallback):not(:has({live})) .jp-OutputArea-output.jupyter-widgets{{font-size:0}}"
+            f"body:has({live}) .ss-still-{self.model_id}{{display:none}}"  # type: ignore[attr-defined]
+            "@keyframes ss-late{from{visibility:hidden}}"
+        )
+        html = (
+            f'<style>{rules}{_LOOK}</style><div class="ss-fallback" style="display:none">{SAVED}</div>'
+            f'<div class="ss-still ss-still-{self.model_id}">{self._published}</div>'  # type: ignore[attr-defined]
+        )
+        return {"text/html": html, "text/plain": ""}
+
+    def __repr__(self) -> str:
+        headline = next(filter(None, (_text(each) for each in self._kept())), "")
+        return f"{type(self).__name__}: {headline}"
+
+
+def _publish_all(*_result: Any) -> None:
+    """Publish what a cell has changed, also if no time is left for a timer, as after the last cell of a notebook."""
+    for panel in list(_shown):
+        if panel._is_behind:  # noqa: SLF001
+            panel._publish()  # noqa: SLF001
+
+
+def _leaves(parts: Iterable[widgets.Widget | str]) -> Iterable[widgets.Widget]:
+    for part in parts:
+        if isinstance(part, widgets.Box):
+            yield from _leaves(part.children)
+        elif not isinstance(part, str):
+            yield part
+
+
+def _part_html(part: widgets.Widget | str) -> str:
+    """Return a part of a panel as HTML; empty for controls, and for what is hidden."""
+    if isinstance(part, str):
+        return part
+    if getattr(part.layout, "display", None) == "none":
+        return ""
+    if isinstance(part, widgets.HTML):
+        return str(part.value)
+    if isinstance(part, LiveFigure):
+        return image_html(part.svg(), part.label)
+    return "".join(map(_part_html, _inside(part)))
+
+
+def _inside(box: widgets.Widget) -> Sequence[widgets.Widget]:
+    """Return what a box shows: of tabs, the one that is open."""
+    parts = box.children if isinstance(box, widgets.Box) else ()
+    return [parts[box.selected_index or 0]] if parts and isinstance(box, widgets.Tab) else parts
+
+
+def image_html(svg: str, label: str = "") -> str:
+    """Return an SVG document as an image; empty if there is none."""
+    if not svg:
+        return ""
+    data = base64.b64encode(svg.encode()).decode()
+    return f'<div><img alt="{escape(label or "figure")}" src="data:image/svg+xml;base64,{data}"></div>'
+
+
+def _text(part: widgets.Widget | str) -> str:
+    """Return the text of an HTML part on one line."""
+    value = part if isinstance(part, str) else part.value if isinstance(part, widgets.HTML) else ""
+    return unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", value))).strip()

@@ -1,0 +1,141 @@
+"""The Lab widget: tabs that are filled when they are first opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import ipywidgets as widgets
+import traitlets as t
+
+from shardscope.errors import ShardscopeError
+from shardscope.spec import Job
+from shardscope_widgets.job_form.choices import JobChoices
+from shardscope_widgets.kit.guard import Guard
+from shardscope_widgets.kit.markup import classed, words_html
+from shardscope_widgets.kit.still import Still
+from shardscope_widgets.lab._panels import KEEPS_ITS_JOB, RUN, SHOWS_A_RUN, TABS, makers
+from shardscope_widgets.words import plural, safe
+
+
+class Lab(Still, widgets.VBox):  # type: ignore[misc]
+    """All panels as tabs of one job: plan, predict, run, compare, tune and break it.
+
+    Each panel is created when its tab is first opened. The job is that of the form under Run. Predict always shows this
+    job, and Compare and Break the run in focus under Run. Plan and Tune keep their choices, and offer to take the job.
+
+    Args:
+        job: The job at first; None for the form's default job.
+        root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        tab: The tab that is open.
+
+    Example:
+        >>> lab = Lab(ss.Job(model="gpt-nano", data="python-source"), tab="Predict")  # doctest: +SKIP
+        >>> lab.panels["Run"].start()  # once Run has been opened  # doctest: +SKIP
+    """
+
+    tab = t.Enum(TABS, RUN, help="The tab that is open.")
+    problem = t.Unicode("", help="The last error, as HTML; empty if there is none.")
+
+    def __init__(self, job: Job | None = None, *, root: Path | str | None = None, tab: str = RUN) -> None:
+        super().__init__(tab=tab)
+        self._job = JobChoices().job() if job is None else job
+        self._makers = makers(Path(root) if root is not None else None)
+        self._panels: dict[str, Any] = {}
+        self._jobs: dict[str, Job] = {}
+        self._is_shown = False
+        self._guard = Guard(lambda problem: setattr(self, "problem", problem))
+        self._title, self._problem, self._other = widgets.HTML(), widgets.HTML(), widgets.HTML()
+        self._take = widgets.Button(
+            description="Take this job", tooltip="Open this tab anew with the job of Run"
+        )
+        self._offer = classed(widgets.HBox([self._other, self._take]), "ss-bar")
+        self._tabs = widgets.Tab([widgets.VBox() for _ in TABS], titles=TABS, selected_index=TABS.index(tab))
+        self.children = (self._title, self._offer, self._problem, self._tabs)
+        classed(self, "ss-lab")
+        self._tabs.observe(lambda change: setattr(self, "tab", TABS[change["new"]]), "selected_index")
+        self.observe(self._guard.callback(self._open), "tab")
+        self.observe(lambda change: setattr(self._problem, "value", change["new"]), "problem")
+        self._take.on_click(self._guard.callback(self.take))
+        self._guard.callback(self._open)()
+
+    @property
+    def job(self) -> Job:
+        """The job that the form under Run describes, or described before it became invalid."""
+        if RUN in self._panels:
+            with suppress(ShardscopeError):
+                self._job = self._panels[RUN].job()
+        return self._job
+
+    @property
+    def panels(self) -> Mapping[str, Any]:
+        """The panels that have been opened, by tab."""
+        return MappingProxyType(self._panels)
+
+    def take(self) -> None:
+        """Open the present tab anew with the job, as its button does.
+
+        Raises:
+            ShardscopeError: The panel cannot show this job.
+        """
+        self.problem = ""
+        panel = self._makers[self.tab](self.job)
+        former = self._panels.get(self.tab)
+        self._panels[self.tab], self._jobs[self.tab] = panel, self.job
+        self._tabs.children[TABS.index(self.tab)].children = (panel,)
+        if former is not None:
+            former.close()
+        if self.tab == RUN:
+            panel.observe(lambda _change: self._tell(), [*JobChoices.class_own_traits()])
+        if self._is_shown:
+            panel._begin_showing()  # noqa: SLF001 - it is displayed as a part of this panel
+        self._tell()
+
+    def close(self) -> None:
+        """Close all panels; runs continue."""
+        for panel in getattr(self, "_panels", {}).values():
+            panel.close()
+        super().close()
+
+    def _open(self) -> None:
+        """Fill the open tab, or let its panel follow the job or the run in focus."""
+        self._tabs.selected_index = TABS.index(self.tab)
+        self.problem = ""
+        is_other = self.tab in self._panels and self._jobs[self.tab] != self.job
+        if self.tab not in self._panels or (is_other and self.tab not in {RUN, *KEEPS_ITS_JOB, *SHOWS_A_RUN}):
+            self.take()
+        run = self._panels[RUN].run if RUN in self._panels else None
+        if run is not None and self.tab in SHOWS_A_RUN:
+            self._panels[self.tab].refresh()
+            self._panels[self.tab].run_id = run.id
+        self._tell()
+        if self._is_shown:
+            self._watch()
+            self._fall_behind(None)
+
+    def _tell(self) -> None:
+        """Show the job above the tabs, and offer it to a panel that has been opened with another one."""
+        job, before = self.job, self._jobs.get(self.tab)
+        about = safe(f"{_told(job)}; change the job under {RUN}")
+        self._title.value = (
+            f'<div class="ss-title"><b role="heading" aria-level="2">Lab</b><span>{about}</span></div>'
+        )
+        is_other = self.tab in KEEPS_ITS_JOB and before is not None and before != job
+        self._offer.layout.display = None if is_other else "none"
+        self._other.value = words_html(f"This tab shows {_told(before)}." if is_other and before else "")
+
+    def _begin_showing(self) -> None:
+        self._is_shown = True
+        for panel in self._panels.values():
+            panel._begin_showing()  # noqa: SLF001 - it is displayed as a part of this panel
+
+    def _kept(self) -> list[widgets.Widget | str]:
+        panel = self._panels.get(self.tab)
+        return [self._title, self._problem, *([] if panel is None else panel._kept())]  # noqa: SLF001
+
+
+def _told(job: Job) -> str:
+    return f"{job.label} on {plural(job.world_size, 'rank')}, global batch {job.batch.global_batch:,}"
