@@ -60,8 +60,8 @@ PRESETS = (
     ),
     Preset(
         "Compress on the slow network",
-        "topk sends the largest 1 % of each gradient over the same slow link. Live compares it with the run without "
-        "compression.",
+        "topk sends the largest 1 % of each gradient over the same slow link. At its end, the lab says whether that "
+        "paid off, and Compression shows on which links it would.",
         _SLOW | {"compression": "topk"},
         _SLOW_PLACE,
         _SLOW_HERE,
