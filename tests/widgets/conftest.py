@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import shardscope as ss
 from shardscope.runtime.record.listing import Skipped
 from widgets.fake_runs import FakeRun, start_event
 
@@ -30,6 +31,8 @@ class FakeRuntime:
 @pytest.fixture
 def runtime(monkeypatch):
     fake = FakeRuntime()
+    assert callable(ss.runs)  # names that are loaded when they are first used must not keep the fakes
+    assert callable(ss.launch)
     monkeypatch.setattr("shardscope.runtime.runs", fake.runs)
     monkeypatch.setattr("shardscope.runtime.launch", fake.launch)
     monkeypatch.setattr("shardscope.runtime.emulated.why_not_emulated", lambda: "these runs never run")
