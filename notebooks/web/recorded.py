@@ -1,7 +1,8 @@
 """The first view of each panel, recorded when the page is built, so that the page shows it before Python has started.
 
-What is recorded are the messages that a panel's widgets send when it is opened, by the code and through the bridge of
-the page. The page creates its models and views from them, and later compares them with what its own Python sends.
+A picture of each panel is in the page itself, so that it is there before any script has run. What is recorded are the
+messages that a panel's widgets send when it is opened, by the code and through the bridge of the page. The page creates
+its models and views from them, and later compares them with what its own Python sends.
 
     python notebooks/web/recorded.py BUNDLE FOLDER
 """
@@ -16,13 +17,30 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-PANELS = ("MemoryCalculator", "CommunicationCalculator", "PipelineExplorer", "Planner")
+PANELS = {
+    "memory": "MemoryCalculator",
+    "communication": "CommunicationCalculator",
+    "pipeline": "PipelineExplorer",
+    "planner": "Planner",
+}
+"""Class of each panel, by its name in addresses."""
 
 
 def write_recorded(bundle: Path, folder: Path) -> None:
-    """Record the panels to `folder`, a JSON file each, in a process that runs the code of the page's `bundle`."""
+    """Record the panels to `folder`, a JSON file each, in a process that runs the code of the page's `bundle`.
+
+    Their pictures become part of the page, which is `index.html` beside `folder`.
+    """
     folder.mkdir(parents=True)
     subprocess.run([sys.executable, __file__, bundle, folder], check=True)
+    page, pictures = folder.parent / "index.html", ""
+    for panel, name in PANELS.items():
+        file = folder / f"{name}.json"
+        written = json.loads(file.read_text(encoding="utf-8"))
+        pictures += f'<section data-panel="{panel}" hidden {written.pop("picture")}</section>'
+        file.write_text(json.dumps(written), encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    page.write_text(text.replace("<!-- pictures -->", pictures), encoding="utf-8")
 
 
 def record(bundle: Path, folder: Path) -> None:
@@ -39,10 +57,10 @@ def record(bundle: Path, folder: Path) -> None:
             messages.append(text)
 
         page_bridge.connect(post)
-        for name in PANELS:
+        for name in PANELS.values():
             model = page_bridge.open_panel(name, "{}")
             own = [text for text in messages if json.loads(text)["comm_id"].startswith(("page-", f"{name}-"))]
-            written = {"model": model, "messages": own}
+            written = {"model": model, "messages": own, "picture": page_bridge.picture()}
             (folder / f"{name}.json").write_text(json.dumps(written), encoding="utf-8")
 
 

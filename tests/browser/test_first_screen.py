@@ -16,7 +16,9 @@ START_DETACHED = """[setattr(lab, 'steps', 100_000), lab.watch(__import__('shard
 CELLS = ("from shardscope_widgets import TrainingLab\nlab = TrainingLab()\nlab",)
 BANNER = "Kernel restarted; run this cell again."
 SAVED = "A picture of this panel; run this cell to use the panel."
-MOVING = f"() => document.querySelector('{LAB} .js-plotly-plot')?.data?.some(line => line.y?.length > 2)"
+MOVING = (
+    f"() => document.querySelector('{LAB} .ss-right .js-plotly-plot')?.data?.some(line => line.y?.length > 2)"
+)
 STATE = f"""() => {{
     const lab = document.querySelector('{LAB}');
     const shown = node => node?.checkVisibility() ? node.textContent.trim() : '';
@@ -79,7 +81,7 @@ def test_one_press_plays_the_predicted_step_and_shows_the_measured_one_below_it(
     lab.page.locator(LAB).get_by_role("tab", name="Live").click()
     wait_for(lab, MOVING)
     lab.page.locator(f"{LAB} .ss-advice", has_text="of the step").wait_for(timeout=120_000)
-    lab.page.locator(f"{LAB} .js-plotly-plot").nth(2).scroll_into_view_if_needed()
+    lab.page.locator(f"{LAB} .ss-right .js-plotly-plot").nth(2).scroll_into_view_if_needed()
     button = lab.page.locator(f"{LAB} .ss-buttons button", has_text="Start").bounding_box()
     assert 0 < button["y"] < lab.page.viewport_size["height"]
     press(lab, "Stop")

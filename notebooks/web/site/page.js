@@ -1,4 +1,5 @@
-/* The page: one panel a widget, created when it is first shown. The widgets run in the worker. */
+/* The page: one panel a widget, created when it is first shown. The widgets run in the worker.
+   A picture of the panel, which is part of the page, covers it until it has drawn its figure. */
 
 import { loadFrontEnd, loadPlotly } from "./front_end.js";
 import { Manager } from "./manager.js";
@@ -64,6 +65,7 @@ function create(worker, manager, { id, widget, title }, settings) {
     return;
   }
   const isUsual = !isReady && Object.keys(settings).length === 0;
+  uncover(place, find(`.picture[data-panel="${id}"]`));
   const recorded = isUsual ? showRecorded(manager, widget, place, id).catch((error) => console.warn(error)) : null;
   opening.set(widget, async (model) => {
     const shown = await recorded;
@@ -78,6 +80,16 @@ function create(worker, manager, { id, widget, title }, settings) {
     say("");
   });
   worker.postMessage({ open: widget, settings });
+}
+
+/** Remove the picture of a panel when the panel itself has drawn a figure below it. */
+function uncover(place, picture) {
+  const watch = new MutationObserver(() => {
+    if (!place.querySelector(".js-plotly-plot .main-svg")) return;
+    watch.disconnect();
+    picture.remove();
+  });
+  watch.observe(place, { childList: true, subtree: true });
 }
 
 /** Show a panel as it was when the page was built, until the worker has opened it; return its model and messages. */
@@ -97,6 +109,8 @@ function show(worker, manager) {
   if (!places.has(panel.id)) create(worker, manager, panel, settings);
   else if (Object.keys(settings).length) location.reload(); // an open panel keeps its own settings
   for (const [id, place] of places) place.hidden = id !== panel.id;
+  const isShown = ({ dataset }) => dataset.panel === panel.id && Object.keys(settings).length === 0;
+  for (const picture of document.querySelectorAll(".picture")) picture.hidden = !isShown(picture);
   find("#status").hidden = !panel.widget; // only widgets wait for Python
 }
 

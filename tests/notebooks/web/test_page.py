@@ -156,6 +156,27 @@ def test_a_panel_is_shown_before_python_has_started_and_answers_what_was_changed
     assert page.evaluate("() => performance.getEntriesByName('live-memory').length") == 1
 
 
+@pytest.mark.parametrize("panel", ASKED)
+def test_a_picture_of_a_panel_is_in_the_page_itself(chromium, site, panel):
+    page, widget = chromium.new_page(), getattr(shardscope_widgets, ASKED[panel][0])()
+    page.route(re.compile(r"\.m?js$"), lambda route: route.abort())
+    page.goto(f"{site}#{panel}")
+    verdict = page.evaluate(AS_TEXT, [all_of(widget.children[1], widgets.HTML)[0].value])
+    shown = page.locator(".picture:visible")
+    assert shown.count() == 1
+    assert shown.locator(".ss-status").all_text_contents() == verdict
+    assert page.evaluate("() => document.querySelector('.picture:not([hidden]) img').naturalWidth") > 300
+    page.close()
+
+
+def test_a_panel_takes_the_place_of_its_picture(page, site):
+    open_panel(page, site, "pipeline")
+    page.wait_for_function("() => !document.querySelector('.picture[data-panel=pipeline]')")
+    page.get_by_role("link", name="Memory").click()
+    page.wait_for_function("() => !document.querySelector('.picture[data-panel=memory]')")
+    assert page.locator(".picture:visible").count() == 0
+
+
 def test_an_address_carries_the_settings_of_a_panel(page, site):
     open_panel(page, site, "pipeline", '?schedule="gpipe"&stages=8')
     agree(page, "pipeline", shardscope_widgets.PipelineExplorer(schedule="gpipe", stages=8))

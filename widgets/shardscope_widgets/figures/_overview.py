@@ -176,10 +176,19 @@ class MemoryInfo(NamedTuple):
     is_held: bool
 
     @property
+    def text(self) -> str:
+        """What the bars show; empty for the growth of processes."""
+        return (
+            "Memory bars: parameters, gradients and optimizer state; fainter, the rest."
+            if self.is_held
+            else ""
+        )
+
+    @property
     def title(self) -> tuple[str, str]:
         """Heading of the plot, and an explanation."""
         figure = FIGURES["held_bytes" if self.is_held else "process_bytes"]
-        return figure.title.capitalize(), "states, faint: the rest" if self.is_held else "peak"
+        return figure.title.capitalize(), "" if self.is_held else "peak"
 
 
 def memory_info(traces: Sequence[Trace]) -> MemoryInfo:

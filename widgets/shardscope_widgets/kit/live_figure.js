@@ -25,7 +25,7 @@ function stacked(layout, width) {
   const ends = (axis) => layout[axis]?.domain ?? [0, 1];
   const plots = Object.keys(layout).filter((name) => name.startsWith("xaxis"))
     .map((x) => ({ x, y: x.replace("x", "y"), across: ends(x), up: ends(x.replace("x", "y")) }))
-    .sort((a, b) => b.up[0] - a.up[0] || a.across[0] - b.across[0]);
+    .sort((a, b) => b.up[1] - a.up[1] || a.across[0] - b.across[0]);
   if (width > NARROW_PX || !plots.some((plot) => plot.across[0] >= 0.3)) return layout;
   const { t = 0, b = 0 } = layout.margin ?? {};
   const heights = plots.map(({ up }) => (up[1] - up[0]) * (layout.height - t - b));

@@ -50,7 +50,7 @@ class Still:
 
     def _still(self) -> str:
         """Return the picture of the panel as HTML."""
-        return "".join(map(_part_html, self._kept()))
+        return "".join(map(part_html, self._kept()))
 
     def _begin_showing(self) -> None:
         """Start what only a panel on a screen needs."""
@@ -131,7 +131,7 @@ def _leaves(parts: Iterable[widgets.Widget | str]) -> Iterable[widgets.Widget]:
             yield part
 
 
-def _part_html(part: widgets.Widget | str) -> str:
+def part_html(part: widgets.Widget | str) -> str:
     """Return a part of a panel as HTML; empty for controls, and for what is hidden."""
     if isinstance(part, str):
         return part
@@ -141,7 +141,7 @@ def _part_html(part: widgets.Widget | str) -> str:
         return str(part.value)
     if isinstance(part, LiveFigure):
         return image_html(part.svg(), part.label)
-    return "".join(map(_part_html, _inside(part)))
+    return "".join(map(part_html, _inside(part)))
 
 
 def _inside(box: widgets.Widget) -> Sequence[widgets.Widget]:

@@ -99,7 +99,7 @@ class LiveView:
             )
         self.legend.value = f'<div class="ss-legend">{"".join(keys) or _EMPTY}</div>'
         gap = "" if predicted is None or ghost is None else _ghosts.overview_gap(predicted, ghost)
-        self.overview_words.value = words_html(gap)
+        self.overview_words.value = words_html(f"{info.memory.text} {gap}".strip())
 
     def draw_timeline(self, trace: Trace | None, ghost: Ghost | None = None) -> None:
         """Draw the timeline of a run for the selected window of steps; None clears it.

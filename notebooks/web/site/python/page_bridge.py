@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import comm
@@ -78,6 +78,31 @@ def open_panel(name: str, settings: str) -> str:
     panel = getattr(shardscope_widgets, name)(**json.loads(settings))
     _kept.append(panel)
     return str(panel.model_id)
+
+
+def picture() -> str:
+    """Return a picture of the panel opened last, as HTML: its title, its verdict, and its results below where they are.
+
+    It is a section without its tags, so that the page can add attributes.
+    """
+    from shardscope_widgets.kit.frame import LAB_CSS
+    from shardscope_widgets.kit.still import part_html
+
+    panel = _kept[-1]
+    own = (getattr(each, "_css", "") for each in _inside(panel))
+    styles = dict.fromkeys(str(style).removeprefix(LAB_CSS) for style in own)
+    frame, (verdict, *results) = panel.children[0], map(part_html, panel._kept())  # noqa: SLF001 - a panel has no other reader
+    return (
+        f'class="picture {" ".join(panel._dom_classes)}"><style>{"".join(styles)}</style>'  # noqa: SLF001
+        f'<div class="ss-title"><b>{frame.title}</b><span>{frame.about}</span></div>{verdict}<div class="ss-main">'
+        f'<div class="ss-left">Loading the controls …</div><div class="ss-right">{"".join(results)}</div></div>'
+    )
+
+
+def _inside(widget: Any) -> Iterator[Any]:
+    yield widget
+    for child in getattr(widget, "children", ()):
+        yield from _inside(child)
 
 
 def _plain(value: Any) -> Any:
