@@ -66,8 +66,8 @@ def test_a_conditional_setting_that_appears_late_and_a_second_study(notebook, tm
         page.locator(f"{LAB} .ss-chosen .ss-heading", has_text=f"Trial {number} ").wait_for()
         notebook.until("lab.chosen", number)
         assert page.locator(f"{LAB} .ss-trial-table tr[aria-selected='true']").count() == 1
-    front = page.locator(".jp-OutputArea-output .ss-table", has_text="on the front")
-    front.wait_for()
+    front = page.locator(".jp-OutputArea-output .ss-still .ss-table", has_text="on the front")
+    front.wait_for(state="attached")  # hidden while the lab lives
 
     notebook.kernel("setattr(lab, 'name', 'second') or 0")
     front.wait_for(state="detached")

@@ -73,7 +73,7 @@ def test_each_panel_of_a_saved_notebook_shows_its_picture(notebook, saved, is_tr
     eventually(page, all_are_seen)
     shown = page.evaluate(SHOWN)
     assert "children=" not in shown
-    assert "Fits with" in shown
+    assert "GiB to spare" in shown
     assert "has finished: step 8 of 8" in shown
     assert "A step took" in shown
     if is_trusted:  # else its style is removed, with which it would be shown

@@ -138,7 +138,8 @@ def test_start_watch_prune_open_stop_reload_and_go_on(opened):
     opened.run_all()
     status(opened, "is stopped")
     complete(opened, before + 1)
-    page.locator(".jp-OutputArea-output .ss-table", has_text="on the front").wait_for(timeout=120_000)
+    saved = page.locator(".jp-OutputArea-output .ss-still .ss-table", has_text="on the front")
+    saved.wait_for(state="attached", timeout=120_000)  # hidden while the lab lives
     pruned = opened.kernel("sorted(r.number for r in lab.session.records() if r.state == 'pruned')")
     assert running in pruned  # and whatever the pruner has stopped meanwhile
     has_rows(page, opened.kernel("len(lab.session.records())"))

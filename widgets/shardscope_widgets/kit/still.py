@@ -90,8 +90,8 @@ class Still:
 
     def _fall_behind(self, _change: object) -> None:
         """Publish a little later, so that a slider that moves is not slowed down."""
-        self._is_behind = True
-        if self._timer is None or not self._timer.is_alive():
+        if not self._is_behind:
+            self._is_behind = True
             self._timer = threading.Timer(PUBLISH_EVERY_S, self._publish)
             self._timer.daemon = True
             self._timer.start()
