@@ -75,7 +75,7 @@ class TestMemoryKinds:
         assert chosen == [False, True]
         assert len(figure.layout.shapes) == 1
         assert _memory_kinds.states_text(info) == (
-            "zero-1 holds 62% of the states of ring: 2 MB instead of 3.2 MB on each rank."
+            "zero-1 holds 62% of the model states of ring: 2 MB instead of 3.2 MB on each rank."
         )
         assert _memory_kinds.states_text(_memory_kinds.memory_kinds_info(runs[:1])) == ""
 
@@ -98,7 +98,16 @@ class TestMemoryKinds:
         info = _memory_kinds.memory_kinds_info(predicted)
         assert [run.label for run in info.runs] == ["ring", "zero-3"]
         assert [run.most for run in info.runs] == [each.held_bytes for each in predicted]
-        assert _memory_kinds.states_text(info).startswith("zero-3 holds a quarter of the states of ring: ")
+        assert _memory_kinds.states_text(info).startswith(
+            "zero-3 holds a quarter of the model states of ring: "
+        )
+
+    def test_predictions_of_one_strategy_are_named_by_what_differs(self):
+        job = Job(model="mlp", data="digits", world_size=2, strategy="ring")
+        predicted = [ss.predict(job), ss.predict(job.replace(model="gpt-nano", data="python-source"))]
+        info = _memory_kinds.memory_kinds_info(predicted)
+        assert ["mlp" in run.label for run in info.runs] == [True, False]
+        assert info.runs[0].label in _memory_kinds.states_text(info)
 
 
 class TestLinks:
