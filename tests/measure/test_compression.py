@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -93,6 +95,32 @@ def test_jobs_take_turns_and_the_fastest_step_counts(monkeypatch: pytest.MonkeyP
     pair = [JOB.replace(compression=name) for name in ("int8", "bf16")]
     assert packing_seconds(pair, [[(8,)]], repeats=2) == [3.0, 3.0]
     assert turns == ["int8", "bf16", "int8", "bf16"]
+
+
+def test_a_slow_timing_is_improved_when_other_jobs_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    int8, bf16 = (JOB.replace(compression=name) for name in ("int8", "bf16"))
+    seconds = iter([9.0, 3.0, 2.0, 4.0])
+    monkeypatch.setattr(codecs, "_turn", lambda *_: [next(seconds)])
+    assert packing_seconds([int8], [[(8,)]], repeats=1) == [9.0]
+    assert packing_seconds([int8, bf16], [[(8,)]], repeats=2) == [3.0, 2.0]
+    assert packing_seconds([int8], [[(8,)]]) == [3.0]
+
+
+def test_only_one_thread_times_packing_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy, most = [0], [0]
+
+    def turn(*_: object) -> list[float]:
+        busy[0] += 1
+        most[0] = max(*most, *busy)
+        time.sleep(0.02)
+        busy[0] -= 1
+        return [1.0]
+
+    monkeypatch.setattr(codecs, "_turn", turn)
+    jobs = [JOB.replace(compression="int8", seed=seed) for seed in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        assert [*pool.map(lambda job: packing_seconds([job], [[(8,)]]), jobs)] == [[1.0]] * 3
+    assert most == [1]
 
 
 def test_the_best_method_names_its_effect_on_the_loss() -> None:
