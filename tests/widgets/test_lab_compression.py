@@ -12,8 +12,10 @@ from shardscope import Compression, Job, Link, compression_speedup
 from shardscope.errors import SpecError
 from shardscope.measure.compression import codecs
 from shardscope.spec.registry import having
+from shardscope_widgets import figures
 from shardscope_widgets.job_form.choices import AS_IT_IS, JobChoices
 from shardscope_widgets.kit.controls import typed
+from shardscope_widgets.training_lab import _payoff
 from shardscope_widgets.training_lab._payoff import PayoffPanel
 from widgets.fake_runs import step_events
 
@@ -259,6 +261,21 @@ class TestPayoff:
         assert panel.said.value == shown
         panel.want(self.ran("none"))
         assert (panel.said.value, panel.figure.layout.display) == ("", "none")
+        assert "once a compressed run in focus has ended" in panel.words.value
+
+    def test_another_focus_while_the_curve_is_drawn_shows_nothing_of_the_last_run(self, monkeypatch):
+        panel, drawn = PayoffPanel(), figures.compression_speedup
+
+        def draw(found):
+            panel.want(None)
+            return drawn(found)
+
+        monkeypatch.setattr(_payoff, "compression_speedup", draw)
+        panel.begin()
+        panel.want(self.ran())
+        panel.wait(60)
+        assert (panel.said.value, panel.figure.layout.display, panel.found) == ("", "none", None)
+        assert not panel.figure.traces
         assert "once a compressed run in focus has ended" in panel.words.value
 
     def test_the_lab_asks_when_a_run_has_ended_and_none_is_in_progress(self, make_lab, monkeypatch):
