@@ -241,7 +241,7 @@ def test_the_speed_after_a_change_is_told_beside_the_predicted_one() -> None:
         "Speed: 28% faster with 8 micro-batches instead of 2 (samples per second; predicted: 23% faster)."
     )
     assert speed_text(what, 2.54, None).startswith("Speed: 2.5 times faster with ")
-    assert speed_text(what, 0.9, None).startswith("Speed: 10% slower with ")
+    assert speed_text(what, 0.9, None).startswith("Speed: 11% slower with ")
 
 
 def test_a_difference_is_called_noise_while_the_step_times_of_both_runs_overlap() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardscope.errors import SpecError
-from shardscope.spec.units import Kind, duration_text, gib_text, parse
+from shardscope.spec.units import Kind, duration_text, faster_text, gib_text, parse
 
 
 @pytest.mark.parametrize(
@@ -86,3 +86,19 @@ def test_sizes_are_written_in_powers_of_1024() -> None:
 )
 def test_long_durations_are_written_in_hours(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("factor", "text"),
+    [
+        (1.003, "less than 1%"),
+        (169 / 148, "14%"),
+        (1.5, "50%"),
+        (2, "2 times"),
+        (2.44, "2.4 times"),
+        (1000, "1000 times"),
+    ],
+)
+def test_slower_is_written_like_faster(factor: float, text: str) -> None:
+    assert faster_text(factor) == f"{text} faster"
+    assert faster_text(1 / factor) == f"{text} slower"

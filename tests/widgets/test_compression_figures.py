@@ -230,7 +230,7 @@ def test_lines_marks_and_texts_have_the_threshold_of_the_result() -> None:
     )
     assert list(crossing.x) == pytest.approx([8 * found.threshold.crossing])
     assert crossing.text == ("144 Mbit/s",)
-    assert {"<b>pays off below 97.7 Mbit/s</b>", "within the error", "my link"} == {
+    assert {"<b>pays off below 97.7 Mbit/s</b>", "below the prediction error", "my link"} == {
         note.text for note in figure.layout.annotations
     }
     grey = next(each for each in figure.data if each.name == "loss too high")
@@ -241,7 +241,7 @@ def test_lines_marks_and_texts_have_the_threshold_of_the_result() -> None:
 
 def test_a_crossing_far_away_is_named_at_the_edge() -> None:
     figure = figures.compression_speedup(worth(("none", 1e6, 0.1), ("int4", 1e5, 0.1 + 1e-6)))
-    assert figure.layout.annotations[1].text == "within the error"
+    assert figure.layout.annotations[1].text == "below the prediction error"
     assert "equal at 7.2 Tbit/s →" in {note.text for note in figure.layout.annotations}
 
 
@@ -259,8 +259,8 @@ def test_the_slider_moves_my_link_and_says_what_a_step_takes_there() -> None:
     assert figure.layout.shapes[0].x0 == here.args[0]["shapes[0].x0"] == pytest.approx(40e6)
     assert figure.layout.annotations[0].text == "my link"
     assert slider.steps[-1].label.endswith("uncompressed, 114 ms")
-    near = next(step.label for step in slider.steps if "within the error" in step.label)
-    assert "% faster with int4, within the error" in near
+    near = next(step.label for step in slider.steps if "below the prediction error" in step.label)
+    assert "% faster with int4, below the prediction error (15%)" in near
     info = _compression_speedup.compression_speedup_info(worth(*USUAL), slides=False)
     assert not _compression_speedup.speedup_layout(info)["sliders"]
 
@@ -269,11 +269,12 @@ def test_measured_steps_are_marked_at_their_bandwidth() -> None:
     ran = [
         MeasuredStep(Compression(name), 1.25e7, seconds) for name, seconds in (("none", 0.2), ("int4", 0.3))
     ]
-    figure = figures.compression_speedup(replace(worth(*USUAL), measured=tuple(ran)))
+    found = replace(worth(*USUAL), measured=tuple(ran))
+    figure = figures.compression_speedup(found)
     marks = [each for each in figure.data if each.name == "measured"]
     assert [(each.x, each.y) for each in marks] == [((1e8,), (0.2,)), ((1e8,), (0.3,))]
     assert [each.showlegend for each in marks] == [True, False]
-    assert "50% slower" not in figures.caption(figures.compression_speedup, worth(*USUAL))
+    assert "300 ms with int4 (50% slower;" in figures.caption(figures.compression_speedup, found)
 
 
 @pytest.mark.parametrize(
@@ -287,4 +288,4 @@ def test_measured_steps_are_marked_at_their_bandwidth() -> None:
 def test_without_a_crossing_there_is_a_figure_all_the_same(steps: tuple) -> None:
     figure = figures.compression_speedup(worth(*steps))
     assert figure.layout.annotations[0].text == "my link"
-    assert "within the error" not in {note.text for note in figure.layout.annotations}
+    assert "below the prediction error" not in {note.text for note in figure.layout.annotations}

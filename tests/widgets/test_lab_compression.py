@@ -12,8 +12,10 @@ from shardscope import Compression, Job, Link, compression_speedup
 from shardscope.errors import SpecError
 from shardscope.measure.compression import codecs
 from shardscope.spec.registry import having
+from shardscope_widgets import figures
 from shardscope_widgets.job_form.choices import AS_IT_IS, JobChoices
 from shardscope_widgets.kit.controls import typed
+from shardscope_widgets.training_lab import _payoff
 from shardscope_widgets.training_lab._payoff import PayoffPanel
 from widgets.fake_runs import step_events
 
@@ -184,7 +186,7 @@ class TestPayoff:
             "link": link,
         } | changes
         return SimpleNamespace(
-            id=f"run-{compression}", job=Job(compression=compression, **fields), cluster=None, is_alive=False,
+            id=f"run-{compression}", job=Job(compression=compression, **fields), cluster=None, state="completed",
             stored_summary=SimpleNamespace(step_time_s=step_s, loss_mean=loss, last_step=last_step),
         )  # fmt: skip
 
@@ -199,8 +201,8 @@ class TestPayoff:
         run, plain = self.ran(), self.ran("none", 0.3, 1.9)
         panel = self.panel(run, [run, plain])
         assert (
-            "<b>Compression paid off:</b> a step took 200 ms with int8, 50% faster than the 300 ms without. Its mean "
-            "loss ended at 2 instead of 1.9: 5.3% higher." in panel.said.value
+            "<b>Compression paid off:</b> a step took 200 ms with int8, 50% faster than the 300 ms without "
+            "compression. Its mean loss ended at 2 instead of 1.9: 5.3% higher." in panel.said.value
         )
         assert "measured" in [trace.get("name") for trace in panel.figure.traces]
         assert panel.found.limit in panel.words.value
@@ -214,18 +216,26 @@ class TestPayoff:
         run, plain = self.ran(step_s=0.34), self.ran("none", 0.3)
         said = self.panel(run, [run, plain]).said.value
         assert (
-            "Compression did not pay off:</b> a step took 340 ms with int8, 12% slower than the 300 ms without"
+            "Compression did not pay off:</b> a step took 340 ms with int8, 13% slower than the 300 ms without"
             in said
         )
+
+    @pytest.mark.parametrize("plain_s", [0.0999, 0.1, 0.1001, 0.1029])
+    def test_noise_is_no_gain_and_the_same_loss_is_unchanged(self, plain_s):
+        run, plain = self.ran(step_s=0.1, loss=1.0), self.ran("none", plain_s, 1.0)
+        said = self.panel(run, [run, plain]).said.value
+        assert "Compression made no difference:</b> a step took 100 ms with int8, " in said
+        assert said.endswith("(differences below 3% do not count). Its mean loss is unchanged, 1.</div>")
 
     def test_without_one_the_step_is_held_against_the_predicted_one(self):
         run = self.ran("topk", 1e-3)
         said = self.panel(run, [run]).said.value
-        assert re.search(r"times faster than the [\d.]+ ms predicted without", said)
+        assert re.search(r"times faster than the predicted [\d.]+ ms without compression", said)
         assert "Its price: loss 19% higher with AdamW (gpt-nano on python-source" in said
         plain_s = compression_speedup(run.job, runs=()).plain.step_s
         said = self.panel(self.ran("int8", plain_s / 1.05)).said.value
-        assert "Whether compression paid off is within the error:</b> a step took" in said
+        assert "Too close to tell:</b> a step took" in said
+        assert "without compression, which is below the prediction error (15%). Its price" in said
         said = self.panel(self.ran(Compression("topk", ratio=0.3), 1e-3)).said.value
         assert "Its price is not known: loss not measured with AdamW" in said
 
@@ -251,6 +261,21 @@ class TestPayoff:
         assert panel.said.value == shown
         panel.want(self.ran("none"))
         assert (panel.said.value, panel.figure.layout.display) == ("", "none")
+        assert "once a compressed run in focus has ended" in panel.words.value
+
+    def test_another_focus_while_the_curve_is_drawn_shows_nothing_of_the_last_run(self, monkeypatch):
+        panel, drawn = PayoffPanel(), figures.compression_speedup
+
+        def draw(found):
+            panel.want(None)
+            return drawn(found)
+
+        monkeypatch.setattr(_payoff, "compression_speedup", draw)
+        panel.begin()
+        panel.want(self.ran())
+        panel.wait(60)
+        assert (panel.said.value, panel.figure.layout.display, panel.found) == ("", "none", None)
+        assert not panel.figure.traces
         assert "once a compressed run in focus has ended" in panel.words.value
 
     def test_the_lab_asks_when_a_run_has_ended_and_none_is_in_progress(self, make_lab, monkeypatch):

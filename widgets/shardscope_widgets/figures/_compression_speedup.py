@@ -1,7 +1,7 @@
 """Does compression pay? Step time against the bandwidth of a link: one line per compression method, one uncompressed.
 
 Where the line of a method crosses the uncompressed one, both steps take equally long. Compression pays off where some
-method gains more than the error of predictions; from there up to the crossing, a band marks gains within the error.
+method gains more than the error of predictions; from there up to the crossing, a band marks smaller gains.
 Methods whose loss increase exceeds their tolerance are grey. Crosses are measured steps. The slider below the plot
 moves the vertical line, “my link”, also without a kernel.
 """
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from shardscope.measure.compression.curve import Worth, below_text
+from shardscope.measure.compression.curve import ERROR, Worth, below_text
 from shardscope.measure.compression.loss_increase import loss_text
 from shardscope.measure.compression.stated import stated_speedup
 from shardscope.spec import Link
@@ -25,7 +25,6 @@ from shardscope_widgets.figures._communication_look import log_ticks, tick_secon
 from shardscope_widgets.figures.theme import method_look
 from shardscope_widgets.words import duration_text
 
-PLAIN = "none"
 _POINTS = 81
 _FARTHEST = 100.0
 """Crossings at bandwidths so many times higher than all others are left out, to keep the axis short."""
@@ -35,9 +34,9 @@ _HERE = "#d1495b"
 class SpeedLine(NamedTuple):
     """Predicted step time of one method, in seconds, by bandwidth.
 
-    It gains more than the error of predictions below `pays_below`, and its line crosses the uncompressed one at
-    `crossing`, both in bytes per second: 0 for nowhere, infinite for every link. `refusal` says what its loss does, if
-    that is not within its tolerance.
+    It gains more than the error of predictions below `pays_below` or above `pays_above`, and its line crosses the
+    uncompressed one at `crossing`, all in bytes per second; see `Worth`. `refusal` says what its loss does, if that is
+    not within its tolerance.
     """
 
     label: str
@@ -46,6 +45,7 @@ class SpeedLine(NamedTuple):
     pays_below: float
     crossing: float
     refusal: str = ""
+    pays_above: float = inf
 
 
 class SpeedPoint(NamedTuple):
@@ -60,9 +60,9 @@ class SpeedPoint(NamedTuple):
 class CompressionSpeedupInfo(NamedTuple):
     """The lines over `bandwidths`, in bytes per second, the uncompressed one first; and what is marked.
 
-    Compression pays off below `threshold`, and up to `crossing` it gains within the error of predictions; both are 0 if
-    it never gains, and may be infinite. `here` is the bandwidth of the link, and `said` has a
-    sentence for each bandwidth.
+    Compression pays off below `threshold`, and up to `crossing` it gains less than the error of predictions; both are
+    0 if it never gains, and may be infinite. `here` is the bandwidth of the link, and `said` has a sentence for each
+    bandwidth.
     """
 
     of: str
@@ -105,6 +105,7 @@ def compression_speedup_info(
             worth.pays_below(step) if step.compression.is_on else 0.0,
             worth.crossing(step) if step.compression.is_on else 0.0,
             "" if worth.is_harmless(step) else loss_text(step.compression, worth.optimizer),
+            worth.pays_above(step),
         )
         for index, step in enumerate(worth.steps)
     ]
@@ -144,7 +145,7 @@ def _here_text(worth: Worth) -> str:
         return f"{link}: uncompressed, {duration_text(plain.step_s)}"
     name, gain = chosen.compression.label, faster_text(worth.speedup(chosen))
     if not worth.pays:
-        return f"{link}: {gain} with {name}, within the error"
+        return f"{link}: {gain} with {name}, below {ERROR}"
     return f"{link}: {duration_text(chosen.step_s)} with {name} instead of {duration_text(plain.step_s)} ({gain})"
 
 
@@ -165,13 +166,15 @@ def speedup_traces(info: CompressionSpeedupInfo) -> list[dict[str, Any]]:
 
 
 def speedup_layout(info: CompressionSpeedupInfo) -> dict[str, Any]:
-    """Return axes, “my link”, the threshold, and the band of gains within the error."""
+    """Return axes, “my link”, the threshold, and the band of gains below the prediction error."""
     shapes: list[dict[str, Any]] = [theme.rule(_HERE, x=8 * info.here, width=2, dash="solid")]
     notes = [_note("my link", info.here, 1.0, _HERE)]
     if info.threshold < info.crossing:
         ends = info.threshold or info.bandwidths[0], min(info.crossing, info.bandwidths[-1])
         shapes.append(_band(*ends))
-        notes.append(_note("within the error", ends[0], 0.0, theme.GREY) | {"xanchor": "left", "xshift": 4})
+        notes.append(
+            _note("below the prediction error", ends[0], 0.0, theme.GREY) | {"xanchor": "left", "xshift": 4}
+        )
     if info.bandwidths[-1] < info.crossing < inf:
         notes.append(
             _note(f"equal at {bit_rate_text(info.crossing)} →", info.bandwidths[-1], 0.0, theme.GREY)
@@ -207,7 +210,7 @@ def _line(info: CompressionSpeedupInfo, line: SpeedLine) -> dict[str, Any]:
     if line is info.lines[0]:
         style = {"color": theme.GREY, "dash": "solid", "width": 3.2}
     else:
-        name = f"{line.label}, {below_text(line.pays_below)}"
+        name = f"{line.label}, {below_text(line.pays_below, line.pays_above)}"
     return _curve(info, line, style) | {"name": name}
 
 
@@ -255,8 +258,9 @@ def _crossings(info: CompressionSpeedupInfo) -> dict[str, Any]:
 def _point(point: SpeedPoint, place: int) -> dict[str, Any]:
     """Return the mark of a measured step; labels of marks above each other are on alternate sides."""
     look = method_look(point.name)
-    colour = theme.GREY if point.name == PLAIN else look.colour
-    label = "uncompressed" if point.name == PLAIN else point.label
+    is_plain = point.name == "none"
+    colour = theme.GREY if is_plain else look.colour
+    label = "uncompressed" if is_plain else point.label
     text = f"measured, {label}: {duration_text(point.step_s)} on {bit_rate_text(point.bandwidth)}"
     return {
         "type": "scatter", "mode": "markers+text", "x": [8 * point.bandwidth], "y": [point.step_s],
@@ -275,7 +279,7 @@ def _note(text: str, bandwidth: float, y: float, colour: str) -> dict[str, Any]:
 
 
 def _band(low: float, high: float) -> dict[str, Any]:
-    """Return the area in which the gain is within the error of predictions."""
+    """Return the area in which the gain is below the error of predictions."""
     return {
         "type": "rect", "xref": "x", "yref": "paper", "x0": 8 * low, "x1": 8 * high, "y0": 0, "y1": 1, "layer": "below",
         "fillcolor": theme.GRID, "line": {"width": 0},

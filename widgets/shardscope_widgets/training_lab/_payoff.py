@@ -16,6 +16,8 @@ from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.words import safe
 
 if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
     from shardscope.measure.compression.curve import Worth
     from shardscope.runtime import Run
 
@@ -47,7 +49,8 @@ class PayoffPanel(Background):
         self._asked: Run | None = None
         self._begun = False
         self._working = threading.Lock()
-        self._show("")
+        self._showing = threading.Lock()
+        self._show(None, "", None)
 
     def begin(self) -> None:
         """Start measuring; call this when the lab is displayed."""
@@ -67,8 +70,9 @@ class PayoffPanel(Background):
             return
         if not (self._begun and is_idle):
             run = None  # it is wanted again when the lab is redrawn
-        self._asked, self.found = run, None
-        self._show("" if run is None else _WORKING)
+        with self._showing:
+            self._asked = run
+            self._show(None, "" if run is None else _WORKING, None)
         if run is not None:
             self._start(self._work, run, list(runs), name="payoff")
 
@@ -78,24 +82,25 @@ class PayoffPanel(Background):
                 return
             try:
                 found, text = _answer(run, runs)
+                figure = None if found is None else compression_speedup(found)
             except ShardscopeError as error:
-                found, text = None, f"{_UNKNOWN}: {error}"
+                found, text, figure = None, f"{_UNKNOWN}: {error}", None
             except Exception as error:  # noqa: BLE001 - nobody sees an error of a thread
-                found, text = None, f"{_UNKNOWN}: {type(error).__name__}: {error}"
-            if run is self._asked:
-                self.found = found
-                self._show(text)
+                found, text, figure = None, f"{_UNKNOWN}: {type(error).__name__}: {error}", None
+            with self._showing:  # the focus may have changed since
+                if run is self._asked:
+                    self._show(found, text, figure)
 
-    def _show(self, text: str) -> None:
+    def _show(self, found: Worth | None, text: str, figure: go.Figure | None) -> None:
+        self.found = found
         head, colon, rest = text.partition(":")
         bold = f"<b>{safe(head + colon)}</b>{safe(rest)}"
         self.said.value = f'<div class="ss-words" role="status">{bold}</div>' if text else ""
         self.said.layout.display = None if text else "none"
-        self.figure.layout.display = "none" if self.found is None else None
-        words = text or _LATER
-        if self.found is not None:
-            self.figure.show(compression_speedup(self.found))
-            words = " ".join(self.found.sentences)
+        self.figure.layout.display = "none" if figure is None else None
+        if figure is not None:
+            self.figure.show(figure)
+        words = text or _LATER if found is None else " ".join(found.sentences)
         self.words.value = markup.words_html(words)
 
 

@@ -1,14 +1,10 @@
-"""Cost of exchanging one step's gradients, and the bandwidth below which a compressed exchange is faster.
+"""Cost of exchanging one step's gradients, compressed or not.
 
 An exchange is described by three numbers: the bytes that the busiest rank sends, the number of consecutive messages
 (rounds), and the seconds of packing and unpacking (codec). Buckets of gradients are exchanged in sequence, so
 the costs of buckets add up. On a link of bandwidth B and latency α, an exchange takes
 
     T(B) = codec + rounds α + bytes / B
-
-Two exchanges therefore take equally long at B = (bytes - bytes') / (rest' - rest), where rest is codec + rounds α, and
-primes mark the second exchange. This generalises equation 1 of Agarwal et al. 2022, "On the utility of gradient
-compression in distributed training systems", to any compression method.
 """
 
 from __future__ import annotations
@@ -87,18 +83,3 @@ def exchange_time(exchange: ExchangeCost, bandwidth: npt.ArrayLike, latency: npt
     delay = numbers("latency", latency, least=0, unit="s")
     seconds: Floats = exchange.codec_s + exchange.rounds * delay + exchange.sent_bytes / rate
     return seconds
-
-
-def level_rate(saved_bytes: npt.ArrayLike, extra_s: npt.ArrayLike) -> Floats:
-    """Return the bandwidth, in bytes per second, at which compression saves as much time as it costs.
-
-    It is 0 if no bytes are saved, and infinite if there is no extra time.
-
-    Args:
-        saved_bytes: Bytes that compression saves.
-        extra_s: Additional time of the compressed exchange, in seconds, excluding the time to send its bytes.
-    """
-    saved, extra = np.asarray(saved_bytes, dtype=np.float64), np.asarray(extra_s, dtype=np.float64)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        rate: Floats = np.where(saved <= 0, 0.0, np.where(extra <= 0, np.inf, saved / extra))
-    return rate

@@ -12,9 +12,10 @@ turns, so that a busy second slows down a few steps of each job instead of all s
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Hashable, Sequence
-from math import prod
+from math import inf, prod
 
 import torch
 from torch import Tensor
@@ -71,6 +72,8 @@ class _Alone(Packets):
 
 _timed_here: dict[Hashable, float] = {}
 """Times that this process has measured: every answer about a job rests on the same ones."""
+_timing = threading.Lock()
+"""Held while packing is timed: two threads would slow each other down, and set each other's number of threads."""
 
 
 def packing_seconds(jobs: Sequence[Job], buckets: Sequence[Shapes], *, repeats: int = 3) -> list[float]:
@@ -78,20 +81,23 @@ def packing_seconds(jobs: Sequence[Job], buckets: Sequence[Shapes], *, repeats: 
 
     Args:
         jobs: The jobs. Only compression, precision, optimizer, seed, threads and number of ranks are used. What was
-            measured before in this process is not measured again.
+            measured before in this process is measured again only in the first turn with new jobs, in case it was slow
+            before.
         buckets: Shapes of the tensors in each bucket.
         repeats: Number of turns, in each of which every job is timed for a few steps.
     """
     sample = _sample(buckets)
     whole = _elements(buckets) / _elements(sample)
     keys = [_key(job, buckets) for job in jobs]
-    steps: dict[Hashable, list[float]] = {key: [] for key in keys if key not in _timed_here}
-    for _ in range(repeats):
-        for key, job in zip(keys, jobs, strict=True):
-            if key in steps:
-                steps[key].extend(_turn(job, sample))
-    _timed_here.update({key: whole * min(seconds) for key, seconds in steps.items()})
-    return [_timed_here[key] for key in keys]
+    with _timing:
+        best = {key: _timed_here.get(key, inf) for key in keys}
+        is_new = {key: key not in _timed_here for key in keys}
+        for turn in range(repeats if any(is_new.values()) else 0):
+            for key, job in zip(keys, jobs, strict=True):
+                if is_new[key] or turn == 0:
+                    best[key] = min(best[key], whole * min(_turn(job, sample)))
+        _timed_here.update(best)
+    return [best[key] for key in keys]
 
 
 def _key(job: Job, buckets: Sequence[Shapes]) -> Hashable:

@@ -1,8 +1,10 @@
 """Step time against bandwidth, with and without compression: one line per method, and where lines cross.
 
 A step takes ``rest + sent bytes / rate``, where the rest contains computing, packing and latencies. The line of a
-method crosses that of the uncompressed step at one bandwidth: the method pays off below it. Figures, panels and
-sentences all take this threshold from `Worth`. It imports no torch.
+method crosses that of the uncompressed step at most at one bandwidth, that of equation 1 of Agarwal et al. 2022, "On
+the utility of gradient compression in distributed training systems": the method pays off below it or, if it saves
+messages instead of bytes, above it. Figures, panels and sentences all take this threshold from `Worth`. It imports no
+torch.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardscope.analytic.communication.exchange import level_rate
 from shardscope.measure.compression.arguments import bandwidth_of
 from shardscope.measure.compression.loss_increase import (
     MEASURED_ON,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 MARGIN = 1.15
 """Smallest predicted speed-up that exceeds the error of predictions."""
+ERROR = f"the prediction error ({MARGIN - 1:.0%})"
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Threshold(NamedTuple):
         below: Bandwidth below which this step gains more than the error of predictions: below it, compression pays off.
             Infinite if that is so on every link, 0 if on none.
         crossing: Bandwidth up to which some method gains at all, where its line crosses the uncompressed one. From
-            `below` up to it, the gain is within the error. Infinite if some method gains on every link.
+            `below` up to it, the gain is below the prediction error. Infinite if some method gains on every link.
     """
 
     step: PredictedStep
@@ -159,17 +161,34 @@ class Worth(Shown):
     def pays_below(self, step: PredictedStep, *, margin: float = MARGIN) -> float:
         """Return the bandwidth in bytes per second below which a step is `margin` times faster than uncompressed.
 
-        It is 0 if the step is not that much faster on any link, and infinite if it is on every link.
+        It is 0 if there is none, because the step is that much faster on no link or only above some bandwidth (see
+        `pays_above`), and infinite if it is on every link.
 
         Args:
             step: One of `steps`.
             margin: The speed-up that counts as a gain; 1 for where both steps take equally long.
         """
+        saved, extra_s = self._saved(step, margin)
+        if saved < 0 or (saved == 0 and extra_s >= 0):
+            return 0.0
+        return self._level(saved / extra_s if extra_s > 0 else inf)
+
+    def pays_above(self, step: PredictedStep, *, margin: float = MARGIN) -> float:
+        """Return the bandwidth above which a step that sends more bytes in fewer messages is `margin` times faster.
+
+        It is infinite if there is none; see `pays_below` for steps that send fewer bytes.
+        """
+        saved, extra_s = self._saved(step, margin)
+        return self._level(saved / extra_s if saved < 0 and extra_s < 0 else inf)
+
+    def _saved(self, step: PredictedStep, margin: float) -> tuple[float, float]:
+        """Return the bytes that a step saves, and the seconds that it adds apart from those of its bytes."""
         rate = self._rate(self.link.bandwidth)
         rest, plain_rest = (one.step_s - one.sent_bytes / rate for one in (step, self.plain))
-        saved = self.plain.sent_bytes - margin * step.sent_bytes
-        level = float(level_rate(saved, margin * rest - plain_rest))
-        return inf if level >= self.own_rate else level / self.efficiency
+        return self.plain.sent_bytes - margin * step.sent_bytes, margin * rest - plain_rest
+
+    def _level(self, rate: float) -> float:
+        return inf if rate >= self.own_rate else rate / self.efficiency
 
     def _rate(self, bandwidth: float) -> float:
         return min(self.efficiency * bandwidth, self.own_rate)
@@ -196,18 +215,26 @@ class Worth(Shown):
     def limit(self) -> str:
         """Sentences that say below which bandwidth compression pays off, with a method within its tolerance."""
         found = self.threshold
+        packed = [step for step in self.harmless if step.compression.is_on]
+        above = min(packed, key=self.pays_above, default=self.plain)
+        level = self.pays_above(above)
+        if level < inf and not (found and found.below == inf):
+            where = f"above {bit_rate_text(level)} ({above.compression.label})"
+            if found and found.below:
+                where = f"below {bit_rate_text(found.below)} ({found.step.compression.label}) and {where}"
+            return f"Compression pays off {where}."
         if found is None:
             return "Compression pays off on no link with a method whose loss stays within its tolerance."
         name, is_always = found.step.compression.label, found.crossing == inf
         if found.below == inf:
             return f"Compression pays off on any link ({name})."
         if not found.below:
-            where = "any link" if is_always else f"links below {bit_rate_text(found.crossing)}"
-            return f"On {where} compression gains, but within the error ({name}, less than {MARGIN - 1:.0%})."
+            where = "" if is_always else f", on links below {bit_rate_text(found.crossing)}"
+            return f"Any gain from compression ({name}{where}) is below {ERROR}."
         first = f"Compression pays off below {bit_rate_text(found.below)} ({name})."
         if is_always:
-            return f"{first} Above, it is within the error."
-        return f"{first} Between {_between(found.below, found.crossing)} it is within the error."
+            return f"{first} Above, any gain is below {ERROR}."
+        return f"{first} Between {_between(found.below, found.crossing)}, any gain is below {ERROR}."
 
     @property
     def verdict(self) -> str:
@@ -215,7 +242,7 @@ class Worth(Shown):
         chosen, best = self.recommended, self.best
         if chosen.compression.is_on:
             gain = faster_text(self.speedup(chosen))
-            within = "" if self.pays else ", within the error"
+            within = "" if self.pays else f", which is below {ERROR}"
             told = (
                 f"On {self.where}, a step takes {duration_text(chosen.step_s)} with {chosen.compression.label} instead "
                 f"of {duration_text(self.plain.step_s)}: {gain}{within} ({self.loss_of(chosen)})."
@@ -276,8 +303,8 @@ class Worth(Shown):
         """Return a data frame with one row per method, fastest first.
 
         Columns: method, step_s, compute_s, codec_s, communication_s, sent_bytes, speed (the speed-up over the
-        uncompressed step), pays_below_bit_per_s (see `pays_below`), loss (the method's effect on it, as
-        text), and is_harmless (whether that is within the method's tolerance).
+        uncompressed step), pays_below_bit_per_s and pays_above_bit_per_s (see `pays_below` and `pays_above`), loss
+        (the method's effect on it, as text), and is_harmless (whether that is within the method's tolerance).
         """
         import pandas as pd
 
@@ -286,7 +313,8 @@ class Worth(Shown):
                 "method": step.compression.label, "step_s": step.step_s, "compute_s": step.compute_s,
                 "codec_s": step.codec_s, "communication_s": step.communication_s,
                 "sent_bytes": step.sent_bytes, "speed": self.speedup(step),
-                "pays_below_bit_per_s": 8 * self.pays_below(step), "loss": self.loss_of(step),
+                "pays_below_bit_per_s": 8 * self.pays_below(step),
+                "pays_above_bit_per_s": 8 * self.pays_above(step), "loss": self.loss_of(step),
                 "is_harmless": self.is_harmless(step),
             }
             for step in self._sorted()
@@ -307,7 +335,7 @@ class Worth(Shown):
                 step.compression.label,
                 duration_text(step.step_s),
                 faster_text(self.speedup(step)) if step.compression.is_on else "",
-                below_text(self.pays_below(step)) if step.compression.is_on else "",
+                below_text(self.pays_below(step), self.pays_above(step)) if step.compression.is_on else "",
                 self.loss_of(step).removeprefix("loss ") if step.compression.is_on else "",
             ]
             for step in self._sorted()
@@ -324,10 +352,10 @@ class Worth(Shown):
         display(figures.compression_speedup(self))
 
 
-def below_text(bandwidth: float) -> str:
-    """Return where a method pays off, given the bandwidth up to which it does: ``below 271 Mbit/s``."""
+def below_text(bandwidth: float, above: float = inf) -> str:
+    """Return where a method pays off, given the bandwidths below and above which it does: ``below 271 Mbit/s``."""
     if not bandwidth:
-        return "never"
+        return "never" if above == inf else f"above {bit_rate_text(above)}"
     return "on any link" if bandwidth == inf else f"below {bit_rate_text(bandwidth)}"
 
 

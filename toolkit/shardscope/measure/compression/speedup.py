@@ -45,7 +45,7 @@ def compression_speedup(
     """Predict on which links which compression method makes a job's steps faster; notebooks show it as a curve.
 
     The step is that of `ss.predict`, with the time for packing and unpacking measured on this machine, which takes a
-    few seconds the first time. Finished runs of the job, on any link with the same latency, are marked on the curve.
+    few seconds the first time. Completed runs of the job, on any link with the same latency, are marked on the curve.
 
     Args:
         job: A job with the strategy ``ring`` or ``all-reduce``.
@@ -111,11 +111,11 @@ def _link_of(job: Job, cluster: EmulatedCluster | None) -> Link | None:
 def _measured(
     job: Job, cluster: EmulatedCluster | None, runs: Iterable[Run], here: Link
 ) -> Iterator[MeasuredStep]:
-    """Yield the measured step of the first finished run with each method and bandwidth, on links like `here`."""
+    """Yield the measured step of the first completed run with each method and bandwidth, on links like `here`."""
     seen = set()
     where = _without_rate(cluster)
     for run in runs:
-        if not isinstance(run.job, Job) or run.is_alive or _without_rate(run.cluster) != where:
+        if not isinstance(run.job, Job) or run.state != "completed" or _without_rate(run.cluster) != where:
             continue
         link = _link_of(run.job, run.cluster) or (here if job.link is None else None)
         if (
