@@ -351,7 +351,7 @@ def test_only_a_method_whose_loss_is_within_its_tolerance_is_recommended(whole: 
 
 def test_the_limit_is_said_in_a_sentence(whole: Worth) -> None:
     assert whole.limit == (
-        "Compression pays off below 97.7 Mbit/s (int4). Between 97.7 and 144 Mbit/s it is within the error."
+        "Compression pays off below 97.7 Mbit/s (int4). Between 97.7 and 144 Mbit/s, the gain is within the error."
     )
     lossy = replace(whole, steps=(whole.steps[0], whole.steps[2]))
     assert (
@@ -366,7 +366,9 @@ def test_the_limit_is_said_in_a_sentence(whole: Worth) -> None:
         "On links below 40 Mbit/s compression gains, but within the error (int8, less than 15%)."
     )
     above = replace(whole, steps=(*whole.steps[:2], made("bf16", 9.5e5, 0.1)))
-    assert above.limit == "Compression pays off below 97.7 Mbit/s (int4). Above, it is within the error."
+    assert (
+        above.limit == "Compression pays off below 97.7 Mbit/s (int4). Above, the gain is within the error."
+    )
 
 
 def test_a_measured_step_is_held_against_the_uncompressed_one_on_its_link(whole: Worth) -> None:

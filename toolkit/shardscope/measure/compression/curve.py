@@ -206,8 +206,8 @@ class Worth(Shown):
             return f"On {where} compression gains, but within the error ({name}, less than {MARGIN - 1:.0%})."
         first = f"Compression pays off below {bit_rate_text(found.below)} ({name})."
         if is_always:
-            return f"{first} Above, it is within the error."
-        return f"{first} Between {_between(found.below, found.crossing)} it is within the error."
+            return f"{first} Above, the gain is within the error."
+        return f"{first} Between {_between(found.below, found.crossing)}, the gain is within the error."
 
     @property
     def verdict(self) -> str:
