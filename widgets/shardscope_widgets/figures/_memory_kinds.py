@@ -92,6 +92,7 @@ def memory_kinds_text(info: MemoryKindsInfo) -> str:
 def states_text(info: MemoryKindsInfo) -> str:
     """Return how the smallest states on a rank compare with the largest; empty if all runs hold about the same."""
     states = {run.label: max(map(_states, run.bars)) for run in info.runs}
+    are_even = all(min(map(_states, run.bars)) >= (1 - _NEAR) * states[run.label] for run in info.runs)
     least, most = min(reversed(states), key=lambda run: states[run]), max(states, key=lambda run: states[run])
     if not states[least] or states[least] > (1 - _NEAR) * states[most]:
         return ""
@@ -99,7 +100,7 @@ def states_text(info: MemoryKindsInfo) -> str:
     share = _SHARES.get(round(times)) if abs(times / round(times) - 1) <= _NEAR else None
     return (
         f"{least} holds {share or f'{1 / times:.0%}'} of the states of {most}: {bytes_text(states[least])} instead of "
-        f"{bytes_text(states[most])} on each rank."
+        f"{bytes_text(states[most])} on {'each rank' if are_even else 'the rank that holds most'}."
     )
 
 
