@@ -79,6 +79,16 @@ class TestMemoryKinds:
         )
         assert _memory_kinds.states_text(_memory_kinds.memory_kinds_info(runs[:1])) == ""
 
+    def test_states_of_unequal_ranks_are_those_of_the_rank_that_holds_most(self):
+        runs = [
+            trace_of(memory_events(2, shards=shards), name, 2) for name, shards in (("even", 2), ("cut", 1))
+        ]
+        runs[1].held[1] = runs[0].held[1]
+        said = _memory_kinds.states_text(_memory_kinds.memory_kinds_info(runs))
+        assert said == (
+            "even holds 75% of the states of cut: 2.4 MB instead of 3.2 MB on the rank that holds most."
+        )
+
     def test_a_bar_ends_at_its_peak_and_only_faint_types_give_way(self):
         trace = trace_of([event | {"peak": 3_400_000} for event in memory_events(1)], "ring", 1)
         bars = [bar.x[0] for bar in figures.memory_kinds([trace]).data if bar.type == "bar"]

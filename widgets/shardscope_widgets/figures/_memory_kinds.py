@@ -101,11 +101,14 @@ def states_text(info: MemoryKindsInfo) -> str:
     (least, saver), (most, spender) = min(reversed(states), key=itemgetter(0)), max(states, key=itemgetter(0))
     if not least or least > (1 - _NEAR) * most:
         return ""
+    are_even = all(
+        min(map(_states, run.bars)) >= (1 - _NEAR) * max(map(_states, run.bars)) for run in info.runs
+    )
     times = most / least
     share = _SHARES.get(round(times)) if abs(times / round(times) - 1) <= _NEAR else None
     return (
         f"{saver} holds {share or f'{1 / times:.0%}'} of the model states of {spender}: {bytes_text(least)} instead of "
-        f"{bytes_text(most)} on each rank."
+        f"{bytes_text(most)} on {'each rank' if are_even else 'the rank that holds most'}."
     )
 
 
