@@ -24,6 +24,7 @@ from shardscope.calibration.host_calibration import HostCalibration, HostMachine
 from shardscope.cli import main
 from shardscope.measure.accuracy import inside_text
 from shardscope.planner.explain import seconds
+from shardscope.planner.table import advice, is_full
 from shardscope.runlog.figures import figure_text
 from shardscope.spec.layout import short
 from shardscope.spec.units import bit_rate_text, bytes_text, duration_text
@@ -36,7 +37,6 @@ from shardscope_widgets import (
     figures,
 )
 from shardscope_widgets.communication_calculator._calculator import answers
-from shardscope_widgets.figures import _plan_answer
 from shardscope_widgets.report import report_on
 from shardscope_widgets.training_lab._payoff import PayoffPanel
 
@@ -144,6 +144,9 @@ class TestOfAPlan:
         assert panel.plans.best.layout == plans.best.layout
         assert data["plans"][0]["layout"] == plans.best.layout.model_dump(mode="json")
         named = text.splitlines()[2].split("  ")[-1]
+        advised = f"Recommended is plan {panel.chosen}. {advice(plans)}"
+        assert advised in text
+        assert advice(plans) in html.unescape(panel.screen.advice.value)
         panel.chosen = 1  # it shows the recommended plan first
         assert named in html.unescape(panel.screen.advice.value)
         assert named in repr(plans)
@@ -151,8 +154,8 @@ class TestOfAPlan:
         assert only == {model == "llama-3-70b"}
         for said in (text, panel.screen.status.value, repr(plans)):
             assert ("Fits only with offloading" in said) is plans.needs_offload
-        is_full = _plan_answer.is_full(panel.plans.row(int(panel.plans.order[panel.chosen - 1])))
-        assert ("ss-status warning" in panel.screen.status.value) is (plans.needs_offload or is_full)
+        is_tight = is_full(panel.plans.row(int(panel.plans.order[panel.chosen - 1])))
+        assert ("ss-status warning" in panel.screen.status.value) is (plans.needs_offload or is_tight)
 
     def test_step_memory_and_cost(self, model: str, doors: Any) -> None:
         plans, panel, text, data = doors

@@ -127,7 +127,7 @@ def _title(plans: Plans) -> str:
 def _table(plans: Plans) -> str:
     from shardscope.planner import short
     from shardscope.planner.explain import seconds
-    from shardscope.planner.table import dollars_text, offload_text
+    from shardscope.planner.table import advice, dollars_text, offload_text, recommended
     from shardscope.prediction.failures import failures_text, layout_failures
 
     def cells(plan: PlanRow) -> list[str]:
@@ -140,6 +140,7 @@ def _table(plans: Plans) -> str:
     is_mixed = len(plans.software) > 1
     header = ["#", "step", "tokens/s", "cost of a step", "headroom", *["software"] * is_mixed, "layout"]
     rows = aligned(header, [cells(plan) for plan in plans])
+    advised = f"Recommended is plan {recommended(plans).rank}. {advice(plans)}"
     counts = ", ".join(f"{reason} {count:,}" for reason, count in plans.rejected.items())
     told = f"\n\n{plans.explain(1, 2)}" if len(plans) > 1 else ""
     failures = failures_text(
@@ -148,4 +149,4 @@ def _table(plans: Plans) -> str:
     )
     rejected = f"{plans.considered:,} combinations were considered. Rejected, by reason: {counts}."
     title = f"{_title(plans)}. {offload_text(plans)}" if plans.needs_offload else _title(plans)
-    return "\n".join(filter(None, [title, f"{rows}{told}\n", failures, rejected, plans.caveat]))
+    return "\n".join(filter(None, [title, f"{rows}\n\n{advised}{told}\n", failures, rejected, plans.caveat]))

@@ -51,6 +51,29 @@ def recommended(found: Plans) -> PlanRow:
     return found.row(int(found.order[rank - 1]), rank=rank)
 
 
+def advice(found: Plans) -> str:
+    """Return why a plan is recommended: the memory that it leaves, beside that of the first plan."""
+    best, plan = found.best, recommended(found)
+    if is_full(best):
+        if plan.rank == 1:
+            return f"Every plan fills the memory: plan 1 leaves {_free(best)}, and the prediction may be off by more."
+        longer = plan.step_time_s / best.step_time_s - 1
+        return (
+            f"Plan {plan.rank} takes {abs(longer):.1%} {'longer' if longer >= 0 else 'less'} than plan 1, and leaves "
+            f"{_free(plan)} instead of {_free(best)} in case the predicted memory is off."
+        )
+    return f"Plan 1 leaves {_free(best)} in case the predicted memory is off."
+
+
+def is_full(plan: PlanRow) -> bool:
+    """Return whether a plan leaves little memory for errors of the prediction."""
+    return plan.headroom_bytes < SPARE * (plan.memory_bytes + plan.headroom_bytes)
+
+
+def _free(plan: PlanRow) -> str:
+    return f"{plan.headroom_bytes / GIB:.1f} GiB"
+
+
 def budget_of(found: Plans, plan: PlanRow, tokens: float) -> Budget:
     """Return how long a plan trains on a number of tokens, without evaluations, and what it costs.
 

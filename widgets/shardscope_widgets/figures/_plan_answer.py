@@ -7,7 +7,7 @@ from typing import NamedTuple
 from shardscope.planner import Plans, short
 from shardscope.planner.explain import seconds
 from shardscope.planner.plans import PlanRow
-from shardscope.planner.table import SPARE, budget_of, days_text, dollars_text, offload_text, recommended
+from shardscope.planner.table import advice, budget_of, days_text, dollars_text, offload_text, recommended
 from shardscope.prediction.failures import failures_text, layout_failures
 from shardscope.prediction.layout import uncertainty_of
 from shardscope.spec.units import work_text
@@ -63,29 +63,6 @@ def numbers(found: Plans, plan: PlanRow, tokens: float) -> tuple[PlanNumber, ...
         PlanNumber("Cost", cost, price),
         PlanNumber("Devices", f"{cluster.num_devices:,}", where),
     )  # fmt: skip
-
-
-def advice(found: Plans) -> str:
-    """Return why a plan is recommended: the memory that it leaves, beside that of the first plan."""
-    best, plan = found.best, recommended(found)
-    if is_full(best):
-        if plan.rank == 1:
-            return f"Every plan fills the memory: plan 1 leaves {_free(best)}, and the prediction may be off by more."
-        longer = plan.step_time_s / best.step_time_s - 1
-        return (
-            f"Plan {plan.rank} takes {abs(longer):.1%} {'longer' if longer >= 0 else 'less'} than plan 1, and leaves "
-            f"{_free(plan)} instead of {_free(best)} in case the predicted memory is off."
-        )
-    return f"Plan 1 leaves {_free(best)} in case the predicted memory is off."
-
-
-def is_full(plan: PlanRow) -> bool:
-    """Return whether a plan leaves little memory for errors of the prediction."""
-    return plan.headroom_bytes < SPARE * (plan.memory_bytes + plan.headroom_bytes)
-
-
-def _free(plan: PlanRow) -> str:
-    return f"{plan.headroom_bytes / GIB:.1f} GiB"
 
 
 def failures(found: Plans, plan: PlanRow) -> str:

@@ -14,7 +14,7 @@ import traitlets as t
 
 from shardscope.errors import SpecError
 from shardscope.planner import PlanComparison, Plans, short
-from shardscope.planner.table import KEY, table_rows
+from shardscope.planner.table import KEY, advice, is_full, table_rows
 from shardscope.spec.units import work_text
 from shardscope_widgets.figures import _plan_answer, _plan_mesh, _plans, theme
 from shardscope_widgets.kit.click_figure import ClickFigure
@@ -130,15 +130,15 @@ class PlannerScreen:
         self._show(None)
         plan = plans.row(int(plans.order[chosen - 1]), rank=chosen)
         numbers = _plan_answer.numbers(plans, plan, tokens)
-        is_full = _plan_answer.is_full(plan)
+        is_tight = is_full(plan)
         step, _, mfu, memory, *_ = numbers
         told = f"Plan {chosen}: {step.value} a step, MFU {mfu.value}, {memory.value} {memory.about}."
-        is_doubtful = is_full or plans.needs_offload
+        is_doubtful = is_tight or plans.needs_offload
         self.say(f"{_plan_answer.verdict(plans)} {told}", state="warning" if is_doubtful else "completed")
-        self.numbers.value = _numbers_html(numbers, is_full=is_full)
+        self.numbers.value = _numbers_html(numbers, is_full=is_tight)
         failures = _plan_answer.failures(plans, plan)
         work = work_text(plans.global_batch, plans.asked.model.seq)
-        text = f"Layout: {short(plan.layout)}.\nEach step: {work}.\n{_plan_answer.advice(plans)} {failures}"
+        text = f"Layout: {short(plan.layout)}.\nEach step: {work}.\n{advice(plans)} {failures}"
         self.advice.value = words_html(text)
         self.pick.value = chosen if chosen in {rank for _, rank in self.pick.options} else None
         header, rows = table_rows(plans, tokens=tokens)
