@@ -415,5 +415,5 @@ def test_a_step_of_asynchronous_workers_is_the_one_of_the_summary(mode: str, bud
     assert row.measured == pytest.approx(run.summary().step_time_s)
     assert row.predicted == pytest.approx(ss.predict(job, run.cluster).step_time_s, rel=0.05)
     assert row.ranks == "all workers"
-    assert "compute as many gradients" in " ".join(found.notes)
+    assert "compute its gradients" in " ".join(found.notes)
     assert found.residual() is None

@@ -83,6 +83,8 @@ def test_only_the_schedules_part_of_the_waiting_is_called_its_bubble() -> None:
     assert one_slow.sentence.startswith(
         f"{told}the rest is stages of unequal cost (rank 3 computes 2.5 times as long as the others)."
     )
+    of_two = explained(PIPELINE.replace(world_size=2), in_pipeline(0.2, 0.5, waiting=0.73, uneven=0.73))
+    assert "(rank 1 computes 2.5 times as long as the other)" in of_two.sentence
     two_slow = explained(PIPELINE, in_pipeline(0.2, 0.2, 0.5, 0.51, waiting=0.73, uneven=0.67))
     assert two_slow.sentence.startswith(
         f"{told}the rest is stages of unequal cost, and messages between stages or other programs."

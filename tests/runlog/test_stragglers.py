@@ -61,6 +61,11 @@ def test_the_sentence_names_rank_phase_factor_wait_and_remedy() -> None:
     assert "shares='measured'" in alarm.text
 
 
+def test_of_two_ranks_the_other_one_waits() -> None:
+    log = log_of(lambda _, rank: passes(0.09 if rank == 1 else 0.05, 0.1), ranks=2)
+    assert "slower in forward than the other; the other waits 40 ms a step for it" in found(log).text
+
+
 def job_with(strategy: Any, **batch: Any) -> ss.Job:
     return ss.Job(
         model="mlp", data="digits", strategy=strategy, world_size=4, batch=ss.Batch(32, **batch), steps=16

@@ -76,7 +76,7 @@ class TestAround:
 def test_what_is_said_of_a_range_names_its_centre_or_why_there_is_none() -> None:
     figure = BatchRange(own=64, critical=84.6, low=61.2, high=None, steps=32)
     assert figure.sentence(ss.PowersOfTwo(16, 256)) == (
-        "Batch sizes 16 to 256, around the critical batch size 84.6 (95 % interval: 61.2 to infinity), from the "
+        "Batch sizes 16 to 256, around the critical batch size 84.6 (95% interval: 61.2 to infinity), from the "
         "gradient noise scale of 32 steps."
     )
     assert "as close as possible to" in figure.sentence(ss.PowersOfTwo(16, 64))

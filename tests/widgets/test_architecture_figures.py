@@ -75,9 +75,19 @@ class TestMemoryKinds:
         assert chosen == [False, True]
         assert len(figure.layout.shapes) == 1
         assert _memory_kinds.states_text(info) == (
-            "zero-1 holds 62% of the states of ring: 2 MB instead of 3.2 MB on each rank."
+            "zero-1 holds 62% of the model states of ring: 2 MB instead of 3.2 MB on each rank."
         )
         assert _memory_kinds.states_text(_memory_kinds.memory_kinds_info(runs[:1])) == ""
+
+    def test_states_of_unequal_ranks_are_those_of_the_rank_that_holds_most(self):
+        runs = [
+            trace_of(memory_events(2, shards=shards), name, 2) for name, shards in (("even", 2), ("cut", 1))
+        ]
+        runs[1].held[1] = runs[0].held[1]
+        said = _memory_kinds.states_text(_memory_kinds.memory_kinds_info(runs))
+        assert said == (
+            "even holds 75% of the states of cut: 2.4 MB instead of 3.2 MB on the rank that holds most."
+        )
 
     def test_a_bar_ends_at_its_peak_and_only_faint_types_give_way(self):
         trace = trace_of([event | {"peak": 3_400_000} for event in memory_events(1)], "ring", 1)
@@ -98,7 +108,16 @@ class TestMemoryKinds:
         info = _memory_kinds.memory_kinds_info(predicted)
         assert [run.label for run in info.runs] == ["ring", "zero-3"]
         assert [run.most for run in info.runs] == [each.held_bytes for each in predicted]
-        assert _memory_kinds.states_text(info).startswith("zero-3 holds a quarter of the states of ring: ")
+        assert _memory_kinds.states_text(info).startswith(
+            "zero-3 holds a quarter of the model states of ring: "
+        )
+
+    def test_predictions_of_one_strategy_are_named_by_what_differs(self):
+        job = Job(model="mlp", data="digits", world_size=2, strategy="ring")
+        predicted = [ss.predict(job), ss.predict(job.replace(model="gpt-nano", data="python-source"))]
+        info = _memory_kinds.memory_kinds_info(predicted)
+        assert ["mlp" in run.label for run in info.runs] == [True, False]
+        assert info.runs[0].label in _memory_kinds.states_text(info)
 
 
 class TestLinks:

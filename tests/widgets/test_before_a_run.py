@@ -42,11 +42,11 @@ def test_a_tab_that_a_person_chose_stays_open(lab):
 def test_memory_under_each_stage_is_shown_with_the_strategy_of_the_form_in_bold(lab):
     zero = predicted(lab)
     assert names_of(zero) == ["<b>ring</b>", "zero-1", "zero-2", "zero-3"]
-    assert "zero-3 holds half of the states of ring: " in zero.words.value
+    assert "zero-3 holds half of the model states of ring: " in zero.words.value
     lab.strategy, lab.world_size = "zero-3", 4
     lab.screen.forecast.wait(60)
     assert names_of(zero) == ["all-reduce", "zero-1", "zero-2", "<b>zero-3</b>"]
-    assert "zero-3 holds a quarter of the states of all-reduce: " in zero.words.value
+    assert "zero-3 holds a quarter of the model states of all-reduce: " in zero.words.value
     lab.global_batch = 7  # invalid
     assert zero.box.layout.display == "none"
 

@@ -181,7 +181,9 @@ def test_pictures_send_from_a_worker_to_another_and_are_told(name: str) -> None:
         assert all(a != b for a, b in round_.arrows)
         svg = who_sends_svg(shown, number, "#e06c2c")
         assert svg.count("marker-end") == len(round_.arrows)
-        assert f"round {number + 1} of {len(shown.rounds)}" in round_text(shown, number)
+        said = round_text(shown, number)
+        assert f"round {number + 1} of {len(shown.rounds)}" in said
+        assert said.endswith("in all.") == ("Every worker sends" in said or " send: " in said)
 
 
 @pytest.mark.parametrize(

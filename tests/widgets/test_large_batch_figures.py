@@ -46,7 +46,7 @@ class TestNoiseScale:
     def test_words_say_where_the_batch_in_use_is(self, batch, words):
         text = _noise_scale.noise_scale_text(info_of(batch=batch))
         assert text.startswith(
-            "ring-mlp: the critical batch size is about 100 samples (95 % confidence interval 70 to 160)"
+            "ring-mlp: the critical batch size is about 100 samples (95% confidence interval 70 to 160)"
         )
         assert words in text
 

@@ -56,6 +56,12 @@ def test_a_folder_that_cannot_be_written_is_no_problem(new_run, runtime):
     assert shown_by(RunBook())["a"][0] == "ring-gpt-nano"
 
 
+def test_only_a_colour_is_taken_from_a_folder(new_run, runtime):
+    new_run("a")
+    (runtime.known[0].path / "about.json").write_text('{"look": "\\"><img/src=x/onerror=alert(1)> 3"}')
+    assert shown_by(RunBook())["a"][1].colour.startswith("#")
+
+
 def test_what_a_person_wrote_about_the_run_stays(new_run, runtime):
     new_run("a")
     path = runtime.known[0].path

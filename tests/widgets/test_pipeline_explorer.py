@@ -126,7 +126,7 @@ class TestExplorer:
     def test_it_shows_what_was_counted_beside_the_closed_form(self):
         explorer = PipelineExplorer(schedule="zb-h1", stages=4, microbatches=8)
         assert explorer.timeline.bubble_fraction == pytest.approx(3 / 27)
-        assert "bubble 11.1%, as by the closed-form formula." in explorer._status.value
+        assert "bubble 11.1%, matching the closed-form formula." in explorer._status.value
         explorer.send = 2.0
         assert (
             "the closed-form formula gives 11.1% for free communication and equal stages"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from shardscope.tuning.session import StudySession
 from shardscope_widgets.figures._trials import TrialInfo
 from shardscope_widgets.tuning_lab import _search
 from shardscope_widgets.tuning_lab._code import job_code
+from shardscope_widgets.tuning_lab._study import Shown
 from shardscope_widgets.tuning_lab._words import status_text
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=6)
@@ -25,6 +27,15 @@ SPACE = Space({"optimizer.lr": (1e-3, 1e-1, "log"), "compression": ["none", "int
 
 def named(lab, name):
     return next(row for row in lab._rows if row.name == name)
+
+
+def test_steps_of_a_trial_follow_its_settings_as_they_are_suggested():
+    """The lab may read a trial that runs before its batch is suggested, and takes it for one of the job's own."""
+    kept = Shown(SimpleNamespace(definition=SimpleNamespace(job=JOB, equal="samples")))
+    first = SimpleNamespace(number=0, state="running", params={})
+    assert kept._steps_of(first) == JOB.steps
+    whole = SimpleNamespace(number=0, state="running", params={"batch": 2 * JOB.batch.global_batch})
+    assert kept._steps_of(whole) == JOB.steps // 2
 
 
 class TestSearching:

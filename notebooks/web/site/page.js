@@ -23,6 +23,7 @@ let isReady = false; // whether Python has started
 function say(text, kind = "") {
   find("#status").textContent = text;
   find("#status").className = kind;
+  if (kind === "failed") document.querySelectorAll(".picture .ss-left").forEach((left) => { left.textContent = ""; });
 }
 
 /** The panel and the settings in the address: `#planner?nodes=16&device="h100-80gb"`. */
@@ -87,7 +88,7 @@ function uncover(place, picture) {
   const watch = new MutationObserver(() => {
     if (!place.querySelector(".js-plotly-plot .main-svg")) return;
     watch.disconnect();
-    picture.remove();
+    picture?.remove();
   });
   watch.observe(place, { childList: true, subtree: true });
 }

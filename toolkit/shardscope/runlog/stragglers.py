@@ -203,10 +203,11 @@ def _text(found: Straggler, role: str, samples: Sequence[int], known: Circumstan
         known: Consequences of a straggler in the job.
     """
     times = "much" if found.slower == inf else f"{found.slower:.2g} times"
-    is_slower = f"{times} slower in {found.phase} than the {'others' if samples[2:] else 'other'}"
-    waits = f"the others wait {duration_text(found.wait_s)} a step for it"
+    others, wait, do = ("others", "wait", "do") if samples[2:] else ("other", "waits", "does")
+    is_slower = f"{times} slower in {found.phase} than the {others}"
+    waits = f"the {others} {wait} {duration_text(found.wait_s)} a step for it"
     if known.unwaited_because is not None:
-        waits = f"the others do not wait for it: {known.unwaited_because}"
+        waits = f"the {others} {do} not wait for it: {known.unwaited_because}"
     if role.startswith(_STAGE):
         return (
             f"{role} (rank {found.rank}) is the bottleneck: it is {is_slower}, and {waits}; give it fewer layers with "

@@ -44,7 +44,7 @@ class BatchRange(Spec):
         where = "around" if is_inside else "as close as possible to"
         end = "infinity" if self.high is None else f"{self.high:.3g}"
         return (
-            f"{said}, {where} the critical batch size {self.critical:.3g} (95 % interval: {self.low:.3g} to {end}), "
+            f"{said}, {where} the critical batch size {self.critical:.3g} (95% interval: {self.low:.3g} to {end}), "
             f"from the gradient noise scale of {self.steps} steps."
         )
 

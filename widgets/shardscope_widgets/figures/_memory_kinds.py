@@ -7,11 +7,13 @@ ends at the rank's peak. Ranks that hold the same are drawn as one bar.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import plotly.graph_objects as go
 
 from shardscope.runlog.schema import MEMORY_KINDS
+from shardscope.spec.run_names import run_names
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._ghosts import Ghost, bars_of, ghost_of, memory_gap, memory_ghosts
 from shardscope_widgets.figures._stacks import STATES, Layer, RunBars, StackBar, draw_stacks
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from shardscope.prediction.job import JobPrediction
 
 KIND_NAMES = {"optimizer": "optimizer state"}
-_SHARES = {1: "all", 2: "half", 3: "a third", 4: "a quarter", 5: "a fifth", 6: "a sixth", 8: "an eighth"}
+_SHARES = {2: "half", 3: "a third", 4: "a quarter", 5: "a fifth", 6: "a sixth", 8: "an eighth"}
 _NEAR = 0.02
 """Relative difference up to which a share counts as a simple fraction, and two ranks as holding the same."""
 _ROW_PX = 36
@@ -61,7 +63,11 @@ def memory_kinds_info(
         for trace in named_apart([each for each in traces if isinstance(each, Trace)])
         if trace.held
     ]
-    predicted = [_predicted(each) for each in traces if not isinstance(each, Trace)]
+    before = [each for each in traces if not isinstance(each, Trace)]
+    labels = [each.job.strategy.label for each in before]
+    if len({*labels}) < len(labels):
+        labels = run_names([each.job for each in before])
+    predicted = list(map(_predicted, before, labels))
     return MemoryKindsInfo(
         tuple(run for run in (*measured, *predicted) if run.bars),
         max(alone.peaks.values()) if alone is not None and alone.held else None,
@@ -76,9 +82,9 @@ def _run(trace: Trace) -> RunBars:
     return RunBars(trace.label, tuple(bars))
 
 
-def _predicted(prediction: JobPrediction) -> RunBars:
-    ghost, job = ghost_of(prediction), prediction.job
-    return RunBars(job.strategy.label, bars_of(ghost, [f"rank {rank}" for rank in range(job.world_size)]))
+def _predicted(prediction: JobPrediction, label: str) -> RunBars:
+    ranks = [f"rank {rank}" for rank in range(prediction.job.world_size)]
+    return RunBars(label, bars_of(ghost_of(prediction), ranks))
 
 
 def memory_kinds_text(info: MemoryKindsInfo) -> str:
@@ -91,15 +97,18 @@ def memory_kinds_text(info: MemoryKindsInfo) -> str:
 
 def states_text(info: MemoryKindsInfo) -> str:
     """Return how the smallest states on a rank compare with the largest; empty if all runs hold about the same."""
-    states = {run.label: max(map(_states, run.bars)) for run in info.runs}
-    least, most = min(reversed(states), key=lambda run: states[run]), max(states, key=lambda run: states[run])
-    if not states[least] or states[least] > (1 - _NEAR) * states[most]:
+    states = [(max(map(_states, run.bars)), run.label) for run in info.runs]
+    (least, saver), (most, spender) = min(reversed(states), key=itemgetter(0)), max(states, key=itemgetter(0))
+    if not least or least > (1 - _NEAR) * most:
         return ""
-    times = states[most] / states[least]
+    are_even = all(
+        min(map(_states, run.bars)) >= (1 - _NEAR) * max(map(_states, run.bars)) for run in info.runs
+    )
+    times = most / least
     share = _SHARES.get(round(times)) if abs(times / round(times) - 1) <= _NEAR else None
     return (
-        f"{least} holds {share or f'{1 / times:.0%}'} of the states of {most}: {bytes_text(states[least])} instead of "
-        f"{bytes_text(states[most])} on each rank."
+        f"{saver} holds {share or f'{1 / times:.0%}'} of the model states of {spender}: {bytes_text(least)} instead of "
+        f"{bytes_text(most)} on {'each rank' if are_even else 'the rank that holds most'}."
     )
 
 

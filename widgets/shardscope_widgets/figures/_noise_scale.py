@@ -110,7 +110,7 @@ def noise_scale_text(info: NoiseScaleInfo) -> str:
     low, high = info.low[-1], info.high[-1]
     until = "no upper limit yet" if high is None else _samples(high)
     return (
-        f"{named}the critical batch size is about {_samples(last)} samples (95 % confidence interval "
+        f"{named}the critical batch size is about {_samples(last)} samples (95% confidence interval "
         f"{_samples(low or 0)} to {until}) at step {info.steps[-1]}; {_verdict(info.batch, last)}."
     )
 
@@ -141,7 +141,7 @@ def draw_noise_scale(info: NoiseScaleInfo) -> go.Figure:
         annotations=[
             theme.heading(
                 "Critical batch size",
-                f"with 95 % band; <span style='color:{IN_USE}'>┄ in use, {info.batch:,}</span>", x=_LEFT[0],
+                f"with 95% band; <span style='color:{IN_USE}'>┄ in use, {info.batch:,}</span>", x=_LEFT[0],
             ),
             theme.heading("Loss", "bold: smoothed", x=_RIGHT[0]),
         ],
@@ -161,7 +161,7 @@ def _batches(info: NoiseScaleInfo) -> list[go.Scatter]:
         go.Scatter(
             x=info.steps, y=info.critical, mode="lines", line={"color": NOISE, "width": 2.2},
             customdata=list(zip(map(_end, info.low), map(_end, info.high), strict=True)),
-            hovertemplate="step %{x}: %{y:,.3~s} samples<br>95 % confidence: %{customdata[0]} to %{customdata[1]}"
+            hovertemplate="step %{x}: %{y:,.3~s} samples<br>95% confidence: %{customdata[0]} to %{customdata[1]}"
             "<extra></extra>",
         ),
     ]  # fmt: skip

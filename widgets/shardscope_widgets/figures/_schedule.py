@@ -157,7 +157,7 @@ def schedule_text(info: ScheduleInfo) -> str:
     return (
         f"{PipelineSchedule(gantt.schedule).heading()}: {parts} through {plural(gantt.num_stages, 'stage')} on "
         f"{plural(len(gantt.ranks), 'rank')} take {duration_text(gantt.end_ms / 1e3)}, and ranks are idle for "
-        f"{gantt.bubble:.1%} of it, also before their first operation and after their last. A rank holds the "
+        f"{gantt.bubble:.1%} of it, including before their first operation and after their last. A rank holds the "
         f"activations of at most {peak} micro-batches."
     )
 

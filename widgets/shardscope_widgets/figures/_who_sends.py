@@ -213,7 +213,8 @@ def round_text(shown: Picture, number: int) -> str:
         else f"{listed(names)} send{'s' if len(names) == 1 else ''}"
     )
     place = f"{ALGORITHMS[shown.algorithm].title}, round {number + 1} of {len(shown.rounds)}"
-    return f"{place}: {round_.name}. {who}: {plural(len(round_.arrows), 'message')} of {round_.part}."
+    in_all = " in all" if len(names) > 1 else ""
+    return f"{place}: {round_.name}. {who}: {plural(len(round_.arrows), 'message')} of {round_.part}{in_all}."
 
 
 def who_sends_svg(shown: Picture, number: int, colour: str) -> str:

@@ -201,6 +201,6 @@ class PipelineExplorer(Still, widgets.VBox):  # type: ignore[misc]
         if type(PipelineSchedule(self.schedule)).bubble is PipelineSchedule.bubble:
             return f"{counted}."  # the schedule has no formula with which to compare the simulation
         if abs(formula - info.gantt.bubble) < 5e-4:
-            return f"{counted}, as by the closed-form formula."
+            return f"{counted}, matching the closed-form formula."
         why = " for free communication and equal stages" if self.send or self.last_stage != 1 else ""
         return f"{counted}; the closed-form formula gives {formula:.1%}{why}."

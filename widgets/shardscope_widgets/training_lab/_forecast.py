@@ -92,6 +92,7 @@ class Forecast(Background):
         asked = None if job is None else ForecastRequest(job, cluster)
         if self._begun and asked == self._asked and (asked is None or self.found is not None):
             return
+        self.zero.box.add_class("ss-outdated")
         with self._lock:
             self._asked, self.found = asked, None
             self._changed.set()
@@ -138,7 +139,12 @@ class Forecast(Background):
             []
             if prediction is None
             else predicted_stages(
-                prediction, lambda other: preflight(other, cluster, calls_functions=calls).prediction
+                prediction,
+                lambda other: (
+                    None
+                    if self._changed.is_set()
+                    else preflight(other, cluster, calls_functions=calls).prediction
+                ),
             )
         )
         with self._lock:

@@ -6,6 +6,7 @@ page reload or a kernel restart, the list has the same runs, and those that are 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -107,7 +108,7 @@ class RunEntry:
         about = read_about(self.run.path)
         self._stored = about.label, about.look
         colour, _, place = about.look.partition(" ")
-        if place.isdecimal():
+        if re.fullmatch("#[0-9a-fA-F]{6}", colour) and place.isdecimal():  # a folder may hold anything
             self.trace.look = RunLook(colour, int(place) % len(DASHES))
         return about.label
 

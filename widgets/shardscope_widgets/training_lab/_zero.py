@@ -52,6 +52,7 @@ class ZeroStages:
             predictions: One prediction for each stage.
         """
         info = memory_kinds_info(predictions)
+        self.box.remove_class("ss-outdated")
         self.box.layout.display = None if len(info.runs) > 1 else "none"
         if len(info.runs) > 1:
             figure = draw_memory_kinds(info, chosen=chosen)

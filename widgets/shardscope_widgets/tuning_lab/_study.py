@@ -62,7 +62,7 @@ class Shown:
 
     def __init__(self, session: StudySession) -> None:
         self.session = session
-        self._steps: dict[int, int] = {}
+        self._steps: dict[tuple[int, int], int] = {}
         self.records: dict[int, TrialRecord] = {}
 
     def trials(self, live: Mapping[int, TrialMetrics]) -> list[TrialInfo]:
@@ -74,9 +74,10 @@ class Shown:
         return trials_info(found, objectives, steps_of=self._steps_of, live=live, is_baseline=is_baseline)
 
     def _steps_of(self, record: TrialRecord) -> int:
-        if record.number not in self._steps or record.state in NOT_BEGUN:
-            self._steps[record.number] = self._worked_out(record)
-        return self._steps[record.number]
+        key = record.number, len(record.params)  # a trial begins before all its settings are suggested
+        if key not in self._steps or record.state in NOT_BEGUN:
+            self._steps[key] = self._worked_out(record)
+        return self._steps[key]
 
     def _worked_out(self, record: TrialRecord) -> int:
         definition = self.session.definition

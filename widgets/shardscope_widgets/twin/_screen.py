@@ -86,7 +86,7 @@ class Screen:
         """Draw the waterfall chart of the step time; if `found` is None, show why there is none."""
         self.residual.layout.display = "none" if found is None else None
         if found is None:
-            self.explained.value = words_html("No step time of this run is broken down into parts.")
+            self.explained.value = words_html("This run has no breakdown of its step time.")
             return
         info = _residual.residual_info(found)
         self.residual.show_parts(*_residual.residual_parts(info))

@@ -16,7 +16,7 @@ Spread = tuple[float, float]
 _LOSSES = {
     "communication": "Communication takes {share}: {sent} per rank over {link}.",
     "server": "Communication takes {share}: rank {rank} ({role}) sends {sent}, {more} as much as each other rank.",
-    "straggler": "Ranks wait {share} for rank {rank}, which computes {longer} as long as the others.",
+    "straggler": "Ranks wait {share} for rank {rank}, which computes {longer} as long as {others}.",
     "shared cores": "Ranks wait {share} for each other: {world_size} ranks take turns on {cores} cores.",
     "uneven steps": "Ranks wait {share} for each other: in each step, another rank is slower than the rest.",
     "small operations": "Launching small operations takes {share}, rather than computing with them.",
@@ -82,9 +82,14 @@ def loss_text(found: Sequence[Loss], step: MeasuredStep, job: Job, *, cores: int
         role=step.roles[loss.rank] if step.roles else "",
         more=_relative(step.sent_bytes, loss.rank),
         longer=_relative(step.computing(), loss.rank),
+        others=_others(step),
         world_size=job.world_size,
         cores=cores,
     )
+
+
+def _others(step: MeasuredStep) -> str:
+    return "the other" if len(step.computing()) == 2 else "the others"
 
 
 def _link(step: MeasuredStep, job: Job) -> str:
@@ -106,7 +111,7 @@ def _pipeline_text(
     parts = [_IN_PIPELINE[loss.cause].format(cores=cores) for loss in others]
     if others[0].cause == "uneven stages" and _stands_out(step.computing(), others[0].rank):
         longer = _relative(step.computing(), others[0].rank)
-        parts[0] += f" (rank {others[0].rank} computes {longer} as long as the others)"
+        parts[0] += f" (rank {others[0].rank} computes {longer} as long as {_others(step)})"
     return f"{whole}: about {waits.bubble:.0%} is {bubble}; the rest is {', and '.join(parts)}."
 
 
