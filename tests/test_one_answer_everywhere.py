@@ -325,6 +325,8 @@ def test_below_which_bandwidth_compression_pays_off(compressed: ss.Job) -> None:
     assert with_int8.limit == found.limit
     calculator = CommunicationCalculator(job=compressed)
     calculator.tabs.selected_index = list(calculator.views).index("Compression")
+    assert calculator._of_job is not None
+    calculator._of_job.wait(60)
     lab = PayoffPanel()  # after a run in the Training Lab
     lab.begin()
     summary = SimpleNamespace(step_time_s=0.1, loss_mean=2.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from shardscope.errors import SpecError
 from shardscope.measure.compression import codecs
 from shardscope.spec.units import duration_text, faster_text
 from shardscope_widgets import CommunicationCalculator, figures
+from shardscope_widgets.communication_calculator._views import FigureView
 from shardscope_widgets.figures import _communication, _communication_plots
 from shardscope_widgets.figures._communication_look import LOOKS
 from shardscope_widgets.figures._who_sends import WORKERS, has_picture, picture, round_text, who_sends_svg
@@ -240,27 +242,81 @@ def test_the_compression_tab_moves_my_link_with_the_bandwidth() -> None:
         assert not layout["sliders"]
 
 
-def test_a_job_is_shown_until_its_step_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> ss.Job:
     monkeypatch.setattr(
         codecs, "packing_seconds", lambda jobs, _buckets: [0.001 * job.compression.is_on for job in jobs]
     )
-    job = ss.Job(
-        model="mlp",
-        data="digits",
-        world_size=2,
-        link=ss.Link(bandwidth="10 Mbit/s", latency="1 ms"),
-        strategy="ring",
-    )
+    link = ss.Link(bandwidth="10 Mbit/s", latency="1 ms")
+    return ss.Job(model="mlp", data="digits", world_size=2, link=link, strategy="ring")
+
+
+def open_compression(calculator: CommunicationCalculator) -> FigureView:
+    calculator.tabs.selected_index = list(calculator.views).index("Compression")
+    if calculator._of_job is not None:
+        calculator._of_job.wait(60)
+    return calculator.views["Compression"]
+
+
+def test_a_job_is_shown_until_its_step_is_changed(job: ss.Job) -> None:
     calculator = CommunicationCalculator(job=job)
     found = ss.compression_speedup(job)
-    calculator.tabs.selected_index = list(calculator.views).index("Compression")
-    words = calculator.views["Compression"].words
+    words = open_compression(calculator).words
     assert (calculator.workers, calculator.bandwidth, calculator.latency_us) == (2, pytest.approx(0.01), 1000)
     assert found.limit in words.value
     assert "mlp, ring, 2 ranks: packing times were measured on this machine" in words.value
+    assert calculator.controls["memory_bandwidth"].disabled, "packing was measured"
     calculator.num_bytes *= 1.04  # the slider moves a value to its nearest place
     calculator.bandwidth = 0.1
     assert found.limit in words.value
     assert found.at("100 Mbit/s").verdict in words.value
     calculator.workers = 4
     assert "packing times were measured" not in words.value
+    assert not calculator.controls["memory_bandwidth"].disabled
+    assert calculator.children[0].code == "", "code without the job would give another curve"
+    assert CommunicationCalculator().children[0].code
+
+
+def test_inputs_given_beside_a_job_are_not_its_step(job: ss.Job) -> None:
+    calculator = CommunicationCalculator(job=job, workers=256)
+    assert "packing times were measured" not in open_compression(calculator).words.value
+    calculator.workers = 2
+    assert "packing times were measured" in open_compression(calculator).words.value
+
+
+def test_packing_is_timed_when_the_tab_is_opened_and_not_before(
+    job: ss.Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end, timed = threading.Event(), []
+
+    def packing_seconds(jobs: list[ss.Job], _buckets: object) -> list[float]:
+        packed = [job.compression.is_on for job in jobs]
+        if any(packed):
+            may_end.wait(60)
+            timed.append(packed)
+        return [0.001 * is_on for is_on in packed]
+
+    monkeypatch.setattr(codecs, "packing_seconds", packing_seconds)
+    calculator = CommunicationCalculator(job=job)
+    assert calculator._of_job is not None
+    assert calculator._of_job._thread is None
+    view = calculator.views["Compression"]
+    calculator.tabs.selected_index = list(calculator.views).index("Compression")
+    assert "Packing is being timed" in str(view.figure.figure["layout"]["annotations"])
+    may_end.set()
+    open_compression(calculator)
+    assert view.figure.figure["data"]
+    assert "packing times were measured" in view.words.value
+    calculator.bandwidth = 0.1
+    assert len(timed) == 1
+
+
+def test_what_stops_the_timing_is_said(job: ss.Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    calculator = CommunicationCalculator(job=job)
+
+    def packing_seconds(*_: object) -> list[float]:
+        raise OSError("no memory")
+
+    monkeypatch.setattr(codecs, "packing_seconds", packing_seconds)
+    view = open_compression(calculator)
+    assert "OSError: no memory" in str(view.figure.figure["layout"]["annotations"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib.resources import files
-from math import isclose
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ipywidgets as widgets
@@ -13,8 +12,9 @@ from shardscope.analytic import communication as comm
 from shardscope.errors import SpecError
 from shardscope.measure.compression.curve import Worth
 from shardscope.show import Table
-from shardscope_widgets.communication_calculator._asked import UNITS, CommunicationInputs
+from shardscope_widgets.communication_calculator._asked import CommunicationInputs
 from shardscope_widgets.communication_calculator._controls import Ways, make_controls, panel
+from shardscope_widgets.communication_calculator._of_job import JobStep
 from shardscope_widgets.communication_calculator._views import make_views
 from shardscope_widgets.figures._communication import CommunicationQuestion
 from shardscope_widgets.figures._communication_look import title
@@ -29,8 +29,6 @@ from shardscope_widgets.words import bytes_text, duration_text, plural
 if TYPE_CHECKING:
     from shardscope.spec import Job
 
-_HALF_A_STEP = 0.05
-"""Largest relative change of the message by its slider, which moves a value to the nearest of 24 places per decade."""
 ABOUT = "all values are computed from formulas; hover over a curve for its formula, inputs and source"
 
 
@@ -45,7 +43,8 @@ class CommunicationCalculator(Still, widgets.VBox, CommunicationInputs):  # type
 
     Args:
         job: A job whose gradients, ranks, link and compute time are the initial values, and whose compression is
-            predicted by `ss.compression_speedup`; None for the defaults.
+            predicted by `ss.compression_speedup` when the tab is first opened, and is shown until other inputs than
+            the bandwidth are changed; None for the defaults.
         asked: Initial values of traits, for example ``num_bytes=1e9, bandwidth=400, bandwidth_unit="Gbit/s"``.
 
     Raises:
@@ -58,21 +57,16 @@ class CommunicationCalculator(Still, widgets.VBox, CommunicationInputs):  # type
 
     def __init__(self, *, job: Job | None = None, **asked: Any) -> None:
         check_options("CommunicationCalculator", asked, CommunicationInputs.class_own_traits())
-        self._of_job: tuple[Worth, CommunicationQuestion] | None = None
-        worth = None if job is None else _worth_of_job(job)
-        CommunicationInputs.__init__(
-            self, **({} if worth is None or job is None else _inputs(job, worth)) | asked
-        )
+        self._guard = Guard(lambda problem: setattr(self.problem, "value", problem))
+        self._of_job = None if job is None else JobStep(job, self._guard.callback(self._draw_compression))
+        CommunicationInputs.__init__(self, **({} if self._of_job is None else self._of_job.inputs) | asked)
         super().__init__()
         self._is_stale: set[str] = set()
         self.controls = make_controls(self)
         self.ways = Ways(self)
-        if worth is not None:
-            self._of_job = worth, self.question
         self.views = make_views(self._worth)
         self.status, self.problem, self.table = (widgets.HTML() for _ in range(3))
         self.tabs = widgets.Tab(list(self.views.values()), titles=tuple(self.views))
-        self._guard = Guard(lambda problem: setattr(self.problem, "value", problem))
         self._arrange()
         self.observe(self._guard.callback(self.draw), [*CommunicationInputs.class_own_traits()])
         self.tabs.observe(self._guard.callback(self._draw_tab), "selected_index")
@@ -84,7 +78,8 @@ class CommunicationCalculator(Still, widgets.VBox, CommunicationInputs):  # type
         right = widgets.VBox([self.problem, self.tabs, self.table, widgets.HTML(note_html(_SYMBOLS))])
         frame = _Frame(title="Communication Calculator", about=ABOUT)
         t.dlink((self, "op"), (frame, "subject"))
-        frame.offer_copy(self, [*CommunicationInputs.class_own_traits()])
+        if self._of_job is None:  # code with these inputs alone would give another curve than the job's
+            frame.offer_copy(self, [*CommunicationInputs.class_own_traits()])
         self.children = (frame, bar, columns(left, right))
         classed(self, "ss-lab", "ss-comm")
 
@@ -95,6 +90,7 @@ class CommunicationCalculator(Still, widgets.VBox, CommunicationInputs):  # type
         """Recompute the results and redraw the visible tab; hidden tabs are redrawn when they are next shown."""
         self.problem.value = ""
         self._is_stale = set(self.views)
+        self.controls["memory_bandwidth"].disabled = self._shows_job(self.question)
         self._draw_tab()  # first, because a figure takes longest to draw
         found = answers(self.question)
         self.table.value = answers_html(found)
@@ -106,11 +102,21 @@ class CommunicationCalculator(Still, widgets.VBox, CommunicationInputs):  # type
             self.views[shown].show(self.question)
             self._is_stale.discard(shown)
 
-    def _worth(self, question: CommunicationQuestion) -> Worth | None:
-        """Return the steps with and without compression: those of the job, until the workers' step is changed."""
-        if self._of_job is not None and _is_same_step(self._of_job[1], question):
-            return self._of_job[0].at(question.bandwidth)
-        return worth_of(question) if question.op == "all_reduce" else None
+    def _draw_compression(self) -> None:
+        self._is_stale.add("Compression")
+        self._draw_tab()
+
+    def _shows_job(self, question: CommunicationQuestion) -> bool:
+        """Return whether the job's step is shown, whose packing was timed, until the workers' step is changed."""
+        return self._of_job is not None and self._of_job.is_asked(question)
+
+    def _worth(self, question: CommunicationQuestion) -> Worth | str:
+        """Return the steps with and without compression, or why there are none."""
+        if self._of_job is not None and self._shows_job(question):
+            return self._of_job.at(question.bandwidth)
+        if question.op != "all_reduce":
+            return "Compressed gradients are exchanged by an all-reduce"
+        return worth_of(question)
 
     def _in_words(self) -> str:
         question = self.question
@@ -123,29 +129,6 @@ _SYMBOLS = (
     "In formulas, S is the size of the message, W the number of workers, α the latency, B the bandwidth, and γ the "
     "rate at which a worker adds bytes, which is unlimited here."
 )
-
-
-def _worth_of_job(job: Job) -> Worth:
-    from shardscope.measure.compression.speedup import compression_speedup  # needs torch
-
-    return compression_speedup(job)
-
-
-def _inputs(job: Job, worth: Worth) -> dict[str, Any]:
-    """Return the calculator's inputs for a job."""
-    share = 2 * (job.world_size - 1) / job.world_size  # of the gradient, sent by each rank of a ring
-    return {
-        "op": "all_reduce", "workers": job.world_size, "num_bytes": worth.plain.sent_bytes / share,
-        "bandwidth": worth.link.bandwidth / UNITS["Gbit/s"], "bandwidth_unit": "Gbit/s",
-        "latency_us": 1e6 * worth.link.latency_s, "compute_ms": float(f"{1e3 * worth.plain.compute_s:.4g}"),
-    }  # fmt: skip
-
-
-def _is_same_step(of_job: CommunicationQuestion, question: CommunicationQuestion) -> bool:
-    """Return whether inputs still describe the step of a job, whose bandwidth may differ."""
-    fields = ("op", "workers", "latency", "compute_s")
-    is_same = all(getattr(of_job, name) == getattr(question, name) for name in fields)
-    return is_same and isclose(of_job.num_bytes, question.num_bytes, rel_tol=_HALF_A_STEP)
 
 
 _HEADERS = (

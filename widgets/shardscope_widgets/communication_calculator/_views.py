@@ -36,9 +36,9 @@ def _draw_efficiency(question: CommunicationQuestion) -> Drawing:
     )
 
 
-def _draw_speedup(worth: Worth | None) -> Drawing:
-    if worth is None:
-        return [], theme.empty("Compressed gradients are exchanged by an all-reduce"), ""
+def _draw_speedup(worth: Worth | str) -> Drawing:
+    if isinstance(worth, str):
+        return [], theme.empty(worth), ""
     shown = speedup.compression_speedup_info(worth, slides=False)
     how = "Workers compute, then pack at the speed of memory, then send over a ring, without overlap."
     if worth.of:
@@ -123,12 +123,12 @@ class WhoSends(widgets.VBox):  # type: ignore[misc]
 
 
 def make_views(
-    worth_of: Callable[[CommunicationQuestion], Worth | None],
+    worth_of: Callable[[CommunicationQuestion], Worth | str],
 ) -> dict[str, widgets.DOMWidget]:
     """Return the tabs, by title.
 
     Args:
-        worth_of: Returns the steps with and without compression; None if the operation is not an all-reduce.
+        worth_of: Returns the steps with and without compression, or why there are none.
     """
     return {
         "Message size": FigureView(
