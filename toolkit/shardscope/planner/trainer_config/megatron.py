@@ -67,6 +67,8 @@ def _remarks(model: Transformer, layout: Layout) -> tuple[str, ...]:
         *["Predictions assume that the backend auto finds fused attention."] * layout.flash_attention,
         loss,
         *_remarks_on_messages(layout),
+        *["Add --rotary-base if the model's is not 10,000; that of Llama 3 is 500,000."]
+        * (model.positions == "rotary"),
         f"Add the data and a tokenizer of {model.vocab:,} tokens, the learning rate and --train-iters.",
     )
 
