@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import shardscope as ss
 from shardscope_widgets import FaultLab, Lab, Planner, TrainingLab, TuningLab, Twin
 
+CALLS: list[str] = []
 JOB = ss.Job(model="gpt-nano", data="python-source", strategy="zero-3", world_size=2, steps=8)
 
 
@@ -61,6 +63,40 @@ def test_the_job_is_changed_in_one_place(lab):
     assert lab._offer.layout.display == "none"
 
 
+def test_predict_follows_the_emulated_cluster(lab):
+    lab.tab = "Predict"
+    cluster = ss.Cluster.emulated(2, "1 Mbit/s", "1 ms")
+    lab.panels["Run"].fill(JOB, cluster)
+    lab.tab = "Run"
+    lab.tab = "Predict"
+    assert lab.panels["Predict"].children[0].value == ss.predict(JOB, cluster)._repr_html_()
+    lab.tab = "Tune"
+    assert lab._offer.layout.display == "none"  # it has this job
+    choices = lab.panels["Run"].place.choices
+    choices.node_bandwidth = "fast"
+    lab.panels["Run"].world_size = 4
+    assert lab.job == JOB
+    choices.node_bandwidth = "1 Mbit/s"
+    assert "on 4 ranks" in lab._title.value
+
+
+def own_model():
+    CALLS.append("own_model")
+    return torch.nn.Linear(64, 10)
+
+
+def test_predict_calls_no_function_of_the_user_and_shows_no_former_prediction(lab):
+    lab.tab = "Predict"
+    lab.panels["Run"].fill(ss.Job(model=own_model, data="digits", world_size=2, steps=8))
+    lab.tab = "Run"
+    lab.tab = "Predict"
+    assert "functions of your own, which this tab does not call" in lab.problem
+    assert CALLS == []
+    assert "Predict" not in lab.panels
+    assert "<svg" not in lab._still()
+    assert lab._tabs.children[lab._tabs.selected_index].children == ()
+
+
 def test_an_invalid_form_leaves_the_job_as_it_was(lab):
     lab.panels["Run"].micro_batch = 7  # does not divide the batch
     assert lab.job == JOB
@@ -98,3 +134,20 @@ def test_the_picture_of_the_lab_is_that_of_the_open_tab(lab):
     assert "zero-3-gpt-nano" in lab._still()
     lab.tab = "Compare"
     assert "There are no runs yet" in lab._still()
+
+
+def test_the_picture_follows_a_panel_that_takes_the_job(lab):
+    lab.tab = "Tune"
+    lab._begin_showing()
+    lab.panels["Run"].world_size = 4
+    lab._take.click()
+    assert lab._is_behind  # the picture still shows the former panel
+    lab._publish()
+    lab.panels["Tune"].screen.status.value = "changed"
+    assert lab._is_behind
+
+
+def test_the_picture_is_drawn_under_the_lock_of_the_open_panel(lab):
+    panel = lab.panels["Run"]
+    panel._kept = lambda: [str(panel._guard.lock._is_owned())]
+    assert lab._still().endswith("True")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import time
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -139,7 +140,83 @@ def test_a_slider_changes_the_picture_a_little_later(shell, monkeypatch):
     assert "6 ranks" in shell[1][-1][0]["text/html"]
 
 
+def test_a_change_while_the_picture_is_drawn_is_not_lost(shell, monkeypatch):
+    monkeypatch.setattr(still, "PUBLISH_EVERY_S", 0.01)
+    panel = PipelineExplorer()
+    panel._ipython_display_()
+    draw = panel._still
+
+    def draw_late():
+        picture = draw()
+        panel.stages = 6 if panel.stages == 5 else panel.stages
+        return picture
+
+    panel._still = draw_late
+    panel.stages = 5
+    deadline = time.monotonic() + 5
+    while "6 ranks" not in shell[1][-1][0]["text/html"] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert "6 ranks" in shell[1][-1][0]["text/html"]
+
+
+def test_only_what_the_picture_shows_starts_a_timer(shell):
+    panel = PipelineExplorer()
+    panel._ipython_display_()
+    panel.layout = {"width": "50%"}
+    assert panel._timer is None
+
+
+def test_a_closed_panel_starts_no_timer_and_the_cell_publishes_its_last_change(shell):
+    panel = PipelineExplorer()
+    panel._ipython_display_()
+    panel.close()
+    panel.stages = 6
+    assert panel._timer is None
+    shell[0].events.trigger("post_run_cell", None)
+    assert "6 ranks" in shell[1][-1][0]["text/html"]
+
+
+def test_a_picture_is_drawn_under_the_lock_of_the_panel_and_its_errors_are_shown_there(shell, tmp_path):
+    panel = FaultLab(root=tmp_path)
+    panel._ipython_display_()
+
+    def fail():
+        assert panel._guard.lock._is_owned()
+        raise RuntimeError("torn trace")
+
+    panel._kept = fail
+    panel._publish()
+    assert "RuntimeError: torn trace" in panel.problem
+    panel.close()
+
+
+def test_a_panel_is_displayed_without_a_figure_that_cannot_be_drawn(shell, monkeypatch, caplog):
+    panel = PipelineExplorer()
+    monkeypatch.setattr("shardscope_widgets.kit.live_figure.figure_svg", lambda *_args, **_more: 1 / 0)
+    panel._ipython_display_()
+    saved = shell[1][1][0]["text/html"]
+    assert "bubble 27.3%" in saved
+    assert drawn(saved) == []
+    assert "is left out of a picture" in caplog.text
+    panel._kept = lambda: 1 / 0  # no part can be drawn, and this panel does not show errors
+    panel._publish()
+    assert "a picture could not be drawn: ZeroDivisionError" in caplog.text
+
+
 class TestSvg:
+    def test_what_is_not_finite_has_no_colour(self):
+        scale = [[0, "#000000"], [1, "#ffffff"]]
+        marker = {"color": [float("nan"), 1.0], "colorscale": scale, "cmin": 0, "cmax": 1}
+        points = {"type": "scatter", "mode": "markers", "x": [1, 2], "y": [1, 2], "marker": marker}
+        figure_svg({"data": [points], "layout": {}})
+        cells = {"type": "heatmap", "colorscale": scale, "zmin": 0, "zmax": 1}
+        image = ET.fromstring(
+            figure_svg({"data": [cells | {"z": [[float("nan"), 1.0, None]]}], "layout": {}})
+        )
+        assert [each.get("fill") for each in image.iter(f"{SVG}rect")].count("#ffffff") == 1
+        assert "#000000" not in [each.get("fill") for each in image.iter(f"{SVG}rect")]
+        figure_svg({"data": [cells | {"z": []}], "layout": {}})
+
     def test_bars_stack_from_left_to_right(self):
         layout = {"height": 400, "barmode": "stack", "xaxis": {"range": [0, 10]}}
         bars = [

@@ -9,18 +9,19 @@ and its images are `img` elements, which viewers keep that remove inline SVG fro
 from __future__ import annotations
 
 import base64
+import logging
 import re
 import threading
 from collections.abc import Iterable, Sequence
 from html import escape, unescape
 from typing import Any
-from uuid import uuid4
 from weakref import WeakSet
 
 import ipywidgets as widgets
 from IPython import get_ipython
 from IPython.display import display, update_display
 
+from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.live_figure import LiveFigure
 
 PUBLISH_EVERY_S = 3.0
@@ -32,6 +33,7 @@ _LOOK = (
     ".ss-still .ss-words,.ss-still .ss-note{margin:.3em 0}.ss-still .ss-numbers{display:flex;flex-wrap:wrap;"
     "gap:8px 28px}.ss-still .ss-numbers b{display:block;font-size:1.5em}"
 )
+_LOG = logging.getLogger("shardscope")
 _shown: WeakSet[Still] = WeakSet()
 """Panels whose pictures are in a notebook."""
 
@@ -43,6 +45,8 @@ class Still:
     _published = ""
     _timer: threading.Timer | None = None
     _is_behind = False
+    _guard = Guard(lambda problem: _LOG.warning("a picture could not be drawn: %s", _text(problem)))
+    """Replaced by panels that show their errors."""
 
     def _kept(self) -> Iterable[widgets.Widget | str]:
         """Return the parts of the panel that its picture shows: figures, texts, boxes of these, and HTML."""
@@ -56,14 +60,14 @@ class Still:
         """Start what only a panel on a screen needs."""
 
     def _ipython_display_(self) -> None:
-        live = f"ss-live-{self.model_id}"  # type: ignore[attr-defined]
-        self.add_class(live)  # type: ignore[attr-defined]
+        self._display_id = self.model_id  # type: ignore[attr-defined] # which a closed panel no longer has
+        self.add_class(f"ss-live-{self._display_id}")  # type: ignore[attr-defined]
         bundle = self._repr_mimebundle_()  # type: ignore[attr-defined]
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})  # anywidget's has metadata
         display(data, raw=True, metadata=metadata)
         self._begin_showing()
-        self._display_id = self._display_id or uuid4().hex
-        self._published = self._still()
+        with self._guard.run():
+            self._published = self._still()
         display(self._bundle(), raw=True, display_id=self._display_id)
         shell = get_ipython()
         if self not in _shown and shell is not None:
@@ -74,40 +78,44 @@ class Still:
 
     def _watch(self) -> None:
         """Follow the changes of all parts that the picture shows."""
-        for part in (self, *_leaves(self._kept())):
-            part.observe(
-                self._fall_behind,
-                [name for name in ("value", "figure", "events") if part.has_trait(name)],
-            )
+        with self._guard.lock:
+            parts = [self, *_leaves(self._kept())]
+        for part in parts:
+            names = [name for name in ("value", "figure", "events") if part.has_trait(name)]
+            if names:  # without names, all traits would be observed
+                part.observe(self._fall_behind, names)
 
     def _publish(self) -> None:
         """Update the picture in the notebook if the panel has changed."""
         self._is_behind = False
-        picture = self._still()
-        if self._display_id and picture != self._published:
-            self._published = picture
-            update_display(self._bundle(), raw=True, display_id=self._display_id)
+        with self._guard.run():
+            picture = self._still()
+            if self._display_id and picture != self._published:
+                self._published = picture
+                update_display(self._bundle(), raw=True, display_id=self._display_id)
 
     def _fall_behind(self, _change: object) -> None:
         """Publish a little later, so that a slider that moves is not slowed down."""
         if not self._is_behind:
             self._is_behind = True
-            self._timer = threading.Timer(PUBLISH_EVERY_S, self._publish)
-            self._timer.daemon = True
-            self._timer.start()
+            if self.comm is not None:  # type: ignore[attr-defined] # a closed panel waits for the end of the cell
+                # No panel_thread: a picture imports no module, and a slider must not wait for an import of pandas.
+                self._timer = threading.Timer(PUBLISH_EVERY_S, self._publish)
+                self._timer.daemon = True
+                self._timer.start()
 
     def _bundle(self) -> dict[str, str]:
-        live, area = f".ss-live-{self.model_id}", ".jp-OutputArea"  # type: ignore[attr-defined]
+        live, area = f".ss-live-{self._display_id}", ".jp-OutputArea"
         rules = (
             f".ss-fallback{{display:none}}{area}:not(:has({live})) .ss-fallback{{display:block!important;"
             "animation:ss-late 0s 3s backwards;border-left:4px solid #c49a0c;padding:8px 12px}"
             f"{area}:has(.ss-fallback):not(:has({live})) .jp-OutputArea-output.jupyter-widgets{{font-size:0}}"
-            f"body:has({live}) .ss-still-{self.model_id}{{display:none}}"  # type: ignore[attr-defined]
+            f"body:has({live}) .ss-still-{self._display_id}{{display:none}}"
             "@keyframes ss-late{from{visibility:hidden}}"
         )
         html = (
             f'<style>{rules}{_LOOK}</style><div class="ss-fallback" style="display:none">{SAVED}</div>'
-            f'<div class="ss-still ss-still-{self.model_id}">{self._published}</div>'  # type: ignore[attr-defined]
+            f'<div class="ss-still ss-still-{self._display_id}">{self._published}</div>'
         )
         return {"text/html": html, "text/plain": ""}
 
@@ -140,7 +148,11 @@ def part_html(part: widgets.Widget | str) -> str:
     if isinstance(part, widgets.HTML):
         return str(part.value)
     if isinstance(part, LiveFigure):
-        return image_html(part.svg(), part.label)
+        try:
+            return image_html(part.svg(), part.label)
+        except Exception:  # noqa: BLE001 - the other parts are still of use
+            _LOG.warning("the figure %r is left out of a picture", part.label, exc_info=True)
+            return ""
     return "".join(map(part_html, _inside(part)))
 
 

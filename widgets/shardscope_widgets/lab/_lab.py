@@ -17,7 +17,7 @@ from shardscope_widgets.job_form.choices import JobChoices
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.markup import classed, words_html
 from shardscope_widgets.kit.still import Still
-from shardscope_widgets.lab._panels import KEEPS_ITS_JOB, RUN, SHOWS_A_RUN, TABS, makers
+from shardscope_widgets.lab._panels import KEEPS_ITS_JOB, PREDICT, RUN, SHOWS_A_RUN, TABS, Where, makers
 from shardscope_widgets.words import plural, safe
 
 
@@ -25,7 +25,8 @@ class Lab(Still, widgets.VBox):  # type: ignore[misc]
     """All panels as tabs of one job: plan, predict, run, compare, tune and break it.
 
     Each panel is created when its tab is first opened. The job is that of the form under Run. Predict always shows this
-    job, and Compare and Break the run in focus under Run. Plan and Tune keep their choices, and offer to take the job.
+    job where it runs, and Compare and Break the run in focus under Run. Plan and Tune keep their choices, and offer to
+    take the job.
 
     Args:
         job: The job at first; None for the form's default job.
@@ -42,10 +43,10 @@ class Lab(Still, widgets.VBox):  # type: ignore[misc]
 
     def __init__(self, job: Job | None = None, *, root: Path | str | None = None, tab: str = RUN) -> None:
         super().__init__(tab=tab)
-        self._job = JobChoices().job() if job is None else job
+        self._asked: tuple[Job, Where] = (JobChoices().job() if job is None else job, None)
         self._makers = makers(Path(root) if root is not None else None)
         self._panels: dict[str, Any] = {}
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, tuple[Job, Where]] = {}
         self._is_shown = False
         self._guard = Guard(lambda problem: setattr(self, "problem", problem))
         self._title, self._problem, self._other = widgets.HTML(), widgets.HTML(), widgets.HTML()
@@ -65,10 +66,13 @@ class Lab(Still, widgets.VBox):  # type: ignore[misc]
     @property
     def job(self) -> Job:
         """The job that the form under Run describes, or described before it became invalid."""
+        return self._plan()[0]
+
+    def _plan(self) -> tuple[Job, Where]:
         if RUN in self._panels:
             with suppress(ShardscopeError):
-                self._job = self._panels[RUN].job()
-        return self._job
+                self._asked = self._panels[RUN]._plan()  # noqa: SLF001 - a part of this panel
+        return self._asked
 
     @property
     def panels(self) -> Mapping[str, Any]:
@@ -82,17 +86,27 @@ class Lab(Still, widgets.VBox):  # type: ignore[misc]
             ShardscopeError: The panel cannot show this job.
         """
         self.problem = ""
-        panel = self._makers[self.tab](self.job)
-        former = self._panels.get(self.tab)
-        self._panels[self.tab], self._jobs[self.tab] = panel, self.job
-        self._tabs.children[TABS.index(self.tab)].children = (panel,)
+        box, former, asked = (
+            self._tabs.children[TABS.index(self.tab)],
+            self._panels.get(self.tab),
+            self._plan(),
+        )
+        if (
+            self.tab == PREDICT and former is not None
+        ):  # a job that cannot be predicted must not keep its prediction
+            box.children = ()
+            self._panels.pop(PREDICT).close()
+        panel = self._makers[self.tab](*asked)
+        self._panels[self.tab], self._jobs[self.tab] = panel, asked
+        box.children = (panel,)
         if former is not None:
             former.close()
         if self.tab == RUN:
             panel.observe(lambda _change: self._tell(), [*JobChoices.class_own_traits()])
+            panel.place.choices.observe(lambda _change: self._tell())
         if self._is_shown:
             panel._begin_showing()  # noqa: SLF001 - it is displayed as a part of this panel
-        self._tell()
+        self._draw()
 
     def close(self) -> None:
         """Close all panels; runs continue."""
@@ -104,13 +118,16 @@ class Lab(Still, widgets.VBox):  # type: ignore[misc]
         """Fill the open tab, or let its panel follow the job or the run in focus."""
         self._tabs.selected_index = TABS.index(self.tab)
         self.problem = ""
-        is_other = self.tab in self._panels and self._jobs[self.tab] != self.job
-        if self.tab not in self._panels or (is_other and self.tab not in {RUN, *KEEPS_ITS_JOB, *SHOWS_A_RUN}):
+        if self.tab not in self._panels or (self.tab == PREDICT and self._jobs[PREDICT] != self._plan()):
             self.take()
         run = self._panels[RUN].run if RUN in self._panels else None
         if run is not None and self.tab in SHOWS_A_RUN:
             self._panels[self.tab].refresh()
             self._panels[self.tab].run_id = run.id
+        self._draw()
+
+    def _draw(self) -> None:
+        """Show the job, and let the picture follow the open tab."""
         self._tell()
         if self._is_shown:
             self._watch()
@@ -118,7 +135,7 @@ class Lab(Still, widgets.VBox):  # type: ignore[misc]
 
     def _tell(self) -> None:
         """Show the job above the tabs, and offer it to a panel that has been opened with another one."""
-        job, before = self.job, self._jobs.get(self.tab)
+        job, (before, _) = self.job, self._jobs.get(self.tab, (None, None))
         about = safe(f"{_told(job)}; change the job under {RUN}")
         self._title.value = (
             f'<div class="ss-title"><b role="heading" aria-level="2">Lab</b><span>{about}</span></div>'
@@ -133,8 +150,12 @@ class Lab(Still, widgets.VBox):  # type: ignore[misc]
             panel._begin_showing()  # noqa: SLF001 - it is displayed as a part of this panel
 
     def _kept(self) -> list[widgets.Widget | str]:
-        panel = self._panels.get(self.tab)
-        return [self._title, self._problem, *([] if panel is None else panel._kept())]  # noqa: SLF001
+        kept: list[widgets.Widget | str] = [self._title, self._problem]
+        if self.tab in self._panels:
+            panel = self._panels[self.tab]
+            with panel._guard.lock:  # noqa: SLF001 - a part of this panel
+                kept += panel._kept()  # noqa: SLF001
+        return kept
 
 
 def _told(job: Job) -> str:

@@ -14,6 +14,7 @@ from shardscope.planner import known_model
 from shardscope.prediction.job import predict_job
 from shardscope.simulator import step_events_of
 from shardscope.spec import Job
+from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.job_parts import label_of
 from shardscope_widgets.fault_lab import FaultLab
 from shardscope_widgets.kit.still import Still
@@ -23,14 +24,25 @@ from shardscope_widgets.training_lab import TrainingLab
 from shardscope_widgets.tuning_lab import TuningLab
 from shardscope_widgets.twin import Twin
 
-RUN = "Run"
+TABS = PLAN, PREDICT, RUN, COMPARE, TUNE, BREAK = "Plan", "Predict", "Run", "Compare", "Tune", "Break"
+KEEPS_ITS_JOB = {PLAN, TUNE}
+"""Tabs whose panels have choices of their own, and take another job only when asked."""
+SHOWS_A_RUN = {COMPARE, BREAK}
+
+Where = EmulatedCluster | None
+"""The cluster that a job runs on; None for this machine."""
 
 
 class Predicted(Still, widgets.VBox):  # type: ignore[misc]
-    """The prediction of a job on this machine, and its predicted step, which plays."""
+    """The prediction of a job where it runs, and its predicted step, which plays."""
 
-    def __init__(self, job: Job) -> None:
-        prediction = predict_job(job)
+    def __init__(self, job: Job, cluster: Where) -> None:
+        if job.user_functions:
+            raise SpecError(
+                "the job has functions of your own, which this tab does not call; "
+                f'"Predict it" under {RUN} and ss.predict(job) call them'
+            )
+        prediction = predict_job(job, cluster)
         self.player = StepPlayer()
         try:
             self.player.show(step_events_of(prediction))
@@ -42,13 +54,13 @@ class Predicted(Still, widgets.VBox):  # type: ignore[misc]
         return [self.children[0], *self.player._kept()]  # noqa: SLF001 - a part of this panel
 
 
-def _training(job: Job, *, root: Path | None) -> TrainingLab:
+def _training(job: Job, cluster: Where, *, root: Path | None) -> TrainingLab:
     lab = TrainingLab(root=root)
-    lab.fill(job)
+    lab.fill(job, cluster)
     return lab
 
 
-def _planner(job: Job) -> Planner:
+def _planner(job: Job, _cluster: Where) -> Planner:
     name = label_of(job.model)
     try:
         model = known_model(name)
@@ -59,20 +71,14 @@ def _planner(job: Job) -> Planner:
     return Planner(model, nodes=1, global_batch=job.batch.global_batch, precision=job.precision)
 
 
-def makers(root: Path | None) -> dict[str, Callable[[Job], Any]]:
-    """Return the function that opens the panel of each tab for a job.
+def makers(root: Path | None) -> dict[str, Callable[[Job, Where], Any]]:
+    """Return the function that opens the panel of each tab for a job and its cluster.
 
     Args:
         root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
     """
     return {
-        "Plan": _planner, "Predict": Predicted, RUN: partial(_training, root=root),
-        "Compare": lambda _job: Twin(root=root), "Tune": lambda job: TuningLab(job, root=root),
-        "Break": lambda _job: FaultLab(root=root),
+        PLAN: _planner, PREDICT: Predicted, RUN: partial(_training, root=root),
+        COMPARE: lambda *_job: Twin(root=root), TUNE: lambda job, _cluster: TuningLab(job, root=root),
+        BREAK: lambda *_job: FaultLab(root=root),
     }  # fmt: skip
-
-
-TABS = tuple(makers(None))
-KEEPS_ITS_JOB = {"Plan", "Tune"}
-"""Tabs whose panels have choices of their own, and take another job only when asked."""
-SHOWS_A_RUN = {"Compare", "Break"}

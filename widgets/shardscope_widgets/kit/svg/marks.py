@@ -251,7 +251,7 @@ class Marks:
             (each(marker.get("size"), index) or 6) / 2,
         )
         own = each(marker.get("color"), index)
-        if isinstance(own, int | float) and "colorscale" in marker:
+        if isinstance(own, int | float) and isfinite(own) and "colorscale" in marker:
             own = between(
                 marker["colorscale"], (own - marker["cmin"]) / ((marker["cmax"] - marker["cmin"]) or 1)
             )
@@ -287,13 +287,15 @@ class Marks:
     def heat_map(self, trace: Trace, x: Axis, y: Axis) -> Iterator[str]:
         """Yield the cells of a heat map, whose `x` and `y` are the edges or the centres of its cells."""
         rows = [list(row) for row in trace["z"]]
+        if not rows:
+            return
         across, down = (_edges(plain(trace, name), n) for name, n in (("x", len(rows[0])), ("y", len(rows))))
         low, high = trace["zmin"], trace["zmax"]
         gap_x, gap_y = trace.get("xgap") or 0, trace.get("ygap") or 0
         texts = trace.get("text") if trace.get("texttemplate") else None
         for at, row in enumerate(rows):
             for column, value in enumerate(row):
-                if value is None:
+                if value is None or not isfinite(value):
                     continue
                 x0, x1 = sorted((x.pixel(across[column]), x.pixel(across[column + 1])))
                 y0, y1 = sorted((y.pixel(down[at]), y.pixel(down[at + 1])))
