@@ -36,6 +36,16 @@ def test_a_figure_can_be_made_while_a_thread_imports_what_figures_look_for(start
     assert done.returncode == 0, done.stderr[-500:]
 
 
+def test_a_process_ends_when_the_work_of_its_panels_has_ended() -> None:
+    """A thread that the interpreter stops inside torch would abort it."""
+    start = STARTS["a panel's work"]
+    code = f"import time\ndef work():\n    time.sleep(1)\n    print('done')\n{start}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert done.stdout == "done\n"
+
+
 def test_all_threads_of_panels_are_started_in_one_place() -> None:
     places = [
         str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py") if "threading.Thread(" in path.read_text()
