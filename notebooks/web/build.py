@@ -30,7 +30,6 @@ FRONT_END = {
     "anywidget.js": ("anywidget", "nbextension/index.js"),
     "plotly.min.js": ("plotly", "package_data/plotly.min.js"),
     "images.js": ("shardscope_widgets", "kit/images.js"),
-    "lab.css": ("shardscope_widgets", "kit/lab.css"),
 }
 
 

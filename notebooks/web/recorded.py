@@ -17,6 +17,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from bundle import folder_of
+
 PANELS = {
     "memory": "MemoryCalculator",
     "communication": "CommunicationCalculator",
@@ -33,7 +35,8 @@ def write_recorded(bundle: Path, folder: Path) -> None:
     """
     folder.mkdir(parents=True)
     subprocess.run([sys.executable, __file__, bundle, folder], check=True)
-    page, pictures = folder.parent / "index.html", ""
+    style = (folder_of("shardscope_widgets") / "kit/lab.css").read_text(encoding="utf-8")
+    page, pictures = folder.parent / "index.html", f"<style>{style}</style>"
     for panel, name in PANELS.items():
         file = folder / f"{name}.json"
         written = json.loads(file.read_text(encoding="utf-8"))
