@@ -210,8 +210,9 @@ def shards_gradients(layouts: Layouts, framework: Framework) -> npt.NDArray[np.b
 
 def _gathers_units(layouts: Layouts, framework: Framework, recipe: ElementBytes) -> npt.NDArray[np.bool_]:
     """Return whether ZeRO gathers and reduces whole units, by layout; false in pipelines and with master weights."""
-    is_on = framework.gathers_units and not recipe.master
-    return np.asarray((layouts.zero >= 2) & (layouts.pipeline == 1) & (layouts.shard > 1) & is_on)
+    if not framework.gathers_units or recipe.master:
+        return np.zeros(len(layouts), bool)
+    return np.asarray((layouts.zero >= 2) & (layouts.pipeline == 1) & (layouts.shard > 1))
 
 
 def _borrowed(

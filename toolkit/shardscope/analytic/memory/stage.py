@@ -221,13 +221,10 @@ def _whole(rows: LayoutRows, count: Floats, aside: Floats, factors: Floats) -> M
 def _partitioned(rows: LayoutRows, whole: ModelStates, ranks: Floats) -> ModelStates:
     """Return the states after sharding by ZeRO over `ranks` ranks."""
     zero = rows.layouts.zero
-    return partitioned(
-        whole,
-        stage=zero,
-        ranks=ranks,
-        gradients=rows.shards_gradients,
-        parameters=(zero >= 3 - rows.casts) | rows.gathers_units,
-    )
+    parameters = zero >= 3 - rows.casts
+    if rows.has_units:
+        parameters |= rows.gathers_units
+    return partitioned(whole, stage=zero, ranks=ranks, gradients=rows.shards_gradients, parameters=parameters)
 
 
 def _dense_states(rows: LayoutRows, own: Elements, held: Holding) -> ModelStates:
@@ -260,7 +257,7 @@ def _copies(rows: LayoutRows, own: Elements) -> Floats:
         return NONE
     experts = own.experts if own.experts is not None else 0
     copied = np.where(zero == 2, own.dense, own.matrices.dense) if rows.casts else own.matrices.dense
-    are_kept = np.where(rows.gathers_units, not rows.casts, zero < 3)
+    are_kept = np.where(rows.gathers_units, not rows.casts, zero < 3) if rows.has_units else zero < 3
     return np.asarray(recipe.copies * (copied + experts) * are_kept)
 
 
