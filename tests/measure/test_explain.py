@@ -78,16 +78,16 @@ def test_a_pipeline_with_few_micro_batches_is_told_how_many_would_help() -> None
 def test_only_the_schedules_part_of_the_waiting_is_called_its_bubble() -> None:
     told = "Ranks wait 73% of the time (mean over ranks): about 60% is the bubble of 4 stages and 2 micro-batches; "
     taking_turns = explained(PIPELINE, in_pipeline(*[0.27] * 4, waiting=0.73, shares_cores=True))
-    assert taking_turns.sentence.startswith(f"{told}the rest is passes that take turns on 2 cores.")
+    assert taking_turns.sentence.startswith(f"{told}the rest comes from passes that take turns on 2 cores.")
     one_slow = explained(PIPELINE, in_pipeline(0.2, 0.2, 0.2, 0.5, waiting=0.73, uneven=0.73))
     assert one_slow.sentence.startswith(
-        f"{told}the rest is stages of unequal cost (rank 3 computes 2.5 times as long as the others)."
+        f"{told}the rest comes from stages of unequal cost (rank 3 computes 2.5 times as long as the others)."
     )
     of_two = explained(PIPELINE.replace(world_size=2), in_pipeline(0.2, 0.5, waiting=0.73, uneven=0.73))
     assert "(rank 1 computes 2.5 times as long as the other)" in of_two.sentence
     two_slow = explained(PIPELINE, in_pipeline(0.2, 0.2, 0.5, 0.51, waiting=0.73, uneven=0.67))
     assert two_slow.sentence.startswith(
-        f"{told}the rest is stages of unequal cost, and messages between stages or other programs."
+        f"{told}the rest comes from stages of unequal cost, and messages between stages or other programs."
     )
 
 

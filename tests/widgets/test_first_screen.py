@@ -416,7 +416,7 @@ class TestAdvice:
             if "Communication" in (line := advised.screen.advice.line.value).partition("ss-kept")[0]:
                 break
             threading.Event().wait(0.05)
-        folded = f"<details><summary>Speed</summary>{run.id} beside mine: faster.</details>"
+        folded = f"<details><summary>{run.id} beside mine: faster.</summary>{run.id} beside mine: faster.</details>"
         told = f"<b>So far: Ranks wait less.</b>{folded}</div><div>Communication takes 60%."
         assert told in line
 

@@ -250,7 +250,7 @@ def test_it_searches_only_what_the_framework_ships_unless_an_axis_is_held_fixed(
     found = planner.plans
     assert {each.layout.schedule for each in found} <= {"1f1b", "interleaved"}
     assert {each.layout.zero for each in found} <= {0, 1}
-    assert "what Megatron-Core does not ship" in planner.screen.unshipped.description
+    assert "settings that Megatron-Core does not ship" in planner.screen.unshipped.description
     planner.controls["Hold fixed"]["schedule"].value = "zbv"
     assert {each.layout.schedule for each in planner.plans} == {"zbv"}
     assert "Megatron-Core does not ship the zbv schedule" in planner.screen.remarks.value

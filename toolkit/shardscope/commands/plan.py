@@ -16,7 +16,6 @@ from shardscope.spec.layout_optimizer import optimizer_names
 if TYPE_CHECKING:
     from shardscope.planner import PlanRow, Plans
 
-GIB = 2**30
 _OF_A_LAYOUT = ("precision", "optimizer")
 """Fields of a layout that have their own option because they are not searched; ``--fix`` sets searched fields."""
 
@@ -127,14 +126,14 @@ def _title(plans: Plans) -> str:
 def _table(plans: Plans) -> str:
     from shardscope.planner import short
     from shardscope.planner.explain import seconds
-    from shardscope.planner.table import advice, dollars_text, offload_text, recommended
+    from shardscope.planner.table import advice, dollars_text, memory_text, offload_text, recommended
     from shardscope.prediction.failures import failures_text, layout_failures
 
     def cells(plan: PlanRow) -> list[str]:
         dollars = "" if plan.dollars is None else dollars_text(plan.dollars)
         return [
             str(plan.rank), seconds(plan.step_time_s), f"{plan.tokens_per_s:,.0f}", dollars,
-            f"{plan.headroom_bytes / GIB:.1f} GiB", *[plan.software] * is_mixed, short(plan.layout),
+            memory_text(plan.headroom_bytes), *[plan.software] * is_mixed, short(plan.layout),
         ]  # fmt: skip
 
     is_mixed = len(plans.software) > 1

@@ -343,7 +343,7 @@ def _goodput(info: FaultsInfo) -> str:
     took = f"; {listed(rest)}" if rest else ""
     return (
         f"Goodput {info.goodput:.0%}: {duration_text(info.goodput * info.wall_s)} of the "
-        f"{duration_text(info.wall_s)} since the first rank was ready to train went into steps that count{took}."
+        f"{duration_text(info.wall_s)} since the first rank was ready went into steps that were kept{took}."
     )
 
 

@@ -179,7 +179,7 @@ class MemoryInfo(NamedTuple):
     def text(self) -> str:
         """What the bars show; empty for the growth of processes."""
         return (
-            "Memory bars: parameters, gradients and optimizer state; fainter, the rest."
+            "Memory bars: parameters, gradients and optimizer state; all else is fainter."
             if self.is_held
             else ""
         )

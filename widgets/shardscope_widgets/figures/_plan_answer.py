@@ -7,13 +7,19 @@ from typing import NamedTuple
 from shardscope.planner import Plans, short
 from shardscope.planner.explain import seconds
 from shardscope.planner.plans import PlanRow
-from shardscope.planner.table import advice, budget_of, days_text, dollars_text, offload_text, recommended
+from shardscope.planner.table import (
+    advice,
+    budget_of,
+    days_text,
+    dollars_text,
+    memory_text,
+    offload_text,
+    recommended,
+)
 from shardscope.prediction.failures import failures_text, layout_failures
 from shardscope.prediction.layout import uncertainty_of
 from shardscope.spec.units import work_text
 from shardscope_widgets.words import count_text, plural
-
-GIB = 2**30
 
 
 class PlanNumber(NamedTuple):
@@ -50,7 +56,7 @@ def numbers(found: Plans, plan: PlanRow, tokens: float) -> tuple[PlanNumber, ...
     model, cluster, _ = found.setting
     calibration = found.asked.setting(plan.layout).calibration
     low, high = map(seconds, uncertainty_of(model, cluster, plan.layout, calibration).interval)
-    whole, room = budget_of(found, plan, tokens), (plan.memory_bytes + plan.headroom_bytes) / GIB
+    whole, room = budget_of(found, plan, tokens), plan.memory_bytes + plan.headroom_bytes
     cost, price = "not known", "the cluster has no price"
     if whole.dollars is not None and plan.dollars is not None:
         cost, price = dollars_text(whole.dollars), f"{dollars_text(plan.dollars)} a step"
@@ -59,7 +65,7 @@ def numbers(found: Plans, plan: PlanRow, tokens: float) -> tuple[PlanNumber, ...
         PlanNumber("Step", seconds(plan.step_time_s), f"{low} to {high}"),
         PlanNumber(f"{count_text(tokens)} tokens", days_text(whole.days), f"{count_text(plan.tokens_per_s)} tokens/s"),
         PlanNumber("MFU", f"{plan.mfu:.1%}", "of peak FLOP/s"),
-        PlanNumber("Peak memory", f"{plan.memory_bytes / GIB:.1f} GiB", f"of {room:.1f} GiB per device"),
+        PlanNumber("Peak memory", memory_text(plan.memory_bytes), f"of {memory_text(room)} per device"),
         PlanNumber("Cost", cost, price),
         PlanNumber("Devices", f"{cluster.num_devices:,}", where),
     )  # fmt: skip

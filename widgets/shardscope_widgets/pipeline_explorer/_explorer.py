@@ -101,7 +101,7 @@ class PipelineExplorer(Still, widgets.VBox):  # type: ignore[misc]
     )
     freed_by_input = own_trait(
         0.0,
-        "Freed by backward for inputs",
+        "Freed by backward pass for inputs",
         "Fraction of the activations that the backward pass for inputs already frees.",
         least=0,
         most=1,

@@ -351,10 +351,11 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
 def _unshipped_words(found: Plans) -> str:
     """Return the checkbox label: what the frameworks do not ship, and the step time that it would save."""
     named = [software_of(name).label for name in found.software if name]
-    words = f"Also search what {f'{named[0]} does' if len(named) == 1 else 'the frameworks do'} not ship"
+    who = f"{named[0]} does" if len(named) == 1 else "the frameworks do"
+    words = f"Also search settings that {who} not ship"
     if not len(found):
         return words
     saved = 0.0 if found.beyond is None else 1 - found.beyond.step_time_s / float(found.step_time_s.min())
     if found.beyond is None or saved < LEAST_SAVED:
-        return f"{words}: no layout is faster"
+        return f"{words}: none would be faster"
     return f"{words}: {found.beyond.lacking} would take {saved:.0%} off the step"

@@ -174,7 +174,7 @@ class PlannerScreen:
         self.flags.layout.display = None
         self.flags.title, self.flags.text = config.trainer, config.text
         told = note_html(as_in_form(" ".join(config.remarks)))
-        self.remarks.value = f"<details><summary>What to add, and what differs</summary>{told}</details>"
+        self.remarks.value = f"<details><summary>Settings to add, and differences</summary>{told}</details>"
 
     def draw_nothing(self) -> None:
         """Hide all results except the numbers of rejected layouts, because no layout fits."""

@@ -209,7 +209,7 @@ def _lines(subject: Subject, told: _Told) -> list[str]:
     if told.verdict is not None:
         so_far = "So far: " if told.so_far else ""
         more = safe(told.verdict.more)
-        folded = f"<details><summary>Speed</summary>{more}</details>" if more else ""
+        folded = f"<details><summary>{more.partition(' (')[0]}</summary>{more}</details>" if more else ""
         lines.insert(0, f"<b>{so_far}{safe(told.verdict.finding)}</b>{folded}")
     kept = [line for line in lines if line]
     if kept and subject.is_named:

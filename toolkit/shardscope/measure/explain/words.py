@@ -112,7 +112,7 @@ def _pipeline_text(
     if others[0].cause == "uneven stages" and _stands_out(step.computing(), others[0].rank):
         longer = _relative(step.computing(), others[0].rank)
         parts[0] += f" (rank {others[0].rank} computes {longer} as long as {_others(step)})"
-    return f"{whole}: about {waits.bubble:.0%} is {bubble}; the rest is {', and '.join(parts)}."
+    return f"{whole}: about {waits.bubble:.0%} is {bubble}; the rest comes from {', and '.join(parts)}."
 
 
 def remedy_text(loss: Loss, remedy: Remedy | None, job: Job) -> str:
