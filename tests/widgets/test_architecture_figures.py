@@ -86,7 +86,7 @@ class TestMemoryKinds:
         runs[1].held[1] = runs[0].held[1]
         said = _memory_kinds.states_text(_memory_kinds.memory_kinds_info(runs))
         assert said == (
-            "even holds 75% of the states of cut: 2.4 MB instead of 3.2 MB on the rank that holds most."
+            "even holds 75% of the model states of cut: 2.4 MB instead of 3.2 MB on the rank that holds most."
         )
 
     def test_a_bar_ends_at_its_peak_and_only_faint_types_give_way(self):

@@ -188,7 +188,7 @@ def test_a_recorded_training_loop_has_bytes_and_memory_but_no_expected_step(tmp_
     assert twin.problem == ""
     assert twin.comparison.columns == ("predicted", "measured")
     assert twin.screen.against.disabled
-    assert "No step time" in twin.screen.explained.value
+    assert "no breakdown of its step time" in twin.screen.explained.value
     assert {row.origin for row in twin_rows(twin)} == {"measured"}
 
 
