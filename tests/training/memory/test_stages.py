@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
+from torch import Tensor, nn
 
 import shardscope as ss
 from conformance.allocator import allocated, held_bytes
@@ -86,3 +86,21 @@ def test_the_ranks_of_a_pipeline_need_what_is_predicted(
     assert terms is not None
     for term, peak in zip(terms, peaks, strict=True):
         assert low < term.value / peak < high
+
+
+def stack() -> nn.Sequential:
+    """A model whose output is that of its last layer, without any operation between layers and loss."""
+    first = nn.Sequential(nn.Flatten(), nn.Linear(64, 192))
+    return nn.Sequential(first, *(nn.Linear(192, 192) for _ in range(5)))
+
+
+def test_a_stack_of_layers_needs_what_is_predicted(two: RankPool, tmp_path: Path) -> None:
+    job = ss.Job(
+        model=stack, data="digits", world_size=2, device="cpu", optimizer="sgd",
+        batch=ss.Batch(512, micro_batch=64), strategy=ss.Pipeline(schedule="1f1b", split="even"),
+    )  # fmt: skip
+    peaks = two.run(measured(job), tmp_path)
+    terms = ss.predict(job).by_rank
+    assert terms is not None
+    for term, peak in zip(terms, peaks, strict=True):
+        assert 0.985 < term.value / peak < 1.035

@@ -198,8 +198,12 @@ def _saved(trace: StepTrace, mode: str, layers: _Layers, start: int, end: int) -
 
 
 def _after_loss(trace: StepTrace, mode: str) -> float:
-    """Return the bytes, for one sample, as the backward pass of the loss ends."""
-    return max(row.activations for row in trace.moments[mode] if row.phase == "turn" and not row.unit)
+    """Return the bytes, for one sample, as the backward pass of the loss ends.
+
+    That is where the backward pass of the whole model begins, or of its last unit if that computes the output itself.
+    """
+    turns = [row for row in trace.moments[mode] if row.phase == "turn"]
+    return max((row.activations for row in turns if not row.unit), default=turns[0].activations)
 
 
 def _by_piece(trace: StepTrace, mode: str, layers: _Layers) -> list[tuple[int, Moment]]:
