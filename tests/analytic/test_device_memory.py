@@ -64,7 +64,11 @@ def layouts(draw: Any) -> Layout:
         micro_batch=micro,
         global_batch=data * micro * draw(st.sampled_from([1, 4, 16])),
         schedule=schedule,
-        virtual_stages=draw(st.sampled_from([1, 2])) if schedule == "interleaved" else 1,
+        virtual_stages=(
+            draw(st.sampled_from([1, 2]))
+            if schedule == "interleaved"
+            else PipelineSchedule(schedule).least_stages
+        ),
         recompute=draw(st.sampled_from(["none", "selective", "full"])),
         flash_attention=draw(st.booleans()),
         sequence_parallel=draw(st.booleans()),

@@ -18,7 +18,14 @@ from shardscope.analytic.memory.offload import (
     OFFLOADS_STATES,
     tiers,
 )
-from shardscope.analytic.memory.rows import NONE, Floats, LayoutRows, first_with_gradients, rows_of
+from shardscope.analytic.memory.rows import (
+    NONE,
+    Floats,
+    LayoutRows,
+    first_with_gradients,
+    rows_of,
+    splits_backward,
+)
 from shardscope.analytic.memory.stage import Blocks, blocks_of
 from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
@@ -123,9 +130,10 @@ def _fullest(layouts: Layouts, rows: LayoutRows, build: Builder, host_capacity: 
     Only these candidates are compared: the first rank, the last rank, and the first rank whose layers all have experts.
     With few micro-batches, the first ranks have no gradients yet when they keep the most activations, so the rank after
     them is a candidate too. Two more candidates are computed only for the few layouts that have them: in a V-shaped
-    schedule with few micro-batches, where later ranks hold more micro-batches, the last rank with an additional layer;
-    and the second rank if the first has one layer or micro-batch less. Offloaded bytes are the maximum over all
-    candidates, possibly from another rank.
+    schedule with few micro-batches, where later ranks hold more micro-batches, the last rank with an additional layer,
+    or the one before it if the last holds a micro-batch less; and the second rank if the first has one layer or
+    micro-batch less, or in torch's pipelines that offload activations or split the backward pass: inner ranks receive
+    most messages. Offloaded bytes are the maximum over all candidates, possibly from another rank.
     """
     model, pipeline = rows.model, rows.pipeline
     last = pipeline.ranks - 1
@@ -141,9 +149,15 @@ def _fullest(layouts: Layouts, rows: LayoutRows, build: Builder, host_capacity: 
     parts = [parts_of(blocks_of(rows, place), rows, host_capacity) for place in places]
     most = MemoryParts(*(np.array(np.broadcast_to(part, len(layouts))) for part in reduce(_larger, parts)))
     thirds = np.flatnonzero(pipeline.in_thirds)
-    second = np.union1d(thirds[pipeline.ranks[thirds] % 3 == 2], np.flatnonzero(pipeline.ends))
+    thirds = thirds[pipeline.ranks[thirds] % 3 == 2]
+    second = np.union1d(thirds, np.flatnonzero(pipeline.ends))
+    if rows.has_torch:
+        is_inner = OFFLOADS_ACTIVATIONS[layouts.offload] | splits_backward(layouts)
+        second = np.union1d(second, np.flatnonzero(rows.in_torch & is_inner))
+    rest = pipeline.rest[thirds]
     for at, place in (
         (np.flatnonzero(pipeline.rounded & (pipeline.rest > 0)), pipeline.rest - 1),
+        (thirds[(rest > 1) & (rest % 3 == 1)], pipeline.rest - 2),
         (second[pipeline.ranks[second] > 2], np.ones_like(last)),
     ):
         if at.size:
