@@ -5,7 +5,8 @@ from __future__ import annotations
 from shardscope.analytic.memory.states import checkpoint_bytes
 from shardscope.analytic.reliability import Reliability, expected, job_mtbf_s
 from shardscope.spec.cluster import Cluster
-from shardscope.spec.job import IN_LAYOUTS, Job
+from shardscope.spec.job import Job
+from shardscope.spec.job_layout import IN_LAYOUTS
 from shardscope.spec.layout import Layout
 from shardscope.spec.layout_optimizer import AnyStates
 from shardscope.spec.model import Transformer

@@ -54,7 +54,7 @@ def rank_memory(
     if step.job.strategy.zero_stage is not None:
         seen: dict[tuple[float, ...], Term] = {}  # ranks that hold as much are computed only once
         for rank, samples in enumerate(samples_by_rank(step)):
-            kind: tuple[float, ...] = (*samples, rank % _shards(step.job))
+            kind: tuple[float, ...] = (*samples, _shard(step.job, rank))
             if states is not None:
                 kind = (*samples, states.optimizer[rank], states.gradients[rank], _work(states, rank, 0.0))
             if kind not in seen:
@@ -133,7 +133,7 @@ def held_at_once(
     stage = step.job.strategy.held_stage
     gradients = kinds.get("gradients", none)
     forward = _saved_and_gathered(step, stage or 0) if (stage or 0) > 1 else kinds.get("activations", none)
-    both = stage is None or step.micro_batches > 1 or keeps_gradients(stage, step.world_size)
+    both = stage is None or step.micro_batches > 1 or keeps_gradients(stage, step.job.num_data_ranks)
     moving = forward + gradients if both else np.maximum(forward, gradients)
     held = moving + sum((kinds.get(kind, none) for kind in ("parameters", "optimizer", "buffers")), none)
     return np.minimum(held, [term.value for term in by_rank])
@@ -192,16 +192,16 @@ def _by_moments(  # noqa: PLR0917
     step: JobStep, found: Traced, states: RankStates | None, rank: int, samples: Samples, workspace: float
 ) -> Term:
     """Return the peak memory of one rank with a replicated or ZeRO-sharded model, from the traced moments of a step."""
-    job = step.job
+    job, sharing = step.job, step.job.strategy.of_data
     stage = job.strategy.held_stage
     assert stage is not None
     held = module_memory(
         found.table, batch=samples.micro_batch, data_bytes=found.sample_bytes * samples.step / samples.micro_batch,
         optimizer=_kept(step), recompute=job.recompute,
-        zero_stage=stage, data_parallel=_shards(job), rank=rank % _shards(job),
-        bucket_mb=getattr(job.strategy, "bucket_mb", 25.0), accumulates=samples.step > samples.micro_batch,
+        zero_stage=stage, data_parallel=_shards(job), rank=_shard(job, rank),
+        bucket_mb=getattr(sharing, "bucket_mb", 25.0), accumulates=samples.step > samples.micro_batch,
         element_bytes=step.element_bytes,
-        shares_buffers=isinstance(job.strategy, FullyShardedStrategy) and job.strategy.may_share_buffers(step),
+        shares_buffers=isinstance(sharing, FullyShardedStrategy) and sharing.may_share_buffers(step),
     )  # fmt: skip
     moving = held.moving
     if (
@@ -225,9 +225,14 @@ def _kept(step: JobStep) -> OptimizerStates:
 
 
 def _shards(job: Job) -> int:
-    """Return the number of ranks over which the model is sharded."""
+    """Return the number of ranks over which a model, or a tensor rank's part of it, is sharded."""
     degrees = job.strategy.degrees(job.world_size) or {}
-    return int(degrees.get("shard", job.world_size))
+    return int(degrees.get("shard", job.num_data_ranks))
+
+
+def _shard(job: Job, rank: int) -> int:
+    """Return which of the shards a rank holds."""
+    return job.strategy.data_index(rank, job.world_size) % _shards(job)
 
 
 def _sum(*parts: tuple[str, float, str]) -> Term:

@@ -19,7 +19,7 @@ from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.passes import Passes, whole_passes
 from shardscope.spec import Job
 from shardscope.spec.cluster import Cluster, EmulatedCluster
-from shardscope.spec.job import IN_LAYOUTS
+from shardscope.spec.job_layout import IN_LAYOUTS
 from shardscope.spec.link import Link
 from shardscope.spec.model import Transformer
 from shardscope.spec.strategy import Work

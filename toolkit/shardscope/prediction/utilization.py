@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardscope.analytic.compute.flops import model_flops
 from shardscope.prediction.step.machine import Machine
-from shardscope.spec.job import IN_LAYOUTS
+from shardscope.spec.job_layout import IN_LAYOUTS
 
 if TYPE_CHECKING:
     from shardscope.prediction.job import JobPrediction

@@ -26,7 +26,7 @@ from shardscope.prediction.step.machine import Machine
 from shardscope.simulator.graph import Graph
 from shardscope.simulator.parts import StepTimes
 from shardscope.simulator.rounds import MessagePath, Order, add_rounds, one_by_one_wires
-from shardscope.spec.job import IN_LAYOUTS
+from shardscope.spec.job_layout import IN_LAYOUTS
 
 _UNLIMITED = 1e15
 """Bytes per second of a link that does not limit messages."""
@@ -180,7 +180,7 @@ class JobStepGraph:
                 self._compute(rank, phase, (part - done) * seconds * self.work[rank], [op], label=label)
                 for rank, op in enumerate(now)
             ]
-            if not self.overlap:
+            if each.blocks or not self.overlap:
                 now = self._exchange(each, at)
             elif each.gathers:  # parameters are prefetched one unit ahead, and awaited before use
                 ends = self._exchange(each, self._after_open(previous), serial=False)

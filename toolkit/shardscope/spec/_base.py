@@ -261,6 +261,13 @@ def signature_of(fields: Mapping[str, FieldInfo], positional: str | None) -> Sig
     )
 
 
+def with_parameter(signature: Signature, name: str, annotation: Any) -> Signature:
+    """Return the signature with one more keyword, whose default is None, for an argument that is not a field."""
+    text = _Type(FieldInfo(annotation=annotation))
+    last = Parameter(name, Parameter.KEYWORD_ONLY, annotation=text, default=None)
+    return signature.replace(parameters=[*signature.parameters.values(), last])
+
+
 def docstring_of(docstring: str, fields: Mapping[str, FieldInfo]) -> str:
     """Return a class's docstring with an ``Args`` section that describes its fields."""
     texts = {name: field.description for name, field in fields.items() if field.description}

@@ -10,12 +10,13 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec import registry
-from shardscope.spec._base import Spec, leaving_out_unknown_fields
+from shardscope.spec._base import Spec, leaving_out_unknown_fields, with_parameter
 from shardscope.spec.checkpoint import Checkpoint, CheckpointOrSteps
 from shardscope.spec.compression import AnyCompression, Compression
 from shardscope.spec.data import check_compatible
 from shardscope.spec.elastic import ElasticOrRange, at_size
 from shardscope.spec.job_format import FORMAT, require_readable
+from shardscope.spec.job_layout import IN_LAYOUTS, with_layout
 from shardscope.spec.job_parts import (
     PRECISIONS,
     Batch,
@@ -28,6 +29,7 @@ from shardscope.spec.job_parts import (
     full_name,
     label_of,
 )
+from shardscope.spec.layout import Layout
 from shardscope.spec.link import LinkOrName
 from shardscope.spec.lr_schedule import AnyLRSchedule, LRSchedule
 from shardscope.spec.method import Method, methods_in
@@ -38,20 +40,25 @@ from shardscope.spec.recovery import RecoveryOrNumber
 from shardscope.spec.strategy import AnyStrategy, Strategy, strategies_where
 
 if TYPE_CHECKING:
-    from shardscope.spec.layout import Layout
+    from inspect import Signature
 
 RECOMPUTE = ("none", "selective", "full")
 LOSSES = ("cross-entropy", "mse")
-IN_LAYOUTS: Mapping[str, Any] = {"fp32": "fp32", "bf16-mixed": "bf16-autocast", "fp16-mixed": "fp16-autocast"}
-"""Layout precision that corresponds to each job precision; all of them keep the weights in fp32."""
 
 
 class Job(Spec):
     """One training job. Immutable: `replace` returns a changed copy.
 
+    The keyword ``layout`` takes a `Layout` in place of the fields that it states: the strategy, the number of ranks,
+    and also batch, optimizer, compression, recomputation and precision if it sets them. With several degrees above 1,
+    the strategy is ``mesh``; `strategy` then chooses that of the data axis, such as ``"tree"``.
+
     Example:
         >>> Job(model="mlp", data="digits", strategy="ring", world_size=4, steps=50).batch.per_rank(4)
         16
+        >>> from shardscope.spec.layout import Layout
+        >>> Job(model="gpt-nano", data="python-source", layout=Layout(data=2, tensor=2, zero=1)).world_size
+        4
     """
 
     model: Named
@@ -175,8 +182,13 @@ class Job(Spec):
         """Fields of a newer version that were dropped when the job was read; such a job cannot be run."""
         return self._left_out
 
+    @classmethod
+    def _signature(cls) -> Signature:
+        return with_parameter(super()._signature(), "layout", Layout | None)
+
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with some fields changed; the copy is validated again."""
+        """Return a copy with some fields changed; the copy is validated again. ``layout`` changes what it states."""
+        changes = with_layout(changes, self) if changes.get("layout") is not None else changes
         job = super().replace(**changes)
         job._left_out = self._left_out  # noqa: SLF001 - an attribute of this class
         return job
@@ -209,6 +221,16 @@ class Job(Spec):
                 if field in fields and full_name(fields[field]) not in valid:
                     raise unknown_name(field, fields[field], valid)
         return fields
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_layout(cls, fields: Any) -> Any:  # before the other validators, because it is the last of them
+        """Replace ``layout`` by the fields that it stands for."""
+        if not isinstance(fields, dict) or "layout" not in fields:
+            return fields
+        if fields["layout"] is None:
+            return {name: value for name, value in fields.items() if name != "layout"}
+        return with_layout(fields)
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
@@ -339,8 +361,6 @@ class Job(Spec):
         Raises:
             SpecError: No layout corresponds to the strategy, or the precision is fp64.
         """
-        from shardscope.spec.layout import Layout
-
         degrees = self.strategy.degrees(self.world_size)
         if degrees is None:
             raise SpecError(

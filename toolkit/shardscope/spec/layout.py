@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -116,6 +116,10 @@ class Layout(Spec):
     def num_micro_batches(self) -> int:
         """Number of micro-batches that each replica processes in one step."""
         return self.global_batch // (self.data * self.micro_batch)
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with some fields changed; fields that were left out stay so (see `Job`)."""
+        return type(self)(**{**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
 
     def axis(self, name: str) -> Any:
         """Return the value of a field for tables: the label if the value is a method, else the value itself."""

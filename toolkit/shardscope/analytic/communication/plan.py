@@ -90,6 +90,7 @@ class Exchange:
         rounds: Rounds of the exchange; empty if the messages are unknown, because the backend sends them.
         whole: Bytes that each rank sends, by rank, if the messages are unknown.
         gathers: Whether the exchange gathers parameters, which ranks hold until they are used.
+        blocks: Whether the pass waits for the exchange, even where other exchanges overlap with it.
         is_attached: Whether the messages, such as headers, are part of the next exchange's and add no latency.
         slices: Number of slices of each message; None for the mean of all calls of the collective (`message_slices`).
     """
@@ -99,6 +100,7 @@ class Exchange:
     rounds: tuple[Round, ...] = ()
     whole: Ints | None = None
     gathers: bool = False
+    blocks: bool = False
     is_attached: bool = False
     slices: int | None = None
 

@@ -1,0 +1,210 @@
+"""Jobs from layouts: translates ``Job(layout=...)`` into the fields of a job.
+
+A job stores no layout: `with_layout` returns the strategy, the number of ranks and the other fields that the layout
+stands for, and `Job.layout` builds the layout back from them. A field that the layout leaves out is the job's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from shardscope.errors import SpecError, quoted
+from shardscope.spec.compression import Compression
+from shardscope.spec.job_parts import Batch, batch_from, full_name
+from shardscope.spec.layout import Layout
+from shardscope.spec.models import MODELS, GPTConfig
+from shardscope.spec.optimizer import Optimizer
+from shardscope.spec.strategy import Strategy
+
+if TYPE_CHECKING:
+    from shardscope.spec.job import Job
+    from shardscope.spec.model import Transformer
+
+IN_LAYOUTS: Mapping[str, Any] = {"fp32": "fp32", "bf16-mixed": "bf16-autocast", "fp16-mixed": "fp16-autocast"}
+"""Layout precision that corresponds to each job precision; all of them keep the weights in fp32."""
+_IN_JOBS = {of_layout: of_job for of_job, of_layout in IN_LAYOUTS.items()}
+_AXES = ("data", "tensor", "pipeline")
+_STAGES = ("schedule", "virtual_stages")
+_SIZES = ("global_batch", "micro_batch")
+
+
+def with_layout(fields: Mapping[str, Any], job: Job | None = None) -> dict[str, Any]:
+    """Return the fields of a job with ``layout`` replaced by the fields that it stands for.
+
+    Args:
+        fields: The given fields, of which ``layout`` is a `Layout` or its JSON fields.
+        job: The job whose other fields stay as they are; None for a new job.
+
+    Raises:
+        SpecError: The layout is invalid, no job corresponds to it, or a field is given twice with different values.
+    """
+    layout, given = _layout(fields["layout"]), {name: each for name, each in fields.items() if name != "layout"}
+    for problem in _unavailable(layout):
+        raise SpecError(problem)
+    ranks = layout.num_devices
+    if given.get("world_size", ranks) != ranks:
+        degrees = " x ".join(f"{axis}={getattr(layout, axis)}" for axis in _AXES if getattr(layout, axis) > 1)
+        raise SpecError(
+            f"world_size={quoted(given['world_size'])} is not the {ranks} rank{'s' * (ranks > 1)} of layout"
+            f"{f' ({degrees})' if degrees else ''}; leave world_size out"
+        )
+    strategy = _strategy(layout, given.get("strategy"))
+    own = given.get("batch", 64 if job is None else job.batch)
+    batch = _batch(layout, own, is_given="batch" in given)
+    if isinstance(batch, Batch):
+        _check(layout, strategy, batch, given.get("model", None if job is None else job.model))
+    return {**given, "world_size": ranks, "strategy": strategy, "batch": batch, **_settings(layout, given)}
+
+
+def _layout(value: object) -> Layout:
+    if isinstance(value, dict):
+        return Layout.from_fields(value)
+    if not isinstance(value, Layout):
+        raise SpecError(
+            f"layout={quoted(value)} is not a Layout; give one, such as ss.Layout(data=2, tensor=2, global_batch=16)"
+        )
+    return value
+
+
+def _unavailable(layout: Layout) -> Iterator[str]:
+    """Yield a sentence for each setting of a layout that no job has."""
+    if layout.pipeline > 1 and layout.data * layout.tensor > 1:
+        others = " and ".join(f"{axis}={getattr(layout, axis)}" for axis in _AXES[:2] if getattr(layout, axis) > 1)
+        yield f"layout.pipeline={layout.pipeline} with {others} cannot be trained yet; use pipeline=1"
+    for axis in ("context", "expert"):
+        if getattr(layout, axis) > 1:
+            yield f"layout.{axis}={getattr(layout, axis)} cannot be trained yet; use {axis}=1"
+    if layout.sequence_parallel and layout.tensor > 1:
+        yield "layout.sequence_parallel=True cannot be trained yet; use sequence_parallel=False"
+    if layout.shard not in (0, layout.data) and (layout.zero == 1 or layout.tensor > 1):
+        beside = "zero=1" if layout.tensor == 1 else f"tensor={layout.tensor}"
+        yield f"layout.shard={layout.shard} with {beside} is not available in jobs yet; leave shard out"
+    if layout.offload != "none":
+        yield f"layout.offload={layout.offload!r} has no counterpart in a job; use offload='none'"
+    if layout.recompute_layers:
+        yield (
+            f"layout.recompute_layers={layout.recompute_layers} has no counterpart in a job, which recomputes every "
+            "layer or none; leave recompute_layers out"
+        )
+    if not layout.flash_attention:
+        yield (
+            "layout.flash_attention=False has no counterpart in a job, where torch chooses the attention kernel; use "
+            "flash_attention=True"
+        )
+    if "precision" in layout.model_fields_set and layout.precision not in _IN_JOBS:
+        yield (
+            f"layout.precision={layout.precision!r} keeps weights in 2 bytes, which jobs do not; use "
+            "'bf16-autocast', 'fp16-autocast' or 'fp32'"
+        )
+    if not isinstance(layout.optimizer, Optimizer):
+        yield f"layout.optimizer={layout.axis('optimizer')!r} is not available in jobs; use for example 'adamw'"
+
+
+def _settings(layout: Layout, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that the layout states, and that have to be the same if they are also given themselves."""
+    found = {}
+    for name, read in (
+        ("optimizer", Optimizer.resolve), ("compression", Compression.resolve),
+        ("precision", full_name), ("recompute", str),
+    ):  # fmt: skip
+        if name not in layout.model_fields_set:
+            continue
+        found[name] = _IN_JOBS[layout.precision] if name == "precision" else getattr(layout, name)
+        if name in given and read(given[name]) != found[name]:
+            raise _twice(name, given[name], layout.axis(name))
+    return found
+
+
+def _batch(layout: Layout, own: Any, *, is_given: bool) -> Any:
+    """Return the batch: the sizes that the layout states, and otherwise those of the job's own batch."""
+    batch = batch_from(own)
+    if not isinstance(batch, Batch):
+        return own  # for the job's own message
+    stated = {name: getattr(layout, name) for name in _SIZES if name in layout.model_fields_set}
+    for name, size in stated.items():
+        mine = getattr(batch, name) if is_given and name in batch.model_fields_set else None
+        if mine not in (None, size):
+            raise _twice(f"batch.{name}", mine, size)
+    return batch.replace(**stated)
+
+
+def _twice(field: str, given: object, stated: object) -> SpecError:
+    return SpecError(f"{field}={quoted(given)} is given twice, as {quoted(given)} and, in layout, {quoted(stated)}; "
+                     "give it once")  # fmt: skip
+
+
+def _strategy(layout: Layout, value: Any) -> Strategy:
+    """Return the strategy of a layout: that of its only axis, or a mesh of several."""
+    given = None if value is None else Strategy.resolve(value)
+    mesh: dict[str, Any] = {}
+    if given is not None and getattr(given,"is_composite",False):
+        mesh = {name: each for name, each in given.settings.items() if name in given.model_fields_set}
+        if mesh.get("tensor", layout.tensor) != layout.tensor:
+            raise SpecError(
+                f"strategy.tensor={mesh['tensor']} is not layout.tensor={layout.tensor}; leave strategy.tensor out"
+            )
+        given = mesh.get("data")
+    if given is not None:
+        _check_given(layout, given)
+    if layout.tensor > 1:
+        return Strategy("mesh", **{**mesh, "data": given or _of_data(layout), "tensor": layout.tensor})
+    if given is not None:
+        return given
+    if layout.pipeline > 1:
+        return Strategy("pipeline", schedule=layout.schedule, virtual_stages=layout.virtual_stages)
+    return Strategy("single") if layout.num_devices == 1 else _of_data(layout)
+
+
+def _of_data(layout: Layout) -> Strategy:
+    """Return the strategy of the data axis: a ring, or the layout's ZeRO stage if there are ranks to share states."""
+    if not layout.zero or layout.data == 1:
+        return Strategy("ring")
+    groups = {"replicas": layout.data // layout.shard} if layout.shard not in (0, layout.data) else {}
+    return Strategy(f"zero-{layout.zero}", **groups)
+
+
+def _check_given(layout: Layout, given: Strategy) -> None:
+    """Reject a given strategy that contradicts the layout.
+
+    Raises:
+        SpecError: The strategy has another ZeRO stage, schedule or number of replicas than the layout states.
+    """
+    stage = given.zero_stage or 0
+    if "zero" in layout.model_fields_set and stage != layout.zero:
+        raise SpecError(
+            f"strategy={given.label!r} is ZeRO {stage}, but layout.zero={layout.zero}; use "
+            f"strategy={_of_data(layout).label!r}, or leave one of them out"
+        )
+    if layout.tensor > 1:
+        return  # the mesh checks which strategies can be its data axis
+    degrees = given.degrees(layout.num_devices)
+    if degrees is None:
+        raise SpecError(
+            f"strategy={given.label!r} has no corresponding layout; give world_size={layout.num_devices} instead of layout"
+        )
+    found = Layout(**degrees)
+    for name in (*_AXES, "shard", *(_STAGES if layout.pipeline > 1 else ())):
+        its, asked = getattr(found, name), getattr(layout, name)
+        if name in layout.model_fields_set and its != asked and {its, asked} != {0, layout.data}:
+            raise SpecError(
+                f"strategy={given.label!r} has {name}={its!r}, but layout.{name}={asked!r}; leave one of them out"
+            )
+
+
+def _check(layout: Layout, strategy: Strategy, batch: Batch, model: Any) -> None:
+    """Reject a layout that is infeasible, with the sizes of the batch and those of a model of the catalogue.
+
+    Raises:
+        SpecError: The layout breaks a rule; the message states the first and a remedy.
+    """
+    micro_batch = batch.micro_batch or strategy.suggested_micro_batch(batch.global_batch, layout.num_devices)
+    share = max(1, batch.global_batch // layout.data)
+    sizes = {"global_batch": batch.global_batch, "micro_batch": micro_batch or share}
+    layout.replace(**sizes).check(transformer_of(model))
+
+
+def transformer_of(model: Any) -> Transformer | None:
+    """Return the transformer that the catalogue has under this name; None for other models."""
+    config = MODELS.get(model) if isinstance(model, str) else None
+    return config.transformer(model) if isinstance(config, GPTConfig) else None
