@@ -62,6 +62,7 @@ from shardscope.spec.optimizer import OptimizerStates as OptimizerStates
 from shardscope.spec.pipeline_schedule import PipelineSchedule as PipelineSchedule
 from shardscope.spec.registry import register as register
 from shardscope.spec.space import PowersOfTwo as PowersOfTwo
+from shardscope.spec.tensor_plan import TensorPlan as TensorPlan
 from shardscope.storage.write import write_shards as write_shards
 from shardscope.training.compression.codec import SimpleCodec as SimpleCodec
 from shardscope.training.strategies.own_all_reduce import OwnAllReduce as OwnAllReduce

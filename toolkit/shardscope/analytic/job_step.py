@@ -35,6 +35,8 @@ class JobStep:
         memory: Memory of each rank's device, in bytes; empty if it is not known.
         is_usual: Whether the step represents most steps of the job: a cache that is filled in the first epoch is then
             assumed to be full, whatever the step number, unless the job ends earlier.
+        sums_layers: Whether each rank holds a part of the model, so that norms of layers need sums over the tensor axis
+            as well, for which optimizers keep the updates of all layers.
         shares_host: Whether CPU ranks can communicate through shared memory if the job permits it.
     """
 
@@ -47,6 +49,7 @@ class JobStep:
     update_slowness: tuple[float, ...] = ()
     memory: tuple[float, ...] = ()
     is_usual: bool = False
+    sums_layers: bool = False
     shares_host: bool = True
 
     def slow(self, rank: int) -> float:

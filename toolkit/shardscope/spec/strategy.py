@@ -70,6 +70,10 @@ class Strategy(Method):
     has_exchanges: ClassVar[bool] = False
     """Whether the compression's setting `exchange` can select how packets are exchanged. Otherwise each packet is sent
     directly to the rank that unpacks it."""
+    composes: ClassVar[bool] = False
+    """Whether the strategy can be the data axis of a mesh: all ranks apply the same mean gradient in every step."""
+    is_composite: ClassVar[bool] = False
+    """Whether the strategy is made of others, one per axis; lists of strategies to choose from leave it out."""
     zero_stage: ClassVar[int | None] = None
     """The ZeRO stage whose memory formulas apply to a rank, 0 for whole replicas; None if none applies."""
 
@@ -288,8 +292,8 @@ class Strategy(Method):
 
 
 def strategies() -> dict[str, type[Strategy]]:
-    """Return all known strategies by name, sorted by family."""
-    known = registry.all_of(Strategy)
+    """Return all known strategies of one axis by name, sorted by family."""
+    known = [method for method in registry.all_of(Strategy) if not method.is_composite]
     families = dict.fromkeys([*FAMILIES, *(method.family for method in known)])
     order = {family: place for place, family in enumerate(families)}
     return {method.name: method for method in sorted(known, key=lambda method: order[method.family])}

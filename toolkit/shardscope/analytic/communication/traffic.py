@@ -44,6 +44,8 @@ class Sent(NamedTuple):
     awaited: Ints | None = None
     """Bytes that each rank's link could carry during a ring collective, including waits (`ring_busy_elements`); None
     for equal chunks, with which this is not more than the bytes that a rank sends."""
+    others: int | None = None
+    """Number of other ranks in a rank's group; None if all ranks are in one group."""
 
     @property
     def busiest(self) -> Ints:
@@ -69,7 +71,8 @@ class Sent(NamedTuple):
     def counted(self) -> Ints:
         """Messages of each rank; an unknown number counts as one message to every other rank."""
         unknown = (self.bytes > 0) & (self.messages == 0)
-        return np.where(unknown, len(self.bytes) - 1, self.messages)
+        others = len(self.bytes) - 1 if self.others is None else self.others
+        return np.where(unknown, others, self.messages)
 
     @property
     def is_exact(self) -> bool:
@@ -84,7 +87,7 @@ class Sent(NamedTuple):
         """Return a copy with the function `change` applied to bytes, messages and bounds."""
         bounds = None if self.bounds is None else (change(self.bounds[0]), change(self.bounds[1]))
         received, awaited = (None if x is None else change(x) for x in (self.received, self.awaited))
-        return Sent(change(self.bytes), change(self.messages), bounds, received, awaited)
+        return Sent(change(self.bytes), change(self.messages), bounds, received, awaited, self.others)
 
     def __add__(self, other: object) -> Sent:  # adds values, instead of concatenating tuples
         if not isinstance(other, Sent):
@@ -99,7 +102,10 @@ class Sent(NamedTuple):
         awaited = None
         if self.awaited is not None or other.awaited is not None:
             awaited = self.busiest + other.busiest
-        return Sent(self.bytes + other.bytes, self.messages + other.messages, bounds, received, awaited)
+        others = self.others if other.others is None else other.others
+        return Sent(
+            self.bytes + other.bytes, self.messages + other.messages, bounds, received, awaited, others
+        )
 
 
 Traffic = Mapping[str, Sent]

@@ -26,6 +26,7 @@ class BucketedStrategy(Strategy):
     """Base class of data-parallel strategies that exchange gradients in buckets, overlapped with the backward pass."""
 
     has_exchanges = True
+    composes = True
     zero_stage: ClassVar[int | None] = 0
 
     bucket_mb: MessageMiB = 25.0

@@ -31,6 +31,7 @@ class ZeroStrategy(Strategy):
     variant = "collectives"
     family = "State in shards"
     carries = frozenset({"sums", "packets"})
+    composes = True
 
     collectives: Literal["ring", "backend"] = "ring"
     """Which collectives to use: our own metered reduce-scatter and all-gather (``ring``), or, for comparison, the

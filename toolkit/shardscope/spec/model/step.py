@@ -73,6 +73,18 @@ class PipelinePiece(Spec):
     """Indices of the buffers that the layer uses."""
 
 
+class AxisMessage(Spec):
+    """One collective of the tensor axis in a step of a divided model, as `training.tensor` calls it."""
+
+    op: str
+    """``all_reduce``, ``all_gather`` or ``reduce_scatter``."""
+    phase: Literal["forward", "backward"]
+    sample_bytes: NonNegativeFloat = 0.0
+    """Bytes of the tensor, for one sample."""
+    fixed_bytes: Total = 0
+    """Bytes of the tensor, for any number of samples."""
+
+
 class StepTrace(Spec):
     """The trace of one training step of a module with a loss, as created by `Model.from_module(..., memory=True)`."""
 
@@ -98,6 +110,9 @@ class StepTrace(Spec):
     `moments` then describes a step without the loss."""
     loss_bytes: NonNegativeFloat = 0.0
     """Part of `saved_bytes` that the loss saves without recomputation, for one sample."""
+    messages: dict[str, tuple[AxisMessage, ...]] = Field(default_factory=dict)
+    """Collectives of the tensor axis in one micro-batch, in the order of their calls, by recomputation mode; empty
+    unless the model is divided."""
     num_operations: Total = 0
     """Number of operations in the step, not counting views."""
     moved_bytes: NonNegativeFloat = 0.0

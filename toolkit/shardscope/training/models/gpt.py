@@ -64,6 +64,15 @@ class GPT(nn.Module):
         blocks = [(f"blocks.{i}", block) for i, block in enumerate(self.blocks)]
         return [("embedding", embedding), *blocks, ("head", ForwardPart(self.score, self.norm, self.tokens))]
 
+    def tensor_plan(self) -> dict[str, str]:
+        """Return how tensor parallelism divides each layer, by name: whole heads, and columns and rows of the FFN."""
+        return {
+            "blocks.*.attention.qkv": "columns:3",
+            "blocks.*.attention.core.project": "rows",
+            "blocks.*.ffn.widen": "columns",
+            "blocks.*.ffn.narrow.project": "rows",
+        }
+
     def _init_parameters(self) -> None:
         """Initialise as in GPT-2: normal weights, smaller in layers before a residual sum, and zero biases."""
         for name, parameter in self.named_parameters():
@@ -100,12 +109,12 @@ class Attention(nn.Module):
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.head_size = hidden // heads
         self.qkv = nn.Linear(hidden, 3 * hidden)
         self.core = AttentionCore(hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        query, key, value = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        query, key, value = self.qkv(x).unflatten(-1, (3, -1, self.head_size)).permute(2, 0, 3, 1, 4)
         mixed: Tensor = self.core(query, key, value)
         return mixed
 

@@ -1,0 +1,77 @@
+"""Plans of tensor parallelism: which layers of a model are divided over the ranks of a tensor group, and how."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple, Self
+
+from pydantic import model_validator
+
+from shardscope._experimental import experimental
+from shardscope.errors import SpecError, quoted
+from shardscope.spec._base import Spec
+
+_RULE = re.compile(r"columns(?::([1-9][0-9]*))?|rows")
+
+
+class Division(NamedTuple):
+    """How one layer is divided: by the outputs (columns) or the inputs (rows) of its matrix product."""
+
+    kind: str
+    """``columns`` or ``rows``."""
+    groups: int = 1
+    """Number of equal parts of the outputs, such as query, key and value, each of which is divided by itself."""
+
+
+@experimental
+class TensorPlan(Spec):
+    """Which linear layers are divided over the ranks of a tensor group: a rule by name of the layer.
+
+    A name may contain ``*`` for any characters. ``columns`` divides a layer's outputs, whose input is the same on all
+    ranks; ``rows`` divides the inputs, and sums the outputs over the ranks (Shoeybi et al., arXiv 1909.08053). A layer
+    with several outputs in one, such as query, key and value, is ``columns:3``. All other layers are whole on each
+    rank.
+
+    Example:
+        >>> plan = TensorPlan({"*.attention.qkv": "columns:3", "*.attention.project": "rows"})
+        >>> plan.division("blocks.0.attention.qkv")
+        Division(kind='columns', groups=3)
+    """
+
+    _positional = "rules"
+
+    rules: dict[str, str]
+    """``columns``, ``columns:N`` or ``rows``, by the name of the layer."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name, rule in self.rules.items():
+            if not _RULE.fullmatch(rule):
+                raise SpecError(
+                    f"TensorPlan: {quoted(rule)} for layer {quoted(name)} is not a rule; use 'columns', 'columns:3' "
+                    "for a layer with three outputs in one, or 'rows'"
+                )
+        if not self.rules:
+            raise SpecError(
+                "TensorPlan has no rules; give a rule for each layer to divide, such as 'columns'"
+            )
+        return self
+
+    def pattern(self, layer: str) -> str | None:
+        """Return the first pattern that a layer's name matches; None if the layer is whole on each rank."""
+        return next((pattern for pattern in self.rules if fnmatchcase(layer, pattern)), None)
+
+    def division(self, layer: str) -> Division | None:
+        """Return how the layer of this name is divided; None if it is whole on each rank."""
+        pattern = self.pattern(layer)
+        if pattern is None:
+            return None
+        kind, _, groups = self.rules[pattern].partition(":")
+        return Division(kind, int(groups or 1))
+
+    @classmethod
+    def resolve(cls, value: Any) -> Any:
+        """Convert a mapping of rules by name of the layer, or the fields of a plan, to a plan."""
+        return cls(rules=dict(value)) if isinstance(value, Mapping) and set(value) != {"rules"} else value
