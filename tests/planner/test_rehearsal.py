@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import shardscope as ss
 from conformance.emulated import needs_namespaces
 from conformance.runs import SHORT_TEXT
 from shardscope.planner import Plans
+from shardscope.planner.rehearsal import smaller
 
 STAGES = {"data": 1, "tensor": 1, "schedule": "1f1b", "recompute": "none", "micro_batch": 2}
 REPLICAS = {"pipeline": 1, "tensor": 1, "zero": 1, "recompute": "none", "micro_batch": 1}
@@ -66,6 +69,45 @@ def test_a_plan_that_recomputes_some_layers_is_rehearsed_with_all_and_says_so() 
     assert "The job recomputes every layer, and the plan 5 of the 18 layers of a stage." in rehearsal.notes
 
 
+def test_a_plan_keeps_its_axes_on_fewer_ranks() -> None:
+    cluster = ss.Cluster.of("h100", nodes=2, per_node=8)
+    fix = {
+        "data": 4,
+        "tensor": 4,
+        "pipeline": 1,
+        "context": 1,
+        "zero": 1,
+        "recompute": "none",
+        "offload": "none",
+    }
+    plans = ss.plan("gpt2-large", cluster, global_batch=64, fix=fix)
+    rehearsal = plans.rehearsal(step_s=STEP_S, world_size=4)
+    layout = rehearsal.job.layout()
+    assert (layout.data, layout.tensor, layout.zero) == (2, 2, 1)
+    assert len(rehearsal.cluster.nodes) == rehearsal.cluster.per_node == 2  # a tensor group stays in a node
+    assert ss.predict(rehearsal.job, rehearsal.cluster).step_time_s == pytest.approx(STEP_S, rel=1e-3)
+    if plans.best.layout.sequence_parallel:
+        assert "keeps whole activations between divided layers" in repr(rehearsal)
+    with pytest.raises(
+        ss.SpecError, match="data=4, tensor=4 needs 4 ranks to keep its axes, not world_size=2"
+    ):
+        plans.rehearsal(world_size=2)
+
+
+@given(st.tuples(*3 * [st.sampled_from([1, 2, 3, 4, 6, 8, 16])]), st.integers(8, 64))
+def test_a_smaller_layout_fits_and_has_the_same_axes(degrees: tuple[int, ...], ranks: int) -> None:
+    planned = ss.Layout(**dict(zip(("data", "tensor", "pipeline"), degrees, strict=True)))
+    try:
+        found = smaller(planned, ranks)
+    except ss.SpecError:
+        assert 3 in degrees or 6 in degrees
+        return
+    here = (found.data, found.tensor, found.pipeline)
+    assert found.num_devices <= max(ranks, 1)
+    assert [degree > 1 for degree in here] == [degree > 1 for degree in degrees]
+    assert all(degree % mine == 0 for degree, mine in zip(degrees, here, strict=True))
+
+
 def test_parts_with_another_share_than_planned_are_named() -> None:
     """Messages that the plan hides, and for which this machine needs time."""
     plans = ss.plan(
@@ -106,8 +148,11 @@ def test_what_this_machine_cannot_keep_up_with_is_said() -> None:
 @pytest.mark.parametrize(
     ("fix", "per_node", "settings", "told"),
     [
-        ({"tensor": 2, "data": 1, "pipeline": 1}, (1, 1), {}, "a plan with tensor=2 cannot be rehearsed"),
+        ({"context": 2, "data": 1, "pipeline": 1}, (1, 1), {}, "a plan with context=2 cannot be rehearsed"),
         ({"data": 2, "pipeline": 2, "tensor": 1}, (2, 2), {}, "a plan with data=2 and pipeline=2"),
+        ({"tensor": 2, "pipeline": 2, "data": 1}, (2, 2), {}, "a plan with tensor=2 and pipeline=2"),
+        ({**REPLICAS, "data": 4}, (2, 2), {"world_size": 2}, "world_size=2 is not the 4 devices of the plan"),
+        (REPLICAS, (1, 1), {"world_size": True}, "world_size=True is not a number of ranks"),
         (STAGES, (1, 1), {"model": "mlp"}, "model='mlp' is not a transformer"),
         (STAGES, (1, 1), {"step_s": 0.0}, "step_s=0.0 is not a step time"),
         (STAGES, (1, 1), {"step_s": float("inf")}, "step_s=inf is not a step time"),

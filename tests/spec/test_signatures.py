@@ -22,7 +22,7 @@ def test_a_jobs_signature_has_plain_types_and_defaults() -> None:
     )
     assert "world_size: int = 2" in text
     assert "batch: Batch = Batch(64), compression: str | Compression = 'none'" in text
-    assert text.endswith("link: Link | None = None, name: str | None = None)")
+    assert text.endswith("link: Link | None = None, name: str | None = None, layout: Layout | None = None)")
 
 
 @pytest.mark.parametrize(

@@ -289,8 +289,9 @@ class Plans:
         return even_split(model.layers, layout.pipeline)
 
     def rehearsal(
-        self, rank: int = 1, *, model: str | None = None, step_s: float = 1.0, steps: int = 20
-    ) -> Rehearsal:
+        self, rank: int = 1, *, model: str | None = None, step_s: float = 1.0, steps: int = 20,
+        world_size: int | None = None,
+    ) -> Rehearsal:  # fmt: skip
         """Return the plan at position `rank` as a job and an emulated cluster that this machine can run.
 
         The job trains a small model in slow motion: computation, updates and messages between nodes keep the plan's
@@ -303,11 +304,14 @@ class Plans:
             step_s: Predicted step time of the job, in seconds; long enough that this machine's cores are faster than
                 the emulated devices.
             steps: Number of steps of the job.
+            world_size: Largest number of ranks, for a plan with more devices than this machine has cores: the job then
+                has the plan's axes with smaller degrees. None for the plan's own number of devices.
 
         Raises:
-            SpecError: No job corresponds to the layout: it combines replicas with stages, splits layers or sequences,
-                or offloads; or the cluster cannot be emulated. The message names what to `fix` in the search. Or the
-                ranking has no such position, or messages and fixed costs alone take longer than `step_s`.
+            SpecError: No job corresponds to the layout: it combines stages with other axes, divides sequences or
+                experts, or offloads; or the cluster cannot be emulated. The message names what to `fix` in the search.
+                Or the axes need more ranks than `world_size`, the ranking has no such position, or messages and fixed
+                costs alone take longer than `step_s`.
 
         Example:
             >>> rehearsal = plan(model, cluster, fix={"data": 1, "tensor": 1}).rehearsal()  # doctest: +SKIP
@@ -317,7 +321,9 @@ class Plans:
         from shardscope.planner.rehearsal import rehearsal_of  # needs psutil, which web pages lack
 
         layout = self._ranked("rank", rank)
-        return rehearsal_of(self.asked.setting(layout), layout, model=model, step_s=step_s, steps=steps)
+        return rehearsal_of(
+            self.asked.setting(layout), layout, model=model, step_s=step_s, steps=steps, world_size=world_size
+        )
 
     def trainer_config(self, rank: int = 1) -> TrainerConfig:
         """Return the settings for the plan's framework: flags of Megatron-LM or torchtitan, or JSON of DeepSpeed.

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,14 +37,14 @@ from shardscope.prediction.job import predict_job
 from shardscope.prediction.rates import relative_speed
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.step import StepParts, cut, stage_layers, step_time, step_work
+from shardscope.prediction.traced import traced
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.cluster.emulated import PAYLOAD
+from shardscope.spec.divisors import divisors
 from shardscope.spec.job import Job
-from shardscope.spec.job_parts import Batch
 from shardscope.spec.layout import Layout
 from shardscope.spec.link import PACED_UP_TO
 from shardscope.spec.models import MODELS, GPTConfig
-from shardscope.spec.optimizer import Optimizer
 from shardscope.spec.partition import even_split
 from shardscope.spec.strategy import Strategy
 from shardscope.spec.units import flops_text, seconds_text
@@ -85,21 +86,29 @@ class Rehearsal:
 
 
 def rehearsal_of(
-    setting: SearchSettings, layout: Layout, *, model: str | None, step_s: float, steps: int
-) -> Rehearsal:
+    setting: SearchSettings, layout: Layout, *, model: str | None, step_s: float, steps: int,
+    world_size: int | None = None,
+) -> Rehearsal:  # fmt: skip
     """Return the rehearsal of a layout; see `Plans.rehearsal` for the arguments and errors."""
     if isinstance(step_s, bool) or not isinstance(step_s, int | float) or not 0 < step_s < float("inf"):
         raise SpecError(f"step_s={quoted(step_s)} is not a step time; give a number of seconds above 0")
     _check(layout, setting.cluster)
+    here = smaller(layout, layout.num_devices if world_size is None else world_size)
+    if here.num_devices != layout.num_devices and setting.cluster.groups:
+        raise SpecError(
+            f"world_size={world_size} is not the {layout.num_devices} devices of the plan, and on unlike devices each "
+            "rank stands for one of them; leave world_size out"
+        )
     name, small = _small_model(setting.model.name, model)
     table = Layouts.of([layout])
     planned = step_time(setting.model, table, setting.cluster, setting.calibration)
     job = Job(
-        model=name, data="python-source", world_size=layout.num_devices, steps=steps,
-        strategy=_strategy(layout, _split(setting, table, small, layout.pipeline)),
-        batch=Batch(global_batch=layout.data * layout.num_micro_batches, micro_batch=1),
-        optimizer=_optimizer(layout), recompute=layout.recompute, compression=layout.compression,
-        name=f"rehearsal-{name}",
+        model=name, data="python-source", steps=steps, name=f"rehearsal-{name}",
+        layout=here.replace(
+            global_batch=here.data * layout.num_micro_batches, micro_batch=1, precision="fp32",
+            sequence_parallel=False, recompute_layers=0,
+        ),
+        **_stages(setting, table, small, here),
     )  # fmt: skip
     planned_s = float(planned.total[0])
     staged, found = _slowed(
@@ -108,7 +117,7 @@ def rehearsal_of(
         step_s,
         step_s / planned_s,
     )
-    notes = (*staged.notes, *_recompute_note(setting, layout), *proportion_notes(planned, found))
+    notes = (*staged.notes, *_job_notes(setting, layout, here), *proportion_notes(planned, found))
     return Rehearsal(job, staged.cluster, planned_s, found.value, notes)
 
 
@@ -159,11 +168,13 @@ def _staged(
     setting: SearchSettings, layout: Layout, job: Job, small: GPTConfig, *, planned: StepParts, slow: float
 ) -> _Staged:
     """Return the cluster whose nodes and links are slower than planned by the factor `slow`."""
-    flops = float(model_flops(small.transformer(str(job.model)), 1)) / slow
-    moved = _moved_bytes(job, small, layout) / (slow * float(planned.optimizer[0]))
+    held = _held(job, small)
+    flops = held.flops / slow
+    moved = _moved_bytes(job, held) / (slow * float(planned.optimizer[0]))
+    per_node = _per_node(job.layout(), layout, setting.cluster)
     nodes = _nodes(setting, Layouts.of([layout]), flops, moved)
-    bandwidth, latency_s = _link(setting, layout, small, slow)
-    per_node = setting.cluster.per_node
+    nodes = nodes[: job.world_size // per_node] if job.world_size < layout.num_devices else nodes
+    bandwidth, latency_s = _link(setting, layout, small, held, slow=slow)
     cluster = Cluster.emulated(
         nodes=len(nodes), per_node=per_node, bandwidth=min(bandwidth, PACED_UP_TO), latency=latency_s,
         node_flops={node: rates.flops for node, rates in enumerate(nodes)},
@@ -171,6 +182,32 @@ def _staged(
     )  # fmt: skip
     notes = (*_link_note(nodes, bandwidth), *_speed_note(per_node * sum(rates.flops for rates in nodes)))
     return _Staged(cluster, notes)
+
+
+class _Held(NamedTuple):
+    """The part of the small model that a tensor rank holds, or the whole model, before it is cut into stages."""
+
+    flops: float
+    """FLOPs of a forward and a backward pass of one sequence."""
+    num_params: int
+
+
+def _held(job: Job, small: GPTConfig) -> _Held:
+    flops = float(model_flops(small.transformer(str(job.model)), 1))
+    if job.layout().tensor == 1:
+        return _Held(flops, small.num_params)
+    found = traced(job)
+    return _Held(flops * found.table.flops / found.model.flops, found.table.num_params)
+
+
+def _per_node(here: Layout, planned: Layout, cluster: Cluster) -> int:
+    """Return the number of ranks on a node: as in the cluster, or fewer, which are whole tensor groups."""
+    if here.num_devices == planned.num_devices:
+        return cluster.per_node
+    group = here.tensor if planned.tensor <= cluster.per_node else 1
+    sizes = divisors(here.num_devices // group, largest=max(1, cluster.per_node // group))
+    several = [size for size in sizes if cluster.nodes == 1 or group * size < here.num_devices]
+    return group * max(several, default=1)
 
 
 class _Rates(NamedTuple):
@@ -229,7 +266,12 @@ def _speed_note(needed: float) -> Iterator[str]:
         )
 
 
-def _recompute_note(setting: SearchSettings, layout: Layout) -> Iterator[str]:
+def _job_notes(setting: SearchSettings, layout: Layout, here: Layout) -> Iterator[str]:
+    """Yield a sentence for each setting of the plan that the job lacks."""
+    if layout.shard not in {here.shard, layout.data}:
+        yield f"The job shares its states over all replicas, and the plan over groups of {layout.shard}."
+    if layout.sequence_parallel:
+        yield "The job keeps whole activations between divided layers, which the plan divides along the sequence."
     if layout.recompute_layers:
         held = layers_of_stage(setting.model.layers, layout.pipeline * layout.virtual_stages)
         yield (
@@ -239,17 +281,19 @@ def _recompute_note(setting: SearchSettings, layout: Layout) -> Iterator[str]:
 
 def _check(layout: Layout, cluster: Cluster) -> None:
     """Reject layouts without a corresponding job, and clusters that cannot be emulated."""
-    degrees = {"tensor": layout.tensor, "context": layout.context, "expert": layout.expert}
-    several = [f"{name}={degree}" for name, degree in degrees.items() if degree > 1]
+    several = [
+        f"{name}={getattr(layout, name)}" for name in ("context", "expert") if getattr(layout, name) > 1
+    ]
     if several:
         raise SpecError(
-            f"a plan with {' and '.join(several)} cannot be rehearsed, because jobs split neither layers nor "
-            "sequences; plan with fix={'tensor': 1, 'context': 1, 'expert': 1}"
+            f"a plan with {' and '.join(several)} cannot be rehearsed, because jobs divide neither sequences nor "
+            "experts; plan with fix={'context': 1, 'expert': 1}"
         )
-    if layout.data > 1 and layout.pipeline > 1:
+    others = [f"{name}={getattr(layout, name)}" for name in ("data", "tensor") if getattr(layout, name) > 1]
+    if others and layout.pipeline > 1:
         raise SpecError(
-            f"a plan with data={layout.data} and pipeline={layout.pipeline} cannot be rehearsed, because a job does "
-            "not combine data and pipeline parallelism; plan with fix={'data': 1} or fix={'pipeline': 1}"
+            f"a plan with {' and '.join(others)} and pipeline={layout.pipeline} cannot be rehearsed, because a job "
+            "does not combine them; plan with fix={'pipeline': 1}"
         )
     if layout.num_devices == 1:
         raise SpecError(
@@ -266,6 +310,41 @@ def _check(layout: Layout, cluster: Cluster) -> None:
             f"groups with {' and '.join(map(str, sorted(sizes)))} devices per node cannot be rehearsed, because "
             "nodes of an emulated cluster have equally many ranks; give all groups the same per_node"
         )
+
+
+def smaller(layout: Layout, world_size: int) -> Layout:
+    """Return the layout on at most `world_size` devices: with smaller degrees, but with the same axes.
+
+    The largest degree is divided by its smallest prime factor until the layout fits. A degree above 1 stays above 1.
+
+    Raises:
+        SpecError: The axes need more devices, or `world_size` is not a number of ranks.
+
+    Example:
+        >>> small = smaller(Layout(data=16, tensor=8, zero=1), 8)
+        >>> small.data, small.tensor, small.zero
+        (2, 4, 1)
+    """
+    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+        raise SpecError(f"world_size={quoted(world_size)} is not a number of ranks; give 2 or more")
+    degrees = {name: getattr(layout, name) for name in ("data", "tensor", "pipeline")}
+    while prod(degrees.values()) > world_size:
+        axis = max(degrees, key=lambda name: (not _is_prime(degrees[name]), degrees[name]))
+        if _is_prime(degrees[axis]):
+            planned = ", ".join(
+                f"{name}={getattr(layout, name)}" for name, degree in degrees.items() if degree > 1
+            )
+            raise SpecError(
+                f"a plan with {planned} needs {prod(degrees.values())} ranks to keep its axes, not "
+                f"world_size={world_size}; give world_size={prod(degrees.values())}"
+            )
+        degrees[axis] = max(divisors(degrees[axis], largest=degrees[axis] // 2))
+    keeps_groups = degrees["data"] == layout.data and layout.zero > 1 and layout.tensor == 1
+    return layout.replace(**degrees, shard=layout.shard if keeps_groups else 0)
+
+
+def _is_prime(number: int) -> bool:
+    return len(divisors(number)) <= 2
 
 
 def _small_model(planned: str, model: str | None) -> tuple[str, GPTConfig]:
@@ -297,44 +376,42 @@ def _split(setting: SearchSettings, table: Layouts, small: GPTConfig, stages: in
     return (1 + blocks[0], *blocks[1:-1], blocks[-1] + 1)
 
 
-def _strategy(layout: Layout, split: tuple[int, ...]) -> Strategy:
-    if layout.pipeline > 1:
-        held = {"virtual_stages": layout.virtual_stages} if layout.virtual_stages > 1 else {"split": split}
-        return Strategy("pipeline", schedule=layout.schedule, **held)
-    if not layout.zero:
-        return Strategy("ring")
-    groups = {"replicas": layout.data // layout.shard} if layout.shard and layout.zero > 1 else {}
-    return Strategy(f"zero-{layout.zero}", **groups)
+def _stages(setting: SearchSettings, table: Layouts, small: GPTConfig, layout: Layout) -> dict[str, Strategy]:
+    """Return the job's strategy if its stages are cut as in the plan; nothing if the layout determines the strategy."""
+    if layout.pipeline == 1 or layout.virtual_stages > 1:
+        return {}
+    split = _split(setting, table, small, layout.pipeline)
+    return {"strategy": Strategy("pipeline", schedule=layout.schedule, split=split)}
 
 
-def _optimizer(layout: Layout) -> Any:
-    if not isinstance(layout.optimizer, Optimizer):
-        raise SpecError(
-            f"optimizer={layout.axis('optimizer')!r} is not available in jobs; plan with optimizer='adamw'"
-        )
-    return layout.optimizer
-
-
-def _moved_bytes(job: Job, small: GPTConfig, layout: Layout) -> float:
+def _moved_bytes(job: Job, held: _Held) -> float:
     """Return the bytes that the update of one rank reads and writes, if all ranks update equally many elements."""
+    layout = job.layout()
     parts = layout.pipeline * (layout.data if layout.zero else 1)
-    return job.optimizer.states.moved_bytes_per_param(_BYTES) * small.num_params / parts
+    return job.optimizer.states.moved_bytes_per_param(_BYTES) * held.num_params / parts
 
 
-def _link(setting: SearchSettings, layout: Layout, small: GPTConfig, slow: float) -> tuple[float, float]:
+def _link(
+    setting: SearchSettings, layout: Layout, small: GPTConfig, held: _Held, *, slow: float
+) -> tuple[float, float]:
     """Return the rate of a node's link, in bytes per second with headers, and its latency in seconds.
 
-    Stages send activations, for which the plan assumes no link latency; replicas send gradients.
+    Stages send activations, for which the plan assumes no link latency. Replicas send gradients, and a tensor group
+    that is alone sums activations.
     """
     model, cluster, calibration = setting
     machine = Machine.of(cluster, calibration, layout.precision)
     if layout.pipeline > 1:
-        planned = layout.micro_batch * model.seq * model.hidden * machine.value_bytes
+        planned: float = layout.micro_batch * model.seq * model.hidden * machine.value_bytes
         here, latency_s = small.seq * small.hidden * _BYTES, 0.0
         rate = cluster.inter.bandwidth * calibration.pipeline_efficiency
     else:
-        planned = model.num_params * known_recipe(layout.precision).gradient
-        here = small.num_params * _BYTES
-        found, latency = machine.link(layout.data, 1)
+        planned = model.num_params * known_recipe(layout.precision).gradient / layout.tensor
+        here = held.num_params * _BYTES
+        found, latency = machine.link(layout.data, layout.tensor)
+        if layout.data == 1:
+            planned = layout.micro_batch * model.seq * model.hidden * machine.value_bytes
+            here = small.seq * small.hidden * _BYTES
+            found, latency = machine.link(layout.tensor, 1)
         rate, latency_s = float(found), float(latency)
     return rate * (here / planned) / slow / PAYLOAD, latency_s * slow

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from shardscope.errors import DataError, ShardscopeError, SpecError
+from shardscope.methods.strategies.mesh import Mesh
 from shardscope.prediction.traced import Traced
 from shardscope.spec import Job
 from shardscope.spec.job_parts import UserCode, label_of
@@ -23,6 +24,7 @@ from shardscope.training.loss import resolve_loss
 from shardscope.training.models import build_model
 from shardscope.training.precision import DTYPES, weight_dtype
 from shardscope.training.random_state import random_state, set_random_state
+from shardscope.training.tensor.split import TensorSplit
 
 _CPU = torch.device("cpu")
 _MAX_SAMPLES = 2
@@ -78,10 +80,13 @@ def _by_shapes(job: Job, *, builds: bool) -> Traced:
 def _traced(job: Job, module: nn.Module) -> Traced:
     module = module.to(weight_dtype(job.precision))
     inputs, targets = _example(job, module)
+    whole = None
+    if isinstance(job.strategy, Mesh):
+        whole = describe(module, inputs, name=_name(job))
+        TensorSplit.of_shapes(job.strategy.tensor, job.strategy.tensor_plan).divide(module)
     short = DTYPES[job.precision] if DTYPES[job.precision] != weight_dtype(job.precision) else None
-    name = job.model if isinstance(job.model, str) else job.model.name
     step = partial(
-        describe, module, inputs, name=name, memory=True, autocast=short, on_gpu=job.device == "cuda",
+        describe, module, inputs, name=_name(job), memory=True, autocast=short, on_gpu=job.device == "cuda",
         recompute=(job.recompute,),
     )  # fmt: skip
     failing = {} if short is None or job.device == "cuda" else uncomputable_layers(module, short)
@@ -97,7 +102,13 @@ def _traced(job: Job, module: nn.Module) -> Traced:
         else uncomputable(first, module.get_submodule(first), failing[first], job.precision)
     )
     num_bytes = sum(tensor.nbytes for tensor in {id(t): t for t in tensors_of((inputs, targets))}.values())
-    return Traced(table=table, sample_bytes=num_bytes / job.batch.per_rank(1), uncomputable=why_not)
+    return Traced(
+        table=table, whole=whole, sample_bytes=num_bytes / job.batch.per_rank(1), uncomputable=why_not
+    )
+
+
+def _name(job: Job) -> str:
+    return job.model if isinstance(job.model, str) else job.model.name
 
 
 def _resolved(value: Any) -> Any:

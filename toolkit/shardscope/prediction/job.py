@@ -194,7 +194,10 @@ class JobPrediction(Shown, Budgeted):
     def rates(self) -> RankRates:
         """Compute, memory and link rates of one rank."""
         if self.cluster is not None and self.calibration is not None:
-            model = self.found.table.as_transformer
+            is_divided = (
+                self.found.whole is not None
+            )  # passes through a part of it are sums over its operations
+            model = None if is_divided else self.found.table.as_transformer
             return RankRates.of_cluster(self.step, self.cluster, self.calibration, model)
         host = self.host or HostCalibration.shipped()
         return RankRates.of_this_machine(
@@ -254,7 +257,7 @@ class JobPrediction(Shown, Budgeted):
     @cached_property
     def as_layout(self) -> tuple[Transformer, Layout] | None:
         """The transformer and the layout whose step time is `time`; None if it is the sum over the operations."""
-        model = self.found.table.as_transformer
+        model = self.found.model.as_transformer
         if self.cluster is None or model is None:
             return None
         try:
@@ -385,7 +388,7 @@ class JobPrediction(Shown, Budgeted):
     @property
     def seq(self) -> int | None:
         """Number of tokens in a training sequence; None if the model is not a transformer."""
-        model = self.found.table.as_transformer
+        model = self.found.model.as_transformer
         return None if model is None else model.seq
 
     @property
@@ -403,7 +406,7 @@ class JobPrediction(Shown, Budgeted):
         """Expected cost of failures and checkpoints; None without a failure rate."""
         if self.cluster is None:
             return None
-        return job_failures(self.job, self.cluster, self.found.table.num_params, self.step_time_s)
+        return job_failures(self.job, self.cluster, self.found.model.num_params, self.step_time_s)
 
     @property
     def note(self) -> str | None:

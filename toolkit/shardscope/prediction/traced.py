@@ -39,17 +39,28 @@ _KNOWN: dict[tuple[Any, ...], Traced] = {}
 
 
 class Traced(Spec):
-    """The layer table of a model, which includes one traced training step, and the size of one sample."""
+    """The layer table of what a rank computes, which includes one traced training step, and the size of one sample."""
 
     table: LayerTable
+    """Layers of the model, or of a rank's part of it if the model is divided over a tensor group."""
+    whole: LayerTable | None = None
+    """Layers of the undivided model; None if `table` has them."""
     sample_bytes: float
     """Bytes of the inputs and targets of one sample."""
     uncomputable: str = ""
     """What torch cannot compute on this processor in the job's precision; empty if nothing, and for jobs on GPUs."""
 
+    @property
+    def model(self) -> LayerTable:
+        """Layers of the undivided model."""
+        return self.whole or self.table
+
 
 def traced(job: Job, elsewhere: Elsewhere | None = None, *, builds: bool = True) -> Traced:
     """Return the trace of one training step of a job's model, with the job's data and precision.
+
+    A model that is divided over a tensor group is traced as a rank holds it, with the messages that the rank sends to
+    its group. The undivided model is then traced as well.
 
     Traces of jobs without user code are cached, in this process and on disk. With user code, the cache of this process
     is used if `builds` is false.
@@ -75,11 +86,13 @@ def traced(job: Job, elsewhere: Elsewhere | None = None, *, builds: bool = True)
     grows = not codes and not is_cast and not on_gpu
     samples = _NUM_SAMPLES if grows else job.batch.per_rank(job.num_data_ranks) // job.num_micro_batches
     data, stamp = _file(job.data)
+    strategy, ranks = job.strategy.of_replica(job.world_size)
     fields = {
         "model": job.model,
         "data": data,
         "loss": job.loss,
-        "strategy": "single",
+        "strategy": strategy,
+        "world_size": ranks,
         "batch": samples,
         "precision": job.precision,
         "recompute": job.recompute,

@@ -29,8 +29,8 @@ def at_peak(found: JobPrediction) -> AtPeak:
     period = lcm(found.job.compression.period, getattr(found.job.strategy, "mix_every", 1))
     if not found.has_rates or found.time is None or period > 1:
         return AtPeak()
-    rates, batch, model = found.rates, found.job.batch.global_batch, found.found.table.as_transformer
-    flops = 3.0 * found.found.table.flops * batch if model is None else float(model_flops(model, batch))
+    rates, batch, model = found.rates, found.job.batch.global_batch, found.found.model.as_transformer
+    flops = 3.0 * found.found.model.flops * batch if model is None else float(model_flops(model, batch))
     peak = rates.emulated_flops or rates.flops
     if found.cluster is not None and found.calibration is not None:
         precision = IN_LAYOUTS.get(found.job.precision, "fp32")

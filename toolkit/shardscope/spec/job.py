@@ -182,6 +182,10 @@ class Job(Spec):
         """Fields of a newer version that were dropped when the job was read; such a job cannot be run."""
         return self._left_out
 
+    if TYPE_CHECKING:
+
+        def __init__(self, *, layout: Layout | Mapping[str, Any] | None = ..., **fields: Any) -> None: ...
+
     @classmethod
     def _signature(cls) -> Signature:
         return with_parameter(super()._signature(), "layout", Layout | None)
@@ -254,7 +258,8 @@ class Job(Spec):
                 f"strategy={self.strategy.name!r}: num_data_ranks({self.world_size}) returned {shares!r}; it must "
                 f"return an integer from 1 to {self.world_size}"
             )
-        workers = f"the {shares} workers of world_size={self.world_size}"
+        kind = "replicas" if self.strategy.is_composite else "workers"
+        workers = f"the {shares} {kind} of world_size={self.world_size}"
         self.batch.accumulation_steps(shares, among=None if shares == self.world_size else workers)
         self.strategy.check(self)
         if self.compression.is_here:

@@ -13,13 +13,12 @@ from shardscope.errors import SpecError, quoted
 from shardscope.spec.compression import Compression
 from shardscope.spec.job_parts import Batch, batch_from, full_name
 from shardscope.spec.layout import Layout
-from shardscope.spec.models import MODELS, GPTConfig
+from shardscope.spec.models import transformer_of
 from shardscope.spec.optimizer import Optimizer
 from shardscope.spec.strategy import Strategy
 
 if TYPE_CHECKING:
     from shardscope.spec.job import Job
-    from shardscope.spec.model import Transformer
 
 IN_LAYOUTS: Mapping[str, Any] = {"fp32": "fp32", "bf16-mixed": "bf16-autocast", "fp16-mixed": "fp16-autocast"}
 """Layout precision that corresponds to each job precision; all of them keep the weights in fp32."""
@@ -39,8 +38,11 @@ def with_layout(fields: Mapping[str, Any], job: Job | None = None) -> dict[str, 
     Raises:
         SpecError: The layout is invalid, no job corresponds to it, or a field is given twice with different values.
     """
-    layout, given = _layout(fields["layout"]), {name: each for name, each in fields.items() if name != "layout"}
-    for problem in _unavailable(layout):
+    layout, given = (
+        _layout(fields["layout"]),
+        {name: each for name, each in fields.items() if name != "layout"},
+    )
+    for problem in (*_without_ranks(layout), *_without_setting(layout)):
         raise SpecError(problem)
     ranks = layout.num_devices
     if given.get("world_size", ranks) != ranks:
@@ -67,10 +69,12 @@ def _layout(value: object) -> Layout:
     return value
 
 
-def _unavailable(layout: Layout) -> Iterator[str]:
-    """Yield a sentence for each setting of a layout that no job has."""
+def _without_ranks(layout: Layout) -> Iterator[str]:
+    """Yield a sentence for each combination of degrees that cannot be trained."""
     if layout.pipeline > 1 and layout.data * layout.tensor > 1:
-        others = " and ".join(f"{axis}={getattr(layout, axis)}" for axis in _AXES[:2] if getattr(layout, axis) > 1)
+        others = " and ".join(
+            f"{axis}={getattr(layout, axis)}" for axis in _AXES[:2] if getattr(layout, axis) > 1
+        )
         yield f"layout.pipeline={layout.pipeline} with {others} cannot be trained yet; use pipeline=1"
     for axis in ("context", "expert"):
         if getattr(layout, axis) > 1:
@@ -80,6 +84,10 @@ def _unavailable(layout: Layout) -> Iterator[str]:
     if layout.shard not in (0, layout.data) and (layout.zero == 1 or layout.tensor > 1):
         beside = "zero=1" if layout.tensor == 1 else f"tensor={layout.tensor}"
         yield f"layout.shard={layout.shard} with {beside} is not available in jobs yet; leave shard out"
+
+
+def _without_setting(layout: Layout) -> Iterator[str]:
+    """Yield a sentence for each setting of a layout that no job has."""
     if layout.offload != "none":
         yield f"layout.offload={layout.offload!r} has no counterpart in a job; use offload='none'"
     if layout.recompute_layers:
@@ -130,15 +138,16 @@ def _batch(layout: Layout, own: Any, *, is_given: bool) -> Any:
 
 
 def _twice(field: str, given: object, stated: object) -> SpecError:
-    return SpecError(f"{field}={quoted(given)} is given twice, as {quoted(given)} and, in layout, {quoted(stated)}; "
-                     "give it once")  # fmt: skip
+    return SpecError(
+        f"{field}={quoted(given)} is given twice, as {quoted(given)} and, in layout, {quoted(stated)}; give it once"
+    )
 
 
 def _strategy(layout: Layout, value: Any) -> Strategy:
     """Return the strategy of a layout: that of its only axis, or a mesh of several."""
-    given = None if value is None else Strategy.resolve(value)
+    given: Strategy | None = None if value is None else Strategy.resolve(value)
     mesh: dict[str, Any] = {}
-    if given is not None and getattr(given,"is_composite",False):
+    if given is not None and given.is_composite:
         mesh = {name: each for name, each in given.settings.items() if name in given.model_fields_set}
         if mesh.get("tensor", layout.tensor) != layout.tensor:
             raise SpecError(
@@ -181,7 +190,8 @@ def _check_given(layout: Layout, given: Strategy) -> None:
     degrees = given.degrees(layout.num_devices)
     if degrees is None:
         raise SpecError(
-            f"strategy={given.label!r} has no corresponding layout; give world_size={layout.num_devices} instead of layout"
+            f"strategy={given.label!r} has no corresponding layout; give world_size={layout.num_devices} instead of "
+            "layout"
         )
     found = Layout(**degrees)
     for name in (*_AXES, "shard", *(_STAGES if layout.pipeline > 1 else ())):
@@ -202,9 +212,3 @@ def _check(layout: Layout, strategy: Strategy, batch: Batch, model: Any) -> None
     share = max(1, batch.global_batch // layout.data)
     sizes = {"global_batch": batch.global_batch, "micro_batch": micro_batch or share}
     layout.replace(**sizes).check(transformer_of(model))
-
-
-def transformer_of(model: Any) -> Transformer | None:
-    """Return the transformer that the catalogue has under this name; None for other models."""
-    config = MODELS.get(model) if isinstance(model, str) else None
-    return config.transformer(model) if isinstance(config, GPTConfig) else None

@@ -232,6 +232,12 @@ MODELS: dict[str, ModelConfig] = {
 """All models that a job can name; smallest first within each family."""
 
 
+def transformer_of(model: object) -> Transformer | None:
+    """Return the transformer that `MODELS` has under this name; None for other models."""
+    config = MODELS.get(model) if isinstance(model, str) else None
+    return config.transformer(str(model)) if isinstance(config, GPTConfig) else None
+
+
 def model_config(name: str) -> ModelConfig:
     """Return the config of the model called `name`.
 

@@ -132,6 +132,19 @@ class Strategy(Method):
         """Return the number of ranks that share the batch: all, unless some receive no data or the same data."""
         return world_size
 
+    def data_index(self, rank: int, world_size: int) -> int:  # noqa: ARG002
+        """Return a rank's place among the ranks that share the batch and, with ZeRO, the model's states."""
+        return rank
+
+    @property
+    def of_data(self) -> Strategy:
+        """The strategy of the ranks that share the batch: this one, unless it is made of others."""
+        return self
+
+    def of_replica(self, world_size: int) -> tuple[Strategy, int]:  # noqa: ARG002
+        """Return the strategy and the number of ranks of one replica of the model, whose step is traced."""
+        return Strategy.by_name("single"), 1
+
     def role(self, rank: int, world_size: int) -> str | None:  # noqa: ARG002
         """Return the role of a rank in this strategy, such as ``stage 2``; None if all ranks have the same role."""
         return None

@@ -59,6 +59,9 @@ class TensorPlan(Spec):
             )
         return self
 
+    def __hash__(self) -> int:
+        return hash(frozenset(self.rules.items()))
+
     def pattern(self, layer: str) -> str | None:
         """Return the first pattern that a layer's name matches; None if the layer is whole on each rank."""
         return next((pattern for pattern in self.rules if fnmatchcase(layer, pattern)), None)

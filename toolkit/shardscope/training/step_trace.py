@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from shardscope.errors import SpecError
 from shardscope.spec.model.step import (
     RECOMPUTE_MODES,
+    AxisMessage,
     Moment,
     ParameterRow,
     Phase,
@@ -37,6 +38,7 @@ from shardscope.training.memory.storages import Storages, num_bytes
 from shardscope.training.models import units_of
 from shardscope.training.models.in_order import layers_in_order
 from shardscope.training.recompute import RecomputeMode, apply_recompute
+from shardscope.training.tensor.axis import recording
 
 Arguments = tuple[Any, ...] | Mapping[str, Any]
 """Arguments of a module: a tuple of positional arguments, or a mapping of keyword arguments."""
@@ -99,6 +101,7 @@ def trace_step(
         gradient_order=plain.gradient_order,
         pieces=tuple(_pieces(make(), inputs, samples, autocast)),
         moments=moments,
+        messages={mode: step.messages for mode, step in steps.items() if step.messages},
         saved_bytes={} if loss is None else {mode: step.saved.peak / samples for mode, step in steps.items()},
         loss_bytes=plain.loss_bytes / samples,
         num_operations=plain.ledger.num_operations,
@@ -141,6 +144,7 @@ class _Step:
         self.forward_operations = self.forward_bytes = self.product_elements = self.weight_elements = 0
         self._places = {id(parameter): place for place, parameter in enumerate(module.parameters())}
         self._arrived: dict[int, None] = {}
+        self.messages: tuple[AxisMessage, ...] = ()
 
     @property
     def gradient_order(self) -> tuple[int, ...]:
@@ -154,7 +158,7 @@ class _Step:
         for parameter in self.module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._placed)
-        with self.ledger, self.saved.active(), self.casts():
+        with recording() as called, self.ledger, self.saved.active(), self.casts():
             loss = self._loss()
             self.forward_operations, self.forward_bytes = self.ledger.num_operations, self.ledger.moved_bytes
             self.product_elements, self.weight_elements = (
@@ -162,6 +166,10 @@ class _Step:
             )  # fmt: skip
             self.note("loss", 0, 0)
             loss.backward()
+        self.messages = tuple(
+            AxisMessage(op=each.op, phase=each.phase, sample_bytes=each.num_bytes / samples)
+            for each in called
+        )
         self.note("leave", 0, self.mark.done)
         if self.mark.unit:  # the unit's inputs need no gradient, so no hook has marked its end
             self.note("leave", self.mark.unit, self.mark.done)

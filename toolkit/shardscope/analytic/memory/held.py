@@ -287,8 +287,12 @@ class RankStates(NamedTuple):
 
     def repeated(self, groups: int) -> RankStates:
         """Return the states of several groups of ranks, one group after another, given those of one group."""
-        parameters, gradients, optimizer = (np.tile(kind, groups) for kind in self[:3])
-        buffers = None if self.buffers is None else np.tile(self.buffers, groups)
+        return self.each(lambda kind: np.tile(kind, groups))
+
+    def each(self, change: Callable[[Ints], Ints]) -> RankStates:
+        """Return a copy with the function `change` applied to the bytes of each type of memory."""
+        parameters, gradients, optimizer = map(change, self[:3])
+        buffers = None if self.buffers is None else change(self.buffers)
         return self._replace(parameters=parameters, gradients=gradients, optimizer=optimizer, buffers=buffers)
 
     def with_work_buffers(self, step: JobStep, buffer_bytes: Callable[[], int | Ints | None]) -> RankStates:

@@ -110,6 +110,14 @@ def unit_elements(step: JobStep, ranks: int, *, trained: bool) -> list[int]:
     return [size for size in units if size]
 
 
+def updates_of_whole(step: JobStep) -> int:
+    """Return the bytes of the update buffer of a rank that updates all tensors of its model, or of its part of it.
+
+    Norms of layers that are sums over ranks are known only after all updates.
+    """
+    return int(updates_of_shards(step, 0, ranks=1)[0]) if step.sums_layers else updates_of(step.rows, step)
+
+
 def updates_of(rows: Sequence[ParameterRow], step: JobStep) -> int:
     """Return the bytes of the update buffer for whole tensors, which are updated one batch at a time."""
     return step.element_bytes * max((largest_batch(sizes) for sizes in _waiting(rows, step)), default=0)

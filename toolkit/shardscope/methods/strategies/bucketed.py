@@ -143,11 +143,11 @@ class BucketedStrategy(Strategy):
 
     def _buffer_bytes(self, step: JobStep) -> int | Ints | None:
         """Return the bytes of the optimizer's update buffers, the residuals, and all receive buffers used so far."""
-        from shardscope.analytic.memory.work_space import compression_state_bytes, updates_of
+        from shardscope.analytic.memory.work_space import compression_state_bytes, updates_of_whole
 
         kept = compression_state_bytes(step, step.buckets(self.bucket_mb))
         buffers = self.sum_room([*self._sums(replace(step, number=1)), *self._sums(step)], step)
-        return None if kept is None or buffers is None else updates_of(step.rows, step) + kept + buffers
+        return None if kept is None or buffers is None else updates_of_whole(step) + kept + buffers
 
     def _sums(self, step: JobStep) -> Iterator[tuple[int, int]]:
         """Yield the number of elements and the element size of each flat tensor that ranks have summed by this step."""

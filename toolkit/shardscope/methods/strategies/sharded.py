@@ -293,17 +293,20 @@ class FullyShardedStrategy(ZeroStrategy):
         return inside + 2.0 * (self.replicas - 1) * gradient_bytes
 
 
-def norm_traffic(step: JobStep, *, among: int | None = None, of_layers: bool = True) -> Iterator[Traffic]:
+def norm_traffic(
+    step: JobStep, *, ranks: int | None = None, among: int | None = None, of_layers: bool = True
+) -> Iterator[Traffic]:
     """Yield the traffic of the all-reduces that compute norms of sharded gradients and detect an overflow on any rank.
 
     Args:
         step: The training step.
+        ranks: Number of ranks that communicate; None means all ranks of the job.
         among: Number of ranks that together hold one whole gradient; None means all ranks.
         of_layers: Whether individual tensors are sharded, so that the norms of layers need communication too.
     """
     from shardscope.analytic.communication.traffic import by_backend, repeated
 
-    world_size = step.world_size
+    world_size = ranks or step.world_size
     sums = step.job.optimizer.norm_sums([len(row.shape) for row in step.trained])
     numbers = [int(step.job.clip_norm is not None), sums.of_gradient, sums.of_layers if of_layers else 0]
     for count in filter(None, numbers):

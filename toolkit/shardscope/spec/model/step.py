@@ -81,8 +81,6 @@ class AxisMessage(Spec):
     phase: Literal["forward", "backward"]
     sample_bytes: NonNegativeFloat = 0.0
     """Bytes of the tensor, for one sample."""
-    fixed_bytes: Total = 0
-    """Bytes of the tensor, for any number of samples."""
 
 
 class StepTrace(Spec):

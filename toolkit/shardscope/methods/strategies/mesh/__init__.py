@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 
 from pydantic import BeforeValidator, Field
 
 from shardscope.errors import SpecError, quoted
+from shardscope.methods.strategies.sharded import norm_traffic
+from shardscope.runlog.axes import axis_of, collective_of
 from shardscope.spec.compression import Carriage
 from shardscope.spec.divisors import divisors_text
+from shardscope.spec.layout import Layout
 from shardscope.spec.look import MethodStyle
+from shardscope.spec.models import transformer_of
 from shardscope.spec.numbers import Count
-from shardscope.spec.strategy import AnyStrategy, Strategy, strategies_where
+from shardscope.spec.strategy import AnyStrategy, Strategy, Work, strategies_where
 from shardscope.spec.tensor_plan import TensorPlan
 
 if TYPE_CHECKING:
+    from shardscope.analytic.communication import Traffic
+    from shardscope.analytic.communication.plan import StepPlan, When
+    from shardscope.analytic.job_step import JobStep
+    from shardscope.analytic.memory import RankStates
     from shardscope.spec.job import Job
+
+_PHASES = ("forward", "backward")
 
 
 class Mesh(Strategy):
@@ -61,6 +72,31 @@ class Mesh(Strategy):
         ranks = self.num_data_ranks(job.world_size)
         strategy = self.data if ranks > 1 else Strategy("single")
         return job.replace(strategy=strategy, world_size=ranks, elastic=None)
+
+    @property
+    def of_data(self) -> Strategy:
+        """The strategy of the data axis."""
+        return self.data
+
+    def data_index(self, rank: int, world_size: int) -> int:
+        """Return a rank's place on the data axis."""
+        return rank // self.tensor
+
+    def of_replica(self, world_size: int) -> tuple[Strategy, int]:
+        """Return a mesh of the tensor axis only."""
+        if self.tensor == 1:
+            return Strategy("single"), 1
+        return Strategy("mesh", tensor=self.tensor, tensor_plan=self.tensor_plan), self.tensor
+
+    def role(self, rank: int, world_size: int) -> str:
+        """Return a rank's place on each axis, such as ``data 0 · tensor 1``."""
+        return f"data {rank // self.tensor} · tensor {rank % self.tensor}"
+
+    def cargo(self, collective: str) -> str:
+        """Return the word for what a collective sends: activations on the tensor axis."""
+        return (
+            "activations" if axis_of(collective) == "tensor" else self.data.cargo(collective_of(collective))
+        )
 
     @property
     def label(self) -> str:
@@ -124,6 +160,11 @@ class Mesh(Strategy):
                 f"strategy.data={quoted(self.data.label)} cannot be the data axis of a mesh, because its ranks do not "
                 f"apply the same mean gradient; use one of {able}"
             )
+        if self.num_data_ranks(job.world_size) == 1 and self.data.zero_stage:
+            raise SpecError(
+                f"strategy.data={quoted(self.data.label)} has no other ranks to share states with, because "
+                f"world_size={job.world_size} is one replica; leave data out, or use world_size={2 * self.tensor}"
+            )
         if self.tensor > 1:
             self._check_tensor(job)
         self.data_job(job)
@@ -132,6 +173,12 @@ class Mesh(Strategy):
         """Reject what is not available yet with a model in parts."""
         if self.sequence_parallel:
             raise SpecError("strategy.sequence_parallel=True is not available in jobs yet; leave it out")
+        self._check_model(job)
+        if job.optimizer.user_code is not None:
+            raise SpecError(
+                f"optimizer={job.optimizer.name!r} cannot be combined with strategy.tensor={self.tensor} yet, because "
+                "an optimizer of your own may need whole tensors; use a built-in one"
+            )
         if job.compression.is_on:
             raise SpecError(
                 f"compression={job.compression.name!r} cannot be combined with strategy.tensor={self.tensor}: "
@@ -146,6 +193,106 @@ class Mesh(Strategy):
                 f"strategy.data.{uneven}={getattr(self.data, uneven)} is not available with "
                 f"strategy.tensor={self.tensor} yet; leave {uneven} out"
             )
+
+    def _check_model(self, job: Job) -> None:
+        """Reject a model of the catalogue that has no plan, or whose layers cannot be divided equally."""
+        if self.tensor_plan is not None or not isinstance(job.model, str):
+            return  # ranks check it when they divide the model
+        transformer = transformer_of(job.model)
+        if transformer is None:
+            raise SpecError(
+                f"tensor={self.tensor} needs a plan of which layers are divided, and model={job.model!r} has none; use "
+                f'a GPT, or give ss.Strategy("mesh", tensor={self.tensor}, tensor_plan={{...}})'
+            )
+        Layout(tensor=self.tensor).check(transformer)
+
+    # Each axis by its own formulas
+
+    def _on_data(self, step: JobStep) -> JobStep:
+        """Return the step of the ranks along the data axis: those of a tensor group count as one, the worst of them."""
+
+        def of_groups(values: tuple[float, ...], worst: Any) -> tuple[float, ...]:
+            return tuple(worst(values[at : at + self.tensor]) for at in range(0, len(values), self.tensor))
+
+        return replace(
+            step, job=self.data_job(step.job), sums_layers=self.tensor > 1,
+            slowness=of_groups(step.slowness, max), update_slowness=of_groups(step.update_slowness, max),
+            memory=of_groups(step.memory, min),
+        )  # fmt: skip
+
+    def traffic(self, step: JobStep) -> Traffic | None:
+        """Return the data axis's own traffic, and the sums of activations, of their gradients and of norms."""
+        from shardscope.analytic.communication.axes import axis_groups, axis_traffic
+        from shardscope.analytic.communication.traffic import together
+
+        data, shape = self._on_data(step), self.shape(step.world_size)
+        of_data, calls = data.job.strategy.traffic(data), self._tensor_calls(step)
+        if of_data is None or calls is None:
+            return None
+        of_tensor = together(traffic for _, traffic in calls)
+        return {
+            **axis_traffic(of_data, "data", axis_groups(shape, "data")),
+            **axis_traffic(of_tensor, "tensor", axis_groups(shape, "tensor")),
+        }
+
+    def _is_divided(self, step: JobStep) -> bool:
+        """Return whether the trace is of a rank's part of the model, and not of the whole model."""
+        return self.tensor == 1 or step.job.recompute in step.trace.messages
+
+    def _tensor_calls(self, step: JobStep) -> list[tuple[When, Traffic]] | None:
+        """Return the traffic of each collective of a tensor group in a step; None if the model was not divided."""
+        from shardscope.analytic.communication.plan import When
+        from shardscope.analytic.communication.traffic import by_backend
+
+        if not self._is_divided(step):
+            return None
+        if self.tensor == 1:
+            return []
+        messages = step.trace.messages[step.job.recompute]
+        counts, calls = {phase: sum(each.phase == phase for each in messages) for phase in _PHASES}, []
+        for micro_batch in range(step.micro_batches):
+            seen = dict.fromkeys(_PHASES, 0)
+            for each in messages:
+                seen[each.phase] += 1
+                when = When(each.phase, seen[each.phase] / (counts[each.phase] + 1), micro_batch)
+                num_bytes = round(each.sample_bytes * step.samples)
+                calls.append((when, by_backend(each.op, num_bytes, self.tensor, backend=step.backend)))
+        end = When("backward", 1.0, step.micro_batches - 1)
+        norms = norm_traffic(step, ranks=self.tensor)
+        return [*calls, *((end, traffic) for traffic in norms)]
+
+    def plan(self, step: JobStep) -> StepPlan | None:
+        """Return the messages of the data axis, and the sums on the tensor axis, for which passes wait."""
+        from shardscope.analytic.communication.axes import axis_exchanges, axis_groups
+        from shardscope.analytic.communication.plan import whole
+
+        data, shape = self._on_data(step), self.shape(step.world_size)
+        of_data: StepPlan | None = data.job.strategy.plan(data)
+        calls = self._tensor_calls(step)
+        if of_data is None or calls is None:
+            return None
+        sums = [replace(each, blocks=True) for when, traffic in calls for each in whole(traffic, when)]
+        return of_data._replace(
+            exchanges=(
+                *axis_exchanges(of_data.exchanges, "data", axis_groups(shape, "data")),
+                *axis_exchanges(sums, "tensor", axis_groups(shape, "tensor")),
+            )
+        )
+
+    def states(self, step: JobStep) -> RankStates | None:
+        """Return the data axis's own states of the part of the model that a rank holds."""
+        from shardscope.analytic.communication.axes import axis_groups, placed
+
+        if not self._is_divided(step):
+            return None
+        data, groups = self._on_data(step), axis_groups(self.shape(step.world_size), "data")
+        found = data.job.strategy.states(data)
+        return None if found is None else found.each(lambda column: placed(column, groups))
+
+    def work(self, step: JobStep) -> list[Work]:
+        """Return the work of each rank, relative to its part of the model."""
+        data = self._on_data(step)
+        return [each for each in data.job.strategy.work(data) for _ in range(self.tensor)]
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.mesh._torch import built

@@ -48,9 +48,9 @@ class Single(Strategy):
     def states(self, step: JobStep) -> RankStates:
         """Return the bytes of one whole replica: parameters, gradients and optimizer state."""
         from shardscope.analytic.memory import spread_states
-        from shardscope.analytic.memory.work_space import updates_of
+        from shardscope.analytic.memory.work_space import updates_of_whole
 
-        return spread_states(step).with_work_buffers(step, lambda: updates_of(step.rows, step))
+        return spread_states(step).with_work_buffers(step, lambda: updates_of_whole(step))
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.single._torch import SingleRank

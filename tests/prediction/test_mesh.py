@@ -1,0 +1,151 @@
+"""What ranks of a mesh send on each axis and hold, against what real ranks have counted, to the byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import shardscope as ss
+from conformance.ranks import RankPool
+from prediction.ranks_of import EVERY_STEP, hold_compared, hold_states, hold_traffic, run_on
+from shardscope.analytic.communication.axes import axis_groups
+from shardscope.analytic.communication.traffic import sent_bytes
+from shardscope.methods.strategies.mesh import Mesh
+from shardscope.prediction.traced import traced
+from shardscope.runlog.axes import axis_of
+from shardscope.spec.models import MODELS, GPTConfig
+
+STRATEGIES = [
+    Mesh(data=ss.Ring(bucket_mb=0.05, slice_mb=0.01), tensor=2),
+    Mesh(data=ss.AllReduce(bucket_mb=0.05), tensor=2),
+    Mesh(data=ss.Tree(slice_mb=0.01), tensor=2),
+    Mesh(data=ss.Hierarchical(slice_mb=0.01), tensor=2),
+    Mesh(data=ss.Zero1(bucket_mb=0.05), tensor=2),
+    Mesh(data=ss.Zero1(collectives="backend"), tensor=2),
+    Mesh(data=ss.Zero2(), tensor=2),
+    Mesh(data=ss.Zero3(), tensor=2),
+    Mesh(data=ss.Zero3(collectives="backend"), tensor=2),
+    Mesh(tensor=4),
+]
+SETTINGS: list[dict[str, Any]] = [
+    {"optimizer": ss.Optimizer("lars", exclude="1d")},
+    {"recompute": "full", "optimizer": "sgd"},
+    {"recompute": "selective", "precision": "fp64"},
+    {"precision": "fp16", "clip_norm": 1.0},
+]
+
+
+class Perceptron(nn.Module):
+    """A model of the user's own, with a plan, a tensor that is whole, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.head = nn.Linear(64, 96), nn.Linear(96, 64), nn.Linear(64, 10)
+        self.register_buffer("scale", torch.full((64,), 0.5))
+
+    def tensor_plan(self) -> dict[str, str]:
+        return {"up": "columns", "down": "rows"}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1) * self.scale
+        return self.head(x + self.down(self.up(x).relu()))  # type: ignore[no-any-return]
+
+
+def job_of(world_size: int, strategy: Mesh, **fields: Any) -> ss.Job:
+    fields = {"steps": 3, "record": EVERY_STEP, "batch": ss.Batch(16, micro_batch=4), **fields}
+    fields = {"model": "gpt-nano", "data": "python-source", **fields}
+    return ss.Job(strategy=strategy, world_size=world_size, **fields)
+
+
+def hold_against(pool: RankPool, job: ss.Job, folder: Path) -> None:
+    """Assert that each rank sends and holds what is predicted in each step, and that both axes have been compared."""
+    trace = traced(job).table.step
+    assert trace is not None
+    events = run_on(pool, job, folder)
+    hold_states(job, trace, events)
+    assert hold_traffic(job, trace, events) > 0
+    found = hold_compared(job, folder)
+    axes = {"data", "tensor"} if job.num_data_ranks > 1 else {"tensor"}
+    assert {axis_of(row.term) for row in found.rows if row.group == "bytes"} - {None} == axes
+    for predicted, measured in found["memory", "activations"].by_rank:
+        assert measured == pytest.approx(predicted, rel=0.01)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.label)
+def test_each_rank_sends_and_holds_what_its_axes_say(pool: RankPool, tmp_path: Path, strategy: Mesh) -> None:
+    hold_against(pool, job_of(4, strategy, optimizer="lamb", clip_norm=1.0), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("data", ["ring", "zero-1", "zero-3"])
+def test_settings_cost_what_they_say(
+    pool: RankPool, tmp_path: Path, data: str, settings: dict[str, Any]
+) -> None:
+    hold_against(pool, job_of(4, Mesh(data=data, tensor=2), **settings), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("data", ["ring", "zero-2"])
+def test_a_model_of_ones_own_is_predicted_as_exactly(pool: RankPool, tmp_path: Path, data: str) -> None:
+    strategy = Mesh(data=data if pool.world_size == 4 else "ring", tensor=2)
+    hold_against(pool, job_of(pool.world_size, strategy, model=Perceptron, data="digits", batch=48), tmp_path)
+
+
+@pytest.mark.parametrize("tensor", [2, 4])
+def test_a_transformer_sums_four_activations_a_block(tensor: int) -> None:
+    """Shoeybi et al. 2019: two sums in each block's forward pass, and two in its backward pass."""
+    job, config = job_of(2 * tensor, Mesh(tensor=tensor)), MODELS["gpt-nano"]
+    assert isinstance(config, GPTConfig)
+    activation = job.batch.micro_batch * config.seq * config.hidden * 4  # type: ignore[operator]
+    sums = job.num_micro_batches * config.layers * 4
+    traffic = ss.predict(job).traffic
+    assert traffic is not None
+    each = sums * 2 * (tensor - 1) * activation // tensor
+    assert traffic["tensor:all_reduce"].bytes.tolist() == [each] * 2 * tensor
+
+
+def test_a_part_of_a_model_has_its_own_trace_and_the_whole_models_name() -> None:
+    job = job_of(4, Mesh(data="zero-1", tensor=2))
+    found, whole = traced(job), traced(job.replace(strategy="ring"))
+    assert found.model.num_params == whole.table.num_params
+    assert found.model.as_transformer == whole.table.as_transformer
+    assert whole.whole is None
+    assert 0.5 < found.table.num_params / whole.table.num_params < 0.6
+    assert 0.5 < found.table.flops / whole.table.flops < 0.6  # the head is whole
+    assert ss.predict(job).mfu is not None
+
+
+@pytest.mark.parametrize("data", ["ring", "tree", "zero-3"])
+def test_a_simulated_step_sends_what_is_predicted(data: str) -> None:
+    job = job_of(4, Mesh(data=data, tensor=2), clip_norm=1.0)
+    predicted = ss.predict(job)
+    step = ss.simulate.step_events(job)  # refuses a plan whose bytes are not those of the prediction
+    assert predicted.traffic is not None
+    assert step.sent_bytes == sent_bytes(predicted.traffic).tolist()
+    assert predicted.step_time_s == pytest.approx(ss.simulate(job).step_time_s, rel=0.1)
+
+
+def test_a_cluster_predicts_a_mesh_as_its_layout() -> None:
+    layout = ss.Layout(data=2, tensor=4, zero=1, global_batch=16, micro_batch=4, precision="bf16-autocast")
+    cluster = ss.Cluster.of("h100", per_node=8)
+    job = ss.Job(model="gpt-124m", data="python-source", layout=layout)
+    found = ss.predict(job, cluster)
+    assert found.as_layout is not None
+    assert found.as_layout[1] == job.layout()
+    assert found.step_time_s == ss.predict("gpt2", cluster, job.layout(), software="fsdp2").step_time_s
+    assert found.peak_bytes is not None
+
+
+def test_groups_along_an_axis_are_those_of_the_mesh() -> None:
+    shape = {"pipeline": 2, "data": 3, "tensor": 2}
+    assert axis_groups(shape, "tensor").tolist() == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
+    assert axis_groups(shape, "data").tolist() == [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9, 11]]
+    assert axis_groups(shape, "pipeline").tolist() == [[rank, rank + 6] for rank in range(6)]

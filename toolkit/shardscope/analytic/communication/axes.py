@@ -1,0 +1,60 @@
+"""Traffic and messages of one axis of a mesh of ranks, placed on all ranks of the job.
+
+A strategy on one axis describes what ranks 0 to N-1 of a group along this axis send. All groups along an axis do the
+same at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from shardscope.analytic.communication.plan import Exchange, in_groups
+from shardscope.analytic.communication.ring import Ints
+from shardscope.analytic.communication.traffic import Traffic
+from shardscope.runlog.axes import on_axis
+
+
+def axis_groups(shape: Mapping[str, int], axis: str) -> Ints:
+    """Return the groups of ranks along an axis, as an array with one row for each group.
+
+    Args:
+        shape: Number of ranks along each axis, the outermost axis first.
+        axis: One of the axes.
+
+    Example:
+        >>> axis_groups({"data": 2, "tensor": 2}, "data").tolist()
+        [[0, 2], [1, 3]]
+    """
+    ranks = np.arange(prod(shape.values())).reshape(tuple(shape.values()))
+    return np.moveaxis(ranks, list(shape).index(axis), -1).reshape(-1, shape[axis])
+
+
+def placed(column: Ints, groups: Ints) -> Ints:
+    """Return the values of all ranks, given those of the ranks of one group, or one value for all of them."""
+    found = np.empty(groups.size, dtype=np.asarray(column).dtype)
+    found[groups] = column
+    return found
+
+
+def axis_traffic(traffic: Traffic, axis: str, groups: Ints) -> Traffic:
+    """Return the traffic of all ranks along an axis, given that of one group, under names with the axis."""
+    return {
+        on_axis(axis, name): sent.each(lambda column: placed(column, groups))._replace(
+            others=groups.shape[1] - 1
+        )
+        for name, sent in traffic.items()
+    }
+
+
+def axis_exchanges(exchanges: Iterable[Exchange], axis: str, groups: Ints) -> Iterator[Exchange]:
+    """Yield the exchanges of all groups along an axis, given those of one group."""
+    members = [tuple(group) for group in groups.tolist()]
+    for each in exchanges:
+        yield replace(
+            each, collective=on_axis(axis, each.collective), rounds=in_groups(each.rounds, members),
+            whole=None if each.whole is None else placed(each.whole, groups),
+        )  # fmt: skip
