@@ -60,7 +60,7 @@ def evaluate(
         FailedTogether: The evaluation failed on any rank; all ranks raise this.
         Exception: A forward pass that needs all ranks failed on this rank; the other ranks may not be notified.
     """
-    context = strategy.context
+    context = strategy.all_ranks
     totals = torch.zeros(len(_Sums._fields), dtype=torch.float64)
     found = _Found(loss_function, trial)
     failures: list[Exception] = []

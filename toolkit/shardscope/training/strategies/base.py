@@ -143,6 +143,11 @@ class RankStrategy(ABC):
         self.noise = GradientNoise(job, context) if job.record.noise_scale else None
 
     @property
+    def all_ranks(self) -> RankContext:
+        """The context of all ranks of the job; `context` describes the ranks of the strategy's own axis."""
+        return self.context.whole
+
+    @property
     def name(self) -> str:
         """The strategy's name."""
         return self.job.strategy.name
@@ -195,7 +200,7 @@ class RankStrategy(ABC):
     @property
     def reports_layer_signals(self) -> bool:
         """Whether this rank reports its trust ratios; if they are the same on all ranks, only rank 0 does."""
-        return self.context.rank == 0 or self.job.compression.period > 1
+        return self.all_ranks.rank == 0 or self.job.compression.period > 1
 
     def layer_signals(self, optimizer: torch.optim.Optimizer) -> list[LayerSignal]:
         """Return trust ratios and norms of the last update for the layers that this rank reports."""
@@ -328,7 +333,7 @@ class RankStrategy(ABC):
         buffers = {buffer: _copied(buffer) for buffer in self.model.buffers()}
         for copy in buffers.values():
             if copy.layout == torch.strided:  # backends cannot send other layouts: each rank uses its own
-                dist.broadcast(copy, src=self.buffers_from)
+                dist.broadcast(copy, group=self.context.group, group_src=self.buffers_from)
         return {**self.averaged(), **buffers}
 
     @contextmanager
@@ -373,7 +378,7 @@ class RankStrategy(ABC):
         from shardscope.training.checkpoint.optimizer_state import state_to_save  # only for runs that save
 
         named = self.named_optimizer(optimizer)
-        return {"model": self.model_state(), "optimizer": state_to_save(named, self.context, self.holding)}
+        return {"model": self.model_state(), "optimizer": state_to_save(named, self.all_ranks, self.holding)}
 
     def named_optimizer(self, optimizer: torch.optim.Optimizer) -> NamedOptimizer | None:
         """Return the optimizer that updates this rank's parameters, with their names; None if the rank has none."""
@@ -407,7 +412,7 @@ class RankStrategy(ABC):
 
         named = self.named_optimizer(optimizer) if with_state else None
         at = f"{within}optimizer."
-        state = state_to_fill(named, saved, self.holding, within=at, rank=self.context.rank)
+        state = state_to_fill(named, saved, self.holding, within=at, rank=self.all_ranks.rank)
         return {"model": self.model_state(), "optimizer": state}
 
     # Methods for the compressor's state, which checkpoints save separately.
@@ -462,7 +467,7 @@ class RankStrategy(ABC):
 
         named = self.named_optimizer(optimizer)
         if named is not None and state:
-            load_state(named, state, self.holding, rank=self.context.rank)
+            load_state(named, state, self.holding, rank=self.all_ranks.rank)
 
 
 def no_gradient_error(parameter: str, strategy: str, *, where: str = "") -> SpecError:

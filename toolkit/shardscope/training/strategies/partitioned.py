@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -40,10 +41,10 @@ class Partitioned(RankStrategy):
     """This rank's piece of each trained parameter; the same parameters in the same order on every rank."""
 
     def setup(self, model: nn.Module) -> nn.Module:
-        start_alike(model)
+        start_alike(model, self.context.group)
         module = super().setup(model)
         self.parameters = [piece.parameter for piece in self.pieces]
-        self.precision.share_overflow = largest_over_ranks
+        self.precision.share_overflow = partial(largest_over_ranks, group=self.context.group)
         return module
 
     def build_optimizer(self) -> torch.optim.Optimizer:
