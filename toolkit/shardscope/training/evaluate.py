@@ -81,7 +81,9 @@ def evaluate(
     if context.group is not None:
         on_device = totals.to(context.device)
         dist.all_reduce(on_device)
-        totals = on_device.cpu()
+        totals = on_device.cpu() / (
+            1 if strategy.split is None else strategy.split.axis.size
+        )  # equal on its ranks
     sums = _Sums(*totals.tolist())
     if math.isnan(sums.samples):
         raise FailedTogether("on another rank") from next(iter(failures), None)

@@ -76,6 +76,8 @@ from shardscope.training.strategies._relayout import (
 from shardscope.training.strategies._unit_boundary import UnitBoundary
 from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, StepResult
 from shardscope.training.strategies.partitioned import ParameterShare, Partitioned
+from shardscope.training.tensor import recording
+from shardscope.training.tensor.split import box_of
 from shardscope.training.transports.cuda_ipc import CudaMemory, DeviceShardBuffers
 from shardscope.training.transports.shm import CannotShare, ShardBuffers
 
@@ -156,7 +158,7 @@ class FullySharded(Partitioned):
 
     def _find_reads(self, model: nn.Module) -> list[str]:
         """Return the blocks that cannot be sharding units: those whose parameters any rank reads outside the block."""
-        with random_state_kept(), self.precision.autocast():
+        with random_state_kept(), self.precision.autocast(), recording():  # values do not matter
             found = blocks_read_outside(model, lambda twin: call(twin, self.example()[0]))
         flags = torch.tensor(list(found.values()), dtype=torch.uint8, device=self.context.device)
         if found:
@@ -381,7 +383,7 @@ class FullySharded(Partitioned):
         whole = {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
         for unit in self.units:
             unit.reshard()
-        return whole
+        return self.joined(whole)
 
     def join(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return DTensors that are sharded as the parameters are; nothing is gathered."""
@@ -391,8 +393,8 @@ class FullySharded(Partitioned):
     def empty(self, piece: ParameterShare, dtype: torch.dtype) -> Tensor:
         return _like(piece.whole, torch.empty_like(piece.parameter, dtype=dtype))
 
-    def part(self, piece: ParameterShare, whole: Tensor) -> Tensor:  # noqa: ARG002 - the DTensor holds its own shard
-        return local(whole)
+    def part(self, piece: ParameterShare, whole: Tensor) -> Tensor:
+        return local(whole) if isinstance(whole, DTensor) else box_of(piece.whole, whole)
 
 
 def _gathered_bytes(unit: FsdpUnit) -> int:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from shardscope.training.optim import TrainedParameters, built_by
 from shardscope.training.optim.holding import Holding, digest_of
-from shardscope.training.optim.state import NamedOptimizer
 from shardscope.training.sharding import largest_over_ranks, start_alike
 from shardscope.training.strategies.base import RankStrategy
 
@@ -49,14 +48,15 @@ class Partitioned(RankStrategy):
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         parameters = TrainedParameters(
-            [(piece.name, piece.parameter) for piece in self.pieces], reduce_squares=self.reduce_squares,
+            self.updated, reduce_squares=self.reduce_squares,
             reduce_grad_square=self.reduce_grad_square, duplicate_grad_params=self.duplicate_grad_params,
             dimensions={piece.name: piece.whole.ndim for piece in self.pieces},
         )  # fmt: skip
         return built_by(self.job.optimizer, parameters)
 
-    def named_optimizer(self, optimizer: torch.optim.Optimizer) -> NamedOptimizer | None:
-        return NamedOptimizer(optimizer, {piece.parameter: piece.name for piece in self.pieces})
+    @property
+    def updated(self) -> list[tuple[str, nn.Parameter]]:
+        return [(piece.name, piece.parameter) for piece in self.pieces]
 
     @property
     def holding(self) -> Holding:
