@@ -56,6 +56,13 @@ def top_saved_tensors_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], 
     return pack, unpack
 
 
+def is_in_backward() -> bool:
+    """Return whether this thread runs a backward pass, or a forward pass that one repeats."""
+    from torch._C import _current_graph_task_id
+
+    return _current_graph_task_id() != -1
+
+
 def is_in_checkpoint() -> bool:
     """Return whether this thread runs a region of `torch.utils.checkpoint`, or recomputes one."""
     from torch._C._autograd import _top_saved_tensors_default_hooks

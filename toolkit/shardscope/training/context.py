@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -48,6 +48,8 @@ class RankContext:
         compresses: Whether the job compresses gradients.
         emulation: The emulated cluster that the rank runs on; None on real machines.
         faults: The faults that this rank carries out; None if the run has no fault plan.
+        axis: The axis whose ranks this context describes; None if it describes all ranks of the job.
+        of_job: The context of all ranks of the job; None if this is it.
     """
 
     rank: int
@@ -61,6 +63,18 @@ class RankContext:
     compresses: bool = False
     emulation: Emulation | None = None
     faults: RankFaults | None = None
+    axis: str | None = None
+    of_job: RankContext | None = None
+
+    @property
+    def whole(self) -> RankContext:
+        """The context of all ranks of the job, of which this context may describe one axis."""
+        return self if self.of_job is None else self.of_job
+
+    def on_axis(self, axis: str, group: MeteredProcessGroup | None) -> RankContext:
+        """Return this rank's context for the ranks of one axis; without a group, the axis has only this rank."""
+        rank, size = (0, 1) if group is None else (group.rank(), group.size())
+        return replace(self, rank=rank, world_size=size, group=group, axis=axis, of_job=self.whole)
 
     @property
     def transport(self) -> str:

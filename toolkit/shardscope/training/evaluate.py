@@ -60,7 +60,7 @@ def evaluate(
         FailedTogether: The evaluation failed on any rank; all ranks raise this.
         Exception: A forward pass that needs all ranks failed on this rank; the other ranks may not be notified.
     """
-    context = strategy.context
+    context = strategy.all_ranks
     totals = torch.zeros(len(_Sums._fields), dtype=torch.float64)
     found = _Found(loss_function, trial)
     failures: list[Exception] = []
@@ -81,7 +81,9 @@ def evaluate(
     if context.group is not None:
         on_device = totals.to(context.device)
         dist.all_reduce(on_device)
-        totals = on_device.cpu()
+        totals = on_device.cpu() / (
+            1 if strategy.split is None else strategy.split.axis.size
+        )  # equal on its ranks
     sums = _Sums(*totals.tolist())
     if math.isnan(sums.samples):
         raise FailedTogether("on another rank") from next(iter(failures), None)

@@ -104,11 +104,12 @@ class BatchWeights:
                 suppress(Exception),
             ):  # of the user's data; training reports what is wrong
                 found = tried(self.loss, model, example(), leaves_out=leaves_out)
-        group = self.context.group
-        if group is None or self.context.world_size == 1:
+        context = self.context.whole
+        group = context.group
+        if group is None or context.world_size == 1:
             return found, leaves_out
-        told = torch.zeros(self.context.world_size, dtype=torch.float64, device=self.context.device)
-        told[self.context.rank] = 2 * VERDICTS.index(found.verdict) + leaves_out
+        told = torch.zeros(context.world_size, dtype=torch.float64, device=context.device)
+        told[context.rank] = 2 * VERDICTS.index(found.verdict) + leaves_out
         codes = [int(code) for code in group.sum_as(TRAFFIC, told).tolist()]
         verdicts, leaves_out = [VERDICTS[code // 2] for code in codes], any(code % 2 for code in codes)
         if len({*verdicts}) == 1:

@@ -24,7 +24,7 @@ def save_parameters(folder: Path, strategy: RankStrategy) -> Path:
         The file's path, on all ranks.
     """
     parameters, path = strategy.full_parameters(), folder / FILE
-    if strategy.context.rank != 0:
+    if strategy.all_ranks.rank != 0:
         return path
     arrays = {f"value-{number}": _array(tensor) for number, tensor in enumerate(parameters.values())}
     partial = folder / f".{FILE}"

@@ -112,7 +112,7 @@ class RunCheckpoints:
         """
         from shardscope.training.checkpoint import Saver  # a slow import, needed only to save or resume
 
-        context, spec = self.strategy.context, self.job.checkpoint
+        context, spec = self.strategy.all_ranks, self.job.checkpoint
         if context.rank == 0 and self._descriptor is not None:
             self._keep_folder(self._descriptor)
         if self._saver is None:
@@ -145,7 +145,7 @@ class RunCheckpoints:
     def _choose_interval(self, step: int, save_s: float) -> None:
         from shardscope.training.checkpoint.agreement import gather_items
 
-        context = self.strategy.context
+        context = self.strategy.all_ranks
         saves_s, steps_s = zip(*gather_items(context, self.interval.measured(save_s)), strict=True)
         slowest = {"save_s": max(saves_s), "step_s": max(steps_s)}
         every = self.interval.choose(step, **slowest)

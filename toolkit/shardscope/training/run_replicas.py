@@ -58,7 +58,7 @@ class RunReplicas:
         assert self._folder is not None
         if self._saver is None:
             self._saver = ReplicaSaver(self._folder, strategy=self._strategy, optimizer=self._optimizer)
-        with self._strategy.context.paced(False):
+        with self._strategy.all_ranks.paced(False):
             self._saver.save(step, self._sampler.state_dict())
 
     def hand_over(self, step: int, *, is_resizing: Callable[[], bool]) -> bool:
@@ -77,7 +77,7 @@ class RunReplicas:
             return False
         from shardscope.training.checkpoint.agreement import gather_items
 
-        context = self._strategy.context
+        context = self._strategy.all_ranks
         if not gather_items(context, context.rank == 0 and is_resizing())[0]:
             return False
         newest = None if self._saver is None else self._saver.newest
@@ -103,7 +103,7 @@ class RunReplicas:
         from shardscope.training.checkpoint.folders import step_of
         from shardscope.training.checkpoint.replicas import complete_everywhere
 
-        context = self._strategy.context
+        context = self._strategy.all_ranks
         on_disk = gather_items(context, 0 if disk is None else _newest_step(disk))[0]
         copy = complete_everywhere(self._folder, context)
         return copy if copy is not None and step_of(copy) >= on_disk else None

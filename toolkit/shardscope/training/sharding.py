@@ -21,15 +21,18 @@ def local(tensor: Tensor) -> Tensor:
     return tensor if to_local is None else to_local()
 
 
-def largest_over_ranks(flag: Tensor) -> None:
-    """Replace a flag with its maximum over all ranks, in place."""
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+def largest_over_ranks(flag: Tensor, group: dist.ProcessGroup | None = None) -> None:
+    """Replace a flag with its maximum over the ranks of a group (None for all ranks), in place."""
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=group)
 
 
-def start_alike(model: nn.Module) -> None:
-    """Broadcast parameters and buffers from rank 0, because the ranks may have drawn different initial values."""
+def start_alike(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+    """Broadcast parameters and buffers from a group's first rank (None for all ranks), because ranks may draw others.
+
+    That is, the ranks may have drawn different initial values.
+    """
     for tensor in [*model.parameters(), *model.buffers()]:
-        dist.broadcast(tensor.detach(), src=0)
+        dist.broadcast(tensor.detach(), group=group, group_src=0)
 
 
 def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:

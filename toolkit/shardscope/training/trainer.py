@@ -127,8 +127,8 @@ class Trainer:
         self.loader = self._loader()
         self.work = self._work_shares(self.loader)
         self.weights = BatchWeights(
-            self.job,
-            self.context,
+            self.strategy.job,
+            self.strategy.context,
             self.loss_function,
             source=self.data.train,
             model=self.model,
@@ -136,12 +136,16 @@ class Trainer:
         )
         self.strategy.example = self._example
         require_computable(self.model, self.strategy.precision, lambda: self._example()[0])
+        self.strategy.divide(self.model)
         self.strategy.setup(self.model)
+        self.strategy.join_axes()
         self.strategy.warm_up_buckets(self.loss_function)
         self.optimizer = self.strategy.build_optimizer()
         self.layers = LayerWatch(self.strategy, self.context.events)
         self.base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
-        torch.manual_seed(self.job.seed + 1 + self.context.rank)  # a different dropout on each rank
+        torch.manual_seed(
+            self.job.seed + 1 + self.strategy.context.rank
+        )  # a different dropout on each replica
         self.replicas = RunReplicas(
             self.job, strategy=self.strategy, optimizer=self.optimizer, sampler=self.sampler
         )
@@ -176,7 +180,11 @@ class Trainer:
         return Loader(self.data.train, self.sampler, rank=rank, world_size=world_size, prefetch=ahead)
 
     def _work_shares(self, loader: Loader | None) -> WorkShares | None:
-        return None if loader is None else WorkShares(self.job, self.context, self.strategy, loader)
+        return (
+            None
+            if loader is None
+            else WorkShares(self.strategy.job, self.strategy.context, self.strategy, loader)
+        )
 
     def _example(self) -> MicroBatch:
         """Return a fixed micro-batch from the training split, on this rank's device."""

@@ -82,9 +82,11 @@ def _keeps_gradients(job: Job, strategy: RankStrategy, named: NamedOptimizer) ->
     """Return whether the optimizer keeps gradients on any rank; reject one that combines unrelated parameters."""
     from shardscope.training.checkpoint.agreement import gather_items  # only for optimizers of users
 
-    are_same = len({*gather_items(strategy.context, strategy.part_number)}) == 1
+    are_same = len({*gather_items(strategy.all_ranks, strategy.part_number)}) == 1
     for skips in (False, True):
-        every = gather_items(strategy.context, _first_steps(strategy, named, are_same=are_same, skips=skips))
+        every = gather_items(
+            strategy.all_ranks, _first_steps(strategy, named, are_same=are_same, skips=skips)
+        )
         if not any(each.failed for each in every):
             break
     call = next((each.with_parameters for each in every if each.with_parameters), None)
@@ -125,7 +127,7 @@ def _needs_to_skip(job: Job, strategy: RankStrategy, named: NamedOptimizer) -> b
     from shardscope.training.checkpoint.agreement import gather_items  # only for optimizers of users
 
     def told(*, skips: bool) -> list[str | None]:
-        return gather_items(strategy.context, _failure(strategy, named, skips=skips))
+        return gather_items(strategy.all_ranks, _failure(strategy, named, skips=skips))
 
     if not any(told(skips=False)):
         return False
@@ -133,7 +135,7 @@ def _needs_to_skip(job: Job, strategy: RankStrategy, named: NamedOptimizer) -> b
     rank = next((number for number, text in enumerate(failures) if text), None)
     if rank is None:
         return True
-    if any(gather_items(strategy.context, _largest(named) is not None)):
+    if any(gather_items(strategy.all_ranks, _largest(named) is not None)):
         return False  # the smaller copies may be the cause
     raise SpecError(
         f"optimizer={job.optimizer.name!r} cannot train with strategy={strategy.name!r}, which gives rank {rank} "
@@ -171,7 +173,7 @@ def _require_resumable(job: Job, strategy: RankStrategy, named: NamedOptimizer |
         trained = sum(p.requires_grad for p in strategy.model.parameters())
         is_divided = is_split or len(named.parameters) < trained
         told = rehearsed(named, is_split=is_split, is_resized=is_divided and job.elastic is not None)
-    every = gather_items(strategy.context, told)  # ranks may have other parameters or pieces
+    every = gather_items(strategy.all_ranks, told)  # ranks may have other parameters or pieces
     problem = next((each.problem for each in every if each.problem), None)
     if problem is not None:
         raise SpecError(
@@ -179,7 +181,7 @@ def _require_resumable(job: Job, strategy: RankStrategy, named: NamedOptimizer |
             "param_groups"
         )
     if told.untried is not None:
-        strategy.context.events.emit(
+        strategy.all_ranks.events.emit(
             "optimizer_note", step=0,
             text=f"optimizer={job.optimizer.name!r} was not tried before the first step, because it fails on small "
             f"copies of the parameters ({told.untried}), so a resumed run may train otherwise",

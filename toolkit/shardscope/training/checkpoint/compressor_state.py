@@ -34,7 +34,9 @@ _KEY = re.compile(r"compression-(\d+)\.(.+)")
 
 def compressor_state(strategy: RankStrategy) -> dict[str, Any]:
     """Return the compressor state to save in this rank's checkpoint; empty if gradients are not compressed."""
-    return {} if strategy.compressor is None else {_name(strategy.context.rank): strategy.compressor_state()}
+    return (
+        {} if strategy.compressor is None else {_name(strategy.all_ranks.rank): strategy.compressor_state()}
+    )
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def restore_compressor_state(
     if strategy.compressor is None or before["name"] != strategy.job.compression.name:
         return _dropped("nothing", _kinds(saved), f"the compression method is no longer {before['name']}")
     if saved_layout == strategy.layout and saved_method in (None, now):
-        what, rank = "its own", strategy.context.rank
+        what, rank = "its own", strategy.all_ranks.rank
         strategy.load_compressor_state(_filled(reader, rank, saved.get(rank, {})))
     else:
         what = "the mean"

@@ -37,7 +37,7 @@ def contents_of(
         step: The last step taken.
         data: The position in the data: the result of `GlobalSampler.state_dict`.
     """
-    context = strategy.context
+    context = strategy.all_ranks
     return {
         **strategy.checkpoint_state(optimizer),
         **compressor_state(strategy),
@@ -60,7 +60,7 @@ def extra_of(
     return {
         "step": step, "data": dict(data), "precision": strategy.precision.state_dict(), "layout": strategy.layout,
         "optimizer": spec.name, "carries": f"{frozen}{spec.carries}", "method": method_of(job.compression),
-        "gradient_order": strategy.gradient_order, "world_size": strategy.context.world_size,
+        "gradient_order": strategy.gradient_order, "world_size": strategy.all_ranks.world_size,
         "settings": _settings_of(strategy.job),
     }  # fmt: skip
 

@@ -63,7 +63,7 @@ def load(source: Path, *, strategy: RankStrategy, optimizer: torch.optim.Optimiz
     Raises:
         CheckpointError: There is no checkpoint, all are damaged, or the checkpoint was saved with a different model.
     """
-    reader, notes = _open(source, strategy.context)
+    reader, notes = _open(source, strategy.all_ranks)
     try:
         return _load(reader, notes, strategy, optimizer)
     except Damaged as error:
@@ -87,7 +87,7 @@ def _load(
     strategy: RankStrategy,
     optimizer: torch.optim.Optimizer,
 ) -> Loaded:
-    context, known = strategy.context, reader.keys
+    context, known = strategy.all_ranks, reader.keys
     saved = {name: 0 for name in (*_NO_DATA, "order") if f"extra.data.{name}" in known}
     now = extra_of(strategy, optimizer, 0, saved)
     extra = _fill_known(reader, {"extra": now})["extra"]

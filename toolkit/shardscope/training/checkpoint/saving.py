@@ -52,7 +52,7 @@ class Saver:
         """Path of the newest complete checkpoint; None before the first."""
         self.blocked_s = 0.0
         """Time for which the last save has delayed training, in seconds."""
-        self._strategy, self._optimizer, self._context = strategy, optimizer, strategy.context
+        self._strategy, self._optimizer, self._context = strategy, optimizer, strategy.all_ranks
         self._keep, self._is_durable = keep, is_durable
         self._is_leader = self._context.rank == 0
         self._copies = HostCopies() if asynchronous else None

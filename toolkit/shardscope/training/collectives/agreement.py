@@ -109,7 +109,7 @@ class Agreement:
         self._rank, self._world_size, self._meter = group.rank(), group.size(), group.meter
         self._packets = Packets(group)
         series = torch.tensor([next(_made)], device="cpu")
-        dist.broadcast(series, src=0)
+        dist.broadcast(series, group=group, group_src=0)
         self.store = dist.PrefixStore(f"agreement/{int(series)}", group.get_group_store())
         """A store for this model's ranks alone."""
         self._digest, self._number = int(series).to_bytes(8, "little"), 0

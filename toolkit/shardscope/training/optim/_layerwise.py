@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, overload
 
@@ -235,9 +235,11 @@ class LayerwiseOptimizer(Optimizer, ABC):
 
     def _finish(self, staged: list[Staged]) -> None:
         """Run phase two for the batches in `staged`, then clear the list."""
-        squares = [item.squares for item in staged if item.squares is not None]
+        adapting = [item for item in staged if item.squares is not None]
+        squares = [item.squares for item in adapting if item.squares is not None]
         if squares and self.reduce_squares is not None:
-            squares = reduced(squares, self.reduce_squares)
+            names = [layer.name for item in adapting for layer in item.batch.layers]
+            squares = reduced(squares, self.reduce_squares, names)
         parts = iter(squares)
         pairs = [(item, next(parts) if item.squares is not None else None) for item in staged]
         begun = len(self._last)
@@ -369,9 +371,19 @@ def total_squares(squares: list[Tensor], num_layers: int) -> Squares | None:
     return of_weights, of_updates
 
 
-def reduced(squares: list[Squares], reduce_squares: ReduceSquares) -> list[Squares]:
-    """Sum the squares of all batches over the ranks in one call of `reduce_squares`."""
+def reduced(
+    squares: list[Squares], reduce_squares: ReduceSquares, names: Sequence[str | int]
+) -> list[Squares]:
+    """Sum the squares of all batches over the ranks in one call of `reduce_squares`.
+
+    Args:
+        squares: The squares of each batch.
+        reduce_squares: Function that sums them; one with a method `of_layers` also gets the layers' names.
+        names: Names of the layers of all batches, in order.
+    """
     tensors = [torch.stack([torch.as_tensor(row, dtype=torch.float64) for row in rows]) for rows in squares]
     joined = torch.cat(tensors, dim=1)
-    sums = reduce_squares(joined.flatten()).view_as(joined).split([rows.shape[1] for rows in tensors], dim=1)
+    of_layers = getattr(reduce_squares, "of_layers", None)
+    total = reduce_squares(joined.flatten()) if of_layers is None else of_layers(joined.flatten(), names)
+    sums = total.view_as(joined).split([rows.shape[1] for rows in tensors], dim=1)
     return [(rows[0], rows[1]) if not rows.is_cpu else (rows[0].tolist(), rows[1].tolist()) for rows in sums]

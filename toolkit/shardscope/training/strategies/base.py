@@ -2,6 +2,7 @@
 
 Each rank builds one strategy object, which exists until training ends. The trainer calls its methods in this order:
 
+    divide(model)                       once: keep this rank's part of the model, if it is divided over a tensor group
     setup(model)                        once: wrap or split the model, and give all ranks the same initial weights
     warm_up_buckets(loss_function)      once: make the buckets final, if compressor state depends on them
     build_optimizer()                   once: create the optimizer for the parameters or shards that this rank updates
@@ -43,13 +44,15 @@ from shardscope.training.optim import LayerSignal, LayerwiseOptimizer, TrainedPa
 from shardscope.training.optim.holding import Holding, SavedCheckpoint, digest_of
 from shardscope.training.optim.state import NamedOptimizer
 from shardscope.training.precision import Precision
-from shardscope.training.sharding import ReduceSquares
+from shardscope.training.sharding import ReduceSquares, start_alike
+from shardscope.training.strategies._divided import TensorHolding, divide_checked
 from shardscope.training.strategies._relayout import (
     by_parameter,
     root_blocks,
     shards_of,
     units_with_parameters,
 )
+from shardscope.training.tensor import TensorSplit
 
 MicroBatch = Batch
 LossFunction = Callable[[Any, Any], Tensor]
@@ -106,7 +109,9 @@ class RankStrategy(ABC):
 
     settings: Any
     """The job's strategy settings."""
-    lockstep: ClassVar[bool] = False
+    split: TensorSplit | None = None
+    """How the model is divided over a tensor group; None if the strategy's ranks have whole models."""
+    lockstep: bool = False
     """Whether a forward pass needs all ranks, so that in an evaluation every rank must run the same number of passes.
     """
     reduce_squares: ReduceSquares | None = None
@@ -143,6 +148,11 @@ class RankStrategy(ABC):
         self.noise = GradientNoise(job, context) if job.record.noise_scale else None
 
     @property
+    def all_ranks(self) -> RankContext:
+        """The context of all ranks of the job; `context` describes the ranks of the strategy's own axis."""
+        return self.context.whole
+
+    @property
     def name(self) -> str:
         """The strategy's name."""
         return self.job.strategy.name
@@ -155,6 +165,33 @@ class RankStrategy(ABC):
         if self.noise is not None:
             self.watch_noise(self.noise)
         return self.module
+
+    def divide(self, model: nn.Module) -> None:
+        """Give all ranks the same initial weights, and divide the model in place, if there is a tensor group.
+
+        Called by all ranks before `setup`, when `example` is set.
+        """
+        if self.split is not None:
+            start_alike(model)
+            divide_checked(model, self.split, self.example()[0])
+            self.lockstep = True
+
+    def join_axes(self) -> None:
+        """Make norms and overflow flags those of the whole model; called after `setup`."""
+        split = self.split
+        if split is None:
+            return
+        self.reduce_squares = split.layer_sums(self.reduce_squares)
+        self.reduce_grad_square = split.grad_sum(self.reduce_grad_square)
+        self.precision.share_overflow = split.largest(self.precision.share_overflow)
+        if split.axis.rank:  # the first rank counts the gradients of layers that all ranks have whole
+            repeated = [parameter for name, parameter in self.updated if name not in split.cuts]
+            self.duplicate_grad_params = [*self.duplicate_grad_params, *repeated]
+
+    @property
+    def updated(self) -> list[tuple[str, nn.Parameter]]:
+        """The tensors that this rank's optimizer updates, by the names of the parameters."""
+        return list(self.model.named_parameters())
 
     def watch_noise(self, noise: GradientNoise) -> None:
         """Register hooks that pass the gradients of each backward pass on this rank to `noise`."""
@@ -183,7 +220,7 @@ class RankStrategy(ABC):
         """Build the job's optimizer for the parameters that this rank updates."""
         compressor = self.compressor
         parameters = TrainedParameters(
-            self.model.named_parameters(), reduce_squares=self.reduce_squares,
+            self.updated, reduce_squares=self.reduce_squares,
             reduce_grad_square=self.reduce_grad_square, duplicate_grad_params=self.duplicate_grad_params,
             is_freezable=compressor is not None and compressor.freezes_variance,
         )  # fmt: skip
@@ -195,7 +232,7 @@ class RankStrategy(ABC):
     @property
     def reports_layer_signals(self) -> bool:
         """Whether this rank reports its trust ratios; if they are the same on all ranks, only rank 0 does."""
-        return self.context.rank == 0 or self.job.compression.period > 1
+        return self.all_ranks.rank == 0 or self.job.compression.period > 1
 
     def layer_signals(self, optimizer: torch.optim.Optimizer) -> list[LayerSignal]:
         """Return trust ratios and norms of the last update for the layers that this rank reports."""
@@ -205,7 +242,7 @@ class RankStrategy(ABC):
 
     def described_transport(self) -> dict[str, str]:
         """Return the transport and the reason for its choice, for the ``start`` event; empty for a single rank."""
-        return self.context.described_transport()
+        return self.all_ranks.described_transport()
 
     def batch_parts(self, step: int) -> Iterator[int | None]:  # noqa: ARG002
         """Yield the index of the part of the global batch for each gradient that this rank computes in `step`.
@@ -266,7 +303,8 @@ class RankStrategy(ABC):
             )  # fmt: skip
         if self.compressor is not None:
             self.compressor.after_step(self.parameters, self.carrier, self.context.meter.step)
-        return StepResult(loss, grad_norm, skipped, noise=noise)
+        counts = self.split is None or not self.split.axis.rank  # ranks of a tensor group have the same loss
+        return StepResult(loss if counts else None, grad_norm, skipped, noise=noise)
 
     def _measure(self, noise: GradientNoise) -> NoiseSample | None:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
@@ -328,7 +366,7 @@ class RankStrategy(ABC):
         buffers = {buffer: _copied(buffer) for buffer in self.model.buffers()}
         for copy in buffers.values():
             if copy.layout == torch.strided:  # backends cannot send other layouts: each rank uses its own
-                dist.broadcast(copy, src=self.buffers_from)
+                dist.broadcast(copy, group=self.context.group, group_src=self.buffers_from)
         return {**self.averaged(), **buffers}
 
     @contextmanager
@@ -355,7 +393,11 @@ class RankStrategy(ABC):
     def full_parameters(self) -> dict[str, Tensor]:
         """Return all parameters by name as whole tensors on this rank; called by all ranks."""
         averaged = self.averaged()
-        return {name: averaged.get(p, p) for name, p in self.plain_module.named_parameters()}
+        return self.joined({name: averaged.get(p, p) for name, p in self.plain_module.named_parameters()})
+
+    def joined(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Return tensors by parameter name as those of the whole model; called by all ranks."""
+        return tensors if self.split is None else self.split.wholes(tensors)
 
     def held(self, optimizer: torch.optim.Optimizer) -> Held:
         """Return the tensors in this rank's memory by type of memory; called at any time during a measured step.
@@ -373,11 +415,11 @@ class RankStrategy(ABC):
         from shardscope.training.checkpoint.optimizer_state import state_to_save  # only for runs that save
 
         named = self.named_optimizer(optimizer)
-        return {"model": self.model_state(), "optimizer": state_to_save(named, self.context, self.holding)}
+        return {"model": self.model_state(), "optimizer": state_to_save(named, self.all_ranks, self._held_as)}
 
     def named_optimizer(self, optimizer: torch.optim.Optimizer) -> NamedOptimizer | None:
         """Return the optimizer that updates this rank's parameters, with their names; None if the rank has none."""
-        return NamedOptimizer(optimizer, {p: name for name, p in self.model.named_parameters()})
+        return NamedOptimizer(optimizer, {p: name for name, p in self.updated})
 
     @property
     def holding(self) -> Holding:
@@ -386,11 +428,18 @@ class RankStrategy(ABC):
             f"{self.layout} {digest_of([(name, p.is_meta) for name, p in self.model.named_parameters()])}"
         )
 
+    @property
+    def _held_as(self) -> Holding:
+        """How this rank holds the parameters of the whole model."""
+        return self.holding if self.split is None else TensorHolding.of(self.holding, self.split)
+
     def model_state(self) -> dict[str, Any]:
         """Return the `state_dict` with the tensors of `consensus`, the same on all ranks; called by all ranks."""
         shared = self.consensus()
         own = self.model.state_dict(keep_vars=True)
-        return {name: shared.get(v, v).detach() if isinstance(v, Tensor) else v for name, v in own.items()}
+        return self.joined(
+            {name: shared.get(v, v).detach() if isinstance(v, Tensor) else v for name, v in own.items()}
+        )
 
     def state_to_fill(
         self, optimizer: torch.optim.Optimizer, saved: SavedCheckpoint, *, with_state: bool, within: str = ""
@@ -407,7 +456,7 @@ class RankStrategy(ABC):
 
         named = self.named_optimizer(optimizer) if with_state else None
         at = f"{within}optimizer."
-        state = state_to_fill(named, saved, self.holding, within=at, rank=self.context.rank)
+        state = state_to_fill(named, saved, self._held_as, within=at, rank=self.all_ranks.rank)
         return {"model": self.model_state(), "optimizer": state}
 
     # Methods for the compressor's state, which checkpoints save separately.
@@ -453,7 +502,10 @@ class RankStrategy(ABC):
 
     def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
         """Load model and optimizer from `state`: the structure of `checkpoint_state`, with values from a checkpoint."""
-        self.model.load_state_dict(state["model"])
+        saved = state["model"]
+        if self.split is not None:
+            saved = self.split.fill(self.model.state_dict(keep_vars=True), saved)
+        self.model.load_state_dict(saved)
         self.load_optimizer_state(state["optimizer"], optimizer)
 
     def load_optimizer_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
@@ -462,7 +514,7 @@ class RankStrategy(ABC):
 
         named = self.named_optimizer(optimizer)
         if named is not None and state:
-            load_state(named, state, self.holding, rank=self.context.rank)
+            load_state(named, state, self._held_as, rank=self.all_ranks.rank)
 
 
 def no_gradient_error(parameter: str, strategy: str, *, where: str = "") -> SpecError:

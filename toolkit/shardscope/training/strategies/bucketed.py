@@ -49,7 +49,7 @@ class BucketedRank(RankStrategy):
 
     def reduce_(self, buffer: Tensor) -> Tensor:
         """Sum a flat CPU tensor over all ranks, in place; called from one thread, in the same order on every rank."""
-        dist.all_reduce(buffer)
+        dist.all_reduce(buffer, group=self.context.group)
         return buffer
 
     def sum_(self, buffer: Tensor) -> Tensor:

@@ -76,6 +76,8 @@ from shardscope.training.strategies._relayout import (
 from shardscope.training.strategies._unit_boundary import UnitBoundary
 from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, StepResult
 from shardscope.training.strategies.partitioned import ParameterShare, Partitioned
+from shardscope.training.tensor import recording
+from shardscope.training.tensor.split import box_of
 from shardscope.training.transports.cuda_ipc import CudaMemory, DeviceShardBuffers
 from shardscope.training.transports.shm import CannotShare, ShardBuffers
 
@@ -131,10 +133,11 @@ class FullySharded(Partitioned):
         return self.context.device.type == "cuda"
 
     def _mesh(self) -> DeviceMesh:
-        """Return a one-dimensional device mesh of all ranks, or, with replicas, a mesh with one row per replica."""
+        """Return a one-dimensional device mesh of the ranks, or, with replicas, a mesh with one row per replica."""
         replicas, kind = self.settings.replicas, self.context.device.type
         if replicas == 1:
-            return init_device_mesh(kind, (self.context.world_size,))
+            assert self.context.group is not None
+            return DeviceMesh.from_group(self.context.group, kind)
         shape = (replicas, self.context.world_size // replicas)
         return init_device_mesh(kind, shape, mesh_dim_names=("replica", "shard"))
 
@@ -155,11 +158,11 @@ class FullySharded(Partitioned):
 
     def _find_reads(self, model: nn.Module) -> list[str]:
         """Return the blocks that cannot be sharding units: those whose parameters any rank reads outside the block."""
-        with random_state_kept(), self.precision.autocast():
+        with random_state_kept(), self.precision.autocast(), recording():  # values do not matter
             found = blocks_read_outside(model, lambda twin: call(twin, self.example()[0]))
         flags = torch.tensor(list(found.values()), dtype=torch.uint8, device=self.context.device)
         if found:
-            largest_over_ranks(flags)
+            largest_over_ranks(flags, self.context.group)
         return [name for name, is_read in zip(found, flags.tolist(), strict=True) if is_read]
 
     def _accumulate(self, micro_batches: Sequence[MicroBatch], loss_function: LossFunction) -> float:
@@ -167,7 +170,8 @@ class FullySharded(Partitioned):
             return super()._accumulate(micro_batches, loss_function)
 
     def _make_ring(self, group: MeteredProcessGroup) -> ShardRing:
-        shards = dist.get_process_group_ranks(self.shard_group)
+        ranks = dist.get_process_group_ranks(self.shard_group)
+        shards = [dist.get_group_rank(group, rank) for rank in ranks]
         around, packets, compress = RingAllReduce(group, members=shards), None, None
         if self.compressor is not None:  # each replica draws its own random numbers
             seed = self.job.seed + _SEED_STRIDE * (self.context.rank // len(shards))
@@ -350,7 +354,7 @@ class FullySharded(Partitioned):
     def finish_exchange(self) -> None:
         uncut = [piece for piece in self.uncut if piece.whole.grad is not None]
         self._settle(Purpose("exchanges no more layers", names=tuple(piece.name for piece in uncut)))
-        _average([piece.whole.grad for piece in uncut if piece.whole.grad is not None])
+        _average([piece.whole.grad for piece in uncut if piece.whole.grad is not None], self.context.group)
         for piece in self.pieces:
             shard = local(piece.whole)
             if shard.data_ptr() != piece.parameter.data_ptr():  # FSDP2's offloading may have moved the shard
@@ -379,7 +383,7 @@ class FullySharded(Partitioned):
         whole = {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
         for unit in self.units:
             unit.reshard()
-        return whole
+        return self.joined(whole)
 
     def join(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return DTensors that are sharded as the parameters are; nothing is gathered."""
@@ -389,8 +393,8 @@ class FullySharded(Partitioned):
     def empty(self, piece: ParameterShare, dtype: torch.dtype) -> Tensor:
         return _like(piece.whole, torch.empty_like(piece.parameter, dtype=dtype))
 
-    def part(self, piece: ParameterShare, whole: Tensor) -> Tensor:  # noqa: ARG002 - the DTensor holds its own shard
-        return local(whole)
+    def part(self, piece: ParameterShare, whole: Tensor) -> Tensor:
+        return local(whole) if isinstance(whole, DTensor) else box_of(piece.whole, whole)
 
 
 def _gathered_bytes(unit: FsdpUnit) -> int:
@@ -408,12 +412,12 @@ def _like(whole: nn.Parameter, part: Tensor) -> Tensor:
     )
 
 
-def _average(numbers: Sequence[Tensor]) -> None:
-    """Replace each tensor, which has at most one element, with its mean over all ranks, in place."""
+def _average(numbers: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
+    """Replace each tensor, which has at most one element, with its mean over the ranks of the group, in place."""
     if any(number.numel() for number in numbers):
         flat = torch.cat([number.view(-1) for number in numbers]).double()
-        dist.all_reduce(flat)
-        means = flat.div_(dist.get_world_size()).split([number.numel() for number in numbers])
+        dist.all_reduce(flat, group=group)
+        means = flat.div_(dist.get_world_size(group)).split([number.numel() for number in numbers])
         for number, mean in zip(numbers, means, strict=True):
             number.copy_(mean.view(number.shape))
 

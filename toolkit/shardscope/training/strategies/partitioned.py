@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -17,7 +18,6 @@ from torch import Tensor, nn
 
 from shardscope.training.optim import TrainedParameters, built_by
 from shardscope.training.optim.holding import Holding, digest_of
-from shardscope.training.optim.state import NamedOptimizer
 from shardscope.training.sharding import largest_over_ranks, start_alike
 from shardscope.training.strategies.base import RankStrategy
 
@@ -40,22 +40,23 @@ class Partitioned(RankStrategy):
     """This rank's piece of each trained parameter; the same parameters in the same order on every rank."""
 
     def setup(self, model: nn.Module) -> nn.Module:
-        start_alike(model)
+        start_alike(model, self.context.group)
         module = super().setup(model)
         self.parameters = [piece.parameter for piece in self.pieces]
-        self.precision.share_overflow = largest_over_ranks
+        self.precision.share_overflow = partial(largest_over_ranks, group=self.context.group)
         return module
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         parameters = TrainedParameters(
-            [(piece.name, piece.parameter) for piece in self.pieces], reduce_squares=self.reduce_squares,
+            self.updated, reduce_squares=self.reduce_squares,
             reduce_grad_square=self.reduce_grad_square, duplicate_grad_params=self.duplicate_grad_params,
             dimensions={piece.name: piece.whole.ndim for piece in self.pieces},
         )  # fmt: skip
         return built_by(self.job.optimizer, parameters)
 
-    def named_optimizer(self, optimizer: torch.optim.Optimizer) -> NamedOptimizer | None:
-        return NamedOptimizer(optimizer, {piece.parameter: piece.name for piece in self.pieces})
+    @property
+    def updated(self) -> list[tuple[str, nn.Parameter]]:
+        return [(piece.name, piece.parameter) for piece in self.pieces]
 
     @property
     def holding(self) -> Holding:

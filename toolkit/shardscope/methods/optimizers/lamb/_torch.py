@@ -194,7 +194,8 @@ class TorchLamb(LayerwiseOptimizer):
             launch.begin(self._grad_factor)
         waiting = [launch for launch in launches if launch.adapts]
         if waiting and self.reduce_squares is not None:
-            sums = reduced([launch.squares for launch in waiting], self.reduce_squares)
+            names = [name for launch in waiting for name in launch.updated.names]
+            sums = reduced([launch.squares for launch in waiting], self.reduce_squares, names)
             for launch, squares in zip(waiting, sums, strict=True):
                 launch.finish(squares, self._ratios(squares, launch.group))
         for launch in launches:

@@ -68,7 +68,7 @@ class Zero1Rank(Partitioned):
         for _, parameter in trained:
             parameter.register_post_accumulate_grad_hook(self._arrived)
         self.is_last = True
-        self.reduce_squares = self.reduce_grad_square = _sum_over_ranks
+        self.reduce_squares = self.reduce_grad_square = self._sum_over_ranks
         self.copies_of_gradients = 1
         return model
 
@@ -153,7 +153,7 @@ class Zero1Rank(Partitioned):
             return
         if not self.is_ring:
             reduced = torch.empty_like(own)
-            dist.reduce_scatter_tensor(reduced, bucket.grads)
+            dist.reduce_scatter_tensor(reduced, bucket.grads, group=self.context.group)
             own.copy_(reduced)
         elif self.context.is_staged(bucket.grads.nbytes, self.context.world_size - 1):
             own.copy_(self.ring.reduce_scatter_(bucket.grads.cpu()))
@@ -175,7 +175,9 @@ class Zero1Rank(Partitioned):
         """All-gather a tensor that is laid out like `bucket` from the chunks of all ranks, in place."""
         if not self.is_ring:
             own = bucket.own(flat).clone()  # as bytes, since not every backend can send every dtype
-            dist.all_gather_into_tensor(flat.view(torch.uint8), own.view(torch.uint8))
+            dist.all_gather_into_tensor(
+                flat.view(torch.uint8), own.view(torch.uint8), group=self.context.group
+            )
         elif self.context.is_staged(flat.nbytes, self.context.world_size - 1):
             flat.copy_(self.ring.all_gather_(flat.cpu()))
         else:
@@ -211,10 +213,9 @@ class Zero1Rank(Partitioned):
         assert isinstance(piece, FlatPiece)
         return whole.reshape(-1)[piece.start : piece.stop]
 
-
-def _sum_over_ranks(squares: Tensor) -> Tensor:
-    dist.all_reduce(squares)
-    return squares
+    def _sum_over_ranks(self, squares: Tensor) -> Tensor:
+        dist.all_reduce(squares, group=self.context.group)
+        return squares
 
 
 def shares_of_ranks(
@@ -237,7 +238,7 @@ def shares_of_ranks(
     whole = settings.whole_bytes(weights, [sum(p.nbytes for _, p in named) for named in buckets])
     memory = torch.zeros(context.world_size, dtype=torch.float64, device=context.device)
     memory[context.rank] = _own_memory_bytes(context)
-    dist.all_reduce(memory)
+    dist.all_reduce(memory, group=context.group)
     return shares_by_memory(memory.tolist(), whole)
 
 

@@ -1,0 +1,42 @@
+"""A model in parts, in replicas: each data-parallel strategy follows one process, as it does with whole models."""
+
+from __future__ import annotations
+
+import pytest
+
+import shardscope as ss
+from conformance.strategy import StrategyConformance
+
+
+def mesh(data: ss.Strategy | str = "ring", tensor: int = 2) -> ss.Strategy:
+    return ss.Strategy("mesh", data=data, tensor=tensor)
+
+
+@pytest.mark.ranks(2, 4)
+class TestMesh(StrategyConformance):
+    strategy = mesh(ss.Ring(bucket_mb=0.02))
+
+
+@pytest.mark.ranks(4)
+class TestMeshOfATree(StrategyConformance):
+    strategy = mesh(ss.Tree(bucket_mb=0.02))
+
+
+@pytest.mark.ranks(4)
+class TestMeshOfAllReduce(StrategyConformance):
+    strategy = mesh(ss.AllReduce(bucket_mb=0.02))
+
+
+@pytest.mark.ranks(4)
+class TestMeshOfZero1(StrategyConformance):
+    strategy = mesh(ss.Zero1(bucket_mb=0.02))
+
+
+@pytest.mark.ranks(4)
+class TestMeshOfZero2(StrategyConformance):
+    strategy = mesh(ss.Zero2())
+
+
+@pytest.mark.ranks(4)
+class TestMeshOfZero3(StrategyConformance):
+    strategy = mesh(ss.Zero3())

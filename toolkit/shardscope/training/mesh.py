@@ -1,0 +1,88 @@
+"""The ranks of a job as a mesh of several axes, each with its own metered groups.
+
+Along an axis, ranks differ in their index on this axis only; each such line of ranks is a group. The last axis has
+neighbouring ranks, which an emulated cluster places in one node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from math import prod
+from typing import cast
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch.distributed as dist
+
+from shardscope.training.axis_meter import AxisMeter
+from shardscope.training.collectives.process_group import MeteredProcessGroup
+from shardscope.training.context import RankContext
+from shardscope.training.meter import Meter
+
+_opened: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[tuple[str, int], ...], RankMesh]] = (
+    WeakKeyDictionary()
+)
+"""The meshes of this process, by the group of all ranks and by shape."""
+
+
+def lines(shape: Mapping[str, int], axis: str) -> list[list[int]]:
+    """Return the groups of ranks along an axis, in the order of their first ranks.
+
+    Example:
+        >>> lines({"data": 2, "tensor": 2}, "data")
+        [[0, 2], [1, 3]]
+    """
+    ranks = np.arange(prod(shape.values())).reshape(tuple(shape.values()))
+    groups = np.moveaxis(ranks, list(shape).index(axis), -1).reshape(-1, shape[axis])
+    found: list[list[int]] = groups.tolist()
+    return found
+
+
+class RankMesh:
+    """The axes of a job's ranks, as one rank sees them; made by `open`.
+
+    Args:
+        groups: The rank's group on each axis; None on an axis of one rank.
+    """
+
+    def __init__(self, groups: Mapping[str, MeteredProcessGroup | None]) -> None:
+        self._groups = groups
+
+    @classmethod
+    def open(cls, shape: Mapping[str, int], context: RankContext, *, timeout_s: float) -> RankMesh:
+        """Create the groups of every axis with more than one rank; called by all ranks, in the same order.
+
+        Args:
+            shape: Number of ranks along each axis, the outermost axis first.
+            context: This rank's context, of all ranks.
+            timeout_s: How long a rank waits for the others, in seconds.
+        """
+        assert prod(shape.values()) == context.world_size
+        if context.group is None:
+            return cls(dict.fromkeys(shape))
+        known = _opened.setdefault(context.group, {})
+        key = tuple(shape.items())
+        if key not in known:
+            known[key] = cls({axis: _group(shape, axis, context, timeout_s) for axis in shape})
+        return known[key]
+
+    def context(self, context: RankContext, axis: str) -> RankContext:
+        """Return the context of the rank's group on an axis, for the context of all ranks."""
+        return context.on_axis(axis, self._groups[axis])
+
+
+def _group(
+    shape: Mapping[str, int], axis: str, context: RankContext, timeout_s: float
+) -> MeteredProcessGroup | None:
+    """Create the groups along an axis, and return that of this rank; None if the axis has one rank."""
+    if shape[axis] == 1:
+        return None
+    own = None
+    for line in lines(shape, axis):
+        group = dist.new_group(line, timeout=timedelta(seconds=timeout_s))
+        if context.rank in line:
+            assert isinstance(group, MeteredProcessGroup)
+            group.meter = cast("Meter", AxisMeter(context.meter, axis, line))
+            own = group
+    return own

@@ -1,0 +1,87 @@
+"""The ranks of a tensor group, and the collectives that divided layers call in their passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardscope.training import _compat
+from shardscope.training.collectives.process_group import MeteredProcessGroup
+
+
+class Message(NamedTuple):
+    """A collective of a tensor group that a divided layer has called."""
+
+    op: str
+    """``all_reduce``."""
+    phase: str
+    """``forward`` or ``backward``; a forward pass that a backward pass repeats counts as ``backward``."""
+    num_bytes: int
+
+
+_recorded: ContextVar[list[Message] | None] = ContextVar("recorded", default=None)
+
+
+@contextmanager
+def recording() -> Iterator[list[Message]]:
+    """Return a context manager in which divided layers list their collectives instead of calling them.
+
+    Values are then those of this rank's part only, so it is for passes that need shapes, not values.
+    """
+    messages: list[Message] = []
+    token = _recorded.set(messages)
+    try:
+        yield messages
+    finally:
+        _recorded.reset(token)
+
+
+@dataclass(frozen=True, eq=False)
+class TensorAxis:
+    """The ranks of one tensor group; without a group, for tracing one rank's part of a model, nothing is sent.
+
+    Attributes:
+        size: Number of ranks in the group.
+        rank: This rank within the group.
+        group: The group; None if nothing is sent.
+    """
+
+    size: int
+    rank: int = 0
+    group: MeteredProcessGroup | None = None
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:  # copies of a layer have the same ranks
+        return self
+
+    def sum_(self, tensor: Tensor) -> None:
+        """Sum an activation, or the gradient of one, over the ranks, in place."""
+        messages = _recorded.get()
+        if messages is not None:
+            phase = "backward" if _compat.is_in_backward() else "forward"
+            messages.append(Message("all_reduce", phase, tensor.nbytes))
+        elif self.group is not None:
+            with self.group.meter.waiting():
+                dist.all_reduce(tensor, group=self.group)
+
+    def total(self, numbers: Tensor) -> Tensor:
+        """Return the sum of a vector over the ranks; not part of a pass, and never recorded."""
+        dist.all_reduce(numbers, group=self.group)
+        return numbers
+
+    def largest_(self, flag: Tensor) -> None:
+        """Replace a flag with its maximum over the ranks, in place."""
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.group)
+
+    def gather(self, part: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks, which have the same shape and dtype, in the order of the ranks."""
+        own = part.detach().contiguous().view(-1).view(torch.uint8)  # not every backend can send every dtype
+        every = own.new_empty(self.size * own.numel())
+        dist.all_gather_into_tensor(every, own, group=self.group)
+        return [each.view(part.dtype).view(part.shape) for each in every.split(own.numel())]

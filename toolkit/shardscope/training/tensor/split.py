@@ -1,0 +1,232 @@
+"""Divides a model over the ranks of a tensor group, and maps between whole tensors and this rank's parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from shardscope.errors import SpecError
+from shardscope.spec.divisors import divisors_text
+from shardscope.spec.tensor_plan import Division, TensorPlan
+from shardscope.training import _compat
+from shardscope.training.sharding import ReduceSquares, local
+from shardscope.training.tensor.axis import TensorAxis
+from shardscope.training.tensor.linear import divide_linear
+from shardscope.training.tensor.norms import LayerSquares
+
+
+class Cut(NamedTuple):
+    """How a tensor is divided: along one dimension, in `groups` equal parts, each of which is divided by itself."""
+
+    dim: int
+    groups: int = 1
+
+
+class TensorSplit:
+    """A model divided over the ranks of a tensor group.
+
+    Args:
+        axis: The ranks of the group.
+        plan: Which layers are divided; None uses the plan of the model's own method `tensor_plan`.
+
+    Attributes:
+        cuts: The divided parameters, by name; under every name of a shared one.
+    """
+
+    def __init__(self, axis: TensorAxis, plan: TensorPlan | None = None) -> None:
+        self.axis, self.plan = axis, plan
+        self.cuts: dict[str, Cut] = {}
+
+    @classmethod
+    def of_shapes(cls, size: int, plan: TensorPlan | None = None) -> TensorSplit:
+        """Return the split of a group's first rank without a group, for tracing its part of a model."""
+        return cls(TensorAxis(size), plan)
+
+    # A model.
+
+    def divide(self, model: nn.Module) -> nn.Module:
+        """Divide the planned layers of `model`, in place, and return it.
+
+        Raises:
+            SpecError: There is no plan, it does not match the model's layers, or a layer cannot be divided.
+        """
+        plan = self.plan or plan_of(model)
+        unused = dict.fromkeys(plan.rules)
+        planned: list[tuple[str, nn.Linear, Division]] = []
+        for name, module in model.named_modules():
+            pattern, division = plan.pattern(name), plan.division(name)
+            if pattern is None or division is None:
+                continue
+            unused.pop(pattern, None)
+            planned.append((name, self._checked(name, module, division), division))
+        if unused:
+            raise SpecError(
+                f"TensorPlan: no layer of the model is named {next(iter(unused))!r}; use names of "
+                f"model.named_modules(), such as {_some_linear(model)!r}"
+            )
+        self._require_own(model, planned)
+        for name, layer, division in planned:
+            self._divide(name, layer, division)
+        return model
+
+    def _checked(self, name: str, module: nn.Module, division: Division) -> nn.Linear:
+        """Return the layer if it can be divided; else raise the error that says why."""
+        if not isinstance(module, nn.Linear):
+            raise SpecError(
+                f"TensorPlan: layer {name!r} is a {type(module).__name__}; only linear layers can be divided, so leave "
+                "it out of the plan"
+            )
+        if type(module).forward is not nn.Linear.forward or "weight" not in module._parameters:  # noqa: SLF001
+            raise SpecError(
+                f"TensorPlan: layer {name!r} has a forward pass or a weight of its own class {type(module).__name__}, "
+                "which cannot be divided; leave it out of the plan, or use torch.nn.Linear"
+            )
+        size = self.axis.size
+        width, what = (
+            (module.out_features, "outputs") if division.kind == "columns" else (module.in_features, "inputs")
+        )
+        if width % (division.groups * size):
+            parts = "" if division.groups == 1 else f" in {division.groups} parts"
+            each = width // division.groups if width % division.groups == 0 else width
+            raise SpecError(
+                f"tensor={size} does not divide the {width} {what}{parts} of layer {name!r}; use one of "
+                f"{divisors_text(each, near=size)}"
+            )
+        return module
+
+    def _require_own(self, model: nn.Module, planned: list[tuple[str, nn.Linear, Division]]) -> None:
+        """Refuse a divided weight that the model also uses under another name, where it would be needed whole."""
+        for name, layer, _ in planned:
+            known = {f"{name}.{own}" for own, _ in layer.named_parameters()}
+            held = {id(parameter) for parameter in layer.parameters()}
+            for other, parameter in model.named_parameters(remove_duplicate=False):
+                if id(parameter) in held and other not in known:
+                    raise SpecError(
+                        f"TensorPlan: layer {name!r} shares its weight with {other!r}, which needs it whole; leave the "
+                        "layer out of the plan"
+                    )
+
+    def _divide(self, name: str, layer: nn.Linear, division: Division) -> None:
+        is_columns = division.kind == "columns"
+        self.cuts[f"{name}.weight"] = Cut(0 if is_columns else 1, division.groups)
+        if is_columns and layer.bias is not None:
+            self.cuts[f"{name}.bias"] = Cut(0, division.groups)
+        for own, parameter in layer.named_parameters():
+            if f"{name}.{own}" in self.cuts:
+                parameter.data = self.own(f"{name}.{own}", parameter.data).clone()
+        divide_linear(layer, division.kind, self.axis)
+
+    # A tensor with the shape of a parameter.
+
+    def own(self, name: str, whole: Tensor) -> Tensor:
+        """Return this rank's part of a whole tensor, which is contiguous; the tensor itself if it is not divided."""
+        if name not in self.cuts:
+            return whole
+        dim, groups = self.cuts[name]
+        parts: Tensor = whole.unflatten(dim, (groups, self.axis.size, -1))
+        return parts.select(dim + 1, self.axis.rank).flatten(dim, dim + 1).contiguous()
+
+    def joined(self, name: str, parts: list[Tensor]) -> Tensor:
+        """Return the whole tensor of all ranks' parts."""
+        dim, groups = self.cuts[name]
+        grouped = [part.unflatten(dim, (groups, -1)) for part in parts]
+        return torch.cat(grouped, dim + 1).flatten(dim, dim + 1)
+
+    def whole(self, name: str, part: Tensor) -> Tensor:
+        """Return the whole tensor of which this rank has a part; called by all ranks, in the same order."""
+        if (to_whole := getattr(part, "full_tensor", None)) is not None:  # of the data axis
+            part = to_whole()
+        return self.joined(name, self.axis.gather(part)) if name in self.cuts else part
+
+    def shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the whole tensor for the shape of a part."""
+        if name not in self.cuts:
+            return shape
+        dim = self.cuts[name].dim
+        return (*shape[:dim], shape[dim] * self.axis.size, *shape[dim + 1 :])
+
+    def wholes(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a state dict with whole tensors; called by all ranks."""
+        return {
+            name: self.whole(name, value.detach()) if isinstance(value, Tensor) else value
+            for name, value in state.items()
+        }
+
+    def fill(self, held: Mapping[str, Any], wholes: Mapping[str, Any]) -> dict[str, Any]:
+        """Copy this rank's parts of whole tensors into those of a state dict, and return it with the other values."""
+        filled: dict[str, Any] = {}
+        for name, value in wholes.items():
+            own = held.get(name)
+            if not (isinstance(value, Tensor) and isinstance(own, Tensor)):
+                filled[name] = value
+                continue
+            part = box_of(own, self.own(name, value))
+            with torch.no_grad():
+                local(own.detach()).copy_(part)
+            filled[name] = own
+        return filled
+
+    # Norms of gradients and layers.
+
+    def layer_sums(self, inner: ReduceSquares | None) -> ReduceSquares:
+        """Return the function that sums the squares of layers over all their parts.
+
+        Args:
+            inner: Function that sums them over the data axis; None if each of its ranks has the same ones.
+        """
+        return LayerSquares(self.axis, frozenset(self.cuts), inner)
+
+    def grad_sum(self, inner: ReduceSquares | None) -> ReduceSquares:
+        """Return the function that sums the square of the gradient; `inner` as in `layer_sums`."""
+        return lambda square: self.axis.total(square if inner is None else inner(square))
+
+    def largest(self, inner: Callable[[Tensor], object] | None) -> Callable[[Tensor], object]:
+        """Return the function that shares an overflow flag; `inner` does so along the data axis."""
+
+        def share(flag: Tensor) -> None:
+            if inner is not None:
+                inner(flag)
+            self.axis.largest_(flag)
+
+        return share
+
+
+def box_of(held: Tensor, whole: Tensor) -> Tensor:
+    """Return the elements of a whole tensor that `held`, which may be a DTensor's shard, has."""
+    own = local(held)
+    if own is held or not own.numel():
+        return whole if own is held else whole.new_empty(own.shape)
+    for dim, (start, size) in enumerate(zip(_compat.offsets_of(held), own.shape, strict=True)):
+        whole = whole.narrow(dim, start, size)
+    return whole
+
+
+def plan_of(model: nn.Module) -> TensorPlan:
+    """Return the plan that a model's own method `tensor_plan` gives.
+
+    Raises:
+        SpecError: The model has no such method.
+    """
+    own = getattr(model, "tensor_plan", None)
+    if own is None:
+        raise SpecError(
+            f"tensor parallelism needs a plan of which layers are divided, and model={type(model).__name__} has none; "
+            "use a GPT, give the model a method tensor_plan, or the strategy "
+            "tensor_plan=ss.TensorPlan({'*.up': 'columns', '*.down': 'rows'})"
+        )
+    found = own()
+    return found if isinstance(found, TensorPlan) else TensorPlan(rules=dict(found))
+
+
+def _some_linear(model: nn.Module) -> str:
+    return next((name for name, module in model.named_modules() if isinstance(module, nn.Linear)), "")
+
+
+def outputs_of(value: Any) -> Iterator[Tensor]:
+    """Yield the floating-point tensors of a model's output."""
+    from shardscope.training.tensors_in import tensors_in
+
+    yield from (tensor for tensor in tensors_in(value) if tensor.is_floating_point())
