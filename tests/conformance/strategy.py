@@ -142,9 +142,7 @@ class StrategyConformance:
 
     def batch(self, world_size: int, accumulation: int) -> ss.Batch:
         """48 samples, so many micro-batches a rank."""
-        data_ranks = ss.Job(
-            model="mlp", data="digits", strategy=self.strategy, world_size=world_size, batch=48
-        ).num_data_ranks
+        data_ranks = self.strategy.num_data_ranks(world_size)
         return ss.Batch(48, micro_batch=48 // data_ranks // accumulation)
 
     @pytest.mark.parametrize("optimizer", OPTIMIZERS)

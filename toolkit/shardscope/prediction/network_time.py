@@ -117,16 +117,17 @@ class StepLoads:
 
     def _add(self, each: Exchange, slices: int) -> None:
         if each.whole is not None:
-            self._add_whole(each.collective, each.whole)
+            self._add_whole(each.collective, each.whole, each.towards)
         else:
             levels = levels_of(self.network, each.rounds)
             self._add_levels(each.collective, levels, slices)
             load = self.loads[each.collective]
             load.hops = (load.hops or 0) + (0 if each.is_attached else len(levels))
 
-    def _add_whole(self, name: str, sent: Ints) -> None:
+    def _add_whole(self, name: str, sent: Ints, towards: Ints | None = None) -> None:
         size = np.broadcast_to(sent, len(self.network.node_of))
-        self._add_levels(name, [Level(self.network.loads(to_next(size)))], 1)
+        moves = to_next(size) if towards is None else Moves("", np.arange(len(size)), towards, size)
+        self._add_levels(name, [Level(self.network.loads(moves))], 1)
         self.loads[name].is_assumed = True
 
     def _add_levels(self, name: str, levels: list[Level], slices: int) -> None:

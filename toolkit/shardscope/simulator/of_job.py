@@ -127,11 +127,12 @@ class JobStepGraph:
             self._times[collective] = self.rates.per_message_s(sent, carried_s)
         return self._times[collective]
 
-    def _way_out(self, collective: str, rank: int) -> tuple[int, ...]:
-        """Return the links for messages with unknown receivers; if links are unequal, those to the next rank."""
+    def _way_out(self, each: Exchange, rank: int) -> tuple[int, ...]:
+        """Return the links for messages with unknown receivers; if links are unequal, those to the assumed receiver."""
         if self.rates.network is None:
             return (self.out[rank],)
-        return self.wire(collective, rank, (rank + 1) % self.ranks).links
+        target = (rank + 1) % self.ranks if each.towards is None else int(each.towards[rank])
+        return self.wire(each.collective, rank, target).links
 
     def emptied(self) -> Graph:
         """Return a copy of the graph with the same lanes and links, but without operations."""
@@ -219,7 +220,7 @@ class JobStepGraph:
         sent = [
             self.graph.add(
                 rank, each.collective, fixed, size=float(each.whole[rank]),
-                links=self._way_out(each.collective, rank), after=[meeting], serial=serial, label=cargo,
+                links=self._way_out(each, rank), after=[meeting], serial=serial, label=cargo,
             )
             for rank in range(self.ranks)
         ]  # fmt: skip

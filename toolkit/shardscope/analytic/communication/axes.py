@@ -53,8 +53,10 @@ def axis_traffic(traffic: Traffic, axis: str, groups: Ints) -> Traffic:
 def axis_exchanges(exchanges: Iterable[Exchange], axis: str, groups: Ints) -> Iterator[Exchange]:
     """Yield the exchanges of all groups along an axis, given those of one group."""
     members = [tuple(group) for group in groups.tolist()]
+    towards = np.empty(groups.size, dtype=np.int64)
+    towards[groups] = np.roll(groups, -1, axis=1)  # to the next rank of the same group
     for each in exchanges:
         yield replace(
             each, collective=on_axis(axis, each.collective), rounds=in_groups(each.rounds, members),
-            whole=None if each.whole is None else placed(each.whole, groups),
+            whole=None if each.whole is None else placed(each.whole, groups), towards=towards,
         )  # fmt: skip

@@ -89,6 +89,7 @@ class Exchange:
         when: Time at which the exchange starts.
         rounds: Rounds of the exchange; empty if the messages are unknown, because the backend sends them.
         whole: Bytes that each rank sends, by rank, if the messages are unknown.
+        towards: The rank to which each rank's unknown messages are assumed to go; None for the next rank.
         gathers: Whether the exchange gathers parameters, which ranks hold until they are used.
         blocks: Whether the pass waits for the exchange, even where other exchanges overlap with it.
         is_attached: Whether the messages, such as headers, are part of the next exchange's and add no latency.
@@ -99,6 +100,7 @@ class Exchange:
     when: When
     rounds: tuple[Round, ...] = ()
     whole: Ints | None = None
+    towards: Ints | None = None
     gathers: bool = False
     blocks: bool = False
     is_attached: bool = False
