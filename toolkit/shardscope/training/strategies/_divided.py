@@ -13,6 +13,7 @@ from shardscope.errors import SpecError
 from shardscope.training.data import call
 from shardscope.training.observe import random_state_kept
 from shardscope.training.optim.holding import Holding
+from shardscope.training.optim.trial import failure_text
 from shardscope.training.tensor import TensorSplit
 from shardscope.training.tensor.split import outputs_of
 from shardscope.training.twin import twin_of
@@ -40,7 +41,13 @@ def divide_checked(model: nn.Module, split: TensorSplit, inputs: Any) -> None:
             "tensor parallelism yet; set its dropout to 0, or use tensor=1"
         )
     split.divide(model)
-    after, _ = _outputs(model, inputs)
+    try:
+        after, _ = _outputs(model, inputs)
+    except Exception as error:  # on all ranks, whose parts have equal shapes
+        raise SpecError(
+            f"the divided model fails on an example ({failure_text(error)}); check that the plan's 'columns' layers "
+            f"feed 'rows' layers, and that tensor={split.axis.size} divides the number of attention heads"
+        ) from error
     worst = max((_difference(*pair) for pair in zip(before, after, strict=True)), default=0.0)
     dtype = next((tensor.dtype for tensor in before), torch.float32)
     if not worst <= _SAME.get(dtype, _SAME_IN_FEWER_BITS):

@@ -1,0 +1,316 @@
+"""A model divided over a tensor group: copies stay equal, checkpoints fit any layout, and misfits are refused."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import shardscope as ss
+from conformance.ranks import RankPool
+from conformance.strategy import OPTIMIZERS, job, mean_losses, tiny_gpt
+from shardscope.spec.models import GPTConfig
+from shardscope.training.context import RankContext
+from shardscope.training.models import build_model
+from shardscope.training.trainer import Trainer
+
+DATA = {
+    "ring": ss.Ring(bucket_mb=0.02), "tree": ss.Tree(bucket_mb=0.02), "all-reduce": ss.AllReduce(bucket_mb=0.02),
+    "zero-1": ss.Zero1(bucket_mb=0.02), "zero-1 stock": ss.Strategy("zero-1:backend"), "zero-2": ss.Zero2(),
+    "zero-3": ss.Zero3(), "zero-3 stock": ss.Strategy("zero-3:backend"),
+}  # fmt: skip
+
+
+def mesh(data: str = "ring", **settings: Any) -> ss.Strategy:
+    return ss.Strategy("mesh", data=DATA[data], **{"tensor": 2, **settings})
+
+
+def mesh_job(data: str = "ring", **changes: Any) -> ss.Job:
+    fields = {"strategy": mesh(data), "world_size": 4, "batch": ss.Batch(48, micro_batch=12)}
+    return job(**{**fields, **changes})
+
+
+def deeper_gpt() -> nn.Module:
+    return build_model(GPTConfig(layers=2, hidden=16, heads=4, vocab=256, seq=16, ffn=32))
+
+
+# Tensors that all ranks of a tensor group hold whole.
+
+
+def _whole_tensors(ours: ss.Job, context: RankContext) -> dict[str, bytes]:
+    trainer = Trainer(ours, context, context.events.path.parent)
+    for step in range(1, ours.steps + 1):
+        trainer.take_step(step)
+    split = trainer.strategy.split
+    assert split is not None
+    found = {
+        name: tensor.detach().numpy().tobytes()
+        for name, tensor in trainer.strategy.updated
+        if name not in split.cuts
+    }
+    trainer.strategy.close()
+    return found
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_copies_of_whole_tensors_stay_equal_to_the_bit(
+    pool: RankPool, tmp_path: Path, data: str, optimizer: str
+) -> None:
+    ours = mesh_job(data, optimizer=OPTIMIZERS[optimizer], precision="fp32", clip_norm=0.5, model=deeper_gpt)
+    first, second, third, fourth = pool.run(partial(_whole_tensors, ours), tmp_path)
+    assert first == second
+    assert third == fourth
+    assert {"tokens.weight", "norm.weight", "blocks.0.ffn.narrow.project.bias"} <= first.keys()
+
+
+# Checkpoints.
+
+CHAIN = ("mesh ring", "zero-3", "single", "mesh zero-1", "mesh zero-3", "mesh zero-2", "ring")
+
+
+def _strategy(name: str) -> dict[str, Any]:
+    if name == "single":
+        return {"strategy": name, "world_size": 1}
+    kind, _, data = name.rpartition(" ")
+    return {"strategy": mesh(data) if kind else DATA[data], "world_size": 4}
+
+
+def _through_layouts(optimizer: str, each: int, folder: str, context: RankContext) -> list[float | None]:
+    losses: list[float | None] = []
+    before: Path | None = None
+    for number, name in enumerate(CHAIN):
+        here = Path(folder) / str(number)
+        ours = job(optimizer=OPTIMIZERS[optimizer], steps=len(CHAIN) * each, clip_norm=0.5, **_strategy(name))
+        alone = name == "single"
+        ranks = replace(context, rank=0, world_size=1, group=None) if alone else context
+        trainer = Trainer(ours, ranks, here)
+        if before is not None:
+            trainer.resume(before)
+        steps = range(number * each + 1, (number + 1) * each + 1)
+        losses += [trainer.take_step(step) for step in steps]
+        if not alone or context.rank == 0:
+            here.mkdir(exist_ok=True)
+            trainer.checkpoints.save((number + 1) * each)
+        trainer.strategy.close()
+        dist.barrier()
+        before = here / "checkpoints"
+    return losses
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_a_checkpoint_resumes_under_any_layout(pool: RankPool, tmp_path: Path, optimizer: str) -> None:
+    each = 3
+    results = pool.run(partial(_through_layouts, optimizer, each, str(tmp_path)), tmp_path)
+    losses = mean_losses([(row, {}) for row in results])
+    alone = job(
+        optimizer=OPTIMIZERS[optimizer],
+        steps=len(CHAIN) * each,
+        strategy="single",
+        world_size=1,
+        clip_norm=0.5,
+    )
+    (expected, *_) = pool.run(partial(_alone, alone), tmp_path)
+    assert losses == pytest.approx(expected, rel=1e-12)
+
+
+def _alone(ours: ss.Job, context: RankContext) -> list[float | None]:
+    trainer = Trainer(ours, replace(context, rank=0, world_size=1, group=None), context.events.path.parent)
+    return [trainer.take_step(step) for step in range(1, ours.steps + 1)]
+
+
+# Evaluation, events, and loss scaling.
+
+
+def _evaluated(ours: ss.Job, context: RankContext) -> Any:
+    from shardscope.training.evaluate import evaluate
+
+    alone = ours.world_size == 1
+    trainer = Trainer(
+        ours,
+        replace(context, rank=0, world_size=1, group=None) if alone else context,
+        context.events.path.parent,
+    )
+    assert trainer.data.validation is not None
+    found = evaluate(
+        trainer.strategy,
+        trainer.data.validation,
+        trainer.loss_function,
+        trainer._place,
+        trainer.weights.found,
+    )
+    trainer.strategy.close()
+    return found
+
+
+@pytest.mark.ranks(2, 4)
+def test_an_evaluation_counts_each_row_once(pool: RankPool, tmp_path: Path) -> None:
+    ours = mesh_job(world_size=pool.world_size, batch=48)
+    expected = pool.run(partial(_evaluated, ours.replace(strategy="single", world_size=1)), tmp_path)[0]
+    for found in pool.run(partial(_evaluated, ours), tmp_path):
+        assert found == pytest.approx(expected, rel=1e-12)
+
+
+def _overflow(parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.fill_(torch.inf)
+
+
+def _overflowing(ours: ss.Job, context: RankContext) -> list[tuple[float | None, bool]]:
+    trainer = Trainer(ours, context, context.events.path.parent)
+    trainer.take_step(1)
+    cut = next(p for name, p in trainer.strategy.updated if name.endswith("qkv.weight"))
+    if context.rank == 0:  # only this rank's part of one layer overflows
+        cut.register_post_accumulate_grad_hook(_overflow)
+    found = []
+    for step in (2, 3):
+        trainer.take_step(step)
+        found.append((trainer.strategy.precision.loss_scale, float(cut.detach().sum())))
+    return found
+
+
+@pytest.mark.ranks(2)
+def test_all_ranks_skip_a_step_that_overflows_in_one_part(pool: RankPool, tmp_path: Path) -> None:
+    ours = mesh_job(world_size=2, batch=48, precision="fp16-mixed", optimizer=ss.Optimizer("sgd", lr=0.05))
+    results = pool.run(partial(_overflowing, ours), tmp_path)
+    assert results[0][1][0] == results[1][1][0] == results[0][0][0] / 2  # type: ignore[operator]
+    assert all(before[1] == after[1] for before, after in results)
+
+
+# Refusals.
+
+
+class Dropping(nn.Module):
+    def __init__(self, dropout: float = 0.1, rules: dict[str, str] | None = None) -> None:
+        super().__init__()
+        self.up, self.down, self.drop = nn.Linear(64, 32), nn.Linear(32, 10), nn.Dropout(dropout)
+        self.rules = rules or {"up": "columns", "down": "rows"}
+
+    def tensor_plan(self) -> dict[str, str]:
+        return self.rules
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.down(self.up(x.flatten(1)).relu()))
+
+
+class Normed(Dropping):
+    """A plan under which ranks would normalise over their own columns only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x.flatten(1)).softmax(-1))
+
+
+class OwnOptimizer(torch.optim.SGD):
+    pass
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"model": Dropping}, "the model draws random numbers in its forward pass, such as for dropout"),
+        ({"model": Normed}, "the divided model does not compute what the whole one does"),
+        ({"model": "mlp"}, "needs a plan of which layers are divided"),
+        ({"model": partial(Dropping, 0.0, {"up": "columns"})}, "the divided model fails on an example"),
+    ],
+)
+def test_what_would_train_wrongly_is_refused(
+    pool: RankPool, tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    ours = job(**{"strategy": mesh(), "world_size": 2, "data": "digits", "precision": "fp32", **changes})
+    for refusal in pool.run(partial(_refusal, ours), tmp_path):
+        assert sentence in refusal
+
+
+def _refusal(ours: ss.Job, context: RankContext) -> str:
+    try:
+        Trainer(ours, context, context.events.path.parent)
+    except ss.SpecError as error:
+        return str(error)
+    return "nothing was refused"
+
+
+@pytest.mark.ranks(4)
+def test_heads_that_the_ranks_cannot_share_are_refused(pool: RankPool, tmp_path: Path) -> None:
+    ours = mesh_job(strategy=mesh(tensor=4), batch=48, model=tiny_gpt)
+    for refusal in pool.run(partial(_refusal, ours), tmp_path):
+        assert "tensor=4 divides the number of attention heads" in refusal
+
+
+@pytest.mark.ranks(2)
+def test_ones_own_plan_divides_ones_own_model(pool: RankPool, tmp_path: Path) -> None:
+    plan = ss.TensorPlan({"up": "columns", "down": "rows"})
+    fields = {"model": partial(Dropping, 0.0), "data": "digits", "batch": 48, "steps": 5}
+    ours = job(strategy=mesh(tensor_plan=plan), world_size=2, **fields)
+    alone = job(strategy="single", world_size=1, **fields)
+    results = pool.run(partial(_trained, ours), tmp_path)
+    assert results[1] == [None] * 5  # the loss of a sample counts once
+    assert results[0] == pytest.approx(pool.run(partial(_alone, alone), tmp_path)[0], rel=1e-12)
+
+
+def _trained(ours: ss.Job, context: RankContext) -> list[float | None]:
+    trainer = Trainer(ours, context, context.events.path.parent)
+    losses = [trainer.take_step(step) for step in range(1, ours.steps + 1)]
+    trainer.strategy.close()
+    return losses
+
+
+# The group of all ranks.
+
+ALLOWED = {"start_alike", "gather_items"}
+"""Functions that may address all ranks while a job is set up and takes steps."""
+
+
+@contextmanager
+def refusing_the_default_group() -> Iterator[None]:
+    """Raise if a collective of `torch.distributed` addresses all ranks because no group is named."""
+    names = ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor",
+             "reduce_scatter", "all_gather_object", "broadcast_object_list", "reduce", "barrier", "send", "recv",
+             "isend", "irecv", "all_to_all_single", "batch_isend_irecv")  # fmt: skip
+    before = {name: getattr(dist, name) for name in names}
+
+    def guarded(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            is_named = options.get("group") is not None or any(isinstance(a, dist.ProcessGroup) for a in args)
+            caller = sys._getframe(1).f_code.co_name
+            assert is_named or caller in ALLOWED, f"{caller} calls dist.{name} without a group"
+            return real(*args, **options)
+
+        return call
+
+    for name, real in before.items():
+        setattr(dist, name, guarded(name, real))
+    try:
+        yield
+    finally:
+        for name, real in before.items():
+            setattr(dist, name, real)
+
+
+def _guarded(ours: ss.Job, context: RankContext) -> None:
+    with refusing_the_default_group():
+        trainer = Trainer(ours, context, context.events.path.parent)
+        for step in (1, 2):
+            trainer.take_step(step)
+        trainer.strategy.full_parameters()
+        with trainer.strategy.evaluating() as predict:
+            predict(trainer.strategy.example()[0])
+        trainer.strategy.close()
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("data", DATA)
+def test_no_data_strategy_addresses_ranks_beyond_its_axis(pool: RankPool, tmp_path: Path, data: str) -> None:
+    ours = mesh_job(data, optimizer=OPTIMIZERS["lamb"], clip_norm=0.5, precision="fp32", steps=2)
+    pool.run(partial(_guarded, ours), tmp_path)
