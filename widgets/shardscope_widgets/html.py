@@ -54,7 +54,7 @@ def comparison_of(
 
 
 def comparison_html(found: RunsComparison | None, traces: Sequence[Trace]) -> str:
-    """Return a comparison as HTML, with a sample of each run's line; `traces` are all runs in the plots."""
+    """Return a comparison as HTML that shows each run's line style; `traces` are all runs in the plots."""
     if found is None:
         return markup.words_html(_NOTHING)
     looks = run_looks(traces)

@@ -236,7 +236,7 @@ def curves_text(info: CostCurvesInfo) -> str:
         is_or_are = "are" if " and " in fastest else "is"
         words = [f"For {where}, {fastest} {is_or_are} the fastest of these algorithms: {least}."]
     else:
-        words = [f"For {where}, none of these algorithms has a value."]
+        words = [f"For {where}, none of these algorithms can run."]
     if info.crossings:
         told = listed(crossing_text(c, by_size=by_size) for c in info.crossings)
         words.append(f"{told[0].upper()}{told[1:]}.")

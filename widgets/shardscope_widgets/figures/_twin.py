@@ -70,7 +70,7 @@ class TwinInfo(NamedTuple):
     hidden: int = 0
 
     def of(self, origin: str) -> tuple[TwinRow, ...]:
-        """Return the rows of one origin, by rank."""
+        """Return the rows with this origin, by rank."""
         return tuple(row for row in self.rows if row.origin == origin)
 
 

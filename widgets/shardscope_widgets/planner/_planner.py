@@ -66,8 +66,8 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
     software = own_trait(
         "",
         "Framework",
-        "Framework that trains the model: only what it ships is searched, except on axes held fixed.",
-        values=(("by the layout", ""), *named(SOFTWARE)),
+        "Framework that trains the model: only layouts that it supports are searched, except on axes held fixed.",
+        values=(("set by the layout", ""), *named(SOFTWARE)),
     )
     unshipped = t.Bool(False, help="Also search what the framework does not ship.")
     seq = own_trait(2048, "Sequence, tokens", "Tokens per sequence.", least=1, most=LARGEST_COUNT)

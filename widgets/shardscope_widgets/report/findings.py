@@ -103,7 +103,7 @@ def _who(labels: Sequence[str], equal: int, kind: str) -> str:
 
 
 def _kind(entries: Sequence[Entry]) -> str:
-    """Return ``strategy`` if each label is a strategy's, else ``run``."""
+    """Return ``strategy`` if each label is the name of a strategy, else ``run``."""
     return "strategy" if all(entry.label == entry.run.job.strategy.label for entry in entries) else "run"
 
 
@@ -198,7 +198,7 @@ def step_text(group: Group) -> str:
 
 
 def _cores(entry: Entry) -> float:
-    """Return the cores that the run could use, as recorded at its launch; those of this machine if unknown."""
+    """Return the cores that the run could use, as recorded at its launch; this machine's cores if unknown."""
     provenance = getattr(entry.run, "provenance", None)
     cores = provenance.machine.get("cores") if provenance is not None else None
     return float(cores) if isinstance(cores, int | float) else usable_cores()
