@@ -25,13 +25,13 @@ def compare_runs(
 ) -> RunsComparison:
     """Compare runs with each other: the settings in which they differ, and their results.
 
-    `compare` compares one run with its prediction; this function compares runs with each other. The result shows
-    itself as a table; `settings`, `results`, `changes` and `frame` return data frames.
+    `compare` compares one run with its prediction; this function compares runs with each other. The result is displayed
+    as a table; `settings`, `results`, `changes` and `frame` return data frames.
 
     Args:
         runs: Two or more runs, or their names or paths. They may still be running.
-        baseline: One of `runs`, against which changes are given; None to give no changes.
-        root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        baseline: One of `runs`, relative to which changes are given; None to omit changes.
+        root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
 
     Raises:
         RunNotFound: A run does not exist.

@@ -207,7 +207,8 @@ def _replicas(arguments: Arguments, degrees: Mapping[str, int], name: str) -> in
 
 
 def _recompute(arguments: Arguments, layers: int) -> dict[str, Any]:
-    """Return what the run recomputes; ``--recompute-num-layers`` counts layers only with ``--recompute-method block``.
+    """Return the recomputation settings; ``--recompute-num-layers`` is a number of layers only with
+    ``--recompute-method block``.
 
     Args:
         arguments: Megatron's arguments.

@@ -135,7 +135,7 @@ def _sizes_of_experts(arguments: Arguments, given: Transformer) -> dict[str, int
 
 
 def _agrees(arguments: Arguments, said: str, known: int) -> bool:
-    """Return whether an argument has the value that the model implies, or is left to a default that is not logged."""
+    """Return whether an argument has the value that the model implies, or has a default that is not logged."""
     key = said.rpartition(" ")[2]
     if not is_set(arguments, key):
         return key != _SHARED or key not in arguments or known == 0
