@@ -22,7 +22,7 @@ from shardscope.errors import SpecError
 
 
 class Transfers(NamedTuple):
-    """Dependency graph of a schedule table: what each operation and each message waits for.
+    """Dependency graph of a schedule table: the dependencies of each operation and each message.
 
     With n operations, nodes 0 to n-1 are the operations in `ScheduleTable.ops`, and node n+i is the message that
     carries the result of operation i, if another rank needs that result.
