@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shardscope.spec.model.step import PipelinePiece, StepTrace
 
 _MOST_LISTED = 1 << 16
-"""Largest number of operations in a schedule table that is built for a prediction."""
+"""Maximum number of operations in a schedule table that is built for a prediction."""
 _MOST_CHECKED = 4096
 """Largest product of micro-batches and ranks for which the order of operations is checked before a launch."""
 
@@ -101,7 +101,7 @@ class Pipeline(Strategy):
         return self.schedule.stage_ranks(world_size, self.stages_per_rank)
 
     def role(self, rank: int, world_size: int) -> str:
-        """Return the stages of a rank in words, such as ``stage 2`` or ``stages 1 and 6``."""
+        """Return the stages of a rank as text, such as ``stage 2`` or ``stages 1 and 6``."""
         held = [str(stage) for stage, at in enumerate(self.stage_ranks(world_size)) if at == rank]
         if len(held) == 1:
             return f"stage {held[0]}"
