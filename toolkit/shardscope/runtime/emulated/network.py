@@ -41,7 +41,7 @@ class EmulatedNetwork:
     """The running network of an emulated cluster; a context manager that ends it.
 
     The network lives in a child process, the hub, and disappears with it: when it is closed, or this process ends. If
-    another thread than the main thread creates the network, it outlives a killed process by some milliseconds more.
+    the network is created by a thread other than the main thread, it outlives a killed process by some milliseconds.
 
     Example:
         >>> with EmulatedNetwork(ss.Cluster.emulated(nodes=2)) as network:  # doctest: +SKIP
