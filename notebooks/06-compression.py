@@ -21,7 +21,7 @@
 #
 # Workers that train one model together spend part of every step sending gradients. These can be sent in fewer bytes:
 # rounded, reduced to their signs or to their largest elements, or factorised. Each method saves bytes, takes time to
-# pack and unpack, and loses information.
+# compress and decompress, and loses information.
 
 # %%
 import pandas as pd

@@ -362,7 +362,7 @@ def test_a_given_calibration_of_another_machine_is_named_and_its_note_shown() ->
 
 
 def test_calibrations_of_gpus_and_of_ranks_are_not_mixed_up() -> None:
-    with pytest.raises(SpecError, match="'h100-fsdp' is of a GPU"):
+    with pytest.raises(SpecError, match="'h100-fsdp' is for a GPU"):
         ss.predict(JOB, calibration=ss.Calibration.of("h100-fsdp"))
     cluster = ss.Cluster.of("h100", per_node=2)
     for refused in (

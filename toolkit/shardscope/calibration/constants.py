@@ -22,7 +22,7 @@ CONSTANTS: dict[str, Kind] = {
     "operation_s": Kind("s", "fixed time per operation; operations on small tensors take little longer"),
     "optimizer_bandwidth": Kind("B/s", "optimizer update, read and written"),
     "tensor_s": Kind("s", "fixed time per parameter tensor that the optimizer updates"),
-    "codec_bandwidth": Kind("B/s", "packing and unpacking of compressed gradients, read and written"),
+    "codec_bandwidth": Kind("B/s", "compression and decompression of gradients, read and written"),
     "slowdown": Kind(
         "x", "computation of ranks that compute at the same time, relative to one rank", ("ranks",)
     ),

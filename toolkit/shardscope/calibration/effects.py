@@ -45,9 +45,7 @@ def fitted_effects() -> Mapping[str, Mapping[str, float]]:
 
 
 def architecture(device: str) -> str:
-    """Return the architecture that determines a device's effect: the one of devices with the same chip, or
-    ``other``.
-    """
+    """Return the architecture of a device, which determines its effect; ``other`` if none is known for its chip."""
     found = (name for name, devices in _fitted()["architectures"].items() if device in devices)
     return next(found, OTHER)
 
@@ -155,7 +153,7 @@ def _note(software: Software, device: Device) -> str:
     if pair in known:
         same = [name for name in _fitted()["architectures"][pair[1]] if name != device.name]
         where = f"{device.name} or devices with the same chip ({', '.join(same)})" if same else device.name
-        told = f"constants are those of {SOFTWARE[pair[0]].label} on other clusters of {where}"
+        told = f"constants were measured with {SOFTWARE[pair[0]].label} on other clusters of {where}"
         return "; ".join(filter(None, [told, software.caveat]))
     measured = [f"{name} on {chip}" for name, chip in known if name == pair[0] or chip == pair[1]]
     nearest = f"the most similar measurements are {', '.join(measured[:4])}" if measured else ""

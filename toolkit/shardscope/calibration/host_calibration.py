@@ -203,11 +203,13 @@ class HostCalibration(Fitted):
         """Return a sentence on why the constants cannot be used on this machine; None if they can."""
         found = self.machine.difference(HostMachine.here())
         if found is not None:
-            return f"The calibration of {self.measured_at} is of another machine: {found}."
+            return f"The calibration of {self.measured_at} is from another machine: {found}."
         known = {*NOT_FITTED, *(row.name for row in self.constants)}
         lacking = [name for name in CONSTANTS if name not in known]
         if lacking:
-            return f"The calibration of {self.measured_at} is of an earlier version: it has no {lacking[0]}."
+            return (
+                f"The calibration of {self.measured_at} is from an earlier version: it has no {lacking[0]}."
+            )
         return None
 
     @property
@@ -332,7 +334,7 @@ def chosen(cluster: EmulatedCluster | None = None) -> Chosen:
 
 
 def saved(cluster: EmulatedCluster | None = None) -> HostCalibration | str | None:
-    """Return the saved calibration, even if it is of another machine; None if there is none.
+    """Return the saved calibration, even if it is from another machine; None if there is none.
 
     If the file cannot be read, the result is a sentence that says so.
     """

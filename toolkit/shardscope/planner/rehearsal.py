@@ -234,7 +234,8 @@ def _recompute_note(setting: SearchSettings, layout: Layout) -> Iterator[str]:
     if layout.recompute_layers:
         held = layers_of_stage(setting.model.layers, layout.pipeline * layout.virtual_stages)
         yield (
-            f"The job recomputes every layer, and the plan {layout.recompute_layers} of the {held} layers of a stage."
+            f"The job recomputes every layer, but the plan only {layout.recompute_layers} of the {held} "
+            "layers of a stage."
         )
 
 

@@ -157,12 +157,12 @@ def limited_texts(names: Collection[str], beyond: Beyond | None, fastest_s: floa
         fastest_s: Step time of the fastest layout found, in seconds.
     """
     labels = [software_of(name).label for name in names]
-    texts = [f"only what {listed(labels)} ship{'s' * (len(labels) == 1)} was searched"]
+    texts = [f"only settings that {listed(labels)} ship{'s' * (len(labels) == 1)} were searched"]
     saved = 0.0 if beyond is None else 1 - beyond.step_time_s / fastest_s
     if beyond is None or saved < LEAST_SAVED:
         return texts
     who = "it" if len(labels) == 1 else software_of(beyond.software).label
-    return [*texts, f"{beyond.lacking}, which {who} does not ship, would take {saved:.0%} off the step"]
+    return [*texts, f"{beyond.lacking}, which {who} does not ship, would shorten the step by {saved:.0%}"]
 
 
 def unshipped_texts(software: str, missing: str, *, is_named: bool) -> list[str]:

@@ -505,7 +505,7 @@ def predict_job(
         job, cluster = job.replace(device="cpu"), None
     if cluster is None and isinstance(calibration, Calibration):
         raise SpecError(
-            f"calibration={calibration.name!r} is of a GPU and has no effect on this machine's CPU ranks; omit it, "
+            f"calibration={calibration.name!r} is for a GPU and has no effect on this machine's CPU ranks; omit it, "
             "give one from ss.calibrate(), or give a cluster"
         )
     if cluster is None and software is not None:

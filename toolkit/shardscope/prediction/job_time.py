@@ -1,7 +1,7 @@
 """Step time of a job, computed from its traced operations, for every strategy and every model that can be traced.
 
 The terms have the same names as the measured times of a run: ``data``, ``forward``, ``backward``, ``optimizer``,
-``codec`` (packing and unpacking of compressed gradients), ``communication`` with a term for each collective, ``idle``.
+``codec`` (compression and decompression of gradients), ``communication`` with a term for each collective, ``idle``.
 On this machine, or on a cluster emulated on it, `host_interval` gives the uncertainty of the step time.
 
 A step may also wait for training data from an emulated slow source. A cache that holds all shards is filled in the

@@ -65,7 +65,7 @@ class RankRates(NamedTuple):
     optimizer_bandwidth: float
     """Bytes per second that the optimizer's update reads and writes."""
     codec_bandwidth: float
-    """Bytes per second that packing and unpacking of compressed gradients reads and writes."""
+    """Bytes per second that compression and decompression of gradients read and write."""
     tensor_s: float = 0.0
     """Fixed time per parameter tensor that the optimizer updates, in seconds."""
     stage_s: float = 0.0

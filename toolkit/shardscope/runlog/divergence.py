@@ -39,9 +39,9 @@ class Divergence(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The divergence as text: ``diverged at step 4: its loss is 2460, 444 times that at its start``."""
+        """The divergence as text: ``diverged at step 4: its loss is 2460, 444 times the initial loss``."""
         times = (
-            f", {three_digits(self.loss / self.start)} times that at its start"
+            f", {three_digits(self.loss / self.start)} times the initial loss"
             if np.isfinite(self.loss)
             else ""
         )

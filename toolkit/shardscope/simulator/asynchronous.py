@@ -58,7 +58,7 @@ class AsyncSimulation:
 
 @dataclass(frozen=True)
 class _Built:
-    """Operations of all steps: those that apply gradients, with their worker and server, in the order of steps."""
+    """The operations that apply gradients in all steps, in order, each with its worker and server."""
 
     graph: Graph
     applied: Ints

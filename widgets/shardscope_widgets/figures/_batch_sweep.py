@@ -248,7 +248,8 @@ def batch_limits_text(info: SweepInfo) -> str:
         return ""
     return (
         f"Up to the critical batch size, {info.critical_batch:.0f}, a larger batch saves steps almost in proportion. "
-        f"Up to {most}, the largest batch size that reached the target, {info.num_samples:,} samples give enough steps."
+        f"Training on {info.num_samples:,} samples is enough for batch sizes up to {most}, the largest "
+        "that reached the target."
     )
 
 

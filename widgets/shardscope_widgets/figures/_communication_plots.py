@@ -241,7 +241,9 @@ def curves_text(info: CostCurvesInfo) -> str:
         told = listed(crossing_text(c, by_size=by_size) for c in info.crossings)
         words.append(f"{told[0].upper()}{told[1:]}.")
     else:
-        words.append("No other is faster anywhere along the axis." if at and len(info.lines) > 1 else "")
+        words.append(
+            "No other algorithm is faster anywhere in this range." if at and len(info.lines) > 1 else ""
+        )
     words += [f"Left out: {title(left.algorithm)} ({left.why})." for left in info.left_out]
     return " ".join(filter(None, words))
 

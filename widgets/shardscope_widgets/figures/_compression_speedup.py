@@ -141,7 +141,9 @@ def _bandwidths(worth: Worth) -> list[float]:
 
 
 def _here_text(worth: Worth) -> str:
-    """Return a sentence on the step time, on a link, of the fastest method whose loss increase is tolerable."""
+    """Return text on the chosen link: the fastest method within its tolerance, and its gain over the
+    uncompressed step.
+    """
     chosen, plain, link = worth.recommended, worth.plain, bit_rate_text(worth.link.bandwidth)
     if not chosen.compression.is_on:
         return f"{link}: uncompressed, {duration_text(plain.step_s)}"

@@ -109,7 +109,7 @@ def states_text(info: MemoryKindsInfo) -> str:
     share = _SHARES.get(round(times)) if abs(times / round(times) - 1) <= _NEAR else None
     return (
         f"{saver} holds {share or f'{1 / times:.0%}'} of the model states of {spender}: {bytes_text(least)} instead of "
-        f"{bytes_text(most)} on {'each rank' if are_even else 'the rank that holds most'}."
+        f"{bytes_text(most)} on {'each rank' if are_even else 'the rank that holds the most'}."
     )
 
 

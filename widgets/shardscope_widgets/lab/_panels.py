@@ -66,7 +66,7 @@ def _planner(job: Job, _cluster: Where) -> Planner:
         model = known_model(name)
     except SpecError:
         raise SpecError(
-            f"{name} is not a transformer, and the planner splits transformers only; choose another model under {RUN}"
+            f"{name} is not a transformer, and the planner supports only transformers; choose another model under {RUN}"
         ) from None
     return Planner(model, nodes=1, global_batch=job.batch.global_batch, precision=job.precision)
 

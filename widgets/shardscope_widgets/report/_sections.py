@@ -211,9 +211,10 @@ _PARTS = (
     "rank in each step), and the rest is the part of it that these medians do not cover; the dashed line "
     "is the step time of one process."
 )
-_SENT = "Counted as the process group sends them; evaluations and checkpoints are not included."
+_SENT = "Bytes are counted as the process group sends them; evaluations and checkpoints are not included."
 _MEMORY = (
-    "Bytes of tensors on the rank that holds most, by type, each at its own peak within a step. Gathered parameters "
+    "Bytes of tensors on the rank that holds the most, by type, each at its own peak within a step. "
+    "Gathered parameters "
     "are temporary copies from other ranks; buffers hold messages and padding."
 )
 _TIMELINE = "Each row is a rank, with computation above and communication below; grey is idle time."

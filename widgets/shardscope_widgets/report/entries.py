@@ -63,7 +63,7 @@ class Entry:
 
     @property
     def held(self) -> dict[str, int]:
-        """Bytes of tensors by type on the rank that holds most; empty if the run did not measure them."""
+        """Bytes of tensors by type on the rank that holds the most; empty if the run did not measure them."""
         return max(self.trace.held.values(), key=lambda kinds: sum(kinds.values()), default={})
 
     @property

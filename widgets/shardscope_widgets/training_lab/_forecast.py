@@ -106,7 +106,7 @@ class Forecast(Background):
             self.anyway.layout.display = self.call.layout.display = "none"
 
     def _predict(self) -> None:
-        """Start a thread, unless a running thread will still read the newest request."""
+        """Start a thread for the newest request, unless a running thread will still read it."""
         if not (self._is_working and self._is_busy):
             self._is_working = True
             self._start(self._work, name="forecast")

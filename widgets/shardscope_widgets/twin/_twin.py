@@ -43,7 +43,7 @@ class Twin(Still, widgets.VBox, Background):  # type: ignore[misc]
     where = t.Enum(
         (AS_RUN, HERE),
         AS_RUN,
-        help="Cluster of the prediction: that of the run, or this machine without its links.",
+        help="Cluster of the prediction: the run's, or this machine without its links.",
     )
     against = t.Enum(
         ("predicted", "simulated"), "predicted", help="Step time from which the waterfall chart starts."

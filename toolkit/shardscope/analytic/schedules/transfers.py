@@ -140,7 +140,7 @@ NAMES = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "back
 
 
 class Exits(NamedTuple):
-    """Ends of a schedule."""
+    """The last operations of a schedule."""
 
     ranks: list[int]
     """Last operation of each rank."""

@@ -172,7 +172,7 @@ def _traffic_total(group: Group, rows: Sequence[ComparedTerm]) -> ComparedTerm:
 _EXACT_KINDS = frozenset({"parameters", "gradients", "optimizer", "buffers"})
 
 _BRIEF = (
-    "The peak is that of these types together. The prediction's `memory`, {whole}, also counts the "
+    "The peak is for these types together. The prediction's `memory`, {whole}, also counts the "
     "batch, temporary tensors and gradients of activations, which runs do not record."
 )
 
@@ -411,7 +411,7 @@ def with_simulation(
     without = [row for row in given if (row.group, row.term) not in found and row.group != "memory"]
     if without:
         named = ", ".join(dict.fromkeys(f"{row.group} of {row.term}" for row in without))
-        notes.append(f"Not simulated one by one: {named}.")
+        notes.append(f"Without a simulated value of their own: {named}.")
     for row in given:
         yield replace(row, simulated=found.get((row.group, row.term)))
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SPEED = "speed_up"
-"""Name of the result that only a comparison has: throughput divided by that of one process with the same workload."""
+"""Name of the result that only a comparison has: throughput relative to one process with the same workload."""
 SCHEMA = 1
 _SPEEDS = frozenset({"step_time_s", "tokens_per_s", "samples_per_s"})
 

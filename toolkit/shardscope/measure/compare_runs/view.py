@@ -33,9 +33,7 @@ def about_result(name: str) -> str:
     """Return a short description of a result."""
     if name in FIGURES:
         return FIGURES[name].about
-    return (
-        "throughput divided by that of one process with the same model, data, batch, precision and optimizer"
-    )
+    return "throughput relative to one process with the same model, data, batch, precision and optimizer"
 
 
 def result_text(name: str, value: float | None) -> str:

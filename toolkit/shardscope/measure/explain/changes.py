@@ -141,7 +141,9 @@ def _fewer_ranks(job: Job, cores: int) -> Iterator[Change]:
 
 
 def _shares_by_speed(job: Job, _cores: int) -> Iterator[Change]:
-    """Yield shares of the batch by measured speed, with a single pass per step if ranks exchange in each pass."""
+    """Yield a batch divided by measured speed; it has one pass per step if the strategy exchanges gradients
+    in each pass.
+    """
     if job.batch.shares is None:
         micro_batch = None if job.strategy.exchanges_in_passes else job.batch.micro_batch
         yield {"batch": job.batch.replace(shares=MEASURED, micro_batch=micro_batch)}

@@ -18,7 +18,7 @@ _LOSSES = {
     "server": "Communication takes {share}: rank {rank} ({role}) sends {sent}, {more} as much as each other rank.",
     "straggler": "Ranks wait {share} for rank {rank}, which computes {longer} as long as {others}.",
     "shared cores": "Ranks wait {share} for each other: {world_size} ranks take turns on {cores} cores.",
-    "uneven steps": "Ranks wait {share} for each other: in each step, another rank is slower than the rest.",
+    "uneven steps": "Ranks wait {share} for each other: in each step, a different rank is the slowest.",
     "small operations": "Launching small operations, rather than computing them, takes {share}.",
     "data": "Reading data takes {share}.",
     "idle": "For {share}, no rank computes, communicates or reads data: other code or other programs are running.",

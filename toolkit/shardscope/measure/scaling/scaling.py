@@ -135,7 +135,7 @@ def extrapolate(
     told = (
         ()
         if of_run is None or measured
-        else (f"The jitter is that of the ranks of run {of_run}, on another cluster.",)
+        else (f"The jitter was measured on the ranks of run {of_run}, on another cluster.",)
     )
     for each in kinds:
         for number in sorted({*sizes[each], *(number for own, number in known if own == each)}):

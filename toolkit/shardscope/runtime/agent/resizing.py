@@ -1,4 +1,4 @@
-"""Handling of requests for another number of ranks in the agent, after the previous ranks have ended.
+"""Handles requests for a different number of ranks, in the agent, after the previous ranks have ended.
 
     Run.resize ── control/resize ──▶ ranks save their state and end ──▶ agent takes the request, starts the next
 

@@ -338,7 +338,7 @@ def between(scale: Sequence[Sequence[Any]], share: float) -> str:
 
 
 def _pieces(places: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
-    """Return runs of points without a gap."""
+    """Return the sequences of points between gaps."""
     found: list[list[tuple[float, float]]] = [[]]
     for place in places:
         if isfinite(place[0]) and isfinite(place[1]):

@@ -143,7 +143,7 @@ def _agrees(arguments: Arguments, said: str, known: int) -> bool:
 
 
 def _check_order(arguments: Arguments, name: str, given: Transformer) -> None:
-    """Reject a mixture unless all layers after the first few have experts."""
+    """Reject a mixture of experts unless all layers after the first few have experts."""
     stated = arguments.get("moe_layer_freq", "None")
     if given.mixture is None or stated == "None":
         return

@@ -166,7 +166,9 @@ class Pipeline(Strategy):
         )
 
     def _check_order(self, job: Job) -> None:
-        """Check the order of operations if torch lacks the schedule; very long orders are checked only by the ranks."""
+        """Check the order of operations of a schedule that torch does not have; the ranks alone check very
+        long orders.
+        """
         count = self.microbatches or job.num_micro_batches
         if self.schedule.torch_class is None and count * job.world_size <= _MOST_CHECKED:
             from shardscope.analytic.schedules import build
