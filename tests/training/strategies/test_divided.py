@@ -94,13 +94,13 @@ def _through_layouts(optimizer: str, each: int, folder: str, context: RankContex
         ours = job(optimizer=OPTIMIZERS[optimizer], steps=len(CHAIN) * each, clip_norm=0.5, **_strategy(name))
         alone = name == "single"
         ranks = replace(context, rank=0, world_size=1, group=None) if alone else context
+        here.mkdir(exist_ok=True)
         trainer = Trainer(ours, ranks, here)
         if before is not None:
             trainer.resume(before)
         steps = range(number * each + 1, (number + 1) * each + 1)
         losses += [trainer.take_step(step) for step in steps]
         if not alone or context.rank == 0:
-            here.mkdir(exist_ok=True)
             trainer.checkpoints.save((number + 1) * each)
         trainer.strategy.close()
         dist.barrier()

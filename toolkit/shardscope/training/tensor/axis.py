@@ -82,6 +82,6 @@ class TensorAxis:
     def gather(self, part: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, which have the same shape and dtype, in the order of the ranks."""
         own = part.detach().contiguous().view(-1).view(torch.uint8)  # not every backend can send every dtype
-        every = own.new_empty(self.size * own.numel())
-        dist.all_gather_into_tensor(every, own, group=self.group)
-        return [each.view(part.dtype).view(part.shape) for each in every.split(own.numel())]
+        every = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(every, own, group=self.group)
+        return [each.view(part.dtype).view(part.shape) for each in every]
