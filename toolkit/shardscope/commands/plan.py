@@ -139,7 +139,7 @@ def _table(plans: Plans) -> str:
     is_mixed = len(plans.software) > 1
     header = ["#", "step", "tokens/s", "cost of a step", "headroom", *["software"] * is_mixed, "layout"]
     rows = aligned(header, [cells(plan) for plan in plans])
-    advised = f"Recommended is plan {recommended(plans).rank}. {advice(plans)}"
+    advised = f"Plan {recommended(plans).rank} is recommended. {advice(plans)}"
     counts = ", ".join(f"{reason} {count:,}" for reason, count in plans.rejected.items())
     told = f"\n\n{plans.explain(1, 2)}" if len(plans) > 1 else ""
     failures = failures_text(

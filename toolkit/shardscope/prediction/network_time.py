@@ -1,4 +1,4 @@
-"""Time of a step's collectives on links that messages share: uneven nodes, several ranks on a node, racks."""
+"""Time of a step's collectives where messages share links: several ranks per node, unequal nodes, or racks."""
 
 from __future__ import annotations
 

@@ -76,9 +76,10 @@ def write_chakra(found: Simulation, path: str | Path) -> str:
 
 
 def _across_lanes(graph: Graph, after: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return each operation's dependencies within its lane: messages from other lanes as their receiving nodes.
+    """Return each operation's dependencies on nodes of its own lane.
 
-    A message may also wait until its receiver is ready, which the receiving node represents.
+    A dependency on a message from another lane is replaced by the node that receives the message. That node also stands
+    for the dependency of a message that waits until its receiver is ready.
 
     Raises:
         SpecError: Ranks synchronise without sending messages, as in a collective that was simulated as a whole.

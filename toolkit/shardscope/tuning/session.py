@@ -318,7 +318,7 @@ def _define(
     baselines: bool,
     code: Mapping[str, str] | None = None,
 ) -> Definition:
-    """Return the requested definition. `code` contains the code digests of a stored study; None computes them here."""
+    """Return the requested definition. `code` contains the study's stored code digests; None computes them now."""
     if not isinstance(job, Job):
         raise SpecError(f"tune takes a Job, got {type(job).__name__}; write ss.tune(ss.Job(...))")
     if space is None:

@@ -40,7 +40,7 @@ def _draw_speedup(worth: Worth | str) -> Drawing:
     if isinstance(worth, str):
         return [], theme.empty(worth), ""
     shown = speedup.compression_speedup_info(worth, slides=False)
-    how = "Workers compute, compress at memory speed, and send over a ring, without overlap."
+    how = "Workers compute, compress at memory bandwidth, and send over a ring, without overlap."
     if worth.of:
         how = f"{worth.of}: compression times were measured on this machine."
     return (

@@ -129,7 +129,7 @@ def why_not_resized(job: Job | ObservedJob, *, is_alive: bool) -> str:
             f"This run always has {plural(job.world_size, 'rank')}. To resize a run, set Elastic, for example to 2:4, "
             "before it starts."
         )
-    return "" if is_alive else "This run has ended, so its number of ranks no longer changes."
+    return "" if is_alive else "This run has ended, so it can no longer be resized."
 
 
 def resize_text(job: Job, before: int, after: int) -> str:

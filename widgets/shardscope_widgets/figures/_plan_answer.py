@@ -89,7 +89,7 @@ def plans_text(plans: Plans, *, tokens: float | None = None) -> str:
     plan = recommended(plans)
     step, whole, mfu, memory, cost, _ = numbers(plans, plan, tokens or 1.0)
     shown = (
-        f"Recommended is plan {plan.rank}: {step.value} a step ({step.about}), MFU {mfu.value}, {memory.value} "
+        f"Plan {plan.rank} is recommended: {step.value} a step ({step.about}), MFU {mfu.value}, {memory.value} "
         f"{memory.about}: {short(plan.layout)}; {work_text(plans.global_batch, plans.asked.model.seq)}."
     )
     told = [verdict(plans), shown, advice(plans)]

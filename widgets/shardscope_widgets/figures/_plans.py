@@ -42,7 +42,7 @@ REASON_NAMES = {
     "schedule": "schedule needs other sizes",
     "no pipeline": "same as another: no pipeline to schedule",
     "sequence-parallel": "no sequence parallelism possible",
-    "ZeRO in a pipeline": "framework has no pipelines with this ZeRO stage",
+    "ZeRO in a pipeline": "framework does not support pipelines with this ZeRO stage",
     "ZeRO with offload": "framework does not offload with this ZeRO stage",
     "recomputation with offload": "framework offloads inputs of recomputed layers only",
     "no replicas": "same as another: nothing to shard over",

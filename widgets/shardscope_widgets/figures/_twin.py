@@ -84,8 +84,8 @@ def twin_info(
     """Return the rows of the chart.
 
     Args:
-        measured: A recorded step of a run, as from `Run.step_events`; None if no step has spans.
-        simulated: A simulated step, as `Simulation.timeline`; None omits the simulated rows.
+        measured: A recorded step of a run, such as one from `Run.step_events`; None if no step has spans.
+        simulated: A simulated step, such as `Simulation.timeline`; None omits the simulated rows.
         predicted: Parts of the predicted step; an empty sequence omits the predicted row.
         label: Name of the run; by default the name in the measured step.
     """

@@ -119,8 +119,8 @@ function sentence(step, e) {
   }
   const item = e.item ? ` of ${e.item}` : "";
   if (e.lane === "communication") {
-    const sent = e.bytes ? `, sending ${bytesText(e.bytes)} itself` : "";
-    return `${capital(nameOf(step, e.rank))} takes part in ${plain(e.kind)}${item}${sent}${took}.`;
+    const sent = e.bytes ? ` and sends ${bytesText(e.bytes)}` : "";
+    return `${capital(nameOf(step, e.rank))} takes part in the ${plain(e.kind)}${item}${sent}${took}.`;
   }
   const what = { forward: "the forward pass", backward: "the backward pass", optimizer: "the optimizer's update", data: "reading the batch", server_update: "the server's update" };
   return `${capital(nameOf(step, e.rank))} is busy with ${what[e.kind] ?? plain(e.kind)}${item}${took}.`;

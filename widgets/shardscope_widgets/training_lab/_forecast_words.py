@@ -86,5 +86,5 @@ def dominant_text(time: Term | None) -> str:
     name = max(shares, key=lambda name: shares[name])
     verb = "takes most of a step" if shares[name] >= _MOST else "takes the largest part of a step"
     is_near = name != _BUBBLE and shares[_BUBBLE] >= _COMPARABLE * shares[name]
-    bubble = f", and ranks wait {shares[_BUBBLE]:.0%} of it in {_BUBBLE}" if is_near else ""
+    bubble = f", and ranks spend {shares[_BUBBLE]:.0%} of it idle in {_BUBBLE}" if is_near else ""
     return f"{name[0].upper()}{name[1:]} {verb}: {shares[name]:.0%}{bubble}."

@@ -62,8 +62,8 @@ PRESETS = (
     ),
     Preset(
         "Compress on the slow network",
-        "topk sends the largest 1 % of each gradient over the same slow link. At its end, the lab says whether that "
-        "paid off, and Compression shows on which links it would.",
+        "topk sends the largest 1 % of each gradient over the same slow link. When the run ends, the lab says "
+        "whether that paid off; the tab Compression shows on which links it would pay off.",
         _SLOW | {"compression": "topk"},
         _SLOW_PLACE,
         _SLOW_HERE,

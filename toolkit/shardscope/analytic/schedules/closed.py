@@ -40,7 +40,10 @@ Flags = npt.NDArray[np.bool_]
 
 
 class ScheduleColumns(NamedTuple):
-    """Properties of all schedules, as arrays by index into `schedules`; the last five fields are from `HeldTerms`."""
+    """Properties of all schedules: arrays with one element per entry of `schedules`.
+
+    The last five fields are from `HeldTerms`.
+    """
 
     v_shaped: Flags
     splits: Flags

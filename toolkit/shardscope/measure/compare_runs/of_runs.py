@@ -48,7 +48,8 @@ def compare_runs(
     paths = [run.path for run in found]
     if len(found) < FEWEST:
         raise SpecError(
-            f"compare_runs needs at least {FEWEST} runs, got {len(found)}; ss.compare takes one run"
+            f"compare_runs needs at least {FEWEST} runs, got {len(found)}; to compare one run with its "
+            "prediction, use ss.compare"
         )
     if len({*paths}) < len(paths):
         twice = next(run.id for run in found if paths.count(run.path) > 1)

@@ -148,7 +148,7 @@ class EmulatedNetwork:
         return [LinkCounters(port[0], port[1], port[8], port[9]) for port in ports]
 
     def close(self) -> None:
-        """End the network. Processes on its nodes keep running without a network."""
+        """Shut down the network. Processes on its nodes keep running without a network."""
         for stream in (self._hub.stdin, self._hub.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):

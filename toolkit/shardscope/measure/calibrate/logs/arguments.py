@@ -98,7 +98,7 @@ def flag(arguments: Arguments, name: str, *, default: bool = False) -> bool:
     if value is None:
         return default
     if value not in _BOOLEANS:
-        raise SpecError(f"{name}={value} is neither True nor False; give the log as it was written")
+        raise SpecError(f"{name}={value} is neither True nor False; give the original, unedited log")
     return _BOOLEANS[value]
 
 
@@ -115,7 +115,7 @@ def count(value: str, key: str) -> int:
     """
     if not is_count(value):
         raise SpecError(
-            f"{key}={quoted(value)} is not a whole number of up to 15 digits; give the log as it was written"
+            f"{key}={quoted(value)} is not a whole number of up to 15 digits; give the original, unedited log"
         )
     return int(value)
 

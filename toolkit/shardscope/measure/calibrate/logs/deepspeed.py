@@ -82,7 +82,7 @@ def _config(lines: Sequence[Line]) -> Mapping[str, Any]:
                 )[0]
             except (ValueError, RecursionError):
                 raise SpecError(
-                    "DeepSpeed's configuration ('json = {...') is incomplete; give the log as it was written"
+                    "DeepSpeed's configuration ('json = {...') is incomplete; give the original, unedited log"
                 ) from None
             return found
     return {}

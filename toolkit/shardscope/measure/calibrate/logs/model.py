@@ -246,7 +246,7 @@ def _window(arguments: Arguments) -> int:
         return 0
     if (found := _WINDOW.fullmatch(stated)) is None:
         raise SpecError(
-            f"window_size={quoted(stated)} is not a pair such as (127, 0); give the log as it was written"
+            f"window_size={quoted(stated)} is not a pair such as (127, 0); give the original, unedited log"
         )
     return int(found[1]) + 1
 
