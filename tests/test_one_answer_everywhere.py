@@ -116,7 +116,7 @@ class TestOfALayout:
         assert found.peak_bytes == data["peak_bytes"] == panel.term.value
         assert found.room_bytes == data["room_bytes"] == panel.info.capacity_bytes
         same(
-            [number(r"per device ([\d.]+) of", each) for each in (text, repr(found))],
+            [number(r"per device ([\d.]+) GiB of", each) for each in (text, repr(found))],
             found.peak_bytes / GIB,
         )
         same([number(r"of ([\d.]+) GiB for tensors", text)], found.room_bytes / GIB)
