@@ -4,8 +4,10 @@
 function plotly(model) {
   window.shardscopePlotly ??= (async () => {
     const library = await model.widget_manager.get_model(model.get("library").replace("IPY_MODEL_", ""));
+    const packed = new Blob([Uint8Array.from(atob(library.get("packed")), (letter) => letter.charCodeAt(0))]);
+    const code = await new Response(packed.stream().pipeThrough(new DecompressionStream("gzip"))).text();
     const text = `const module = { exports: {} }, exports = module.exports, define = undefined;
-      ${library.get("code")}
+      ${code}
       ;export default module.exports;`;
     const url = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
     try {
