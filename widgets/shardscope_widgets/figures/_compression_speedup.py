@@ -239,11 +239,12 @@ def _refused_lines(info: CompressionSpeedupInfo, lines: Sequence[SpeedLine]) -> 
     texts = {line: ", ".join(labels) for line, labels in named.items()}
     places = _free_places(info, texts)
     for number, line in enumerate(lines):
-        shown = [texts[line] if place == places.get(line) else "" for place in range(len(info.bandwidths))]
+        place = places.get(line)
+        shown = [texts[line] if place and at == place.at else "" for at in range(len(info.bandwidths))]
+        side = "top right" if place is None or place.is_above else "bottom left"
         yield _curve(info, line, {"color": theme.GREY, "dash": "dot", "width": 1.1}) | {
             "name": "loss too high", "opacity": 0.6, "legendgroup": "refused", "showlegend": not number,
-            "mode": "lines+text", "text": shown, "textposition": "top right",
-            "textfont": {"color": theme.GREY, "size": 10},
+            "mode": "lines+text", "text": shown, "textposition": side, "textfont": {"color": theme.GREY, "size": 10},
         }  # fmt: skip
 
 
@@ -251,24 +252,43 @@ def _is_alike(one: SpeedLine, other: SpeedLine) -> bool:
     return all(abs(log(a / b)) <= _ALIKE for a, b in zip(one.seconds, other.seconds, strict=True))
 
 
-def _free_places(info: CompressionSpeedupInfo, texts: Mapping[SpeedLine, str]) -> dict[SpeedLine, int]:
-    """Return for each line the point to the upper right of which its text covers the fewest other texts and lines."""
+class _Place(NamedTuple):
+    """Where a text of a number of points is: to the upper right of a point of its line, or to the lower left."""
+
+    at: int
+    width: int
+    is_above: bool
+
+    @property
+    def points(self) -> slice:
+        """The points of the axis that the text covers."""
+        return slice(self.at, self.at + self.width) if self.is_above else slice(self.at - self.width, self.at)
+
+
+def _free_places(info: CompressionSpeedupInfo, texts: Mapping[SpeedLine, str]) -> dict[SpeedLine, _Place]:
+    """Return for each line the place of its text that covers the fewest other texts and lines."""
     low, high = _seconds_range(info)
     heights = {line: _PLOT_PX[1] / log(high / low) * np.log(line.seconds) for line in info.lines}
-    num_points, places = len(info.bandwidths), dict[SpeedLine, int]()
-    taken: list[tuple[int, int, float]] = []  # first and last point of each text, and its height in pixels
+    num_points, letter = len(info.bandwidths), _LETTER_PX[1]
+    places = dict[SpeedLine, _Place]()
+
+    def bottom(line: SpeedLine, place: _Place) -> float:
+        return float(heights[line][place.at]) - (0 if place.is_above else letter)
+
+    def covered(line: SpeedLine, place: _Place) -> int:
+        base, points = bottom(line, place), place.points
+        near = [each.points for other, each in places.items() if abs(base - bottom(other, each)) < letter]
+        texts_over = [bool(points.start < each.stop and each.start < points.stop) for each in near]
+        gaps = (heights[each][points] - base for each in info.lines if not _is_alike(line, each))
+        lines_over = [bool(np.any((gap > 0) & (gap < letter))) for gap in gaps]
+        return len(info.lines) * sum(texts_over) + sum(lines_over)
+
     for line, text in texts.items():
         width = ceil(len(text) * _LETTER_PX[0] / _PLOT_PX[0] * num_points)
-
-        def covered(at: int, own: SpeedLine = line, last: int = width) -> int:
-            base, end = heights[own][at], at + last
-            over = [bool(a < end and at < b and abs(base - y) < _LETTER_PX[1]) for a, b, y in taken]
-            above = (heights[each][at:end] - base for each in info.lines if not _is_alike(own, each))
-            crossed = [bool(np.any((gap > 0) & (gap < _LETTER_PX[1]))) for gap in above]
-            return len(info.lines) * sum(over) + sum(crossed)
-
-        places[line] = min(range(2, num_points // 2), key=covered)  # where lines are apart
-        taken.append((places[line], places[line] + width, float(heights[line][places[line]])))
+        half = num_points // 2  # where lines are apart
+        free = [_Place(at, width, is_above=True) for at in range(2, half)]
+        free += [_Place(at, width, is_above=False) for at in range(width + 1, half)]
+        places[line] = min(free, key=lambda place, line=line: covered(line, place))  # type: ignore[misc]
     return places
 
 
