@@ -172,8 +172,8 @@ def _fullest(layouts: Layouts, rows: LayoutRows, build: Builder, host_capacity: 
 def _larger(one: MemoryParts, other: MemoryParts) -> MemoryParts:
     """Return the parts with the larger total on each row, and the larger offloaded bytes."""
     is_more = other.total > one.total
-    larger = MemoryParts(*(np.where(is_more, there, here) for here, there in zip(one, other, strict=True)))
-    return larger._replace(host=np.maximum(one.host, other.host), nvme=np.maximum(one.nvme, other.nvme))
+    on_device = (np.where(is_more, there, here) for here, there in zip(one[:5], other[:5], strict=True))
+    return MemoryParts(*on_device, np.maximum(one.host, other.host), np.maximum(one.nvme, other.nvme))
 
 
 def parts_of(blocks: Blocks, rows: LayoutRows, host_capacity: float = np.inf) -> MemoryParts:
