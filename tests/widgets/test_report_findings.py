@@ -172,4 +172,4 @@ def test_a_run_that_learns_something_else_shows_both_losses_and_no_percentage_ab
         AgreementRow("ring", "ring", 2e-7, True, (0.5, 0.5)),
     ]
     figure = draw_agreement(agreement_info(rows, 1e-5))
-    assert list(figure.data[0].text) == [" 2e-07 ", " 0.0920 instead of 0.0382 "]
+    assert list(figure.data[0].text) == [" 2e-07 ", " 0.0920 vs 0.0382 "]

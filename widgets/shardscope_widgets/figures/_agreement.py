@@ -78,4 +78,4 @@ def _value_text(row: AgreementRow) -> str:
     if row.difference < _SMALL:
         return f" {row.difference:.0e} "
     loss, theirs = (figure_text("loss", each) for each in row.losses)
-    return f" {loss} instead of {theirs} "
+    return f" {loss} vs {theirs} "
