@@ -92,7 +92,7 @@ def test_a_token_budget_gives_the_days_and_the_dollars_of_the_training(planner):
 
 def test_the_table_in_a_notebook_has_units(planner):
     shown = planner.plans._repr_html_()
-    assert "GiB" in shown
+    assert "MiB" in shown
     assert "e+" not in shown
 
 

@@ -121,7 +121,9 @@ class Still:
         return {"text/html": html, "text/plain": ""}
 
     def __repr__(self) -> str:
-        headline = next(filter(None, (_text(each) for each in self._kept())), "")
+        headline = ""
+        with self._guard.run():
+            headline = next(filter(None, (_text(each) for each in self._kept())), "")
         return f"{type(self).__name__}: {headline}"
 
 
