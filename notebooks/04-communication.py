@@ -216,7 +216,7 @@ figures.efficiency(question)
 #
 # Packing takes time, and most packed gradients cannot be summed directly: integers are packed again on the way, and
 # sparse gradients are gathered, so that their volume grows with W. Each method pays off below a certain bandwidth only,
-# which depends on the memory that packing reads and writes (`codec_bandwidth`).
+# which depends on the memory that compression reads and writes (`codec_bandwidth`).
 
 # %%
 for place, codec in (("CPU", 5e9), ("GPU", 1e12)):

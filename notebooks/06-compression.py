@@ -21,7 +21,7 @@
 #
 # Workers that train one model together spend part of every step sending gradients. These can be sent in fewer bytes:
 # rounded, reduced to their signs or to their largest elements, or factorised. Each method saves bytes, takes time to
-# pack and unpack, and loses information.
+# compress and decompress, and loses information.
 
 # %%
 import pandas as pd
@@ -40,7 +40,7 @@ say(
 # %% [markdown]
 # ## On which link does compression pay off, and with which method?
 #
-# `compression_speedup` predicts the whole step with each method, as `ss.predict` does, with packing times measured
+# `compression_speedup` predicts the whole step with each method, as `ss.predict` does, with compression times measured
 # here. Move “my link” with the slider. Grey methods raise the loss by more than their tolerance.
 
 # %%
@@ -66,7 +66,7 @@ runs = [train(method) for method in dict.fromkeys(("none", best, "int8", "topk",
 ss.compression_speedup(job)
 
 # %% [markdown]
-# Where does the time go? Hover over the bars for the times of computing, packing, and waiting for the network.
+# Where does the time go? Hover over the bars for the times of computing, compressing, and waiting for the network.
 
 # %%
 traces = [Trace.read(run) for run in runs]

@@ -232,7 +232,7 @@ figures.step_times(shards_measured)
 # %% [markdown]
 # ## Compression pays off on slow links
 #
-# Compressed gradients travel faster, but packing them takes time. On a fast link there is little to save.
+# Compressed gradients travel faster, but compressing them takes time. On a fast link there is little to save.
 
 # %%
 packed = {

@@ -144,7 +144,7 @@ class TestOfAPlan:
         assert panel.plans.best.layout == plans.best.layout
         assert data["plans"][0]["layout"] == plans.best.layout.model_dump(mode="json")
         named = text.splitlines()[2].split("  ")[-1]
-        advised = f"Recommended is plan {panel.chosen}. {advice(plans)}"
+        advised = f"Plan {panel.chosen} is recommended. {advice(plans)}"
         assert advised in text
         assert advice(plans) in html.unescape(panel.screen.advice.value)
         panel.chosen = 1  # it shows the recommended plan first

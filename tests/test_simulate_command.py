@@ -61,7 +61,7 @@ def test_traces_are_sorted_by_rank(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ([], "needs one of a model with a layout, --job FILE and --trace"),
+        ([], "needs a model with a layout, --job FILE, or --trace"),
         ([*LAYOUT, "--job", "job.json"], "give one"),
         (["gpt2", "--data", "8"], "add --cluster"),
         ([*LAYOUT, "--overlap"], "--overlap has no effect with a model"),

@@ -56,7 +56,7 @@ def test_an_elastic_run_is_resized_from_the_lab_and_its_curves_say_so(lab):
     shown.locator(".js-plotly-plot .annotation-text", has_text="3 ranks").first.wait_for()
     press(shown, "Stop")
     shown.get_by_role("tab", name="Faults").click()
-    resizer.get_by_text("its number of ranks no longer changes").wait_for()
+    resizer.get_by_text("it can no longer be resized").wait_for()
     assert resizer.get_by_role("button", name="Resize").is_disabled()
 
 

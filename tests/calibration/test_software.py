@@ -187,8 +187,8 @@ def test_a_plan_says_what_the_software_does_not_ship_and_what_that_would_save() 
     assert limited.beyond.step_time_s == everything.best.step_time_s
     missing, saved = limited.beyond.lacking, 1 - everything.best.step_time_s / limited.best.step_time_s
     assert "schedule" in missing
-    told = f"only what Megatron-Core ships was searched; {missing}, which it does not ship, would take {saved:.0%} off"
-    assert told in repr(limited)
+    told = f"only settings that Megatron-Core ships were searched; {missing}, which it does not ship, would shorten"
+    assert f"{told} the step by {saved:.0%}" in repr(limited)
     assert f"Megatron-Core does not ship {missing}; software='megatron-core' searches only" in repr(
         everything
     )

@@ -287,7 +287,7 @@ def test_runs_refine_what_is_known_of_another_machine_scaled_to_this_one(run: ss
     assert 1 / 5 < after / before < 5
     scaled = found.rows("codec_bandwidth")[0]
     assert scaled.high > 4 * scaled.value
-    assert "are of another machine" in repr(found)
+    assert "are from another machine" in repr(found)
 
 
 def test_a_calibration_that_cannot_be_saved_is_refused_before_and_returned_after_measuring(
@@ -314,7 +314,7 @@ def test_a_brief_measurement_is_saved_and_says_so(monkeypatch: pytest.MonkeyPatc
     assert saved() == found
     assert found.is_brief
     assert (found.num_runs, found.load_average, found.was_busy) == (1, 7.0, usable_cores() / 4 < 7)
-    assert "of another machine" in found.note
+    assert "from another machine" in found.note
     assert "on 1 and on 2 ranks" in found.note
     assert found.was_busy == ("Other programs were running" in found.note)
     assert "idle_message_s" not in {row.name for row in found.constants}, "those of another machine"
@@ -362,14 +362,14 @@ def test_a_given_calibration_of_another_machine_is_named_and_its_note_shown() ->
 
 
 def test_calibrations_of_gpus_and_of_ranks_are_not_mixed_up() -> None:
-    with pytest.raises(SpecError, match="'h100-fsdp' is of a GPU"):
+    with pytest.raises(SpecError, match="'h100-fsdp' is for a GPU"):
         ss.predict(JOB, calibration=ss.Calibration.of("h100-fsdp"))
     cluster = ss.Cluster.of("h100", per_node=2)
     for refused in (
         lambda: ss.predict(JOB, cluster, calibration=HERE),
         lambda: ss.plan(model="gpt3-175b", cluster=cluster, calibration=HERE),
     ):
-        with pytest.raises(SpecError, match="is of CPU ranks and has no effect on h100"):
+        with pytest.raises(SpecError, match="is for CPU ranks and has no effect on h100"):
             refused()
 
 

@@ -340,7 +340,7 @@ def test_the_command_compares_with_a_cluster(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == f"{with_b200}\n"
     for options, says in (
         (["--per-node", "2"], "--per-node has no effect without --cluster"),
-        (["--calibration", "b200-megatron"], "is of a GPU and has no effect on this machine"),
+        (["--calibration", "b200-megatron"], "is for a GPU and has no effect on this machine"),
         (["--cluster", "a100-80gb"], "world_size=2 does not match the 8 devices"),
     ):
         assert cli.main(["compare", run.id, *options]) == 2

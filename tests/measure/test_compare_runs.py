@@ -47,7 +47,7 @@ def test_settings_results_and_changes_come_from_the_summaries(two, capsys) -> No
     diverged = replace(even[0], run_id="3", summary=replace(even[0].summary, loss_mean=9e9, diverged_at=3))
     told = repr(replace(found, runs=(*even, diverged)))
     assert "lr 0.001 and lr 0.01 have the same mean loss (last 10 steps): 0.3359." in told
-    assert "Changes are against lr 0.001." in found._repr_html_()
+    assert "Changes are relative to lr 0.001." in found._repr_html_()
     for label in (
         "sent per step (all ranks)", "peak memory per rank", "process memory growth per rank"
     ):  # fmt: skip

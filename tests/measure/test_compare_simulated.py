@@ -65,7 +65,7 @@ def test_simulated_memory_has_the_predicted_types_and_a_peak_of_its_own(strategy
     peak = found.pop("peak")
     assert all(row.simulated == row.predicted for row in found.values())
     assert max(row.predicted for row in found.values()) <= (peak.simulated or 0) <= peak.predicted * 1.001
-    assert "placed in time" in notes[0]
+    assert "at the simulated times" in notes[0]
 
 
 def test_pipelines_are_simulated_too() -> None:
@@ -106,7 +106,7 @@ def test_the_terms_of_a_residual_add_up_to_the_difference_of_the_step() -> None:
         assert [term.term for term in found.terms] == ["ring_all_gather", "forward", "idle", "rest"]
     first = compared.residual()
     assert first is not None
-    assert "4 s longer than predicted (6 s). What differs most: ring all gather +3 s" in first.sentence
+    assert "4 s longer than predicted (6 s). The largest differences: ring all gather +3 s" in first.sentence
 
 
 def test_a_residual_needs_a_step_with_parts_and_a_known_column() -> None:

@@ -407,7 +407,8 @@ def test_the_limit_is_said_in_a_sentence(whole: Worth) -> None:
     )
     lossy = replace(whole, steps=(whole.steps[0], whole.steps[2]))
     assert (
-        lossy.limit == "Compression pays off on no link with a method whose loss stays within its tolerance."
+        lossy.limit
+        == "On no link does compression pay off with a method whose loss stays within its tolerance."
     )
     mild = replace(whole, steps=(*whole.steps[:2], made("int8", 2e5, 0.01)))
     assert mild.limit == "Compression pays off on any link (int8)."

@@ -171,7 +171,7 @@ def test_ranks_that_are_slow_in_turn_with_a_core_each_point_to_other_programs() 
     )
     assert (found.cause, found.change) == ("uneven steps", None)
     assert found.sentence.startswith(
-        "Ranks wait 22% of the step for each other: in each step, another rank is slower"
+        "Ranks wait 22% of the step for each other: in each step, a different rank is the slowest"
     )
 
 

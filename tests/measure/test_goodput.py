@@ -125,7 +125,7 @@ def test_more_failures_and_rarer_checkpoints_cost_more(killed: ss.Run) -> None:
             {"faults": "kill rank=0 step=3; kill rank=1 at=2s"},
             "kills at steps and kills at times; give one kind",
         ),
-        ({"faults": "slow rank=0 factor=3"}, "has faults other than kills before a step"),
+        ({"faults": "slow rank=0 factor=3"}, "goodput can only predict kills"),
         ({"faults": "kill rank=7 step=4"}, "kill names rank 7, but the job's ranks are 0 to 1"),
         ({"faults": "kill rank=0 step=400"}, "kill names step 400, but the job ends after step 40"),
         ({"faults": "kill rank=0 step=60", "steps": 50}, "the job ends after step 50"),

@@ -105,7 +105,7 @@ def test_an_extrapolated_run_waits_for_the_slowest_of_more_ranks(uneven: ss.Run)
     assert far.jitter_wait_s > 1.5 * own.jitter_wait_s > 0
     assert own.interval_s is None  # one measurement says nothing about the spread of others
     on_gpus = ss.extrapolate(uneven, ss.Cluster.of("a100-80gb", nodes=1, per_node=1), workers=(4,))
-    assert f"The jitter is that of the ranks of run {uneven.id}" in on_gpus.note
+    assert f"The jitter was measured on the ranks of run {uneven.id}" in on_gpus.note
     plain = ss.extrapolate(uneven.job, workers=(64,)).points[0]
     assert plain.jitter_wait_s is None
     assert far.predicted_s == pytest.approx(plain.predicted_s + far.jitter_wait_s)

@@ -358,7 +358,7 @@ def test_the_whole_configuration_of_deepspeed_is_read_or_refused() -> None:
         '    "optimizer"', 'rank 3 is ready\n    "optimizer"'
     )
     assert row(text + noisy + STEPS)["zero"] == 1
-    with pytest.raises(SpecError, match="DeepSpeed's configuration .* is not whole"):
+    with pytest.raises(SpecError, match="DeepSpeed's configuration .* is incomplete"):
         row(text + printed[:-20] + "\n" + STEPS)
 
 

@@ -219,5 +219,5 @@ def test_names_of_shapes_are_accepted_and_no_others(
     name = shape_of(Transformer.model_validate(model(2).model_dump() | fields), Layout.model_validate(layout))
     assert KNOWN.replace(shapes={name: 1.1, OTHERS: 0.9}).shapes[name] == 1.1
     for wrong in (name.replace("heads", "head"), f"{name}, and more", name.upper()):
-        with pytest.raises(SpecError, match="shapes has the name .* which is not that of a layer's shape"):
+        with pytest.raises(SpecError, match="shapes has the name .* which is not the name of a layer shape"):
             KNOWN.replace(shapes={wrong: 1.1})

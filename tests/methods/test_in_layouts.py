@@ -150,7 +150,9 @@ class TestCompression:
                 match="compression='unsaid' does not state how often .* codec_passes in its class, or use one of none",
             ):
                 refuse()
-        with pytest.raises(ss.SpecError, match="compression='dgc' does not state how often packing reads"):
+        with pytest.raises(
+            ss.SpecError, match="compression='dgc' does not state how often compression reads"
+        ):
             ss.Layout(compression="dgc", data=8, global_batch=8)
 
     @pytest.mark.parametrize("name", compression_names())

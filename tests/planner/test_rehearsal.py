@@ -63,7 +63,9 @@ def test_a_plan_that_recomputes_some_layers_is_rehearsed_with_all_and_says_so() 
     fix = {**STAGES, "recompute": "full", "recompute_layers": 5}
     rehearsal = ss.plan("gpt2-large", cluster, global_batch=16, fix=fix).rehearsal(step_s=STEP_S)
     assert rehearsal.job.recompute == "full"
-    assert "The job recomputes every layer, and the plan 5 of the 18 layers of a stage." in rehearsal.notes
+    assert (
+        "The job recomputes every layer, but the plan only 5 of the 18 layers of a stage." in rehearsal.notes
+    )
 
 
 def test_parts_with_another_share_than_planned_are_named() -> None:

@@ -379,8 +379,8 @@ def test_what_a_trainer_cannot_run_is_refused_with_a_way_out(layout, software, t
         ({"norm": "unweighted"}, "norms without weights"),
         ({"attention_sinks": True}, "attention sinks"),
         ({"positions": "alibi", "embedding_norm": True}, "a norm after the embedding, positions='alibi'"),
-        ({"qkv_bias": True, "out_bias": True}, "biases of attention"),
-        ({"bias": True, "qkv_bias": False}, "biases of attention"),
+        ({"qkv_bias": True, "out_bias": True}, "attention biases"),
+        ({"bias": True, "qkv_bias": False}, "attention biases"),
     ],
 )
 def test_a_model_with_parts_beyond_the_flags_is_refused_by_their_names(fields, told):

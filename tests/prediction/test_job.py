@@ -282,7 +282,7 @@ def test_what_cannot_be_is_refused_with_a_way_out() -> None:
         ss.predict(job_of(), CLUSTER, ss.Layout())  # type: ignore[call-overload]
     with pytest.raises(ss.SpecError, match=r"precision='fp64' is not available in layouts"):
         job_of(precision="fp64").layout()
-    with pytest.raises(ss.SpecError, match="is of a GPU and has no effect on this machine"):
+    with pytest.raises(ss.SpecError, match="is for a GPU and has no effect on this machine"):
         ss.predict(job_of(), calibration=ss.Calibration.of("h100-80gb"))
     with pytest.raises(ss.SpecError, match="calibration takes a HostCalibration, got 'mine.json'"):
         ss.predict(job_of(), calibration="mine.json")  # type: ignore[call-overload]

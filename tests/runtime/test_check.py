@@ -117,7 +117,7 @@ class TestReport:
 
         assert on_cut().passed is False
         assert "agrees with one process" in on_cut().verdict
-        assert "But the result depends on how the batch is cut" in on_cut().verdict
+        assert "But the result depends on how the batch is split" in on_cut().verdict
         assert "set its attribute count" in on_cut().verdict
         assert on_cut(loss_note="the loss is so").verdict.endswith("the loss is so.")
         norms = on_cut(mixes_samples=("BatchNorm2d",))
@@ -125,7 +125,7 @@ class TestReport:
         assert "because BatchNorm2d layers mix the samples of a micro-batch" in norms.verdict
         assert on_cut(mixes_samples=("BatchNorm2d",), loss_note="the loss is so").passed is False
         assert (
-            "how the batch is cut" not in on_cut(theirs=2.0).verdict
+            "how the batch is split" not in on_cut(theirs=2.0).verdict
         )  # the ranks differ too, as with dropout
 
     def test_a_whole_batch_that_does_not_fit_is_told(self):
@@ -203,7 +203,7 @@ class TestRealRuns:
         job = small_job(model=with_dropout, strategy="pipeline", batch=ss.Batch(32, micro_batch=8))
         report = check(job, 2)
         assert report.cut_difference is None
-        assert "not compared: Dropout layers draw other random numbers" in report.verdict
+        assert "not compared: Dropout layers draw different random numbers" in report.verdict
 
     def test_a_run_that_fails_says_which_rank(self):
         def broken():

@@ -76,7 +76,7 @@ def test_complex_tensors_are_refused_instead_of_losing_their_imaginary_parts() -
         return model
 
     error = failed(small_job(model=make_model))
-    assert "has the buffer 'freqs' of complex64, but jobs train real numbers; keep it as" in str(error)
+    assert "has the buffer 'freqs' of complex64, but jobs train real numbers; store it with" in str(error)
     with torch.device("meta"):
         without_values = nn.Linear(64, 10)
     assert "'weight' on the meta device, without values" in str(failed(small_job(model=without_values)))

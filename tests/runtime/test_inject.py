@@ -57,7 +57,7 @@ def test_a_rank_is_slowed_from_now_on_for_as_many_steps_as_asked(running: ss.Run
 def test_what_cannot_occur_is_refused(running: ss.Run) -> None:
     for faults, told in (
         ("kill rank=2 step=40", "the job's ranks are 0 to 1"), ("kill rank=1 at=3s", "give step=... instead"),
-        ("drop_link link=n1 step=40", "only emulated clusters"), ("", "inject needs a fault"),
+        ("drop_link link=n1 step=40", "only emulated clusters"), ("", "inject needs at least one fault"),
     ):  # fmt: skip
         with pytest.raises(ss.SpecError, match=told):
             running.inject(faults)

@@ -41,7 +41,9 @@ def test_a_job_that_fits_has_its_time_and_its_bytes_in_a_line() -> None:
 def test_a_job_on_gpus_has_its_memory_and_no_time_in_a_line() -> None:
     found = preflight(JOB.replace(device="cuda"))
     assert (found.refusal, found.memory, found.run_time_s) == (None, None, None)
-    assert "of memory on the rank that needs most, but no step time: the ranks compute on GPUs" in str(found)
+    assert "of memory on the rank with the highest peak, but no step time: the ranks compute on GPUs" in str(
+        found
+    )
     assert memory_needed(JOB.replace(device="cuda")) is None
 
 
@@ -171,7 +173,7 @@ def test_a_cache_that_others_can_write_is_not_used(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("SHARDSCOPE_CACHE", str(tmp_path))
     monkeypatch.setattr("shardscope.prediction.traced._KNOWN", {})
     tmp_path.chmod(0o777)
-    with pytest.warns(UserWarning, match="can be written by other users; .* traces of models are not kept"):
+    with pytest.warns(UserWarning, match="can be written by other users; .* traces of models are not cached"):
         traced(JOB)
     assert list(tmp_path.iterdir()) == []
 

@@ -193,7 +193,7 @@ def test_weights_are_exported_by_the_suffix_of_the_path(run: ss.Run, tmp_path: P
 
 def test_a_path_without_a_format_is_asked_for_one(run: ss.Run, tmp_path: Path) -> None:
     with pytest.raises(
-        SpecError, match=r"does not say what to write: give format, .*ends in \.pt or \.safetensors"
+        SpecError, match=r"does not determine what to write: give format, .*ends in \.pt or \.safetensors"
     ):
         run.export(tmp_path / "weights.bin")
 

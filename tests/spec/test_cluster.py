@@ -108,9 +108,9 @@ def test_a_device_of_the_users_own_needs_its_links() -> None:
         (lambda: Device.of("h100").replace(peak_flops={"bf16": 0}), r"peak_flops.bf16=0 is not valid"),
         (
             lambda: Device.of("h100").replace(architecture="Hopper"),
-            "architecture='Hopper' is not an architecture's name; write it as a compiler does, such as sm_90",
+            "architecture='Hopper' is not the name of an architecture; use the compiler's name, such as sm_90",
         ),
-        (lambda: Device.of("h100").replace(context_bytes="90 GB"), "context_bytes=90 GB leaves nothing of memory"),
+        (lambda: Device.of("h100").replace(context_bytes="90 GB"), "context_bytes=90 GB leaves none of memory"),
         (Cluster.mixed, "Cluster.mixed needs at least one cluster"),
         (lambda: Cluster.mixed(Cluster.of("cpu"), Cluster.of("tpu-v4")), "have no dtype in common"),
     ],

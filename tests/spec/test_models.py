@@ -47,7 +47,7 @@ def test_a_config_survives_json():
             "heads=4 does not divide hidden=10; use one of 1, 2, 5, 10",
         ),
         (lambda: CNNConfig(channels=(8, 6)), "groups=4 does not divide channels=6; use one of 1, 2, 3, 6"),
-        (lambda: CNNConfig(channels=()), "makes a model without layers"),
+        (lambda: CNNConfig(channels=()), "gives a model without layers"),
         (lambda: ResNetConfig(width=6), "groups=4 does not divide width=6"),
         (lambda: GPTConfig(layers=0, hidden=8, heads=2), "layers=0 is not valid"),
     ],

@@ -36,7 +36,7 @@ def test_parameters_that_differ_have_no_common_gradient():
 
 def test_one_rank_needs_micro_batches():
     with pytest.raises(
-        SpecError, match="micro_batch=64 has only one micro-batch; use a micro_batch below 64, or more ranks"
+        SpecError, match="micro_batch=64 has only one; use a micro_batch below 64, or more ranks"
     ):
         job(strategy="single", world_size=1)
     with pytest.raises(SpecError, match="use a larger batch"):

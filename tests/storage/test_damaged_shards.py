@@ -60,7 +60,7 @@ def test_a_tar_file_padded_with_zeros_is_whole_and_joined_ones_are_refused(tmp_p
     path.write_bytes(whole + bytes(pad))
     assert len(rows_of(tmp_path)[0]) == len(ROWS)
     path.write_bytes(whole + bytes(pad) + whole)
-    with pytest.raises(DataError, match="has more after the end of its archive"):
+    with pytest.raises(DataError, match="has more data after the end of its archive"):
         rows_of(tmp_path)
 
 

@@ -349,7 +349,7 @@ class TestCheck:
         case = counted.Case(counted.mlp, data, loss, scale=0.01)
         report = check(case.job("ring", 2, 6), 2)
         assert report.passed is False
-        assert "depends on how the batch is cut" in report.verdict
+        assert "depends on how the batch is split" in report.verdict
         assert f"loss={loss.__name__!r}" in report.verdict
         assert len(report.runs) == 3
 

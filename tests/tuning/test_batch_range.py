@@ -129,7 +129,10 @@ def test_a_study_whose_maker_died_after_measuring_does_not_measure_again(tmp_pat
             JOB.replace(compression="local-sgd"),
             "cannot be combined with compression='local-sgd', where each rank",
         ),
-        (JOB.replace(strategy="single", world_size=1), "but one rank with batch.micro_batch=64 has only one"),
+        (
+            JOB.replace(strategy="single", world_size=1),
+            "but a single rank with batch.micro_batch=64 has only one",
+        ),
     ],
 )
 def test_where_it_cannot_be_measured_the_study_says_so_and_runs_nothing(job: Job, why: str) -> None:
@@ -146,7 +149,7 @@ def test_where_it_cannot_be_measured_the_study_says_so_and_runs_nothing(job: Job
 def test_a_run_that_fails_leaves_the_jobs_own_batch_and_its_sentence(tmp_path: Path) -> None:
     found = measured(JOB.replace(optimizer=ss.Optimizer("sgd", lr=1e30)), tmp_path)
     assert found.critical is None
-    assert "the run that was to measure the noise scale failed: " in str(found.why_not)
+    assert "the run that should have measured the noise scale failed: " in str(found.why_not)
     assert "\n" not in str(found.why_not)
 
 

@@ -91,7 +91,10 @@ def test_words_connect_the_limit_with_the_target_the_rates_and_the_critical_batc
     assert "lars ties sgd at 16: it does not help here.**" in text
     assert "At batch size 32, the best rate of sgd is the lowest tried, so its limit may be higher." in text
     assert "Up to the critical batch size, 20, a larger batch saves steps" in text
-    assert "Up to 16, the largest batch size that reached the target, 512 samples give enough steps." in text
+    assert (
+        "Training on 512 samples is enough for batch sizes up to 16, the largest that reached the target."
+        in text
+    )
     figure = _batch_sweep.draw_batch_sweep(info)
     assert "one seed" in figure.layout.annotations[0].text
     assert "critical batch size, 20" in [note.text for note in figure.layout.annotations]

@@ -86,7 +86,7 @@ class TestMemoryKinds:
         runs[1].held[1] = runs[0].held[1]
         said = _memory_kinds.states_text(_memory_kinds.memory_kinds_info(runs))
         assert said == (
-            "even holds 75% of the model states of cut: 2.4 MB instead of 3.2 MB on the rank that holds most."
+            "even holds 75% of the model states of cut: 2.4 MB instead of 3.2 MB on the rank that holds the most."
         )
 
     def test_a_bar_ends_at_its_peak_and_only_faint_types_give_way(self):
@@ -214,7 +214,7 @@ class TestGantt:
         info = _pipeline.gantt_info(trace_of(schedule_events(2, 4), schedule="gpipe"))
         assert _pipeline.gantt_text(info) == (
             "pipeline, step 1: 4 micro-batches through 2 stages on 2 ranks take 150 ms, and ranks wait 20% of it. The "
-            "bubble alone would be 20%: that is with stages of equal cost and backward passes twice as long as "
+            "bubble alone would be 20%, assuming stages of equal cost and backward passes twice as long as "
             "forward ones."
         )
         assert "No schedule" in _pipeline.gantt_text(

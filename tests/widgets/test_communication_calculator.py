@@ -100,7 +100,7 @@ def test_an_algorithm_that_cannot_be_among_so_many_is_not_called_the_fastest() -
     assert "tree is the fastest" in _communication_plots.curves_text(_communication.by_workers_info(many))
     assert ", tree)" in _communication_plots.efficiency_text(_communication.efficiency_info(many))
     alone = replace(QUESTION, workers=1)
-    assert "none of these algorithms has a value" in _communication_plots.curves_text(
+    assert "none of these algorithms can run" in _communication_plots.curves_text(
         _communication.by_workers_info(alone)
     )
 
@@ -264,14 +264,14 @@ def test_a_job_is_shown_until_its_step_is_changed(job: ss.Job) -> None:
     words = open_compression(calculator).words
     assert (calculator.workers, calculator.bandwidth, calculator.latency_us) == (2, pytest.approx(0.01), 1000)
     assert found.limit in words.value
-    assert "mlp, ring, 2 ranks: packing times were measured on this machine" in words.value
+    assert "mlp, ring, 2 ranks: compression times were measured on this machine" in words.value
     assert calculator.controls["memory_bandwidth"].disabled, "packing was measured"
     calculator.num_bytes *= 1.04  # the slider moves a value to its nearest place
     calculator.bandwidth = 0.1
     assert found.limit in words.value
     assert found.at("100 Mbit/s").verdict in words.value
     calculator.workers = 4
-    assert "packing times were measured" not in words.value
+    assert "compression times were measured" not in words.value
     assert not calculator.controls["memory_bandwidth"].disabled
     assert calculator.children[0].code == "", "code without the job would give another curve"
     assert CommunicationCalculator().children[0].code
@@ -279,9 +279,9 @@ def test_a_job_is_shown_until_its_step_is_changed(job: ss.Job) -> None:
 
 def test_inputs_given_beside_a_job_are_not_its_step(job: ss.Job) -> None:
     calculator = CommunicationCalculator(job=job, workers=256)
-    assert "packing times were measured" not in open_compression(calculator).words.value
+    assert "compression times were measured" not in open_compression(calculator).words.value
     calculator.workers = 2
-    assert "packing times were measured" in open_compression(calculator).words.value
+    assert "compression times were measured" in open_compression(calculator).words.value
 
 
 def test_packing_is_timed_when_the_tab_is_opened_and_not_before(
@@ -302,11 +302,11 @@ def test_packing_is_timed_when_the_tab_is_opened_and_not_before(
     assert calculator._of_job._thread is None
     view = calculator.views["Compression"]
     calculator.tabs.selected_index = list(calculator.views).index("Compression")
-    assert "Packing is being timed" in str(view.figure.figure["layout"]["annotations"])
+    assert "Compression is being timed" in str(view.figure.figure["layout"]["annotations"])
     may_end.set()
     open_compression(calculator)
     assert view.figure.figure["data"]
-    assert "packing times were measured" in view.words.value
+    assert "compression times were measured" in view.words.value
     calculator.bandwidth = 0.1
     assert len(timed) == 1
 

@@ -81,7 +81,7 @@ def test_compressed_runs_stand_after_the_uncompressed_one_and_are_held_against_i
     assert info.is_telling
     text = _compression.compression_text(info)
     assert (
-        "ring-int8-mlp run sends 200 B per step (all ranks), 4 times less than uncompressed, packs for 36 ms"
+        "ring-int8-mlp run sends 200 B per step (all ranks), 4 times less than uncompressed, compresses for 36 ms"
         in text
     )
     assert "takes 186 ms instead of 300 ms per step" in text
@@ -109,7 +109,7 @@ def test_steps_that_talk_now_and_then_are_averaged_over_their_periods() -> None:
     assert info.runs[1].ratio == 4
     assert info.runs[1].parts == pytest.approx((0.1, 0.0, 0.05))
     text = _compression.compression_text(info)
-    assert "sends 200 B per step (all ranks), 4 times less than uncompressed, packs nothing" in text
+    assert "sends 200 B per step (all ranks), 4 times less than uncompressed, compresses nothing" in text
     assert "takes 150 ms instead of 300 ms per step" in text
     (row,) = comparison_info([seldom])
     assert (row.bytes_per_step, row.step_time_s) == (200, pytest.approx(0.15))
@@ -156,7 +156,7 @@ def test_times_are_compared_on_one_link_only_and_bytes_on_any() -> None:
 def test_without_spans_the_parts_of_a_step_are_not_measured() -> None:
     info = _compression.compression_info([trace("none", 400, spans=False), trace("int8", 100, spans=False)])
     assert [run.parts for run in info.runs] == [None, None]
-    assert "has no measured packing time" in _compression.compression_text(info)
+    assert "has no measured compression time" in _compression.compression_text(info)
     assert "takes 300 ms instead of 300 ms" in _compression.compression_text(info)
     whole = _compression.draw_compression(info).data[4]
     assert (whole.name, list(whole.y)) == ("parts not measured", pytest.approx([0.3, 0.3]))

@@ -185,7 +185,7 @@ class TestWhatWillHappen:
     def test_a_bubble_that_takes_as_long_as_computing_is_named(self):
         idle = Term.total("idle", (Term("pipeline bubble", 4.0, "s"), Term("fixed cost", 0.0, "s")))
         told = lambda seconds: dominant_text(Term.total("step", (Term("forward", seconds, "s"), idle)))
-        near = "Computing takes most of a step: 56%, and ranks wait 44% of it in the pipeline's bubble."
+        near = "Computing takes most of a step: 56%, and ranks spend 44% of it idle in the pipeline's bubble."
         assert told(5.0) == near
         assert told(3.0) == "The pipeline's bubble takes most of a step: 57%."
         assert told(16.0) == "Computing takes most of a step: 80%."

@@ -237,7 +237,7 @@ class TestPayoff:
         assert "Too close to tell:</b> a step took" in said
         assert "without compression, which is below the prediction error (15%). Its price" in said
         said = self.panel(self.ran(Compression("topk", ratio=0.3), 1e-3)).said.value
-        assert "Its price is not known: loss not measured with AdamW" in said
+        assert "The effect on the loss is not known: loss not measured with AdamW" in said
 
     def test_what_cannot_be_predicted_is_said_and_draws_nothing(self):
         panel = self.panel(self.ran(strategy="zero-3"))

@@ -195,7 +195,7 @@ def test_a_plan_that_leaves_memory_for_errors_is_recommended_beside_the_fastest(
 def test_what_the_framework_lacks_is_a_box_that_says_its_gain():
     made = Planner("llama-3-70b", device="h100-80gb", nodes=8)
     saved = 1 - made.plans.beyond.step_time_s / made.plans.best.step_time_s
-    assert f"v-half schedule would take {saved:.0%} off the step" in made.screen.unshipped.description
+    assert f"v-half schedule would shorten the step by {saved:.0%}" in made.screen.unshipped.description
     made.screen.unshipped.value = True
     assert made.problem == ""
     assert {row.software for row in made.plans} == {"megatron-core"}
@@ -210,7 +210,7 @@ def test_what_the_framework_lacks_is_a_box_that_says_its_gain():
 def test_a_model_that_fits_only_with_offloading_says_so_and_names_offloading_in_words_of_the_form():
     made = Planner("llama-3-70b", device="h100-80gb", nodes=1)
     assert "Fits only with offloading to the host" in made.screen.status.value
-    assert "Offload states below ZeRO stage 3 would take" in made.screen.unshipped.description
+    assert "Offload states below ZeRO stage 3 would shorten" in made.screen.unshipped.description
     made.close()
 
 

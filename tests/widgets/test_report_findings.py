@@ -42,13 +42,13 @@ class TestAgreement:
     def test_all_agree(self) -> None:
         said = self.text(run("single"), run("ring", apart=3e-7), run("tree", apart=1e-7))
         assert said == (
-            "Both strategies learned exactly what one process learns: their losses agree to within rounding (3e-07)."
+            "Both strategies learned the same as one process: their losses agree to within rounding (3e-07)."
         )
 
     def test_one_that_differs_by_design_is_the_exception_and_says_why(self) -> None:
         said = self.text(run("single"), run("ring"), run("tree"), run("gossip", apart=0.01))
         assert said == (
-            "Two of three strategies learned exactly what one process learns. By design, gossip differs: each rank "
+            "Two of three strategies learned the same as one process. By design, gossip differs: each rank "
             "updates its own parameters and averages them only with its neighbours'."
         )
 
@@ -121,11 +121,11 @@ def test_the_run_that_needs_least_memory_is_named_with_what_it_saves() -> None:
     zero.all_events += memory_events(4, shards=4)
     found = group(one, ring, zero)
     assert findings.memory_text(found) == (
-        "zero-1 needs the least memory for gpt-nano on python-source: its peak memory per rank is 2.63 MB, that of one "
-        "process 3.6 MB."
+        "zero-1 needs the least memory for gpt-nano on python-source: its peak memory per rank is 2.63 MB, instead "
+        "of 3.6 MB on one process."
     )
     assert findings.saving_text(found) == (
-        "Most of what zero-1 saves is optimizer state: 400 kB instead of 1.6 MB."
+        "Most of the memory that zero-1 saves is optimizer state: 400 kB instead of 1.6 MB."
     )
 
 

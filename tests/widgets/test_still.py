@@ -197,7 +197,7 @@ def test_a_panel_is_displayed_without_a_figure_that_cannot_be_drawn(shell, monke
     saved = shell[1][1][0]["text/html"]
     assert "bubble 27.3%" in saved
     assert drawn(saved) == []
-    assert "is left out of a picture" in caplog.text
+    assert "is missing in a picture" in caplog.text
     panel._kept = lambda: 1 / 0  # no part can be drawn, and this panel does not show errors
     panel._publish()
     assert "a picture could not be drawn: ZeroDivisionError" in caplog.text

@@ -313,14 +313,14 @@ class TestHistory:
         assert table.baseline.value == "run-1"
         table.baseline.value = ""
         lab.refresh()
-        assert "Changes are against" not in table.table.value
+        assert "Changes are relative to" not in table.table.value
 
     def test_a_baseline_notes_and_deleting_with_a_question(self, make_lab, runtime):
         runtime.known = [fake_run("ring", 2, steps=3, run_id=f"run-{n}", seed=n) for n in range(2)]
         lab = make_lab()
         table = lab.screen.table
         table.baseline.value = "run-0"
-        assert "Changes are against ring-gpt-nano." in table.table.value
+        assert "Changes are relative to ring-gpt-nano." in table.table.value
         table.run.value = "run-1"
         table.note.value = "the <good> one"
         assert runtime.known[1].note == "the <good> one"

@@ -121,10 +121,10 @@ def test_a_slice_shows_every_complete_trial_that_drew_the_setting(four):
 
 def test_importances_say_what_they_need():
     few = _importances.importances_info({}, objective="loss", trials=3)
-    assert "need 6 complete trials; there are 3 yet" in _importances.importances_text(few)
+    assert "need 6 complete trials; so far there are 3" in _importances.importances_text(few)
     needed = _importances.trials_needed(10)
     many = _importances.importances_info({}, objective="loss", trials=13, needed=needed)
-    assert "need 20 complete trials; there are 13 yet" in _importances.importances_text(many)
+    assert "need 20 complete trials; so far there are 13" in _importances.importances_text(many)
     told = _importances.importances_info({"batch": 0.2, "optimizer.lr": 0.8}, objective="loss", trials=9)
     assert told.names == ("optimizer.lr", "batch")
     assert "optimizer.lr matters most (80%)" in _importances.importances_text(told)

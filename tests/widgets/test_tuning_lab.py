@@ -190,7 +190,7 @@ def test_a_study_is_run_shown_applied_moved_and_found_again(make_tuning_lab, mon
     assert len(list(lab.session.folder.glob("trials/*"))) == runs
 
     lab.screen.tabs.selected_index = 1
-    assert "need 6 complete trials; there are 3 yet" in lab.screen.fit_words.value
+    assert "need 6 complete trials; so far there are 3" in lab.screen.fit_words.value
     monkeypatch.setattr(
         "shardscope_widgets.tuning_lab._engine._KNOWN", {}
     )  # as after a restart of the kernel

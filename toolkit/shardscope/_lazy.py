@@ -1,8 +1,8 @@
 """Lazy imports for packages (PEP 562): each name is imported when first used, so a package loads in milliseconds.
 
 A package lists its names in its stub, `__init__.pyi`, one per line: ``from shardscope.spec import Job as Job``. A name
-with ``# kept`` at the end can still be imported, but is not listed, because it may be removed. Type checkers read the
-stub directly; `attach` provides the same names at run time. This module imports very little, so that it loads quickly.
+marked ``# kept`` can still be imported, but is not listed, because it may be removed. Type checkers read the stub
+directly; `attach` provides the same names at run time. This module imports very little, so that it loads quickly.
 """
 
 from __future__ import annotations

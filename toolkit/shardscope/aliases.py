@@ -52,9 +52,9 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "'bytes'": "traffic communication network bandwidth", "'memory'": "ram vram", "": "energy power joules",
     },
 }  # fmt: skip
-"""Hints by field: a mapping from the text of a hint to the names for which it is shown, separated by spaces.
+"""Hints by field: a mapping from the text of a hint to the names, separated by spaces, for which it is shown.
 
-The text is empty for names that have no equivalent in Shardscope.
+The text is empty for names without an equivalent in Shardscope.
 """
 
 

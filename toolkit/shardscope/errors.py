@@ -16,7 +16,7 @@ from shardscope.aliases import meant
 _QUOTED = 80
 """Maximum number of characters of a value quoted in a message."""
 _QUOTED_BITS = 256
-"""Maximum size, in bits, of an integer of which a message shows all digits."""
+"""Maximum size, in bits, of an integer that a message shows with all its digits."""
 _MESSAGE = 1500
 """Maximum number of characters of a message."""
 _ENDING = 400

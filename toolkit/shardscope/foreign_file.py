@@ -53,7 +53,7 @@ def unpacked(path: Path) -> bytes:
             size += len(chunk)
             if size > most:
                 raise ValueError(
-                    f"it holds more than {most:,} bytes, over {_MOST_RATIO} times its compressed size"
+                    f"it holds more than {most:,} bytes, more than {_MOST_RATIO} times its compressed size"
                 )
             chunks.append(chunk)
     return b"".join(chunks)

@@ -40,7 +40,8 @@ def _affinity() -> int:
 
 
 def running_processes() -> int | None:
-    """Return the number of other threads that run or wait for a core now; None if the system does not report it.
+    """Return the number of other threads that are now running or waiting for a core; None if the system does not report
+    it.
 
     In a container, the threads of the whole host are counted. A reported 0 is ignored: some sandboxes report it,
     although the calling thread is running.
@@ -112,12 +113,12 @@ FUTEX_CALLS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s39
 
 
 def can_share_memory() -> bool:
-    """Return whether this kind of machine has what ranks need to communicate through shared memory: Linux futexes."""
+    """Return whether this machine has the Linux futexes that ranks need to communicate through shared memory."""
     return sys.platform == "linux" and platform.machine() in FUTEX_CALLS and sys.maxsize > 1 << 32
 
 
 class Place(NamedTuple):
-    """What the ranks of a job share on a machine."""
+    """Resources that the ranks of a job share on a machine."""
 
     cores: float
     """Number of cores that they may use."""
@@ -126,7 +127,7 @@ class Place(NamedTuple):
 
     @classmethod
     def here(cls) -> Place:
-        """Return that of this process."""
+        """Return the resources of this process."""
         return cls(usable_cores(), can_share_memory())
 
 

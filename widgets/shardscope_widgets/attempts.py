@@ -83,7 +83,9 @@ class Attempts:
             self.saved[event["step"]] = t
 
     def _attempt(self, event: Event, t: float) -> Attempt:
-        """Return the attempt that an event belongs to; a process that returns to an earlier step begins another."""
+        """Return the attempt that an event belongs to; a process that goes back to an earlier step begins a new
+        attempt.
+        """
         kind, rank = event["event"], event["rank"]
         own = self.of_rank.setdefault(rank, [])
         goes_back = bool(own and own[-1].ends) and (

@@ -109,9 +109,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def calibrate_once(ranks: int) -> None:
     """Calibrate this machine briefly, unless it has GPUs or a saved calibration covers this number of ranks.
 
-    A full calibration is never replaced, even if its note says that other programs disturbed it. A brief calibration is
-    replaced, unless it covers this number of ranks and was measured on a quieter machine. The measurement runs its own
-    jobs, not those of the demo. GPUs cannot be measured.
+    A full calibration is never replaced, even if its note says that other programs disturbed it. A brief
+    calibration is replaced, unless it covers this number of ranks and was measured on a quieter machine. The
+    measurement runs its own jobs, not the demo's. GPUs cannot be measured.
     """
     from shardscope.commands.calibrate import shown_on
     from shardscope.measure.calibrate.calibrate import BRIEF_S, calibrate_machine
@@ -213,13 +213,13 @@ def _report(done: Sequence[Run], predictions: Predictions, path: Path, took_s: f
         for entry in entries
     ]
     print(f"\n{table_text(rows)}")
-    print("Speed is relative to one process; below 1 × where the ranks share cores or a step is short.")
+    print("Speed is relative to one process; it is below 1 × if ranks share cores or steps are short.")
     print(error_text(rows, [*predictions.values()]))
     finished = {entry.run.id for entry in entries}
     comparisons = _compared([run for run in done if run.id in finished], predictions)
     if comparisons:
         print(
-            "\nPredicted and measured; shardscope compare RUN shows every term; * outside the 90% interval."
+            "\nPredicted and measured (*: outside the 90% interval); shardscope compare RUN shows every term."
         )
         print(columns_text(OVERVIEW, overview(comparisons)))
     written = write_report(done, path, title="Shardscope demo", comparisons=comparisons)

@@ -54,13 +54,13 @@ def comparison_of(
 
 
 def comparison_html(found: RunsComparison | None, traces: Sequence[Trace]) -> str:
-    """Return a comparison as HTML, with a sample of each run's line; `traces` are all runs in the plots."""
+    """Return a comparison as HTML that shows each run's line style; `traces` are all runs in the plots."""
     if found is None:
         return markup.words_html(_NOTHING)
     looks = run_looks(traces)
     samples = {trace.run_id: swatch(look) for trace, look in zip(traces, looks, strict=True)}
     table = html_table(found, [samples[run.run_id] for run in found.runs]).html()
-    about = f"{FIGURES['loss'].label.capitalize()}: {FIGURES['loss'].about}. Hover over a heading to see what it is."
+    about = f"{FIGURES['loss'].label.capitalize()}: {FIGURES['loss'].about}. Hover over a heading for its meaning."
     words = "".join(map(markup.words_html, [*sentences(found), about]))
     return f'<div style="margin:.7em 0 .2em"><strong>{safe(title(found))}</strong></div>{table}{words}'
 

@@ -137,7 +137,7 @@ def refusals() -> list[tuple[Any, str]]:
         (job(strategy=ss.Zero1(shards=(2, 1), collectives="backend")), "use collectives='ring'"),
         (job(strategy=ss.Zero1(shards=(2, 1)), compression="topk"), "packs equal shards"),
         (lambda: small_job(strategy=ss.Zero1(shards=(2, 1))).layout(), "equal ZeRO shards"),
-        (lambda: ss.predict(by_memory, small).states, "leaves no room for a shard on rank 0"),
+        (lambda: ss.predict(by_memory, small).states, "leaves no memory for a shard on rank 0"),
         (lambda: ss.predict(by_memory, ss.Cluster.emulated(nodes=2)).states, "does not state the memory of its ranks"),
     ]  # fmt: skip
 

@@ -84,7 +84,7 @@ def duration_s(failures_s: Sequence[float], run: FailingRun) -> float:
 
 
 def duration_with_progress_s(progress_s: Sequence[float], run: FailingRun) -> float:
-    """Return the duration of a run that fails when it first reaches given progress, as with a fault plan by step.
+    """Return the duration of a run that fails when it first reaches each given progress, as with a fault plan by step.
 
     Args:
         progress_s: Progress at each failure, as the time of the steps before it, not counting repeated steps; in any

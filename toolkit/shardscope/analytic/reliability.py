@@ -45,7 +45,7 @@ class Reliability(NamedTuple):
     """Expected use of the time of a job that fails and restarts; see `expected`.
 
     For each second of useful training, the job takes ``1 / goodput`` seconds: one second of training,
-    `saving_share` of saving checkpoints, `lost_share` of work that a failure undid, and `restart_share` of restarting.
+    `saving_share` of saving checkpoints, `lost_share` of work lost to failures, and `restart_share` of restarting.
     """
 
     mtbf_s: Floats
@@ -57,13 +57,13 @@ class Reliability(NamedTuple):
     restart_s: Floats
     """Time from a failure to the first step after it."""
     goodput: Floats
-    """Fraction of the time that is spent on training that no failure undoes, from 0 to 1."""
+    """Fraction of the time that is spent on training that is not lost to failures, from 0 to 1."""
     lost_s: Floats
-    """Mean time of work and saving that one failure undoes."""
+    """Mean time of training and saving that is lost in one failure."""
     saving_share: Floats
     """Seconds spent on saving complete checkpoints per second of useful training."""
     lost_share: Floats
-    """Seconds of undone work per second of useful training."""
+    """Seconds of lost work per second of useful training."""
     restart_share: Floats
     """Seconds of restarting per second of useful training."""
 

@@ -58,13 +58,13 @@ _LARGEST_COVARIANCE = 100.0
 """Largest covariance of two logarithms that is plausible; a standard deviation of 10 is a factor of 22,000."""
 
 _MOST_ROWS = 20
-"""Largest number of measured steps that are shown."""
+"""Maximum number of measured steps that are shown."""
 _HEADER = ("row", "measured", "predicted", "left out", "weight")
 _UNSCALED = (
     "half_size", "attention_half_seq", "head_efficiency", "launch_jitter", "exposed_launch", "gradient_overlap",
     "shard_copies", "shard_overlap", "message_overlap",
 )  # fmt: skip
-"""Factors without a unit of time, which a common scale of all times does not change."""
+"""Factors that are independent of a common scale of all times."""
 FRACTIONS = ("efficiency", "overlap")
 """Ends of the names of factors that are at most 1."""
 
@@ -84,7 +84,7 @@ class Fitted(Shown, Spec):
     """Quantiles of measured / predicted time on held-out measurements, by level in per cent. They give the
     prediction interval."""
     note: str = ""
-    """Caveats, such as constants that the measurements could not determine, or a device that was never measured."""
+    """Caveats, such as constants that the measurements do not determine, or a device that was never measured."""
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
@@ -143,7 +143,8 @@ class FittedRow(Spec):
     predicted_s: PositiveFloat
     """Step time predicted by the calibration, in seconds."""
     left_out_s: PositiveFloat | None = None
-    """The same by a calibration fitted without all rows of this configuration; None with fewer than three."""
+    """Step time predicted by a calibration fitted without the rows of this configuration, in seconds; None with fewer
+    than three configurations."""
     weight: Fraction
     """Weight in the fit: 1 for a row that agrees with the others, near 0 for an outlier."""
 
@@ -157,7 +158,7 @@ class Calibration(Fitted):
     device: str = ""
     """Catalogue name of the device that was measured."""
     software: str = ""
-    """Software that ran the measurements: a name of `calibration.software.SOFTWARE` or an alias, or empty."""
+    """Software that ran the measurements: a name in `calibration.software.SOFTWARE`, an alias, or empty."""
 
     is_only: bool = False
     """Whether no other cluster was measured with this device and software; predictions for both then use it."""
@@ -246,7 +247,7 @@ class Calibration(Fitted):
         for name in given:
             if name != OTHERS and not is_shape(name):
                 raise SpecError(
-                    f"shapes has the name {quoted(name)}, which is not that of a layer's shape; give names from "
+                    f"shapes has the name {quoted(name)}, which is not the name of a layer shape; give names from "
                     f"shardscope.calibration.layer_shape.shape_of(model, layout), or {OTHERS!r} for all others"
                 )
         return given
@@ -265,7 +266,8 @@ class Calibration(Fitted):
         largest = max((abs(each) for row in self.covariance for each in row), default=0.0)
         if largest > _LARGEST_COVARIANCE:
             raise SpecError(
-                f"covariance has the number {quoted(largest)}, but it is that of logarithms; fit the calibration again "
+                f"covariance has the number {quoted(largest)}, which is too large for logarithms; fit the "
+                "calibration again "
                 "with ss.calibrate(cluster, rows=...)"
             )
         return self
@@ -286,7 +288,7 @@ class Calibration(Fitted):
         if factors:
             lines.append(
                 f"Layers of {len(factors)} measured shapes take {min(factors):.2f} to {max(factors):.2f} times as "
-                "long as the constants say"
+                "long as the constants predict"
             )
         for name, score in self.scores.items():
             errors = f"mean error {score['mape']:.1f}%, worst {score['max']:.1f}%"
@@ -311,7 +313,7 @@ class Calibration(Fitted):
         return self.model_copy(update=changes)
 
     def intra_rate(self, link: Link) -> float:
-        """Return the bytes per second that collectives reach over this link between the devices of a node."""
+        """Return the rate that collectives reach over this link between the devices of a node, in bytes per second."""
         return link.bandwidth * (self.pcie_efficiency if link.is_pcie else self.intra_efficiency)
 
     @classmethod
@@ -320,7 +322,8 @@ class Calibration(Fitted):
 
         Args:
             device: A device, the name of one, or the name of a calibration.
-            software: Name of the software; None for that of a calibration of this device, or else Megatron-Core.
+            software: Name of the software; None for the software of a calibration of this device, or else
+                Megatron-Core.
 
         Raises:
             SpecError: No calibration and no device has this name, or the software is not known.

@@ -1,4 +1,4 @@
-"""What a calibration of CPU ranks shows: each constant with its interval."""
+"""Text and table of a calibration of CPU ranks: each constant with its interval."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADER = ("constant", "for", "value", "90% interval", "meaning")
 
 
 def headline(found: HostCalibration) -> list[str]:
-    """Return sentences that say what was measured, when, and how far predictions are off."""
+    """Return sentences on what was measured, when, and how accurate predictions are."""
     return [
         f"Calibration of {found.name}: {found.machine.cpu}, {found.machine.cores:g} cores, torch {found.machine.torch}",
         f"Measured at {found.measured_at} UTC"
@@ -56,7 +56,7 @@ def cells(found: HostCalibration) -> list[tuple[str, ...]]:
 
 
 def scope(row: Constant) -> str:
-    """Return what a constant holds for: ``shm, 4 ranks`` or ``node 0 to 1``; empty if it holds in general."""
+    """Return the scope of a constant, such as ``shm, 4 ranks`` or ``node 0 to 1``; empty if it holds in general."""
     parts: list[str] = [row.transport or ""]
     if row.ranks is not None:
         parts.append(plural(row.ranks, "rank"))
@@ -66,7 +66,7 @@ def scope(row: Constant) -> str:
 
 
 def shown(found: HostCalibration) -> list[Part]:
-    """Return what a calibration shows: the headline and a table of its constants."""
+    """Return the headline and the table of constants of a calibration."""
     return [Sentences(headline(found)), Table(HEADER, cells(found), num_left=len(HEADER))]
 
 

@@ -1,4 +1,4 @@
-"""Choice of the calibration for a device and software, and what the choice assumes."""
+"""Choice of the calibration for a device and software, and the assumptions behind it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def calibration_for(device: Device, software: Software) -> Calibration:
     """Return the calibration that predictions for a device and software use.
 
     If exactly one cluster was measured with this software on this chip, its calibration is returned. Otherwise, the
-    calibration is composed of what clusters with this software or this device share; see `calibration.effects`.
+    calibration is composed of the effects that clusters with this software or this device share; see
+    `calibration.effects`.
     """
     return _calibration_for(device.model_dump_json(), software)
 
@@ -69,12 +70,13 @@ def calibration_of(
     software: str | None = None,
     layout: Layout | None = None,
 ) -> Calibration:
-    """Return the calibration for a prediction, whose note says what was assumed.
+    """Return the calibration for a prediction; its note names the assumptions.
 
     Args:
         cluster: The cluster.
-        calibration: The given calibration; None for the one of the cluster's device and the software.
-        software: The given software; None for that of the calibration, or else the one that the layout suggests.
+        calibration: The given calibration; None to choose it by the cluster's device and the software.
+        software: The given software; None for the calibration's software, or else the software that the
+            layout suggests.
         layout: The layout, or one with the settings that all layouts of a search share.
 
     Raises:
@@ -85,7 +87,8 @@ def calibration_of(
         calibration = without_foreign_shapes(calibration, cluster.device, software_of(given))
     elif isinstance(calibration, HostCalibration):
         raise SpecError(
-            f"calibration={calibration.name!r} is of CPU ranks and has no effect on {cluster.device.name}; omit it, or "
+            f"calibration={calibration.name!r} is for CPU ranks and has no effect on "
+            f"{cluster.device.name}; omit it, or "
             "give one for its device, such as ss.Calibration.of('h100-fsdp')"
         )
     elif calibration is not None:

@@ -1,4 +1,4 @@
-"""The constants of CPU ranks that `ss.calibrate` measures: their units and what they mean."""
+"""The constants of CPU ranks that `ss.calibrate` measures: their units and meanings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Needs = Literal["ranks", "transport", "nodes"]
 
 
 class Kind(NamedTuple):
-    """Unit and meaning of a constant, and what it depends on."""
+    """Unit and meaning of a constant, and the properties that it depends on."""
 
     unit: Unit
     meaning: str
@@ -19,10 +19,10 @@ class Kind(NamedTuple):
 CONSTANTS: dict[str, Kind] = {
     "flops": Kind("FLOP/s", "matrix products of one rank with a core of its own"),
     "bandwidth": Kind("B/s", "other operations, read and written"),
-    "operation_s": Kind("s", "fixed time per operation; small products and small tensors take little more"),
+    "operation_s": Kind("s", "fixed time per operation; operations on small tensors take little longer"),
     "optimizer_bandwidth": Kind("B/s", "optimizer update, read and written"),
     "tensor_s": Kind("s", "fixed time per parameter tensor that the optimizer updates"),
-    "codec_bandwidth": Kind("B/s", "packing and unpacking of compressed gradients, read and written"),
+    "codec_bandwidth": Kind("B/s", "compression and decompression of gradients, read and written"),
     "slowdown": Kind(
         "x", "computation of ranks that compute at the same time, relative to one rank", ("ranks",)
     ),
@@ -42,9 +42,9 @@ CONSTANTS: dict[str, Kind] = {
 }
 """All constants, by name."""
 MEASURED_OF_PAIRS = tuple(name for name, kind in CONSTANTS.items() if "nodes" in kind.needs)
-"""Constants that only a calibration of an emulated cluster has; they show slow links, and no prediction uses them."""
+"""Constants that only a calibration of an emulated cluster has; they reveal slow links; predictions do not use them."""
 NOT_FITTED = (*MEASURED_OF_PAIRS, "idle_message_s")
-"""Constants that are measured on their own instead of fitted to runs; a calibration may lack them."""
+"""Constants that are measured separately instead of being fitted to runs; a calibration may lack them."""
 
 _SIZES = {
     "FLOP/s": ((1e9, "GFLOP/s"), (1e6, "MFLOP/s")),

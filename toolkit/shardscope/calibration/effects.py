@@ -3,8 +3,8 @@
 The logarithm of each constant is the sum of its usual value and of the effects of the software's family, of the
 software, of the device's peak FLOP/s (a trend), of its architecture, and of the pair of software and architecture.
 `tests/published/hierarchy.py` fits them, with one more effect for each table, whose standard deviation is the usual
-difference between clusters. A cluster that was never measured thus gets the constants that similar clusters have in
-common, and an interval that includes their differences.
+difference between clusters. A cluster that was never measured thus gets the constants that similar clusters share, and
+an interval that includes their differences.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ def _fitted() -> Mapping[str, Any]:
 
 
 def table_scores() -> Mapping[str, Mapping[str, float]]:
-    """Return the scores of all tables, each predicted by effects that were fitted without it; errors in per cent."""
+    """Return the scores of all tables, each predicted by effects fitted without that table; errors in per cent."""
     return cast("Mapping[str, Mapping[str, float]]", _fitted()["tables"])
 
 
 def fitted_effects() -> Mapping[str, Mapping[str, float]]:
-    """Return the effects, by name: what each adds to the logarithm of each factor of a calibration."""
+    """Return the effects by name: the number that each adds to the logarithm of each factor of a calibration."""
     return cast("Mapping[str, Mapping[str, float]]", _fitted()["effects"])
 
 
 def architecture(device: str) -> str:
-    """Return the architecture whose effect a device has: that of devices with the same chip, or ``other``."""
+    """Return the architecture of a device, which determines its effect; ``other`` if none is known for its chip."""
     found = (name for name, devices in _fitted()["architectures"].items() if device in devices)
     return next(found, OTHER)
 
@@ -90,7 +90,7 @@ def usual(software: Software, device: Device) -> Calibration:
 
 
 def composed(software: Software, device: Device) -> Calibration:
-    """Return the calibration that software and device are expected to have on a cluster that was not measured."""
+    """Return the expected calibration of a software and a device on a cluster that was not measured."""
     base, steps = usual(software, device), dict.fromkeys(FACTORS, 0.0)
     for effect, factor in effects_of(software, device).items():
         for name, value in fitted_effects().get(effect, {}).items():
@@ -118,7 +118,7 @@ def row_noise(software: str) -> float:
 
 
 def fitted_noise(software: str) -> float:
-    """Return the most likely standard deviation of rows, which determines how far a measured step moves constants.
+    """Return the most likely standard deviation of rows, which determines how much a measured step changes constants.
 
     Intervals need the larger value of `row_noise` to contain enough rows of all tables.
     """
@@ -153,7 +153,7 @@ def _note(software: Software, device: Device) -> str:
     if pair in known:
         same = [name for name in _fitted()["architectures"][pair[1]] if name != device.name]
         where = f"{device.name} or devices with the same chip ({', '.join(same)})" if same else device.name
-        told = f"constants are those of {SOFTWARE[pair[0]].label} on other clusters of {where}"
+        told = f"constants were measured with {SOFTWARE[pair[0]].label} on other clusters of {where}"
         return "; ".join(filter(None, [told, software.caveat]))
     measured = [f"{name} on {chip}" for name, chip in known if name == pair[0] or chip == pair[1]]
     nearest = f"the most similar measurements are {', '.join(measured[:4])}" if measured else ""

@@ -37,7 +37,7 @@ HostTransport = Literal["shm", "tcp", "network"]
 
 
 BUSY = 0.25
-"""Load per core above which a calibration says that other programs disturbed it."""
+"""Load per core above which a calibration counts as disturbed by other programs."""
 THIS_MACHINE = "this machine"
 """Name of the calibrations that `ss.calibrate` measures without a cluster."""
 
@@ -46,7 +46,7 @@ class Constant(Spec):
     """One measured constant, with the interval that contains 90 % of the values of repeated measurements."""
 
     name: str
-    """One of `shardscope.calibration.constants.CONSTANTS`, which states its unit and meaning."""
+    """Name in `shardscope.calibration.constants.CONSTANTS`, which has its unit and meaning."""
     value: PositiveFloat
     low: NonNegativeFloat
     high: PositiveFloat
@@ -93,7 +93,7 @@ class HostMachine(Spec):
         return cls.model_construct(cpu=cpu_model(), cores=usable_cores(), torch=_torch())
 
     def difference(self, other: HostMachine) -> str | None:
-        """Return a clause that says what differs in another machine; None if nothing does."""
+        """Return a clause on the properties in which another machine differs; None if there are none."""
         for name in type(self).model_fields:
             mine, its = getattr(self, name), getattr(other, name)
             if mine != its:
@@ -126,10 +126,10 @@ class HostCalibration(Fitted):
     """Duration of the measurement, in seconds."""
     load_average: NonNegativeFloat | None = None
     """Load by other programs, in processes: the mean number that ran or waited for a core between the runs of the
-    measurement (in a container, its share of those of the host), or off Linux the load average over the minute before
-    it. None if unknown, as in sandboxes that do not count processes."""
+    measurement (in a container, its share of the host's), or on systems other than Linux the load average of the minute
+    before. None if unknown, as in sandboxes that do not count processes."""
     is_brief: bool = False
-    """Whether the measurement was brief, such as that of the demo; a later brief measurement may replace it."""
+    """Whether the measurement was brief, such as the demo's; a later brief measurement may replace it."""
     num_runs: Annotated[int, Field(ge=0)] = 0
     """Number of runs to which the constants were fitted."""
     error: NonNegativeFloat | None = None
@@ -200,14 +200,16 @@ class HostCalibration(Fitted):
         return any(row.name == name and row.transport in (transport, None) for row in self.constants)
 
     def why_not_here(self) -> str | None:
-        """Return a sentence that says why the constants are of no use on this machine; None if they are."""
+        """Return a sentence on why the constants cannot be used on this machine; None if they can."""
         found = self.machine.difference(HostMachine.here())
         if found is not None:
-            return f"The calibration of {self.measured_at} is of another machine: {found}."
+            return f"The calibration of {self.measured_at} is from another machine: {found}."
         known = {*NOT_FITTED, *(row.name for row in self.constants)}
         lacking = [name for name in CONSTANTS if name not in known]
         if lacking:
-            return f"The calibration of {self.measured_at} is of an earlier version: it has no {lacking[0]}."
+            return (
+                f"The calibration of {self.measured_at} is from an earlier version: it has no {lacking[0]}."
+            )
         return None
 
     @property
@@ -266,7 +268,7 @@ def _torch() -> str:
 
 
 class Chosen(NamedTuple):
-    """The calibration that predictions use, and a sentence that says why a saved one is not used."""
+    """The calibration that predictions use, and a sentence on why a saved one is not used."""
 
     calibration: HostCalibration
     is_saved: bool
@@ -332,7 +334,7 @@ def chosen(cluster: EmulatedCluster | None = None) -> Chosen:
 
 
 def saved(cluster: EmulatedCluster | None = None) -> HostCalibration | str | None:
-    """Return the saved calibration, of whatever machine; None if there is none.
+    """Return the saved calibration, even if it is from another machine; None if there is none.
 
     If the file cannot be read, the result is a sentence that says so.
     """

@@ -1,7 +1,7 @@
 """Names of layer shapes: the settings that determine which kernels a layer runs, and how fast they are.
 
-Libraries choose a kernel by shape, so speed jumps between shapes that differ little. A calibration can hold a measured
-factor for each shape (`Calibration.shapes`), which then holds for any number of layers, stages and replicas.
+Libraries choose a kernel by shape, so speed jumps between shapes that differ little. A calibration can contain a
+measured factor for each shape (`Calibration.shapes`), which applies to any number of layers, stages and replicas.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _attention(model: Transformer) -> str:
 
 
 def _experts(model: Transformer, expert: int) -> list[str]:
-    """Return the sizes of experts, and how many layers have them, because a factor applies to all layers."""
+    """Return the sizes of experts, and the number of layers with experts, because a factor applies to all layers."""
     mixture = model.mixture
     if mixture is None:
         return []

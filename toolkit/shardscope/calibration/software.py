@@ -1,7 +1,7 @@
-"""Training software: what a prediction assumes of the framework that runs a layout.
+"""Training software: the assumptions of predictions about the framework that runs a layout.
 
 Kernels, overlap of messages and memory differ more between frameworks than between clusters, so each calibration names
-the software that it was measured with. Software of one family shares kernels and the way in which it overlaps messages.
+the software that it was measured with. Software of one family shares kernels and overlaps messages in the same way.
 
 DeepSpeed before 0.5.9 is a family of its own: pull request 1453 rewrote how ZeRO 3 fetches parameters, and one model
 went from 55 to 92 TFLOP/s. The `caveat` of `deepspeed` says that only three steps were measured with it.
@@ -25,7 +25,7 @@ Family = Literal["megatron", "fsdp", "deepspeed", "deepspeed-0.5"]
 
 
 class Shipped(NamedTuple):
-    """What a framework can run; each field up to `has_context` has the values of an axis of `Layout`."""
+    """Features of a framework; each field up to `has_context` contains the supported values of an axis of `Layout`."""
 
     schedule: tuple[str, ...]
     """Pipeline schedules; empty if it has no pipelines."""
@@ -38,7 +38,7 @@ class Shipped(NamedTuple):
     has_context: bool
     """Whether it splits sequences over ranks that exchange keys and values."""
     source: str
-    """Documentation or code that says so."""
+    """Documentation or code that is the source of these values."""
     zero_of: str = ""
     """Part of the framework that has these ZeRO stages, if other parts have more, such as `` in its optimizer``."""
     zero_for_offload: tuple[tuple[str, int], ...] = ()
@@ -50,8 +50,8 @@ class Shipped(NamedTuple):
     has_tied_pipelines: bool = True
     """Whether input and output embeddings on different stages can be tied."""
     context_halves: Literal["", "sequence", "micro-batch"] = ""
-    """What has to be a multiple of 2 x context tokens, since each context rank gets an early and a late part; empty if
-    nothing has to be."""
+    """Number that must be a multiple of 2 x context tokens, because each context rank gets an early and a late part;
+    empty if there is no such restriction."""
     offloaded: tuple[str, ...] = ()
     """Optimizers whose states the framework offloads with offload="optimizer"; empty for all."""
     unsharded: tuple[str, ...] = ()
@@ -75,7 +75,9 @@ class Shipped(NamedTuple):
         return found
 
     def refuses(self, layout: Layout, model: Transformer) -> tuple[str, ...]:
-        """Return what the framework rejects in a layout of this model, as words: ``pipelines with tied embeddings``."""
+        """Return the features of a layout of this model that the framework rejects, as text: ``pipelines with tied
+        embeddings``.
+        """
         found, name = [], layout.optimizer.name
         if not self.has_parts_of_heads and model.kv_heads % layout.tensor:
             found.append(f"tensor={layout.tensor} with {model.kv_heads} key-value heads")
@@ -83,7 +85,9 @@ class Shipped(NamedTuple):
             found.append("pipelines with tied embeddings")
         tokens = model.seq * (layout.micro_batch if self.context_halves == "micro-batch" else 1)
         if self.context_halves and uneven_halves(tokens, layout.context):
-            found.append(f"context={layout.context} with {tokens} tokens, no multiple of 2 x context")
+            found.append(
+                f"context={layout.context} with {tokens} tokens, which are not a multiple of 2 x context"
+            )
         if layout.offload == "optimizer" and self.offloaded and name not in self.offloaded:
             found.append(f"offload={layout.offload!r} with {name}")
         if layout.zero and name in self.unsharded:
@@ -97,7 +101,7 @@ class Shipped(NamedTuple):
         return {**stages, "zero": self.zero, "offload": self.offload, "shard": self.shard, **context}
 
     def lacks(self, layout: Layout, model: Transformer | None = None) -> tuple[str, ...]:
-        """Return, in words, the features of a layout that the framework does not ship, such as ``the zbv schedule``.
+        """Return the features of a layout that the framework does not ship, as text, such as ``the zbv schedule``.
 
         With a model, also the features that it rejects for this model.
         """
@@ -157,16 +161,17 @@ class Software(NamedTuple):
     label: str
     family: Family
     shipped: Shipped
-    """What the software can run; a plan for the software is limited to this."""
+    """Features that the software supports; a plan for the software is limited to these."""
     memory: str
     """Memory model of the software: a key of `analytic.memory.FRAMEWORKS`."""
     aliases: tuple[str, ...] = ()
     constants: str = ""
-    """Software whose time constants apply, because it runs the same kernels; empty if there are own constants."""
+    """Software whose time constants apply, because it runs the same kernels; empty if this software has its own
+    constants."""
     attention: str = "flash-2"
     """Fused attention kernel: a key of `calibration.attention_kernels.KERNELS`, whose module states its releases."""
     caveat: str = ""
-    """Caveat on the measured steps of the software, which the note of its calibrations includes."""
+    """Caveat on the measured steps of the software; it is part of the note of its calibrations."""
 
     @property
     def measured_as(self) -> str:

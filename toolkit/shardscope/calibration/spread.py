@@ -1,9 +1,10 @@
 """Uncertainty of a calibration's constants on another cluster, and of a step time that is predicted from them.
 
-Let x be the differences of the logarithms of all constants from those of the calibration, and of a common scale of all
-rates. They are normally distributed around 0 with the calibration's covariance. The logarithm of a step time is nearly
-linear in x, so its variance is g' C g, with the gradient g of that logarithm. Constants that do not matter for a layout
-do not widen its interval, and constants that no measurement determined widen it most.
+Let x be the deviations of the logarithms of all constants from the calibration's, and of a common scale of
+all rates. They are normally distributed around 0 with the calibration's covariance. The logarithm of a step
+time is nearly linear in x, so its variance is g' C g, with the gradient g of that logarithm. Constants that
+do not matter for a layout do not widen its interval, and constants that no measurement determined widen it
+most.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 _STEP = 1e-3
 _SCALE = list(FACTORS).index("scale")
 _FAR = 50.0
-"""Logarithm by which all factors are lowered, so far that no fraction is at its limit."""
+"""Logarithm by which all factors are lowered, large enough that no fraction is at its limit."""
 
 
 def moved(calibration: Calibration, x: Sequence[float] | Floats) -> Calibration:
@@ -61,7 +62,7 @@ def slopes(
 
 
 def _around(calibration: Calibration, x: Floats) -> tuple[list[Calibration], Floats]:
-    """Return the calibration at x and with each factor in turn moved by its step, and these steps.
+    """Return the calibration at x, the calibrations with each factor in turn moved by its step, and the steps.
 
     A factor at its limit is moved towards smaller values.
     """
@@ -70,7 +71,9 @@ def _around(calibration: Calibration, x: Floats) -> tuple[list[Calibration], Flo
 
 
 def limits(calibration: Calibration, x: Floats) -> Floats:
-    """Return the largest value of each factor that has an effect, given the scale in x: fractions stay at most 1."""
+    """Return the largest value up to which each factor has an effect, given the scale in x: fractions stay at most
+    1.
+    """
     found = np.full(len(FACTORS), np.inf)
     far = calibration.moved({**dict.fromkeys(FACTORS, -_FAR), "scale": float(x[_SCALE])})
     for place, name in enumerate(FACTORS):
@@ -106,7 +109,7 @@ class Widened(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """A sentence that says what the interval covers."""
+        """A sentence on what the interval covers."""
         within, between = (f"{exp(half):.2f}" for half in (self.within, self.between))
         named = " and ".join(f"{name} ({share:.0%})" for name, share in self.shares[:_NAMED])
         return (

@@ -26,7 +26,8 @@ def add_emulation_option(parser: argparse.ArgumentParser) -> None:
 
 
 def build_emulated(arguments: argparse.Namespace) -> EmulatedCluster | None:
-    """Return the emulated cluster given by the option, or that of the run to resume; None for this machine itself.
+    """Return the emulated cluster given by the option, or the cluster of the run to resume; None for this
+    machine itself.
 
     Sets the number of ranks in `arguments` if the user has not given it.
 

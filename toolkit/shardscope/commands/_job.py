@@ -45,7 +45,7 @@ _SHAPES = {
 }
 """Metavariables in the help, for options that take a number or a word."""
 _DEFAULTS = {"model": "gpt-nano", "data": "digits or python-source, depending on the model"}
-"""Default values as shown in the help, for options whose default differs from that of the field."""
+"""Default values as shown in the help, for options whose default differs from the field's."""
 _EXAMPLES = {"optimizer": "weight_decay=0.1", "lr_schedule": "warmup_steps=10", "compression": "ratio=0.01"}
 """An example setting for each field whose value is a method."""
 _BY_HAND = ("link", "name")

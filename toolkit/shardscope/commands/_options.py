@@ -144,8 +144,8 @@ def add_calibration(parser: argparse.ArgumentParser) -> None:
     """Add the options that name a calibration and the training software."""
     parser.add_argument(
         "--calibration",
-        help="name of a GPU's calibration (default: by the cluster's device and the software), or the path of one that "
-        "shardscope calibrate has written (default for jobs on this machine: the saved one)",
+        help="name of a GPU's calibration (default: chosen from the cluster's device and the software), or path of a "
+        "file that shardscope calibrate has written (default for jobs on this machine: the saved one)",
     )
 
 
@@ -153,7 +153,7 @@ def add_software_option(parser: argparse.ArgumentParser, more: str = "") -> None
     """Add the option that names the training software; `more` are further choices, in words."""
     parser.add_argument(
         "--software",
-        help=f"framework that runs the layout: {', '.join(software_names())}{more} (default: by the layout)",
+        help=f"framework that runs the layout: {', '.join(software_names())}{more} (default: chosen from the layout)",
     )
 
 

@@ -18,7 +18,7 @@ _OF_ROWS = ("model", "device", "software", "seq")
 
 
 def add_rows_options(parser: argparse.ArgumentParser, *, purpose: str) -> None:
-    """Add the option that names a table of measured steps, and the options with the settings that its rows share."""
+    """Add the option that names a table of measured steps, and options for settings that all of its rows share."""
     parser.add_argument(
         "--rows",
         type=Path,
@@ -36,7 +36,7 @@ def refuse_without_rows(arguments: argparse.Namespace, *, instead: str = "") -> 
 
     Args:
         arguments: The parsed arguments.
-        instead: The given option that takes no rows, such as ``--memory``; empty if there is none.
+        instead: The given option that does not use rows, such as ``--memory``; empty if there is none.
     """
     why = f"with {instead}; leave" if instead else "without --rows; add --rows FILE, or leave"
     refuse(arguments, (*_OF_ROWS, *given_fields(arguments, Layout)), f"has no effect {why} it out")

@@ -28,7 +28,7 @@ class Part(NamedTuple):
         kind: Class of the part.
         read: Function that converts the value of the part's own option; may return None, or the text unchanged.
         example: An example of a setting.
-        own: Error texts for fields that are given by the value of the part's own option, and are not settings.
+        own: Error texts for fields that are set by the value of the part's own option, not by settings.
         needs: What the user must give besides settings, if settings alone do not define the part.
     """
 

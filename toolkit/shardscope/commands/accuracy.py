@@ -9,8 +9,8 @@ from shardscope.commands._output import as_json
 
 HELP = "show how accurate the predictions of your runs have been"
 ABOUT = (
-    "Compare the step time that was predicted when each run was launched with the one it measured: "
-    "the median and the largest error, and how many measured times were in the predicted 90%% interval."
+    "Compare each run's measured step time with the prediction made when it was launched: the median and "
+    "the largest error, and how many measured times were inside the 90%% prediction interval."
 )
 JSON = "print one record per run as JSON"
 

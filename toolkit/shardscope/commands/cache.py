@@ -35,8 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit",
         metavar="SIZE",
-        help="delete caches that are not in use, the least recently used first, until all take at most this, such "
-        "as '20 GB'",
+        help="delete unused caches, least recently used first, until the total size is at most this, such as '20 GB'",
     )
     parser.add_argument("--clear", action="store_true", help="delete all caches that are not in use")
 

@@ -17,8 +17,9 @@ HELP = "measure this machine, so that predictions for it are accurate"
 ABOUT = (
     "Launch short real runs for less than a minute, and fit to them the constants with which steps of "
     "jobs on this machine are predicted and simulated. They are saved for this user, and later predictions use "
-    "them. Keep the machine quiet meanwhile. With --rows, fit the constants of a GPU cluster to measured steps. "
-    "The options of a layout are settings of all rows, which their columns override."
+    "them. Run nothing else on the machine in the meantime. With --rows, fit the constants of a GPU "
+    "cluster to measured steps. "
+    "Layout options apply to all rows; columns of the table override them."
 )
 JSON = "print the calibration as JSON"
 
@@ -37,7 +38,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="also write the calibration to this JSON file"
     )
-    parser.add_argument("--no-save", action="store_true", help="do not use it for later predictions")
+    parser.add_argument(
+        "--no-save", action="store_true", help="do not use the calibration for later predictions"
+    )
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
@@ -62,7 +65,7 @@ def print_rows(arguments: argparse.Namespace) -> None:
     """Calibrate a GPU cluster with measured steps, and print the result."""
     from shardscope.measure.calibrate.entry import calibrate
 
-    why = "cannot be combined with --rows, which are of a GPU cluster; leave one out"
+    why = "cannot be combined with --rows, which describes steps of a GPU cluster; leave one out"
     refuse(arguments, ("emulate", "runs"), why)
     for flag, given in (("--no-save", arguments.no_save), ("--root", arguments.root is not None)):
         if given:
@@ -77,7 +80,7 @@ def print_rows(arguments: argparse.Namespace) -> None:
 
 
 def shown_on(stream: Any) -> Any:
-    """Return a function that shows the current probe on a terminal, in place; None if the stream is no terminal."""
+    """Return a function that shows the current probe on a terminal, in place; None if the stream is not a terminal."""
     if not is_terminal(stream):
         return None
 

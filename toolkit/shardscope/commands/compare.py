@@ -22,7 +22,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("run", nargs="+", help="a run's id, as `shardscope runs` lists it, or its path")
     parser.add_argument(
-        "--baseline", metavar="RUN", help="with several runs: the run against which to give changes"
+        "--baseline",
+        metavar="RUN",
+        help="with several runs: the baseline, relative to which changes are given",
     )
     _options.add_root(parser)
     _options.add_cluster_options(parser)

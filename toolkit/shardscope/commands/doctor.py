@@ -1,4 +1,4 @@
-"""`shardscope doctor`: report which features this machine has, and what does not work without the missing ones."""
+"""`shardscope doctor`: report which features this machine has, and the effect of each missing feature."""
 
 from __future__ import annotations
 

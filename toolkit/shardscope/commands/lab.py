@@ -14,8 +14,8 @@ from shardscope.errors import LaunchError, SpecError
 CHECKOUT = Path(__file__).parents[3]
 TOUR = "01-tour.ipynb"
 EXTENSIONS = ("shardscope_widgets.server", "shardscope_widgets.warm_start")
-"""Extensions of Jupyter's server, enabled on the command line: a checkout does not enable the first extension, and
-nothing else enables the second."""
+"""Jupyter server extensions that are enabled on the command line: the first is not enabled in a checkout, the second
+nowhere else."""
 
 
 HELP = "open the tour notebook in JupyterLab"
@@ -47,7 +47,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
 
 def prepare(folder: Path | None) -> Path:
-    """Return the notebooks folder to open: that of the checkout, or a folder with copies of the packaged notebooks.
+    """Return the notebooks folder to open: the checkout's, or a folder with copies of the packaged notebooks.
 
     Args:
         folder: Folder to copy the notebooks to; None uses the checkout's own notebooks, or ``./shardscope-notebooks``.

@@ -49,7 +49,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
     for name, content in found.items():
         print(f"{coloured(f'== {name}', 'bold')}\n{content}")
     if not found:
-        print("nothing was written; errors of a rank are in: shardscope show RUN")
+        print("the processes wrote nothing; for errors of ranks, use: shardscope show RUN")
     return 0
 
 

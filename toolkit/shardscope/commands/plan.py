@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for name in _OF_A_LAYOUT:
         add_field(parser, Layout, name, names=optimizer_names() if name == "optimizer" else ())
     _options.add_calibration(parser)
-    _options.add_software_option(parser, "; or any, to search also what none of them ships")
+    _options.add_software_option(parser, "; or any, to also search settings that no framework ships")
     parser.add_argument("--top", type=int, default=10, help="rows of the table (default: 10)")
     parser.add_argument(
         "--config", type=int, metavar="RANK",
@@ -139,7 +139,7 @@ def _table(plans: Plans) -> str:
     is_mixed = len(plans.software) > 1
     header = ["#", "step", "tokens/s", "cost of a step", "headroom", *["software"] * is_mixed, "layout"]
     rows = aligned(header, [cells(plan) for plan in plans])
-    advised = f"Recommended is plan {recommended(plans).rank}. {advice(plans)}"
+    advised = f"Plan {recommended(plans).rank} is recommended. {advice(plans)}"
     counts = ", ".join(f"{reason} {count:,}" for reason, count in plans.rejected.items())
     told = f"\n\n{plans.explain(1, 2)}" if len(plans) > 1 else ""
     failures = failures_text(

@@ -47,7 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--faults",
-        help="faults to carry out, such as 'kill rank=1 step=40; slow rank=0 factor=3 steps=10-20', or a faults.json; "
+        help="faults to inject, such as 'kill rank=1 step=40; slow rank=0 factor=3 steps=10-20', or a faults.json; "
         f"the kinds are {', '.join(KINDS)}",
     )
     parser.add_argument(

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from shardscope.measure.calibrate.rows import RowScore
 
 ABOUT = """\
-Compare predicted step times with published ones: as your layouts are predicted, and
-by what all other tables say. Scores are those of this release. In the tables,
-"best chosen" is in how many groups of layouts the one predicted to be fastest is at
-most 3% slower than the fastest, and "after one step" the error of the other rows
-after one of them was measured. With --rows, your own steps are compared; options of
-a layout, such as --tensor, then apply to all rows, whose columns override them.
+Compare predicted step times with published ones: predicted as for your own layouts, and
+from a calibration with all other tables. Scores are those of this release. In the tables,
+"best chosen" is the number of groups of layouts in which the predicted fastest is at
+most 3% slower than the actual fastest, and "after one step" is the error of the other rows
+after calibration with one measured row. With --rows, your own steps are compared; options of
+a layout, such as --tensor, then apply to all rows, and columns of the table override them.
 """
 
 MEASURED_AS = {
@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Print one line per data set, with prediction errors if its rows are used for calibration, and if they are not."""
+    """Print one line per data set, with the prediction errors with and without its rows in the calibration."""
     from shardscope.calibration.effects import table_scores
 
     if arguments.rows is not None:
@@ -78,7 +78,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
     else:
         most = max(int(score["rows"]) for score in left_out.values())
         print(
-            f"Predicted as your layouts are\n{text(lines)}\n\n"
+            f"Predicted as for your own layouts\n{text(lines)}\n\n"
             f"Predicted without the table (of larger tables, {most} rows drawn at random)\n{left_out_text(left_out)}"
         )
     return 0
@@ -177,7 +177,7 @@ def _beaten(scores: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def text(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of errors by data set: of the predictions, and of both trivial formulas."""
+    """Return a table, by data set, of the errors of the predictions and of both trivial formulas."""
     header = [
         "data set", "rows", "n", "MAPE", "worst", "rank", "best chosen", "in interval", "after one step",
         "plain, after one", "plain formula", "constant MFU", "calibration",
@@ -201,7 +201,7 @@ def text(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def print_memory(scores: Mapping[str, Any], *, to_json: bool) -> None:
-    """Print the errors of predictions for published memory: of the peaks, and of which runs fit."""
+    """Print the errors of predictions for published memory: of peaks, and of whether runs fit."""
     if to_json:
         print(as_json({"peaks": scores["peaks"], "fits": scores["fits"]}))
         return
@@ -235,7 +235,7 @@ def peaks_text(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def fits_text(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of how often the prediction of whether a run fits was right."""
+    """Return a table with the number of correct predictions of whether a run fits."""
     names = ("dataset", "ran", "refused", "ran_out", "foreseen")
     return aligned(
         ["data set", "runs that ran", "wrongly refused", "out of memory", "predicted"],

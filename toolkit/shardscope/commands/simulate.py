@@ -63,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--overlap",
         action="store_true",
         default=None,
-        help="with --job: compute while gradients are exchanged",
+        help="with --job: overlap computation with the exchange of gradients",
     )
     parser.add_argument(
         "--straggler", action="append", default=[], metavar="RANK=FACTOR",
@@ -90,7 +90,7 @@ def _simulated(arguments: argparse.Namespace) -> Simulation:
     asked = [name for name in _ONLY if getattr(arguments, name) is not None]
     if len(asked) != 1:
         raise SpecError(
-            "simulate needs one of a model with a layout, --job FILE and --trace FILE ...; give one"
+            "simulate needs a model with a layout, --job FILE, or --trace FILE ...; give one of them"
         )
     _check_options(arguments, asked[0])
     varied = {
@@ -123,7 +123,7 @@ def _simulated(arguments: argparse.Namespace) -> Simulation:
 
 
 def _check_options(arguments: argparse.Namespace, asked: str) -> None:
-    """Reject options that have no effect on what is simulated.
+    """Reject options that have no effect on this kind of simulation.
 
     Raises:
         SpecError: An option has no effect; the message names it.
@@ -180,7 +180,9 @@ def _algorithm(text: str) -> tuple[str, str]:
 
 
 def _link(arguments: argparse.Namespace) -> Link:
-    """Return the link of each rank: the link that is named, else the link between nodes, or inside a single node."""
+    """Return the link of each rank: the one given by name, else the link between nodes, or the one inside a single
+    node.
+    """
     cluster = _options.build_cluster(arguments)
     if (arguments.link is None) == (cluster is None):
         raise SpecError("--trace needs --link or --cluster; give one, such as --link 25GbE")

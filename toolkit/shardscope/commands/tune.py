@@ -60,7 +60,9 @@ def _add_study_options(parser: argparse.ArgumentParser) -> None:
         help=f"objective to minimise, listed below; can be repeated (default: {', '.join(DEFAULT_OBJECTIVES)})",
     )  # fmt: skip
     parser.add_argument("--name", help="name of the study (default: model and strategy)")
-    parser.add_argument("--storage", help="URL of an Optuna storage (default: a journal beside the runs)")
+    parser.add_argument(
+        "--storage", help="URL of an Optuna storage (default: a journal file next to the runs)"
+    )
     parser.add_argument("--sampler", default="auto", help="auto, tpe, gp, qmc, nsga, cma-es, random")
     parser.add_argument(
         "--pruner",

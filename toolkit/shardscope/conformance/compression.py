@@ -66,7 +66,7 @@ class CompressionConformance(MethodConformance):
         packet = _packed(codec, values)
         assert torch.equal(values, given), f"encode changes its input of {size} values"
         assert torch.equal(packet, _packed(codec, values)), (
-            "encoding twice with one seed makes different packets"
+            "encoding twice with the same seed gives different packets"
         )
         back, there = _back(codec, values), torch.ones(size)
         codec.decode(packet, there, _SEED, add=True)
@@ -74,7 +74,7 @@ class CompressionConformance(MethodConformance):
         left = values.clone()
         codec.subtract(packet, left, _SEED)
         assert torch.allclose(left, values - back, atol=1e-6), (
-            "subtract does not leave the input minus the decoded values"
+            "subtract does not subtract the decoded values from the input"
         )
 
     def _check_records(self, run: Run) -> None:

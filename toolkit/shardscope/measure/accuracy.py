@@ -1,4 +1,4 @@
-"""How accurate predictions have been: step times predicted at the launch of runs, compared with measured ones."""
+"""Accuracy of past predictions: step times predicted at the launch of runs, compared with the measured ones."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def accuracy(
     ``preflight=False`` have no predicted step time.
 
     Args:
-        root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
         group: Group whose runs to include; None for all runs.
         all: Whether to include the runs that tools launched for measurements of their own.
 

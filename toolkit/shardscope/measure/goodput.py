@@ -1,4 +1,6 @@
-"""The entry point `shardscope.goodput`: what failures will cost a job, from costs measured in one of its runs."""
+"""The entry point `shardscope.goodput`: the cost of failures for a job, predicted from costs measured in one of its
+runs.
+"""
 
 from __future__ import annotations
 
@@ -152,19 +154,20 @@ def goodput(
 ) -> ExpectedGoodput:
     """Predict the goodput of a job that fails, from the step, checkpoint and restart times measured in one of its runs.
 
-    The goodput is that of `Summary.goodput`: time of the steps that count, divided by the time of the whole run, with
-    setup and the last evaluation. Its distribution comes from simulated runs of this length; `endless` is the mean of
-    an endless run. The uncertainty of the measured costs is not included. Steps that a fault slowed down are left out.
+    The goodput is defined as in `Summary.goodput`: the time of the steps that count, divided by the time of
+    the whole run, with setup and the last evaluation. Its distribution comes from simulated runs of this
+    length; `endless` is the mean of an endless run. The uncertainty of the measured costs is not included.
+    Steps that a fault slowed down are left out.
 
     Args:
         run: A run of the job with at least one restart, one step after which it saved, and one after which it did not;
             or its name or path.
         mtbf_s: Mean time between random failures of the whole job, in seconds or with a unit.
-        faults: Instead of `mtbf_s`: a plan of faults, whose kills are all at steps, or all at times.
+        faults: Instead of `mtbf_s`: a plan of faults, whose kills are either all at steps or all at times.
         steps: Number of steps; None to use the number of the run's job.
         every: Number of steps between two checkpoints; None to use the number of the run.
         seed: Seed of the simulated failures.
-        root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
 
     Example:
         >>> job = ss.Job(model="mlp", data="digits", world_size=2, checkpoint=10, recovery=1)  # doctest: +SKIP
@@ -264,7 +267,7 @@ def _without_slowed(log: RunLog, faults: Faults) -> RunLog:
 
 
 def _first_steps_s(restart: Restart, faults: Faults) -> list[float]:
-    """Return the durations of the first steps after a restart, in seconds, without those that a fault slowed down."""
+    """Return the durations of the first steps after a restart, in seconds, without steps that a fault slowed down."""
     numbered = enumerate(restart.first_steps_s, restart.step + 1)
     return [seconds for step, seconds in numbered if not faults.slows(step)]
 
@@ -280,7 +283,7 @@ def _gaps(log: RunLog) -> dict[int, float]:
 
 
 def _failed_at(log: RunLog) -> list[float]:
-    """Return the time of each failure: that of the injected fault, or else when the agent noticed the failure."""
+    """Return the time of each failure: when its fault was injected, or else when the agent noticed the failure."""
     since, found = 0.0, []
     for each in log.restarts:
         kills = [
@@ -309,7 +312,7 @@ def _begun(events: Iterable[Event]) -> float:
 
 
 def _with_plan(plan: Faults, run: FailingRun, costs: RunCosts) -> float:
-    """Return how long a run takes with the kills of a plan.
+    """Return the duration of a run with the kills of a plan.
 
     Raises:
         SpecError: Some kills are at steps and others at times, or there are other faults.
@@ -317,8 +320,8 @@ def _with_plan(plan: Faults, run: FailingRun, costs: RunCosts) -> float:
     kills = [fault for fault in plan if isinstance(fault, Kill) and fault.during == "step"]
     if len(kills) != len(plan):
         raise SpecError(
-            f"faults='{plan}' has faults other than kills before a step or at a time, whose cost is unknown; "
-            "leave them out"
+            f"goodput can only predict kills (kill(step=...) or kill(at=...)), but faults='{plan}' has "
+            "other faults; leave them out"
         )
     times = [kill.at_s for kill in kills if kill.at_s is not None]
     if not times:

@@ -1,4 +1,6 @@
-"""The entry point `shardscope.jitter`: how computing times of a run differ, and what that means for far more ranks."""
+"""The entry point `shardscope.jitter`: variation of the computing times of a run, extrapolated to many more
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,9 @@ def jitter(
 
     Args:
         run: A run of at least 2 ranks that compute, with recorded spans, or its name or path.
-        ranks: Only these ranks, for example to see how well some of them predict the slowest of all; None for all that
-            compute.
-        root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        ranks: Ranks to use, for example to check how well some ranks predict the slowest of all; None for all
+            ranks that compute.
+        root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
 
     Example:
         >>> run = ss.launch(ss.Job(model="mlp", data="digits", strategy="ring", world_size=8)).wait()  # doctest: +SKIP

@@ -1,8 +1,7 @@
-"""How long the ranks of a pipeline wait for each other, as measured and with stages of equal cost.
+"""Waiting times of the ranks of a pipeline, as measured and with stages of equal cost.
 
 A rank waits while it runs no pass between the first and the last pass of a step. Every fraction here is the mean over
-ranks, as `Timeline.bubble_fraction` is for a schedule: with stages of equal cost, waiting is the bubble and nothing
-else.
+ranks, as `Timeline.bubble_fraction` is for a schedule: with stages of equal cost, all waiting is the bubble.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ from shardscope.spec.optimizer import Optimizer
 FULL = RECOMPUTE_NAMES.index("full")
 IN_PIPELINE, WITH_OFFLOAD = -1, -2
 LEFT_OUT = {IN_PIPELINE: "ZeRO in a pipeline", WITH_OFFLOAD: "ZeRO with offload"}
-"""Reasons why a way to store model states is left out, by the code that replaces its shard size."""
+"""Reasons for leaving out a way to store model states, by the code that replaces its shard size."""
 
 
 class SharedSettings(NamedTuple):
@@ -185,8 +185,8 @@ def candidates(
         global_batch: Sequences in one optimizer step.
         space: Values to try on each axis.
         recipe: Settings shared by all layouts; None for ``bf16-mixed``, ``adamw`` and flash attention.
-        stages: ZeRO stages of the whole search, if `space` is a part of it. All are the same on one replica, which is
-            therefore tried with the lowest one only.
+        stages: ZeRO stages of the whole search, if `space` is a part of it. On one replica, all stages are
+            the same, so only the lowest is tried.
     """
     recipe = recipe or SharedSettings("bf16-mixed", Optimizer("adamw"), flash_attention=True)
     grid, lost_grids = _grids(model, cluster.num_devices, global_batch, space)
@@ -281,7 +281,7 @@ def _twin_counts(counts: tuple[int, ...], layers: Ints, again: Ints, of_stage: I
     """Return a mask of the rows that duplicate a row with an earlier number of layers to recompute.
 
     Args:
-        counts: Numbers of layers that are tried; 0 for all.
+        counts: Numbers of layers to try; 0 for all.
         layers: Number of layers to recompute, by row.
         again: Index into `RECOMPUTE_NAMES`; the number matters only with full recomputation.
         of_stage: Number of layers on a stage; recomputing this many or more means all of them.

@@ -1,9 +1,9 @@
 """Find the smallest number of recomputed layers with which layouts fit in memory.
 
-A layout that does not fit without recomputation needs less memory with each layer of a stage that it recomputes. Each
-layer also costs time, unless activations are offloaded: then fewer bytes are moved, so recomputing more layers than
-memory demands can be faster, but this is not searched. The smallest number of layers with which a layout fits is found
-by narrowing bounds, for all layouts of a chunk at once.
+Each additional recomputed layer of a stage reduces the memory that a layout needs. Each layer also costs time, unless
+activations are offloaded: then fewer bytes are moved, so recomputing more layers than necessary can be faster, but such
+layouts are not searched. The smallest number of layers with which a layout fits is found by narrowing bounds, for all
+layouts of a chunk at once.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def in_part(setting: SearchSettings, found: Candidates, body: Ints, way: Ints, l
         found: The candidates.
         body: Indices into `Candidates.bodies`.
         way: Indices into `Candidates.ways`.
-        lacking: Bytes that each layout lacks without recomputation, more than 0.
+        lacking: Bytes by which each layout exceeds the memory without recomputation, more than 0.
     """
     high = _stage_layers(found, body) - 1
     held = _held(setting, found, body, way, high)

@@ -34,7 +34,7 @@ TOKENS_A_STEP = 1 << 22
 """Maximum number of tokens in the default global batch, similar to the largest published runs."""
 MOST_GROWTH = 64
 ANY = "any"
-"""Value of `software` that also searches what no framework ships."""
+"""Value of `software` that also searches layouts that no framework supports."""
 
 
 def plan(
@@ -154,7 +154,7 @@ def _by_software(
 
 
 def _without_offload(spaces: Mapping[str, SearchAxes], every: SearchAxes) -> dict[str, SearchAxes]:
-    """Return the spaces without offloading, but with the caller's limits of offloading, if any."""
+    """Return the spaces without offloading, except for any offloading that the caller has chosen."""
     given = {name: getattr(every, name) for name in ("zero_for_offload", "full_for_offload")}
     return {
         name: space.replace(offload=("none",), **given)
@@ -173,8 +173,8 @@ def known_model(model: Model | str) -> Transformer:
     found = known.as_transformer if isinstance(known, LayerTable) else known
     if not isinstance(found, Transformer):
         raise SpecError(
-            f"model={getattr(known, 'name', known)!r} is not a transformer; the planner splits transformers only: "
-            "describe one with Model.transformer(...)"
+            f"model={getattr(known, 'name', known)!r} is not a transformer; the planner supports only "
+            "transformers: describe one with Model.transformer(...)"
         )
     return found
 
@@ -200,7 +200,7 @@ def _is_count(value: object) -> bool:
 
 
 def _check_numbers(space: SearchAxes, cluster: Cluster) -> None:
-    """Reject numbers of layers to recompute that no layout of the search can have.
+    """Reject numbers of recomputed layers that no layout of the search can have.
 
     Raises:
         SpecError: `recompute` leaves out full recomputation, or the cluster is mixed.

@@ -91,7 +91,7 @@ class Plans:
     limits: SoftwareLimits | None = None
     """Limits of the search to what the software ships; None if nothing was left out."""
     needs_offload: bool = False
-    """Whether layouts fit only with tensors offloaded to the host."""
+    """Whether no layout fits without offloading tensors to the host."""
     order: Indices = field(init=False, repr=False)
     """Indices of all kept rows, best first."""
 
@@ -393,7 +393,9 @@ class Plans:
         return fastest_beyond(self.asked, self.global_batch, self.limits, list(recipes))
 
     def _unshipped(self) -> list[str]:
-        """Return sentences about what the best plan's software does not ship, in the plan or in layouts left out."""
+        """Return sentences on features that the best plan's software does not ship, in the plan or in excluded
+        layouts.
+        """
         best = self[0] if len(self) else None
         if best is None or not best.software:
             return []

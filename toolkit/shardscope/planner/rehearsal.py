@@ -8,10 +8,11 @@ the emulated cluster follows from the plan:
     updates of a node         bytes of a small update / (T × planned time of the update), faster on faster memory
     rate of a link            planned rate × (bytes of a small message / planned bytes of a message) / T
 
-So different devices keep their proportions, and the run shows whether the planned division of the layers pays off.
-Parts that are relatively larger in a small model, or that differ between job and plan, make steps longer or shorter. T
-is therefore chosen so that the predicted step of the job takes the requested time, and a note names the parts of a step
-whose share then differs from the plan. Links inside a node are those of this machine, and memory is not emulated.
+So different devices keep their proportions, and the run shows whether the planned division of the layers pays
+off. Parts that are relatively larger in a small model, or that differ between job and plan, make steps longer
+or shorter. T is therefore chosen so that the predicted step of the job takes the requested time, and a note
+names the parts of a step whose share then differs from the plan. Links inside a node are this machine's own,
+and memory is not emulated.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def _slowed(
     Args:
         staged_at: Function that returns the cluster for a slowdown.
         job: The job.
-        step_s: The wanted step time, in seconds.
+        step_s: The desired step time, in seconds.
         slow: Slowdown of the first try.
 
     Raises:
@@ -201,7 +202,7 @@ def _nodes(setting: SearchSettings, table: Layouts, flops: float, moved_bytes_pe
 def _pass_s(setting: SearchSettings, table: Layouts, group: Cluster) -> float:
     """Return the planned time of one micro-batch in the whole model on the devices of a group, in seconds.
 
-    This includes the forward and backward pass, embedding, head and kernel-launch waits, but no messages.
+    This includes the forward and backward pass, embedding, head and waits for kernel launches, but no messages.
     """
     alone = setting.cluster.replace(device=group.device, intra=group.intra, groups=())
     one = step_work(setting.model, table, alone, setting.calibration, None).micro.take(slice(0, 1))
@@ -233,7 +234,8 @@ def _recompute_note(setting: SearchSettings, layout: Layout) -> Iterator[str]:
     if layout.recompute_layers:
         held = layers_of_stage(setting.model.layers, layout.pipeline * layout.virtual_stages)
         yield (
-            f"The job recomputes every layer, and the plan {layout.recompute_layers} of the {held} layers of a stage."
+            f"The job recomputes every layer, but the plan only {layout.recompute_layers} of the {held} "
+            "layers of a stage."
         )
 
 

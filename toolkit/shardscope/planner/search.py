@@ -164,7 +164,9 @@ def _chunks(found: Candidates, order: npt.NDArray[np.intp]) -> Iterator[tuple[In
 
 
 class _Chunk(NamedTuple):
-    """Some layouts, with lower bounds of their step times, their memory, and the bytes by which they do not fit."""
+    """Some layouts, with lower bounds of their step times, their memory, and the bytes by which they exceed the
+    capacity.
+    """
 
     body: Ints
     way: Ints

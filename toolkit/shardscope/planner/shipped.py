@@ -1,6 +1,6 @@
-"""Limit a search to what the named software ships, and say what layouts outside this limit would save.
+"""Limit a search to layouts that the named software supports, and report the time that other layouts would save.
 
-Only what the caller leaves open is limited: an axis that `fix` or `space` names is searched as given.
+Only axes that the caller leaves open are limited: an axis named in `fix` or `space` is searched as given.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardscope.spec.model import Transformer
 from shardscope.spec.units import listed
 
 LEAST_SAVED = 0.01
-"""Smallest saving that is mentioned, as a fraction of the step time."""
+"""Smallest saving that is reported, as a fraction of the step time."""
 
 
 class Beyond(NamedTuple):
@@ -31,19 +31,21 @@ class Beyond(NamedTuple):
     layout: Layout
     step_time_s: float
     lacking: str
-    """What this layout needs that its software does not ship, in words."""
+    """Features of this layout that its software does not ship, as text."""
     software: str
     """The software that would run this layout."""
 
 
 class SoftwareLimits(NamedTuple):
-    """Search spaces limited to what each software ships, by its name, and the same space without these limits."""
+    """Search spaces limited to what each software ships, by name of the software, and the space without these
+    limits.
+    """
 
     spaces: Mapping[str, SearchAxes]
     wider: SearchAxes
 
     def leave_out(self, layout: Layout, software: str) -> bool:
-        """Return whether a layout is not in the space of its software because that does not ship it."""
+        """Return whether a layout is missing from its software's space because the software does not ship it."""
         space, is_piped = self.spaces.get(software, self.wider), layout.pipeline > 1
         found: dict[str, Any] = {
             "zero": layout.zero,
@@ -80,10 +82,10 @@ def shipped_space(
     Args:
         space: The values to try.
         software: Name of the framework.
-        model: The model; software may refuse some layouts of it.
+        model: The model; software may not support some of its layouts.
         optimizers: Names of the optimizers that are tried.
         devices: Number of devices, which all degrees divide.
-        given: Axes that the caller has set, which stay as they are.
+        given: Axes that the caller has set, which remain unchanged.
     """
     shipped = software_of(software).shipped
     every = {**shipped.axes(), **shipped.axes_for(model, optimizers)}
@@ -124,7 +126,9 @@ def suggested_spaces(space: SearchAxes) -> dict[str, SearchAxes]:
 
 
 def lacking(software: str, layout: Layout, model: Transformer) -> str:
-    """Return in words what a layout needs that the software does not ship; empty for nothing or unknown software."""
+    """Return the features of a layout that the software does not ship, as text; empty if there are none, or if the
+    software is unknown.
+    """
     return " and ".join(software_of(software).shipped.lacks(layout, model)) if software else ""
 
 
@@ -145,7 +149,7 @@ def fastest_beyond(
 
 
 def limited_texts(names: Collection[str], beyond: Beyond | None, fastest_s: float) -> list[str]:
-    """Return sentences on what a search was limited to, and how much faster the fastest excluded layout is.
+    """Return sentences on the limits of a search, and on how much faster the fastest excluded layout is.
 
     Args:
         names: Names of the software.
@@ -153,12 +157,12 @@ def limited_texts(names: Collection[str], beyond: Beyond | None, fastest_s: floa
         fastest_s: Step time of the fastest layout found, in seconds.
     """
     labels = [software_of(name).label for name in names]
-    texts = [f"only what {listed(labels)} ship{'s' * (len(labels) == 1)} was searched"]
+    texts = [f"only settings that {listed(labels)} ship{'s' * (len(labels) == 1)} were searched"]
     saved = 0.0 if beyond is None else 1 - beyond.step_time_s / fastest_s
     if beyond is None or saved < LEAST_SAVED:
         return texts
     who = "it" if len(labels) == 1 else software_of(beyond.software).label
-    return [*texts, f"{beyond.lacking}, which {who} does not ship, would take {saved:.0%} off the step"]
+    return [*texts, f"{beyond.lacking}, which {who} does not ship, would shorten the step by {saved:.0%}"]
 
 
 def unshipped_texts(software: str, missing: str, *, is_named: bool) -> list[str]:
@@ -166,7 +170,7 @@ def unshipped_texts(software: str, missing: str, *, is_named: bool) -> list[str]
 
     Args:
         software: The best plan's software.
-        missing: What the best plan needs that this software does not ship.
+        missing: Features of the best plan that this software does not ship.
         is_named: Whether the caller named the software.
     """
     label = software_of(software).label

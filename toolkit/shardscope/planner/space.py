@@ -44,7 +44,8 @@ class SearchAxes(Spec):
     zero_for_offload: tuple[tuple[Offload, Literal[0, 1, 2, 3]], ...] = ()
     """Pairs of an offload setting and the lowest ZeRO stage with which it is tried, such as ``("states", 3)``."""
     full_for_offload: tuple[Offload, ...] = ()
-    """Offload settings that are tried only if all layers are recomputed, because only inputs of layers are moved."""
+    """Offload settings that are tried only if all layers are recomputed, because they move only the inputs of
+    layers."""
     shard: tuple[Literal["all", "node"], ...] = Field(default=("all", "node"), min_length=1)
     """Shard model states over all replicas, or over the replicas on one node (HSDP)."""
     recompute: tuple[Recompute, ...] = Field(default=("none", "selective", "full"), min_length=1)

@@ -52,11 +52,14 @@ def recommended(found: Plans) -> PlanRow:
 
 
 def advice(found: Plans) -> str:
-    """Return why a plan is recommended: the memory that it leaves, beside that of the first plan."""
+    """Return why a plan is recommended: the memory that it leaves free, compared with the first plan."""
     best, plan = found.best, recommended(found)
     if is_full(best):
         if plan.rank == 1:
-            return f"Every plan fills the memory: plan 1 leaves {_free(best)}, and the prediction may be off by more."
+            return (
+                f"Every plan nearly fills the memory: plan 1 leaves {_free(best)}, and the prediction may be "
+                "off by more."
+            )
         longer = plan.step_time_s / best.step_time_s - 1
         return (
             f"Plan {plan.rank} takes {abs(longer):.1%} {'longer' if longer >= 0 else 'less'} than plan 1, and leaves "
@@ -75,7 +78,7 @@ def _free(plan: PlanRow) -> str:
 
 
 def budget_of(found: Plans, plan: PlanRow, tokens: float) -> Budget:
-    """Return how long a plan trains on a number of tokens, without evaluations, and what it costs.
+    """Return the time and the cost of training on a number of tokens with a plan, without evaluations.
 
     The time includes checkpoints and failures if the cluster has a failure rate.
     """
@@ -123,7 +126,7 @@ def table_rows(
 
     Args:
         found: Result of the search.
-        count: Largest number of rows.
+        count: Maximum number of rows.
         tokens: Number of tokens to train on; adds the time and the cost of the whole training.
     """
     paid = ("time to train", "cost") if tokens else ("tokens/s", "cost of a step")

@@ -38,7 +38,7 @@ class Budgeted(ABC):
 
     @property
     def goodput(self) -> float | None:
-        """Expected fraction of the time spent on training that no failure undoes, from 0 to 1.
+        """Expected fraction of the time spent on training that is not lost to failures, from 0 to 1.
 
         This is the limit of `Summary.goodput` in a long run, with checkpoints at the job's interval, or else at the
         optimal one; `ss.goodput` predicts the goodput of a short run from measured costs. None if the cluster's
@@ -59,7 +59,7 @@ class Budgeted(ABC):
         goodput = 1.0 if self.goodput is None else self.goodput
         if not goodput:
             raise SpecError(
-                "failures come before a checkpoint is complete, so training never ends; raise the cluster's "
+                "failures occur before a checkpoint is complete, so training never ends; raise the cluster's "
                 "device_mtbf_hours or storage_bandwidth, or lower its restart_s"
             )
         return float(tokens) / self.tokens_per_s / goodput

@@ -24,7 +24,7 @@ def expected_failures(
 ) -> Reliability | None:
     """Return the cost of failures and checkpoints for a training run; None if the cluster gives no failure rate.
 
-    Training waits while the nodes write a checkpoint, each its share at the cluster's `storage_bandwidth`. A restart
+    Training waits while each node writes its share of a checkpoint at the cluster's `storage_bandwidth`. A restart
     takes the cluster's `restart_s`, plus the time to read the checkpoint at the same bandwidth.
 
     Args:
@@ -47,7 +47,9 @@ def expected_failures(
 
 
 def layout_failures(model: Transformer, cluster: Cluster, layout: Layout) -> Reliability | None:
-    """Return the cost of failures and checkpoints for a layout at the optimal interval; None without a failure rate."""
+    """Return the cost of failures and checkpoints for a layout at the optimal checkpoint interval; None without a
+    failure rate.
+    """
     return expected_failures(
         cluster, num_params=model.num_params, optimizer=layout.optimizer, precision=layout.precision
     )

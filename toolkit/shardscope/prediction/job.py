@@ -74,8 +74,8 @@ _NO_RATES = (
     "ss.Cluster.of('h100', per_node={world_size})"
 )
 _SHIPPED_IDLE = (
-    "It has no idle_message_s: messages between ranks that sleep on emulated processors take the times that ship with "
-    "Shardscope. On Linux, ss.calibrate() measures them."
+    "It has no idle_message_s: for messages between ranks that sleep on emulated processors, the times "
+    "that ship with Shardscope are used. On Linux, ss.calibrate() measures them."
 )
 _UNEVEN = (
     "The chunks of {name} are uneven, and ranks wait for messages of different sizes. Ranks that finish early begin "
@@ -98,8 +98,8 @@ class JobPrediction(Shown, Budgeted):
         emulated: The emulated cluster that the ranks run on, on this machine's cores; None otherwise.
         host: The constants of this machine's CPU ranks; None if the job runs on a cluster.
         is_calibrated: Whether `host` was measured here by `ss.calibrate`, or given; otherwise it ships with Shardscope.
-        ignored: Sentence that says why a saved calibration is not used; None if none is ignored.
-        place: Cores and shared memory of the machine on which `host` was measured; None to use those of this process.
+        ignored: Sentence on why a saved calibration is not used; None if it is used or there is none.
+        place: Cores and shared memory of the machine on which `host` was measured; None for those of this process.
     """
 
     job: Job
@@ -167,8 +167,8 @@ class JobPrediction(Shown, Budgeted):
     def memory(self) -> Term | None:
         """Peak memory of the rank with the highest peak, in bytes; None if unknown.
 
-        This is the peak of the job's own program. `Job.layout` says where the layout behind `time` may differ from it:
-        in the split of a pipeline's layers, and in selective recomputation.
+        This is the peak of the job's own program. The layout behind `time` may differ in the split of a pipeline's
+        layers and in selective recomputation; see `Job.layout`.
         """
         return None if self.by_rank is None else max(self.by_rank, key=lambda term: term.value)
 
@@ -275,21 +275,23 @@ class JobPrediction(Shown, Budgeted):
 
     @cached_property
     def at_peak(self) -> AtPeak:
-        """Seconds of a step if computing, or sending, always went at the peak rate."""
+        """Seconds of a step if computation, or sending, always ran at the peak rate."""
         return at_peak(self)
 
     @property
     def mfu(self) -> float | None:
         """Model FLOPs utilization: model FLOPs (3 x forward) divided by the processors' peak FLOPs in one step.
 
-        The peak is that of the device, or the stated rate of an emulated processor; of this machine's cores, the rate
-        of matrix products that a calibration measured. None if unknown.
+        The peak is the device's, or the stated rate of an emulated processor; for this machine's cores, it is
+        the rate of matrix products that a calibration measured. None if unknown.
         """
         return utilization(self.at_peak.compute_s, self.step_time_s)
 
     @property
     def link_utilization(self) -> float | None:
-        """Bytes that the busiest rank sends in a step, divided by what its link can carry meanwhile; or None."""
+        """Bytes that the busiest rank sends in a step, divided by the capacity of its link in that time; None if
+        unknown.
+        """
         return utilization(self.at_peak.sending_s, self.step_time_s)
 
     @property
@@ -343,7 +345,7 @@ class JobPrediction(Shown, Budgeted):
 
     @property
     def overfull(self) -> tuple[int, ...]:
-        """Ranks whose tensors exceed the room that their device, or the emulated cluster, has for tensors."""
+        """Ranks whose tensors exceed the memory for tensors on their device, or on the emulated cluster."""
         room = self.step.memory
         if self.by_rank is None or not room:
             return ()
@@ -483,7 +485,8 @@ def predict_job(
             node do not use. Messages that share a node's link or a rack's uplink share its rate.
         calibration: The cluster's constants; None to use those of its device and the software, or on this machine those
             that `ss.calibrate` has saved, or that ship with Shardscope.
-        software: Name of the software on the cluster's GPUs; None for that of the calibration, or PyTorch's own.
+        software: Name of the software on the cluster's GPUs; None for the calibration's software, or
+            PyTorch's own.
         trace: Function that traces the job's model.
 
     Raises:
@@ -502,7 +505,7 @@ def predict_job(
         job, cluster = job.replace(device="cpu"), None
     if cluster is None and isinstance(calibration, Calibration):
         raise SpecError(
-            f"calibration={calibration.name!r} is of a GPU and has no effect on this machine's CPU ranks; omit it, "
+            f"calibration={calibration.name!r} is for a GPU and has no effect on this machine's CPU ranks; omit it, "
             "give one from ss.calibrate(), or give a cluster"
         )
     if cluster is None and software is not None:
@@ -534,14 +537,15 @@ def predict_job(
 
 
 _NAMED = 4
-"""Largest number of ranks that a sentence names."""
+"""Maximum number of ranks named in a sentence."""
 
 
 def _headline(found: JobPrediction) -> tuple[str, ...]:
     job = found.job
     count = plural(job.world_size, "rank")
     fitted = found.calibration or found.host
-    about = "no step time" if fitted is None or not found.has_rates else f"calibration {fitted.name}"
+    of = "" if found.calibration is not None else "of "
+    about = "no step time" if fitted is None or not found.has_rates else f"calibration {of}{fitted.name}"
     if found.has_rates and found.calibration is None and not found.is_calibrated:
         about = "not calibrated"
     took, held = "step time: unknown", "peak memory per rank: unknown"
@@ -572,7 +576,7 @@ def _headline(found: JobPrediction) -> tuple[str, ...]:
 
 
 def beside_peak(found: JobPrediction) -> str:
-    """Clause on what the peak lacks on this machine: work buffers whose size is not known before the run."""
+    """Clause on memory that the peak does not include: work buffers whose size is unknown before the run."""
     is_lacking = found.cluster is None and found.states is not None and found.states.buffers is None
     return ", plus work buffers (not predicted)" if is_lacking else ""
 
@@ -589,7 +593,7 @@ def _misfit(found: JobPrediction) -> str:
 
 
 def _data_bound(found: JobPrediction) -> str:
-    """Clause that says how long ranks wait for data, in each step or in the first epoch; empty if they do not."""
+    """Clause on how long ranks wait for data, in each step or in the first epoch; empty if they do not wait."""
     waits = [term for term in (found.time.walk() if found.time else ()) if term.name == WAITING]
     if waits:
         return f", of which {figure(waits[0].value, 's')} a step waiting for data"

@@ -2,7 +2,7 @@
 
 Terms have the names of `Run.memory` if they are the same quantity, the peak of each memory type on its own. For a
 replicated or sharded model, activations, gradients and gathered parameters are instead those at the peak of the rank's
-total memory, as the names of these terms say.
+total memory; the names of these terms say so.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _activations(step: JobStep) -> list[float] | None:
 
 
 def _gathered(step: JobStep) -> float:
-    """Return the largest number of bytes of gathered parameters that a rank has in memory at one time."""
+    """Return the peak size of the gathered parameters on a rank, in bytes."""
     stage = step.job.strategy.held_stage
     if stage is None or stage < 2:
         return 0.0
@@ -220,7 +220,7 @@ def _by_moments(  # noqa: PLR0917
 
 
 def _kept(step: JobStep) -> OptimizerStates:
-    """Return the size of the optimizer's state; on GPUs, layer-wise optimizers keep no buffers from step to step."""
+    """Return the size of the optimizer's state; on GPUs, layer-wise optimizers keep no buffers between steps."""
     return step.kept._replace(buffers_updates=False) if step.is_on_gpus else step.kept
 
 

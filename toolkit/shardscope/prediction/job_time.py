@@ -1,8 +1,8 @@
 """Step time of a job, computed from its traced operations, for every strategy and every model that can be traced.
 
 The terms have the same names as the measured times of a run: ``data``, ``forward``, ``backward``, ``optimizer``,
-``codec`` (packing and unpacking of compressed gradients), ``communication`` with a term for each collective, ``idle``.
-On this machine, or on a cluster emulated on it, `host_interval` says how far off the step time may be.
+``codec`` (compression and decompression of gradients), ``communication`` with a term for each collective, ``idle``.
+On this machine, or on a cluster emulated on it, `host_interval` gives the uncertainty of the step time.
 
 A step may also wait for training data from an emulated slow source. A cache that holds all shards is filled in the
 first epoch, after which no step waits. The cache is assumed to be empty at the start of a run.
@@ -51,7 +51,7 @@ _ROOFLINE = "roofline, Williams et al. 2009"
 _FIXED = ("messages × time per message", "messages × time per message + hops × latency")
 """Formula for the fixed times of a collective, without and with latency."""
 _UNEVEN = 1e-2
-"""Relative difference between ranks' bytes above which they may take turns; nearly equal chunks differ by less."""
+"""Relative difference between ranks' bytes above which ranks may send in turn; nearly equal chunks differ by less."""
 
 
 def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: RankRates) -> Term:
@@ -251,8 +251,8 @@ def _overlapping(
 def loads_of(step: JobStep, traffic: Traffic, rates: RankRates) -> StepLoads | None:
     """Return the load of a step on the links; None if it does not affect the step time.
 
-    On equal links, the load matters if ranks take turns, as in a tree, or if latencies add up. Ranks that all send the
-    same number of bytes are assumed to send all the time.
+    On equal links, the load matters if ranks send in turn, as in a tree, or if latencies add up. Ranks that all send
+    the same number of bytes are assumed to send all the time.
     """
     if rates.network is not None:
         return StepLoads.of(step, traffic, rates.network)
@@ -280,7 +280,7 @@ def _collective(name: str, sent: Sent, rates: RankRates, load: Load | None) -> T
 
 
 def _hops(messages: float, load: Load | None) -> float:
-    """Return how many messages of a collective wait for each other, given the messages of its busiest rank."""
+    """Return how many messages of a collective are sent one after another, given the messages of its busiest rank."""
     return float(messages) if load is None or load.hops is None else float(load.hops)
 
 
@@ -348,7 +348,7 @@ def host_interval(prediction: JobPrediction, host: HostCalibration, step_s: floa
 
 
 def _with_unmeasured(prediction: JobPrediction, host: HostCalibration, times: float) -> float:
-    """Return the step time if all costs that were not measured on this machine are multiplied by `times`."""
+    """Return the step time with all costs that were not measured on this machine multiplied by `times`."""
     rows = []
     for row in host.constants:
         value = row.value * times if CONSTANTS[row.name].unit in ("s", "x") else row.value / times
@@ -427,7 +427,7 @@ def filling_s(step: JobStep, step_time_s: float) -> float:
     job ends before the cache is full.
 
     Args:
-        step: The step that stands for most steps of the job.
+        step: The step that represents most steps of the job.
         step_time_s: Time of this step.
     """
     stored = _stored_slowly(step)

@@ -198,11 +198,11 @@ def predict_layout(
         model: The model.
         cluster: The cluster; the layout must use all of its devices.
         layout: The layout.
-        calibration: The cluster's constants; None to use those of its device and the software. If these were
-            never measured together, those of similar devices and software are used: `Calibration.note` says so, and
-            the `interval` of the prediction is wider.
-        software: Name of the framework that runs the layout, which determines constants and memory; None for that of
-            the calibration, or else the one that the layout suggests.
+        calibration: The cluster's constants; None to use the constants of its device and the software. If
+            these were never measured together, the constants of similar devices and software are used:
+            `Calibration.note` says so, and the `interval` of the prediction is wider.
+        software: Name of the framework that runs the layout, which determines constants and memory; None for
+            the calibration's software, or else the software that the layout suggests.
 
     Raises:
         SpecError: The layout does not use exactly the cluster's devices, or the model or batch cannot be divided as the

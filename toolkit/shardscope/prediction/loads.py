@@ -107,8 +107,8 @@ def rank_samples(step: JobStep, readers: Sequence[int]) -> tuple[int, ...]:
 def rank_updates(step: JobStep) -> list[float]:
     """Return the time of each rank's update of parameters.
 
-    The time is relative to that of the slowest device for updating the whole model, and 0 for ranks that update
-    nothing, such as the workers of a parameter server.
+    The time is relative to the time in which the slowest device updates the whole model, and 0 for ranks that
+    update nothing, such as the workers of a parameter server.
     """
     strategy = step.job.strategy
     updating = strategy.updating if isinstance(strategy, ParameterServer) else range(step.world_size)
@@ -154,21 +154,23 @@ def awaited(step: JobStep, loads: Sequence[Work]) -> Work:
 
 
 def step_seconds(step: JobStep, time: Term) -> float:
-    """Return the duration of a step; for asynchronous workers, the time until a step's number of gradients is used."""
+    """Return the duration of a step; for asynchronous workers, the time in which as many gradients are used as a step
+    has.
+    """
     if not step.job.strategy.is_asynchronous:
         return time.value
     return step.job.batch.global_batch / used_samples_per_s(step, time)
 
 
 def run_seconds(step: JobStep, time: Term) -> float:
-    """Return the time of all steps of a run; if workers do not share the gradients, that of the slowest worker."""
+    """Return the time of all steps of a run; if workers do not share the gradients, the slowest worker's time."""
     strategy = step.job.strategy
     is_shared = isinstance(strategy, ParameterServer) and strategy.shares_gradients
     return step.job.last_step * (step_seconds(step, time) if is_shared else time.value)
 
 
 def used_samples_per_s(step: JobStep, time: Term) -> float:
-    """Return the samples of all ranks per second whose gradients are used.
+    """Return the samples per second, over all ranks, whose gradients are used.
 
     Workers of an asynchronous parameter server do not wait for each other in each step, so a slow worker slows the
     others down only as far as the staleness bound makes them wait.

@@ -1,4 +1,4 @@
-"""Time of a step's collectives on links that messages share: uneven nodes, several ranks on a node, racks."""
+"""Time of a step's collectives where messages share links: several ranks per node, unequal nodes, or racks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from shardscope.analytic.communication.traffic import Sent
 from shardscope.analytic.job_step import JobStep
 
 MOST_LISTED = 64
-"""Largest number of ranks for which messages are always listed one by one."""
+"""Maximum number of ranks for which messages are always listed one by one."""
 MOST_MESSAGES = 1 << 14
-"""Largest number of messages that are listed for more ranks than that; a tree or a star has few per rank."""
+"""Maximum number of messages listed for more ranks than that; a tree or a star has few messages per rank."""
 _BOUND = 1e-2
-"""A sum of levels that exceeds the busiest link's time by this fraction is a bound; nearly equal chunks stay below."""
+"""Fraction by which a sum of levels must exceed the busiest link's time to count as a bound; with nearly equal chunks,
+it exceeds it by less."""
 SEND = "send"
-"""Name of the messages between stages in a strategy's traffic."""
+"""Name, in a strategy's traffic, of the messages between stages."""
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Load:
         bytes: Bytes on each link.
         is_bound: Whether `seconds` adds up levels that have different busiest links, which may overlap.
         is_assumed: Whether messages are assumed to go from each rank to the next, because the real ones are unknown.
-        hops: Number of messages that wait for each other, one after another, not counting slices; None if unknown.
+        hops: Number of messages that are sent one after another, not counting slices; None if unknown.
     """
 
     bytes: Floats
@@ -62,7 +63,7 @@ class StepLoads:
         network: The links.
         loads: Load by collective.
         too_many: Whether there are too many messages to list them.
-        is_even: Whether all ranks have equal links of their own, so that it does not matter where messages go.
+        is_even: Whether all ranks have equal links of their own, so that the destinations of messages do not matter.
     """
 
     network: Network
@@ -72,7 +73,9 @@ class StepLoads:
 
     @classmethod
     def of(cls, step: JobStep, traffic: Traffic, network: Network, *, is_even: bool = False) -> StepLoads:
-        """Return the loads of a step's collectives; messages that no plan lists go from each rank to the next."""
+        """Return the loads of a step's collectives; messages not listed by a plan are assumed to go from each rank to
+        the next.
+        """
         found = cls(network, too_many=are_too_many(step, traffic), is_even=is_even)
         plan = step_plan(step, traffic)
         if plan is None:
@@ -111,7 +114,7 @@ class StepLoads:
         return tuple(told)
 
     def carried_s(self, collective: str, sent: Sent) -> float | None:
-        """Return for how long the links carry one message of each rank, in seconds; None if no bytes are sent."""
+        """Return the time for which the links carry one message of each rank, in seconds; None if no bytes are sent."""
         load = self.loads.get(collective)
         return None if load is None else load.seconds / max(1.0, float(np.max(sent.counted)))
 

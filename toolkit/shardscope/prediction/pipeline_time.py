@@ -1,4 +1,4 @@
-"""Time of a pipeline's passes in a job, and how much of the messages between stages its ranks wait for."""
+"""Time of a pipeline's passes in a job, and the time that its ranks wait for messages between stages."""
 
 from __future__ import annotations
 

@@ -51,14 +51,15 @@ def predict(
         cluster: The cluster to train on; the layout, or the job's ranks, must use all of its devices. For a job, None
             means this machine, and an emulated cluster (`ss.Cluster.emulated`) its cores with emulated links.
         layout: The layout of the model; omit it for a job.
-        calibration: The cluster's constants; None to use those of its device and the software. If these were
-            never measured together, those of similar devices and software are used: `Calibration.note` says so, and
-            the `interval` of the prediction is wider. For this machine and for emulated clusters, a `HostCalibration`;
-            None to use the one that `ss.calibrate` has saved, or else the one that ships with Shardscope, scaled by
-            the speed of this machine.
-        software: Name of the framework that runs the layout on GPUs, such as ``"megatron-core"`` or ``"fsdp2"``: it
-            determines constants and memory. None for that of the calibration, or else the one that the layout suggests:
-            DeepSpeed with offload, FSDP2 with ZeRO 2 or 3, Megatron-Core otherwise. Jobs run on plain PyTorch.
+        calibration: The cluster's constants; None to use the constants of its device and the software. If
+            these were never measured together, the constants of similar devices and software are used:
+            `Calibration.note` says so, and the `interval` of the prediction is wider. For this machine and
+            for emulated clusters, a `HostCalibration`; None to use the one that `ss.calibrate` has saved, or
+            else the one that ships with Shardscope, scaled by the speed of this machine.
+        software: Name of the framework that runs the layout on GPUs, such as ``"megatron-core"`` or
+            ``"fsdp2"``: it determines constants and memory. None for the calibration's software, or else the
+            software that the layout suggests: DeepSpeed with offload, FSDP2 with ZeRO 2 or 3, Megatron-Core
+            otherwise. Jobs run on plain PyTorch.
 
     Example:
         >>> import shardscope as ss

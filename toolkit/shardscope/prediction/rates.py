@@ -25,8 +25,8 @@ from shardscope.spec.model import Transformer
 from shardscope.spec.strategy import Work
 
 KERNELS_PER_OPERATION = 1.6
-"""Kernels that a traced operation launches on a GPU. Calibrations are fitted with 90 kernels per transformer block in
-both passes (`prediction.step.micro`), and the trace of a block in mixed precision has 56 operations."""
+"""Number of kernels that a traced operation launches on a GPU. Calibrations are fitted with 90 kernels per transformer
+block in both passes (`prediction.step.micro`), and the trace of a block in mixed precision has 56 operations."""
 
 
 class IdleMessages(NamedTuple):
@@ -65,7 +65,7 @@ class RankRates(NamedTuple):
     optimizer_bandwidth: float
     """Bytes per second that the optimizer's update reads and writes."""
     codec_bandwidth: float
-    """Bytes per second that packing and unpacking of compressed gradients reads and writes."""
+    """Bytes per second that compression and decompression of gradients read and write."""
     tensor_s: float = 0.0
     """Fixed time per parameter tensor that the optimizer updates, in seconds."""
     stage_s: float = 0.0
@@ -87,8 +87,8 @@ class RankRates(NamedTuple):
     overlaps: bool = False
     """Whether messages between stages travel over links while ranks compute; if not, the cores copy them in memory."""
     half_size: float | None = None
-    """Matrix size at which a device multiplies half as fast as with huge matrices, if launches overlap with
-    computation; None if they do not, and `flops` is then reached at all sizes."""
+    """Matrix size at which a device reaches half of its rate for huge matrices, if launches overlap with computation;
+    None if they do not, and `flops` is then reached at all sizes."""
     passes: Passes | None = None
     """Passes of one micro-batch through a transformer on a cluster; None to sum up traced operations."""
 
@@ -121,17 +121,17 @@ class RankRates(NamedTuple):
     ) -> RankRates:  # fmt: skip
         """Return the rates of one rank of `job` on this machine, whose cores the ranks share.
 
-        Ranks on emulated processors mostly sleep, which needs no core. What all ranks do at the same time still queues
-        for the cores: their messages (see `IdleMessages`), and the fixed costs of a step and of a pipeline stage. The
-        fixed cost of gathering parameters arises within a pass, whose sleep absorbs waits for a core. Ranks that wait
-        in a schedule leave their core to others: a pipeline that mostly waits is not slowed down by few cores, and a
-        smaller bubble then gains little. The job's link, if it has one, limits the rate of sending.
+        Ranks on emulated processors mostly sleep, which needs no core. Work that all ranks do at the same time still
+        queues for the cores: their messages (see `IdleMessages`), and the fixed costs of a step and of a pipeline
+        stage. The fixed cost of gathering parameters arises within a pass, whose sleep absorbs waits for a core. Ranks
+        that wait in a schedule leave their core to others: a pipeline that mostly waits is not slowed down by few
+        cores, and a smaller bubble then gains little. The job's link, if it has one, limits the rate of sending.
 
         Args:
             job: The job.
             work: Work of each rank.
-            host: Constants of this machine. Those of another machine are scaled by the speed of NumPy's kernels, and
-                what depends on the number of ranks by the number of cores.
+            host: Constants of this machine. The constants of another machine are scaled by the speed of
+                NumPy's kernels, and constants that depend on the number of ranks by the number of cores.
             emulated: The emulated cluster that the ranks run on: between several nodes, its links carry TCP, and its
                 largest slowdown includes the time that ranks wait for a core.
             place: Cores and shared memory that the ranks have; None for those of this process.
@@ -216,7 +216,7 @@ FREE = RankRates(
     flops=inf, bandwidth=inf, operation_s=0.0, step_s=_TINY, link=inf, message_s=0.0, source="",
     optimizer_bandwidth=inf, codec_bandwidth=inf,
 )  # fmt: skip
-"""Rates with which nothing takes time."""
+"""Rates at which everything takes no time."""
 
 
 def stated_rates(emulated: EmulatedCluster | None, limit: Link | None) -> RankRates:
@@ -245,14 +245,14 @@ def active_ranks(work: Sequence[Work]) -> float:
 
 
 def _sleeps(emulated: EmulatedCluster | None) -> bool:
-    """Whether ranks mostly sleep, since their processors are emulated; then they hardly wait for a core."""
+    """Whether ranks mostly sleep because their processors are emulated, and therefore hardly wait for a core."""
     return emulated is not None and emulated.flops is not None
 
 
 def transport_of(
     job: Job, emulated: EmulatedCluster | None = None, place: Place | None = None
 ) -> HostTransport:
-    """Return what carries the messages of a job's CPU ranks on this machine, or on an emulated cluster."""
+    """Return the transport of the messages of a job's CPU ranks on this machine or on an emulated cluster."""
     if emulated is not None and emulated.link is not None:
         return "network"
     return "tcp" if job.transport == "tcp" or not (place or Place.here()).shares_memory else "shm"

@@ -45,7 +45,8 @@ class Traced(Spec):
     sample_bytes: float
     """Bytes of the inputs and targets of one sample."""
     uncomputable: str = ""
-    """What torch cannot compute on this processor in the job's precision; empty if nothing, and for jobs on GPUs."""
+    """Operations that torch cannot compute on this processor in the job's precision; empty if there are none, and for
+    jobs on GPUs."""
 
 
 def traced(job: Job, elsewhere: Elsewhere | None = None, *, builds: bool = True) -> Traced:
@@ -124,7 +125,7 @@ def _traced_once(asked: Job, stamp: object, elsewhere: Elsewhere | None) -> Trac
     try:
         cache_dir()
     except (DataError, RuntimeError) as error:  # RuntimeError: this user has no home folder
-        warnings.warn(f"{error}; until then, traces of models are not kept on disk", stacklevel=2)
+        warnings.warn(f"{error}; until then, traces of models are not cached on disk", stacklevel=2)
         return make()
     return cached(
         f"trace-{sha256(repr((key, _versions())).encode()).hexdigest()[:32]}.json",
@@ -137,7 +138,9 @@ def _traced_once(asked: Job, stamp: object, elsewhere: Elsewhere | None) -> Trac
 
 @cache
 def _versions() -> tuple[object, ...]:
-    """Return what a trace depends on besides the job: torch, the processor, Shardscope, and the state of its source."""
+    """Return everything besides the job that a trace depends on: torch, the processor, Shardscope, and the state of its
+    source.
+    """
     package = Path(__file__).parents[1]
     sources = [
         path

@@ -1,4 +1,4 @@
-"""How well a job uses processors and links: the time of a step at peak rates, which MFU and link utilization divide."""
+"""Utilization of processors and links: the time of a step at peak rates, divided by the step time."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class AtPeak(NamedTuple):
 
 
 def at_peak(found: JobPrediction) -> AtPeak:
-    """Return the seconds at peak rates; those of a run are this prediction's, made at its launch.
+    """Return the seconds at peak rates; for a run, they come from the prediction made at its launch.
 
-    They are unknown for jobs that communicate only in some steps; those of processors, also if processors differ; and
-    those of links, also if several ranks share a node, and the links of other nodes do not carry all of their messages.
+    Both are unknown for jobs that communicate only in some steps. The compute time is also unknown if processors
+    differ, and the communication time also if several ranks share a node, because not all of their messages use a link.
     """
     period = lcm(found.job.compression.period, getattr(found.job.strategy, "mix_every", 1))
     if not found.has_rates or found.time is None or period > 1:

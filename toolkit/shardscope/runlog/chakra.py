@@ -126,7 +126,7 @@ def _read(path: Path, known: dict[bytes, list[TraceNode]]) -> list[TraceNode]:
 
 
 def _nodes(content: bytes) -> Iterator[TraceNode]:
-    """Yield the nodes of a file, whose first message is about the file itself.
+    """Yield the nodes of a file, skipping its first message, which describes the file.
 
     Raises:
         ValueError: A message ends after the file.

@@ -25,7 +25,7 @@ def write_trace(spans: pd.DataFrame, path: str | Path, about: Mapping[str, str])
     Args:
         spans: A timeline in the form that `Run.timeline` returns.
         path: The file.
-        about: Metadata about the trace, by key.
+        about: Metadata of the trace, by key.
     """
     trace = {"traceEvents": trace_events(spans), "displayTimeUnit": "ms", "otherData": dict(about)}
     file = Path(path)
@@ -53,7 +53,9 @@ def trace_events(spans: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _threads(spans: pd.DataFrame) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield the name and the slices of each thread of one rank: the thread of its steps, then those of its lanes."""
+    """Yield the name and the slices of each thread of one rank: the thread of its steps, then the threads of
+    its lanes.
+    """
     yield _STEPS, list(_steps(spans))
     for lane, own in spans.groupby("lane", sort=False):
         for number, rows in enumerate(_apart(own)):

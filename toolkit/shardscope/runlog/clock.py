@@ -1,6 +1,6 @@
 """Clock of a run: a monotonic clock in Unix seconds, which is the same in all processes of a run on one host.
 
-The system's wall clock may jump during a run, by a step of NTP or because it is set by hand. All times of a run are
+The system's wall clock may jump during a run, when NTP corrects it or when it is set by hand. All times of a run are
 therefore those of the monotonic clock plus an offset to Unix time, so that a duration is the difference of two times,
 also of two processes: on Linux and macOS, all processes of a host have the same monotonic clock. The agent measures the
 offset when it starts, and passes it to its ranks in an environment variable. Ranks on other hosts keep their own
@@ -30,7 +30,9 @@ def now() -> float:
 
 
 def start(env: MutableMapping[str, str] = os.environ) -> None:
-    """Measure the offset to the wall clock, at the start of a run, and pass it to the processes that get this `env`."""
+    """Measure the offset to the wall clock, at the start of a run, and pass it to the processes that are started with
+    this `env`.
+    """
     global _offset  # noqa: PLW0603 - a process has one clock
     _offset = time.time() - time.perf_counter()
     env[VARIABLE] = offset_text()
@@ -51,7 +53,9 @@ def adopt(text: str | bytes | None) -> None:
 
 
 def _host() -> str:
-    """Return an identifier of this host's current boot: processes with the same identifier share a monotonic clock."""
+    """Return an identifier of the host and its current boot: processes with the same identifier share a monotonic
+    clock.
+    """
     return boot_id() or socket.gethostname()
 
 

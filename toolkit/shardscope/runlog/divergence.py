@@ -12,7 +12,7 @@ from shardscope.spec.units import three_digits
 
 ABOVE_START = 2.0
 """Loss above which a run has diverged, as a multiple of the loss with which it began. An untrained model is at chance
-level; twice that is not reached by noise, and a run that stays there has lost what it knew."""
+level; noise does not reach twice that loss, and a run that stays there has lost all that it had learned."""
 FEWEST_STEPS = 3
 """Number of steps for which the loss must have stayed above that level, so that one bad batch raises no alarm."""
 EXPLODED = 5.0
@@ -28,7 +28,7 @@ class Divergence(NamedTuple):
     """A loss that diverged.
 
     Attributes:
-        step: First of the steps since which the loss has been too high, or at which it exploded.
+        step: Step at which the loss diverged: the first from which it stayed too high, or the one at which it exploded.
         loss: Loss of the last step.
         start: Loss with which the run began.
     """
@@ -39,9 +39,9 @@ class Divergence(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The divergence in words: ``diverged at step 4: its loss is 2460, 444 times that at its start``."""
+        """The divergence as text: ``diverged at step 4: its loss is 2460, 444 times the initial loss``."""
         times = (
-            f", {three_digits(self.loss / self.start)} times that at its start"
+            f", {three_digits(self.loss / self.start)} times the initial loss"
             if np.isfinite(self.loss)
             else ""
         )
@@ -50,14 +50,13 @@ class Divergence(NamedTuple):
 
 
 def divergence_of(steps: npt.ArrayLike, losses: npt.ArrayLike) -> Divergence | None:
-    """Return how a loss diverged; None if it did not.
+    """Return the divergence of a loss; None if it did not diverge.
 
     The loss has diverged if its last values, and their mean over `LOSS_WINDOW` steps, exceed `ABOVE_START` times the
     loss of the first step, or if its last value exceeds `FAR_ABOVE_START` times that loss. It has also diverged if it
     exploded, and the median of its last `LOSS_WINDOW` values since exceeds `RECOVERED` times the earlier level, which
     is the loss of the first step, or of the last steps before the explosion if that is higher. A resumed run is
-    compared with the mean of its first steps. A loss that is unknown (NaN) is skipped; one that is infinite has
-    diverged.
+    compared with the mean of its first steps. An unknown loss (NaN) is skipped; an infinite loss counts as diverged.
 
     Example:
         >>> divergence_of([1, 2, 3, 4, 5], [2.3, 2.2, 90.0, 500.0, 2000.0])

@@ -15,8 +15,8 @@ class Epoch:
     Attributes:
         seconds: Times of the finished steps on the slowest rank, in seconds.
         opened: Number of shards that ranks opened in a cache.
-        hits: Number of these shards that were in the cache already, from an earlier epoch or run, or fetched by another
-            rank.
+        hits: Number of these shards that were already in the cache, from an earlier epoch or run or fetched
+            by another rank.
         fetched_bytes: Number of bytes read from a source that is cached or emulated.
     """
 

@@ -16,7 +16,9 @@ LOSS_WINDOW = 10
 
 
 def loss_text(loss: float) -> str:
-    """Write a loss with four decimals, or with three digits if tiny or huge: ``3.2552``, ``4.03e-07``, ``4.03e+07``."""
+    """Format a loss with four decimals, or with three digits if it is tiny or huge: ``3.2552``, ``4.03e-07``,
+    ``4.03e+07``.
+    """
     if 0 < abs(loss) < 1e-3:
         return f"{loss:.2e}"
     if abs(loss) < 100 or not math.isfinite(loss):
@@ -29,9 +31,9 @@ class RunFigure(NamedTuple):
 
     Attributes:
         title: Short name, for headings and legends.
-        about: What the metric is, in a few words, for explanations and tooltips.
+        about: Short description, for explanations and tooltips.
         text: Function that formats a value.
-        ranks: Which ranks the metric covers, such as ``all ranks``; empty if the title says it.
+        ranks: Which ranks the metric covers, such as ``all ranks``; empty if the title already says so.
     """
 
     title: str
@@ -77,15 +79,15 @@ FIGURES = {
     ),
     "held_bytes": RunFigure(
         "peak memory per rank",
-        "most bytes that parameters, gradients, optimizer state, activations and buffers hold at one time on the "
-        "rank that holds most, in the newest measured step; without the batch and temporary tensors",
+        "peak memory of parameters, gradients, optimizer state, activations and buffers together, on the "
+        "rank with the highest peak, in the newest measured step; without the batch and temporary tensors",
         bytes_text,
     ),
     "process_bytes": RunFigure(
         "process memory growth per rank",
-        "how much the memory of a rank's process, as the operating system counts it, has grown at its peak since "
-        "before the model was built, on the rank where it has grown most; on a GPU, the peak of what PyTorch has "
-        "allocated",
+        "growth of the memory of a rank's process, as counted by the operating system, from before the "
+        "model was built to its peak, on the rank with the largest growth; on a GPU, the peak of "
+        "PyTorch's allocations",
         bytes_text,
     ),
     "mfu": RunFigure(
@@ -96,26 +98,26 @@ FIGURES = {
     ),
     "link_utilization": RunFigure(
         "link utilization",
-        "bytes that the busiest rank sends in a step, divided by what its link can carry in that time",
+        "bytes that the busiest rank sends in a step, divided by the bytes that its link can carry in that time",
         lambda value: f"{value:.1%}",
     ),
-    "restarts": RunFigure("restarts", "how often the ranks were started again after a failure", _count),
+    "restarts": RunFigure("restarts", "number of times that the ranks were restarted after a failure", _count),
     "lost_steps": RunFigure("lost steps", "finished steps that restarts had to repeat", _count),
     "goodput": RunFigure(
         "goodput", "fraction of the time spent in steps that count: not repeated after a failure",
         lambda value: f"{value:.1%}",
     ),
 }  # fmt: skip
-"""The figures of a run by name of the field of `Summary`."""
+"""The metrics of a run by name of the field of `Summary`."""
 
 
 def figure_text(name: str, value: float | None, missing: str = "–") -> str:
-    """Write the value of a figure; `missing` if it is not known."""
+    """Format the value of a metric; `missing` if it is unknown."""
     return missing if value is None else FIGURES[name].text(value)
 
 
 def change_text(name: str, value: float | None, base: float | None) -> str:
-    """Write how a figure differs from that of a baseline: ``-12.0 %``, ``2.4 ×``; empty if equal or unknown.
+    """Format the change of a metric relative to a baseline: ``-12.0 %``, ``2.4 ×``; empty if equal or unknown.
 
     Losses and accuracies are written as differences, because their ratios are not meaningful.
     """

@@ -2,9 +2,9 @@
 
 The number of samples in memory is limited. As a run continues, only every second sample stays in memory, then every
 fourth, and so on, so that the samples remain spread evenly over the run. Some samples are never dropped: the first and
-the newest, the first with a NaN or infinite value, and, among those with a layer of zeros, the one with the largest
-learning rate. The last two raise an alarm by themselves. `Layers.alarms` is computed from the samples in memory only,
-so every reader of a run gets the same alarms.
+the newest sample, the first with a NaN or infinite value, and, among samples with a layer of zeros, the one with the
+largest learning rate. Each of the last two is enough to raise an alarm. `Layers.alarms` is computed from the samples in
+memory only, so every reader of a run gets the same alarms.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class RatioSeries:
         lr: Learning rate.
         ratio: Trust ratio; None in steps without one.
         weight_norm: Norm of the weights before the step; None if the optimizer did not compute it.
-        update_norm: Norm in the denominator of the trust ratio: that of LAMB's update, or of LARS's gradient plus
-            weight decay.
+        update_norm: Norm in the denominator of the trust ratio: the norm of LAMB's update, or of LARS's
+            gradient plus weight decay.
         bound: The bound that limited the ratio, ``clamp``, ``trust_clip`` or ``factor``; None if none did.
     """
 

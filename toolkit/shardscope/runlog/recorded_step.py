@@ -56,7 +56,9 @@ def recorded_step(
 
 
 def _first(finished: Iterable[int], known: set[int], measured: set[int]) -> int:
-    """Return the step to show: the first with messages, else with memory, else the first of all; 0 if there is none."""
+    """Return the step to show: the first with messages, else the first with memory, else the first step; 0 if there is
+    none.
+    """
     order = sorted(finished, key=lambda number: (number not in known, number not in measured, number))
     return order[0] if order else 0
 

@@ -78,8 +78,8 @@ class RunLog:
         loss_note: Why the loss may depend on how the batch is split; None if there is no such reason.
         optimizer_note: Why a resumed run may train differently; None if there is no such reason.
         shares: Samples of each rank in a step, as last divided by measured speed; empty if shares are not by speed.
-        dropped: Number of gradients that no update used, or that were not computed, because other workers were faster.
-        faults: Events of the faults that were carried out on purpose, in order.
+        dropped: Number of gradients that were discarded or not computed because other workers were faster.
+        faults: Events of the injected faults, in order.
         restarts: Restarts of the ranks after failures, in order. Steps that a restart repeats replace the earlier ones.
         lost_steps: Number of steps that all ranks had finished, and that restarts had to repeat.
         warm_up: Durations of the first `WARM_UP_STEPS` steps after each start of the ranks, in seconds, by step,
@@ -204,7 +204,7 @@ class RunLog:
             self.restarts[-1].went_on_from(event)
 
     def _rewind(self, step: int) -> None:
-        """Forget what was recorded after `step`, because training continues from there."""
+        """Discard everything recorded after `step`, because training continues from there."""
         lost = self.steps.truncate(step)
         self.lost_steps += lost
         if self.restarts and self.restarts[-1].recovered_t is None:
@@ -439,7 +439,9 @@ class RunLog:
 
     @property
     def held_bytes(self) -> int | None:
-        """Most bytes that tensors hold at one time on any rank, in the newest measured step; None if not measured."""
+        """Peak memory of the tensors on the rank with the highest peak, in bytes, in the newest measured step; None if
+        not measured.
+        """
         return max(self.peaks.values(), default=None)
 
     @property

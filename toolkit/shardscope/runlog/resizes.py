@@ -1,4 +1,6 @@
-"""Changes of the number of ranks in a run: when they happened, how long no rank trained, and the state's source."""
+"""Changes of the number of ranks in a run: their steps, the time in which no rank trained, and the source of the
+state.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The restarts of a run, and the work that they lost: what the reducer keeps of events of faults and restarts."""
+"""The restarts of a run and the work lost, as the reducer keeps them from events of faults and restarts."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class Restart:
         )  # fmt: skip
 
     def went_on_from(self, event: Event) -> None:
-        """Set step and source from the event with which rank 0 resumed after this restart."""
+        """Set step and source from the resume event of rank 0 after this restart."""
         self.step, self.source = event["step"], event.get("source", self.source)
 
     @property
     def took_s(self) -> float | None:
-        """Time from the failure until all ranks had finished their first step again, in seconds; None until then."""
+        """Time from the failure until all ranks had finished their first step after it, in seconds; None until then."""
         return None if self.recovered_t is None else self.recovered_t - self.failed_t

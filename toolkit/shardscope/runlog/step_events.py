@@ -1,4 +1,5 @@
-"""One training step as a list of events: what each rank computes, which messages travel, and how memory changes.
+"""One training step as a list of events: the computations of each rank, the messages between ranks, and the changes of
+memory.
 
 Three producers build this structure: `shardscope.runlog.recorded_step` from the log of a run,
 `shardscope.simulate.step_events` from a prediction, and `Simulation.timeline` from a simulation. The step player and
@@ -64,7 +65,7 @@ class StepEvents:
         events: Events in order of their start.
         memory: Changes of memory, in order of time.
         roles: Role of each rank, such as ``server``; None for ranks without a special role.
-        note: Sentences about what is approximate; empty if nothing is.
+        note: Sentences on approximations; empty if there are none.
     """
 
     label: str

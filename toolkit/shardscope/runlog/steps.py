@@ -29,8 +29,9 @@ class Step(NamedTuple):
         number: Number of the step, from 1.
         t: Time at which the last rank whose gradient was used finished the step, in Unix seconds.
         loss: Mean loss over the ranks that computed a loss; NaN if none did.
-        step_time_s: Duration of the step on the slowest rank, in seconds, without ranks whose gradient was dropped; see
-            `waited_once_s` for ranks that meet only in some steps, and `together_s` for asynchronous workers.
+        step_time_s: Duration of the step on the slowest rank, in seconds, without ranks whose gradient was
+            dropped; see `waited_once_s` for ranks that synchronise only in some steps, and `together_s` for
+            asynchronous workers.
         samples: Number of samples processed by all ranks together.
         tokens: Number of tokens processed by all ranks together; 0 if the model does not read tokens.
         lr: Learning rate on the ranks that computed a loss.
@@ -193,11 +194,12 @@ def together_s(row: Sequence[Event]) -> float:
 
 
 def waited_once_s(step_time_s: float, ended: float, before_ended: float | None) -> float:
-    """Return the duration of a step that ranks need not begin together, in seconds.
+    """Return the duration of a step that ranks need not begin at the same time, in seconds.
 
-    If ranks meet only in some steps, as with local SGD, a slow rank takes long in its own steps, and the other ranks
-    then wait for it in the step in which they meet. The longest time of any rank would count that time twice. A step's
-    duration is therefore at most the time since all ranks had finished the previous step.
+    If ranks synchronise only in some steps, as with local SGD, a slow rank takes long in its local steps, and
+    the other ranks then wait for it in the step in which they synchronise. The longest time of any rank would
+    count that time twice. A step's duration is therefore at most the time since all ranks had finished the
+    previous step.
 
     Args:
         step_time_s: Longest time of any rank, in seconds.

@@ -1,10 +1,11 @@
 """Stragglers: ranks that take longer to compute than the other ranks, which therefore wait for them in every step.
 
-Only computation counts: a rank that waits for other ranks is not slow, however long its step takes. Waits for other
-ranks within a pass are left out (see `spans.phase_seconds`). A rank is named only if it is the slowest in most of the
-newest steps, and in more of them than by chance, so noise and ranks that are slow in turn raise no alarm. In a
-pipeline, stages legitimately differ; there the alarm names the stage that the other stages wait for. Whether other
-ranks wait at all, and what helps, depends on the job's strategy (`Circumstances`).
+Only computation counts: a rank that waits for other ranks is not slow, however long its step takes. Waits for
+other ranks within a pass are left out (see `spans.phase_seconds`). A rank is named only if it is the slowest
+in most of the newest steps, and in more of them than would happen by chance, so noise and ranks that are slow
+in turn raise no alarm. In a pipeline, stages legitimately differ; there the alarm names the stage that the
+other stages wait for. Whether other ranks wait at all, and what helps, depends on the job's strategy
+(`Circumstances`).
 """
 
 from __future__ import annotations

@@ -22,14 +22,14 @@ _TOO_FAST_NOTE = (
 _NOTEWORTHY = 0.01
 """Maximum delay of emulated computation, as a fraction of a step, that the summary does not report."""
 _LATE_NOTE = (
-    "computation was late by {late} per step, because this machine is too slow or too busy for so fast a processor; "
-    "state fewer FLOP/s, or use fewer ranks"
+    "computation was late by {late} per step, because this machine is too slow or too busy to emulate "
+    "such a fast processor; state fewer FLOP/s, or use fewer ranks"
 )
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Summary of a run. A field is None if it does not apply, or if the run has not got far enough to compute it.
+    """Summary of a run. A field is None if it does not apply or cannot be computed yet.
 
     Attributes:
         state: State of the run.
@@ -38,13 +38,14 @@ class Summary:
             figures of memory are then those since the resize.
         world_sizes: All numbers of ranks in order, such as ``2 → 4 → 3``; None if the run was not resized.
         resize_s: Time in which no rank trained because the number of ranks was changed, in seconds, without restarts
-            that went on with fewer ranks after a failure; None without a resize.
+            that continued with fewer ranks after a failure; None without a resize.
         steps: Number of optimizer steps that all ranks finished in this run.
         last_step: Number of the last finished step, which is larger than `steps` in a resumed run.
         loss: Training loss of the last finished step, averaged over ranks.
         loss_mean: Training loss, averaged over ranks and over the last `figures.LOSS_WINDOW` finished steps.
-        diverged_at: First of the steps since which the loss has been far above that at the start, or at which it
-            exploded without recovery (see `divergence`); None if the loss has not diverged.
+        diverged_at: Step at which the loss diverged (see `divergence`): the first from which it stayed far
+            above its initial value, or the one at which it exploded without recovering. None if the loss has
+            not diverged.
         samples_per_s: Samples processed by all ranks per second, computed from the last step and `step_time_s`.
         tokens_per_s: Tokens processed by all ranks per second; None if the model does not read tokens.
         test_loss: Loss on the test split, which is evaluated once, after the job's last step. Runs from earlier
@@ -67,18 +68,18 @@ class Summary:
         wall_s: Time from when the first rank was ready to train to the last event, in seconds.
         transport: Transport between the ranks: ``"shm"``, ``"cuda-ipc"`` or ``"tcp"``; None for a single rank, and for
             runs of earlier versions.
-        transport_reason: Reason for the choice of that transport, in words.
+        transport_reason: Reason for the choice of that transport, as text.
         link: Emulated link between the ranks; None without emulation.
         link_note: Why measurements on this link are unreliable, or what is emulated in addition to the link, as a
             sentence; None if the link is emulated precisely, and nothing else is emulated.
-        late_s_per_step: Mean time by which computation took longer than on the emulated processor, on the latest rank,
-            in seconds per step; None if no FLOP/s are emulated.
+        late_s_per_step: Mean time by which computation took longer than on the emulated processor, on the
+            slowest rank, in seconds per step; None if no FLOP/s are emulated.
         compression: Compression of the gradients; this field and the next two are None without compression.
         uncompressed_bytes_per_step: Bytes that all ranks together would send per step without compression, by formula.
         codec_s_per_step: Mean time spent packing and unpacking on the slowest rank, in seconds per step. This time
             is part of the step time, unless it overlaps the backward pass.
-        cache_hit_rate: Fraction of the opened shards that were in the cache already, from an earlier epoch or run, or
-            fetched by another rank; None without a cache.
+        cache_hit_rate: Fraction of the opened shards that were already in the cache, from an earlier epoch or
+            run or fetched by another rank; None without a cache.
         fetched_bytes: Bytes of data that all ranks read from a source that is cached or emulated; None if there is
             none.
         mfu: Model FLOPs utilization at `step_time_s`, by the formula of `JobPrediction.mfu` with the peak known at the
@@ -94,7 +95,7 @@ class Summary:
         straggler: Sentence on the rank that takes longer to compute than the other ranks, with the remedy; None if
             there is none in the newest steps.
         shares: Samples of each rank in a step, if divided by measured speed; otherwise None.
-        dropped: Number of gradients that no update used, because other workers were faster (backup workers).
+        dropped: Number of gradients that were discarded because other workers were faster (backup workers).
         restarts: Number of times that the ranks were started again after a failure.
         lost_steps: Number of steps that all ranks had finished, and that restarts had to repeat.
         goodput: Fraction of `wall_s` spent in steps that count. The rest is setup, evaluations, checkpoints, restarts
@@ -248,7 +249,7 @@ def _quality(log: RunLog, split: str) -> dict[str, Any]:
 
 
 def _link(log: RunLog, start: Event) -> dict[str, Any]:
-    """Return the summary's fields on what is emulated: the link, and the processors."""
+    """Return the summary's fields on emulation: of the link, and of the processors."""
     link = start.get("link")
     if link is None:
         return {}

@@ -59,12 +59,12 @@ class Tail:
     problems: dict[str, str] = field(default_factory=dict)
     _offsets: dict[Path, int] = field(default_factory=dict)
     _latest: dict[str, float] = field(default_factory=dict)
-    """Latest time read from each log so far, by name of the log, as if its clock had never been set back."""
+    """Latest time read from each log so far, by name of the log, corrected for any setback of its clock."""
     _set_back: dict[str, float] = field(default_factory=dict)
     """Time by which each log's clock was set back at its last event so far, in seconds, by name of the log."""
     _given_up: set[str] = field(default_factory=set)
     _unread: set[Path] = field(default_factory=set)
-    """The logs with more data after the block that was read last."""
+    """The logs with more data after the last block read."""
 
     def poll(self) -> list[Event]:
         """Return the events written since the last call, ordered by time.

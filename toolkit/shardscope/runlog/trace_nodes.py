@@ -1,8 +1,8 @@
-"""Nodes of a Chakra trace from the timeline of one rank: what it computes, and the calls in which it communicates.
+"""Nodes of a Chakra trace from the timeline of one rank: its computations, and the calls in which it communicates.
 
 A timeline has no dependencies, so they are inferred from time: an activity depends on the computation before it, and on
-all calls that had ended when it started. Computation is cut wherever a call starts or ends. Where a rank neither
-computes nor waits for a call, the time counts as computation, because the rank's own program took it.
+all calls that had ended when it started. Computation is cut wherever a call starts or ends. Time in which a rank
+neither computes nor waits for a call counts as computation, because the rank's own program uses it.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _cut(piece: ComputeSpan, edges: Sequence[float]) -> list[ComputeSpan]:
 
 @dataclass
 class _Nodes:
-    """Adds the activities of one rank, and finds what each depends on."""
+    """Adds the activities of one rank, and finds the dependencies of each."""
 
     zero: float
     nodes: list[TraceNode] = field(default_factory=list)

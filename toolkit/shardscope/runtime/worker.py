@@ -56,7 +56,7 @@ _COURTESY_S = 0.5
 rank ends, the agent ends all others, and the rank that failed first may not have written its error yet."""
 
 _UNSHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-"""Environment variable without which agents of torch 2.13 end when a node joins (pytorch/pytorch#135712)."""
+"""Environment variable that must be set, or agents of torch 2.13 end when a node joins (pytorch/pytorch#135712)."""
 
 _WRITERS = frozenset(
     {"shardscope.runlog.files", "shardscope.runlog.writer", "shardscope.training.parameters"}
@@ -186,9 +186,7 @@ def _under_torchrun() -> None:
     parser.add_argument(
         "--resume", type=Path, help="run directory (resumes from its newest checkpoint) or a checkpoint"
     )
-    parser.add_argument(
-        "--faults", help="faults to carry out, such as 'kill rank=1 step=40', or a faults.json"
-    )
+    parser.add_argument("--faults", help="faults to inject, such as 'kill rank=1 step=40', or a faults.json")
     parser.add_argument(
         "--allow-pickle", action="store_true", help="read a pickled checkpoint, which can run code"
     )
@@ -307,7 +305,9 @@ class Resume(NamedTuple):
 
 
 def newest_of(run: RunDir, context: RankContext, otherwise: Resume | None) -> Resume | None:
-    """Return what to resume from: the run itself if it has a checkpoint, else `otherwise`. It is equal on all ranks."""
+    """Return the source to resume from: the run itself if it has a checkpoint, else `otherwise`. The result is equal on
+    all ranks.
+    """
     from shardscope.training.checkpoint import complete_checkpoints  # a slow import
 
     found = [bool(complete_checkpoints(run.path / "checkpoints"))] * context.world_size

@@ -120,10 +120,10 @@ class Table:
     def of_frame(
         cls, frame: pd.DataFrame, caption: str = "", more: str = "", *, texts: Texts = MappingProxyType({})
     ) -> Table:
-        """Return a data frame as a table, whose first columns are aligned left if they are texts.
+        """Return a data frame as a table; leading columns of text are aligned left.
 
         Args:
-            frame: The data frame, whose missing values become empty cells.
+            frame: The data frame; its missing values become empty cells.
             caption: Line above the table.
             more: Line below the table.
             texts: Functions that format a column's values, by suffix of the column's name.
@@ -263,7 +263,7 @@ class Shown:
     """A result that is shown as text and, in notebooks, as HTML."""
 
     def _shown(self) -> Iterable[Part]:
-        """Return what the result consists of, in reading order."""
+        """Return the parts of the result, in reading order."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -276,7 +276,7 @@ class Shown:
 
 
 def text(parts: Iterable[Part]) -> str:
-    """Return parts as text, with an empty line between them."""
+    """Return parts as text, separated by empty lines."""
     return "\n\n".join(filter(None, (part.text() for part in parts)))
 
 

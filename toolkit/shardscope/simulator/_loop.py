@@ -37,7 +37,7 @@ def _compiled(loop: Callable[..., Any]) -> Callable[..., Any]:
 
 @_compiled
 def _up(keys: Any, ops: Any, place: Any, at: int) -> None:
-    """Move the heap entry at index `at` towards the root, to its place."""
+    """Move the heap entry at index `at` towards the root, to its correct position."""
     key, op = keys[at], ops[at]
     while at > 0:
         parent = (at - 1) >> 1
@@ -52,7 +52,7 @@ def _up(keys: Any, ops: Any, place: Any, at: int) -> None:
 
 @_compiled
 def _down(keys: Any, ops: Any, place: Any, at: int, count: int) -> None:
-    """Move the heap entry at index `at` away from the root, to its place."""
+    """Move the heap entry at index `at` away from the root, to its correct position."""
     key, op = keys[at], ops[at]
     while True:
         child = 2 * at + 1
@@ -92,7 +92,7 @@ def _schedule(keys: Any, ops: Any, place: Any, count: int, op: int, key: float) 
 
 @_compiled
 def _join(slot: int, link: int, heads: Any, after: Any, before: Any, sharing: Any) -> None:
-    """Add a message to a link; `slot` is the place of the link among the links of all messages."""
+    """Add a message to a link; `slot` is the index of the link among the links of all messages."""
     first = heads[link]
     after[slot], before[slot] = first, -1
     if first >= 0:
@@ -241,7 +241,7 @@ def run_loop(
     Args:
         fixed: Fixed seconds of each operation.
         size: Bytes that each operation then sends; 0 for none.
-        links: Links of operation i, from index i << s on, where s is in `sides`; -1 for none.
+        links: Links of operation i, starting at index i << s, where s is in `sides`; -1 for none.
         capacity: Bytes per second of each link.
         first: First index into `following` of each operation, and one more for the end.
         following: Operations that depend on each operation, one operation after another.

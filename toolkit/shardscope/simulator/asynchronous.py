@@ -1,4 +1,6 @@
-"""Asynchronous training with parameter servers, over many steps: the rate of updates, and how stale gradients are."""
+"""Asynchronous training with parameter servers, over many steps: the rate of updates, and the staleness of
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ class AsyncSimulation:
         updates_per_s: Number of gradients that the servers apply per second, from all workers.
         staleness: Fraction of the gradients with each staleness, 0, 1, ...: the number of updates that the servers
             apply between reading the parameters for a gradient and applying it.
-        predicted_staleness: Mean staleness by the closed form: W - 1 for W workers, however much their speeds differ
+        predicted_staleness: Mean staleness by the closed form: W - 1 for W workers, regardless of their speeds
             (Zhang et al. 2016, arXiv 1511.05950, section 3, measure the same).
         worker_updates: Number of counted gradients of each worker.
         num_events: Number of events that the simulation processed.
@@ -56,7 +58,7 @@ class AsyncSimulation:
 
 @dataclass(frozen=True)
 class _Built:
-    """Operations of all steps: those that apply gradients, with their worker and server, in the order of steps."""
+    """The operations that apply gradients in all steps, in order, each with its worker and server."""
 
     graph: Graph
     applied: Ints
@@ -89,7 +91,7 @@ def instead_of_step(job: Job) -> str:
     """Return the call that predicts the speed of an asynchronous job's workers, for error messages."""
     if isinstance(job.strategy, ParameterServer) and np.isinf(job.strategy.bound):
         return "ss.simulate.asynchronous"
-    return "ss.predict(job).samples_per_s, which counts with the bound on staleness"
+    return "ss.predict(job).samples_per_s, which takes the staleness bound into account"
 
 
 def _build(prediction: JobPrediction, workers: list[int], servers: int, steps: int) -> _Built:
@@ -136,7 +138,7 @@ def _build(prediction: JobPrediction, workers: list[int], servers: int, steps: i
 
 
 def _measured(built: _Built, ends: Floats, num_events: int) -> AsyncSimulation:
-    """Count the updates between the reading of parameters and their use, while all workers are at work."""
+    """Count the updates between reading the parameters and applying the gradient, while all workers are active."""
     at = ends[built.applied]
     workers, steps, servers = at.shape
     last = float(at[:, -1].max(axis=-1).min())
@@ -152,7 +154,7 @@ def _measured(built: _Built, ends: Floats, num_events: int) -> AsyncSimulation:
         counts += np.bincount(between[counted], minlength=len(counts))
         own += counted.sum(axis=1)
     if not counts.any():
-        raise SpecError(f"steps={steps} is too few: no worker is at work while all others are; give more")
+        raise SpecError(f"steps={steps} is too few: at no time are all workers active; give more")
     counts = counts[: int(counts.nonzero()[0].max()) + 1]
     return AsyncSimulation(
         updates_per_s=float(own.sum()) / servers / (last - first),

@@ -1,4 +1,4 @@
-"""Where the time of one lane goes: every moment of the step belongs to one term, and the terms add up to the step."""
+"""Breakdown of the time of one lane: every moment of the step belongs to one term, and the terms add up to the step."""
 
 from __future__ import annotations
 

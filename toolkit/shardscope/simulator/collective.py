@@ -175,7 +175,7 @@ def _hierarchical(op: str, num_bytes: int, workers: int, options: Mapping[str, A
 
 
 def _tree(op: str, num_bytes: int, workers: int, _options: Mapping[str, Any]) -> Rounds:
-    """Return the rounds over a binomial tree: whole tensors go up to rank 0 in an all-reduce, then down."""
+    """Return the rounds over a binomial tree: in an all-reduce, whole tensors travel up to rank 0, then down."""
     distances = [1 << k for k in range((workers - 1).bit_length())]
     pairs = [(far, [(r, r + far) for r in range(0, workers - far, 2 * far)]) for far in distances]
     up = [Round(f"up, {far}", tuple(Move(b, a, num_bytes) for a, b in same)) for far, same in pairs]

@@ -68,7 +68,8 @@ class LayoutCosts(NamedTuple):
     edge: tuple[Piece, ...]
     """Embedding and output projection in both passes."""
     spare: float
-    """Layers that the last rank of the pipeline lacks, as a fraction of the layers of the other ranks."""
+    """Number of layers that the last pipeline rank has fewer than other ranks, as a fraction of the layers of those
+    ranks."""
     hop: Piece
     """One message between stages."""
     hop_efficiency: float

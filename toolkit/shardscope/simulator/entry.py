@@ -65,7 +65,7 @@ class Simulator:
 
         Computations and messages take the times of `ss.predict`, but each starts when its inputs are ready: passes
         follow the schedule, ranks wait for each other, messages share links max-min fairly, and communication overlaps
-        with computation. `Simulation.merged` says which parts were merged.
+        with computation. `Simulation.merged` describes which parts were merged.
 
         Args:
             job: A job; or a transformer or the name of one, if `layout` is given.
@@ -149,7 +149,7 @@ class Simulator:
         Args:
             job: A job with strategy ``parameter-server:async``.
             cluster: The cluster; None means this machine.
-            steps: Number of steps of each worker, at least 10. Only updates while all workers are at work
+            steps: Number of steps of each worker, at least 10. Only updates while all workers are active
                 count, after the first fifth of this time.
             calibration: The cluster's constants, as for `predict`.
             stragglers: Factor of the computing time of slow ranks, by rank.
@@ -179,7 +179,8 @@ class Simulator:
         jitter: float = 0.0,
         seed: int = 0,
     ) -> Simulation:
-        """Simulate MLCommons Chakra execution traces, such as those of other tools or of `Simulation.export`.
+        """Simulate MLCommons Chakra execution traces, such as traces from other tools or from
+        `Simulation.export`.
 
         Computations take the durations of the trace; messages and collectives take the time that the links need. Nodes
         start in the order of their dependencies. If dependencies leave the order open, the computations of one stream
@@ -199,9 +200,10 @@ class Simulator:
             seed: Seed of the jitter.
 
         Raises:
-            SpecError: A file is not a Chakra trace, a trace lacks a node that another needs, a send has no receive or a
-                receive no send, a collective has no such algorithm, the ranks of a group do not call the same
-                collectives with the same bytes, or the library ``protobuf`` is not installed.
+            SpecError: A file is not a Chakra trace, a trace lacks a node on which another depends, a send has
+                no receive or a receive has no send, a collective has no such algorithm, the ranks of a group
+                do not call the same collectives with the same bytes, or the library ``protobuf`` is not
+                installed.
         """
         from shardscope.simulator.replay import CHAKRA, simulate_files
 
@@ -219,7 +221,8 @@ class Simulator:
         jitter: float = 0.0,
         seed: int = 0,
     ) -> Simulation:
-        """Simulate a profiled step of any PyTorch job on other links, from what `torch.profiler` exports on each rank.
+        """Simulate a profiled step of any PyTorch job on other links, from the traces that `torch.profiler`
+        exports on each rank.
 
         Computations, and the time that the rank's own program takes between them, have the durations of the trace.
         Collectives of Gloo or NCCL start when the rank started them, and take the time that the links need. An activity
@@ -249,7 +252,7 @@ simulate = Simulator()
 
 
 def _with_failures(found: Simulation, failures: list[Failure]) -> Simulation:
-    """Return the simulation with the time that failures cost: the lost part of each attempt, and the recovery.
+    """Return the simulation with the time lost to failures: the lost part of each attempt, and the recovery.
 
     Raises:
         SpecError: A failure is not within the step, or has a negative recovery.
@@ -279,8 +282,8 @@ def simulate_job(prediction: JobPrediction, variation: Variation, *, overlap: bo
     """Simulate one step of a predicted job; see `shardscope.simulate`.
 
     Raises:
-        SpecError: The job has no step time, its strategy does not say what ranks send or does not wait for the slowest
-            ranks, or the variation names ranks that do not exist.
+        SpecError: The job has no step time, its strategy does not define what ranks send or does not wait for
+            the slowest ranks, or the variation names ranks that do not exist.
     """
     job = prediction.job
     if job.strategy.num_dropped:

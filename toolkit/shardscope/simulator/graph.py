@@ -1,4 +1,5 @@
-"""A step as a graph of operations, each with a time, bytes to send and dependencies, and its run by the event loop.
+"""A step as a graph of operations, each with a time, bytes to send and dependencies, and the function that runs it in
+the event loop.
 
 Every operation belongs to a lane: the activity of one rank, or of several ranks that do the same at the same time.
 `Graph.run` returns when each operation starts and ends, and which dependency it waited for last.
@@ -57,9 +58,9 @@ class Graph:
         payload: Bytes that each operation sends.
         links: Links of each operation, `width` entries per operation; -1 for none.
         width: Largest number of links of an operation, a power of 2.
-        is_serial: Whether each operation occupies its lane, so that its time counts as the lane's own; the time of all
-            other operations counts only while the lane waits for them. `run` follows `edges` alone, so the caller must
-            order the computations that occupy a lane.
+        is_serial: Whether each operation occupies its lane, so that its time counts as the lane's own; the
+            time of all other operations counts only while the lane waits for them. `run` follows only
+            `edges`, so the caller must order the computations that occupy a lane.
         is_join: Whether the kind of each operation is `JOIN`.
         labels: Text of each operation, such as ``micro-batch 3``.
         peers: Lane that receives each operation's message; -1 for none.
@@ -283,7 +284,7 @@ VARIABLE = "SHARDSCOPE_SIMULATOR"
 """Environment variable that selects the form of the event loop for all graphs: ``numba`` or ``python``."""
 FORMS = ("numba", "python")
 FEWEST = 30_000
-"""Smallest number of operations for which loading the compiled loop pays off."""
+"""Minimum number of operations for which loading the compiled loop pays off."""
 
 
 def form(num_ops: int) -> str:

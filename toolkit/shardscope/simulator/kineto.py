@@ -1,4 +1,4 @@
-"""Kineto traces, as `torch.profiler` exports them, as nodes of a step: what each rank computes, and its collectives.
+"""Kineto traces, as `torch.profiler` exports them, as nodes of a step: computations and collectives of each rank.
 
 On a GPU, kernels are computations, and NCCL's kernels the collectives, whose arguments give the sizes. On a CPU,
 the operations that no other operation contains are computations, and Gloo's annotations the collectives, whose sizes
@@ -23,7 +23,7 @@ from shardscope.runlog.trace_nodes import Call, ComputeSpan, filled, nodes_of, w
 _COMPUTING = "computation"
 _US = 1e6
 _MOST_US = 1e18
-"""Largest time of an event in microseconds, thousands of years after 1970."""
+"""Largest accepted time of an event, in microseconds: thousands of years after 1970."""
 _MOST_BYTES = 1 << 62
 """Largest size of a message, in bytes."""
 _GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
@@ -59,7 +59,7 @@ def read_kineto(paths: Sequence[str | Path]) -> list[list[TraceNode]]:
     known, size = [each.rank for each in ranks], ranks[0].world_size
     if len(known) != size or known != list(range(size)):
         raise SpecError(
-            f"the traces are those of ranks {quoted(known)} of {quoted(size)}; give one trace of each rank"
+            f"the traces are from ranks {quoted(known)} of {quoted(size)}; give one trace of each rank"
         )
     return [_checked_nodes(each) for each in ranks]
 

@@ -199,7 +199,9 @@ class JobStepGraph:
         ]
 
     def _after_open(self, now: Sequence[int]) -> list[int]:
-        """Return, by rank, an operation that ends when the collectives in progress have; only one runs at once."""
+        """Return, by rank, an operation that ends when the collectives in progress have ended, because only one runs at
+        a time.
+        """
         return [self.graph.add(rank, after=[op, *self.open[rank]]) for rank, op in enumerate(now)]
 
     def _exchange(self, each: Exchange, entry: Sequence[int], *, serial: bool = True) -> list[int]:

@@ -33,7 +33,7 @@ from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope.spec.units import work_text
 
 FORWARD_OF_EDGE = 1 / 3
-"""Part of the time of embedding and output projection in the forward pass: one of three matrix products."""
+"""Share of the time of embedding and output projection that the forward pass takes: one of three matrix products."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class LayoutStep:
         in_layers: Whether each layer is a sequence of operations of its own; otherwise, the layers of a pass on one
             stage are merged.
         graph: Result: the graph, with one lane for each rank of the pipeline.
-        meetings: Result: operations that the ranks of all replicas must have reached before any of them continues.
+        meetings: Result: operations that the ranks of all replicas must reach before any rank continues.
     """
 
     model: Transformer
@@ -260,9 +260,9 @@ def schedule_of(layout: Layout) -> ScheduleTable:
 
 
 MOST_LAYERED = 400_000
-"""Largest number of operations of a replica that is simulated layer by layer."""
+"""Maximum number of operations of a replica that is simulated layer by layer."""
 MOST_OPS = 3_000_000
-"""Largest number of operations of all replicas; fewer replicas are simulated if there would be more."""
+"""Maximum number of operations of all replicas; fewer replicas are simulated if they would exceed it."""
 _PER_LAYER = 8
 _PARENTS = {FORWARD: "compute", BACKWARD: "compute", EDGE: "compute"}
 _ORDER = tuple(NAMES.values())
@@ -312,7 +312,7 @@ def simulate_layout(
 
 
 def _copies(layout: Layout, variation: Variation, num_ops: int) -> list[int]:
-    """Return the replicas to simulate: one if all are alike, else slow ones and others, up to `MOST_OPS`."""
+    """Return the replicas to simulate: one if all are equal, else the slow ones and some others, up to `MOST_OPS`."""
     if variation.is_none or layout.data == 1:
         return [0]
     most = max(2, MOST_OPS // num_ops)

@@ -77,7 +77,7 @@ def _pieces(part: Term) -> tuple[Term, ...]:
 
 
 MOST_MESSAGES = 20_000
-"""Largest number of messages of a step that are listed one by one; beyond it, neighbouring exchanges are merged."""
+"""Maximum number of messages of a step that are listed one by one; with more, neighbouring exchanges are merged."""
 Cargo = Callable[[str], str]
 
 

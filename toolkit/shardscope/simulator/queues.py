@@ -12,7 +12,8 @@ from shardscope.simulator.graph import Graph, Ints
 
 
 def run_in_order(graph: Graph, queues: Sequence[Sequence[int]]) -> None:
-    """Let the operations of each queue run one after another, in the queue's order unless dependencies require another.
+    """Let the operations of each queue run one after another, in the queue's order unless dependencies require a
+    different one.
 
     The order is fixed by edges before the graph runs, so the event loop needs no queues. An operation at the head of a
     queue may depend on a later operation, also through other queues. Operations that would deadlock in this way run in
@@ -42,7 +43,7 @@ def _in_a_row(queues: Sequence[Sequence[int]]) -> Ints:
 def _sorted(
     count: int, edges: Ints, queues: Sequence[Sequence[int]], is_stuck: Sequence[bool]
 ) -> list[list[int]]:
-    """Return the queues with their stuck operations, which are neighbours, in an order that dependencies allow."""
+    """Return the queues with their deadlocked operations, which are adjacent, in an order that dependencies allow."""
     queued = [op for queue in queues for op in queue]
     rank = np.full(count, -1, np.int64)  # operations outside queues go first, as others may wait for them
     rank[queued] = np.arange(len(queued))
@@ -58,7 +59,7 @@ def _sorted(
 
 
 def _places(count: int, edges: Ints) -> Ints:
-    """Return each operation's place in the topological order with low indices first; -1 in or behind a cycle."""
+    """Return each operation's position in the topological order with low indices first; -1 in or after a cycle."""
     first = np.zeros(count + 1, np.int64)
     np.cumsum(np.bincount(edges[:, 0], minlength=count), out=first[1:])
     following = edges[np.argsort(edges[:, 0], kind="stable"), 1].tolist()

@@ -50,7 +50,7 @@ ALGORITHMS: Mapping[str, str] = {
 
 
 class _Uneven(Exception):
-    """A collective in which the ranks do not all do the same."""
+    """Raised for a collective in which the ranks do different things."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ class _Replay:
     algorithms: Mapping[str, str]
     """Algorithm of each type of collective."""
     together: int = 1
-    """Number of ranks for which each trace stands."""
+    """Number of ranks that each trace represents."""
     calls: dict[tuple[Any, int], dict[int, TraceNode]] = field(default_factory=dict)
     """Collectives by process group and number: on each rank, the node that takes part."""
     sends: _Messages = field(default_factory=dict)
@@ -168,8 +168,8 @@ class _Replay:
     def _order_nodes(self, rank: int) -> None:
         """Let each node start after those that it depends on.
 
-        A rank has begun its step when its first node other than a receive starts: a rank that only waits has not.
-        Nodes that depend only on receives thus begin with an operation that counts as an operation of the rank.
+        A rank begins its step when its first node other than a receive starts; a rank that only waits has not begun.
+        Nodes that depend only on receives therefore begin with an operation that counts as an operation of the rank.
         """
         graph, ops = self.graph, self.ops[rank]
         waits = {node.id for node in self.traces[rank] if node.type == RECEIVE}
@@ -345,7 +345,7 @@ def simulate_files(
 def _built(
     traces: Sequence[Sequence[TraceNode]], link: Link, algorithms: Mapping[str, str], variation: Variation
 ) -> _Replay:
-    """Return the graph of the traces, in which one rank stands for all if all do the same."""
+    """Return the graph of the traces, in which one rank represents all if all do the same."""
     if variation.is_none and len(traces) > 1 and _are_alike(traces) and _meet_all(traces[0], len(traces)):
         try:
             return _Replay(traces[:1], link, algorithms, len(traces))
@@ -355,7 +355,7 @@ def _built(
 
 
 def _meet_all(nodes: Sequence[TraceNode], num_ranks: int) -> bool:
-    """Return whether a rank communicates, and every group that it names has exactly the ranks of the traces."""
+    """Return whether a rank communicates, and only in groups that consist of exactly the ranks of the traces."""
     calls = [node for node in nodes if node.attributes.get("comm_size")]
     named = [_named_members(node.attributes.get("pg_name", ""), num_ranks) for node in calls]
     return bool(calls) and all(members in (set(), set(range(num_ranks))) for members in named)

@@ -12,12 +12,12 @@ from shardscope.simulator.graph import Flags, Floats, Graph, Ints, Times, run
 from shardscope.spec.numbers import LARGEST_QUANTITY
 
 _DRAWS = 1 << 22
-"""Largest number of random numbers that are drawn at once."""
+"""Maximum number of random numbers that are drawn at once."""
 
 
 @dataclass(frozen=True)
 class Variation:
-    """How computations differ from their predicted times.
+    """Deviations of computations from their predicted times.
 
     Attributes:
         stragglers: Factor of the computing time of slow ranks, by rank.
@@ -51,7 +51,7 @@ class Variation:
 
     @property
     def is_none(self) -> bool:
-        """Whether all ranks compute alike, at the predicted times."""
+        """Whether all ranks compute at the predicted times."""
         return not self.stragglers and not self.jitter
 
 
@@ -139,7 +139,9 @@ def _factors(count: int, width: int, variation: Variation) -> Floats:
 
 
 def _copied_edges(edges: Ints, count: int, copies: int, meetings: Ints) -> Ints:
-    """Return the edges of all copies; those that leave a meeting start at one common operation per meeting."""
+    """Return the edges of all copies; those that start at a meeting start at one operation per meeting, which all
+    copies share.
+    """
     common = np.full(count, -1, np.int64)
     common[meetings] = copies * count + np.arange(len(meetings))
     offsets = np.arange(copies, dtype=np.int64)[:, None] * count

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_RANKS = 64
-"""Largest number of ranks whose events are listed."""
+"""Maximum number of ranks whose events are listed."""
 MOST_EVENTS = 200_000
-"""Largest number of events that are listed."""
+"""Maximum number of events that are listed."""
 _CODEC = "codec"
 
 
@@ -40,9 +40,9 @@ class Simulation(Shown):
             computes longest. A rank starts its next step when it has finished its own, so a step takes as long as the
             longest time from a rank's first operation to its last.
         merged: Sentences on the parts that were merged, and on other simplifications.
-        lane_ranks: Ranks that each lane stands for. Ranks of a lane do the same at the same time.
+        lane_ranks: Ranks that each lane represents; they do the same at the same time.
         done: The operations and their times.
-        arrangement: How drawings place the ranks.
+        arrangement: Arrangement of the ranks in drawings.
         roles: Role of each rank.
         lost_s: Seconds lost to failures, which `time` includes.
         work: The global batch and the sequence length; empty for the step of a trace.

@@ -17,7 +17,8 @@ class MessagePath(NamedTuple):
     latency: float
     links: tuple[int, ...]
     message_s: float = 0.0
-    """Seconds for which a message keeps its sender busy: unlike latencies, those of several messages add up."""
+    """Seconds for which a message keeps its sender busy: unlike latencies, they add up over several messages.
+    """
 
 
 class WireArrays(NamedTuple):
@@ -34,8 +35,8 @@ Wires = Callable[[Ints, Ints], WireArrays]
 
 
 Order = Literal["at once", "in turn", "shared"]
-"""How a rank sends the messages of a round: all at the same time; one after another; or ``shared``, with its own work
-per message one after another, and the bytes of all messages at the same time."""
+"""How a rank sends the messages of a round: all at the same time; one after another; or ``shared``: the sender's work
+for each message one after another, but the bytes of all messages at the same time."""
 
 
 def one_by_one_wires(wire: Callable[[int, int], MessagePath], width: int = 2) -> Wires:
@@ -124,9 +125,10 @@ def add_rounds(
 
 
 def _fixed(wire: WireArrays, turn: Ints | int, slices: int) -> Floats:
-    """Return the fixed seconds of each slice of each message, given the place of the message among those of its sender.
+    """Return the fixed seconds of each slice of each message, given the position of the message among those of its
+    sender.
 
-    A slice arrives right behind the one before it, so the latency counts only for the first.
+    A slice arrives directly after the previous one, so the latency counts only for the first.
     """
     own = np.broadcast_to(wire.message_s * turn, wire.latency.shape)
     found = np.repeat(own[:, None], slices, axis=1)
@@ -135,7 +137,7 @@ def _fixed(wire: WireArrays, turn: Ints | int, slices: int) -> Floats:
 
 
 def _trail(graph: Graph, each: Round, ops: Ints, sent: dict[tuple[int, int], Ints]) -> None:
-    """Let slices of a round with a lag start after the slices that they trail; note the messages in `sent`."""
+    """Let slices of a round with a lag start after the slices that they follow; record the messages in `sent`."""
     for move, own in zip(each.moves, ops, strict=True):
         ahead = sent.get((move.target, move.source))
         if each.lag and ahead is not None:
@@ -145,7 +147,7 @@ def _trail(graph: Graph, each: Round, ops: Ints, sent: dict[tuple[int, int], Int
 
 
 def _labels(each: Round | Moves, cargo: str, slices: int) -> list[str]:
-    """Return the text of each slice of each message; moves in arrays are too many for texts of their own."""
+    """Return the text of each slice of each message; there are too many moves in arrays for individual texts."""
     if isinstance(each, Moves):
         return [cargo] * (len(each.source) * slices)
     items = (f"{move.item} of the {cargo}" if move.item else cargo for move in each.moves)

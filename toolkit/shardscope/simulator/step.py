@@ -25,7 +25,7 @@ from shardscope.spec import Job
 from shardscope.spec.cluster import Cluster
 
 MOST_RANKS = 64
-"""Largest number of ranks whose events are listed."""
+"""Maximum number of ranks whose events are listed."""
 
 
 def step_events(
@@ -33,8 +33,8 @@ def step_events(
 ) -> StepEvents:
     """Return the events of one training step from a prediction, without running anything.
 
-    The step time and the bytes that each rank sends are those of ``ss.predict(job, cluster)``. Messages meet no
-    contention, and each round of a collective takes a time in proportion to its bytes.
+    The step time and the bytes that each rank sends are those of ``ss.predict(job, cluster)``. There is no contention
+    between messages, and each round of a collective takes a time proportional to its bytes.
 
     Args:
         job: The job, with at most 64 ranks.
@@ -159,7 +159,9 @@ def _check_bytes(prediction: JobPrediction, plan: StepPlan) -> None:
 
 
 def _note(times: StepTimes, group: int) -> str:
-    sentences = ["Messages meet no contention; activations are assumed to grow evenly during a pass."]
+    sentences = [
+        "There is no contention between messages; activations are assumed to grow evenly during a pass."
+    ]
     if times.communication is None:
         sentences.append("Communication that computation hides is spread evenly over the passes.")
     else:
@@ -192,7 +194,7 @@ class TimedPass:
     computing: list[tuple[float, float]] = field(default_factory=list)
 
     def at(self, share: float) -> float:
-        """Return the time at which a share of the pass has been computed."""
+        """Return the time at which a fraction of the pass has been computed."""
         left = share * sum(end - start for start, end in self.computing)
         for start, end in self.computing:
             if left <= end - start:
@@ -205,8 +207,8 @@ class Lockstep:
     """Builds the events of a step in which every pass runs on all ranks, as with replicas, parameter servers and ZeRO.
 
     The passes run one after another. If the prediction assumes no overlap, a pass pauses while an exchange runs, so the
-    step takes exactly the sum of its parts. For layouts, the prediction hides exchanges behind computation and knows
-    only the time that remains; they are then spread evenly over the passes.
+    step takes exactly the sum of its parts. For layouts, the prediction hides exchanges behind computation and contains
+    only the exposed time; exchanges are then spread evenly over the passes.
     """
 
     def __init__(

@@ -37,11 +37,11 @@ def write_chakra(found: Simulation, path: str | Path) -> str:
     one message is a computation of its duration, because its ranks are merged.
 
     Raises:
-        SpecError: Several replicas were simulated, whose meetings the format cannot describe.
+        SpecError: Several replicas were simulated, whose synchronisation the format cannot describe.
     """
     if len(found.done.copies) > 1:
         raise SpecError(
-            "format='chakra' needs a step whose replicas are alike; simulate it without jitter and stragglers"
+            "format='chakra' needs a step whose replicas are all equal; simulate it without jitter and stragglers"
         )
     graph, times = found.done.graph, found.done.times
     after: list[list[int]] = [[] for _ in range(graph.num_ops)]
@@ -49,8 +49,8 @@ def write_chakra(found: Simulation, path: str | Path) -> str:
         after[then].append(before)
     if any(graph.shifts):
         raise SpecError(
-            "format='chakra' needs all messages one by one, but ranks that do the same were simulated as one; keep "
-            "their own traces, or use format='chrome-trace'"
+            "format='chakra' needs every single message, but equal ranks were simulated as one; use the "
+            "ranks' original traces, or use format='chrome-trace'"
         )
     files: list[list[TraceNode]] = [[] for _ in graph.lanes]
     resolved = _across_lanes(graph, after)
@@ -76,12 +76,13 @@ def write_chakra(found: Simulation, path: str | Path) -> str:
 
 
 def _across_lanes(graph: Graph, after: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return each operation's dependencies within its lane: messages from other lanes as their receiving nodes.
+    """Return each operation's dependencies on nodes of its own lane.
 
-    A message may also wait until its receiver is ready, which the receiving node stands for.
+    A dependency on a message from another lane is replaced by the node that receives the message. That node also stands
+    for the dependency of a message that waits until its receiver is ready.
 
     Raises:
-        SpecError: Ranks meet without sending messages, as in a collective that was simulated as a whole.
+        SpecError: Ranks synchronise without sending messages, as in a collective that was simulated as a whole.
     """
     found = []
     for op, before in enumerate(after):
@@ -93,7 +94,7 @@ def _across_lanes(graph: Graph, after: Sequence[Sequence[int]]) -> list[list[int
                 own.append(graph.num_ops + other)
             elif graph.peers[op] != graph.op_lane[other]:
                 raise SpecError(
-                    f"format='chakra' needs all messages one by one, but {graph.lanes[graph.op_lane[op]]} waits for "
+                    f"format='chakra' needs every single message, but {graph.lanes[graph.op_lane[op]]} waits for "
                     f"{graph.lanes[graph.op_lane[other]]} in a collective that was simulated as a whole; use fewer "
                     "ranks, or a strategy that lists its messages"
                 )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
-"""Lone surrogates, with which Python represents the bytes of file names that are not UTF-8."""
+"""Lone surrogates, by which Python represents bytes of file names that are not valid UTF-8."""
 _PLAIN = (str, int, float, type(None))
 """Types whose values need no check in addition to pydantic's."""
 _WANTED = {
@@ -93,7 +93,7 @@ class Spec(BaseModel):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """Add the descriptions of fields, which are set after pydantic has built the class."""
+        """Add the descriptions of the fields; these are set after pydantic has built the class."""
         found = handler(core_schema)
         shown = handler.resolve_ref_schema(found).get("properties", {})
         for name, field in cls.model_fields.items():
@@ -185,8 +185,8 @@ class Spec(BaseModel):
         for item in value if isinstance(value, list | tuple) else (value,):
             if isinstance(item, str) and _HALF_CHARACTER.search(item):
                 raise SpecError(
-                    f"{cls._prefix()}{name}={quoted(item)} is not text in UTF-8, so it cannot be saved; rename what it "
-                    "names, or give other text"
+                    f"{cls._prefix()}{name}={quoted(item)} is not text in UTF-8, so it cannot be saved; "
+                    "rename the file, or give other text"
                 )
             if isinstance(item, dict) and not all(isinstance(key, str) for key in item):
                 raise SpecError(

@@ -66,8 +66,8 @@ class Compression(Method):
     carriage: ClassVar[Carriage] = "packets"
     """How the method processes a gradient; see `Carriage`."""
     family: ClassVar[str] = "Your own"
-    """Heading under which lists show the method: for example ``Shorter floats``, ``Integers in blocks``,
-    ``Random rounding``, ``Signs``, ``Some of the elements`` or ``Low rank``. Any other text becomes a new heading."""
+    """Heading under which lists show the method: for example ``Shorter floats``, ``Block quantization``,
+    ``Stochastic rounding``, ``Signs``, ``Sparsification`` or ``Low rank``. Any other text becomes a new heading."""
     look: ClassVar[MethodStyle] = YOUR_OWN
     """Colour, dash and marker in plots."""
     is_on: ClassVar[bool] = True
@@ -142,7 +142,9 @@ class Compression(Method):
         return bool(getattr(self, "feedback", False))
 
     def optimizer_states(self, states: OptimizerStates) -> OptimizerStates:
-        """Return the states that the job's optimizer keeps with this method; `states` are those without compression."""
+        """Return the states that the job's optimizer keeps with this method; `states` are its states without
+        compression.
+        """
         return states
 
     @property
@@ -337,8 +339,9 @@ def layout_compression(value: Any) -> Compression:
     found: Compression = Compression.resolve(value)
     if found.is_here and found.codec_passes is None:
         raise SpecError(
-            f"compression={found.name!r} does not state how often packing reads or writes the gradient, which is "
-            f"needed to predict the step time; set codec_passes in its class, or use one of "
+            f"compression={found.name!r} does not state how often compression reads or writes the "
+            "gradient, which is needed to predict the step time; set codec_passes in its class, or use "
+            "one of "
             f"{', '.join(compression_names())}"
         )
     return found

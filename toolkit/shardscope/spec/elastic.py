@@ -23,7 +23,8 @@ _MOST_NAMED = 12
 
 
 class Elastic(Spec):
-    """How many ranks a run may have while it trains; ``"2:8"`` stands for ``Elastic(least=2, most=8)``.
+    """Minimum and maximum number of ranks that a run may have while it trains; ``"2:8"`` stands for
+    ``Elastic(least=2, most=8)``.
 
     Ranks join and leave between two steps (`Run.resize`). Each time, the ranks save a checkpoint and exit, and the
     requested number of new ranks load it and continue with the next step, in the same run. With
@@ -143,9 +144,9 @@ def next_smaller(job: Job, world_size: int) -> int:
 
 
 def at_size(job: Job, world_size: int) -> Job:
-    """Return an elastic job, given as it was launched, as it trains on another number of ranks.
+    """Return an elastic job, given as it was launched, with the settings for another number of ranks.
 
-    The global batch is kept or scaled, as `Elastic.batch` says. If it cannot be divided evenly, some ranks get one
+    The global batch is kept or scaled, depending on `Elastic.batch`. If it cannot be divided evenly, some ranks get one
     micro-batch more than other ranks (or one sample, without micro-batches). The micro-batch size is kept if it divides
     a rank's share; otherwise, it becomes the largest smaller divisor of the share.
 
@@ -203,7 +204,7 @@ def _why_not(job: Job, world_size: int) -> str:
 
 
 def _batches(job: Job, world_size: int) -> Iterator[Batch]:
-    """Yield the `Batch` settings with which another number of ranks may train, the best first.
+    """Yield the possible `Batch` settings for another number of ranks, the best first.
 
     A batch that cannot be divided evenly is divided as evenly as possible if the strategy can weight gradients. If the
     strategy suggests a micro-batch size, the batch is also yielded with that size.

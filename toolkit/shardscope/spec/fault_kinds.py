@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardscope.spec.job import Job
 
 _IN_TEXT = {"at_s": "at", "lasts_s": "lasts"}
-"""Names of those fields in a fault's short text whose values carry their unit there."""
+"""Names, in a fault's short text, of the fields whose values have a unit there."""
 _LINK = re.compile(r"n(\d{1,3})(?:-n(\d{1,3}))?")
 
 
@@ -112,7 +112,7 @@ class _OnRanks(Fault):
 
     @property
     def who(self) -> str:
-        """The rank or the node, in words."""
+        """The rank or the node, as text."""
         return f"node {self.node}" if self.rank is None else f"rank {self.rank}"
 
     def check(self, job: Job, nodes: int | None, cluster: EmulatedCluster | None) -> None:  # noqa: ARG002
@@ -145,7 +145,7 @@ class _Timed(Fault):
 
     @property
     def when(self) -> str:
-        """The step or the time, in words."""
+        """The step or the time, as text."""
         return (
             f"before step {self.step}" if self.at_s is None else f"{seconds_text(self.at_s)} after the start"
         )
@@ -210,7 +210,7 @@ class Slow(_OnRanks):
     kind: Literal["slow"] = "slow"
     """Kind of the fault."""
     factor: Annotated[float, Field(gt=1, le=1000)]
-    """How many times as long the computation takes; above 1, at most 1000."""
+    """Factor by which the computation time grows; above 1, at most 1000."""
     steps: Annotated[tuple[Count, Count | None], BeforeValidator(_steps)] = (1, None)
     """First and last slow step; None as the last step stands for the job's last step."""
 
@@ -257,8 +257,8 @@ class DropLink(_Timed):
         found = _LINK.fullmatch(self.link)
         if found is None or found[1] == found[2]:
             raise SpecError(
-                f"drop_link: link={quoted(self.link)} is not valid; write 'n3' for the link of node 3, or 'n0-n3' for "
-                "what nodes 0 and 3 send each other"
+                f"drop_link: link={quoted(self.link)} is not valid; write 'n3' for the link of node 3, or "
+                "'n0-n3' for the traffic between nodes 0 and 3"
             )
         return self
 
@@ -316,7 +316,7 @@ class FillDisk(Fault):
 
 
 def check_rank(word: str, rank: int, job: Job) -> None:
-    """Raise `SpecError` if the job never has this rank; an elastic job may get it by a resize."""
+    """Raise `SpecError` if the job never has this rank; an elastic job may gain it in a resize."""
     most = job.world_size if job.elastic is None else job.elastic.most
     if rank >= most:
         raise SpecError(f"{word} names rank {rank}, but the job's ranks are 0 to {most - 1}")

@@ -41,7 +41,7 @@ class Faults(Spec):
 
     @classmethod
     def of(cls, value: Any) -> Self:
-        """Return the plan that a value stands for: a `Faults`, its text, its JSON fields, or None for no faults.
+        """Convert a value to a plan: a `Faults`, its text, its JSON fields, or None for no faults.
 
         Raises:
             SpecError: The value does not describe faults.
@@ -109,7 +109,7 @@ class Faults(Spec):
         Args:
             rank: The rank; give this or `node`.
             node: The node.
-            factor: How many times as long the computation takes.
+            factor: Factor by which the computation time grows.
             steps: First and last slow step; None as the last step stands for the job's last step.
 
         Raises:
@@ -222,7 +222,7 @@ class Faults(Spec):
 
     @property
     def text(self) -> str:
-        """Description of the faults in words."""
+        """Description of the faults as text."""
         return "; ".join(fault.text for fault in self.faults) or "no faults"
 
     def __str__(self) -> str:

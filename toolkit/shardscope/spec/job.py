@@ -81,8 +81,10 @@ class Job(Spec):
     steps: Count = 100
     """Number of optimizer steps, 1 to 2147483647."""
     until: Count | None = None
-    """Last step of this run, if it ends before `steps`; at most `steps`. The learning-rate schedule and the data order
-    are those of all `steps`, and the run saves a checkpoint to resume from. None trains all `steps`."""
+    """Last step of this run, if it ends before `steps`; at most `steps`. The learning-rate schedule and the
+    data order are the same as for all `steps`, and the run saves a checkpoint to resume from. None trains all
+    `steps`.
+    """
     precision: Annotated[JobPrecision, BeforeValidator(full_name)] = "fp32"
     """fp32 or fp64 throughout; bf16-mixed or fp16-mixed: autocast over fp32 weights, fp16 with dynamic loss scaling.
     ``"bf16"`` and ``"fp16"`` are aliases of the mixed ones."""
@@ -118,9 +120,9 @@ class Job(Spec):
     timeout_s: float = Field(default=60.0, gt=0, le=86400)
     """How long a rank waits for an unresponsive peer before it gives up, in seconds. 0 < value <= 86400."""
     transport: Literal["auto", "shm", "cuda-ipc", "tcp"] = "auto"
-    """What carries messages between ranks: ``shm`` is shared memory, between CPU ranks of one Linux host; ``cuda-ipc``
+    """Transport of messages between ranks: ``shm`` is shared memory, between CPU ranks of one Linux host; ``cuda-ipc``
     lets ranks on the GPUs of one Linux host read each other's GPU memory; ``tcp`` is gloo's connections, with NCCL for
-    collectives between GPUs. ``auto`` takes ``shm`` or ``cuda-ipc`` where all ranks can use it, and TCP otherwise.
+    collectives between GPUs. ``auto`` uses ``shm`` or ``cuda-ipc`` if all ranks can use it, and TCP otherwise.
     Between CPU ranks, ``shm`` and ``tcp`` give bitwise identical results, except for sums that the transport computes
     (the strategy ``all-reduce``, the evaluation of ``gossip``, gradient norms over shards): shared memory adds in the
     order of the ranks, and TCP along gloo's ring."""
@@ -267,7 +269,7 @@ class Job(Spec):
             raise unknown_name("loss", self.loss, LOSSES)
 
     def at_size(self, world_size: int) -> Self:
-        """Return this job, which must be `elastic`, as it trains on another number of ranks.
+        """Return this job, which must be `elastic`, with the settings for another number of ranks.
 
         Raises:
             SpecError: The job cannot train on this number of ranks; the message lists those on which it can.
@@ -328,9 +330,10 @@ class Job(Spec):
     def layout(self) -> Layout:
         """Return the layout that corresponds to this job, for `predict`, `plan` and the calculators.
 
-        Two things may differ. A layout's pipeline has equal numbers of blocks in its stages, a job's has what its
-        `split` says. Selective recomputation is torchtitan's in a layout of FSDP2, which keeps every other matrix
-        product; a job keeps all of them except the inputs of the layers after attention and activation function.
+        Two things may differ. A layout's pipeline stages have equal numbers of blocks, whereas a job's stages
+        follow its `split`. Selective recomputation is torchtitan's in a layout of FSDP2, which keeps every
+        other matrix product; a job keeps all of them except the inputs of the layers after attention and
+        activation function.
 
         Example:
             >>> Job(model="gpt-nano", data="python-source", strategy="zero-3", world_size=4).layout().zero
@@ -438,7 +441,7 @@ def _check_shares(job: Job) -> None:
     """Reject unequal shares where gradients are not averaged over all ranks at once, and so cannot be weighted.
 
     Raises:
-        SpecError: The shares have to be equal; the message says why, and what to use.
+        SpecError: The shares have to be equal; the message gives the reason and a remedy.
     """
     told = f"batch.shares={job.batch.shares!r} cannot be combined with"
     reason = job.strategy.needs_even_because
@@ -491,7 +494,7 @@ def _check_noise_scale(job: Job) -> None:
     share = job.batch.per_rank(job.num_data_ranks)
     if job.num_data_ranks * job.num_micro_batches == 1:
         raise SpecError(
-            f"record.noise_scale=True compares the gradients of several micro-batches, but one rank with "
-            f"batch.micro_batch={share} has only one micro-batch; "
+            "record.noise_scale=True compares the gradients of several micro-batches, but a single rank "
+            f"with batch.micro_batch={share} has only one; "
             + (f"use a micro_batch below {share}, or more ranks" if share > 1 else "use a larger batch")
         )

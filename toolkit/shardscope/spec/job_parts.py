@@ -33,8 +33,8 @@ class Batch(Spec):
     ] = None
     """Shares of the ranks in the global batch, for ranks of different speeds: one number for each, such as
     ``(2, 2, 1, 1)``; or ``"measured"``, which starts with equal shares, and after a few steps divides the batch by
-    measured speed, in whole micro-batches. Gradients are weighted by samples, so the trained weights are those of equal
-    shares. None gives all ranks equal shares."""
+    measured speed, in whole micro-batches. Gradients are weighted by samples, so the trained weights are the
+    same as with equal shares. None gives all ranks equal shares."""
     rebalance_every: Count | None = None
     """With ``shares="measured"``: number of steps between two divisions of the batch; None divides it only once."""
 
@@ -226,7 +226,7 @@ Named = Annotated[str | UserCode, BeforeValidator(_wrap)]
 
 
 def _wrap_data(value: Any) -> Any:
-    """Choose the type that JSON fields describe; if pydantic tried both, errors would name the wrong fields."""
+    """Choose the type described by JSON fields; if pydantic tried both types, errors would name the wrong fields."""
     if isinstance(value, dict):
         return (Shards if "path" in value else UserCode).from_fields(value)
     return _wrap(value)

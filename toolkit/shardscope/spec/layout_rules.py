@@ -108,8 +108,8 @@ def recomputation_faults(layout: Layout, cluster: Cluster | None) -> Iterator[st
         )
     elif cluster is not None and cluster.groups:
         yield (
-            f"recompute_layers={layout.recompute_layers} does not work with groups of different devices, whose stages "
-            "are divided as if all layers were equal; leave recompute_layers out"
+            f"recompute_layers={layout.recompute_layers} cannot be combined with groups of different "
+            "devices, whose stages are divided as if all layers were equal; leave recompute_layers out"
         )
 
 

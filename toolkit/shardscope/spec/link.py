@@ -77,7 +77,7 @@ class Link(Spec):
     def of(cls, name: str, *, latency_s: float | str | None = None, field: str = "link") -> Link:
         """Return a link from the catalogue by its name, or a new link with the given bandwidth and latency.
 
-        For network ports the bandwidth is that of one port in one direction; `shared` converts it to a device's share.
+        For network ports, the bandwidth is per port and direction; `shared` converts it to a device's share.
 
         Args:
             name: A name such as ``"nvlink-4"`` or ``"25GbE"``, or the bandwidth in one direction with its unit.

@@ -39,7 +39,7 @@ package, or the torch class that `ss.observe` saw in a user's own training loop.
 class _ByName(ModelMetaclass):
     """Metaclass that lets a kind's base class construct methods by name: ``LRSchedule("cosine", final_ratio=0.1)``.
 
-    Type checkers see neither this metaclass nor that the base class is abstract, but only that class's `__init__`.
+    Type checkers see only the base class's `__init__`: neither this metaclass, nor that the class is abstract.
     """
 
     if not TYPE_CHECKING:
@@ -55,9 +55,9 @@ class _ByName(ModelMetaclass):
 class Method(Spec, metaclass=_ByName):
     """Base class of all kinds of methods. The fields of a method are its settings, each of which needs a default.
 
-    A kind is a direct subclass, which sets `kind` and `folder`. A method is a subclass of a kind, which sets `name`.
-    In JSON a method is its name and its settings. A user-defined method also has a digest of its code, and a method
-    from an installed package also has the package's name.
+    A kind is a direct subclass, which sets `kind` and `folder`. A method is a subclass of a kind, which sets `name`. In
+    JSON, a method is represented by its name and settings. A user-defined method also has a digest of its code, and a
+    method from an installed package also has the package's name.
     """
 
     _positional = "name"
@@ -161,7 +161,7 @@ class Method(Spec, metaclass=_ByName):
 
     @classmethod
     def heading(cls) -> str:
-        """Return the method's name as lists show it."""
+        """Return the method's name for lists."""
         return cls.name
 
     @classmethod

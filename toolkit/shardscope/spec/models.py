@@ -1,4 +1,4 @@
-"""The models that a job can name: their shapes and exact parameter counts, without torch.
+"""The built-in models of jobs: their shapes and exact parameter counts, without torch.
 
 `MODELS` maps each name to a frozen config; `shardscope.training.models.build_model` builds the module.
 No model has batch normalisation or dropout, because either makes results depend on how a batch is split over ranks.
@@ -83,7 +83,7 @@ class CNNConfig(Spec):
     def _check(self) -> Self:
         if not self.channels:
             raise SpecError(
-                "channels=() makes a model without layers; give at least one width, as in channels=(16,)"
+                "channels=() gives a model without layers; give at least one width, as in channels=(16,)"
             )
         for width in self.channels:
             _require_divides("groups", self.groups, "channels", width)

@@ -1,7 +1,7 @@
 """Valid ranges of numbers in specs: finite, and small enough for the code that computes with them.
 
-Counts stay below 2**31, which torch and every file format support. A loop over a mistyped count, or
-over its square root, therefore ends in reasonable time.
+Counts stay below 2**31, which torch and every file format support. A loop over a mistyped count therefore ends in
+reasonable time.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ LARGEST_QUANTITY = 1e30
 
 
 def require_plausible(fields: Mapping[str, object]) -> None:
-    """Check the numbers in the fields of a calibration, a device or a link, also those in mappings and sequences.
+    """Check the numbers in the fields of a calibration, a device or a link, including those in mappings and sequences.
 
     Raises:
-        SpecError: A number is neither 0 nor of a size from 1e-30 to 1e30.
+        SpecError: A number is not 0, and its magnitude is not from 1e-30 to 1e30.
     """
     for name, value in fields.items():
         for number in _numbers(value):

@@ -1,4 +1,4 @@
-"""A user's own training loop, recorded by `ss.observe` and described by those job fields that are known."""
+"""A user's own training loop, recorded by `ss.observe` and described by the known fields of a job."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ShardedUnit(Spec):
 
 
 class ObservedJob(Job):
-    """What is known about an observed training loop, as the fields of a job.
+    """The known properties of an observed training loop, as the fields of a job.
 
     It can be read, listed, shown and predicted like any job, but not launched, because it does not contain the training
     script. Its JSON contains only the fields that are known; all others have their defaults.

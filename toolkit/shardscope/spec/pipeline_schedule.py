@@ -56,7 +56,7 @@ class PipelineSchedule(Method):
     """Number of stages on each rank by default."""
     least_stages: ClassVar[int] = 1
     most_stages: ClassVar[int | None] = 1
-    """Largest number of stages that each rank may hold; None for any number."""
+    """Maximum number of stages on each rank; None for any number."""
     v_shaped: ClassVar[bool] = False
     """Whether stages go up and down the ranks, so that the first rank holds both the first and the last stage."""
     splits_backward: ClassVar[bool] = False

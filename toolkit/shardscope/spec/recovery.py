@@ -1,4 +1,4 @@
-"""What a run does when one of its ranks fails."""
+"""Recovery of a run when one of its ranks fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardscope.spec.numbers import Count, CountOrZero
 
 
 class Recovery(Spec):
-    """What a run does when one of its ranks dies or fails: it starts all ranks again, up to `restarts` times.
+    """Recovery of a run when a rank dies or fails: all ranks are restarted, up to `restarts` times.
 
     The ranks resume in the same run directory: from the newest copy of their state in memory, if `replica_every` keeps
     any, else from the run's newest complete checkpoint, or from the first step if there is neither. If the only copy in
@@ -47,7 +47,7 @@ class Recovery(Spec):
 
 
 def recovery_from(value: Any) -> Any:
-    """Convert what `Job.recovery` accepts: a `Recovery`, its JSON fields, a number of restarts, or None.
+    """Convert a value of `Job.recovery`: a `Recovery`, its JSON fields, a number of restarts, or None.
 
     Raises:
         SpecError: The value is none of these.

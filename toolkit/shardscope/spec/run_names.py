@@ -20,9 +20,10 @@ COLOURS = ("#2a78b8", "#e0861a", "#159a72", "#c667a3", "#8a6fd6", "#d1542b", "#4
 SPARE_COLOURS = ("#11997a", "#b866a6", "#c49a0c", "#5f6fd6", "#4fb3bf", "#a35a3a")
 """Colours of strategies that are not registered."""
 _MOST_OF_A_STRATEGY = 2
-"""Largest number of runs per strategy that one colour per strategy, with two dashes, can tell apart."""
+"""Maximum number of runs per strategy that one colour per strategy, with two dashes, can distinguish."""
 MOST_PARTS = 3
-"""Largest number of differing settings that a name lists in full; beyond it, only those that tell the runs apart."""
+"""Maximum number of differing settings that a name lists in full; with more, only those that distinguish the runs are
+listed."""
 
 
 class RunLook(NamedTuple):
@@ -80,7 +81,7 @@ def _needed(tables: Sequence[Settings], names: Sequence[str]) -> list[tuple[str,
 
 
 def _joined(table: Settings, names: Sequence[str]) -> str:
-    """Join the words of these settings, without settings that are off, unless all are off."""
+    """Join the texts of these settings, without settings that are switched off, unless all are."""
     known = [(name, table[name]) for name in names if name in table]
     alone = "strategy" in names and table.get("world_size") == 1
     words = [
@@ -100,7 +101,7 @@ def _numbered(names: Sequence[str]) -> list[str]:
 
 
 def shared_words(jobs: Sequence[Job]) -> str:
-    """Return what all the jobs have in common, for the title of a plot: ``gpt-nano on python-source, ring, 2 ranks``.
+    """Return the settings that all jobs share, for the title of a plot: ``gpt-nano on python-source, ring, 2 ranks``.
 
     Model and data that differ are left out.
     """

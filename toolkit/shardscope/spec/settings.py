@@ -1,4 +1,4 @@
-"""The settings of jobs as a flat table: which of them differ between jobs, and how each is written in a few words.
+"""The settings of jobs as a flat table: which of them differ between jobs, and a short text for each.
 
 Settings that do not change what is trained or how (name, records, checkpoints, time limit) are left out.
 """
@@ -29,11 +29,11 @@ _WITHOUT = {
     "compression": "uncompressed", "link": "no link", "clip_norm": "no clipping", "recompute": "no recompute",
     "batch.micro_batch": "undivided batch",
 }  # fmt: skip
-"""Words for a setting that is off."""
+"""Texts for settings that are switched off."""
 
 _NOT_WORK = frozenset({"world_size", "link", "batch.micro_batch", "steps", "seed", "optimizer.lr"})
 _NOT_WORK_OF = frozenset({"strategy", "compression", "lr_schedule"})
-"""Settings that say how the work is divided, or that do not change how long a step takes on one process."""
+"""Settings on the division of the work, or that do not change the step time of a single process."""
 
 Settings = Mapping[str, Any]
 """The settings of one job by name, such as ``optimizer.lr``; a method's own name is under the name of its field."""
@@ -92,7 +92,7 @@ def heading_of(name: str) -> str:
 
 
 def value_text(name: str, value: Any) -> str:
-    """Write the value of a setting: ``0.01``, ``uncompressed``, ``bf16-mixed``."""
+    """Format the value of a setting: ``0.01``, ``uncompressed``, ``bf16-mixed``."""
     if value is None or value == "none":
         return _WITHOUT.get(name, "none")
     if isinstance(value, bool):
@@ -108,7 +108,7 @@ def is_off(name: str, value: Any) -> bool:
 
 
 def words_of(name: str, value: Any) -> str:
-    """Write a setting so that it is understood without a heading: ``lr 0.01``, ``4 ranks``, ``int8``.
+    """Format a setting so that it can be understood without a heading: ``lr 0.01``, ``4 ranks``, ``int8``.
 
     Example:
         >>> words_of("optimizer.lr", 0.01), words_of("world_size", 4), words_of("compression", "none")
@@ -141,7 +141,7 @@ def workload_of(job: Job) -> tuple[tuple[str, str], ...]:
 def one_process_baseline(job: Job, others: Sequence[Job]) -> int | None:
     """Return the index of the single-process job in `others` with the same workload as `job`; None if there is none.
 
-    If there are several, the job that shares the most other settings with `job` is taken; in a tie, the last.
+    If there are several, the job that shares the most other settings with `job` is chosen; in a tie, the last one.
     """
     return _closest(job, others, lambda other: other.world_size == 1)
 
@@ -149,7 +149,7 @@ def one_process_baseline(job: Job, others: Sequence[Job]) -> int | None:
 def uncompressed_baseline(job: Job, others: Sequence[Job]) -> int | None:
     """Return the index of the uncompressed job in `others` with the same workload, strategy and ranks as `job`.
 
-    None if there is none. If there are several, the job that shares the most other settings is taken.
+    None if there is none. If there are several, the job that shares the most other settings is chosen.
     """
     return _closest(
         job, others,

@@ -23,14 +23,14 @@ def whole_pages(size: int) -> int:
 
 
 class Limits(NamedTuple):
-    """Largest sizes of the buffers of one model, in bytes; the defaults are for CPU memory."""
+    """Maximum sizes of the buffers of one model, in bytes; the defaults are for CPU memory."""
 
     gathered: int = 32 << 20
-    """Largest size of a buffer for gathered tensors."""
+    """Maximum size of a buffer for gathered tensors."""
     reduced: int = 64 << 20
-    """Largest total size of all buffers for tensors to reduce."""
+    """Maximum total size of all buffers for tensors to reduce."""
     together: int = 1 << 20
-    """Largest total size of the small tensors that share a buffer until they are reduced."""
+    """Maximum total size of the small tensors that share a buffer until they are reduced."""
 
 
 _IN_CPU_MEMORY = Limits()
@@ -43,7 +43,7 @@ class ShardBufferSizes:
     Attributes:
         world_size: Number of ranks.
         units: Sizes of the tensors that are gathered or reduced in a step, in bytes.
-        limits: Largest sizes of the buffers.
+        limits: Maximum sizes of the buffers.
 
     Example:
         >>> sizes = ShardBufferSizes(4, (300_000, 5_000_000))

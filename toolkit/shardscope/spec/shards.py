@@ -16,7 +16,8 @@ class Shards(Spec):
 
     The order of rows is exact and depends only on the seed and the epoch, not on the number of ranks. Each epoch visits
     the shards in a new order; rows are shuffled within `window` shards at a time, and only these shards need to be
-    available. Every tenth shard is held out; with fewer than ten shards, the last tenth of the rows of each shard.
+    available. Every tenth shard is held out; with fewer than ten shards, the last tenth of the rows of each shard is
+    held out.
 
     Example:
         >>> Shards("corpus", cache="2 GB").window
@@ -38,10 +39,10 @@ class Shards(Spec):
     test: str | None = None
     """Path of shards with test rows, in the same format; None holds out rows of `path`."""
     cache: Bytes | None = None
-    """Size limit of a local cache of shards, such as ``"20 GB"``; the least recently used are deleted. The
-    cache is shared by the ranks of a machine, and kept for later runs. None reads ``.npy`` shards in place, and limits
-    the cache of other formats, which is where they are unpacked, to 10 GB. ``$SHARDSCOPE_CACHE_LIMIT`` limits the
-    caches of all data sets together."""
+    """Size limit of a local cache of shards, such as ``"20 GB"``; the least recently used are deleted. The cache is
+    shared by the ranks of a machine, and kept for later runs. None reads ``.npy`` shards in place, and limits the cache
+    into which other formats are unpacked to 10 GB. ``$SHARDSCOPE_CACHE_LIMIT`` limits the caches of all data sets
+    together."""
     cache_folder: str | None = None
     """Folder of the cache, which only you may write to; None for a folder in ``~/.cache/shardscope``."""
     slow: LinkOrName | None = None

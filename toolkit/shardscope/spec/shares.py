@@ -76,7 +76,7 @@ def shares_by_memory(memory_bytes: Sequence[float], whole_bytes: float) -> tuple
     if min(left) < 1:
         rank = left.index(min(left))
         raise SpecError(
-            f"strategy.shards={BY_MEMORY!r} leaves no room for a shard on rank {rank}, whose memory of "
+            f"strategy.shards={BY_MEMORY!r} leaves no memory for a shard on rank {rank}, whose memory of "
             f"{bytes_text(memory_bytes[rank])} does not exceed the {bytes_text(whole_bytes)} of weights and gradient "
             "buckets that each rank holds; use a smaller model, or strategy='zero-3'"
         )
@@ -111,7 +111,7 @@ def samples_by_share(global_batch: int, shares: Sequence[int], num_ranks: int) -
 
 
 def samples_by_speed(global_batch: int, speeds: Sequence[float], unit: int = 1) -> tuple[int, ...]:
-    """Return the number of samples for each rank that lets the last rank finish as early as possible.
+    """Return the number of samples for each rank with which the last rank finishes as early as possible.
 
     A rank gets whole units, at least one, and takes units / speed. Handing out one unit after another, always to the
     rank that would finish it first, minimises the largest time (list scheduling of equal tasks on uniform machines;

@@ -187,7 +187,7 @@ def parse_name(name: str) -> Name:
     """Split a parameter's name into its parts.
 
     Raises:
-        SpecError: The name is not that of a setting that a study can change.
+        SpecError: The name does not refer to a setting that a study can change.
 
     Example:
         >>> parse_name("compression[topk].ratio")

@@ -149,7 +149,9 @@ class Strategy(Method):
 
     @property
     def held_stage(self) -> int | None:
-        """The ZeRO stage that describes a rank's memory during a step: `zero_stage`, unless parameters stay whole."""
+        """ZeRO stage that describes a rank's memory during a step; differs from `zero_stage` if each rank keeps all
+        parameters.
+        """
         return self.zero_stage
 
     @property
@@ -246,7 +248,7 @@ class Strategy(Method):
         return Arrangement()
 
     def cargo(self, collective: str) -> str:
-        """Return the word for what a collective sends, such as ``gradients``."""
+        """Return a word for the data that a collective sends, such as ``gradients``."""
         return _CARGO.get(collective, "gradients")
 
     def states(self, step: Any) -> Any:  # noqa: ARG002

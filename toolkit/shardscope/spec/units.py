@@ -5,8 +5,8 @@ A string must state its unit: ``"80 GiB"``, ``"200 Gbit/s"``, ``"25 GB/s"``, ``"
 needs no unit. ``kB``, ``MB``, ``GB`` are powers of 1000, and ``KiB``, ``MiB``, ``GiB`` are powers of 1024; a byte has
 8 bits.
 
-Both traffic and memory are shown in units of 1000 (`bytes_text`), so that one screen has one family of units. Memory
-that is compared with the capacity of a device, as in the planner and the memory calculator, is in GiB.
+Both traffic and memory are shown in units of 1000 (`bytes_text`), so that all values on a screen have the same family
+of units. Memory that is compared with the capacity of a device, as in the planner and the memory calculator, is in GiB.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _IN_WORDS = {
     **dict.fromkeys(("m", "mins", "minute", "minutes"), "min"),
     **dict.fromkeys(("hr", "hrs", "hour", "hours"), "h"),
 }
-"""Unit to write instead of each unit of time in words."""
+"""Symbol to write instead of each spelled-out unit of time."""
 _BASE: Mapping[Kind, str] = {
     "bytes": "bytes",
     "bytes/s": "bytes per second",
@@ -231,7 +231,7 @@ def faster_text(speed_up: float) -> str:
 
 
 def work_text(global_batch: int, seq: int | None = None) -> str:
-    """Return what one step trains on, which the first line of every prediction and plan states.
+    """Return the batch and the sequence length of a step as text, for the first line of every prediction and plan.
 
     Args:
         global_batch: Samples or sequences in a step, over all ranks.

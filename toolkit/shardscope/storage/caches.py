@@ -156,8 +156,8 @@ def _make_room(folder: Path, needed: float, limit: float) -> None:
     if deleted:
         warnings.warn(
             f"deleted the least recently used data {'cache' if len(deleted) == 1 else 'caches'}, of "
-            f"{', '.join(cache.label for cache in deleted)}, because all data caches in "
-            f"{folder.parent} may take {bytes_text(limit)} together ({LIMIT})",
+            f"{', '.join(cache.label for cache in deleted)}, because all data caches in {folder.parent} "
+            f"together are limited to {bytes_text(limit)} ({LIMIT})",
             stacklevel=2,
         )
 
@@ -174,7 +174,7 @@ def _found_in(root: Path) -> list[DataCache]:
 
 
 def _is_cache(folder: Path) -> bool:
-    """Return whether a folder is that of a cache. Symbolic links are not followed, because they may lead anywhere."""
+    """Return whether a folder is a cache folder. Symbolic links are not followed, because they may lead anywhere."""
     return (
         _NAME.fullmatch(folder.name) is not None
         and not folder.is_symlink()
@@ -218,7 +218,7 @@ def _about(folder: Path) -> tuple[str, int]:
 
 @contextmanager
 def _unused(folder: Path) -> Iterator[bool]:
-    """Hold the lock of a cache if no process uses the cache; yields whether that is so."""
+    """Hold the lock of a cache if no process uses the cache; yield whether the lock is held."""
     try:
         file = (folder / _IN_USE).open("rb")
     except FileNotFoundError:  # no process of this version has used it

@@ -21,7 +21,7 @@ from shardscope.spec.shards import Shards
 
 Array = npt.NDArray[Any]
 _BLOCKS, _BLOCK_BYTES = 32, 4096
-"""Number of blocks, evenly spaced in a file, of which `ShardInfo.sample` is a digest, and bytes per block."""
+"""Number of blocks, evenly spaced in a file, that are hashed for `ShardInfo.sample`, and bytes per block."""
 _PARSING = threading.Lock()
 _SUFFIXES = {"npy": (".npy",), "tar": (".tar",), "parquet": (".parquet",), "arrow": (".arrow",)}
 

@@ -1,6 +1,6 @@
 """Prefetches shards during training, several at a time, and counts cache hits.
 
-A rank holds the shards of two windows open: the one that it trains on, and the next. An open shard is a mapping of a
+A rank keeps the shards of two windows open: the one that it trains on, and the next. An open shard is a mapping of a
 file, whose pages the operating system reads and drops as needed, so memory does not grow with the data.
 """
 
@@ -41,7 +41,7 @@ class ReadCounts:
 
     Attributes:
         opened: Number of shards opened; with a cache, each shard counts once per epoch.
-        hits: Number of these shards that were still open or in the cache, perhaps fetched by another rank.
+        hits: Number of these shards that were still open or in the cache, possibly fetched by another rank.
         fetched_bytes: Number of bytes read from a source that is cached or emulated.
     """
 
@@ -78,7 +78,7 @@ class ShardReader:
         self._pool: ThreadPoolExecutor | None = None
 
     def announce(self, epoch: int, window: int, shards: Sequence[int], *, is_next: bool) -> None:
-        """Start opening the shards of a window, several at a time; a no-op if this was called for the window before.
+        """Start opening the shards of a window, several at a time; a no-op if it was already called for this window.
 
         Args:
             epoch: The epoch in which the shards are used.
@@ -208,7 +208,9 @@ class ShardReader:
         )
 
     def _checked(self, rows: Array, info: ShardInfo) -> Array:
-        """Return the rows, after checking that their type is the first shard's; some formats do not declare it."""
+        """Return the rows, after checking that they have the type of the first shard's rows; some formats do
+        not declare it.
+        """
         found = (info.path, str(rows.dtype))
         with self._lock:
             self._kind = self._kind or found

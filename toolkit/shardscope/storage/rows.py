@@ -1,4 +1,4 @@
-"""Number of rows that a job trains on, from sizes and headers of its data files, before any rank opens them."""
+"""Number of rows that a job trains on, read from the sizes and headers of its data files before any rank opens them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ def training_rows(job: Job) -> int | None:
 
 
 def _rows_of(data: str, seq: int, *, is_known: bool) -> int | None:
-    """Return the number of training rows of named data or a path; `is_known`: whether the sequence length is known."""
+    """Return the number of training rows of named data or a path; `is_known`: tells whether the sequence length is
+    known.
+    """
     if data in DATA and (counted := DATA[data].num_training_rows) is not None:
         return counted
     path = Path(data).expanduser()
@@ -103,7 +105,7 @@ def _rows_of_shards(data: Shards, seq: int, *, is_known: bool) -> int | None:
 
 
 def held_out_tokens(num_tokens: int, seq: int) -> int:
-    """Return how many of the last tokens of a text are for testing: 5 %, and at least one window."""
+    """Return how many tokens at the end of a text are held out for testing: 5 %, but at least one window."""
     return max(int(num_tokens * _TEST_SHARE), seq + 1)
 
 

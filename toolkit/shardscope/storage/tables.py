@@ -122,7 +122,9 @@ def _array(column: Any, name: str, path: Path) -> Array:
 
 
 def _require_complete(parts: Sequence[Any], name: str, path: Path) -> None:
-    """Raise an error if one level of lists, or the values in them, contain nulls; in an array, these would be NaN."""
+    """Raise an error if one level of lists, or the values in them, contain nulls; in an array, they would become
+    NaN.
+    """
     missing = sum(part.null_count for part in parts)
     if missing:
         raise DataError(

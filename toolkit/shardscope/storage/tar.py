@@ -154,7 +154,8 @@ def _require_end(file: tarfile.TarFile, last: str) -> None:
     while block := content.read(tarfile.RECORDSIZE):
         if any(block):
             raise DataError(
-                f"{file.name!r} has more after the end of its archive, which would not be read; write one archive with "
+                f"{file.name!r} has more data after the end of its archive, which would not be read; "
+                "write one archive with "
                 "all samples instead of joining several"
             )
 

@@ -130,7 +130,9 @@ def _flops(calls: Sequence[_Call]) -> float:
 
 
 def _alike(module: nn.Module) -> list[nn.Module]:
-    """Return adjacent modules of one class without embeddings: the run with most parameters, or an empty list."""
+    """Return the adjacent modules of one class, without embeddings, that together have the most parameters;
+    may be empty.
+    """
     runs = [
         [*run]
         for part in module.modules()
@@ -150,7 +152,7 @@ def _num_params(modules: Sequence[nn.Module]) -> int:
 
 
 class _UnlikeError(Exception):
-    """The module is not a transformer that `Transformer` describes."""
+    """The module is not a transformer that `Transformer` can describe."""
 
 
 def _need(holds: object) -> None:

@@ -47,7 +47,7 @@ class RankContext:
         local_world_size: Number of ranks on this machine; None if unknown.
         compresses: Whether the job compresses gradients.
         emulation: The emulated cluster that the rank runs on; None on real machines.
-        faults: The faults that this rank carries out; None if the run has no fault plan.
+        faults: The faults that are injected on this rank; None if the run has no fault plan.
     """
 
     rank: int
@@ -149,7 +149,7 @@ def open_rank(
         job: The job.
         events: Writer for this rank's event log.
         env: Environment variables with the rank and the world size, as set by `torchrun`; None for `os.environ`.
-        faults: The faults that this rank carries out.
+        faults: The faults that are injected on this rank.
     """
     place = os.environ if env is None else env
     rank, world_size = int(place["RANK"]), int(place["WORLD_SIZE"])

@@ -226,7 +226,7 @@ class _Convolution:
     def _last_weight(self) -> int:
         """Bytes of the weight's gradient in channels-last order, with each group's channels padded to whole blocks.
 
-        In 16 bits, the gradient is summed in float32, from one transposed sample at a time.
+        For 16-bit dtypes, this includes a float32 accumulator and one transposed sample.
         """
         if self._is_depthwise and self._block("weight"):
             return self.weight.nbytes
@@ -247,7 +247,7 @@ class _Convolution:
 
     @property
     def _one_sample(self) -> int:
-        """Bytes of the patches under the kernel for one group of one sample."""
+        """Bytes of the im2col buffer for one group of one sample."""
         inner = self.inputs.shape[1] // self.groups
         return inner * prod(self.weight.shape[2:]) * prod(self.output.shape[2:]) * self.weight.element_size()
 

@@ -80,8 +80,8 @@ class Emulation:
         if self.paced_link is None:
             return ""
         return (
-            "the kernel has no netem, so each rank adds the latency to its messages, also to ranks of its own node, "
-            "and to the backend's collectives by their formula"
+            "the kernel has no netem, so each rank adds the latency to its messages, including those to "
+            "ranks of its own node, and by formula to the backend's collectives"
         )
 
     def _compute_note(self) -> str:

@@ -106,7 +106,8 @@ class _Sums(NamedTuple):
 class _Found:
     """Evaluates parts of a split on one rank.
 
-    The pairing of logits and targets is a trial's result, or is determined once, from the first part that shows it.
+    The pairing of logits and targets is a trial's result, or is determined once, from the first part that
+    allows it.
     """
 
     def __init__(self, loss: ResolvedLoss, trial: Trial | None) -> None:

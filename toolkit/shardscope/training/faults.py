@@ -1,4 +1,4 @@
-"""Carries out a rank's part of a plan of faults: kills processes, slows computation, fills the disk.
+"""Injects one rank's faults from a fault plan: kills processes, slows computation, fills the disk.
 
 Each fault is claimed by a file in the run directory before it is carried out, so that it happens once, and not again
 when a restarted run repeats its step. An event is written first, because a killed process writes nothing more. If an
@@ -226,7 +226,7 @@ class RankFaults:
             number: Number of the fault in the plan.
             fault: The fault.
             step: The step.
-            **told: Fields of the event that differ from those of a fault that is carried out.
+            **told: Fields of the event that differ from the fields for an injected fault.
         """
         if number in self._over:
             return False

@@ -15,6 +15,6 @@ def views_of(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 def copy_tensors_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy each source to the target at the same index, which has the same shape, without recording for autograd."""
+    """Copy each source to the target of the same shape at the same index; autograd does not record the copies."""
     with torch.no_grad():
         torch._foreach_copy_(list(targets), list(sources))

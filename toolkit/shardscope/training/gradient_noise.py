@@ -6,13 +6,14 @@
     noise.measure(name, gradient)     for strategies whose gradients do not pass through these hooks
     noise.finish(gradients)           when the mean gradient is ready, before it is unscaled and clipped
 
-The gradient of a micro-batch is measured before it is accumulated, compressed or added to an error-feedback residual.
-Without compression, the strategy's collective gives the mean gradient over all micro-batches of all ranks. With
-compression it gives only an approximation. In that case each rank adds its gradients to a sketch, whose norm estimates
-that of the gradients (see `sketch`), and the ranks sum their sketches; this traffic is recorded under a separate name.
-Each step draws a new random sketch, so that sketching errors average out over steps, as gradient noise does.
+The gradient of a micro-batch is measured before it is accumulated, compressed or added to an error-feedback
+residual. Without compression, the strategy's collective gives the mean gradient over all micro-batches of all
+ranks. With compression it gives only an approximation. In that case each rank adds its gradients to a sketch,
+whose norm estimates the norm of the gradients (see `sketch`), and the ranks sum their sketches; this traffic
+is recorded under a separate name. Each step draws a new random sketch, so that sketching errors average out
+over steps, as gradient noise does.
 
-The method is that of McCandlish et al. 2018 (arXiv 1812.06162), appendix A.1. `shardscope.analytic.large_batch`
+The method follows McCandlish et al. 2018 (arXiv 1812.06162), appendix A.1. `shardscope.analytic.large_batch`
 computes the noise scale from the two norms.
 """
 

@@ -41,8 +41,8 @@ _OWN = (
     "micro-batches and ranks have equal weights; give a function as loss whose attribute count returns their number"
 )
 _CUT = (
-    "{loss} of some rows is not the mean of its values for parts of them, so the result depends on how the "
-    "batch is cut into micro-batches and ranks, which all have equal weights; {do}"
+    "{loss} of some rows is not the mean of its values for parts of them, so the result depends on how "
+    "the batch is split into micro-batches and among ranks, which all have equal weights; {do}"
 )
 _STATE_IT = (
     "set its attribute count to a function that returns the number of targets that count, or reduction='sum' if it is "
@@ -50,8 +50,9 @@ _STATE_IT = (
 )
 _GIVE_ONE = "give a function as loss whose attribute count returns how many labels count"
 _NO_SUM = (
-    "loss={name!r} has reduction='sum', but its value for some rows is not the sum of those for parts of them, so the "
-    "result depends on how the batch is cut into micro-batches and ranks; set reduction='mean' if it is a mean, and "
+    "loss={name!r} has reduction='sum', but its value for some rows is not the sum of its values for "
+    "parts of them, so the result depends on how the batch is split into micro-batches and among ranks; "
+    "set reduction='mean' if it is a mean, and "
     "its attribute count to a function that returns the number of targets that count"
 )
 _UNKNOWN = (

@@ -1,10 +1,10 @@
 """Weights of micro-batches and ranks in the mean loss of a step: each one's share of the targets that count.
 
-Training must not depend on how a global batch is cut into micro-batches, nor on the number of ranks. If a part has n of
-the N targets that count in the global batch, its mean loss has the weight n / N. Ranks sum their counts before the
-forward pass, in one all-reduce of a number; runs list its bytes under `TRAFFIC` with those of measurements. Nothing
-is sent, and all parts have equal weights, if no target of the data can be left out, as in classification without
-unlabelled rows and in text.
+Training must not depend on how a global batch is split into micro-batches, nor on the number of ranks. If a
+part has n of the N targets that count in the global batch, its mean loss has the weight n / N. Ranks sum
+their counts before the forward pass, in one all-reduce of a number; runs list its bytes under `TRAFFIC` with
+the bytes of measurements. Nothing is sent, and all parts have equal weights, if no target of the data can be
+left out, as in classification without unlabelled rows and in text.
 
 The weights are known before the forward pass, so loss scaling, clipping and compression see the same gradients as in a
 single process. Where ranks do not average their gradients in each step, each rank takes the mean over its own targets.

@@ -1,4 +1,5 @@
-"""Tries out a user's optimizer before the first step, rejects it if it would train or resume wrongly, and prepares it.
+"""Tries out a user's optimizer before the first step, rejects it if it would train or resume incorrectly, and
+prepares it.
 
 All ranks try it on copies of their parameters and agree on the result, because a rank that fails in a step would leave
 the other ranks waiting.
@@ -182,5 +183,5 @@ def _require_resumable(job: Job, strategy: RankStrategy, named: NamedOptimizer |
         strategy.context.events.emit(
             "optimizer_note", step=0,
             text=f"optimizer={job.optimizer.name!r} was not tried before the first step, because it fails on small "
-            f"copies of the parameters ({told.untried}), so a resumed run may train otherwise",
+            f"copies of the parameters ({told.untried}), so a resumed run may train differently",
         )  # fmt: skip

@@ -104,7 +104,7 @@ def _lr_schedule(job: Job, params: Mapping[str, Value], parts: Mapping[str, Any]
 
 
 def check(job: Job, space: Space, *, equal: str = "samples") -> None:
-    """Reject a space that contains a value that no trial could run with.
+    """Reject a space that contains a value with which no trial could run.
 
     Each choice, and both ends of each range, is tried in a separate job, in combination with every branch on which the
     parameter is active.

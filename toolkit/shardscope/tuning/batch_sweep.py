@@ -148,7 +148,9 @@ class _Plan:
         self, optimizers: Sequence[str], batches: Sequence[int], factors: Sequence[float], seeds: Sequence[int],
         target: float | None,
     ) -> BatchSweep:  # fmt: skip
-        """Run all optimizers at the smallest batch size, then at each larger size those that still reach the target."""
+        """Run all optimizers at the smallest batch size, then, at each larger size, the optimizers that still
+        reach the target.
+        """
         runs_per_point = len(seeds) if len(factors) == 1 else len(factors) + len(seeds) - 1
         start = min(range(len(factors)), key=lambda n: abs(factors[n] - 1))
         points: list[SweepPoint] = []

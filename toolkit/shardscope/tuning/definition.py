@@ -31,7 +31,7 @@ class Definition(Spec):
     objectives: tuple[str, ...] = Field(min_length=1)
     own: tuple[str, ...] = ()
     equal: Literal["samples", "steps"] = "samples"
-    """Whether a trial with a different batch size trains on as many samples as the job, or for as many steps."""
+    """Whether a trial with a different batch size trains on as many samples as the job or takes as many steps."""
     batch_range: BatchRange | None = None
     """How the range of batch sizes was chosen; None if the study did not choose it."""
     baselines: bool = False

@@ -70,7 +70,7 @@ class Pruner(Protocol):
     """Interface of pruners, which decide whether a running trial is worth its remaining steps."""
 
     def reason(self, live: Live, trials: list[FrozenTrial], /) -> str | None:
-        """Return a sentence on why to stop the trial, or None to continue. Called after each evaluation.
+        """Return a sentence on why the trial must be stopped, or None to continue. Called after each evaluation.
 
         The trial waits for the decision, but no longer than one of its steps takes.
         """

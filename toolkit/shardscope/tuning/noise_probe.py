@@ -93,9 +93,9 @@ def measured(
 ) -> BatchRange:
     """Measure the critical batch size of a job, from the gradient noise scale of its first steps.
 
-    The noise scale is that of the plain gradient (McCandlish et al. 2018). With a preconditioning optimizer (AdamW,
-    LAMB), the critical batch size depends on the noise of the preconditioned gradient. Therefore the result is used
-    only as the centre of a search range.
+    The noise scale is measured for the plain gradient (McCandlish et al. 2018). With a preconditioning
+    optimizer (AdamW, LAMB), the critical batch size depends on the noise of the preconditioned gradient.
+    Therefore the result is used only as the centre of a search range.
 
     Args:
         job: The job to measure.
@@ -116,7 +116,9 @@ def measured(
     delete(str(run.path), root)
     if run.state != "completed":
         return BatchRange(
-            own=own, run=str(run.path), why_not=f"the run that was to measure the noise scale {_end_of(run)}"
+            own=own,
+            run=str(run.path),
+            why_not=f"the run that should have measured the noise scale {_end_of(run)}",
         )
     return _batch_range(run, own)
 

@@ -30,10 +30,11 @@ def measuring_text(probe: Job) -> str:
 
 
 class Pace:
-    """Estimate of the time left, from how long the trials or runs took that have ended since this object was made.
+    """Estimate of the time left, from the durations of the trials or runs that have ended since this object was
+    created.
 
     Args:
-        done: Number that had ended by then.
+        done: Number of trials or runs that had ended by then.
     """
 
     def __init__(self, done: int = 0) -> None:

@@ -66,7 +66,8 @@ class TrialRecord:
         reason: Why the trial was pruned, impossible, failed or skipped, in one sentence.
         origin: Source of the settings: ``drawn`` (sampled), ``default`` (the job's own), ``baseline`` or ``prior``
             (seeds, see `priors`), or ``again`` (a rerun requested by the user).
-        run: Path of its run directory on the machine that ran it; that of the newest run if it was trained in pieces.
+        run: Path of its run directory on the machine that ran it; the newest run's if it was trained in
+            pieces.
         host: Machine whose driver started the trial.
         measured: Metrics of the run.
         retry_of: Number of the trial that this one retries.
@@ -112,7 +113,7 @@ _ENDED = ("complete", "pruned", "failed")
 
 
 def not_counted(trial: FrozenTrial) -> str | None:
-    """Return the mark for why a trial does not count towards the study's number of trials; None if it counts.
+    """Return the mark that says why a trial does not count towards the study's number of trials; None if it counts.
 
     The mark is written before the trial is ended, and another driver may end the trial in between. Therefore a mark
     that disagrees with the final state is ignored.

@@ -51,7 +51,8 @@ SILENCE_S = 75.0
 _BEATS = 5
 """Number of heartbeats within `SILENCE_S`. A running trial without a driver is taken over after one heartbeat."""
 _ALIVE_FACTOR = 10
-"""Factor by which a driver with a live process may be silent for longer, as user-defined objectives may be slow."""
+"""Factor by which a driver with a live process may be silent for longer, because user-defined objectives may be
+slow."""
 _LEFT = "left"
 """Key in a trial's driver entry. If set, the driver has left the study, and its paused trials may be taken over."""
 LOST = "lost"

@@ -173,7 +173,7 @@ SAMPLERS: Mapping[str, tuple[Callable[[int], BaseSampler], str]] = {
     "tpe": (lambda seed: TPESampler(seed=seed), "tree of Parzen estimators"),
     "gp": (
         _by_cost(0),
-        "Gaussian process; needs fewer trials, but seconds of CPU for each: for trials of half a minute or more",
+        "Gaussian process; needs fewer trials, but seconds of CPU time for each: for trials of half a minute or more",
     ),
     "qmc": (_qmc, "a scrambled Sobol sequence, evenly spread; experimental in Optuna"),
     "nsga": (
@@ -289,7 +289,7 @@ def _suggested(trial: optuna.Trial, held: str, parameter: Choices | Between | Po
 
 
 def _queued(trial: optuna.Trial) -> Mapping[str, Any]:
-    """Return the settings that the trial was queued with."""
+    """Return the settings with which the trial was queued."""
     attrs = trial.study.get_trials(deepcopy=False)[trial.number].system_attrs
     fixed: Mapping[str, Any] = attrs.get("fixed_params", {})
     return fixed

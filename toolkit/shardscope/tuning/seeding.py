@@ -6,7 +6,7 @@ first driver is presumed dead, and another one continues from the first missing 
 
 Every seed has a number, and the storage numbers trials in order. If several trials have the same seed number, the first
 one counts, and the driver that queued a duplicate fails the duplicate and waits again. If that driver dies first,
-whichever driver starts the duplicate detects it (`recovery.over_budget`) and does not run it.
+the driver that starts the duplicate detects it (`recovery.over_budget`) and does not run it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shardscope.tuning.records import NOT_COUNTED, ORIGIN, OVER_BUDGET, REASON, 
 from shardscope.tuning.recovery import TAKEN
 
 _SEEDED = "seeded"
-"""Attribute that marks a study all of whose seeds are queued."""
+"""Attribute of a study whose seeds are all queued."""
 _QUEUED_BY = "queued_by"
 _POLL_S = 0.05
 
@@ -87,5 +87,5 @@ def _queue_missing(study: optuna.Study, writer: TrialWriter, seeds: Sequence[See
 
 
 def _of(study: optuna.Study, number: int) -> list[FrozenTrial]:
-    """Return the trials queued for the seed configuration `number`, oldest first; all but the first are duplicates."""
+    """Return the trials queued for seed `number`, oldest first; all but the first are duplicates."""
     return [trial for trial in study.get_trials(deepcopy=False) if trial.user_attrs.get(SEED) == number]

@@ -104,7 +104,7 @@ class StudySession:
         stopping: threading.Event | None = None,
         on_probe: Callable[[Job], None] | None = None,
     ) -> Self:
-        """Create a study, or resume the one with this name; the arguments are those of `tune`.
+        """Create a study, or resume the one with this name; the arguments are the same as for `tune`.
 
         Without a space, the call blocks until the run that measures the noise scale has ended. `on_probe` is called
         with the job of that run when it starts. The run is stopped if `stopping` is set.
@@ -318,7 +318,7 @@ def _define(
     baselines: bool,
     code: Mapping[str, str] | None = None,
 ) -> Definition:
-    """Return the requested definition. `code` has the code digests of a stored study; None computes them here."""
+    """Return the requested definition. `code` contains the study's stored code digests; None computes them now."""
     if not isinstance(job, Job):
         raise SpecError(f"tune takes a Job, got {type(job).__name__}; write ss.tune(ss.Job(...))")
     if space is None:

@@ -32,8 +32,8 @@ class Cell:
         steps: Number of steps of the run.
         reason: First line of the run's error; None if there is none.
         step_s: Median time of a step on the slowest rank, in seconds; None if the run failed.
-        accuracy: Fraction of right answers on the validation split; None if the run failed, or was recorded by an
-            earlier version.
+        accuracy: Fraction of correct answers on the validation split; None if the run failed, or was recorded
+            by an earlier version.
     """
 
     optimizer: str
@@ -61,7 +61,8 @@ class SweepPoint:
         num_seeds: Number of runs at the best rate, including failed ones.
         rates: Learning rates tried, in ascending order.
         step_s: Median time of a step, in seconds; None if it was not measured.
-        accuracies: Fraction of right answers of each completed run on the validation split; empty if not recorded.
+        accuracies: Fraction of correct answers of each completed run on the validation split; empty if not
+            recorded.
     """
 
     optimizer: str
@@ -82,7 +83,7 @@ class SweepPoint:
 
     @property
     def accuracy(self) -> float | None:
-        """Median fraction of right answers of the completed runs; None if there are none, or it was not recorded."""
+        """Median fraction of correct answers of the completed runs; None if there are none, or it was not recorded."""
         return median(self.accuracies) if self.accuracies else None
 
     @property

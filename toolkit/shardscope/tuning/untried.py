@@ -15,7 +15,7 @@ from shardscope.tuning.definition import Definition
 from shardscope.tuning.records import DRAWN, ORIGIN, OVER_BUDGET, RETRY_OF, not_counted, to_study
 
 _MOST = 10_000
-"""Number of settings above which a space counts as infinite, because no study tries that many."""
+"""Number of settings above which a space counts as infinite, because no study tries so many."""
 _MOST_REPEATS = 20
 """Number of consecutive choices already tried, and therefore not run, after which a study of an infinite space ends."""
 Settings = Mapping[str, Any]

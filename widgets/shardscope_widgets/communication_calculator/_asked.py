@@ -58,7 +58,7 @@ class CommunicationInputs(t.HasTraits):
     memory_bandwidth = own_trait(
         2000.0,
         "Memory, GB/s",
-        "Bytes per second that packing and unpacking gradients read and write, in GB/s.",
+        "Rate at which compression and decompression read and write memory, in GB/s.",
         least=1e-3,
         step=100,
     )

@@ -43,8 +43,8 @@ class CommunicationCalculator(Still, widgets.VBox, CommunicationInputs):  # type
 
     Args:
         job: A job whose gradients, ranks, link and compute time are the initial values, and whose compression is
-            predicted by `ss.compression_speedup` when the tab is first opened, and is shown until other inputs than
-            the bandwidth are changed; None for the defaults.
+            predicted by `ss.compression_speedup` when the tab is first opened, and shown until an input other than the
+            bandwidth is changed; None for the defaults.
         asked: Initial values of traits, for example ``num_bytes=1e9, bandwidth=400, bandwidth_unit="Gbit/s"``.
 
     Raises:
@@ -107,7 +107,7 @@ class CommunicationCalculator(Still, widgets.VBox, CommunicationInputs):  # type
         self._draw_tab()
 
     def _shows_job(self, question: CommunicationQuestion) -> bool:
-        """Return whether the job's step is shown, whose packing was timed, until the workers' step is changed."""
+        """Return whether the job's own step, with timed compression, is shown; False once its inputs are changed."""
         return self._of_job is not None and self._of_job.is_asked(question)
 
     def _worth(self, question: CommunicationQuestion) -> Worth | str:
@@ -144,7 +144,8 @@ _HEADERS = (
 class Answer(NamedTuple):
     """Times in seconds and traffic in bytes of one algorithm for the current values of the controls.
 
-    `sent_bytes` is the traffic of the busiest worker, `carried_bytes` that of the busiest link in one direction.
+    `sent_bytes` is the traffic of the busiest worker, `carried_bytes` is the traffic of the busiest link in
+    one direction.
     """
 
     algorithm: str

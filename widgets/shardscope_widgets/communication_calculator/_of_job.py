@@ -1,4 +1,4 @@
-"""A job's step in the calculator: its inputs at once, and its curve once packing has been timed in a thread."""
+"""A job's step in the calculator: its inputs immediately, and its curve once a thread has timed compression."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from shardscope.spec import Job
 
 _HALF_A_STEP = 0.05
-"""Largest relative change of the message by its slider, which moves a value to the nearest of 24 places per decade."""
-_WORKING = "Packing is being timed on this machine"
+"""Largest relative error of the message size when the slider rounds it to one of 24 positions per decade."""
+_WORKING = "Compression is being timed on this machine"
 
 
 class JobStep(Background):
@@ -25,7 +25,7 @@ class JobStep(Background):
 
     Args:
         job: The job.
-        on_found: Called in the thread that has timed packing.
+        on_found: Called in the thread that timed compression, when it is done.
 
     Attributes:
         inputs: The calculator's inputs for the job.
@@ -44,7 +44,7 @@ class JobStep(Background):
         self._question = CommunicationInputs(**self.inputs).question
 
     def is_asked(self, question: CommunicationQuestion) -> bool:
-        """Return whether inputs describe the step of the job, whose bandwidth may differ."""
+        """Return whether inputs describe the step of the job, apart from the bandwidth."""
         fields = ("op", "workers", "latency", "compute_s")
         is_same = all(getattr(self._question, name) == getattr(question, name) for name in fields)
         return is_same and isclose(self._question.num_bytes, question.num_bytes, rel_tol=_HALF_A_STEP)

@@ -40,9 +40,9 @@ def _draw_speedup(worth: Worth | str) -> Drawing:
     if isinstance(worth, str):
         return [], theme.empty(worth), ""
     shown = speedup.compression_speedup_info(worth, slides=False)
-    how = "Workers compute, pack at memory speed, and send over a ring, without overlap."
+    how = "Workers compute, compress at memory bandwidth, and send over a ring, without overlap."
     if worth.of:
-        how = f"{worth.of}: packing times were measured on this machine."
+        how = f"{worth.of}: compression times were measured on this machine."
     return (
         speedup.speedup_traces(shown),
         speedup.speedup_layout(shown),

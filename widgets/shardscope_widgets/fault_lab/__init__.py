@@ -1,7 +1,8 @@
-"""The Fault Lab: shows what failed in a run, how it recovered and which steps were lost, and has buttons to break it.
+"""The Fault Lab: shows what failed in a run, how it recovered and which steps were lost, with buttons that inject
+faults.
 
 _view     the timeline and its sentences
-_breaker  the buttons that break a running run; `_words` describes what each button does
+_breaker  the buttons that inject faults into a running run; `_words` describes what each button does
 _resizer  the button that changes the number of ranks
 _resumer  the button that continues a run
 _lab      the widget; the Training Lab contains the other parts

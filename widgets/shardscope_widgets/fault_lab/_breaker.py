@@ -1,4 +1,4 @@
-"""Buttons that break a running run for real, resize it, or continue an ended run, each with a description."""
+"""Buttons that inject real faults into a running run, resize it, or continue an ended run, each with a description."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ DROP_S = 3.0
 
 
 class Breakage(t.HasTraits):
-    """What to break, and when."""
+    """Settings of a fault to inject: which rank, when, and for how long."""
 
     rank = own_trait(0, "Rank", "The rank that is killed or slowed down.", values=named([0]), least=0)
-    step = own_trait(0, "Before step", "The step before which it happens.", blank="the next one", least=0)
+    step = own_trait(
+        0, "Before step", "The step before which the fault occurs.", blank="the next one", least=0
+    )
     factor = own_trait(
-        3.0, "Times slower", "How many times as long a slowed rank computes.", least=1.1, most=100.0
+        3.0, "Times slower", "Factor by which the compute time of a slowed rank grows.", least=1.1, most=100.0
     )
     num_steps = own_trait(20, "For steps", "Number of steps for which a rank is slowed down.", least=1)
 

@@ -19,8 +19,8 @@ OBSERVED_SIZE = (
     "This run records a training script of your own (ss.observe), which cannot be resized from here."
 )
 _NO_RECOVERY = (
-    "The run then fails, because its job has no recovery: set Restarts, and Checkpoint every, before it starts to see "
-    "it go on."
+    "The run then fails, because its job has no recovery: to see it recover, set Restarts and Checkpoint "
+    "every before it starts."
 )
 
 
@@ -41,7 +41,7 @@ def kill_text(standing: Standing, rank: int, step: int) -> str:
     """Return sentences on what killing a rank does.
 
     Args:
-        standing: How far the run has got.
+        standing: Progress of the run.
         rank: The rank.
         step: The step before which the rank is killed; 0 for the next step.
     """
@@ -82,7 +82,7 @@ def slow_text(standing: Standing, rank: int, step: int, factor: float, num_steps
     """Return sentences on what slowing a rank down does.
 
     Args:
-        standing: How far the run has got.
+        standing: Progress of the run.
         rank: The rank.
         step: The first slow step; 0 for the next step.
         factor: Factor by which the rank's compute time grows.
@@ -129,7 +129,7 @@ def why_not_resized(job: Job | ObservedJob, *, is_alive: bool) -> str:
             f"This run always has {plural(job.world_size, 'rank')}. To resize a run, set Elastic, for example to 2:4, "
             "before it starts."
         )
-    return "" if is_alive else "This run has ended, so its number of ranks no longer changes."
+    return "" if is_alive else "This run has ended, so it can no longer be resized."
 
 
 def resize_text(job: Job, before: int, after: int) -> str:

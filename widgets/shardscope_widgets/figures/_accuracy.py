@@ -1,4 +1,4 @@
-"""Accuracy of predictions: the ratio of predicted to measured step time of each run, in the order of launches."""
+"""Accuracy of predictions: the ratio of predicted to measured step time of each run, in order of launch."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _trace(strategy: str, points: list[AccuracyPoint]) -> go.Scatter:
 
 
 def accuracy(found: Accuracy) -> go.Figure:
-    """Draw the ratio of predicted to measured step time of each run, in the order of launches.
+    """Draw the ratio of predicted to measured step time of each run, in order of launch.
 
     Args:
         found: A result of `shardscope.accuracy`.

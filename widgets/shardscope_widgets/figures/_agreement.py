@@ -21,7 +21,9 @@ _SMALL = 1e-3
 
 
 class AgreementRow(NamedTuple):
-    """One run: its name, its strategy, and the largest relative difference of a loss from that of a single process."""
+    """One run: its name, its strategy, and the largest relative difference between its losses and a single
+    process's.
+    """
 
     label: str
     strategy: str

@@ -21,7 +21,7 @@ _TARGET = "#d1495b"
 _LEFT, _RIGHT = [0.0, 0.52], [0.6, 1.0]
 QUALITY_WORDS = {"loss": "validation loss", "error": "validation error"}
 _FEW_STEPS = 10
-"""Number of steps below which warm-up and decay leave hardly any step at the chosen learning rate."""
+"""Number of steps below which warm-up and decay leave hardly any steps at the chosen learning rate."""
 
 
 class SweepLine(NamedTuple):
@@ -30,7 +30,7 @@ class SweepLine(NamedTuple):
     `medians` is None where most seeds failed; `lows` and `highs` are None where all seeds failed. `seconds` is the
     training time of a run, None if it was not measured. `largest` is the largest batch size that reaches the target;
     None if there is none. `edge` is ``lowest`` or ``highest`` if the best rate at the first batch size that misses the
-    target is the lowest or highest rate tried. `accuracies` are median fractions of right answers on the validation
+    target is the lowest or highest rate tried. `accuracies` are median fractions of correct answers on the validation
     split, None where they are unknown; `straddles` is true where some seeds reach the target and other seeds do not.
     `is_layerwise` is true of optimizers such as LAMB and LARS.
     """
@@ -248,7 +248,8 @@ def batch_limits_text(info: SweepInfo) -> str:
         return ""
     return (
         f"Up to the critical batch size, {info.critical_batch:.0f}, a larger batch saves steps almost in proportion. "
-        f"Up to {most}, the largest batch size that reached the target, {info.num_samples:,} samples give enough steps."
+        f"Training on {info.num_samples:,} samples is enough for batch sizes up to {most}, the largest "
+        "that reached the target."
     )
 
 

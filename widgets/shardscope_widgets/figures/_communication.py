@@ -40,7 +40,8 @@ class CommunicationQuestion:
         options: Settings of each algorithm, by its name.
         compute_s: Compute time of one worker per step, in seconds; used for the efficiency.
         overlap: Fraction of the compute time that can hide communication, 0 to 1.
-        codec_bandwidth: Bytes per second that packing and unpacking of compressed gradients read and write.
+        codec_bandwidth: Rate at which compression and decompression of gradients read and write memory, in
+            bytes per second.
     """
 
     op: str = "all_reduce"

@@ -236,12 +236,14 @@ def curves_text(info: CostCurvesInfo) -> str:
         is_or_are = "are" if " and " in fastest else "is"
         words = [f"For {where}, {fastest} {is_or_are} the fastest of these algorithms: {least}."]
     else:
-        words = [f"For {where}, none of these algorithms has a value."]
+        words = [f"For {where}, none of these algorithms can run."]
     if info.crossings:
         told = listed(crossing_text(c, by_size=by_size) for c in info.crossings)
         words.append(f"{told[0].upper()}{told[1:]}.")
     else:
-        words.append("No other is faster anywhere along the axis." if at and len(info.lines) > 1 else "")
+        words.append(
+            "No other algorithm is faster anywhere in this range." if at and len(info.lines) > 1 else ""
+        )
     words += [f"Left out: {title(left.algorithm)} ({left.why})." for left in info.left_out]
     return " ".join(filter(None, words))
 

@@ -28,7 +28,7 @@ NONE = "–"
 class RunRow(NamedTuple):
     """Metrics of one run, as in its summary; a metric is None until it is known.
 
-    `speed` is the throughput divided by that of the single-process run with the same workload: model, data, batch,
+    `speed` is the throughput relative to the single-process run with the same workload: model, data, batch,
     precision and optimizer. `predicted_s` is the step time that was predicted before the run, in seconds.
     """
 

@@ -1,10 +1,10 @@
 """Savings and cost of compression: bytes per step, breakdown of the step time, and norm of the compression residual.
 
-Runs are shown side by side, uncompressed ones first. A compressed run is compared with the uncompressed run of the
-same workload, strategy and number of ranks; their times are compared only if both used the same link. The step time is
-divided into compute time, exposed codec time (packing and unpacking not hidden by compute), and the remaining time,
-in which a rank waits for the network or for other ranks. Bytes are means and times medians per step, over whole periods
-of local SGD (`Trace.per_step`).
+Runs are shown side by side, uncompressed ones first. A compressed run is compared with the uncompressed run of the same
+workload, strategy and number of ranks; their times are compared only if both used the same link. The step time is
+divided into compute time, exposed codec time (compression and decompression not hidden by compute), and the remaining
+time, in which a rank waits for the network or for other ranks. Bytes are means and times medians per step, over whole
+periods of local SGD (`Trace.per_step`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shardscope_widgets.words import bytes_text, duration_text, listed, plural
 CODEC = "codec"
 PARTS = (
     ("compute", theme.RunStyle("#2a6fb5")),
-    ("pack and unpack", theme.RunStyle("#c49a0c", pattern="/")),
+    ("compress and decompress", theme.RunStyle("#c49a0c", pattern="/")),
     ("wait for the network", theme.RunStyle("#e06c2c", pattern=".")),
 )
 WHOLE = ("parts not measured", theme.RunStyle(theme.GREY, pattern="x"))
@@ -184,8 +184,8 @@ def _bytes_words(run: CompressedRun) -> str:
 
 def _codec_words(run: CompressedRun) -> str:
     if run.parts is None:
-        return "has no measured packing time"
-    return f"packs for {duration_text(run.parts[1])}" if run.parts[1] else "packs nothing"
+        return "has no measured compression time"
+    return f"compresses for {duration_text(run.parts[1])}" if run.parts[1] else "compresses nothing"
 
 
 def draw_compression(info: CompressionInfo) -> go.Figure:

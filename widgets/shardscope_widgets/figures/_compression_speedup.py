@@ -1,9 +1,9 @@
-"""Does compression pay? Step time against the bandwidth of a link: one line per compression method, one uncompressed.
+"""Step time against link bandwidth, with one line per compression method and one without compression.
 
-Where the line of a method crosses the uncompressed one, both steps take equally long. Compression pays off where some
-method gains more than the error of predictions; from there up to the crossing, a band marks smaller gains.
-Methods whose loss increase exceeds their tolerance are grey. Crosses are measured steps. The slider below the plot
-moves the vertical line, “my link”, also without a kernel.
+Where a method's line crosses the uncompressed line, both steps take equally long. Compression pays off where a method
+gains more than the prediction error; a band marks the bandwidths with smaller gains, up to the crossing. Methods whose
+loss increase exceeds their tolerance are grey. Crosses are measured steps. The slider below the plot moves the vertical
+line, “my link”, also without a kernel.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardscope_widgets.words import duration_text
 
 _POINTS = 81
 _FARTHEST = 100.0
-"""Crossings at bandwidths so many times higher than all others are left out, to keep the axis short."""
+"""Crossings at bandwidths that exceed all others by this factor are left out, to keep the axis short."""
 _HERE = "#d1495b"
 
 
@@ -35,8 +35,8 @@ class SpeedLine(NamedTuple):
     """Predicted step time of one method, in seconds, by bandwidth.
 
     It gains more than the error of predictions below `pays_below` or above `pays_above`, and its line crosses the
-    uncompressed one at `crossing`, all in bytes per second; see `Worth`. `refusal` says what its loss does, if that is
-    not within its tolerance.
+    uncompressed one at `crossing`, all in bytes per second; see `Worth`. `refusal` describes its loss increase if that
+    exceeds the tolerance.
     """
 
     label: str
@@ -58,11 +58,11 @@ class SpeedPoint(NamedTuple):
 
 
 class CompressionSpeedupInfo(NamedTuple):
-    """The lines over `bandwidths`, in bytes per second, the uncompressed one first; and what is marked.
+    """The lines over `bandwidths`, in bytes per second, the uncompressed line first, and the marked bandwidths.
 
-    Compression pays off below `threshold`, and up to `crossing` it gains less than the error of predictions; both are
-    0 if it never gains, and may be infinite. `here` is the bandwidth of the link, and `said` has a sentence for each
-    bandwidth.
+    Compression pays off below `threshold`, and up to `crossing` it gains less than the error of predictions; both are 0
+    if compression never gains anything, and may be infinite. `here` is the bandwidth of the link, and `said` has a
+    sentence for each bandwidth.
     """
 
     of: str
@@ -77,7 +77,9 @@ class CompressionSpeedupInfo(NamedTuple):
 
 
 def worth_of(question: CommunicationQuestion) -> Worth:
-    """Return steps with and without compression of stated workers, which sum their gradients over a ring."""
+    """Return the steps with and without compression of workers with given properties, which sum their gradients over a
+    ring.
+    """
     return stated_speedup(
         question.num_bytes, question.workers, Link(bandwidth=question.bandwidth, latency_s=question.latency),
         compute_s=question.compute_s, codec_bandwidth=question.codec_bandwidth,
@@ -91,7 +93,7 @@ def compression_speedup_info(
 
     Args:
         found: Result of `ss.compression_speedup`, or workers with a stated compute time, link and speed of packing.
-        slides: Whether a slider moves one's own link, which needs a sentence for each bandwidth.
+        slides: Whether a slider moves the line “my link”, which needs a sentence for each bandwidth.
     """
     worth = found if isinstance(found, Worth) else worth_of(found)
     threshold = worth.threshold
@@ -139,7 +141,9 @@ def _bandwidths(worth: Worth) -> list[float]:
 
 
 def _here_text(worth: Worth) -> str:
-    """Return what the fastest method within its tolerance takes on a link."""
+    """Return text on the chosen link: the fastest method within its tolerance, and its gain over the
+    uncompressed step.
+    """
     chosen, plain, link = worth.recommended, worth.plain, bit_rate_text(worth.link.bandwidth)
     if not chosen.compression.is_on:
         return f"{link}: uncompressed, {duration_text(plain.step_s)}"
@@ -150,7 +154,9 @@ def _here_text(worth: Worth) -> str:
 
 
 def compression_speedup_text(info: CompressionSpeedupInfo) -> str:
-    """Say below which bandwidth compression pays off, what it does on the link, and what was measured."""
+    """Return sentences on the bandwidth below which compression pays off, its effect on the link, and the measured
+    steps.
+    """
     return info.text
 
 
@@ -215,7 +221,9 @@ def _line(info: CompressionSpeedupInfo, line: SpeedLine) -> dict[str, Any]:
 
 
 def _refused_line(info: CompressionSpeedupInfo, line: SpeedLine, place: int) -> dict[str, Any]:
-    """Return the grey line of a method whose loss is too high, with its name; they share an entry of the legend."""
+    """Return the grey line, with its name, of a method whose loss is too high; all such methods share a legend
+    entry.
+    """
     texts = [""] * len(info.bandwidths)
     texts[3 + 9 * place % (len(texts) - 9)] = line.label
     return _curve(info, line, {"color": theme.GREY, "dash": "dot", "width": 1.1}) | {
@@ -234,7 +242,9 @@ def _curve(info: CompressionSpeedupInfo, line: SpeedLine, style: dict[str, Any])
 
 
 def _crossings(info: CompressionSpeedupInfo) -> dict[str, Any]:
-    """Return marks where lines of methods cross the uncompressed line; the bandwidth of the last one is written out."""
+    """Return marks where methods' lines cross the uncompressed line; only the last mark is labelled with its
+    bandwidth.
+    """
     shown = info.bandwidths[-1]
     lines = [line for line in info.lines[1:] if 0 < line.crossing < shown and not line.refusal]
     places, rates = [line.crossing for line in lines], np.log(info.bandwidths)
@@ -256,7 +266,7 @@ def _crossings(info: CompressionSpeedupInfo) -> dict[str, Any]:
 
 
 def _point(point: SpeedPoint, place: int) -> dict[str, Any]:
-    """Return the mark of a measured step; labels of marks above each other are on alternate sides."""
+    """Return the mark of a measured step; labels of vertically adjacent marks are on alternate sides."""
     look = method_look(point.name)
     is_plain = point.name == "none"
     colour = theme.GREY if is_plain else look.colour
@@ -305,7 +315,7 @@ def _slider(info: CompressionSpeedupInfo) -> dict[str, Any]:
 
 
 def compression_speedup(found: Worth | CommunicationQuestion) -> go.Figure:
-    """Draw step time against bandwidth for each compression method, with crossings, measured steps and one's own link.
+    """Draw step time against bandwidth for each compression method, with crossings, measured steps and your own link.
 
     Args:
         found: Result of `ss.compression_speedup`, or workers with a stated compute time, link and speed of packing.

@@ -38,7 +38,7 @@ def _curve(trace: Trace, look: RunStyle) -> Curve:
 def consensus_text(info: ConsensusInfo) -> str:
     """Return a sentence per run on the distance of its ranks' parameters from their mean."""
     if not info.curves:
-        return "No run has reported how far apart its ranks are."
+        return "No run has reported the distance between the parameters of its ranks."
     return " ".join(map(_sentence, info.curves))
 
 

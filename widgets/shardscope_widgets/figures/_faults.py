@@ -312,7 +312,7 @@ def faults_text(info: FaultsInfo) -> str:
     changes += [(each.at_s, each.text) for each in info.resizes[-_MOST_TOLD:]]
     told = [text for _, text in sorted(changes)]
     if len(info.incidents) > _MOST_TOLD:
-        told.insert(0, f"{len(info.incidents)} failures, the last {_MOST_TOLD} of which are told here.")
+        told.insert(0, f"{len(info.incidents)} failures; the last {_MOST_TOLD} are described here.")
     if not info.incidents:
         told.insert(0, f"{info.label}: no rank has failed.")
     told += [f"Also: {mark.text}." for mark in info.marks[-_MOST_TOLD:]]

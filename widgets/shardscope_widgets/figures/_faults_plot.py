@@ -39,7 +39,7 @@ _OTHERS = {"slow": "slow rank", "drop-link": "dropped link", "fill-disk": "full 
 """Names of faults that do not end an attempt by themselves, by their kind."""
 _STEPS_PX, _GAP_PX, _HEAD_PX, _FOOT_PX = 150, 34, 44, 46
 _LOW = 0.2
-"""Step number, relative to the last step, below which there is no space for a note under the curve."""
+"""Step number, as a fraction of the last step, below which there is no space for a note under the curve."""
 MOST_NOTES = 6
 """Maximum number of failures, and of resizes, that are labelled in the figure; more labels would overlap."""
 

@@ -48,7 +48,7 @@ class Ghost(NamedTuple):
         parts: Parts of a step with all traffic, in order.
         sent_bytes: Mean bytes that all ranks send in a step; None if unknown.
         held: Bytes of each type of memory by rank, in the order of `MEMORY_KINDS`; empty if a type is unknown.
-        held_peaks: Most bytes of all these types together at one time, by rank; empty if unknown.
+        held_peaks: Peak of all these types together, in bytes, by rank; empty if unknown.
     """
 
     step_s: float | None
@@ -152,7 +152,9 @@ def overview_gap(trace: Trace, ghost: Ghost) -> str:
 
 
 def largest_gap(gaps: Sequence[Gap]) -> str:
-    """Return a sentence on the gap that is largest relative to its measured value; names with "bytes" are in bytes."""
+    """Return a sentence on the gap that is largest relative to its measured value; quantities with "bytes" in their
+    name are in bytes.
+    """
     worst = max(gaps, key=lambda gap: abs(gap.predicted / gap.measured - 1))
     text = bytes_text if worst.what.startswith("bytes") else duration_text
     return _gap_text(worst, text, whole=worst.measured)

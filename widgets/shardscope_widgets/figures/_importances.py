@@ -20,7 +20,9 @@ PER_SETTING = 2
 
 
 class ImportancesInfo(NamedTuple):
-    """Settings with their shares of the variance, largest first; of `needed` complete trials there are `trials`."""
+    """Settings with their shares of the variance, largest first; the study has `trials` complete trials, and the fit
+    needs `needed`.
+    """
 
     objective: str
     names: tuple[str, ...]
@@ -53,12 +55,12 @@ def importances_text(info: ImportancesInfo) -> str:
     """Return sentences on the most important setting, or a sentence on why importances are unknown."""
     what = title_of(info.objective)
     if info.trials < info.needed:
-        return f"Importances for {what} need {info.needed} complete trials; there are {info.trials or 'none'} yet."
+        return f"Importances for {what} need {info.needed} complete trials; so far there are {info.trials or 'none'}."
     if not any(info.shares):
         return f"No setting explains the differences in {what} among {plural(info.trials, 'trial')}."
     return (
         f"Fitted for {what} on {plural(info.trials, 'complete trial')}: {info.names[0]} matters most "
-        f"({info.shares[0]:.0%}). A setting of one branch is judged among the trials of that branch."
+        f"({info.shares[0]:.0%}). A setting of one branch is compared only among the trials of that branch."
     )
 
 

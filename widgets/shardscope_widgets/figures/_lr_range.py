@@ -31,8 +31,8 @@ class Mark(NamedTuple):
 class LrRangeInfo(NamedTuple):
     """Curve and marked rates of the figure; the loss axis runs from `bottom` to `top`.
 
-    `rises_at` is the rate, above that of the lowest loss, from which the smoothed loss exceeds the initial loss; None
-    if it never does.
+    `rises_at` is the rate, above the rate with the lowest loss, from which the smoothed loss exceeds the
+    initial loss; None if it never does.
     """
 
     lr: tuple[float, ...]

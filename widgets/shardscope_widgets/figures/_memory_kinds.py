@@ -1,7 +1,7 @@
 """Memory of each rank by type: stacked bars of runs or of predictions, one below the other.
 
-What ZeRO shards, the states (parameters, gradients and optimizer state), is drawn strong, and the rest faint. A bar
-ends at the rank's peak. Ranks that hold the same are drawn as one bar.
+The states, which ZeRO shards (parameters, gradients and optimizer state), are drawn in full colour, the rest faint. A
+bar ends at the rank's peak. Ranks that hold the same are drawn as one bar.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _SHARES = {2: "half", 3: "a third", 4: "a quarter", 5: "a fifth", 6: "a sixth", 
 _NEAR = 0.02
 """Relative difference up to which a share counts as a simple fraction, and two ranks as holding the same."""
 _ROW_PX = 36
-"""Height of the bar of a run whose label stands beside it."""
+"""Height of the bar of a run whose label is next to it."""
 _ROOM = 2
-"""Size of the largest states times this: where all bars are longer, they are cut there, so that states can be seen."""
+"""Multiple of the largest states at which bars are cut if all of them are longer, so that the states remain visible."""
 _CHOSEN = "rgba(42,134,209,0.14)"
 
 
@@ -50,7 +50,8 @@ def memory_kinds_info(
     alone: Trace | None = None,
     ghosts: Mapping[str, Ghost] | None = None,
 ) -> MemoryKindsInfo:
-    """Return the data of the runs that report memory by type, and of predictions, which are named by their strategy.
+    """Return the data of the runs that report memory by type, and of predictions, which are labelled with their
+    strategy.
 
     Args:
         traces: Runs, or predictions of jobs.
@@ -88,7 +89,7 @@ def _predicted(prediction: JobPrediction, label: str) -> RunBars:
 
 
 def memory_kinds_text(info: MemoryKindsInfo) -> str:
-    """Compare the states that runs hold, and give the peak of each; of a single run, also its memory by type."""
+    """Return sentences that compare the runs' model states and peaks; for a single run, also its memory by type."""
     if not info.runs:
         return "No run has reported its memory by type yet."
     lines = [states_text(info), *(_sentence(run, is_alone=len(info.runs) == 1) for run in info.runs)]
@@ -108,7 +109,7 @@ def states_text(info: MemoryKindsInfo) -> str:
     share = _SHARES.get(round(times)) if abs(times / round(times) - 1) <= _NEAR else None
     return (
         f"{saver} holds {share or f'{1 / times:.0%}'} of the model states of {spender}: {bytes_text(least)} instead of "
-        f"{bytes_text(most)} on {'each rank' if are_even else 'the rank that holds most'}."
+        f"{bytes_text(most)} on {'each rank' if are_even else 'the rank that holds the most'}."
     )
 
 
@@ -170,7 +171,7 @@ def _as_one_bar(run: RunBars) -> RunBars:
 
 
 def _row(run: RunBars, *, is_chosen: bool) -> RunBars:
-    """Return a run of one bar whose label, and the size of its states, stand beside the bar."""
+    """Return a run with a single bar, with the run's label and the size of its states next to it."""
     label = f"<b>{safe(run.label)}</b>" if is_chosen else safe(run.label)
     states = f"<span style='font-size:11px'>states {bytes_text(_states(run.bars[0]))}</span>"
     return run._replace(label="", bars=(run.bars[0]._replace(name=f"{label} <br>{states}"),))

@@ -273,7 +273,7 @@ def table_rows(info: MemoryPlanInfo) -> Sequence[Block]:
 
 
 _LETTERS = re.compile(rf"(?<![A-Za-z])[{''.join(symbol[0] for symbol in SYMBOLS)}]+′?(?![A-Za-z′])")
-"""Symbols in a formula, several of which may be multiplied without a sign: ``bsh``."""
+"""Symbols in a formula; products may be written without a sign, such as ``bsh``."""
 
 
 def symbols_text(info: MemoryPlanInfo) -> str:

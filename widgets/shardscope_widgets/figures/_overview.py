@@ -1,7 +1,7 @@
 """Loss, throughput, bytes sent and memory of several runs: a large plot and three small ones, and the memory alone.
 
-Memory is the peak of a rank's tensors, with the states that ZeRO shards strong and the rest faint; a run that does not
-report it has the growth of its processes.
+Memory is the peak of a rank's tensors: the states that ZeRO shards in full colour, the rest faint. For a run that does
+not report it, the growth of its processes is shown instead.
 
 The figure has a fixed number of slots for runs (`MOST_RUNS`), and each slot always has the same traces, so that
 updates of a live figure only change values and never add traces.
@@ -152,7 +152,7 @@ class MemoryBars(NamedTuple):
     Attributes:
         label: Name of the run.
         look: Style of the run.
-        ranks: Names of the bars: a rank each, or all ranks if they hold the same.
+        ranks: Names of the bars: one for each rank, or one for all ranks if they hold the same.
         states: Parameters, gradients and optimizer state, in bytes; equal to `peaks` if types are unknown.
         peaks: Bytes at which the bars end.
         process_bytes: Peak memory of the processes, in bytes.
@@ -179,7 +179,7 @@ class MemoryInfo(NamedTuple):
     def text(self) -> str:
         """What the bars show; empty for the growth of processes."""
         return (
-            "Memory bars: parameters, gradients and optimizer state; all else is fainter."
+            "Memory bars: parameters, gradients and optimizer state in full colour, the rest fainter."
             if self.is_held
             else ""
         )
@@ -248,7 +248,7 @@ def memory_axis() -> dict[str, Any]:
 
 
 def memory(traces: Sequence[Trace]) -> go.Figure:
-    """Draw the peak memory of each rank, for several runs: the states that ZeRO shards, and fainter the rest."""
+    """Draw the peak memory of each rank, for several runs: the states that ZeRO shards, and the rest fainter."""
     info = memory_info(traces)
     bars = [bar | {"showlegend": n == 0} for run in info.runs for n, bar in enumerate(memory_bars(run))]
     figure = go.Figure([go.Bar(bar) for bar in bars])

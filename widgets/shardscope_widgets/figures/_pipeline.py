@@ -178,7 +178,7 @@ def gantt_text(info: GanttInfo) -> str:
     alone = (
         ""
         if info.ideal is None
-        else f" The bubble alone would be {info.ideal:.0%}: that is with stages of equal cost and backward passes "
+        else f" The bubble alone would be {info.ideal:.0%}, assuming stages of equal cost and backward passes "
         "twice as long as forward ones."
     )
     return (

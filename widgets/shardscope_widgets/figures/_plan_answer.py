@@ -1,4 +1,4 @@
-"""The planner's answer: whether a model fits, which plan to run, and the numbers by which people decide."""
+"""The planner's answer: whether a model fits, which plan to run, and the numbers on which people base the decision."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shardscope_widgets.words import count_text, plural
 
 
 class PlanNumber(NamedTuple):
-    """One number of a plan, to be shown large, and a few words on it."""
+    """One number of a plan, shown in large type, with a short explanation."""
 
     name: str
     value: str
@@ -72,7 +72,7 @@ def numbers(found: Plans, plan: PlanRow, tokens: float) -> tuple[PlanNumber, ...
 
 
 def failures(found: Plans, plan: PlanRow) -> str:
-    """Return what failures cost on this cluster; empty if it states no failure rate."""
+    """Return the cost of failures on this cluster; empty if the cluster has no failure rate."""
     model, cluster, _ = found.setting
     return failures_text(layout_failures(model, cluster, plan.layout), cluster.num_devices)
 
@@ -89,7 +89,7 @@ def plans_text(plans: Plans, *, tokens: float | None = None) -> str:
     plan = recommended(plans)
     step, whole, mfu, memory, cost, _ = numbers(plans, plan, tokens or 1.0)
     shown = (
-        f"Recommended is plan {plan.rank}: {step.value} a step ({step.about}), MFU {mfu.value}, {memory.value} "
+        f"Plan {plan.rank} is recommended: {step.value} a step ({step.about}), MFU {mfu.value}, {memory.value} "
         f"{memory.about}: {short(plan.layout)}; {work_text(plans.global_batch, plans.asked.model.seq)}."
     )
     told = [verdict(plans), shown, advice(plans)]

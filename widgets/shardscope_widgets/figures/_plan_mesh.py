@@ -20,25 +20,27 @@ from shardscope.spec.units import bytes_text
 from shardscope_widgets.figures import theme
 
 MOST_SQUARES = 512
-"""Number of squares up to which each device has its own; on more devices, a square is one or several whole nodes."""
+"""Maximum number of devices drawn as a square each; on larger clusters, a square is one or several whole
+nodes.
+"""
 _COLOURS = ("#5aa9e6", "#f0a43a", "#11997a", "#b866a6", "#d9c36a", "#e06c2c", "#5f6fd6", "#a7abb4")
 """Colours of the groups, used in turn; a number in each square identifies the group."""
 _GAPS = (0.5, 1.1)
-"""Distance between blocks, to the side and downwards, in squares; a block's title lies in the latter."""
+"""Horizontal and vertical distance between blocks, in squares; the vertical space holds a block's title."""
 _WIDEST = 2.6
-"""Ratio of width to height that the arrangement of blocks comes close to."""
+"""Target ratio of width to height for the arrangement of blocks."""
 _WORK = {
     "tensor": "split each layer, and exchange activations",
     "context": "split each sequence, and exchange keys and values",
     "data": "train the same part of the model, and average its gradients",
     "expert": "hold different experts, and exchange tokens",
-    "pipeline": "hold different layers, and hand activations on",
+    "pipeline": "hold different layers, and pass activations on",
 }
 """What the ranks of a group do, by axis."""
 
 
 class MeshGroups(NamedTuple):
-    """All groups along one axis of a layout, which have equal sizes."""
+    """All groups along one axis of a layout; they have equal sizes."""
 
     axis: str
     size: int
@@ -47,10 +49,10 @@ class MeshGroups(NamedTuple):
     links: tuple[str, str]
     """Link and bandwidth of a rank inside a node and between nodes."""
     is_inside: bool
-    """Whether each group lies within one node; of the pipeline, whether all of it does."""
+    """Whether each group is within one node; for the pipeline, whether the whole pipeline is."""
 
     def of(self, device: Ints) -> Ints:
-        """Return the number of each device's group; of the pipeline, the stage, which is what a device holds of it."""
+        """Return the number of each device's group; for the pipeline, its stage."""
         if self.axis == "pipeline":
             return np.asarray(device // self.stride)
         return np.asarray(device // (self.size * self.stride) * self.stride + device % self.stride)
@@ -62,7 +64,7 @@ class MeshGroups(NamedTuple):
 
 
 class PlanMeshInfo(NamedTuple):
-    """Devices of each node, the groups along every axis with more than one rank, and the axis that colours show."""
+    """Devices of each node, the groups along every axis with more than one rank, and the axis shown by colours."""
 
     nodes: tuple[int, ...]
     groups: tuple[MeshGroups, ...]
@@ -70,7 +72,7 @@ class PlanMeshInfo(NamedTuple):
 
 
 def plan_mesh_info(found: Plans, rank: int = 1, *, by: str = "") -> PlanMeshInfo:
-    """Return the groups of a plan and the links that they use; the arguments are those of `plan_mesh`."""
+    """Return the groups of a plan and the links that they use; the arguments are the same as for `plan_mesh`."""
     layout = found.layout(int(found.order[rank - 1]))
     return mesh_info(found.asked.cluster, layout, by=by)
 
@@ -81,7 +83,7 @@ def mesh_info(cluster: Cluster, layout: Layout, *, by: str = "") -> PlanMeshInfo
     Args:
         cluster: The cluster.
         layout: A layout that uses all its devices.
-        by: Axis that colours show; empty for the first one with more than one rank.
+        by: Axis shown by colours; empty for the first one with more than one rank.
     """
     strides = group_strides(tensor=layout.tensor, context=layout.context, data=layout.data)
     sizes = {
@@ -129,7 +131,9 @@ def _size(groups: MeshGroups) -> str:
 
 
 class _View(NamedTuple):
-    """What is drawn: for each square its first device, and for each block its title and number of squares."""
+    """The drawn blocks and squares: the first device of each square, and the title and number of squares of
+    each block.
+    """
 
     per_square: int
     blocks: tuple[tuple[str, int], ...]
@@ -176,7 +180,7 @@ def _cells(info: PlanMeshInfo, view: _View, at: tuple[Ints, Ints], shape: tuple[
         info: What is drawn.
         view: Its squares.
         at: Row and column of each square.
-        shape: Number of rows and columns, with those of the gaps.
+        shape: Number of rows and columns, including gaps.
     """
     first = np.arange(len(at[0])) * view.per_square
     shown = next((each for each in info.groups if each.axis == info.by), None)
@@ -198,7 +202,7 @@ def _cells(info: PlanMeshInfo, view: _View, at: tuple[Ints, Ints], shape: tuple[
 
 
 def _columns(blocks: int, width: int, height: int) -> int:
-    """Return the number of blocks next to each other whose arrangement has the best proportions."""
+    """Return the number of blocks per row that gives the arrangement the best proportions."""
 
     def off(columns: int) -> float:
         rows = -(-blocks // columns)
@@ -235,7 +239,7 @@ def _node(info: PlanMeshInfo, device: int) -> int:
 
 
 def _line(info: PlanMeshInfo, groups: MeshGroups, device: int) -> str:
-    """Return one group of a device: its place, the other devices, and the link that it uses."""
+    """Return a line on one group of a device: the device's rank in it, the other devices, and the link that it uses."""
     members = groups.members(device)
     place = members.index(device)
     if groups.axis == "pipeline":
@@ -277,7 +281,7 @@ def _layout(x: Sequence[float], y: Sequence[float]) -> dict[str, Any]:
 
 
 def mesh_key(info: PlanMeshInfo) -> str:
-    """Return what a square, its colour and its number mean."""
+    """Return a sentence on the meaning of a square, its colour and its number."""
     per_square = _view(info).per_square
     nodes = per_square // max(info.nodes)
     square = "device" if per_square == 1 else "node" if nodes <= 1 else f"group of {nodes} nodes"
@@ -298,7 +302,7 @@ def plan_mesh(found: Plans, rank: int = 1, *, by: str = "") -> go.Figure:
     Args:
         found: Result of the search.
         rank: Position of the plan in the ranking, from 1.
-        by: Axis whose groups colours show: ``tensor``, ``context``, ``data``, ``expert`` or ``pipeline``; empty for
-            the first one with more than one rank.
+        by: Axis whose groups are shown by colours: ``tensor``, ``context``, ``data``, ``expert`` or
+            ``pipeline``; empty for the first one with more than one rank.
     """
     return go.Figure(mesh(plan_mesh_info(found, rank, by=by)))

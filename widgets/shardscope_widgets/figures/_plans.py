@@ -30,7 +30,7 @@ NEAR = 0.01
 _TICKS = (0, 0.03, 0.1, 0.3, 1, 3, 9)
 REASON_NAMES = {
     "devices": "degrees do not divide the devices",
-    "data": "replicas not among those allowed",
+    "data": "number of replicas not allowed",
     "heads": "tensor does not divide the heads",
     "kv-heads": "tensor and key-value heads do not divide",
     "ffn": "tensor does not divide the feed-forward layer",
@@ -42,12 +42,12 @@ REASON_NAMES = {
     "schedule": "schedule needs other sizes",
     "no pipeline": "same as another: no pipeline to schedule",
     "sequence-parallel": "no sequence parallelism possible",
-    "ZeRO in a pipeline": "framework has no pipelines with this ZeRO stage",
+    "ZeRO in a pipeline": "framework does not support pipelines with this ZeRO stage",
     "ZeRO with offload": "framework does not offload with this ZeRO stage",
     "recomputation with offload": "framework offloads inputs of recomputed layers only",
     "no replicas": "same as another: nothing to shard over",
     "no recomputation": "same as another: nothing to recompute",
-    "recompute-layers": "same as another: as many layers recomputed",
+    "recompute-layers": "same as another: equally many layers recomputed",
     "does not fit": "does not fit in memory",
     "beaten": "slower and larger than the plans kept",
 }

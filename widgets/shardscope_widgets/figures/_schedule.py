@@ -85,7 +85,7 @@ def _bars(timeline: Timeline) -> tuple[GanttOp, ...]:
 
 
 def _idle(timeline: Timeline) -> tuple[float, ...]:
-    """Return how long each rank is idle in the step, also before its first operation and after its last, in ms."""
+    """Return the idle time of each rank in the step, including before its first operation and after its last, in ms."""
     busy = [0.0] * len(timeline.table.ranks)
     for bar in _bars(timeline):
         busy[bar.rank] += bar.duration_ms

@@ -61,7 +61,7 @@ class RunBars(NamedTuple):
 
     @property
     def most(self) -> int:
-        """Bytes of the largest bar; 0 without bars."""
+        """Length of the longest bar, in bytes; 0 without bars."""
         return max((bar.end for bar in self.bars), default=0)
 
 
@@ -77,7 +77,7 @@ def draw_stacks(
     row_px: int = _ROW_PX,
     cut: int | None = None,
 ) -> go.Figure:
-    """Draw bars stacked by layer, with the bytes at its end beside each bar.
+    """Draw bars stacked by layer, with the total bytes at the end of each bar.
 
     A bar with a peak ends there: its faint layers are shortened, because they are not all full at the same time.
 
@@ -86,7 +86,7 @@ def draw_stacks(
         layers: The layers, in the order of `StackBar.sizes`.
         line: (bytes, label) of a value to mark with a dashed line.
         row_px: Height of a row, in pixels.
-        cut: Bytes at which the axis ends; longer bars run off the figure, with an arrow. None shows all bars whole.
+        cut: End of the axis, in bytes; longer bars are cut there and marked with an arrow. None shows all bars in full.
     """
     rows, headings = _rows(groups)
     figure = go.Figure([_layer(index, rows, layers) for index in range(len(layers))])
@@ -159,7 +159,9 @@ def _layer(index: int, rows: Sequence[Row], layers: Sequence[Layer]) -> go.Bar:
 
 
 def _up_to_the_peak(bar: StackBar, layers: Sequence[Layer]) -> list[int]:
-    """Return the sizes of the layers as drawn: the total above the peak is taken off the faint layers, in order."""
+    """Return the sizes of the layers as drawn: the amount by which the total exceeds the peak is subtracted from the
+    faint layers, in order.
+    """
     sizes, above = list(bar.sizes), bar.total - bar.end
     for index, layer in enumerate(layers):
         if layer.is_faint and above > 0:

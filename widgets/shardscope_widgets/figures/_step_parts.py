@@ -14,7 +14,7 @@ from shardscope_widgets.words import duration_text
 
 _ROW_PX, _FRAME_PX = 26, 118
 _LEAST_REST = 0.005
-"""Fraction of a step time below which its rest is not drawn."""
+"""Fraction of a step time below which the unexplained rest is not drawn."""
 _LOOKS = {
     "data": theme.SPAN_LOOKS["data"],
     "forward": theme.SPAN_LOOKS["forward"],
@@ -28,9 +28,10 @@ _LOOKS = {
 
 
 class StepPartsRow(NamedTuple):
-    """One run: its name, the seconds of each part of a step, by the names of `PARTS`, and its step time in seconds.
+    """One run: its name, the time of each of `PARTS` in a step, and its step time, all in seconds.
 
-    The step time is that of the slowest rank in each step, so it can exceed the sum of one rank's parts by a rest.
+    The step time is the slowest rank's in each step, so it can exceed the sum of one rank's parts; the
+    difference is the rest.
     """
 
     label: str
@@ -46,7 +47,9 @@ class StepPartsInfo(NamedTuple):
 
 
 def step_parts_info(rows: Sequence[StepPartsRow], alone_s: float | None) -> StepPartsInfo:
-    """Return the data of the figure, the fastest run first, with the rest that the parts leave of each step time."""
+    """Return the data of the figure, the fastest run first, with the difference between each step time and the sum of
+    its parts.
+    """
     whole = (row._replace(seconds={**row.seconds, REST: _rest_s(row)}) for row in rows)
     return StepPartsInfo(tuple(sorted(whole, key=lambda row: row.step_s)), alone_s)
 

@@ -84,5 +84,5 @@ def _marks(
 def target_cost_info(
     *, min_steps: float, critical_batch: float, batches: Sequence[int] = ()
 ) -> TargetCostInfo:
-    """Return the data of the figure; the arguments are those of `target_cost`."""
+    """Return the data of the figure; the arguments are the same as for `target_cost`."""
     return TargetCostInfo(min_steps, critical_batch, tuple(batches))

@@ -28,7 +28,7 @@ SPANS = {
     "broadcast": "one rank sends its buffers to all others",
     "clip": "clipping the norm of the gradient",
     "data": "reading and preparing samples",
-    "decode": "unpacking compressed gradients",
+    "decode": "decompressing gradients",
     "encode": "compressing gradients before they are sent",
     "forward": "forward pass: computing the loss",
     IDLE: "neither computing nor communicating",
@@ -170,12 +170,12 @@ def timeline_text(info: TimelineInfo) -> str:
 
 
 def gap_text(info: TimelineInfo, known: Sequence[int], asked: int) -> str:
-    """Return a sentence that says why fewer steps are shown than asked for; empty if as many are shown.
+    """Return a sentence that says why fewer steps are shown than requested; empty if all requested steps are shown.
 
     Args:
         info: The window.
         known: Steps with recorded spans.
-        asked: Number of steps asked for.
+        asked: Number of steps requested.
     """
     before = [step for step in known if info.steps and step < info.steps[0]]
     if len(info.steps) >= asked or not before:

@@ -124,7 +124,7 @@ def trials_info(
         objectives: Objectives of the study; its quality is the first of ``loss`` and ``error`` among them.
         steps_of: Function that returns the planned number of steps of a trial.
         live: Current measurements of the trials running in this process, by trial number.
-        is_baseline: Function that returns whether only a baseline has these settings.
+        is_baseline: Function that returns whether settings belong only to a baseline.
     """
     quality = next((name for name in objectives if name in QUALITIES), QUALITIES[0])
     found = [

@@ -70,7 +70,7 @@ class TwinInfo(NamedTuple):
     hidden: int = 0
 
     def of(self, origin: str) -> tuple[TwinRow, ...]:
-        """Return the rows of one origin, by rank."""
+        """Return the rows with this origin, by rank."""
         return tuple(row for row in self.rows if row.origin == origin)
 
 
@@ -84,8 +84,8 @@ def twin_info(
     """Return the rows of the chart.
 
     Args:
-        measured: A recorded step of a run, as from `Run.step_events`; None if no step has spans.
-        simulated: A simulated step, as `Simulation.timeline`; None omits the simulated rows.
+        measured: A recorded step of a run, such as one from `Run.step_events`; None if no step has spans.
+        simulated: A simulated step, such as `Simulation.timeline`; None omits the simulated rows.
         predicted: Parts of the predicted step; an empty sequence omits the predicted row.
         label: Name of the run; by default the name in the measured step.
     """

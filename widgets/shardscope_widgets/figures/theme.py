@@ -42,7 +42,7 @@ MODEBAR = {
         "sendChartToCloud", "select2d", "lasso2d", "autoScale2d", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d",
     ],
 }  # fmt: skip
-"""Settings of Plotly's buttons. Some are removed, above all the upload to Plotly's cloud; the remaining buttons form a
+"""Settings of Plotly's buttons. Some are removed, especially the upload to Plotly's cloud; the remaining buttons form a
 column on the right, next to the legend. Dragging zooms in, and a double click zooms out. These settings are part of
 each figure's layout, which every renderer respects."""
 

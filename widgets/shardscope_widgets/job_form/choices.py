@@ -117,8 +117,8 @@ class JobChoices(t.HasTraits):
     elastic = own_trait(
         "",
         "Elastic",
-        "Fewest and most ranks, such as 2:4, between which the run can be resized while it trains; empty for a fixed "
-        "number.",
+        "Minimum and maximum number of ranks, such as 2:4, to which the run can be resized while it "
+        "trains; empty for a fixed number.",
     )
     noise_scale = trait_of(Record, "noise_scale", values=(("off", False), ("measured", True)))
     steps = trait_of(Job, "steps", default=200)
@@ -187,7 +187,7 @@ class JobChoices(t.HasTraits):
         return self._made(field, getattr(self, f"{field}_options"))
 
     def _made(self, field: str, options: Mapping[str, Any]) -> Any:
-        """Create the method without options that do not apply given the other options; these remain stored."""
+        """Create the method without the options that do not apply given the other options; those remain stored."""
         kind, name = KINDS[field], getattr(self, field)
         chosen = {**kind.by_name(name).settings, **options}
         return kind.by_name(name, **{each: v for each, v in options.items() if applies(each, chosen)})

@@ -13,8 +13,8 @@ from shardscope.spec.strategy import strategies
 from shardscope_widgets.kit.form import Setting, option_of, setting_of
 
 _HEADINGS = (
-    "As they are", "Shorter floats", "Integers in blocks", "Random rounding", "Signs", "Some of the elements",
-    "Low rank", "Now and then",
+    "Uncompressed", "Shorter floats", "Block quantization", "Stochastic rounding", "Signs", "Sparsification",
+    "Low rank", "Periodic averaging",
 )  # fmt: skip
 """Families of compression methods in display order; any other families follow."""
 _LABELS = {

@@ -138,7 +138,7 @@ _TRAITS: dict[str, Any] = {
 
 
 def trait_of(spec: type[Spec], field: str, label: str = "", **otherwise: Any) -> Any:
-    """Return a trait for a field of a spec; the arguments are those of `setting_of`."""
+    """Return a trait for a field of a spec; the arguments are the same as for `setting_of`."""
     setting = setting_of(
         spec, field, label, **{"values": (), **otherwise}
     )  # a user may register methods later

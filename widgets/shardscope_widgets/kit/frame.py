@@ -37,12 +37,12 @@ class Frame(anywidget.AnyWidget):
     code = t.Unicode(help="Python code that opens the panel with these settings.").tag(sync=True)
 
     def offer_copy(self, panel: t.HasTraits, names: Sequence[str], *, together: Collection[str] = ()) -> None:
-        """Offer to copy a panel as code, and in the web page as a link, with its present settings.
+        """Offer to copy a panel as code, and in the web page as a link, with its current settings.
 
         Args:
             panel: The panel.
             names: Traits that its class takes as arguments.
-            together: Traits of which all are copied if one differs from its default.
+            together: Traits that are all copied if any of them differs from its default.
         """
         defined = [name for base in reversed(type(panel).__mro__) for name in vars(base)]
         defaults = {name: panel.trait_defaults(name) for name in sorted(names, key=defined.index)}
@@ -64,7 +64,7 @@ class Frame(anywidget.AnyWidget):
 
 
 def _is_plain(settings: dict[str, Any]) -> bool:
-    """Return whether settings can be written as code and in an address: JSON gives them back unchanged."""
+    """Return whether settings can be written as code and in a URL: a round trip through JSON leaves them unchanged."""
     try:
         return bool(json.loads(json.dumps(settings)) == settings)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""How well predictions have done, in the heading of a panel of runs."""
+"""The share of accurate predictions, shown in the heading of a panel of runs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from shardscope_widgets.kit.frame import Frame
 
 
 class HitRate(Background):
-    """Writes how many step times of a folder of runs were inside their intervals beside a panel's title.
+    """Shows next to a panel's title how many step times of the runs in a folder were inside their prediction intervals.
 
     Args:
         frame: The heading of the panel.
-        root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
     """
 
     def __init__(self, frame: Frame, root: str | Path | None) -> None:
@@ -23,7 +23,7 @@ class HitRate(Background):
         self._read: Hashable = None
 
     def want(self, known: Hashable) -> None:
-        """Read the runs again if `known`, which says which of them have ended, has changed, and return at once."""
+        """Read the runs again if `known`, which identifies the ended runs, has changed; return at once."""
         self._known = known
         if known != self._read and not self._is_busy:
             self._start(self._work, name="hit-rate")

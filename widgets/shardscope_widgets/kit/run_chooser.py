@@ -39,7 +39,7 @@ class RunChooser:
         return next(iter(self.runs), "")
 
     def offer(self, chosen: str) -> None:
-        """List the present runs in the folder, and show which run is chosen."""
+        """List the runs that are now in the folder, and show which run is chosen."""
         from shardscope.runtime import runs
 
         found = list(runs(self._root)[:MOST_RUNS])

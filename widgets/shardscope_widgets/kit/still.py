@@ -1,9 +1,10 @@
 """A picture of a panel below the panel itself, for a notebook that is read where no kernel runs.
 
-A saved notebook holds no widgets: it is read on GitHub, as a page of nbconvert, or in a new session of JupyterLab. So
-each panel publishes, as a second output of its cell, what is on its screen at the moment: its texts, and its figures as
-SVG images. The output is hidden while the live panel is in the page. It is text/html, which all of these viewers show,
-and its images are `img` elements, which viewers keep that remove inline SVG from notebooks they do not trust.
+A saved notebook shows no live widgets when it is read on GitHub, as a page of nbconvert, or in a new session of
+JupyterLab. So each panel publishes, as a second output of its cell, what it currently shows: its texts, and its figures
+as SVG images. The output is hidden while the live panel is in the page. It is text/html, which all of these viewers
+show. Its images are `img` elements, because viewers remove inline SVG from notebooks that they do not trust, but keep
+images.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.live_figure import LiveFigure
 
 PUBLISH_EVERY_S = 3.0
-"""Least time between two updates of a picture during a run or while a slider moves, in seconds."""
+"""Minimum time between two updates of a picture during a run or while a slider moves, in seconds."""
 SAVED = "A picture of this panel; run this cell to use the panel."
-"""Text above the picture where a page of Jupyter has no live panel to show, as after a restart and a reload."""
+"""Text above the picture if a Jupyter page has no live panel, such as after a restart and a reload."""
 _LOOK = (
     ".ss-still{max-width:900px}.ss-still img{max-width:100%}.ss-still .ss-status{font-weight:600;margin:.3em 0}"
     ".ss-still .ss-words,.ss-still .ss-note{margin:.3em 0}.ss-still .ss-numbers{display:flex;flex-wrap:wrap;"
@@ -57,7 +58,7 @@ class Still:
         return "".join(map(part_html, self._kept()))
 
     def _begin_showing(self) -> None:
-        """Start what only a panel on a screen needs."""
+        """Start the work that is needed only while the panel is displayed."""
 
     def _ipython_display_(self) -> None:
         self._display_id = self.model_id  # type: ignore[attr-defined] # which a closed panel no longer has
@@ -77,7 +78,7 @@ class Still:
             self._watch()
 
     def _watch(self) -> None:
-        """Follow the changes of all parts that the picture shows."""
+        """Observe changes of all parts that the picture shows."""
         with self._guard.lock:
             parts = [self, *_leaves(self._kept())]
         for part in parts:
@@ -95,7 +96,7 @@ class Still:
                 update_display(self._bundle(), raw=True, display_id=self._display_id)
 
     def _fall_behind(self, _change: object) -> None:
-        """Publish a little later, so that a slider that moves is not slowed down."""
+        """Publish after a short delay, so that a moving slider is not slowed down."""
         if not self._is_behind:
             self._is_behind = True
             if self.comm is not None:  # type: ignore[attr-defined] # a closed panel waits for the end of the cell
@@ -128,7 +129,9 @@ class Still:
 
 
 def _publish_all(*_result: Any) -> None:
-    """Publish what a cell has changed, also if no time is left for a timer, as after the last cell of a notebook."""
+    """Publish the changes that a cell made, without a timer: after the last cell of a notebook, none would run any
+    more.
+    """
     for panel in list(_shown):
         if panel._is_behind:  # noqa: SLF001
             panel._publish()  # noqa: SLF001
@@ -143,7 +146,7 @@ def _leaves(parts: Iterable[widgets.Widget | str]) -> Iterable[widgets.Widget]:
 
 
 def part_html(part: widgets.Widget | str) -> str:
-    """Return a part of a panel as HTML; empty for controls, and for what is hidden."""
+    """Return a part of a panel as HTML; empty for controls and hidden parts."""
     if isinstance(part, str):
         return part
     if getattr(part.layout, "display", None) == "none":
@@ -154,13 +157,13 @@ def part_html(part: widgets.Widget | str) -> str:
         try:
             return image_html(part.svg(), part.label)
         except Exception:  # noqa: BLE001 - the other parts are still of use
-            _LOG.warning("the figure %r is left out of a picture", part.label, exc_info=True)
+            _LOG.warning("the figure %r is missing in a picture", part.label, exc_info=True)
             return ""
     return "".join(map(part_html, _inside(part)))
 
 
 def _inside(box: widgets.Widget) -> Sequence[widgets.Widget]:
-    """Return what a box shows: of tabs, the one that is open."""
+    """Return the visible children of a box; for tabs, only the one that is open."""
     parts = box.children if isinstance(box, widgets.Box) else ()
     return [parts[box.selected_index or 0]] if parts and isinstance(box, widgets.Tab) else parts
 

@@ -24,12 +24,12 @@ from shardscope_widgets.words import plural, safe
 class Lab(Still, widgets.VBox):  # type: ignore[misc]
     """All panels as tabs of one job: plan, predict, run, compare, tune and break it.
 
-    Each panel is created when its tab is first opened. The job is that of the form under Run. Predict always shows this
-    job where it runs, and Compare and Break the run in focus under Run. Plan and Tune keep their choices, and offer to
-    take the job.
+    Each panel is created when its tab is first opened. The job is the one in the form of the Run tab. Predict always
+    shows the prediction of this job; Compare and Break show the run in focus of the Run tab. Plan and Tune keep their
+    own settings, and offer to load the job.
 
     Args:
-        job: The job at first; None for the form's default job.
+        job: The initial job; None for the form's default job.
         root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
         tab: The tab that is open.
 
@@ -51,7 +51,7 @@ class Lab(Still, widgets.VBox):  # type: ignore[misc]
         self._guard = Guard(lambda problem: setattr(self, "problem", problem))
         self._title, self._problem, self._other = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self._take = widgets.Button(
-            description="Take this job", tooltip="Open this tab anew with the job of Run"
+            description="Take this job", tooltip="Reopen this tab with the job of the Run tab"
         )
         self._offer = classed(widgets.HBox([self._other, self._take]), "ss-bar")
         self._tabs = widgets.Tab([widgets.VBox() for _ in TABS], titles=TABS, selected_index=TABS.index(tab))
@@ -65,7 +65,7 @@ class Lab(Still, widgets.VBox):  # type: ignore[misc]
 
     @property
     def job(self) -> Job:
-        """The job that the form under Run describes, or described before it became invalid."""
+        """The job in the form of the Run tab; while the form is invalid, the last valid job."""
         return self._plan()[0]
 
     def _plan(self) -> tuple[Job, Where]:
@@ -80,7 +80,7 @@ class Lab(Still, widgets.VBox):  # type: ignore[misc]
         return MappingProxyType(self._panels)
 
     def take(self) -> None:
-        """Open the present tab anew with the job, as its button does.
+        """Reopen the current tab with the job, as its button does.
 
         Raises:
             ShardscopeError: The panel cannot show this job.
@@ -115,7 +115,7 @@ class Lab(Still, widgets.VBox):  # type: ignore[misc]
         super().close()
 
     def _open(self) -> None:
-        """Fill the open tab, or let its panel follow the job or the run in focus."""
+        """Create the panel of the open tab if needed, and update it to the current job or run in focus."""
         self._tabs.selected_index = TABS.index(self.tab)
         self.problem = ""
         if self.tab not in self._panels or (self.tab == PREDICT and self._jobs[PREDICT] != self._plan()):
@@ -127,14 +127,14 @@ class Lab(Still, widgets.VBox):  # type: ignore[misc]
         self._draw()
 
     def _draw(self) -> None:
-        """Show the job, and let the picture follow the open tab."""
+        """Show the job, and update the saved picture to the open tab."""
         self._tell()
         if self._is_shown:
             self._watch()
             self._fall_behind(None)
 
     def _tell(self) -> None:
-        """Show the job above the tabs, and offer it to a panel that has been opened with another one."""
+        """Show the job above the tabs, and offer it to a panel that was opened with another job."""
         job, (before, _) = self.job, self._jobs.get(self.tab, (None, None))
         about = safe(f"{_told(job)}; change the job under {RUN}")
         self._title.value = (

@@ -26,7 +26,7 @@ from shardscope_widgets.twin import Twin
 
 TABS = PLAN, PREDICT, RUN, COMPARE, TUNE, BREAK = "Plan", "Predict", "Run", "Compare", "Tune", "Break"
 KEEPS_ITS_JOB = {PLAN, TUNE}
-"""Tabs whose panels have choices of their own, and take another job only when asked."""
+"""Tabs whose panels have settings of their own, and load another job only on request."""
 SHOWS_A_RUN = {COMPARE, BREAK}
 
 Where = EmulatedCluster | None
@@ -34,7 +34,7 @@ Where = EmulatedCluster | None
 
 
 class Predicted(Still, widgets.VBox):  # type: ignore[misc]
-    """The prediction of a job where it runs, and its predicted step, which plays."""
+    """The prediction of a job on its cluster, and an animation of its predicted step."""
 
     def __init__(self, job: Job, cluster: Where) -> None:
         if job.user_functions:
@@ -47,7 +47,7 @@ class Predicted(Still, widgets.VBox):  # type: ignore[misc]
         try:
             self.player.show(step_events_of(prediction))
         except SpecError as error:
-            self.player.empty = f"The step is not drawn: {error}"
+            self.player.empty = f"The step cannot be drawn: {error}"
         super().__init__([widgets.HTML(prediction._repr_html_()), self.player])
 
     def _kept(self) -> list[widgets.Widget | str]:
@@ -66,7 +66,7 @@ def _planner(job: Job, _cluster: Where) -> Planner:
         model = known_model(name)
     except SpecError:
         raise SpecError(
-            f"{name} is not a transformer, and the planner splits transformers only; choose another model under {RUN}"
+            f"{name} is not a transformer, and the planner supports only transformers; choose another model under {RUN}"
         ) from None
     return Planner(model, nodes=1, global_batch=job.batch.global_batch, precision=job.precision)
 

@@ -30,7 +30,7 @@ class MemoryChoices(t.HasTraits):
         "Framework",
         "Training framework whose memory use is modelled; by default the one that `ss.predict` assumes for the layout.",
         kind="choice",
-        values=(("by the layout", ""), *named(FRAMEWORKS)),
+        values=(("set by the layout", ""), *named(FRAMEWORKS)),
     )
     seq = own_trait(
         0,
@@ -73,7 +73,9 @@ class MemoryChoices(t.HasTraits):
         return found.replace(seq=self.seq) if self.seq else found
 
     def _framework_of(self, layout: Layout) -> str:
-        """Return the chosen framework; by default, that of the software that predictions assume for the layout."""
+        """Return the chosen framework; by default, the framework of the software that predictions assume for
+        the layout.
+        """
         return self.framework or memory_model(assumed_software(layout).software.name)
 
     def chosen_layout(self) -> Layout:

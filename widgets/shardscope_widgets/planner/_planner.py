@@ -66,10 +66,10 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
     software = own_trait(
         "",
         "Framework",
-        "Framework that trains the model: only what it ships is searched, except on axes held fixed.",
-        values=(("by the layout", ""), *named(SOFTWARE)),
+        "Framework that trains the model: only layouts that it supports are searched, except on axes held fixed.",
+        values=(("set by the layout", ""), *named(SOFTWARE)),
     )
-    unshipped = t.Bool(False, help="Also search what the framework does not ship.")
+    unshipped = t.Bool(False, help="Also search settings that the framework does not ship.")
     seq = own_trait(2048, "Sequence, tokens", "Tokens per sequence.", least=1, most=LARGEST_COUNT)
     global_batch = trait_of(Layout, "global_batch", "Batch, sequences", default=2048)
     tokens_billions = own_trait(
@@ -83,7 +83,7 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
     fix = t.Dict(help="Layout axes fixed to one value or several, by name.")
     weights = t.Dict(default_value={"time": 1.0}, help="Weight of each objective in the ranking, by name.")
     chosen = t.Int(
-        1, min=1, help="Position in the ranking, from 1, of the plan shown; first the recommended one."
+        1, min=1, help="Position in the ranking, from 1, of the plan shown; initially the recommended one."
     )
     problem = t.Unicode("", help="The last error, as HTML; empty if there is none.")
     plans = t.Instance(Plans, allow_none=True, help="Result of the last search, ranked by `weights`.")
@@ -358,4 +358,4 @@ def _unshipped_words(found: Plans) -> str:
     saved = 0.0 if found.beyond is None else 1 - found.beyond.step_time_s / float(found.step_time_s.min())
     if found.beyond is None or saved < LEAST_SAVED:
         return f"{words}: none would be faster"
-    return f"{words}: {found.beyond.lacking} would take {saved:.0%} off the step"
+    return f"{words}: {found.beyond.lacking} would shorten the step by {saved:.0%}"

@@ -58,7 +58,7 @@ class PlannerScreen:
         self._info, self._dots = _EMPTY, _plans.scatter(_EMPTY)
         empty = go.Figure()
         self.scatter = ClickFigure(empty, label="All plans")
-        self.terms = LiveFigure(empty, label="Terms of the chosen plan and the first")
+        self.terms = LiveFigure(empty, label="Terms of the chosen plan and of the first")
         self.rejected = LiveFigure(empty, label="Layouts left out, by reason")
         self.mesh = LiveFigure(theme.blank(), label="Devices of the chosen plan, by group")
         self.frame = Frame(title="Planner", about=ABOUT)
@@ -77,11 +77,11 @@ class PlannerScreen:
         scroll = classed(widgets.VBox([self.table]), "ss-plan-scroll")
         self.answer = widgets.VBox(
             [
-                heading("All plans", "choose one by a click"),
+                heading("All plans", "click one to choose it"),
                 self.scatter,
                 scroll,
                 widgets.HTML(note_html(f"{KEY}.")),
-                heading("The chosen plan next to the first"),
+                heading("The chosen plan compared with the first"),
                 self.terms,
                 self.told,
                 heading("A step that you measured", "of the chosen plan"),
@@ -107,7 +107,8 @@ class PlannerScreen:
         self.left_out.layout.display = None
         known = plans.setting.calibration
         why = "" if len(plans) else words_html(as_in_form(_plan_answer.reason(plans)))
-        told = f"Calibration {known.name}{f': {as_in_form(known.note)}' if known.note else ''}."
+        about = as_in_form(known.note).rstrip(".")
+        told = f"Calibration: {known.name}." + (f" {about[0].upper()}{about[1:]}." if about else "")
         self.note.value = why + note_html(told)
 
     def offer(self, plans: Plans, recommended: int) -> None:
@@ -215,7 +216,7 @@ _IN_FORM: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"plan with fix=\{'recompute_layers': 0\}": "hold Recompute fixed at full",
     r"plan with fix=\{'(\w+)': '?([\w-]+)'?\}": lambda found: f"hold {_label(found[1])} fixed at {found[2]}",
     r"software='([^']*)' (is assumed [^;]*); give software=\.\.\. for another": (
-        r"\1 \2; choose another under Framework"
+        r"the framework \1 \2; choose another under Framework"
     ),
     r"(ships, )plan with software='[^']*' and leave these axes out of fix": (
         r"\1untick the box above and do not hold these axes fixed"

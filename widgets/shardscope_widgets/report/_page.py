@@ -71,7 +71,7 @@ class Page:
         """Return the placeholder of a figure, with `words` as its caption."""
         found = json.loads(figure.to_json())
         unknown = {trace.get("type", "scatter") for trace in found["data"]} - TRACE_TYPES
-        assert not unknown, f"the bundle of the report does not draw {unknown}"
+        assert not unknown, f"the report's Plotly bundle cannot draw traces of type {unknown}"
         height = found["layout"].get("height", 300)
         self.figures.append(found)
         place = (

@@ -201,17 +201,20 @@ _MERGED = (
     " Splitting the work must not change what is learned: runs that agree with one process share a curve."
 )
 _AGREEMENT = (
-    "Adding in another order rounds differently, and training amplifies that a little: differences in the shaded area "
-    "are rounding. A cross marks a run that learns something else."
+    "Summing in another order rounds differently, and training amplifies these errors slightly: "
+    "differences within the shaded area are due to rounding. A cross marks a run whose losses differ by "
+    "more."
 )
 _PARTS = (
     "Medians over steps, on the rank that computes longest; overlapping work counts once. Communication includes "
-    "waiting inside a collective for the slowest rank. The mark is the step time, that of the slowest rank in each "
-    "step, and the rest is what these medians leave of it; the dashed line is the step time of one process."
+    "waiting inside a collective for the slowest rank. The mark is the median step time (of the slowest "
+    "rank in each step), and the rest is the part of it that these medians do not cover; the dashed line "
+    "is the step time of one process."
 )
-_SENT = "Counted as the process group sends them; evaluations and checkpoints are not included."
+_SENT = "Bytes are counted as the process group sends them; evaluations and checkpoints are not included."
 _MEMORY = (
-    "Bytes of tensors on the rank that holds most, by type, each at its own peak within a step. Gathered parameters "
+    "Bytes of tensors on the rank that holds the most, by type, each at its own peak within a step. "
+    "Gathered parameters "
     "are temporary copies from other ranks; buffers hold messages and padding."
 )
 _TIMELINE = "Each row is a rank, with computation above and communication below; grey is idle time."

@@ -63,12 +63,12 @@ class Entry:
 
     @property
     def held(self) -> dict[str, int]:
-        """Bytes of tensors by type on the rank that holds most; empty if the run did not measure them."""
+        """Bytes of tensors by type on the rank that holds the most; empty if the run did not measure them."""
         return max(self.trace.held.values(), key=lambda kinds: sum(kinds.values()), default={})
 
     @property
     def difference(self) -> float | None:
-        """Largest relative difference of a step's loss from that of the single process; None without such a run."""
+        """Largest relative difference between a step's loss and the single process's; None without such a run."""
         if self.widest is None:
             return None
         _, loss, theirs = self.widest
@@ -76,7 +76,7 @@ class Entry:
 
     @cached_property
     def widest(self) -> tuple[int, float, float] | None:
-        """The step whose loss differs most, its loss, and that of the single process; None without such a run."""
+        """The step whose loss differs most, its loss, and the single process's loss; None without such a run."""
         if self.alone is None or self.is_alone:
             return None
         theirs = dict(_losses(self.alone))
@@ -139,7 +139,8 @@ def groups_of(runs: Iterable[Source]) -> tuple[list[Group], list[str]]:
 
 
 def _alone(trace: Trace, others: Sequence[Trace]) -> Trace | None:
-    """Return the single-process run that should learn the same: equal workload, optimizer, learning rates and seed.
+    """Return the single-process run that should have the same losses: equal workload, optimizer, learning rates and
+    seed.
 
     None if there is none, or if the job is unknown.
     """
@@ -156,7 +157,7 @@ def _learning(job: Job) -> tuple[object, ...]:
 
 
 def _labels(runs: Sequence[Source]) -> list[str]:
-    """Return the strategies' labels if they tell the runs apart, otherwise names made of what differs."""
+    """Return the strategies' labels if these are distinct, otherwise names made of the settings that differ."""
     labels = [run.job.strategy.label for run in runs]
     return labels if len(set(labels)) == len(labels) else run_names([run.job for run in runs])
 

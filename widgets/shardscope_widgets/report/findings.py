@@ -68,7 +68,7 @@ def agreement_text(entries: Sequence[Entry]) -> str:
     largest = max((e.difference or 0.0 for e in judged if e.label not in apart), default=0.0)
     equal = len(labels) - len(apart)
     rounding = f": their losses agree to within rounding ({largest:.0e})" if largest else ""
-    text = f"{_who(labels, equal, _kind(judged))} learned exactly what one process learns{rounding if equal else ''}."
+    text = f"{_who(labels, equal, _kind(judged))} learned the same as one process{rounding if equal else ''}."
     return " ".join([text, *_exceptions([e for e in judged if e.label in apart])])
 
 
@@ -77,12 +77,12 @@ def differences_text(entries: Sequence[Entry]) -> str:
     judged = [entry for entry in entries if entry.difference is not None]
     apart = [f"those of {entry.label} {_widest_text(entry)}" for entry in judged if not entry.agrees]
     same = max((entry.difference or 0.0 for entry in judged if entry.agrees), default=None)
-    if same is not None:
-        apart.append(
-            f"{'those of all others' if apart else 'all'} by at most {same:.0e}"
-            if same
-            else "those of all others not at all"
-        )
+    if same == 0:
+        if not apart:
+            return "All losses are equal to those of one process."
+        apart.append("all others are equal")
+    elif same is not None:
+        apart.append(f"{'those of all others' if apart else 'all'} by at most {same:.0e}")
     return f"Losses differ from those of one process: {'; '.join(apart)}." if apart else ""
 
 
@@ -103,7 +103,7 @@ def _who(labels: Sequence[str], equal: int, kind: str) -> str:
 
 
 def _kind(entries: Sequence[Entry]) -> str:
-    """Return ``strategy`` if each label is a strategy's, else ``run``."""
+    """Return ``strategy`` if each label is the name of a strategy, else ``run``."""
     return "strategy" if all(entry.label == entry.run.job.strategy.label for entry in entries) else "run"
 
 
@@ -198,7 +198,7 @@ def step_text(group: Group) -> str:
 
 
 def _cores(entry: Entry) -> float:
-    """Return the cores that the run could use, as recorded at its launch; those of this machine if unknown."""
+    """Return the cores that the run could use, as recorded at its launch; this machine's cores if unknown."""
     provenance = getattr(entry.run, "provenance", None)
     cores = provenance.machine.get("cores") if provenance is not None else None
     return float(cores) if isinstance(cores, int | float) else usable_cores()
@@ -211,7 +211,7 @@ def memory_text(group: Group) -> str:
         return ""
     return (
         f"{least.label} needs the least memory for {group.name}: its peak memory per rank is "
-        f"{bytes_text(least.row.held_bytes or 0)}, that of one process {bytes_text(alone.row.held_bytes or 0)}."
+        f"{bytes_text(least.row.held_bytes or 0)}, instead of {bytes_text(alone.row.held_bytes or 0)} on one process."
     )
 
 
@@ -223,7 +223,7 @@ def saving_text(group: Group) -> str:
     saved = {kind: count - least.held.get(kind, 0) for kind, count in alone.held.items()}
     most = max(saved, key=lambda kind: saved[kind])
     return (
-        f"Most of what {least.label} saves is {KIND_NAMES.get(most, most)}: "
+        f"Most of the memory that {least.label} saves is {KIND_NAMES.get(most, most)}: "
         f"{bytes_text(least.held.get(most, 0))} instead of {bytes_text(alone.held[most])}."
     )
 

@@ -96,7 +96,7 @@ const isSentOn = (cell, t) => cell.what === "gradients" && levelAt(cell, t) < 0.
 function cellSentence(step, cell, t) {
   const level = levelAt(cell, t), n = step.world_size, count = Math.floor(level * n + 0.01);
   const whose = capital(nameOf(step, cell.rank)), chunk = (step.cellsOf[cell.rank][cell.what].length > 1 ? `chunk ${cell.index} of the ` : "the ") + cell.what;
-  if (cell.what === "micro-batches") return `${whose}, micro-batch ${cell.index}: ${level > 0.999 ? "forward and backward pass done" : level >= 0.5 ? "forward pass done" : level > 0 ? "in its forward pass" : "not begun"}.`;
+  if (cell.what === "micro-batches") return `${whose}, micro-batch ${cell.index}: ${level > 0.999 ? "forward and backward pass done" : level >= 0.5 ? "forward pass done" : level > 0 ? "in its forward pass" : "not started"}.`;
   if (cell.what === "parameters" && n > 1) return `${whose}, ${chunk}: ${level > 0.999 ? "held and up to date" : level > 0 ? `${Math.round(100 * level)} % has arrived` : "not held, or out of date"}.`;
   if (cell.parts > 1) return `${whose}, ${chunk}: ${Math.round(100 * level)} % of the sum over all ranks, in ${cell.parts} parts.`;
   const state = level > 0.999 ? `complete, the sum over all ${n} ranks` : isSentOn(cell, t) ? "passed on to the next rank" : count > 1 ? `partly summed, over ${count} of ${n} ranks` : count ? "this rank's own, not yet summed" : "not computed yet";
@@ -119,8 +119,8 @@ function sentence(step, e) {
   }
   const item = e.item ? ` of ${e.item}` : "";
   if (e.lane === "communication") {
-    const sent = e.bytes ? `, sending ${bytesText(e.bytes)} itself` : "";
-    return `${capital(nameOf(step, e.rank))} takes part in ${plain(e.kind)}${item}${sent}${took}.`;
+    const sent = e.bytes ? ` and sends ${bytesText(e.bytes)}` : "";
+    return `${capital(nameOf(step, e.rank))} takes part in the ${plain(e.kind)}${item}${sent}${took}.`;
   }
   const what = { forward: "the forward pass", backward: "the backward pass", optimizer: "the optimizer's update", data: "reading the batch", server_update: "the server's update" };
   return `${capital(nameOf(step, e.rank))} is busy with ${what[e.kind] ?? plain(e.kind)}${item}${took}.`;

@@ -126,7 +126,7 @@ class AdvicePanel(Background):
             self._on_try(self._subject.run, self.found.change)
 
     def _is_fixed(self) -> bool:
-        """Return whether the text stays as it is, because the change that it suggests is waiting."""
+        """Return whether the text must not change, because the change that it suggests is queued."""
         subject, queue = self._subject, self.queue
         return subject is not None and subject.is_alive and queue is not None and queue.holds(subject.run)
 
@@ -149,7 +149,9 @@ class AdvicePanel(Background):
             self._draw()
 
     def _steady(self, found: Explanation | None, subject: Subject) -> Explanation | None:
-        """Return the explanation to show: while a run goes on, another cause must be found twice before it is named."""
+        """Return the explanation to show: during a run, a different cause must be found twice before it replaces the
+        present one.
+        """
         before = self.found
         is_other = subject.is_alive and found and before and found.cause not in (before.cause, self._other)
         self._other = found.cause if found is not None else None

@@ -38,8 +38,8 @@ class Forecast(Background):
     """“What will happen”: the prediction for the newest job in two sentences, which expands to show all terms.
 
     If the job is predicted not to fit in memory, a checkbox allows the user to start it anyway. The user's functions
-    are called only after a press of a button that allows it. Nothing is predicted before `begin` is called, because
-    the lab is not displayed before that.
+    are called only after the user has pressed a button that allows it. Nothing is predicted before `begin` is called,
+    because the lab is not displayed before that.
 
     Args:
         on_found: Called when `step`, the predicted step of the newest job, has changed.
@@ -106,7 +106,7 @@ class Forecast(Background):
             self.anyway.layout.display = self.call.layout.display = "none"
 
     def _predict(self) -> None:
-        """Start a thread, unless one is working that will still read the newest request."""
+        """Start a thread for the newest request, unless a running thread will still read it."""
         if not (self._is_working and self._is_busy):
             self._is_working = True
             self._start(self._work, name="forecast")
@@ -131,7 +131,7 @@ class Forecast(Background):
     def _show_stages(
         self, job: Job, cluster: EmulatedCluster | None, prediction: JobPrediction | None
     ) -> None:
-        """Show the memory of the newest job under each stage of ZeRO, unless a newer job is requested meanwhile."""
+        """Show the memory of the newest job under each ZeRO stage, unless a newer job is requested in the meantime."""
         from shardscope.runtime.launcher.preflight import preflight
 
         calls = self._may_call(job)
@@ -152,7 +152,9 @@ class Forecast(Background):
                 self.zero.draw(job.strategy.label, stages)
 
     def _next(self) -> ForecastRequest | None:
-        """Return the next request; None if there is none, whereupon the thread ends and `want` must start a new one."""
+        """Return the next request. If there is none, return None: the thread then ends, and `want` must start a new
+        one.
+        """
         with self._lock:
             asked = self._asked if self.found is None else None
             self._is_working = asked is not None

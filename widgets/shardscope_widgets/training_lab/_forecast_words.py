@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 _BUBBLE = "the pipeline's bubble"
 _PARTS = {
     "computing": ("data", "forward", "backward", "optimizer"),
-    "packing gradients": ("codec",),
+    "compressing gradients": ("codec",),
     "communication": ("communication",),
     _BUBBLE: ("pipeline bubble",),
     "the fixed cost of a step": ("fixed cost",),
 }
-"""Terms of a predicted step, by the words used for them in sentences."""
+"""Terms of a predicted step, by their name in sentences."""
 _MOST = 0.5
 _COMPARABLE = 0.5
 """Minimum size of the bubble, as a fraction of the longest part of a step, at which the sentence mentions it too."""
@@ -73,7 +73,9 @@ def _memory(found: Preflight) -> str:
 
 
 def dominant_text(time: Term | None) -> str:
-    """Return the sentence on what takes most of a step, and on a bubble of similar size; empty without a prediction."""
+    """Return the sentence on the largest part of a step, and on a bubble of similar size; empty without a
+    prediction.
+    """
     if time is None:
         return ""
     found = [each for part in time.parts for each in (part.parts if part.name == "idle" else (part,))]
@@ -84,5 +86,5 @@ def dominant_text(time: Term | None) -> str:
     name = max(shares, key=lambda name: shares[name])
     verb = "takes most of a step" if shares[name] >= _MOST else "takes the largest part of a step"
     is_near = name != _BUBBLE and shares[_BUBBLE] >= _COMPARABLE * shares[name]
-    bubble = f", and ranks wait {shares[_BUBBLE]:.0%} of it in {_BUBBLE}" if is_near else ""
+    bubble = f", and ranks spend {shares[_BUBBLE]:.0%} of it idle in {_BUBBLE}" if is_near else ""
     return f"{name[0].upper()}{name[1:]} {verb}: {shares[name]:.0%}{bubble}."

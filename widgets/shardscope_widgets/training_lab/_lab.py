@@ -325,7 +325,9 @@ class TrainingLab(Still, widgets.VBox, JobChoices):  # type: ignore[misc]
             self._want_advice()
 
     def _try(self, run: Run, change: Mapping[str, Any], has_waited: bool) -> None:
-        """Start the job of a run with a change, and show it in the form, unless the form was changed meanwhile."""
+        """Start the job of a run with a change, and show it in the form, unless the form was changed in the
+        meantime.
+        """
         from shardscope.runtime import launch
 
         job = run.job.replace(**change, name=None)
@@ -368,7 +370,7 @@ class TrainingLab(Still, widgets.VBox, JobChoices):  # type: ignore[misc]
         self.refresh()
 
     def _show_group(self) -> None:
-        """Show the newest runs of the group, unless some of its runs are shown already."""
+        """Show the newest runs of the group, unless some of its runs are already shown."""
         own = self._book.of_group(self.group)
         if not any(run_id in own for run_id in self.shown):
             self.shown = [*own][-SHOWN_AT_FIRST:]
@@ -440,7 +442,9 @@ class TrainingLab(Still, widgets.VBox, JobChoices):  # type: ignore[misc]
         self._want_advice()
 
     def _follow_form(self) -> None:
-        """Start the job that the form describes now, then stop the run in focus, which goes on if that fails."""
+        """Start the job that the form now describes, then stop the run in focus; if the start fails, that run
+        continues.
+        """
         former = self.run
         self.start()
         self._stop_run(former)
@@ -454,7 +458,7 @@ class TrainingLab(Still, widgets.VBox, JobChoices):  # type: ignore[misc]
         return entry is not None and self._describes(entry.run.job, entry.cluster)
 
     def _follow_newest(self) -> None:
-        """Show the newest runs of the newest group, until a run starts or a person chooses other runs."""
+        """Show the newest runs of the newest group, until a run starts or the user chooses other runs."""
         newest = [*self._book.entries][-1]
         entry = self._book.entries[newest]
         self._has_chosen = (

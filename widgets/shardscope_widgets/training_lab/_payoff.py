@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardscope.runtime import Run
 
 _LATER = "The curve of step time against bandwidth is drawn once a compressed run in focus has ended."
-_WORKING = "Packing is being timed on this machine, to say whether compression paid off."
+_WORKING = "Compression is being timed on this machine, to find out whether it paid off."
 _UNKNOWN = "Whether compression paid off is not known"
 _OWN_FUNCTIONS = (
     "the job has functions of your own, which a lab does not call; ss.compression_speedup(run.job) calls them"
@@ -35,7 +35,7 @@ class PayoffPanel(Background):
     Nothing is measured before `begin` is called, because the lab is not displayed before that.
 
     Attributes:
-        said: The sentence, to be shown where the run's end is seen.
+        said: The sentence, to be shown next to the status of the ended run.
         box: The curve, with its sentences.
         found: The curve's data; None before they are known.
     """
@@ -57,12 +57,13 @@ class PayoffPanel(Background):
         self._begun = True
 
     def want(self, run: Run | None, runs: Sequence[Run] = (), *, is_idle: bool = True) -> None:
-        """Start the answer for `run`, which must have ended, and return at once; None clears the last answer.
+        """Start to compute the answer for `run`, which must have ended, and return at once; None clears the
+        last answer.
 
         Args:
             run: The run.
             runs: Runs that the curve marks if they are of the same job.
-            is_idle: Whether no run is in progress, which would slow down the packing that is timed here.
+            is_idle: Whether no run is in progress, because a run would slow down the compression that is timed here.
         """
         if run is not None and not run.job.compression.is_on:
             run = None
@@ -105,7 +106,7 @@ class PayoffPanel(Background):
 
 
 def _answer(run: Run, runs: list[Run]) -> tuple[Worth | None, str]:
-    """Return the curve, and whether compression paid off; no curve if the job has functions of the user's."""
+    """Return the curve, and whether compression paid off; no curve if the job has user-defined functions."""
     from shardscope.measure.compression.after_run import paid_off_text
     from shardscope.measure.compression.speedup import compression_speedup as predict
 

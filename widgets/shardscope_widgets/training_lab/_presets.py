@@ -1,4 +1,6 @@
-"""Presets of the Training Lab: jobs that one press predicts, plays and starts, each with a hint on what to look at."""
+"""Presets of the Training Lab: jobs that one click predicts, animates and starts, each with a hint on what to look
+at.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ from shardscope_widgets.kit.markup import classed, words_html
 class Preset(NamedTuple):
     """A job that a chip starts: its title, a hint on what to look at, and the traits that differ from the defaults.
 
-    The job runs on an emulated cluster with the traits in `place`, whose links and processors keep their speed whatever
-    else the machine does. If this machine cannot emulate clusters, the job runs directly on it, with the traits in
-    `here`. The run is shown beside the last run of the preset named `beside`.
+    The job runs on an emulated cluster with the traits in `place`, whose links and processors keep their speed even if
+    other programs use the machine. If this machine cannot emulate clusters, the job runs directly on it, with the
+    traits in `here`. The run is shown beside the last run of the preset named `beside`.
     """
 
     title: str
@@ -60,8 +62,8 @@ PRESETS = (
     ),
     Preset(
         "Compress on the slow network",
-        "topk sends the largest 1 % of each gradient over the same slow link. At its end, the lab says whether that "
-        "paid off, and Compression shows on which links it would.",
+        "topk sends the largest 1 % of each gradient over the same slow link. When the run ends, the lab says "
+        "whether that paid off; the tab Compression shows on which links it would pay off.",
         _SLOW | {"compression": "topk"},
         _SLOW_PLACE,
         _SLOW_HERE,

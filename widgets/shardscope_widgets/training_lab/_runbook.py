@@ -104,7 +104,7 @@ class RunEntry:
 
     @cached_property
     def stored_label(self) -> str:
-        """The name that an earlier lab gave the run; empty if none did. The look that it gave is taken, too."""
+        """The name that an earlier lab gave the run; empty if none did. Also restores the stored look."""
         about = read_about(self.run.path)
         self._stored = about.label, about.look
         colour, _, place = about.look.partition(" ")
@@ -192,7 +192,7 @@ class RunBook:
 
     @property
     def groups(self) -> dict[str, int]:
-        """Number of runs by group, the group of the newest run first."""
+        """Number of runs by group, starting with the group of the newest run."""
         counts: dict[str, int] = {}
         for entry in reversed(self.entries.values()):
             counts[entry.trace.group] = counts.get(entry.trace.group, 0) + 1
@@ -203,7 +203,7 @@ class RunBook:
         return {run_id: entry for run_id, entry in self.entries.items() if entry.trace.group == group}
 
     def _recall(self) -> None:
-        """Name runs as an earlier lab did, unless another run of the group has the name already."""
+        """Give runs the names that an earlier lab gave them, unless another run of the group already has the name."""
         named = {
             (e.trace.group, e.trace.label) for run_id, e in self.entries.items() if run_id in self._named
         }

@@ -38,7 +38,7 @@ ABOUT = (
     "real ranks in separate processes, which continue training if you close the tab, and stop with the kernel"
 )
 _STEP, _LIVE = 0, 1
-"""Tabs of the step player, which has the predicted step before there is a run, and of the curves."""
+"""Tabs of the step player, which shows the predicted step until there is a run, and of the curves."""
 
 
 class Screen:
@@ -128,7 +128,7 @@ class Screen:
         self.tabs.selected_index = _STEP
 
     def show_live(self) -> None:
-        """Open the tab of the curves, unless another tab than that of the step player is open."""
+        """Switch from the tab of the step player to that of the curves; leave any other open tab."""
         if self.tabs.selected_index == _STEP:
             self.tabs.selected_index = _LIVE
 

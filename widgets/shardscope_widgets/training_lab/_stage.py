@@ -64,7 +64,7 @@ class Stage:
         self._follow_at = 0.0
 
     def must_follow(self, entry: RunEntry | None) -> bool:
-        """Return whether a scheduled restart of the run in focus is due; true only once for each restart."""
+        """Return whether a scheduled restart of the run in focus is due; each restart is reported only once."""
         if not self._follow_at or time.monotonic() < self._follow_at:
             return False
         self.cancel()

@@ -47,7 +47,7 @@ class RunsTable:
         self._wire(guard.callback)
 
     def _boxes(self) -> widgets.VBox:
-        self.baseline.tooltip = "Give each result as a change against this run"
+        self.baseline.tooltip = "Show each result as a change relative to this run"
         self.group_by.tooltip = "Mean of each result over the runs with the same value of a setting"
         self.run.tooltip = "Run to annotate or delete"
         self.note.tooltip = "Your note on this run, stored in its directory"

@@ -55,9 +55,11 @@ def ranks_text(entry: RunEntry, why_not: str, predicted_s: float | None = None) 
     if entry.cluster is not None:
         speed = entry.cluster.nodes[0].flops
         told = f"{ranks} on {entry.cluster.name}, emulated on this machine"
-        told += "." if speed is None else ": links and processors keep this speed whatever else it does."
+        told += (
+            "." if speed is None else ": links and processors keep this speed whatever else the machine does."
+        )
     else:
-        told = f"{ranks} on this machine itself, where times depend on what else it does."
+        told = f"{ranks} on this machine itself, where times depend on what else runs on it."
         told += f" It cannot emulate a cluster: {why_not}." if why_not else ""
     measured_s = entry.trace.step_time_s if len(entry.trace.steps) >= LEAST_STEPS else None
     if measured_s is None or not predicted_s:

@@ -34,7 +34,7 @@ _FAINT = f"faint: {', '.join(layer.name for layer in LAYERS if layer.is_faint)}"
 
 
 class ZeroStages:
-    """A bar of peak memory per rank for each stage, that of the form's strategy highlighted, and a sentence."""
+    """A bar of peak memory per rank for each stage, with the bar of the form's strategy highlighted, and a sentence."""
 
     def __init__(self) -> None:
         self.figure = LiveFigure(theme.blank(), label="Predicted memory of a rank under ZeRO's stages")
@@ -67,10 +67,10 @@ class ZeroStages:
 def predicted_stages(
     found: JobPrediction, predict: Callable[[Job], JobPrediction | None]
 ) -> list[JobPrediction]:
-    """Return predictions of a job under each stage of ZeRO; empty if stages do not describe its strategy.
+    """Return predictions of a job under each stage of ZeRO; empty if its strategy does not correspond to a ZeRO stage.
 
     Args:
-        found: Prediction of the job; it stands for the stage of its own strategy.
+        found: Prediction of the job; it is used for the stage of its own strategy.
         predict: Function that predicts another job.
     """
     own = found.job.strategy.zero_stage

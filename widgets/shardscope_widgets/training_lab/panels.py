@@ -73,7 +73,7 @@ class Panels:
         self.schedule = Panel("Pipeline", "each pass of each micro-batch, as measured")
         self.staleness = Panel("Staleness", "staleness of the gradients that the server applied")
         self.consensus = Panel("Consensus", "distance of the ranks' parameters from their mean")
-        self.compression = Panel("Compression", "bytes saved, and the cost of packing")
+        self.compression = Panel("Compression", "bytes saved, and the cost of compression")
         self.layers = Panel("Layers", "trust ratios and residuals of the run in focus")
         self.memory = Panel("Memory by type", "of each rank, up to its peak; faint: what ZeRO does not shard")
         self.noise = Panel("Gradient noise", "the batch size up to which larger batches save steps")

@@ -45,7 +45,8 @@ class TrialActs:
         def _draw_run(self) -> None: ...
 
     def prune(self, number: int | None = None) -> None:
-        """Stop a running trial and count it as pruned. A trial that ends by itself in the meantime keeps its result.
+        """Stop a running trial and count it as pruned. A trial that ends on its own in the meantime keeps its
+        result.
 
         Raises:
             StudyError: The trial is not running in this kernel.

@@ -70,7 +70,9 @@ def _is_short(strategy: Strategy) -> bool:
 
 
 def _method(value: Method) -> str:
-    """Return the code of a method: its name, or a call of its class (not included) for a user-defined method."""
+    """Return the code of a method: its name, or, for a user-defined method, a call of its class, whose code is not
+    included.
+    """
     given = [f"{field}={_code(each)}" for field, each in value.changed.items()]
     if value.user_code is not None and value.is_here:
         return f"{type(value).__name__}({', '.join(given)})"

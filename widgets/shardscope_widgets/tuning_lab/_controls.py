@@ -50,7 +50,7 @@ def usual_axes(objectives: Sequence[str], own: Sequence[str], now: tuple[str, st
     """Return the objectives for the x and y axes.
 
     If the study does not minimise an axis's objective, another objective takes its place; on the x-axis, only if the
-    present objective is a default.
+    current objective is a default.
 
     Args:
         objectives: Objectives of the study.

@@ -1,4 +1,6 @@
-"""The predicted duration of a trial, computed in a background thread, as the first prediction of a model traces it."""
+"""The predicted duration of a trial, computed in a background thread, because the first prediction of a model traces
+the model.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,16 @@ from shardscope_widgets.kit.background import Background
 
 
 class TrialDuration(Background):
-    """Predicted seconds of the newest job's training (`seconds`); None until predicted, or if it cannot be."""
+    """Predicted training time of the newest job, in seconds (`seconds`); None before it is known, or if it cannot be
+    predicted.
+    """
 
     def __init__(self) -> None:
         self.seconds: float | None = None
         self._asked: Job | None = None
 
     def want(self, job: Job) -> None:
-        """Request the prediction for a job and return at once; while another one is predicted, do nothing."""
+        """Request the prediction for a job and return at once; do nothing while another job is being predicted."""
         if job != self._asked and not self._is_busy:
             self._asked, self.seconds = job, None
             self._start(self._work, job, name="duration")

@@ -20,9 +20,9 @@ class SpacePicker(anywidget.AnyWidget):
     _esm = script(__package__, "space.js")
     _css = _HERE.joinpath("tuning.css").read_text(encoding="utf-8")
     rows: t.List[Mapping[str, Any]] = t.List(help="Settings that can be searched, in order.").tag(sync=True)
-    state = t.Dict(help="By name: whether it is switched on, and indices of the picked options.").tag(
-        sync=True
-    )
+    state = t.Dict(
+        help="For each setting, by name: whether it is on, and the indices of the picked options."
+    ).tag(sync=True)
     hidden: t.List[str] = t.List(help="Names of rows that currently have no effect.").tag(sync=True)
     locked = t.Bool(help="Whether all inputs are disabled.").tag(sync=True)
     fixed = t.Bool(help="Whether the rows cannot be switched off.").tag(sync=True)

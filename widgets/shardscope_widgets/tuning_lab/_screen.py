@@ -100,12 +100,14 @@ class TuningScreen:
         return widgets.Tab([widgets.VBox(page) for page in pages], titles=TABS)
 
     def say_plan(self, text: str, *, is_possible: bool) -> None:
-        """Show what the Start button would do, beside the settings, or why it is disabled."""
+        """Show next to the settings what the Start button would do, or why it is disabled."""
         self.settings.summary = text if is_possible else ""
         self.plan.value = "" if is_possible else note_html(text, is_bad=True)
 
     def say_status(self, text: str, state: str, share: float | None) -> None:
-        """Show the status line at the top, and a bar of the share of the trials that have ended unless it is None."""
+        """Show the status line at the top, and a progress bar of the share of trials that have ended, unless it is
+        None.
+        """
         label = "Share of the trials that have ended"
         bar = (
             ""

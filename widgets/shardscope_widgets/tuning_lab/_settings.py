@@ -29,7 +29,9 @@ class StudyChoices(JobChoices):
     """One trait per control. Setting a trait updates its control, and using the control sets the trait."""
 
     name = own_trait(
-        "", "Study", "Name of the study; the same name opens it again, on this machine or from its storage."
+        "",
+        "Study",
+        "Name of the study; an existing study is opened again, on this machine or from its storage.",
     )
     objectives = t.List(t.Unicode(), help="Objectives to minimise.")
     trials = own_trait(24, "Trials", "Total number of trials in the study.", least=1, reach=100_000)

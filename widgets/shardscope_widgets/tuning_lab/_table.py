@@ -52,7 +52,10 @@ def _row(
 
 
 def _settings(trial: TrialInfo) -> dict[str, Any]:
-    """Return values by short name, as text if two settings share the name or the value is not a number."""
+    """Return the values of a trial's settings by short name.
+
+    A value is text if it is not a number, or if two settings have the same short name.
+    """
     found: dict[str, Any] = {}
     for name, value in trial.params:
         short = short_name(name)

@@ -173,9 +173,9 @@ def figures_html(job: Job, measured: TrialMetrics | None, formula: float | None,
     if measured.compute_s is not None:
         parts.append(("of which computation", duration_text(measured.compute_s)))
     if job.compression.is_on:
-        parts.append(("packing and unpacking", duration_text(measured.codec_s)))
+        parts.append(("compression and decompression", duration_text(measured.codec_s)))
     if projected:
-        parts.append(("on the chosen link, predicted", projected))
+        parts.append(("predicted step time on the chosen link", projected))
     parts.append((FIGURES["bytes_per_step"].label, bytes_text(measured.bytes / max(1, measured.steps))))
     if formula is not None:
         parts.append(("uncompressed, by formula", bytes_text(formula)))

@@ -43,9 +43,11 @@ class Twin(Still, widgets.VBox, Background):  # type: ignore[misc]
     where = t.Enum(
         (AS_RUN, HERE),
         AS_RUN,
-        help="Cluster of the prediction: that of the run, or this machine without its links.",
+        help="Cluster of the prediction: the run's, or this machine without its links.",
     )
-    against = t.Enum(("predicted", "simulated"), "predicted", help="What the waterfall starts from.")
+    against = t.Enum(
+        ("predicted", "simulated"), "predicted", help="Step time from which the waterfall chart starts."
+    )
     step = t.Int(0, min=0, help="The measured step that is drawn; 0 for a typical one.")
     problem = t.Unicode("", help="The last error, as HTML; empty if there is none.")
 

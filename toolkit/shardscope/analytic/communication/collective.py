@@ -90,7 +90,7 @@ def collective_outcome(
 ) -> CollectiveCost:
     """Return the time of a collective, split into latency, bandwidth and reduction, and its volumes in bytes.
 
-    The arguments are those of `collective_time`.
+    The arguments are the same as for `collective_time`.
     """
     arguments = _link_arguments(num_bytes, workers, bandwidth, latency, reduce_bandwidth)
     cost, rates = _cost_and_rates(op, algorithm, arguments, options)
@@ -140,7 +140,7 @@ def collective_term(
     """Return the time of one collective, in seconds, as a tree of terms.
 
     The root has one part for each phase of the algorithm, and each phase has parts for latency, bandwidth and
-    additions. The arguments are those of `collective_time`, but must be single numbers.
+    additions. The arguments are the same as for `collective_time`, but must be single numbers.
     """
     arguments = _link_arguments(num_bytes, workers, bandwidth, latency, reduce_bandwidth)
     cost, rates = _cost_and_rates(op, algorithm, arguments, options)

@@ -1,4 +1,4 @@
-"""Exact sizes of compressed gradients in bytes: functions that compression methods build their formulas from."""
+"""Exact sizes of compressed gradients in bytes: functions on which the formulas of compression methods are based."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """Cost of compressed gradients, as arrays for searches: bytes and codec time.
 
-Half-precision floats and PowerSGD's factors can be added in compressed form, and are therefore all-reduced. Quantized
-integers are exchanged in two phases: each worker unpacks and sums its share of all gradients, then packs the sum and
-sends it to all workers. The volume is that of an all-reduce of packed gradients (Tang et al. 2021). Sparse gradients
-are all-gathered: each worker sends its packet to all others and unpacks the packets of all W workers. Their volume
-grows with W, so above some number of workers, sparse gradients are slower at any compression ratio (Agarwal et al.
-2022, "On the utility of gradient compression in distributed training systems").
+Half-precision floats and PowerSGD's factors can be added in compressed form, and are therefore all-reduced.
+Quantized integers are exchanged in two phases: each worker unpacks and sums its share of all gradients, then
+packs the sum and sends it to all workers. The volume is the same as for an all-reduce of packed gradients
+(Tang et al. 2021). Sparse gradients are all-gathered: each worker sends its packet to all others and unpacks
+the packets of all W workers. Their volume grows with W, so above some number of workers, sparse gradients are
+slower at any compression ratio (Agarwal et al. 2022, "On the utility of gradient compression in distributed
+training systems").
 
 Exact bytes for runs are in the module `compressed`.
 """

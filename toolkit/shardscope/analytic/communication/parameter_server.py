@@ -42,8 +42,8 @@ def parameter_server_pull_bytes(
 ) -> Ints:
     """Return the bytes of parameters that each rank sends in a step; shape `(W,)`, by rank.
 
-    A server sends its shard to every worker on another rank. The arguments are those of `parameter_server_push_bytes`,
-    except that `shard_bytes` is the size of each server's parameters.
+    A server sends its shard to every worker on another rank. The arguments are the same as for
+    `parameter_server_push_bytes`, except that `shard_bytes` is the size of each server's parameters.
     """
     sent = np.zeros(world_size, dtype=np.int64)
     remote = _remote_workers(len(shard_bytes), world_size, dedicated=dedicated)

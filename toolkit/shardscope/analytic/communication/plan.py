@@ -1,4 +1,4 @@
-"""The messages of one step, one by one: which rank sends what to which rank, in which round of which collective.
+"""The messages of one step, one by one: sender, receiver, bytes, round and collective of each.
 
 A strategy's `plan` describes a step as exchanges. Each exchange is one call of a collective, with a list of moves for
 each round. The moves of a step add up to the strategy's `traffic`, rank by rank and collective by collective.
@@ -64,7 +64,9 @@ class Moves(NamedTuple):
         return (Move(*each, f"chunk {chunk}") for each, chunk in zip(ends, self.chunk.tolist(), strict=True))
 
     def shift(self, world_size: int) -> int | None:
-        """Return s if each rank r sends the same number of bytes to rank r+s (mod W) and nothing else; else None."""
+        """Return s if each rank r sends the same number of bytes to rank r+s (mod W), and nothing else; otherwise
+        None.
+        """
         shifts = (self.target - self.source) % world_size
         if len(self.source) != world_size or (shifts != shifts[0]).any():
             return None
@@ -206,7 +208,7 @@ def ring_rounds(
     directions: int = 1,
     shares: Shares = None,
 ) -> tuple[Round, ...]:
-    """Return the rounds of a collective on Shardscope's ring; the arguments are those of `traffic.by_ring`."""
+    """Return the rounds of a collective on Shardscope's ring; the arguments are the same as for `traffic.by_ring`."""
     first = (num_elements + 1) // 2 if directions == 2 else num_elements
     lanes = [(1, first), (-1, num_elements - first)][:directions]
     rings = [
@@ -271,7 +273,9 @@ def pair_rounds(packet_bytes: int, world_size: int) -> tuple[Round, ...]:
 
 
 def in_groups(rounds: Iterable[Round], groups: Iterable[tuple[int, ...]]) -> tuple[Round, ...]:
-    """Return the rounds of several groups that communicate concurrently, given those of a group of ranks 0 to N-1."""
+    """Return the rounds of several groups that communicate concurrently, given the rounds of a group of ranks
+    0 to N-1.
+    """
     members = list(groups)
     return tuple(
         Round(

@@ -77,7 +77,7 @@ def ring_busy_elements(calls: Iterable[tuple[Ints, int]]) -> int:
 
     On equal links, a slice is sent once it has arrived at the link and the previous slice has left. A rank starts a
     call when it has sent and received all messages of the previous call. It does not wait for the next rank, which has
-    received all of these messages by then. Gloo sends only what a receive has been posted for, but counts a message as
+    received all of these messages by then. Gloo sends a message only when its receive has been posted, but counts it as
     sent once the system's buffers hold it, so its own messages do not keep the next rank from posting the receives of
     the call. All ranks are assumed to start the first call together, although in training, a rank that finishes early
     begins the next step early; the result is therefore an upper bound. With equal chunks, it is the number of elements

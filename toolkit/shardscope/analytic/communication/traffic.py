@@ -43,7 +43,7 @@ class Sent(NamedTuple):
     """Bytes that each rank receives; None if no rank receives more than the busiest sender sends."""
     awaited: Ints | None = None
     """Bytes that each rank's link could carry during a ring collective, including waits (`ring_busy_elements`); None
-    for equal chunks, with which this is not more than the bytes that a rank sends."""
+    for equal chunks, for which it does not exceed the bytes that a rank sends."""
 
     @property
     def busiest(self) -> Ints:

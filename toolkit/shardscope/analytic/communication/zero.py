@@ -189,7 +189,9 @@ def fully_sharded_traffic(
 
 
 def gathers_in_vain(gathers: int, micro_batches: int, *, prefetches: bool) -> int:
-    """Return the number of all-gathers per step of a unit that no forward pass uses; only prefetching causes them."""
+    """Return the number of all-gathers per step of a unit that no forward pass uses; these are only caused by
+    prefetching.
+    """
     return max(1, gathers - micro_batches) if prefetches else 0
 
 

@@ -142,8 +142,8 @@ def attended_tokens(model: Transformer) -> float:
 def attention_core(model: Transformer, split: Split, *, masked: bool = False) -> tuple[Matmul, Matmul]:
     """Return the two matrix products of core attention: the scores, and scores times values, for all heads.
 
-    The number of scores is that of `attended_tokens`. With `masked`, it is seq x seq, also in layers with a window:
-    attention that is not one fused kernel computes all scores and masks those outside the window.
+    The number of scores is given by `attended_tokens`. With `masked`, it is seq x seq, also in layers with a
+    window: attention that is not one fused kernel computes all scores and masks those outside the window.
     """
     count = split.micro_batch * model.heads / split.tensor
     one = np.ones_like(count)

@@ -61,7 +61,8 @@ def gradient_trace(
 ) -> Floats:
     """Return an unbiased estimate of tr(Sigma), the total variance of a single sample's gradient.
 
-    The formula is ``(s - L) / (1/b - 1/B)`` (appendix A.1 of the paper). The arguments are those of `gradient_square`.
+    The formula is ``(s - L) / (1/b - 1/B)`` (appendix A.1 of the paper). The arguments are the same as for
+    `gradient_square`.
 
     Raises:
         SpecError: A batch size is not above 0, or `small_batch` is not below `large_batch`.

@@ -2,8 +2,8 @@
 
 `model_states` applies the ZeRO formulas to a number of parameters. `device_memory` adds activations and buffers, for a
 transformer with any layout. `stage_memory` returns the same for each pipeline stage, and `memory_term` as a tree of
-terms. Differences between frameworks are listed in `FRAMEWORKS`. `tensor_room` is how much of a device's memory tensors
-can take.
+terms. Differences between frameworks are listed in `FRAMEWORKS`. `tensor_room` is the part of a device's memory that
+tensors can use.
 """
 
 from shardscope.analytic.memory.activations import activation_bytes_per_layer

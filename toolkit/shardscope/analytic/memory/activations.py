@@ -35,6 +35,8 @@ from shardscope.spec.model import Mixture, Transformer
 Floats = npt.NDArray[np.float64]
 SELECTIVE, FULL = RECOMPUTE_NAMES.index("selective"), RECOMPUTE_NAMES.index("full")
 LOGSUMEXP_BYTES = FLOAT32_BYTES = 4
+MASK_BYTES = 1
+"""Bytes of one element of a dropout mask."""
 
 
 class PerToken(NamedTuple):
@@ -83,7 +85,9 @@ def _around(model: Transformer, recipe: ElementBytes, framework: Framework, *, s
     """
     normed = recipe.activation * (1 + framework.norm_copies)
     first = 0 if shared else normed + recipe.product
-    return model.hidden * (first + framework.dropout + (normed if model.norms_per_layer == 4 else 0))
+    return model.hidden * (
+        first + MASK_BYTES * framework.dropout + (normed if model.norms_per_layer == 4 else 0)
+    )
 
 
 @lru_cache(maxsize=256)
@@ -153,7 +157,8 @@ def core_per_token(
     act, heads = recipe.activation, model.heads
     if flash:
         return float(LOGSUMEXP_BYTES * heads), 0.0
-    return 0.0, float(heads * (act + framework.dropout * (1 + act)))  # softmax, mask, dropout output
+    dropped = MASK_BYTES + act  # the mask and the output; only some frameworks model dropout
+    return 0.0, float(heads * (act + framework.dropout * dropped))  # after the softmax
 
 
 def per_layer(

@@ -17,9 +17,10 @@ def is_cpu(device: Device | None) -> bool:
 def torch_workspace_bytes(device: Device | None) -> float:
     """Return the workspace bytes of matrix products when torch runs a training step; None is an unknown GPU.
 
-    torch allocates one workspace for the thread of the forward pass and one for the thread of the backward pass
-    (``parseChosenWorkspaceSize`` in ``CUDABlas.cpp``, later ``CublasHandlePool.cpp``). The sizes are those of current
-    releases; the one of an H100 was confirmed by measurement. An unknown architecture counts as NVIDIA Hopper or later.
+    torch allocates one workspace for the thread of the forward pass and one for the thread of the backward
+    pass (``parseChosenWorkspaceSize`` in ``CUDABlas.cpp``, later ``CublasHandlePool.cpp``). The sizes are
+    those of current releases; the size for an H100 was confirmed by measurement. An unknown architecture
+    counts as NVIDIA Hopper or later.
 
     Example:
         >>> [torch_workspace_bytes(Device.of(name)) / 2**20 for name in ("a100-80gb", "h100-80gb")]

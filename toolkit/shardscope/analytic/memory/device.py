@@ -231,7 +231,7 @@ def stage_memory(
 ) -> MemoryParts:
     """Return the memory of one device in each of a layout's pipeline stages, as arrays by stage, in bytes.
 
-    The arguments are those of `device_memory`, but for a single layout.
+    The arguments are the same as for `device_memory`, but for a single layout.
 
     Example:
         >>> from shardscope.spec.model import Model

@@ -217,7 +217,9 @@ def _states(stages: _Stages, at: At) -> tuple[Term, ...]:
 
 
 def _existing(term: Term, share: float, moment: str) -> Term:
-    """Return the gradient term times `share`, the fraction allocated at the peak; above 1 while gradients add up."""
+    """Return the gradient term times `share`, the fraction allocated at the peak; it is above 1 while gradients are
+    added up.
+    """
     formula = f"{term.formula} × those that exist {moment}"
     inputs = {**term.inputs, "those that exist": share}
     return Term(term.name, share * term.value, "bytes", formula, inputs, term.source)
@@ -271,7 +273,7 @@ def _offloaded(term: Term, layout: Layout) -> Term:
 
 
 def _selected(stages: _Stages) -> tuple[str, str]:
-    """Return the names of what selective recomputation keeps and recomputes; empty with fused attention."""
+    """Return text on what selective recomputation keeps and recomputes; empty with fused attention."""
     if stages.rows.framework.every_other_product:
         return _EVERY_OTHER
     return ("", "") if stages.layout.flash_attention else _CORE

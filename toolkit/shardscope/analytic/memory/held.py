@@ -1,10 +1,11 @@
 """Bytes that a rank holds for a module throughout a step: parameters, gradients, optimizer state, and work buffers.
 
-Sharding is that of `shardscope.training.strategies`. ZeRO-1 divides flat buckets evenly, and keeps whole parameters and
-gradients on every rank. ZeRO-2 and ZeRO-3 are implemented by FSDP2, which splits each tensor along its first dimension
-and keeps padded shards of parameters and gradients. Shardscope's layer-wise optimizers buffer updates until the norms
-of their tensors are known: all updates of a rank if norms are summed over ranks, else one batch of tensors that fits in
-the cache. The ring posts receives for two slices in advance, into buffers that it keeps.
+Parameters are sharded as in `shardscope.training.strategies`. ZeRO-1 divides flat buckets evenly, and keeps
+whole parameters and gradients on every rank. ZeRO-2 and ZeRO-3 are implemented by FSDP2, which splits each
+tensor along its first dimension and keeps padded shards of parameters and gradients. Shardscope's layer-wise
+optimizers buffer updates until the norms of their tensors are known: all updates of a rank if norms are
+summed over ranks, else one batch of tensors that fits in the cache. The ring posts receives for two slices in
+advance, into buffers that it keeps.
 
 `RankStates` contains the exact bytes of every rank in a step, as a run measures them: a run sums whole storages
 (`shardscope.training.memory`), and reports the maximum of each type of memory in a step. Therefore padding counts if it
@@ -179,7 +180,9 @@ def weight_bytes(rows: Sequence[ParameterRow], sharding: Sharding) -> tuple[int,
 
 
 def _elements(rows: Sequence[ParameterRow], sharding: Sharding) -> int:
-    """Return the number of elements that a rank holds: of whole tensors or, in stages 2 and 3, of padded shards."""
+    """Return the number of elements that a rank holds: those of whole tensors or, in stages 2 and 3, of padded
+    shards.
+    """
     if sharding.stage < 2:
         return sum(row.num_elements for row in rows)
     return sum(padded_elements(row.shape, sharding.ranks) for row in rows) // sharding.ranks

@@ -1,8 +1,8 @@
 """Peak memory of one training step of a module, on one of the devices that replicate or shard it.
 
-A traced step lists the moments at which memory may peak, with the bytes of activations and gradients at each. The
-memory at a moment is the sum of these bytes, those held throughout the step (`analytic.memory.held`), and those that
-the strategy holds at that moment. The largest sum is the peak.
+A traced step lists the moments at which memory may peak, with the bytes of activations and gradients at each.
+The memory at a moment is the sum of these bytes, the bytes held throughout the step (`analytic.memory.held`),
+and the bytes that the strategy holds at that moment. The largest sum is the peak.
 
 - A single process holds the gradients that the backward pass has computed so far (``zero_grad(set_to_none=True)``).
 - **Stage 0** on several ranks (DistributedDataParallel) and **stage 1** hold whole gradients throughout the step, in

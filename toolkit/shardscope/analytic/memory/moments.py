@@ -1,7 +1,7 @@
 """The moment of a training step at which a rank's memory peaks.
 
-Gradients and saved activations are seldom all allocated at once. Five moments are compared, and the one with the most
-memory is the peak:
+Gradients and saved activations are rarely all allocated at the same time. Five moments are compared, and the one with
+the most memory is the peak:
 
 - as the loss is computed, with all saved activations, the logits, gradients only if an earlier micro-batch has left
   some, and autocast's copies of weights;

@@ -242,7 +242,7 @@ def _gradients(layers: _Layers, place: int, row: Moment, start: int, end: int) -
 
 
 def _at_loss(trace: StepTrace, mode: str) -> float:
-    """Return the most bytes during the loss, for one sample.
+    """Return the maximum bytes during the loss, for one sample.
 
     The bytes that the loss adds to the model's saved tensors are taken from the trace without recomputation.
     """

@@ -1,4 +1,4 @@
-"""How much of a device's memory is available to tensors, and what else a process allocates there."""
+"""Memory of a device that is available to tensors, and other memory that a process allocates there."""
 
 from __future__ import annotations
 

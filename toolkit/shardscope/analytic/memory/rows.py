@@ -64,7 +64,7 @@ class LayoutRows(NamedTuple):
     expert_ranks: Floats
     """Number of ranks over which ZeRO shards experts: those that hold the same experts."""
     shards_gradients: npt.NDArray[np.bool_]
-    """Whether ZeRO shards gradients while those of micro-batches accumulate."""
+    """Whether ZeRO shards gradients while the gradients of micro-batches accumulate."""
     borrowed: dict[int, tuple[Floats, Floats]]
     """Fraction of the running layer that belongs to other ranks' shards, but is held temporarily. The keys are 2 for
     gradients and 3 for parameters, the lowest ZeRO stages that shard them; the values are pairs for dense weights and

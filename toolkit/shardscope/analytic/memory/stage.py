@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.analytic.memory import torch_pipelines
-from shardscope.analytic.memory.activations import FULL, logit_bytes
+from shardscope.analytic.memory.activations import FULL, MASK_BYTES, logit_bytes
 from shardscope.analytic.memory.architecture import torch_workspace_bytes
 from shardscope.analytic.memory.moments import UnitMoment
 from shardscope.analytic.memory.offload import OFFLOADS_OPTIMIZER
@@ -464,7 +464,8 @@ def _embedding_mask(rows: LayoutRows, held: Holding) -> Floats:
     """Return the bytes of the mask of the dropout after the embedding (Korthikanti et al. 2022, section 4.3)."""
     if not rows.framework.dropout:
         return NONE
-    return held.embedding * held.in_flight * rows.model.hidden * rows.shape.tokens / rows.shape.divided
+    tokens = rows.shape.tokens / rows.shape.divided
+    return held.embedding * held.in_flight * (MASK_BYTES * rows.model.hidden) * tokens
 
 
 def _outputs(rows: LayoutRows, own: Elements, held: Holding, once: Floats) -> tuple[Floats, Floats]:

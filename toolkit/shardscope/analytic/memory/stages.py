@@ -12,7 +12,7 @@ from shardscope.analytic.memory.work_space import updates_of
 from shardscope.spec.model.step import ParameterRow, PipelinePiece
 
 _PLACEHOLDER = ParameterRow(unit=0, shape=(1,))
-"""Scalar parameter of a rank without trained parameters, because every rank needs an optimizer."""
+"""Size of the placeholder parameter on a rank without trained parameters, because every rank needs an optimizer."""
 
 
 def pipeline_states(step: JobStep, stages: Sequence[tuple[int, Sequence[PipelinePiece]]]) -> RankStates:

@@ -13,10 +13,11 @@ For each precision, `RECIPES` gives p, g, and the bytes of a state element and o
 
 - ``fp32``, ``bf16-autocast`` and ``fp16-autocast`` have weights, gradients and states of 4 bytes, as in Shardscope's
   own jobs.
-- ``fp16-mixed`` and ``bf16-mixed`` are those of the paper: weights and gradients of 2 bytes, and a master copy of the
-  weights as part of the optimizer state. ``fp16`` and ``bf16`` are aliases.
-- ``fp8-mixed`` is that of TransformerEngine with one scale per tensor: like ``bf16-mixed``, but with two additional
-  1-byte copies of each weight for matrix products, which is one copy where the device needs no transpose.
+- ``fp16-mixed`` and ``bf16-mixed`` follow the paper: weights and gradients of 2 bytes, and a master copy of
+  the weights as part of the optimizer state. ``fp16`` and ``bf16`` are aliases.
+- ``fp8-mixed`` is TransformerEngine's, with one scale per tensor: like ``bf16-mixed``, but with two
+  additional 1-byte copies of each weight for matrix products, which is one copy where the device needs no
+  transpose.
 """
 
 from __future__ import annotations
@@ -229,7 +230,7 @@ def model_state_bytes(
     precision: str = "fp32",
     num_tensors: npt.ArrayLike = 0,
 ) -> Floats:
-    """Return the total bytes of model states on one rank. The arguments are those of `model_states`.
+    """Return the total bytes of model states on one rank. The arguments are the same as for `model_states`.
 
     Example:
         >>> float(model_state_bytes(7.5e9, zero_stage=[0, 2], data_parallel=64, precision="fp16-mixed")[0])

@@ -57,7 +57,7 @@ class Layers(NamedTuple):
         return np.asarray(first * self.mixed + (count - first) * self.dense)
 
     def after(self, count: Floats, mixed: Floats) -> Floats:
-        """Return the value of the layer whose backward pass runs after those of `count` layers."""
+        """Return the value of the layer whose backward pass runs after the backward passes of `count` layers."""
         return np.where(count < mixed, self.mixed, self.dense)
 
 

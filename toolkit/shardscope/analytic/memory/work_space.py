@@ -126,8 +126,8 @@ def updates_of_shards(
 ) -> Ints:
     """Return the bytes of the update buffer for each rank's shards; shape `(N,)`, by rank.
 
-    All updates of a rank are buffered until the norms of whole tensors are known. The arguments are those of
-    `spread_states`.
+    All updates of a rank are buffered until the norms of whole tensors are known. The arguments are the same
+    as for `spread_states`.
     """
     cut = Sharding(stage, ranks or step.world_size, 0, bucket_mb, step.element_bytes, is_padded, shares)
     rows = [row for row in step.rows if row.is_trained]

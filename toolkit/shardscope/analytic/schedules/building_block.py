@@ -2,8 +2,8 @@
 
 The construction is from Qi et al., Pipeline parallelism with controllable memory, 2024 (arXiv 2405.15362). Time is
 divided into equal slots. The building block assigns slots to the operations of one micro-batch, from its first forward
-pass to its last input gradient. The block is repeated every six slots, and weight gradients fill the free slots. How
-long a rank holds a micro-batch's activations within the block determines the rank's memory.
+pass to its last input gradient. The block is repeated every six slots, and weight gradients fill the free slots. The
+time for which a rank holds a micro-batch's activations within the block determines the rank's memory.
 
 Finally, operations move to earlier slots that are free during warm-up and drain. They keep their order, and no rank
 may hold more activations than in the steady state.

@@ -40,7 +40,10 @@ Flags = npt.NDArray[np.bool_]
 
 
 class ScheduleColumns(NamedTuple):
-    """Properties of all schedules, as arrays by index into `schedules`; the last five fields are from `HeldTerms`."""
+    """Properties of all schedules: arrays with one element per entry of `schedules`.
+
+    The last five fields are from `HeldTerms`.
+    """
 
     v_shaped: Flags
     splits: Flags
@@ -327,7 +330,7 @@ def dualpipev(case: Case) -> Floats:
 
 
 def v_half(case: Case) -> Floats:
-    """Return the bubble of V-Half: about (p-1)(f+i+w), half that of 1F1B, in which stages take twice as long.
+    """Return the bubble of V-Half: about (p-1)(f+i+w), half of 1F1B's, whose stages take twice as long.
 
     Source: Qi et al. 2024. For equal durations d, the bubble is (3p-3) d for even p and (3p-4) d for odd p. If input
     gradients or forwards take much longer than the other operations, the bubble grows with the number of micro-batches.
@@ -366,7 +369,7 @@ def _v_half_of_two(m: Floats, f: Floats, i: Floats, w: Floats) -> Floats:
 
 
 def v_min(case: Case) -> Floats:
-    """Return the bubble of V-Min: about 4/3 (p-1)(f+i+w), 2/3 that of 1F1B, in which stages take twice as long.
+    """Return the bubble of V-Min: about 4/3 (p-1)(f+i+w), 2/3 of 1F1B's, whose stages take twice as long.
 
     Source: Qi et al. 2024. For equal durations d, the bubble is (4p-5) d, or (4p-3) d if 3 divides p. If forwards or
     input gradients take more than a third of the work, the bubble grows with the number of micro-batches, because the

@@ -84,7 +84,9 @@ class ScheduleTable:
         stage_cost: Sequence[float] | None = None,
         send: float = 0.0,
     ) -> tuple[tuple[Timed, ...], ...]:
-        """Return, for each rank, its operations with their start and end; the arguments are those of `timeline`."""
+        """Return, for each rank, its operations with their start and end; the arguments are the same as for
+        `timeline`.
+        """
         return self.timeline(durations, stage_cost=stage_cost, send=send).rows
 
     @cached_property

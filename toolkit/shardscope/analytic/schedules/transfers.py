@@ -22,7 +22,7 @@ from shardscope.errors import SpecError
 
 
 class Transfers(NamedTuple):
-    """Dependency graph of a schedule table: what each operation and each message waits for.
+    """Dependency graph of a schedule table: the dependencies of each operation and each message.
 
     With n operations, nodes 0 to n-1 are the operations in `ScheduleTable.ops`, and node n+i is the message that
     carries the result of operation i, if another rank needs that result.
@@ -107,8 +107,8 @@ class Transfers(NamedTuple):
 def _posted(table: ScheduleTable, ranks: Sequence[int], feeds: dict[int, int]) -> dict[int, int]:
     """Return the operation after which the runtime posts the receive of each result; -1 for the beginning.
 
-    Ranks take turns. At its turn, a rank adds its next operation if the operation's inputs exist and, with the send of
-    the result, adds the receive to the list of the other rank.
+    Ranks take turns. On its turn, a rank appends its next operation to its own list if that operation's inputs exist.
+    If the result is sent to another rank, the matching receive is appended to that rank's list at the same time.
     """
     firsts = [0]
     for row in table.ranks:
@@ -140,7 +140,7 @@ NAMES = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "back
 
 
 class Exits(NamedTuple):
-    """Ends of a schedule."""
+    """The last operations of a schedule."""
 
     ranks: list[int]
     """Last operation of each rank."""

@@ -42,14 +42,13 @@ BUDGET_S, BRIEF_S = 48.0, 20.0
 """Seconds after which no further probe starts, in a full and in a brief calibration."""
 _ROUNDS = 2
 _LOOKS, _LOOK_S = 3, 0.02
-"""How often the load by other programs is sampled before a probe, and the pause between samples, in seconds: ranks of
-the previous probe may still be ending."""
+"""Number of samples of the load by other programs before a probe, and pause between samples, in seconds: ranks of the
+previous probe may still be ending."""
 _ENOUGH = 10
-"""With fewer runs than this, a refined calibration keeps the errors of the calibration that it refines."""
-_BRIEF = "A brief measurement, on 1 and on {brief} ranks; ss.calibrate() takes a minute and measures more."
-_ELSEWHERE = (
-    "Constants that these runs do not determine are of another machine, scaled by NumPy's speed on this one."
-)
+"""Minimum number of runs for new error estimates; with fewer, a refined calibration keeps those of the one it
+refines."""
+_BRIEF = "Measured briefly, on 1 and on {brief} ranks; ss.calibrate() takes a minute and measures more."
+_ELSEWHERE = "Constants that these runs do not determine are from another machine, scaled by NumPy's speed on this one."
 _LOAD_UNKNOWN = "This system does not say whether other programs were running during the measurement."
 Told = Callable[[int, int, str], None]
 
@@ -119,7 +118,7 @@ def _check_devices(cluster: EmulatedCluster) -> None:
 
 
 def _saved(found: HostCalibration) -> HostCalibration:
-    """Save the calibration; if that fails, return it with a note that says so, since measuring took a minute."""
+    """Save the calibration; if that fails, return it with a note, because measuring took a minute."""
     try:
         save_as_default(found)
     except (OSError, DataError) as error:
@@ -149,8 +148,9 @@ def _note(found: HostCalibration) -> str:
     if not found.was_busy:
         return ""
     return (
-        f"Other programs were running during the measurement (load {found.load_average:.1f}), so constants may be too "
-        "slow, and intervals reach down to a quiet machine; calibrate again when it is quiet."
+        f"Other programs were running during the measurement (load {found.load_average:.1f}), so "
+        "constants may be too slow, and intervals include the faster steps of an idle machine; calibrate "
+        "again when it is idle."
     )
 
 
@@ -242,7 +242,7 @@ def _measured(
 
 
 def _load() -> float | None:
-    """Return how many other processes run or wait for a core of this process now; None if unknown.
+    """Return how many other processes are now running on, or waiting for, a core of this process; None if unknown.
 
     This is the minimum of several samples, so it is an underestimate. A container is assumed to have the same share of
     the host's processes as of the host's cores.
@@ -281,7 +281,7 @@ def fitted(
     """Return a calibration fitted to these runs; constants on which the runs do not depend are taken from `before`.
 
     Args:
-        rows: What the runs measured.
+        rows: Measurements of the runs.
         jobs: Number of the job of each run, from 0; runs of one job are left out together.
         before: The prior calibration.
         cluster: The emulated cluster of the runs; None for this machine.

@@ -45,7 +45,7 @@ _UPDATING = ("optimizer_bandwidth", "tensor_s")
 _COMPUTING = ("flops", "bandwidth", "operation_s", "optimizer_bandwidth", "tensor_s", "codec_bandwidth")
 """Constants whose times are multiplied by the slowdown of ranks that share cores."""
 _FIELDS = {"message_bandwidth": "link", "link_efficiency": "link"}
-"""Fields of `RankRates` whose names differ from the constant's."""
+"""Fields of `RankRates` whose names differ from the names of the constants."""
 
 
 class Counts(NamedTuple):
@@ -151,7 +151,7 @@ def _transport(prediction: JobPrediction, name: str) -> str | None:
 
 
 def _is_limited_by_link(prediction: JobPrediction) -> bool:
-    """Whether an emulated link sets the rate of messages, according to the prediction's own calibration."""
+    """Whether an emulated link limits the rate of messages, according to the prediction's own calibration."""
     emulated = prediction.emulated
     if emulated is None:
         return False

@@ -53,15 +53,15 @@ def calibrate(
     **This machine**, or a cluster emulated on it, takes less than a minute. Short real runs of small jobs are launched:
     on 1, 2 and 4 ranks, through shared memory and over TCP, or on the cluster. The constants of `ss.predict` are fitted
     to the measured times of steps and their parts. Each constant has an interval that contains 90 % of repeated
-    measurements; errors are measured on jobs left out of the fit. Keep the machine quiet meanwhile: load by other
+    measurements; errors are measured on jobs left out of the fit. Keep the machine idle in the meantime: load by other
     programs makes the fitted constants too slow. Calibrate the machine before an emulated cluster, whose runs hardly
     determine the constants of computation.
 
     **A GPU cluster** is calibrated with `rows`, the step times that you measured on it. One row mainly changes the
     scale of all times; more rows change more constants, each as far as the rows determine it. With three or more
-    configurations, the result has cross-validated errors, and names outliers with their weights; rows that differ only
-    in the batch are one configuration. With twelve or more, it may learn which shapes of layers take longer. Pass the
-    result to `ss.predict` and `ss.plan`.
+    configurations, the result has cross-validated errors, and its outliers are listed with their weights; rows that
+    differ only in the batch count as one configuration. With twelve or more, it may also contain factors for shapes of
+    layers that take longer. Pass the result to `ss.predict` and `ss.plan`.
 
     Args:
         cluster: An emulated cluster, or a GPU cluster for `rows`; None for this machine, or if the rows have a column
@@ -77,9 +77,9 @@ def calibrate(
             `rows`, the calibration of their device and software. Rows that it was fitted to are kept, and cannot be
             given again.
         model: Model of all `rows` without a column ``model``.
-        layout: Settings of all `rows`, which their columns override.
-        software: Software of all `rows` without a column ``software``; None to use that of the log, or else the
-            software that the layouts suggest.
+        layout: Settings of all `rows`; columns override them.
+        software: Software of all `rows` without a column ``software``; None for the software in the log, or
+            else the software that the layouts suggest.
         save: Whether predictions for this machine, or for this cluster, use the result from now on. It is saved in
             ``$SHARDSCOPE_CACHE`` or ``~/.cache/shardscope``, for this user only. Calibrations of GPU clusters are not
             saved; use ``calibration.save("mine.json")``.
@@ -88,7 +88,7 @@ def calibrate(
 
     Raises:
         SpecError: `cluster` is not an emulated cluster or has a single device, a run cannot be used, or a row lacks a
-            column, has an unknown column, or is of another cluster than the other rows.
+            column, has an unknown column, or is from a different cluster than the other rows.
         DataError: The calibration cannot be saved; nothing has been measured yet.
         LaunchError: The cluster cannot be emulated here, or a run cannot be started.
         RunFailed: A rank of a probe failed.
@@ -132,7 +132,9 @@ _WITHOUT_ROWS = (
 
 def _check_for_rows(cluster: object, runs: object, prior: object) -> None:
     if runs is not None:
-        raise SpecError("rows and runs cannot be combined: rows are of a GPU cluster, runs of this machine")
+        raise SpecError(
+            "rows and runs cannot be combined: rows are from a GPU cluster, runs from this machine"
+        )
     if cluster is not None:
         require(cluster, Cluster, by="calibrate(rows=...)", write="ss.Cluster.of('a100-80gb', nodes=2)")
     if prior is not None:

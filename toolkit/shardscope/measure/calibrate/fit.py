@@ -2,8 +2,8 @@
 
 Residuals of step times are relative, because the relative error of predictions matters; residuals of parts are relative
 to the part and the step, because small parts need not be exact. The loss is Cauchy's, so that runs disturbed by other
-programs hardly count. A Cauchy loss has several minima, so the fit starts with a wide scale, for which there is only
-one minimum, and narrows it (graduated non-convexity, Blake and Zisserman 1987).
+programs have little weight. A Cauchy loss has several minima, so the fit starts with a wide scale, for which there is
+only one minimum, and narrows it (graduated non-convexity, Blake and Zisserman 1987).
 """
 
 from __future__ import annotations

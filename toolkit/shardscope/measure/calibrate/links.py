@@ -20,9 +20,9 @@ _LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 26
 _MOST_SECONDS = 1.0
 """Maximum time for which a pair sends, in seconds; slow links send fewer than `_LEAST_BYTES`."""
 _MOST_PAIRS = 30
-"""Largest number of ordered pairs that are all measured; with more pairs, only neighbours in a ring are measured."""
+"""Maximum number of ordered pairs that are all measured; with more, only neighbours in a ring are measured."""
 _NOISE = 0.2
-"""Half width of an interval, relative to the value: how much a single measurement of a pair varies."""
+"""Half width of an interval, relative to the value: the variation of a single measurement of a pair."""
 _PATIENCE_S = 30.0
 
 
@@ -30,7 +30,7 @@ def pair_constants(cluster: EmulatedCluster) -> list[Constant]:
     """Return the latency and bandwidth constants for each pair of nodes; none with a single node.
 
     Raises:
-        LaunchError: The cluster cannot be emulated here, or two nodes do not reach each other.
+        LaunchError: The cluster cannot be emulated here, or two nodes cannot reach each other.
     """
     if len(cluster.nodes) == 1:
         return []
@@ -66,7 +66,7 @@ def _measured(network: EmulatedNetwork, pair: tuple[int, int]) -> Iterator[Const
             bandwidth, _ = receiver.communicate(timeout=_PATIENCE_S)
             values = {"pair_latency_s": float(latency), "pair_bandwidth": float(bandwidth)}
         except (ValueError, subprocess.TimeoutExpired):
-            raise LaunchError(f"node {source} does not reach node {target} of the emulated cluster") from None
+            raise LaunchError(f"node {source} cannot reach node {target} of the emulated cluster") from None
         finally:
             receiver.kill()
     for name, value in values.items():

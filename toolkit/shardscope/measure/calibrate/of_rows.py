@@ -1,7 +1,7 @@
 """Fit a calibration to measured steps of a GPU cluster: each constant stays near the prior unless rows contradict it.
 
 The residuals are logarithms of measured / predicted time, with a Cauchy loss, so that a row disturbed by another
-program hardly counts, unless so many rows are outliers that the wrong rows cannot be identified. With one row, the
+program has little weight, unless there are so many outliers that the wrong rows cannot be identified. With one row, the
 least certain constants change most, above all the common scale.
 """
 
@@ -48,13 +48,13 @@ _PRIOR_ROWS = 4.0
 _Z = 1.645
 """Half width of an interval that contains 90 % of a normal distribution, in standard deviations."""
 _SURPRISING = 3.0
-"""Number of standard deviations from the prior's prediction from which a row is named."""
+"""Number of standard deviations from the prior's prediction above which a row is reported."""
 _MOST_RATIO = 30.0
 """Largest ratio of measured and predicted time; measured clusters differ by less than 4."""
 _OUTLIER = 0.5
-"""Weight below which a row is named as an outlier."""
+"""Weight below which a row is reported as an outlier."""
 _TOO_MANY = 0.5
-"""Fraction of outliers from which all rows are fitted alike, because the wrong rows cannot be identified."""
+"""Fraction of outliers above which all rows are weighted equally, because the wrong rows cannot be identified."""
 
 
 class Fit(NamedTuple):
@@ -70,7 +70,7 @@ class Fit(NamedTuple):
     between: Floats
     """Half width, in logarithms, of each row's 90 % interval due to the uncertainty of the constants."""
     first: Floats
-    """log(measured / predicted) by the prior."""
+    """log(measured / predicted) of each row, predicted with the prior."""
     surprise: Floats
     """`first` in the prior's standard deviations."""
 
@@ -167,7 +167,7 @@ def fitted(rows: Sequence[Row], before: Calibration) -> Fit:
 
 
 def _noises(rows: Sequence[Row]) -> tuple[float, float]:
-    """Return the standard deviation of rows in the fit, and the larger one beyond which a row is unusual."""
+    """Return the standard deviation of rows in the fit, and the larger one that decides whether a row is unusual."""
     return fitted_noise(rows[0].software), row_noise(rows[0].software)
 
 
@@ -257,7 +257,7 @@ def _scores(rows: Sequence[Row], found: Fit) -> dict[str, dict[str, float]]:
 
 
 def _notes(before: Calibration, each: Sequence[FittedRow], found: Fit, noise: float) -> list[str]:
-    told = [f"constants that the rows do not determine are those of {before.name}"]
+    told = [f"constants that the rows do not determine are taken from {before.name}"]
     common = (
         len(each) > 1
         and bool((np.abs(found.surprise) > _SURPRISING).all())
@@ -279,8 +279,8 @@ def _notes(before: Calibration, each: Sequence[FittedRow], found: Fit, noise: fl
             )
         elif abs(off) > half:
             told.append(
-                f"{row.label} is outside its own 90 % interval: it took {row.measured_s:.4g} s, and constants that it "
-                f"makes likely give {row.predicted_s:.4g} s; check its unit, model and layout"
+                f"{row.label} is outside its own 90 % interval: it took {row.measured_s:.4g} s, but the "
+                f"constants fitted to it predict {row.predicted_s:.4g} s; check its unit, model and layout"
             )
         elif abs(surprise) > _SURPRISING and not common:
             told.append(

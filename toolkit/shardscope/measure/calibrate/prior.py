@@ -54,8 +54,9 @@ def prior_of(knots: Sequence[Knot], before: HostCalibration, *, is_vague: bool) 
     Args:
         knots: The constants to fit.
         before: The calibration.
-        is_vague: Whether the constants may be off by a factor of `e`, like those of another machine, rather than by
-            their intervals. Constants of an unmeasured transport or number of ranks always may.
+        is_vague: Whether the constants are as uncertain as those of another machine (a factor of `e`),
+            instead of having their intervals. Constants of an unmeasured transport or number of ranks always
+            may.
     """
     known: dict[Knot, Constant] = {
         (row.name, row.ranks, row.transport): row for row in before.constants if row.nodes is None

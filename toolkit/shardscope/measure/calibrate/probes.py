@@ -72,7 +72,8 @@ def host_probes(world_sizes: tuple[int, ...] = (2, 4)) -> Iterator[Probe]:
 
 
 def brief_probes(ranks: int) -> Iterator[Probe]:
-    """Yield the probes of a brief calibration: those of one process and, if `ranks` is above 1, of that many ranks.
+    """Yield the probes of a brief calibration: on one process and, if `ranks` is above 1, also on that many
+    ranks.
 
     Args:
         ranks: Number of ranks.

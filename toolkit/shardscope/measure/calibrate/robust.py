@@ -37,7 +37,7 @@ def minimum(
     count = len(residuals(start))
 
     def loss(squares: Floats) -> Floats:
-        """Return the loss and its first two derivatives; the distance from the prior's mean counts by its square."""
+        """Return the loss and its first two derivatives; the distance from the prior's mean enters as its square."""
         rows = np.stack([squares, np.ones_like(squares), np.zeros_like(squares)])
         if not isinf(scale):
             near = 1.0 / (1.0 + squares[:count])

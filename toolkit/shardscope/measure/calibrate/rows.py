@@ -38,7 +38,7 @@ class Row:
     inputs: Mapping[str, object] = field(default_factory=dict)
     """Published inputs of the run, without measurements."""
     software: str = "megatron-core"
-    """Software that ran it; a name of `calibration.software.SOFTWARE`."""
+    """Software that ran the step; a name in `calibration.software.SOFTWARE`."""
 
     @property
     def key(self) -> str:
@@ -60,7 +60,9 @@ def set_fields(layout: Layout) -> dict[str, object]:
 
 
 class RowGroups(NamedTuple):
-    """Rows grouped by model and cluster, one table of layouts each, so that a group is predicted in one call."""
+    """Rows grouped by model and cluster, with one table of layouts per group, so that a group is predicted in one
+    call.
+    """
 
     groups: tuple[tuple[Transformer, Cluster, Layouts], ...]
     order: npt.NDArray[np.intp]
@@ -106,7 +108,7 @@ class RowScore(NamedTuple):
 
 
 def row_scores(rows: Sequence[Row]) -> list[RowScore]:
-    """Return the prediction of each row, with the calibration that a user gets for its device and software."""
+    """Return the prediction of each row, with the calibration that users get for its device and software."""
     found = []
     for row in rows:
         known = uncertainty_of(row.model, row.cluster, row.layout, calibration_of_row(row))

@@ -26,7 +26,7 @@ _STEP = 0.05
 _BETTER = 0.8
 """Largest ratio of the errors of left-out configurations with factors and without, for factors to be kept."""
 _ENOUGH = 12
-"""Number of configurations from which factors are learnt. With this many, deviations that are independent of shapes
+"""Minimum number of configurations for learning factors. With this many, deviations that are independent of shapes
 yield factors in about one table of 25; with half as many, in one of five."""
 
 

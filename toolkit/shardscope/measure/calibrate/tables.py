@@ -41,7 +41,7 @@ Rows = str | Path | Mapping[str, Any] | Iterable[Mapping[str, Any]]
 
 
 class Given(NamedTuple):
-    """Values that rows have in common; a row's own columns take precedence."""
+    """Values for all rows; a row's own columns take precedence."""
 
     cluster: Cluster | None = None
     model: Transformer | None = None
@@ -272,5 +272,5 @@ def _check_same(what: str, values: Sequence[str]) -> None:
         return
     where = [f"{name!r} in rows[{values.index(name)}]" for name in names[:2]]
     raise SpecError(
-        f"rows are of several clusters: the {what} is {' and '.join(where)}; calibrate each with its own rows"
+        f"rows are from several clusters: the {what} is {' and '.join(where)}; calibrate each with its own rows"
     )

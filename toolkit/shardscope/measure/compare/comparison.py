@@ -71,7 +71,9 @@ class ComparedTerm:
 
     @property
     def error(self) -> float | None:
-        """Relative error of the prediction, predicted / measured - 1; None for a rest, or if only 0 was measured."""
+        """Relative error of the prediction, predicted / measured - 1; None for a rest, or if the measured
+        value is 0.
+        """
         if (self.group, self.term) == ("time", REST):
             return None
         if self.predicted == self.measured:
@@ -103,8 +105,8 @@ class Comparison(Shown):
         label: Name of the run.
         where: Machine of the prediction: ``this machine``, or the name of the cluster.
         rows: The terms that both the run and the prediction have, sorted by group.
-        notes: Sentences that say which steps and ranks the values come from and why terms are left out, and caveats
-            about the constants, such as that they are from another machine.
+        notes: Sentences on the steps and ranks of the values, on terms that are left out, and on the
+            constants, for example if they are from another machine.
         per: Kind of step to which bytes, messages and times apply: ``step``, or ``compressed step`` if the run's first
             steps were sent uncompressed. Uncompressed steps are left out here, but not in a `Summary`.
     """
@@ -190,7 +192,7 @@ _MANY = 10.0
 _ALL = -0.995
 """Relative error below which the error is written as a multiple, because a percentage would round to -100%."""
 _SHARE = 0.2
-"""Smallest fraction of the deviation in step time for which a term is named as a cause."""
+"""Minimum fraction of the deviation in step time for a term to be named as a cause."""
 _FEW_PERCENT = 0.095
 """Relative error below which the percentage is written with one decimal place."""
 _ALMOST_NONE = 0.001
@@ -256,7 +258,7 @@ def _relative_text(value: float, row: ComparedTerm) -> str:
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return sentences that say whether exact terms agree, and which parts make the step time deviate."""
+    """Return sentences on whether exact terms agree, and on the parts that make the step time deviate."""
     return " ".join(filter(None, (_on_exact(comparison), _on_time(comparison))))
 
 
@@ -303,7 +305,9 @@ def _signed(row: ComparedTerm) -> str:
 
 
 def state_of(comparison: Comparison) -> str:
-    """Return the state that colours the verdict, by its worst finding: ``failed``, ``warning`` or ``completed``."""
+    """Return the state that determines the verdict's colour, by its worst finding: ``failed``, ``warning`` or
+    ``completed``.
+    """
     if comparison.disagreeing:
         return "failed"
     return "warning" if any(row.is_inside is False for row in comparison.rows) else "completed"
@@ -336,7 +340,7 @@ def interval_text(comparison: Comparison) -> list[str]:
     if step is None or step.interval is None:
         return conditions
     side = "inside" if step.is_inside else "outside"
-    text = f"90% interval of the predicted {step.term}: {_interval_cell(step)}; the measured one is {side}."
+    text = f"90% interval of the predicted {step.term}: {_interval_cell(step)}; the measured time is {side}."
     return [text, *conditions]
 
 
@@ -377,7 +381,8 @@ def _worst(rows: Sequence[ComparedTerm]) -> str:
 
 
 def shown_columns(rows: Sequence[ComparedTerm], columns: Sequence[str] = COLUMNS) -> list[str]:
-    """Return the columns that have a value of their own: the simulated one is left out where it repeats the predicted.
+    """Return the columns that have a value of their own: the simulated column is left out if it repeats the
+    predicted one.
 
     Args:
         rows: The terms that are shown.
@@ -421,7 +426,7 @@ def _groups(comparison: Comparison) -> list[tuple[str, list[ComparedTerm]]]:
 
 
 def _why(row: ComparedTerm, comparison: Comparison) -> str:
-    """Return a clause on the choice of the rank whose times are shown; empty for other rows, or with a single rank."""
+    """Return a clause on why this rank's times are shown; empty for other rows, or with a single rank."""
     is_one = row.group == "time" and row.ranks.startswith("rank ")
     return ", which computes longest" * (is_one and any(len(each.by_rank) > 1 for each in comparison.rows))
 
@@ -431,7 +436,7 @@ def _title(comparison: Comparison) -> str:
 
 
 def shown(comparison: Comparison) -> list[Part]:
-    """Return what a comparison shows; in HTML, the notes are folded."""
+    """Return the parts of a comparison to display; in HTML, the notes are folded."""
     head = [_title(comparison), verdict(comparison), *interval_text(comparison)]
     return [Sentences(head), table_of(comparison), notes_of(comparison)]
 

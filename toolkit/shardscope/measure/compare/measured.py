@@ -1,8 +1,8 @@
 """Measurements of a run, under the names of its prediction: traffic, memory by type, and the parts of a step.
 
-Each moment of a step counts towards one part, so that the parts add up to the step. Where spans overlap, packing takes
-precedence over the optimizer's update, the update over communication, and communication over the forward and backward
-passes, because a pass may contain waits for parameters. A rank that only waits to receive is idle.
+Each moment of a step counts towards one part, so that the parts add up to the step. Where spans overlap, compression
+takes precedence over the optimizer's update, the update over communication, and communication over the forward and
+backward passes, because a pass may contain waits for parameters. A rank that only waits to receive is idle.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ from shardscope.spec.units import plural
 
 _NOT_PREDICTED = "This run cannot be compared: its job cannot be predicted here."
 _OWN_FUNCTIONS = (
-    "This run has functions of your own, which are called only if you ask: ss.compare(run) calls them and compares "
-    "the run, in the session that defines them."
+    "This run has functions of your own, which are called only at your request: ss.compare(run) calls "
+    "them and compares the run, in the session that defines them."
 )
 
 
@@ -70,7 +70,7 @@ def compare(
         calibration: The constants to predict with, as for `predict`; None for the constants at the launch, stored in
             the run directory. If this machine has been calibrated since, times with the newer constants are added.
         prediction: Existing prediction of the run's job; None to predict the job now.
-        root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
 
     Raises:
         RunNotFound: The run does not exist.
@@ -179,7 +179,7 @@ def _predicted(
     calibration: AnyCalibration | None,
     launched: LaunchConstants | None = None,
 ) -> JobPrediction | ObservedPrediction:
-    """Return the prediction of a run's job on a cluster; None takes the emulated cluster of the run, if any.
+    """Return the prediction of a run's job on a cluster; None uses the emulated cluster of the run, if it has one.
 
     If `launched` is given, its constants are used.
     """
@@ -207,9 +207,9 @@ def _where_it_ran(prediction: JobPrediction, events: Sequence[Event]) -> JobPred
 
 
 def comparison_or_reason(run: Run, prediction: JobPrediction | None = None) -> Comparison | str:
-    """Return the comparison of a finished run with its prediction, or a sentence that says why there is none.
+    """Return the comparison of a finished run with its prediction, or a sentence on why there is none.
 
-    The job is traced in the process that launches runs, as it is before a run, so this process need not import torch.
+    As before a run, the job is traced in the process that launches runs, so this process need not import torch.
 
     Args:
         run: The run.
@@ -244,7 +244,7 @@ class Launched:
 
     @classmethod
     def of(cls, run: Run) -> Launched:
-        """Read what was predicted at the launch of a run."""
+        """Read the prediction recorded at the launch of a run."""
         return cls(run, run.predicted, constants_of(run))
 
     @property

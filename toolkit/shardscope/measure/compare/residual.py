@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Expected = Literal["predicted", "simulated"]
 _NAMED = 0.8
-"""Fraction of the sum of all differences that the terms named in the sentence explain."""
+"""Fraction of the sum of all differences that the terms named in the sentence must explain."""
 _ALIKE = 0.02
 """Difference, relative to the measured step, below which the two step times are called equal."""
 
@@ -63,11 +63,9 @@ class Residual(NamedTuple):
         named = ", ".join(f"{term.term.replace('_', ' ')} {_signed(term.difference_s)}" for term in large)
         expected = f"{self.expected} ({figure(self.expected_s, 's')})"
         if abs(more_s) < _ALIKE * self.measured_s:
-            return (
-                f"{took}, as {expected} within {_ALIKE:.0%}. Differences of single terms cancel out: {named}."
-            )
+            return f"{took}, as {expected} within {_ALIKE:.0%}. Differences in individual terms cancel out: {named}."
         word = "longer" if more_s > 0 else "shorter"
-        return f"{took}, {figure(abs(more_s), 's')} {word} than {expected}. What differs most: {named}."
+        return f"{took}, {figure(abs(more_s), 's')} {word} than {expected}. The largest differences: {named}."
 
 
 def residual_of(comparison: Comparison, expected: Expected = "predicted") -> Residual | None:
@@ -107,7 +105,7 @@ def _leaves(rows: Sequence[ComparedTerm]) -> list[ComparedTerm]:
 
 
 def _largest(terms: Sequence[ResidualTerm]) -> list[ResidualTerm]:
-    """Return the fewest terms, at most three, that make up most of the sum of absolute differences."""
+    """Return the smallest number of terms, at most three, that make up most of the sum of absolute differences."""
     ranked = sorted(terms, key=lambda term: -abs(term.difference_s))
     whole, sum_s, found = sum(abs(term.difference_s) for term in ranked), 0.0, []
     for term in ranked[:3]:

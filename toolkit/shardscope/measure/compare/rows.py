@@ -172,7 +172,7 @@ def _traffic_total(group: Group, rows: Sequence[ComparedTerm]) -> ComparedTerm:
 _EXACT_KINDS = frozenset({"parameters", "gradients", "optimizer", "buffers"})
 
 _BRIEF = (
-    "The peak is that of these types together. The prediction's `memory`, {whole}, also counts the "
+    "The peak is for these types together. The prediction's `memory`, {whole}, also counts the "
     "batch, temporary tensors and gradients of activations, which runs do not record."
 )
 
@@ -201,7 +201,7 @@ def memory_rows(
         notes.append("peak is left out: the loss was not traced, or the strategy has no formula.")
         return
     if "peak" not in held:
-        notes.append("peak is left out: this run was recorded before it was measured.")
+        notes.append("peak is left out: this run was recorded by a version that did not measure it.")
         return
     whole = max(term.value for term in prediction.by_rank)
     notes.append(_BRIEF.format(whole=figure(whole, "bytes")))
@@ -339,9 +339,9 @@ def _parts_of(tree: Term) -> list[Term]:
 def _left_out(
     name: str, predicted: Mapping[str, float], measured: Mapping[str, float], *, is_complete: bool
 ) -> str | None:
-    """Return a sentence that says why a part has no row; None if it has one.
+    """Return a sentence on why a part has no row; None if it has one.
 
-    The prediction for this machine (`is_complete`) covers all parts except packing: any other part that it lacks is
+    The prediction for this machine (`is_complete`) covers all parts except compression: any other part that it lacks is
     predicted to take no time.
     """
     if name not in predicted and (name not in PARTS or name == "codec" or not is_complete):
@@ -411,7 +411,7 @@ def with_simulation(
     without = [row for row in given if (row.group, row.term) not in found and row.group != "memory"]
     if without:
         named = ", ".join(dict.fromkeys(f"{row.group} of {row.term}" for row in without))
-        notes.append(f"Not simulated one by one: {named}.")
+        notes.append(f"Without a simulated value of their own: {named}.")
     for row in given:
         yield replace(row, simulated=found.get((row.group, row.term)))
 
@@ -466,7 +466,8 @@ def _memory(
         notes.append(f"There is no simulated memory: {error}")
         return {}
     notes.append(
-        "Simulated memory is the predicted memory of each type, placed in time; its peak is the simulated one."
+        "Simulated memory is the predicted memory of each type, at the simulated times; the peak is that "
+        "of the simulation."
     )
     found = {
         ("memory", kind): float(max(point.held[place] for point in step.memory))

@@ -1,4 +1,4 @@
-"""The table of several runs: settings that differ, results, and the changes against a baseline."""
+"""The table of several runs: settings that differ, results, and changes relative to a baseline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SPEED = "speed_up"
-"""Name of the result that only a comparison has: throughput divided by that of one process with the same workload."""
+"""Name of the result that only a comparison has: throughput relative to one process with the same workload."""
 SCHEMA = 1
 _SPEEDS = frozenset({"step_time_s", "tokens_per_s", "samples_per_s"})
 
@@ -56,7 +56,7 @@ class RunsComparison:
 
     Attributes:
         runs: The runs, in the order given.
-        baseline: Index of the run against which changes are given; None without a baseline.
+        baseline: Index of the run relative to which changes are given; None without a baseline.
         inside: How many step times lie inside the intervals predicted at launch, in words; empty if unknown.
     """
 
@@ -87,7 +87,7 @@ class RunsComparison:
 
     @cached_property
     def speed_names(self) -> tuple[str, ...]:
-        """Names of the results that say how fast the runs are, which come first in tables: step time and throughput."""
+        """Names of the results on speed (step time and throughput), which come first in tables."""
         return tuple(name for name in self.result_names if name in _SPEEDS)
 
     @cached_property

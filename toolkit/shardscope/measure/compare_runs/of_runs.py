@@ -25,13 +25,13 @@ def compare_runs(
 ) -> RunsComparison:
     """Compare runs with each other: the settings in which they differ, and their results.
 
-    `compare` compares one run with its prediction; this function compares runs with each other. The result shows
-    itself as a table; `settings`, `results`, `changes` and `frame` return data frames.
+    `compare` compares one run with its prediction; this function compares runs with each other. The result is displayed
+    as a table; `settings`, `results`, `changes` and `frame` return data frames.
 
     Args:
         runs: Two or more runs, or their names or paths. They may still be running.
-        baseline: One of `runs`, against which changes are given; None to give no changes.
-        root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        baseline: One of `runs`, relative to which changes are given; None to omit changes.
+        root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
 
     Raises:
         RunNotFound: A run does not exist.
@@ -48,7 +48,8 @@ def compare_runs(
     paths = [run.path for run in found]
     if len(found) < FEWEST:
         raise SpecError(
-            f"compare_runs needs at least {FEWEST} runs, got {len(found)}; ss.compare takes one run"
+            f"compare_runs needs at least {FEWEST} runs, got {len(found)}; to compare one run with its "
+            "prediction, use ss.compare"
         )
     if len({*paths}) < len(paths):
         twice = next(run.id for run in found if paths.count(run.path) > 1)

@@ -1,4 +1,6 @@
-"""What a comparison of runs shows: sentences, and a table with a column per run, or in HTML a row if there are many."""
+"""Display of a comparison of runs: sentences, and a table with one column per run (in HTML, one row per run if there
+are many).
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,7 @@ def about_result(name: str) -> str:
     """Return a short description of a result."""
     if name in FIGURES:
         return FIGURES[name].about
-    return (
-        "throughput divided by that of one process with the same model, data, batch, precision and optimizer"
-    )
+    return "throughput relative to one process with the same model, data, batch, precision and optimizer"
 
 
 def result_text(name: str, value: float | None) -> str:
@@ -58,13 +58,15 @@ def change_of(comparison: RunsComparison, index: int, name: str) -> str:
 
 
 def title(comparison: RunsComparison) -> str:
-    """Return what the runs have in common, such as ``3 runs of gpt-nano on python-source, ring, 2 ranks``."""
+    """Return the settings that the runs share, such as ``3 runs of gpt-nano on python-source, ring, 2 ranks``."""
     shared = shared_words([run.job for run in comparison.runs])
     return plural(len(comparison.runs), "run") + (f" of {shared}" if shared else "")
 
 
 def sentences(comparison: RunsComparison) -> list[str]:
-    """Return what stands out, in sentences: diverged runs, the lowest loss, the fastest run, and the baseline."""
+    """Return sentences on the most notable results: diverged runs, the lowest loss, the fastest run, and the
+    baseline.
+    """
     return [*_ended(comparison), *_diverged(comparison), *_best(comparison), *_baseline(comparison)]
 
 
@@ -103,7 +105,7 @@ def _best(comparison: RunsComparison) -> Iterator[str]:
 
 
 def _lowest_loss(losses: list[tuple[float, ComparedRun]], num_runs: int) -> str:
-    """Name all runs whose loss, as displayed, equals the lowest; further digits are rounding or noise.
+    """Return a sentence that names all runs whose loss, as displayed, equals the lowest; further digits are noise.
 
     Args:
         losses: Mean loss of each run that has one and has not diverged.
@@ -121,15 +123,15 @@ def _lowest_loss(losses: list[tuple[float, ComparedRun]], num_runs: int) -> str:
 
 def _baseline(comparison: RunsComparison) -> Iterator[str]:
     if comparison.baseline is not None:
-        yield f"Changes are against {comparison.runs[comparison.baseline].name}."
+        yield f"Changes are relative to {comparison.runs[comparison.baseline].name}."
 
 
 _MOST_COLUMNS = 8
-"""Largest number of runs for which an HTML table has a column per run; with more runs, it has a row per run."""
+"""Maximum number of runs for which an HTML table has a column per run; with more runs, it has a row per run."""
 
 
 def shown(comparison: RunsComparison, *, in_html: bool) -> list[Part]:
-    """Return what a comparison shows: the title, the table and the sentences."""
+    """Return the parts of a comparison to display: the title, the table and the sentences."""
     table = html_table(comparison) if in_html else _text_table(comparison)
     inside = [f"{comparison.inside}."] * bool(comparison.inside)
     return [Sentences([title(comparison), *inside]), table, Sentences(sentences(comparison), is_titled=False)]

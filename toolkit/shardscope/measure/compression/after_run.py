@@ -1,4 +1,4 @@
-"""Whether compression paid off in a run: its step against one without compression, and its price in loss."""
+"""Whether compression paid off in a run: its step time and loss compared with those without compression."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from shardscope.runtime import Run
 from shardscope.spec.units import duration_text, faster_text
 
 _MEASURED_MARGIN = 1.03
-"""Smallest ratio of two measured step times that is called a difference."""
+"""Smallest ratio of two measured step times that counts as a difference."""
 _SAME_LOSS = 5e-4
-"""Largest relative change of a loss that is called unchanged."""
+"""Largest relative change of a loss that counts as unchanged."""
 
 
 def paid_off_text(run: Run, worth: Worth, runs: Iterable[Run]) -> str:
     """Return sentences on whether compression paid off in a run, and what it cost; empty before a step has finished.
 
-    A measured uncompressed run of the same job on the same link is compared with it; without one, the predicted
-    uncompressed step is. Differences of less than 3% from a measured step, or less than the prediction error from a
-    predicted one, are called neither a gain nor a loss.
+    The run is compared with a measured uncompressed run of the same job on the same link or, without one, with the
+    predicted uncompressed step. Differences of less than 3% from a measured step, or less than the prediction error
+    from a predicted one, count as neither a gain nor a loss.
 
     Args:
         run: A finished compressed run.
@@ -48,7 +48,7 @@ def paid_off_text(run: Run, worth: Worth, runs: Iterable[Run]) -> str:
 
 
 def _price(run: Run, before: Run | None, worth: Worth) -> str:
-    """Return a sentence on a run's loss: against an uncompressed one that ended at the same step, or as shipped."""
+    """Return a sentence on a run's loss: relative to an uncompressed run that ended at the same step, or as shipped."""
     if before is not None:
         own, plain = (each.stored_summary or each.summary() for each in (run, before))
         if own.loss_mean is not None and plain.loss_mean and own.last_step == plain.last_step:
@@ -59,5 +59,5 @@ def _price(run: Run, before: Run | None, worth: Worth) -> str:
             return f"Its mean loss ended at {own.loss_mean:.4g} instead of {plain.loss_mean:.4g}: {word}."
     known = loss_text(run.job.compression, worth.optimizer)
     if "not measured" in known:
-        return f"Its price is not known: {known}."
+        return f"The effect on the loss is not known: {known}."
     return f"Its price: {known} ({MEASURED_ON})."

@@ -1,4 +1,5 @@
-"""Packing and unpacking times on this machine, measured by running each method's own code without a network.
+"""Compression and decompression times on this machine, measured by running each method's own code without a
+network.
 
 A compressor runs as in a job, but with simulated peers: every rank appears to send the compressor's own packet, after a
 short sleep that is not counted. The sleep matters, because after it the core has been idle and its caches are cold:
@@ -71,7 +72,7 @@ class _Alone(Packets):
 
 
 _timed_here: dict[Hashable, float] = {}
-"""Times that this process has measured: every answer about a job rests on the same ones."""
+"""Times that this process has measured; all results for a job use the same times."""
 _timing = threading.Lock()
 """Held while packing is timed: two threads would slow each other down, and set each other's number of threads."""
 
@@ -80,9 +81,9 @@ def packing_seconds(jobs: Sequence[Job], buckets: Sequence[Shapes], *, repeats: 
     """Return the time for packing and unpacking in the fastest step of each job, in seconds, on a core of its own.
 
     Args:
-        jobs: The jobs. Only compression, precision, optimizer, seed, threads and number of ranks are used. What was
-            measured before in this process is measured again only in the first turn with new jobs, in case it was slow
-            before.
+        jobs: The jobs. Only compression, precision, optimizer, seed, threads and number of ranks are used.
+            Jobs already measured in this process are measured again only in the first turn with new jobs, in
+            case they were slow before.
         buckets: Shapes of the tensors in each bucket.
         repeats: Number of turns, in each of which every job is timed for a few steps.
     """
@@ -101,7 +102,7 @@ def packing_seconds(jobs: Sequence[Job], buckets: Sequence[Shapes], *, repeats: 
 
 
 def _key(job: Job, buckets: Sequence[Shapes]) -> Hashable:
-    """Return what the packing time of a job depends on."""
+    """Return the settings on which the packing time of a job depends."""
     fields = {"compression", "precision", "optimizer", "seed", "threads", "world_size"}
     shapes = tuple(tuple(map(tuple, bucket)) for bucket in buckets)
     return job.model_dump_json(include=fields), shapes

@@ -1,10 +1,11 @@
-"""Step time against bandwidth, with and without compression: one line per method, and where lines cross.
+"""Step time against bandwidth, with and without compression: one line per method, and the points where lines
+cross.
 
-A step takes ``rest + sent bytes / rate``, where the rest contains computing, packing and latencies. The line of a
-method crosses that of the uncompressed step at most at one bandwidth, that of equation 1 of Agarwal et al. 2022, "On
-the utility of gradient compression in distributed training systems": the method pays off below it or, if it saves
-messages instead of bytes, above it. Figures, panels and sentences all take this threshold from `Worth`. It imports no
-torch.
+A step takes ``rest + sent bytes / rate``, where the rest contains computing, packing and latencies. The line
+of a method crosses the line of the uncompressed step at one bandwidth at most, given by equation 1 of Agarwal
+et al. 2022, "On the utility of gradient compression in distributed training systems": the method pays off
+below it or, if it saves messages instead of bytes, above it. Figures, panels and sentences all take this
+threshold from `Worth`. It imports no torch.
 """
 
 from __future__ import annotations
@@ -78,10 +79,11 @@ class Threshold(NamedTuple):
 
     Attributes:
         step: The step with the method that pays off up to the highest bandwidth.
-        below: Bandwidth below which this step gains more than the error of predictions: below it, compression pays off.
-            Infinite if that is so on every link, 0 if on none.
-        crossing: Bandwidth up to which some method gains at all, where its line crosses the uncompressed one. From
-            `below` up to it, the gain is below the prediction error. Infinite if some method gains on every link.
+        below: Bandwidth below which this step gains more than the prediction error, so that compression pays
+            off. Infinite if it does on every link, 0 if on none.
+        crossing: Bandwidth up to which any method gains, where its line crosses the uncompressed line. From
+            `below` to `crossing`, the gain is smaller than the prediction error. Infinite if a method gains
+            on every link.
     """
 
     step: PredictedStep
@@ -159,14 +161,15 @@ class Worth(Shown):
         return replace(self, link=link, steps=tuple(steps), is_own=False)
 
     def pays_below(self, step: PredictedStep, *, margin: float = MARGIN) -> float:
-        """Return the bandwidth in bytes per second below which a step is `margin` times faster than uncompressed.
+        """Return the bandwidth, in bytes per second, below which a step is `margin` times faster than uncompressed.
 
-        It is 0 if there is none, because the step is that much faster on no link or only above some bandwidth (see
-        `pays_above`), and infinite if it is on every link.
+        It is 0 if the step is that much faster on no link, or only above some bandwidth (see `pays_above`), and
+        infinite if it is that much faster on every link.
 
         Args:
             step: One of `steps`.
-            margin: The speed-up that counts as a gain; 1 for where both steps take equally long.
+            margin: The speed-up that counts as a gain; 1 for the bandwidth at which both steps take equally
+                long.
         """
         saved, extra_s = self._saved(step, margin)
         if saved < 0 or (saved == 0 and extra_s >= 0):
@@ -182,7 +185,7 @@ class Worth(Shown):
         return self._level(saved / extra_s if saved < 0 and extra_s < 0 else inf)
 
     def _saved(self, step: PredictedStep, margin: float) -> tuple[float, float]:
-        """Return the bytes that a step saves, and the seconds that it adds apart from those of its bytes."""
+        """Return the bytes that a step saves, and the seconds that it adds, not counting the transfer of its bytes."""
         rate = self._rate(self.link.bandwidth)
         rest, plain_rest = (one.step_s - one.sent_bytes / rate for one in (step, self.plain))
         return self.plain.sent_bytes - margin * step.sent_bytes, margin * rest - plain_rest
@@ -213,7 +216,7 @@ class Worth(Shown):
 
     @property
     def limit(self) -> str:
-        """Sentences that say below which bandwidth compression pays off, with a method within its tolerance."""
+        """Sentences on the bandwidth below which compression pays off, with a method within its tolerance."""
         found = self.threshold
         packed = [step for step in self.harmless if step.compression.is_on]
         above = min(packed, key=self.pays_above, default=self.plain)
@@ -224,7 +227,7 @@ class Worth(Shown):
                 where = f"below {bit_rate_text(found.below)} ({found.step.compression.label}) and {where}"
             return f"Compression pays off {where}."
         if found is None:
-            return "Compression pays off on no link with a method whose loss stays within its tolerance."
+            return "On no link does compression pay off with a method whose loss stays within its tolerance."
         name, is_always = found.step.compression.label, found.crossing == inf
         if found.below == inf:
             return f"Compression pays off on any link ({name})."
@@ -285,18 +288,18 @@ class Worth(Shown):
 
     @property
     def where(self) -> str:
-        """The link in words: ``a link of 100 Mbit/s, 1 ms``."""
+        """The link as text: ``a link of 100 Mbit/s, 1 ms``."""
         if self.is_own:
             return f"the machine's own link ({bit_rate_text(self.link.bandwidth)})"
         return f"a link of {bit_rate_text(self.link.bandwidth)}, {duration_text(self.link.latency_s)}"
 
     def loss_of(self, step: PredictedStep) -> str:
-        """Return what the method of a step does to the loss, with its tolerance."""
+        """Return the effect of a step's method on the loss, with its tolerance, as text."""
         return loss_text(step.compression, self.optimizer, with_tolerance=True)
 
     @property
     def losses(self) -> pd.DataFrame:
-        """By how many percent each method raises the loss, measured with each optimizer; see `loss_increase`."""
+        """Measured loss increase of each method with each optimizer, in percent; see `loss_increase`."""
         return loss_increase()
 
     def to_frame(self) -> pd.DataFrame:
@@ -326,7 +329,7 @@ class Worth(Shown):
 
     @property
     def sentences(self) -> list[str]:
-        """What the prediction says, the limit first."""
+        """The sentences on the prediction, starting with the limit."""
         return [*filter(None, [self.limit, self.verdict, self.found, f"Losses: {MEASURED_ON}."])]
 
     def _shown(self) -> list[Part]:
@@ -343,7 +346,7 @@ class Worth(Shown):
         return [Sentences(self.sentences), Table(["method", "step", "", "pays off", "loss"], rows)]
 
     def _ipython_display_(self) -> None:
-        """Show the sentences and the curve, as notebooks ask for it."""
+        """Show the sentences and the curve in a notebook."""
         from IPython.display import Markdown, display
 
         figures = importlib.import_module("shardscope_widgets.figures")  # a higher floor
@@ -353,7 +356,9 @@ class Worth(Shown):
 
 
 def below_text(bandwidth: float, above: float = inf) -> str:
-    """Return where a method pays off, given the bandwidths below and above which it does: ``below 271 Mbit/s``."""
+    """Return the range in which a method pays off as text, given the bandwidths below and above which it
+    does: ``below 271 Mbit/s``.
+    """
     if not bandwidth:
         return "never" if above == inf else f"above {bit_rate_text(above)}"
     return "on any link" if bandwidth == inf else f"below {bit_rate_text(bandwidth)}"

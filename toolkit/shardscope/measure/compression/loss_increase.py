@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MEASURED_ON = "gpt-nano on python-source, 2 ranks, 200 steps, 3 seeds"
-"""The runs whose held-out loss was compared with that of the uncompressed runs of the same seeds."""
+"""The runs whose held-out loss was compared with the loss of uncompressed runs with the same seeds."""
 _OPTIMIZERS = {"sgd": "SGD", "nesterov": "Nesterov", "lars": "LARS", "adamw": "AdamW", "lamb": "LAMB"}
 _TABLE = """labels,method,SGD,Nesterov,LARS,AdamW,LAMB,tolerance
 fp16;bf16,"fp16, bf16",0.0,0.0,0.1,0.2,0.2,0.5
@@ -50,10 +50,11 @@ randomblock,"random blocks, 1%",74,inf,61,50,84,3
 
 
 def loss_increase() -> pd.DataFrame:
-    """Return by how many percent the loss exceeds that of uncompressed runs; one row per method.
+    """Return the loss increase over uncompressed runs, in percent, with one row per method.
 
     Columns: one per optimizer, and the tolerance, which was fixed before the first run. NaN means not measured, inf
-    that the run diverged. The loss is that on held-out data at the end of the runs in ``.attrs["measured_on"]``.
+    means that the run diverged. The loss is measured on held-out data at the end of the runs in
+    ``.attrs["measured_on"]``.
     """
     import pandas as pd
 

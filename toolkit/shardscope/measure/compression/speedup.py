@@ -1,7 +1,7 @@
 """Whole steps with and without compression on a link: predictions of `ss.predict`, with packing times measured here.
 
-Packing is timed on one core. Ranks that share cores are assumed to be slower at packing by the same factor as at
-computing.
+Packing is timed on one core. Ranks that share cores are assumed to pack more slowly by the same factor as
+they compute.
 """
 
 from __future__ import annotations
@@ -42,16 +42,18 @@ def compression_speedup(
     probe: Run | None = None,
     runs: Iterable[Run] | None = None,
 ) -> Worth:
-    """Predict on which links which compression method makes a job's steps faster; notebooks show it as a curve.
+    """Predict which compression methods make a job's steps faster, and on which links; notebooks show it as a
+    curve.
 
-    The step is that of `ss.predict`, with the time for packing and unpacking measured on this machine, which takes a
-    few seconds the first time. Completed runs of the job, on any link with the same latency, are marked on the curve.
+    The step is predicted as by `ss.predict`, but with compression and decompression times measured on this
+    machine, which takes a few seconds the first time. Completed runs of the job, on any link with the same
+    latency, are marked on the curve.
 
     Args:
         job: A job with the strategy ``ring`` or ``all-reduce``.
         cluster: The emulated cluster that the job runs on, with equal links; None if it runs on this machine.
-        methods: One or several methods, given by name or with their settings. The job's own is added if it sends the
-            same in every step.
+        methods: One or several methods, given by name or with their settings. The job's own method is added
+            if it sends the same bytes in every step.
         link: The emulated link of each rank, or its name in the catalogue; None to use the job's link or, if it has
             none, the machine's own link.
         probe: A finished, uncompressed run of the same job on any link. The difference between its measured and
@@ -60,10 +62,10 @@ def compression_speedup(
         runs: Runs to mark if they are of this job; None for those in the folder of `ss.runs`.
 
     Raises:
-        SpecError: The job's strategy is neither ``ring`` nor ``all-reduce``, the job has only one rank, the links of
-            the cluster differ, or a method is incompatible with the job or differs between steps. Also if the probe is
-            a run of a different job or has no finished steps, or if the ranks compute on GPUs, whose step time is not
-            predicted.
+        SpecError: The job's strategy is neither ``ring`` nor ``all-reduce``, the job has only one rank, the
+            links of the cluster differ, or a method is incompatible with the job or differs between steps.
+            Also raised if the probe is a run of a different job or has no finished steps, or if the ranks
+            compute on GPUs, whose step time is not predicted.
     """
     if not _in_a_ring(job.strategy) or job.world_size == 1:
         rings = strategies_where(_in_a_ring)
@@ -102,7 +104,7 @@ def compression_speedup(
 
 
 def _link_of(job: Job, cluster: EmulatedCluster | None) -> Link | None:
-    """Return the emulated link of each rank, as it was described; None if there is none."""
+    """Return the emulated link of each rank, as the user described it; None if there is none."""
     if cluster is None:
         return job.link
     return Link(bandwidth=cluster.slowest, latency_s=cluster.latency_s)
@@ -171,7 +173,7 @@ def _steps(found: Sequence[JobPrediction], more_s: float) -> Iterator[PredictedS
 
 
 def _slower_s(job: Job, probe: Run, plain: JobPrediction) -> float:
-    """Return how much longer a step of a probe took than it is predicted to take, in seconds."""
+    """Return the measured minus the predicted step time of a probe, in seconds."""
     field = _differing(job, probe.job, _OPEN)
     if field is not None:
         raise SpecError(

@@ -1,4 +1,4 @@
-"""The curve of step time against bandwidth for stated workers, from formulas alone; see `curve`."""
+"""The curve of step time against bandwidth for workers with given properties, from formulas alone; see `curve`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def stated_speedup(
 ) -> Worth:
     """Return steps with and without compression, in which workers compute, then pack, and then send over a ring.
 
-    Methods without a formula for packing are left out.
+    Methods without a formula for their compression time are left out.
 
     Args:
         num_bytes: Bytes of the uncompressed gradient, in fp32.
         workers: Number of workers.
         link: Link of each worker.
         compute_s: Compute time of one worker per step, in seconds.
-        codec_bandwidth: Bytes per second that packing and unpacking read and write.
+        codec_bandwidth: Rate at which compression and decompression read and write memory, in bytes per second.
     """
     steps = []
     for method in (Compression("none"), *USUAL):

@@ -45,7 +45,7 @@ class Remedy:
 
 
 def best_change(cause: Cause, job: Job, predict: Predictor, *, cores: int) -> Remedy | None:
-    """Return the mildest change whose predicted gain is near the largest; None if no change is predicted to pay.
+    """Return the mildest change whose predicted gain is near the largest; None if no change is predicted to pay off.
 
     Args:
         cause: The cause of the loss.
@@ -127,7 +127,7 @@ def _strategies(job: Job, _cores: int) -> Iterator[Change]:
 
 
 def _more_servers(job: Job, _cores: int) -> Iterator[Change]:
-    """Yield the same strategy with more servers, the ranks that send most, if it has such a setting."""
+    """Yield the same strategy with more servers (the ranks that send most), if it has such a setting."""
     if "servers" in job.strategy.settings:
         for servers in range(job.strategy.settings["servers"] + 1, job.world_size + 1):
             try:
@@ -141,7 +141,9 @@ def _fewer_ranks(job: Job, cores: int) -> Iterator[Change]:
 
 
 def _shares_by_speed(job: Job, _cores: int) -> Iterator[Change]:
-    """Yield shares of the batch by measured speed, with a single pass per step if ranks exchange in each pass."""
+    """Yield a batch divided by measured speed; it has one pass per step if the strategy exchanges gradients
+    in each pass.
+    """
     if job.batch.shares is None:
         micro_batch = None if job.strategy.exchanges_in_passes else job.batch.micro_batch
         yield {"batch": job.batch.replace(shares=MEASURED, micro_batch=micro_batch)}
@@ -155,4 +157,4 @@ _CHANGES: Mapping[Cause, tuple[Callable[[Job, int], Iterator[Change]], ...]] = {
     "shared cores": (_fewer_ranks, _larger_batches),
     "small operations": (_larger_micro_batches, _larger_batches),
 }
-"""Kinds of changes by cause; a later kind is tried only if no change of an earlier kind is predicted to pay."""
+"""Kinds of changes by cause; a later kind is tried only if no change of an earlier kind is predicted to pay off."""

@@ -35,7 +35,7 @@ _PASSES = ("forward", "backward")
 _SERVES = 1.5
 """Ratio of the busiest rank's sent bytes to the mean of the other ranks above which it is a bottleneck."""
 _PERSISTENT = 0.5
-"""Fraction of the waiting for the slowest rank that one rank must cause on average to be called a straggler."""
+"""Average fraction of the waiting for the slowest rank that one rank must cause to count as a straggler."""
 
 
 class Loss(NamedTuple):

@@ -1,4 +1,4 @@
-"""Explain where the time of a run goes, and suggest a change of its job."""
+"""Explain where a run spends its time, and suggest a change of its job."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ LEAST_LOSS = 0.1
 
 @dataclass(frozen=True, repr=False)
 class Explanation(Shown):
-    """Where the time of a run goes, as returned by `explain`.
+    """Where a run spends its time, as returned by `explain`.
 
     Attributes:
         sentence: The largest loss of time with its cause, and the change that is predicted to reduce it.
         cause: The cause of the largest loss; ``none`` if no loss is worth a change.
         share: The largest loss as a fraction of the step, 0 to 1, as measured.
-        change: Fields of the job to change, for ``run.job.replace(**change)``; None if no change is predicted to pay.
+        change: Fields of the job to change, for ``run.job.replace(**change)``; None if no change is predicted
+            to pay off.
         expected: Predicted samples per second after the change, relative to the run's job; None without a change.
         losses: All losses, largest first.
     """
@@ -74,7 +75,7 @@ def explain(run: Run | str | Path, *, root: str | Path | None = None) -> Explana
 
     Args:
         run: A run with at least one finished step with recorded spans, or its name or path.
-        root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
 
     Raises:
         RunNotFound: The run does not exist.
@@ -103,7 +104,7 @@ def explain_events(run: Run, events: Sequence[Event]) -> Explanation:
 
 
 def _cores(run: Run) -> float:
-    """Return the cores that the run could use, as recorded at its launch; those of this machine if unknown."""
+    """Return the cores that the run could use, as recorded at its launch; this machine's cores if unknown."""
     cores = run.provenance.machine.get("cores") if run.provenance is not None else None
     return float(cores) if isinstance(cores, int | float) else usable_cores()
 

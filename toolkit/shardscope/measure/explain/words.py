@@ -18,19 +18,19 @@ _LOSSES = {
     "server": "Communication takes {share}: rank {rank} ({role}) sends {sent}, {more} as much as each other rank.",
     "straggler": "Ranks wait {share} for rank {rank}, which computes {longer} as long as {others}.",
     "shared cores": "Ranks wait {share} for each other: {world_size} ranks take turns on {cores} cores.",
-    "uneven steps": "Ranks wait {share} for each other: in each step, another rank is slower than the rest.",
-    "small operations": "Launching small operations takes {share}, rather than computing with them.",
+    "uneven steps": "Ranks wait {share} for each other: in each step, a different rank is the slowest.",
+    "small operations": "Launching small operations, rather than computing them, takes {share}.",
     "data": "Reading data takes {share}.",
-    "idle": "For {share}, no rank computes, communicates or reads data: other code or other programs run.",
+    "idle": "For {share}, no rank computes, communicates or reads data: other code or other programs are running.",
 }
 _IN_PIPELINE: dict[Cause, str] = {
     "uneven stages": "stages of unequal cost",
     "shared cores": "passes that take turns on {cores} cores",
     "uneven steps": "messages between stages or other programs",
 }
-"""What ranks of a pipeline wait for, apart from its bubble."""
+"""Causes of waiting in a pipeline, apart from its bubble."""
 _LEAST_REST = 0.05
-"""Smallest fraction of waiting apart from the bubble for which the cause is named."""
+"""Minimum fraction of waiting, apart from the bubble, for which the cause is named."""
 _SUBJECTS: dict[Cause, str] = {
     "communication": "Communication takes",
     "server": "Communication takes",
@@ -43,7 +43,7 @@ _SUBJECTS: dict[Cause, str] = {
 _MOSTLY = 0.7
 """Fraction of a step spent computing above which there is little to gain."""
 _STANDS_OUT = 1.3
-"""A rank is named if its time is at least this many times that of every other rank."""
+"""A rank is named if its time is at least this many times as long as every other rank's."""
 _NO_REMEDY = {
     "uneven stages": "Split the layers differently: set the pipeline's split to speed, even, or numbers of layers.",
     "data": "Keep the data in memory, or prepare it before the run.",
@@ -183,7 +183,7 @@ def loss_change_text(loss: Loss, before: MeasuredStep, after: MeasuredStep) -> s
 
 
 def changed_text(then: Job, job: Job) -> str:
-    """Return the change from `job` to `then` in words, such as ``16 micro-batches instead of 4``."""
+    """Return the change from `job` to `then` as text, such as ``16 micro-batches instead of 4``."""
     batch = _batch_text(then, job)
     if batch:
         return batch
@@ -208,7 +208,7 @@ def _batch_text(then: Job, job: Job) -> str:
 
 
 def _stands_out(values: Sequence[float], rank: int) -> bool:
-    """Return whether the value of one rank is much larger than that of each other rank."""
+    """Return whether one rank's value is much larger than the value of every other rank."""
     return values[rank] > _STANDS_OUT * max(each for place, each in enumerate(values) if place != rank)
 
 

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LARGEST = 64
-"""Largest number of workers whose steps are simulated, message by message."""
+"""Maximum number of workers whose steps are simulated message by message."""
 
 SOURCES = ("measured", "predicted", "simulated")
 """Sources of step times."""
 
 
 class Point(NamedTuple):
-    """One number of workers. A time is None if it was not measured, or not simulated."""
+    """One number of workers. A time is None if it was not measured or not simulated."""
 
     kind: Kind
     workers: int

@@ -1,4 +1,6 @@
-"""The entry points `shardscope.scaling`, which runs a job on numbers of workers, and `shardscope.extrapolate`."""
+"""The entry points `shardscope.scaling`, which runs a job on several numbers of workers, and
+`shardscope.extrapolate`.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,8 @@ def scaling(
     """Run a job on several numbers of workers, one run after another, and predict and simulate each run beforehand.
 
     Args:
-        job: The job. Its number of workers is only the number that its batch is meant for. A single worker trains with
-            strategy ``single``.
+        job: The job. Its number of workers is the number for which its batch is meant. A single worker trains
+            with strategy ``single``.
         workers: Numbers of workers.
         kind: ``"weak"`` keeps the batch per worker, ``"strong"`` the global batch; ``"both"`` measures both.
         cluster: An emulated cluster, whose number of nodes follows the workers; None for this machine. Give its `flops`
@@ -87,18 +89,18 @@ def extrapolate(
     Steps of up to 64 workers are simulated as well, without jitter.
 
     Args:
-        job: A job; or the result of `scaling`, whose job, kinds and cluster are used, and whose measurements are kept
-            unless another `cluster` is given. If the calibration gives no interval, the smallest and largest ratio of
-            measured to predicted time give one, if there are several measurements. Or a run, which stands for its job,
-            its cluster, its step time, and the `jitter` of its ranks.
+        job: A job; or the result of `scaling`, whose job, kinds and cluster are used, and whose measurements
+            are kept unless another `cluster` is given. If the calibration gives no interval, the smallest and
+            largest ratio of measured to predicted time give one, if there are several measurements. Or a run,
+            which provides its job, its cluster, its step time, and the `jitter` of its ranks.
         cluster: The type of cluster, whose number of nodes follows the workers. None with a job to use this machine.
         workers: Numbers of workers; None for powers of two that suit the job, up to 1,024 or up to the devices that can
             be emulated.
         kind: Kind of scaling of a job, as for `scaling`.
         calibration: Constants for the predictions; None to use those of `ss.predict`.
-        jitter: How the computing times of ranks differ, as measured by `ss.jitter`. Ranks that synchronise in each step
-            wait for the slowest, and wait longer the more ranks there are. None to measure the jitter of a given run's
-            ranks, or to predict without jitter if no run is given.
+        jitter: Variation of the ranks' computing times, as measured by `ss.jitter`. Ranks that synchronise in
+            each step wait for the slowest, and wait longer the more ranks there are. None to measure the
+            jitter of a given run's ranks, or to predict without jitter if no run is given.
 
     Raises:
         SpecError: An argument is not valid, or the job does not suit a number of workers.
@@ -133,7 +135,7 @@ def extrapolate(
     told = (
         ()
         if of_run is None or measured
-        else (f"The jitter is that of the ranks of run {of_run}, on another cluster.",)
+        else (f"The jitter was measured on the ranks of run {of_run}, on another cluster.",)
     )
     for each in kinds:
         for number in sorted({*sizes[each], *(number for own, number in known if own == each)}):
@@ -245,8 +247,8 @@ def jitter_wait_s(found: JobPrediction, jitter: Jitter) -> float:
     (backup workers) or if ranks synchronise every few steps (local SGD); the result is 0 if ranks never wait for each
     other.
 
-    The given FLOP/s of an emulated cluster are without jitter. The constants of this machine and of GPUs were fitted to
-    ranks that waited as well, so for few ranks, some jitter is counted twice.
+    The stated FLOP/s of an emulated cluster do not include jitter. The constants of this machine and of GPUs
+    were fitted to ranks that waited as well, so for few ranks, some jitter is counted twice.
 
     Args:
         found: The prediction, without jitter.

@@ -16,7 +16,7 @@ AnyCluster = Cluster | EmulatedCluster | None
 
 
 def kinds_of(kind: Kind | Literal["both"]) -> tuple[Kind, ...]:
-    """Return the kinds of scaling that an argument stands for.
+    """Return the kinds of scaling that an argument selects.
 
     Raises:
         SpecError: The argument is not ``"weak"``, ``"strong"`` or ``"both"``.

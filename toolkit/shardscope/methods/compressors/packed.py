@@ -141,7 +141,7 @@ class BlockCompression(PackedCompression):
 class BlockIntegers(BlockCompression):
     """Base class of methods that round to integers or floats of a few bits, with one scale per block."""
 
-    family = "Integers in blocks"
+    family = "Block quantization"
     codec_passes = 2.0  # one to find the scales, one to convert
 
     feedback: bool = False

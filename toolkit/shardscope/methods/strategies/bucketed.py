@@ -86,9 +86,10 @@ class BucketedStrategy(Strategy):
     def sum_exchanges(
         self, num_elements: int, element_bytes: int, step: JobStep, when: When
     ) -> list[Exchange]:
-        """Return the exchanges that sum one flat tensor; by default the totals of `sum_traffic`, without messages.
+        """Return the exchanges that sum one flat tensor; by default, one exchange with the totals of `sum_traffic`,
+        without single messages.
 
-        The arguments are those of `sum_traffic`; `when` is the time at which the sum starts.
+        The arguments are the same as for `sum_traffic`; `when` is the time at which the sum starts.
         """
         from shardscope.analytic.communication.plan import whole
 

@@ -33,8 +33,8 @@ class ZeroStrategy(Strategy):
     carries = frozenset({"sums", "packets"})
 
     collectives: Literal["ring", "backend"] = "ring"
-    """Which collectives to use: our own metered reduce-scatter and all-gather (``ring``), or, for comparison, the
-    collectives of gloo or NCCL (``backend``)."""
+    """Which collectives to use: Shardscope's own metered reduce-scatter and all-gather (``ring``), or, for comparison,
+    those of gloo or NCCL (``backend``)."""
 
     @property
     def label(self) -> str:
@@ -112,7 +112,7 @@ class FullyShardedStrategy(ZeroStrategy):
     def hides_noise_because(self) -> str | None:
         """Why the gradient noise scale cannot be measured; None with ``collectives='ring'``.
 
-        In FSDP2, only the reduce-scatter sees whole gradients, and ``ring`` replaces it with our own.
+        In FSDP2, only the reduce-scatter sees whole gradients, and ``ring`` replaces it with Shardscope's own.
         """
         return (
             None if self.collectives == "ring" else "a rank sees its gradients only with collectives='ring'"
@@ -247,7 +247,8 @@ class FullyShardedStrategy(ZeroStrategy):
         return step.shares_host and can_share_memory() and not needs_ring
 
     def _shared_bytes(self, step: JobStep, whole: Sequence[int]) -> int:
-        """Return the bytes of a rank's own shared buffers, plus the ring's buffers once a step's messages were logged.
+        """Return the bytes of a rank's own shared buffers, plus the ring's buffers once the messages of a step have
+        been logged.
 
         Args:
             step: The training step.

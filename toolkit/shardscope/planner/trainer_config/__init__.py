@@ -3,7 +3,7 @@
 Each trainer has a module with one function that returns a `TrainerConfig`, and rejects what the trainer cannot run.
 Names of settings are from Megatron-LM (d98e8a6) and torchtitan (b5bcd76) of August 2026, and from DeepSpeed's
 documentation. Settings that a prediction relies on are written even if they are the trainer's default; if the trainer
-has no setting for what is predicted, a remark says what differs.
+has no setting for something that is predicted, a remark names the difference.
 """
 
 from __future__ import annotations

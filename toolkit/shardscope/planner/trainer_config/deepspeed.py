@@ -86,14 +86,14 @@ def _zero(layout: Layout) -> dict[str, Any]:
 def _remarks(model: Transformer, layout: Layout) -> tuple[str, ...]:
     recompute = {
         "none": "without activation checkpointing",
-        "selective": "with its attention alone recomputed",
+        "selective": "with only its attention recomputed",
         "full": "with activation checkpointing (for Hugging Face, model.gradient_checkpointing_enable())",
     }[layout.recompute]
     moved: tuple[str, ...] = ()
     if _moves_activations(layout):
         recompute = "with each layer called by deepspeed.checkpointing.checkpoint"
         configure = f"deepspeed.checkpointing.configure(None, deepspeed_config={_FILE!r})"
-        moved = (f"Before, it calls {configure}, without which activations stay on the GPU.",)
+        moved = (f"Before that, it calls {configure}, without which activations stay on the GPU.",)
     attention = "fused" if layout.flash_attention else "plain"
     optimizer = layout.optimizer.label
     if layout.offload in _OFFLOADED:

@@ -199,7 +199,7 @@ def _parts(model: Transformer) -> dict[str, bool]:
         "norms without weights": model.norm == "unweighted",
         "norms without biases": model.norm == "layernorm" and not model.norm_bias,
         "norms of queries and keys with weights for each head": model.qk_norm == "width",
-        "biases of attention that those of other layers don't imply": _has_odd_biases(model),
+        "attention biases that do not follow from those of other layers": _has_odd_biases(model),
         "biases in the router": mixture is not None and mixture.router_bias,
         "a gate before shared experts": mixture is not None and mixture.shared_gate,
     }

@@ -163,8 +163,9 @@ def _stages(model: Transformer, layout: Layout) -> dict[str, Any]:
     stages = layout.pipeline * layout.virtual_stages
     if model.layers % stages:
         raise SpecError(
-            f"layers={model.layers} are not a multiple of {stages} stages; torchtitan takes such a division as "
-            "module_fqns_per_model_part, which is not written here: choose pipeline x virtual_stages so that they are"
+            f"layers={model.layers} are not a multiple of {stages} stages; torchtitan takes such a "
+            "division as module_fqns_per_model_part, which Shardscope does not write: choose pipeline x "
+            "virtual_stages so that they are"
         )
     return {
         "pipeline_parallel_schedule": _SCHEDULES[layout.schedule],

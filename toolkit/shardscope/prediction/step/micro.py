@@ -142,10 +142,10 @@ class _Block(NamedTuple):
     core: Pass
     """Forward pass of core attention alone, which selective recomputation repeats."""
     others: Pass
-    """What selective recomputation of `Framework.every_other_product` repeats: half of the products, and all operations
-    between them."""
+    """Work that selective recomputation of `Framework.every_other_product` repeats: half of the products, and all
+    operations between them."""
     whole: Pass
-    """What full recomputation repeats: the forward pass, without what follows the last saved tensor if
+    """Work that full recomputation repeats: the forward pass, without the operations after the last saved tensor if
     `Framework.stops_early`."""
 
 

@@ -4,11 +4,12 @@ A forward or backward pass through the slowest stage takes as long as the longes
 
     t' = max(t + N - min(ρ N, t) + K, H)
 
-Here t is the time of computation and exposed messages, N that of the collectives that gather weights and reduce
-gradients, ρ the fraction of N that computation can hide, and K the time to pack compressed gradients. H is the time of
-traffic between device, host and drives, which ZeRO-Infinity overlaps with both computation and collectives (Rajbhandari
-et al. 2021, arXiv 2104.07857, section 6.2). The result never decreases as a term grows, so a faster link never makes a
-pass longer. The pipeline waits for t', so exposed time also lengthens its bubble.
+Here t is the time of computation and exposed messages, N the time of the collectives that gather weights and
+reduce gradients, ρ the fraction of N that computation can hide, and K the time to pack compressed gradients.
+H is the time of traffic between device, host and drives, which ZeRO-Infinity overlaps with both computation
+and collectives (Rajbhandari et al. 2021, arXiv 2104.07857, section 6.2). The result never decreases as a term
+grows, so a faster link never makes a pass longer. The pipeline waits for t', so exposed time also lengthens
+its bubble.
 
 On a mixed cluster, faster devices get more layers, so that all stages of a pipeline take about the same time. The
 pipeline runs through the groups in order, and each stage lies within one group. All layers are equal, so the best
@@ -140,7 +141,7 @@ def step_work(
     calibration: Calibration,
     drive_share: Floats | None,
 ) -> StepWork:
-    """Return the lookup tables of the layouts; the arguments are those of `even_time`."""
+    """Return the lookup tables of the layouts; the arguments are the same as for `even_time`."""
     machine = Machine.of(cluster, calibration, layouts.precision)
     if drive_share is None:
         drive_share = _drive_share(model, layouts, cluster, calibration)
@@ -281,7 +282,7 @@ class LayerSplit(NamedTuple):
     layers: Floats
     """Number of layers on the largest stage of each group, by layout and group."""
     pace: Floats
-    """Time of the slowest stage relative to that of the even split on the slowest device; at most 1."""
+    """Time of the slowest stage relative to a stage of the even split on the slowest device; at most 1."""
 
 
 def step_time(
@@ -529,7 +530,7 @@ def host_update(rows: StepRows) -> Floats:
 
 
 def drag_of(cluster: Cluster, drive_share: Floats) -> Floats:
-    """Return the time of drive traffic relative to that of host-link traffic.
+    """Return the time of drive traffic relative to the time of host-link traffic.
 
     Each device has an equal share of its node's drives. Drives with an unknown bandwidth (0) are not used; if the
     offloaded data exceed host memory, the memory formulas then reject the layout. `drive_share` is the fraction of each

@@ -54,7 +54,8 @@ FORMULAS: Mapping[str, tuple[str, str]] = {
 """Formula and source of each part, with m micro-batches, p pipeline stages of v virtual stages each, t tensor-parallel
 ranks, bandwidth B, and N ranks that share the optimizer update."""
 _OF_LAYERS = ("recompute", "tensor_comm", "context_comm", "expert_comm", "overhead")
-"""Parts whose layer times have the factor of the layer's shape; embedding, output and fixed cost do not."""
+"""Parts whose layer times are multiplied by the factor of the layer's shape; embedding, output and fixed cost are
+not."""
 _SHAPE = "factor of the layer's shape"
 _HYBRID = (
     "reduce = reduce-scatter in a shard + all-reduce between shards, "

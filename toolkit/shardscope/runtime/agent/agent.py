@@ -184,7 +184,9 @@ class Agent:
             provenance.record(self.run, command=self.request["command"], seed=self.run.read_job().seed)
 
     def _run_ranks(self) -> Ending:
-        """Run the ranks to their end; restart them after a resize, and after failures as the job's recovery says."""
+        """Run the ranks to their end; restart them after a resize, and after failures as the job's recovery
+        specifies.
+        """
         launched = job = self.run.read_job()
         restarts = Restarts(self.run, job.recovery, self.request["resume"], memory=self.memory)
         source = ResumePoint(self.request["resume"])
@@ -391,7 +393,9 @@ class Agent:
         return Ending("failed", error=error, cause=Cause.DIRECTORY_GONE)
 
     def _end(self, ending: Ending) -> None:
-        """Kill all ranks, also those still starting. Exit if elastic does not return within `_PATIENCE_S` seconds."""
+        """Kill all ranks, including those still starting. Exit if elastic does not return within `_PATIENCE_S`
+        seconds.
+        """
         self._cut = ending
         deadline = time.monotonic() + _PATIENCE_S
         while not self._over.is_set() and time.monotonic() < deadline:

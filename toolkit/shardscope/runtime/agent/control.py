@@ -91,7 +91,8 @@ class StopControl:
         drift: Maximum number of steps by which another rank can be ahead of rank 0; None if unbounded.
         timeout_s: Time that the other ranks wait for rank 0, in addition to the time that rank 0 itself waits for a
             decision, in seconds.
-        notes: How rank 0 passes step numbers to the other ranks; None uses files in the run directory.
+        notes: Channel through which rank 0 passes step numbers to the other ranks; None uses files in the run
+            directory.
         is_resizable: Whether the ranks also stop for a resize request, after which an agent starts the requested
             number.
     """
@@ -124,7 +125,7 @@ class StopControl:
         return False
 
     def is_resizing(self) -> bool:
-        """Return whether these ranks stop for a resize, as far as this rank knows, so that new ranks continue."""
+        """Return whether, as far as this rank knows, these ranks stop for a resize, after which new ranks continue."""
         return self._is_resize_asked() and not self.run.stop_request.exists()
 
     def _is_asked(self) -> bool:

@@ -22,7 +22,7 @@ _PATIENCE_S = 3.0
 
 
 class Left(Enum):
-    """Which ranks ended in mid-training more than `_PATIENCE_S` seconds ago: none, some or all."""
+    """How many ranks ended in mid-training more than `_PATIENCE_S` seconds ago: none, some or all."""
 
     NONE = 0
     SOME = 1
@@ -47,7 +47,8 @@ class LeftBehind:
     """Whether `SOME` has been returned. The caller then kills the remaining ranks, so nothing is left to report."""
 
     def look(self, ranks: Mapping[int, int | None]) -> Left:
-        """Return which ranks ended in mid-training more than `_PATIENCE_S` seconds ago; `SOME` is returned only once.
+        """Return how many ranks ended in mid-training more than `_PATIENCE_S` seconds ago; `SOME` is returned only
+        once.
 
         If all ranks have ended, but some of them with an error, the result is `NONE`, as elastic is about to report the
         error.

@@ -28,7 +28,8 @@ _NAME = re.compile(r"shardscope-replicas-(\d+)-(\d+)-([\w-]+)-(\d+)")
 
 
 def memory_for(run: RunDir) -> tuple[ReplicaMemory | None, str]:
-    """Return the memory for copies of a run's state (None if it keeps no copies), and why it is unavailable, if needed.
+    """Return the memory for copies of a run's state (None if it keeps no copies), and the reason if memory is needed
+    but unavailable.
 
     Also removes folders left by killed agents.
     """

@@ -1,4 +1,4 @@
-"""How an agent handles a request for another number of ranks, after the previous ranks have ended.
+"""Handles requests for a different number of ranks, in the agent, after the previous ranks have ended.
 
     Run.resize ── control/resize ──▶ ranks save their state and end ──▶ agent takes the request, starts the next
 
@@ -56,7 +56,7 @@ def next_size(run: RunDir, job: Job, world_size: int, ending: Ending) -> int | N
         size = job.at_size(int(read_text(taken))).world_size
     except (ValueError, OSError, OutOfReach) as error:  # not written by `Run.resize`, which checks it
         print(
-            f"the run goes on with {plural(size, 'rank')}, because control/resize is not valid: {error}",
+            f"the run continues with {plural(size, 'rank')}, because control/resize is not valid: {error}",
             file=sys.stderr,
         )
     with contextlib.suppress(FileNotFoundError):

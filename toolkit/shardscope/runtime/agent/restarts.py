@@ -45,11 +45,11 @@ class _Error(NamedTuple):
 
 
 def restart_under_torchrun(run: RunDir, resume: str | None, count: int, rank: int) -> ResumePoint:
-    """Return the state that the ranks start from after a restart by torchrun; rank 0 writes the event.
+    """Return the state from which the ranks start after a restart by torchrun; rank 0 writes the event.
 
     Args:
         run: The run directory.
-        resume: What the command line asks to resume from.
+        resume: Run or checkpoint to resume from, as given on the command line.
         count: Number of restarts so far.
         rank: This rank.
     """
@@ -68,12 +68,12 @@ def restart_under_torchrun(run: RunDir, resume: str | None, count: int, rank: in
 
 @dataclass
 class Restarts:
-    """Decides after each attempt of a run whether its ranks are started again, and from what.
+    """Decides after each attempt of a run whether its ranks are started again, and from which state.
 
     Attributes:
         run: The run directory.
         recovery: The job's recovery settings; None never restarts the ranks.
-        resume: What the launch asked to resume from.
+        resume: Run or checkpoint to resume from, as given at the launch.
         count: Number of restarts so far.
         memory: Memory in which the ranks keep copies of their state; None if they keep none.
     """
@@ -87,7 +87,7 @@ class Restarts:
     _losses: int = 0
 
     def after(self, ending: Ending) -> ResumePoint | None:
-        """Return the state to start the next attempt from, given how the last one ended; None if the run ends."""
+        """Return the state from which the next attempt starts, given how the last one ended; None if the run ends."""
         if self.recovery is None or ending.state != "failed" or ending.cause in _ONLY_ONCE:
             return None
         if self.count >= self.recovery.restarts or self.run.stop_request.exists():
@@ -101,7 +101,7 @@ class Restarts:
         return self.source()
 
     def source(self) -> ResumePoint:
-        """Return the newest complete state of this run, or else what the launch asked to resume from.
+        """Return the newest complete state of this run, or else the one from which the launch asked to resume.
 
         The ranks themselves prefer a copy in memory to a checkpoint of the same step.
         """

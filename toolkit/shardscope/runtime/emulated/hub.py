@@ -35,7 +35,7 @@ def unshare(flags: int) -> None:
 
 
 def set_namespace(file: int) -> None:
-    """Move this process to the namespace that a file descriptor refers to."""
+    """Move this process to the namespace of a file descriptor."""
     _checked(ctypes.CDLL(None, use_errno=True).setns(file, 0), "setns")
 
 
@@ -120,7 +120,7 @@ def add_node(plan: dict[str, Any], switches: int, host_name: int) -> tuple[int, 
 
 
 def set_up(plan: dict[str, Any]) -> dict[str, Any]:
-    """Set up the network of a plan (see `commands.network_plan`), and return where its namespaces are."""
+    """Set up the network of a plan (see `commands.network_plan`), and return the locations of its namespaces."""
     with_user = unshare_network()
     if plan["dies_with_parent"]:
         die_with_parent()  # again: the system forgets it when a process changes its user namespace
@@ -134,7 +134,7 @@ def set_up(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> NoReturn:
-    """Set up the network, answer, and hold it until the standard input is closed."""
+    """Set up the network, report the result, and keep the network until the standard input is closed."""
     line = sys.stdin.readline()
     if not line:  # whoever started this process has died
         os._exit(1)

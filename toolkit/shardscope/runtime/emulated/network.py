@@ -41,7 +41,7 @@ class EmulatedNetwork:
     """The running network of an emulated cluster; a context manager that ends it.
 
     The network lives in a child process, the hub, and disappears with it: when it is closed, or this process ends. If
-    another thread than the main thread creates the network, it outlives a killed process by some milliseconds more.
+    the network is created by a thread other than the main thread, it outlives a killed process by some milliseconds.
 
     Example:
         >>> with EmulatedNetwork(ss.Cluster.emulated(nodes=2)) as network:  # doctest: +SKIP
@@ -148,7 +148,7 @@ class EmulatedNetwork:
         return [LinkCounters(port[0], port[1], port[8], port[9]) for port in ports]
 
     def close(self) -> None:
-        """End the network. Processes on its nodes keep running without a network."""
+        """Shut down the network. Processes on its nodes keep running without a network."""
         for stream in (self._hub.stdin, self._hub.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):

@@ -93,7 +93,7 @@ FORMATS: Mapping[str, tuple[Callable[[Run, str | Path], str], str]] = {
     "safetensors": (write_safetensors, "the newest saved weights as safetensors"),
     "mlflow": (write_mlflow, "a folder with MLflow's database, or the URI of a tracking server"),
 }
-"""File formats by name: the function that writes the format, and a description of what it writes."""
+"""File formats by name: the function that writes the format, and a description of the result."""
 _BY_SUFFIX = {".pt": "pt", ".safetensors": "safetensors"}
 
 
@@ -112,7 +112,8 @@ def export_run(run: Run, path: str | Path, *, format: str | None = None) -> str:
         format = _BY_SUFFIX.get(Path(path).suffix)  # noqa: A001 - as above
         if format is None:
             raise SpecError(
-                f"path={str(path)!r} does not say what to write: give format, one of {', '.join(FORMATS)}, or for the "
+                f"path={str(path)!r} does not determine what to write: give format, one of "
+                f"{', '.join(FORMATS)}, or for the "
                 "weights a path that ends in .pt or .safetensors"
             )
     if format not in FORMATS:

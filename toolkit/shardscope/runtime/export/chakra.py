@@ -105,7 +105,7 @@ def _chosen(
 def _are_whole(rows: Sequence[Event], logged: set[str]) -> bool:
     """Return whether each rank has a span for every collective that it called, apart from those with recorded messages.
 
-    All ranks must also have called each collective equally often.
+    All ranks must also have called each collective the same number of times.
     """
     names = [[name for lane, name, *_ in row["spans"] if lane == "communication"] for row in rows]
     counts = [Counter(name for name in own if name not in logged) for own in names]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def write_pt(run: Run, path: str | Path) -> str:
-    """Write the state dict that the run saved last with `torch.save`, and return the file's path."""
+    """Write, with `torch.save`, the last state dict that the run saved, and return the file's path."""
     import torch
 
     state = run.state_dict()
@@ -22,7 +22,7 @@ def write_pt(run: Run, path: str | Path) -> str:
 
 
 def write_safetensors(run: Run, path: str | Path) -> str:
-    """Write the state dict that the run saved last as safetensors, and return the file's path.
+    """Write, as safetensors, the last state dict that the run saved, and return the file's path.
 
     Raises:
         SpecError: safetensors cannot be imported, or the state dict has an entry that is not a tensor.

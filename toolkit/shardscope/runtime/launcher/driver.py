@@ -71,16 +71,17 @@ def launch(
         gated: Whether you end or continue the run after each evaluation, by `Run.stop` or `Run.approve`. Ranks wait for
             your decision, but no longer than a step takes, and not at all after two consecutive late decisions.
             Ranks that are not synchronous (asynchronous parameter servers, gossip) never wait.
-        faults: Faults to carry out during the run, such as ``ss.Faults().kill(rank=1, step=40)``, or their text. They
-            are not part of the job. Each fault occurs once, even if a restart (`Job.recovery`) repeats its step.
+        faults: Faults to inject during the run, such as ``ss.Faults().kill(rank=1, step=40)``, or their text.
+            They are not part of the job. Each fault occurs once, even if a restart (`Job.recovery`) repeats
+            its step.
         preflight: Whether to reject a job whose ranks are predicted not to fit in this machine's memory. This traces
             one step of each new model, which takes a few tenths of a second if this process or an earlier launch has
             already imported torch. A job with a model, data or loss function of your own is not checked. False starts
             the job without this check, and without recording its predicted step time (but with the constants for it).
         group: Name of a group of runs that are compared with each other; None groups runs by model and data. It is not
             part of the job, and `Run.group` can change it later.
-        made_by: Name of the tool that launches the run for a measurement of its own, such as ``check``; `runs` hides
-            such runs. None for a run of the user.
+        made_by: Name of the tool that launches the run for its own measurements, such as ``check``; `runs` hides such
+        runs. None for a user's run.
 
     Raises:
         LaunchError: The cluster is not emulated, or cannot be emulated here. The job does not fit in memory, the
@@ -211,7 +212,9 @@ def _source(resume: Run | str | Path, root: str | Path | None) -> str:
 
 
 def _imports(job: Job) -> list[str]:
-    """Return the product's modules that this job needs; the server imports them once for all runs, before it forks."""
+    """Return the modules of Shardscope that this job needs; the server imports them once for all runs, before it
+    forks.
+    """
     methods: list[Method] = [job.strategy, job.optimizer, job.lr_schedule, job.compression]
     methods += [value for method in methods for _, value in method if isinstance(value, Method)]
     modules = filter(None, map(registry.module_on_ranks, map(type, methods)))

@@ -116,7 +116,7 @@ def trace_on_server(asked: str) -> str:
 
     Raises:
         SpecError: The model cannot be traced on the meta device.
-        LaunchError: The server was killed, or did not answer in time.
+        LaunchError: The server was killed, or did not respond in time.
     """
     with tempfile.TemporaryDirectory(prefix="shardscope-trace-") as folder:
         answer, server = Path(folder, "answer"), driver.server()

@@ -46,7 +46,7 @@ class MemoryNeed:
 
     @property
     def refusal(self) -> str | None:
-        """Clause on why the job does not fit in the memory that this machine has now; None if it fits."""
+        """Clause on why the job does not fit in this machine's available memory; None if it fits."""
         room = usable_memory_bytes()
         if self.machine_bytes <= room:
             return None
@@ -103,7 +103,11 @@ class Preflight:
         title = f"Predicted for {work_text(job.batch.global_batch, self.prediction.seq)}"
         if self.run_time_s is None:
             peak = self.prediction.peak_bytes
-            held = "" if peak is None else f"{figure(peak, 'bytes')} of memory on the rank that needs most, "
+            held = (
+                ""
+                if peak is None
+                else f"{figure(peak, 'bytes')} of memory on the rank with the highest peak, "
+            )
             return f"{title}: {held}but no step time: {self.prediction.note}"
         held = (
             "" if self.memory is None else f", {figure(self.memory.machine_bytes, 'bytes')} of memory in all"

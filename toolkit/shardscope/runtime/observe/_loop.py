@@ -71,7 +71,7 @@ class Loop:
         self._depth = 0
         self._is_in_backward = False
         self._updated: list[Optimizer] = []
-        """Optimizers that have stepped within the present backward pass, from hooks on their parameters."""
+        """Optimizers that have stepped within the current backward pass, from hooks on their parameters."""
         self._undo = ExitStack()
         self._scalers = ScalerWatch(self._skipped_update)
         self._hooks: dict[nn.Module, tuple[_Hook, _Hook]] = {}

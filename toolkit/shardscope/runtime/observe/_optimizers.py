@@ -59,7 +59,8 @@ def inside(optimizer: Optimizer) -> list[Optimizer]:
 
 
 def rate_of(optimizer: Optimizer, *names: str) -> float | None:
-    """Return the learning rate of an optimizer, or else of the first optimizer it wraps that has one; None without one.
+    """Return the learning rate of an optimizer, or else of the first wrapped optimizer that has one; None if there is
+    none.
 
     Args:
         optimizer: The optimizer.

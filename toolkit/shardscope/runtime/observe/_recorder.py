@@ -183,7 +183,7 @@ class StepRecorder:
         self._sample()
 
     def _reached(self, forward: _Forward, _: Any) -> None:
-        """Count a forward pass in the current step, once a backward pass has reached its output for the first time."""
+        """Count a forward pass in the current step when a backward pass first reaches its output."""
         step = self._step
         step.own_backwards.add(step.num_backwards)
         if forward.backward is None:

@@ -55,8 +55,8 @@ _active: list[ObserveSession] = []
 class ObserveSession(AbstractContextManager[Run]):
     """Observes one training loop: the `Listener` that the hooks call, and that passes their calls to a `StepRecorder`.
 
-    The arguments are those of `shardscope.runtime.observe.observe`. An error in the observer itself ends the recording,
-    not the training.
+    The arguments are the same as for `shardscope.runtime.observe.observe`. An error in the observer itself
+    ends the recording, not the training.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class ObserveSession(AbstractContextManager[Run]):
         return directory
 
     def _begin_if_due(self) -> None:
-        """Begin recording at the first pass; begin again if the process joins a group before its first step ends."""
+        """Begin recording at the first pass; restart it if the process joins a group before its first step ends."""
         if self._recorder is None or not (self._place.is_joined or self._seen.steps or not has_group()):
             self._begin()
 

@@ -1,4 +1,4 @@
-"""Information about a run that is not part of its job: group, note, baseline, its launching tool, how labs show it.
+"""Information about a run that is not part of its job: group, note, baseline, launching tool, and style in labs.
 
 It is stored in `about.json`, may change after the launch, and does not affect whether two runs have the same job.
 """
@@ -57,7 +57,7 @@ class About:
 
 
 def read_about(path: Path) -> About:
-    """Return what is known about the run in a directory; empty if the file is missing or corrupt."""
+    """Return the stored information about the run in a directory; empty if the file is missing or corrupt."""
     try:
         stat = (path / FILE).lstat()
         return _read(path / FILE, (stat.st_mtime_ns, stat.st_size, stat.st_ino))
@@ -66,7 +66,7 @@ def read_about(path: Path) -> About:
 
 
 def write_about(folder: RunDir, **changes: str | None) -> None:
-    """Change what is known about the run in a directory; fields that are not given stay.
+    """Change the stored information about the run in a directory; fields that are not given are kept.
 
     Raises:
         SpecError: A field is not text, or too long, or a name is not printable.

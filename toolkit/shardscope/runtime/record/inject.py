@@ -20,7 +20,7 @@ from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.faults import Faults
 
 _EVERY_S = 0.1
-"""Shortest time between two checks of the plan, in seconds."""
+"""Minimum time between two checks of the plan, in seconds."""
 
 
 @dataclass
@@ -32,7 +32,8 @@ class PlanWatch:
     _next: float = 0.0
 
     def __call__(self) -> Faults | None:
-        """Return the plan if it is new or has changed since the last call; else None. Without a plan, None.
+        """Return the plan if it is new or has changed since the last call; None if it has not changed, or if there is
+        no plan.
 
         The file is checked at most every `_EVERY_S` seconds, so that most calls cost almost nothing.
 
@@ -67,12 +68,12 @@ def inject(run: RunDir, job: Job, cluster: EmulatedCluster | None, faults: Fault
     """
     added = Faults.of(faults)
     if not added:
-        raise SpecError("inject needs a fault; give for example ss.Faults().kill(rank=1, step=40)")
+        raise SpecError("inject needs at least one fault; give for example ss.Faults().kill(rank=1, step=40)")
     added.check(job, cluster)
     for fault in added:
         if getattr(fault, "at_s", None) is not None:
             raise SpecError(
-                f"fault '{fault}' is at a time, which is counted from the start of the run; give step=... instead"
+                f"fault '{fault}' occurs at a time, which is counted from the start of the run; give step=... instead"
             )
         rank = getattr(fault, "rank", None)
         if rank is not None and rank >= job.world_size:

@@ -49,7 +49,7 @@ class LaunchConstants(NamedTuple):
 
     @classmethod
     def now(cls, cluster: EmulatedCluster | None) -> LaunchConstants:
-        """Return the constants with which a job on this machine, or on an emulated cluster, is predicted now."""
+        """Return the current constants for predicting a job on this machine or on an emulated cluster."""
         from shardscope.prediction.rates import relative_speed
 
         found = chosen(cluster)
@@ -108,7 +108,7 @@ class LaunchPrediction(NamedTuple):
     Attributes:
         step_time_s: The step time, in seconds.
         interval: 90 % prediction interval of the step time, in seconds; None if unknown.
-        constants: Where the constants came from, such as ``this machine, calibrated on 2026-11-26``.
+        constants: Origin of the constants, such as ``this machine, calibrated on 2026-11-26``.
         is_calibrated: Whether the constants were measured by `ss.calibrate` rather than shipped with Shardscope.
         load: Load average of the machine at the launch; predictions are for a machine without other work.
         load_at_end: Load average at the end of the run, including its own ranks; None before the end, or if unknown.

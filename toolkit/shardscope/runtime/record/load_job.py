@@ -19,8 +19,8 @@ def load_job(where: Run | str | Path, *, trust_code: bool = False, root: str | P
 
     A job whose model, data and loss come from the catalogue has no code and is simply read. User functions are code:
     without `trust_code` they are loaded only if this process itself wrote exactly that file when it launched the job.
-    Any other file, even from a run that you launched yesterday, may have been changed or put there by somebody else,
-    and requires ``trust_code=True``. Apart from this function, only the ranks of a run load code from its directory.
+    Any other file, even from a run that you launched yesterday, may have been changed or placed there by somebody else,
+    and requires ``trust_code=True``. Besides this function, only the ranks of a run load code from its directory.
 
     Args:
         where: A run, its name or path, or the path of a job file.
@@ -78,7 +78,7 @@ def _file_of(where: Run | str | Path, root: str | Path | None) -> Path:
 def _question(file: Path, code: Path, job: Job, size: int) -> str:
     names = ", ".join(f"{field}={value.name!r}" for field, value in job.user_code.items())
     return (
-        f"{printable(str(file))} carries code: {names} in {code.name} next to it ({size:,} bytes); loading "
+        f"{printable(str(file))} contains code: {names} in {code.name} next to it ({size:,} bytes); loading "
         f"{code.name} runs any code in it; if you trust it, pass trust_code=True (--trust-code in a shell), or give "
         "the functions again with job.replace(...)"
     )

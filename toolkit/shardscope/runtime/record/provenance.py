@@ -168,7 +168,7 @@ def _gpus() -> list[str]:
 
 
 def _git_state(folder: Path) -> tuple[str | None, bool | None]:
-    """Return a repository's commit, and whether tracked files differ from it; None for what is unknown."""
+    """Return a repository's commit, and whether tracked files differ from it; None for each that is unknown."""
     if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
         return None, None  # without starting git, which takes milliseconds
     commit = _git(folder, "rev-parse", "--verify", "--quiet", "HEAD")

@@ -63,7 +63,7 @@ class Run:
         self._move_to(directory, job)
 
     def _move_to(self, directory: RunDir, job: Job | None = None) -> None:
-        """Switch to another run directory and discard all that was read so far."""
+        """Switch to another run directory and discard everything read so far."""
         with self._reading:
             self._dir, self._job = directory, job
             self._read_again()
@@ -176,16 +176,17 @@ class Run:
 
     @property
     def reason(self) -> str | None:
-        """Reason, in words, why the run stopped before its last step without failing, or why `observe` has recorded no
-        step of a run that completed; None otherwise.
+        """Reason, as text, why the run stopped before its last step without failing, or why `observe` recorded no step
+        of a completed run; None otherwise.
         """
         return self._status().reason
 
     @property
     def cause(self) -> Cause | None:
-        """What ended the run before its last step: ``"requested"``, ``"killed"``, ``"not-started"``, ``"terminated"``
-        (its agent received SIGTERM), ``"driver-ended"``, ``"directory-gone"`` or ``"recording-stopped"`` (by `observe`;
-        the training went on). None for an error in a rank, and for runs from versions that did not record the cause.
+        """Cause that ended the run before its last step: ``"requested"``, ``"killed"``, ``"not-started"``,
+        ``"terminated"`` (its agent received SIGTERM), ``"driver-ended"``, ``"directory-gone"`` or
+        ``"recording-stopped"`` (by `observe`; the training continued). None for an error in a rank, and for runs from
+        versions that did not record the cause.
         """
         return self._status().cause
 
@@ -373,7 +374,7 @@ class Run:
             raise RunUnreadable(f"run {self.id} cannot be changed: {error.strerror}") from None
 
     def delete(self) -> None:
-        """Delete the run directory with all that the run has recorded; this cannot be undone.
+        """Delete the run directory with everything that the run has recorded; this cannot be undone.
 
         Raises:
             SpecError: The run has not ended.
@@ -465,7 +466,8 @@ class Run:
         """
         if isinstance(self.job, ObservedJob):
             raise SpecError(
-                f"run {self.id} records a training script (ss.observe), which carries out no faults; launch a job"
+                f"run {self.id} records a training script (ss.observe), in which no faults can be "
+                "injected; launch a job"
             )
         if not self.is_alive:
             raise SpecError(f"run {self.id} has ended ({self.state}); inject faults while it is running")

@@ -1,4 +1,6 @@
-"""The status of a run, `status.json`: its state and what ended it. It is validated when read, as it may be corrupt."""
+"""The status of a run, `status.json`: its state and the cause of its end. It is validated when it is read, because it
+may be corrupt.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ FINAL_STATES = frozenset({"completed", "stopped", "failed"})
 STATES = FINAL_STATES | {"starting", "running"}
 _MOST_PID = 2**31 - 1
 _BLOCK = 4096
-"""Usual block size of a file system, in bytes, which every status.json occupies at least."""
+"""Usual block size of a file system, in bytes; every status.json occupies at least one block."""
 
 
 class Cause(StrEnum):
-    """What ended a run before its last step, other than an error in one of its ranks."""
+    """Cause that ended a run before its last step, other than an error in one of its ranks."""
 
     REQUESTED = "requested"
     """A stop of the run was requested."""
@@ -36,7 +38,7 @@ class Cause(StrEnum):
     DIRECTORY_GONE = "directory-gone"
     """The run directory was deleted or moved."""
     RECORDING_STOPPED = "recording-stopped"
-    """`observe` stopped recording on a rank before the training loop ended; the training went on."""
+    """`observe` stopped recording on a rank before the training loop ended; the training continued."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Status:
 
     @property
     def text(self) -> str:
-        """The state in words, with the number of restarts: ``completed after 2 restarts``."""
+        """The state as text, with the number of restarts: ``completed after 2 restarts``."""
         return state_text(self.state, self.restarts, self.cause)
 
     @classmethod
@@ -94,7 +96,7 @@ def in_one_block(status: Status) -> bytes:
 
 
 def state_text(state: str, restarts: int, cause: str | None = None) -> str:
-    """Return the state of a run in words: ``completed``, ``completed after 2 restarts`` or ``recording stopped``."""
+    """Return the state of a run as text: ``completed``, ``completed after 2 restarts`` or ``recording stopped``."""
     if cause == Cause.RECORDING_STOPPED:
         return "recording stopped"
     return f"{state} after {plural(restarts, 'restart')}" if restarts else state

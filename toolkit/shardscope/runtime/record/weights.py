@@ -1,4 +1,6 @@
-"""The weights that a run has saved, as a plain state dict: whole tensors by name, whatever strategy trained them."""
+"""The weights that a run has saved, as a plain state dict: whole tensors by name, regardless of the strategy that
+trained them.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def check(
     draws = " and ".join(second.reduced().starts[0].get("draws", ()))
     is_cut = alone.batch.micro_batch != alone.batch.global_batch
     if is_cut and draws:
-        why_not = f"{draws} layers draw other random numbers for it"
+        why_not = f"{draws} layers draw different random numbers for it"
     elif is_cut:
         whole, why_not = _uncut(alone, root, on_step)
     apart = None

@@ -1,4 +1,4 @@
-"""Report of a check: the losses of each step, the relative difference of each tensor, and a verdict in words.
+"""Report of a check: the losses of each step, the relative difference of each tensor, and a verdict as text.
 
 "Sharded" here means distributed over several ranks, even if each rank has a whole replica of the model.
 """
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 BOUNDS = {"fp64": 1e-9, "fp32": 1e-5, "bf16-mixed": 2e-2, "fp16-mixed": 2e-2}
 """Largest relative difference that is attributed to rounding, by the job's precision."""
 _CUT_FACTOR, _MOST_CUT = 10, 2e-2
-"""Allowed difference with the whole batch at once: a multiple of the bound, as kernels for other shapes sum in another
-order; and an upper limit of the allowed difference."""
+"""Allowed difference with the whole batch at once: a multiple of the bound, because kernels for other shapes
+sum in another order; and its upper limit.
+"""
 _ROWS_SHOWN = 8
 _NOISE = (
     "A tensor whose gradient is only rounding noise, such as the bias of attention keys, can differ by more."
@@ -70,13 +71,13 @@ class CheckReport:
         difference: Relative difference of all parameters as one vector.
         tensors: All parameters, the one with the largest relative difference first.
         losses: Losses of all steps.
-        only_in_one: Names of the parameters that only one of the runs has, or that differ in shape.
+        only_in_one: Names of the parameters that exist in only one of the runs, or that differ in shape.
         runs: Ids of the runs: sharded, on one process with the micro-batches of a rank, and, unless that is the same,
             on one process with the whole batch in one micro-batch.
         skipped: Number of steps in which the sharded run updated nothing because its gradients overflowed in fp16.
         cut_difference: Largest relative difference of a loss, and of all parameters as one vector, between the runs on
             one process with micro-batches and with the whole batch at once; None if that was not compared.
-        not_uncut_because: Why there is no run with the whole batch in one micro-batch to compare with; None if there is
+        not_uncut_because: Why no run with the whole batch in one micro-batch was compared; None if there was
             one, or if a rank's micro-batch already is the whole batch.
         mixes_samples: Kinds of layers, such as BatchNorm2d, whose outputs depend on the other rows of the micro-batch.
         loss_note: Note of the runs about a loss that is not a mean over rows; None if there is none.
@@ -151,7 +152,7 @@ class CheckReport:
         apart = f"the whole batch in one micro-batch differs by {_part(self.cut_difference or 0.0)}"
         if self.depends_on_cut:
             why = self.loss_note or _CUT_FAULT
-            return f"But the result depends on how the batch is cut: on one process, {apart}; {why}."
+            return f"But the result depends on how the batch is split: on one process, {apart}; {why}."
         if self.mixes_samples and (self.cut_difference or 0.0) > self.bound:
             layers = " and ".join(self.mixes_samples)
             return f"On one process, {apart}, because {layers} layers mix the samples of a micro-batch."

@@ -1,4 +1,5 @@
-"""Check what this machine offers, and explain the effect of each missing feature: `shardscope doctor`, `ss.doctor()`.
+"""Check the features of this machine, and explain the effect of each missing feature: `shardscope doctor`,
+`ss.doctor()`.
 
 `doctor` probes the machine with `shardscope.machine`, evaluates each result, and returns a `DoctorReport` of plain
 values. Nothing is changed or downloaded. The report is `ok` unless a feature is missing that every run requires.
@@ -203,8 +204,8 @@ def _cores(usable: float, present: int) -> Finding:
         f"{usable:g} of {present} usable" if usable < present else f"{usable:g}",
         ok=usable >= 4,
         value=usable,
-        cost="With more ranks than cores, ranks take turns: a step lasts longer than it would on a cluster.",
-        remedy="Results are the same; for speed use no more ranks than cores.",
+        cost="With more ranks than cores, ranks share cores: a step takes longer than it would on a cluster.",
+        remedy="Results are the same; for speed, use no more ranks than cores.",
     )
 
 
@@ -253,7 +254,7 @@ def _accelerators(torch: dict[str, Any]) -> Iterator[Finding]:
         named or "none that torch can use",
         ok=bool(gpus),
         value=gpus,
-        cost="Ranks run on CPU cores: the same results, in reasonable time for small models only.",
+        cost="Ranks run on CPU cores: with the same results, but in reasonable time only for small models.",
         remedy="With an NVIDIA GPU: install its driver and a CUDA build of torch.",
     )
     yield _judge(
@@ -351,7 +352,7 @@ def _messages(measured: list[dict[str, Any]] | str) -> Iterator[Finding]:
 
 
 def _calibration() -> Finding:
-    """Return a finding on which constants predictions for this machine use."""
+    """Return a finding on the constants that predictions for this machine use."""
     from shardscope.calibration.host_calibration import chosen
 
     host, is_saved, ignored = chosen()

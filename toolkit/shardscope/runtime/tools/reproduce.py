@@ -14,7 +14,7 @@ from shardscope.runtime.record.run import Run
 
 
 class EnvironmentDiffers(UserWarning):
-    """Warning that a run is reproduced in another environment than at its launch, so that losses may differ."""
+    """Warning that the environment differs from the one in which the run was launched, so that losses may differ."""
 
 
 def reproduce(

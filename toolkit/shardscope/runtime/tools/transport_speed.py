@@ -29,8 +29,8 @@ from shardscope.training.transports import Name, Route, open_route
 TRANSPORTS: tuple[Name, ...] = ("shm", "tcp")
 _MESSAGE_BYTES = 4 << 20
 _ROUNDS, _EXCHANGES, _LARGE_EXCHANGES = 5, 16, 2
-"""Number of rounds, and of exchanges of small and large messages in each. A rank that is ahead of its peers does not
-wait in some exchanges, so only the total time of many consecutive exchanges is meaningful."""
+"""Number of rounds, and of exchanges of small and of large messages in each round. A rank that is ahead of its peers
+does not wait in some exchanges, so only the total time of many consecutive exchanges is meaningful."""
 _COLLECTIVES = 8
 """Number of collectives in each round, if ranks pause before each collective."""
 _AHEAD = 2
@@ -71,7 +71,7 @@ def measure(world_size: int, pause_s: float | None = None) -> list[TransportSpee
             timed. With 0 or None, small messages are sent in long sequences. Large messages are sent only with None.
 
     Raises:
-        RuntimeError: A rank failed; the message is that of the rank's error.
+        RuntimeError: A rank failed; the message is the rank's error message.
     """
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]

@@ -1,8 +1,8 @@
 """Published specifications as data: devices, links, nodes, prices and models, each with its source.
 
-One JSON file per table maps names to entries. Quantities are strings with units (`shardscope.spec.units`).
-``recalled`` lists the fields of an entry whose values were confirmed neither in its source nor on a page that
-reproduces the source.
+One JSON file per table maps names to entries. Quantities are strings with units (`shardscope.spec.units`). ``recalled``
+lists the fields of an entry whose values could be confirmed neither in its source nor on a page that reproduces the
+source.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _names(name: Table) -> Mapping[str, str]:
     found: dict[str, str] = {}
     for entry, fields in table(name).items():
         for spelling in (entry, *fields.get("aliases", ())):
-            assert _folded(spelling) not in found, f"{spelling} stands for two of {name}"
+            assert _folded(spelling) not in found, f"{spelling} is a spelling of two entries of {name}"
             found[_folded(spelling)] = entry
     return found
 

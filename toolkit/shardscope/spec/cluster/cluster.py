@@ -185,7 +185,8 @@ def _mean_mtbf(parts: Sequence[Cluster]) -> float | None:
 def slowest_device(devices: Sequence[Device]) -> Device:
     """Return a device with the worst value of every specification: lowest memory and rates, highest power limit.
 
-    The device has the dtypes that all devices support. Its power limit is None if that of any device is unknown.
+    The device has the dtypes that all devices support. Its power limit is None if the power limit of any
+    device is unknown.
 
     Raises:
         SpecError: The devices have no dtype in common.

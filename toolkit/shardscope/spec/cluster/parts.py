@@ -48,8 +48,8 @@ class Device(Spec):
     def _check_context(self) -> Self:
         if self.context_bytes >= self.memory_bytes:
             raise SpecError(
-                f"context_bytes={bytes_text(self.context_bytes)} leaves nothing of "
-                f"memory_bytes={bytes_text(self.memory_bytes)} for tensors; give less, or 0"
+                f"context_bytes={bytes_text(self.context_bytes)} leaves none of "
+                f"memory_bytes={bytes_text(self.memory_bytes)} for tensors; give a smaller value, or 0"
             )
         return self
 
@@ -57,8 +57,8 @@ class Device(Spec):
     def _check_architecture(self) -> Self:
         if not re.fullmatch(r"(sm_\d{2,3}|gfx[0-9a-f]+)?", self.architecture):
             raise SpecError(
-                f"architecture={quoted(self.architecture)} is not an architecture's name; write it as a compiler does, "
-                "such as sm_90 or gfx942, or leave it empty"
+                f"architecture={quoted(self.architecture)} is not the name of an architecture; use the "
+                "compiler's name, such as sm_90 or gfx942, or leave it empty"
             )
         return self
 

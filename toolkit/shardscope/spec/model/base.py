@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 class Model(Spec):
-    """Description of a model, without its weights. Create one with `Model.of`, `Model.transformer` and the like."""
+    """Description of a model, without its weights. Create one with `Model.of`, `Model.transformer` or another
+    constructor.
+    """
 
     name: str = "model"
     """Name of the model in tables and plots."""

@@ -38,7 +38,8 @@ class LayerTable(Model):
     step: StepTrace | None = None
     """Trace of the memory of a training step; None if it was not traced."""
     as_transformer: Transformer | None = None
-    """The transformer that the module is, recognised by its products and parameters; None if it is another model."""
+    """The module as a transformer, if it was recognised as one by its matrix products and parameters; otherwise
+    None."""
     notes: tuple[str, ...] = ()
     """Sentences on what the trace leaves out, such as operations without a FLOP formula."""
 

@@ -1,6 +1,6 @@
 """Checkpoints: all ranks save them together and atomically; loading one executes no code from it.
 
-    saving            all ranks agree who writes which tensors, and write them now or in the background
+    saving            all ranks agree on who writes which tensors, and write them now or in the background
     writing           the files: every rank writes its part; rank 0 writes the index and renames the folder
     background        the thread that writes while training continues, from the copies of `snapshot`
     unchanged         tensors that have not changed, which incremental checkpoints share

@@ -1,10 +1,10 @@
 """Contents of a checkpoint: model and optimizer state by name, the position in the data, and random states.
 
-No settings are read from a checkpoint: a resumed run uses the settings of its job. If the job's optimizer differs from
-that of the checkpoint, the saved optimizer state is loaded only when both optimizers have the same kind of state
-(`Optimizer.carries`; for example, both AdamW and LAMB have moments). Otherwise the optimizer starts with a new state.
-Compressor state is loaded only by the same method (see `compressor_state`). Training continues after the same number of
-samples (`GlobalSampler.resume`).
+No settings are read from a checkpoint: a resumed run uses the settings of its job. If the job's optimizer
+differs from the checkpoint's, the saved optimizer state is loaded only when both optimizers have the same
+kind of state (`Optimizer.carries`; for example, both AdamW and LAMB have moments). Otherwise the optimizer
+starts with a new state. Compressor state is loaded only by the same method (see `compressor_state`). Training
+continues after the same number of samples (`GlobalSampler.resume`).
 """
 
 from __future__ import annotations

@@ -319,7 +319,7 @@ class _Templates:
                 shape = self._described(at)[0]
                 if not is_whole and torch.Size(shape).numel() > 1:
                     raise CheckpointError(
-                        f"{entry_text(section, key)} has shape {shape}, not that of the parameter, so ranks that hold "
+                        f"{entry_text(section, key)} has shape {shape}instead of the parameter's, so ranks that hold "
                         "pieces of the parameters cannot resume from it; resume with the strategy that saved it"
                     )
 

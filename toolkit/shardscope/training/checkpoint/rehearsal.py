@@ -84,7 +84,7 @@ def _problem(tried: Trial) -> str | None:
         load_state(again.named, saved.fill(asked), _ALONE, rank=0)
         lost = _difference(_dictionary(tried.named), _dictionary(again.named))
         if lost is not None:
-            return f"{lost} of its state_dict() does not come back equal"
+            return f"{lost} of its state_dict() is not the same after loading"
         forgotten = _difference(_attributes(tried.named.optimizer), _attributes(again.named.optimizer))
         for number in range(_BEFORE, _BEFORE + _AFTER):
             for each in (tried, again):
@@ -102,9 +102,10 @@ def _differing_end(tried: Trial, again: Trial, forgotten: str | None) -> str | N
     if forgotten is not None:
         return f"its attribute {forgotten}, on which its steps depend, is not in its state_dict()"
     if unlike is None:
-        return "what its steps depend on is not all in its state_dict()"
+        return "its state_dict() does not contain everything on which its steps depend"
     return (
-        f"{unlike} goes on otherwise after a resume, because it shares memory with another tensor or collection, or "
+        f"{unlike} continues differently after a resume, because it shares memory with another tensor or "
+        "collection, or "
         "depends on what is not in the state_dict()"
     )
 

@@ -219,7 +219,9 @@ class PacedGroups:
         self._pacer: Pacer | None = None
 
     def make(self, route: Route, meter: Meter, backend: str, store: dist.Store) -> PacedProcessGroup:
-        """Create a paced group that forwards to that of `route`; a process's first group must contain all ranks."""
+        """Create a paced group that forwards to the group of `route`; a process's first group must contain
+        all ranks.
+        """
         rank, world_size = route.group.rank(), route.group.size()
         is_first = self._pacer is None
         if self._pacer is None:

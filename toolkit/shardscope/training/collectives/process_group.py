@@ -43,7 +43,7 @@ def share(total: int, rank: int, world_size: int) -> int:
 def num_bytes(tensors: Any) -> int:
     """Return the size in bytes of a tensor, or the total size of nested sequences of tensors.
 
-    A sparse tensor has the size of its indices and values, without duplicates, which is what gloo sends of it.
+    A sparse tensor has the size of its indices and values, without duplicates, which is what gloo sends.
     """
     if not isinstance(tensors, torch.Tensor):
         return sum(num_bytes(tensor) for tensor in tensors)
@@ -412,7 +412,7 @@ def init(
         rank: This rank.
         world_size: Number of ranks.
         timeout: Time after which a collective that waits for an unresponsive rank raises an error.
-        store: Rendezvous store; None for the one that the environment names, as set by `torchrun`.
+        store: Rendezvous store; None for the store given by the environment variables that `torchrun` sets.
         link: The link to emulate on each rank while its `Pacer` is on; None to run at full speed.
         limits_rate: Whether messages are limited to the link's bandwidth; False if the kernel limits them already.
         transport: Name of the transport; see `transports.open_route`.

@@ -66,8 +66,8 @@ class ResidualNorms(NamedTuple):
     """Norm of one rank's residual for one tensor or sharding unit, and the norm of the compressor's input.
 
     Attributes:
-        kind: ``residual`` for the residual of the rank's own gradient, ``share`` for that of its share of the mean,
-            ``unsent`` for the values that deep gradient compression has not sent yet.
+        kind: ``residual`` for the residual of the rank's own gradient, ``share`` for the residual of its
+            share of the mean, ``unsent`` for the values that deep gradient compression has not sent yet.
         layer: The name of the tensor or sharding unit.
         norm: Norm of the residual after the step.
         gradient: Norm of the compressor's input in the step, in the same units as the residual: the gradient; under

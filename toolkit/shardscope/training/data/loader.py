@@ -88,8 +88,8 @@ class Loader:
     def fields(self, step: int) -> dict[str, Any]:
         """Return the fields on shards for the event of `step` (counted from 0): its epoch, and counts of opened shards.
 
-        ``shards`` has a row for each epoch whose shards were opened since the last call: the epoch, shards opened, hits
-        of the cache, and bytes fetched. Both fields are missing for sources without shards.
+        ``shards`` has a row for each epoch whose shards were opened since the last call: the epoch, shards
+        opened, cache hits, and bytes fetched. Both fields are missing for sources without shards.
         """
         if not isinstance(self.source, ShardSource):
             return {}

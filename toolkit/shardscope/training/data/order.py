@@ -31,7 +31,7 @@ class RowOrder(Protocol):
 
     @property
     def identity(self) -> int:
-        """Number that changes if the rows or their order change for another reason than the seed; 0 if they cannot."""
+        """Number that changes if the rows or their order change for a reason other than the seed; 0 if they cannot."""
         ...
 
 

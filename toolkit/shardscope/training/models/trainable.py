@@ -25,7 +25,7 @@ def require_trainable(model: nn.Module) -> None:
         if tensor.is_complex():
             raise SpecError(
                 f"{kind} has the {what} {name!r} of {str(tensor.dtype).removeprefix('torch.')}, but jobs train real "
-                "numbers; keep it as torch.view_as_real of it, and use torch.view_as_complex in the forward pass"
+                "numbers; store it with torch.view_as_real, and use torch.view_as_complex in the forward pass"
             )
         if tensor.is_meta:
             raise SpecError(

@@ -1,7 +1,8 @@
 """Base class of LAMB and LARS, whose step has two phases: compute norms, then scale and apply the updates.
 
-A layer is one parameter tensor. Phase one computes two sums of squares for each layer: that of its weights, and that of
-the vector whose norm is the divisor of the trust ratio. Phase two computes the trust ratios and updates the weights.
+A layer is one parameter tensor. Phase one computes two sums of squares for each layer: one over its weights,
+and one over the vector whose norm is the divisor of the trust ratio. Phase two computes the trust ratios and
+updates the weights.
 
 By default, the layers are processed in batches that fit the cache: each batch goes through both phases, so that phase
 two finds its tensors in the cache. If tensors are sharded, phase one first runs for all batches. Then one call of

@@ -173,7 +173,9 @@ def note_as_built(
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy of a value, part by part; what cannot be copied, such as a process group, is kept as it is."""
+    """Return a copy of a value, part by part; parts that cannot be copied, such as a process group, are kept
+    unchanged.
+    """
     if type(value) is dict:
         return {key: _copied(part) for key, part in value.items()}
     if type(value) in (list, tuple):

@@ -74,7 +74,8 @@ class BucketedRank(RankStrategy):
             self.compressor.mean_(bucket, self.carrier)
 
     def warm_up_buckets(self, loss_function: LossFunction) -> None:
-        """Run one forward and backward pass on the example, without exchange, so that the buckets become final.
+        """Run one forward and backward pass on the example, without an exchange, so that the buckets become
+        final.
 
         `DistributedDataParallel` builds its final buckets in the order in which gradients arrived in the first backward
         pass. Compressor state is kept by bucket, so a resumed run must pack the same buckets as the interrupted run.

@@ -1,14 +1,14 @@
 """The driver of a population: in each interval it trains all members, scores them and decides on the next interval.
 
 The driver keeps no state outside the journal, and every random decision depends only on the seed, the interval and the
-member. So training the same population in the same folder again resumes it, however it ended.
+member. So training the same population again in the same folder resumes it, regardless of how it ended.
 
 An interval of a member is an ordinary run in a folder of its own, where any later driver can find it:
 
     runs/interval-003/member-05/<time>-member-05/
 
-A run that completed in this folder counts, even if the driver was killed before it recorded the outcome. A run that did
-not complete is repeated.
+A run that completed in this folder is used, even if the driver was killed before it recorded the outcome. A run that
+did not complete is repeated.
 """
 
 from __future__ import annotations

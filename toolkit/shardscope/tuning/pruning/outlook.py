@@ -5,7 +5,7 @@ seen, quality); lower quality values are better, and the last point is at fracti
 take different numbers of steps but see the same samples, so their curves can be compared.
 
 Time, bytes and memory over all steps are estimated from the steps taken. If all steps send the same bytes and take the
-same time (`is_steady`), the present pace is extrapolated. Other methods warm up, average periodically, or change what
+same time (`is_steady`), the current pace is extrapolated. Other methods warm up, average periodically, or change what
 they send, so their first steps do not represent their later steps. For these methods there are two estimates. The
 dominance pruner must not prune a trial wrongly, so it counts only the cost so far (`at_least`). Halving must rank all
 trials, so it scales the measured cost by the formulas for each step's bytes (`expected`).

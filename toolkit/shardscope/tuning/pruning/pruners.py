@@ -7,7 +7,7 @@ needs the whole run. So at every evaluation the optimistic point has
 - the quality that the trial reaches if it improves as much as the best improver among the study's finished trials did
   from the same fraction of its samples (`curves`), or 1.5 times as much in a comparison with a finished trial that is
   not cheaper;
-- the time and bytes of the whole trial at its present pace.
+- the time and bytes of the whole trial at its current pace.
 
 If a finished trial is at least as good as that point in every objective and better in one, the running trial is
 unlikely to end on the Pareto front and is pruned. No trial is pruned during learning-rate warm-up, when its quality is

@@ -1,8 +1,8 @@
-"""Plotly figures as SVG, drawn without a browser: what stays of a panel in a notebook that is read without a kernel.
+"""Plotly figures as SVG, drawn without a browser, for notebooks that are read without a kernel.
 
 It draws what the panels' figures use: bars, lines, markers, texts and heat maps on linear, logarithmic and category
-axes, with shapes, annotations and horizontal legends. An image has no hover texts, so markers without a legend have
-none. Figures have a transparent background and grey text, so an image can be read on light and dark pages.
+axes, with shapes, annotations and horizontal legends. Images have no hover texts. Figures have a transparent background
+and grey text, so an image can be read on light and dark pages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WIDTH = 860
 KEY, ROW = 11, 15
 """Font size of a legend, and height of its rows, in pixels."""
 _COLOURS = ("#636efa", "#EF553B", "#00cc96", "#ab63fa", "#FFA15A", "#19d3f3", "#FF6692", "#B6E880")
-"""Plotly's colours of traces that name none."""
+"""Plotly's default colours of traces."""
 
 
 def figure_svg(figure: Mapping[str, Any], *, width: int = WIDTH, label: str = "") -> str:
@@ -39,7 +39,7 @@ def figure_svg(figure: Mapping[str, Any], *, width: int = WIDTH, label: str = ""
 
 
 class Legend(NamedTuple):
-    """A legend: its title, and rows of the left edges and the numbers of traces."""
+    """A legend: its title, and rows of entries, each with its left edge and the index of its trace."""
 
     title: str
     rows: list[list[tuple[float, int]]]
@@ -106,7 +106,7 @@ class _Drawing:
         return self.layout.get(f"{name[0]}axis{name[1:]}") or {}
 
     def _place(self) -> tuple[float, float, float, float]:
-        """Give each axis its pixels, with margins that hold the labels, and return the box of all plots."""
+        """Assign pixels to each axis, leaving margins for the labels, and return the box around all plots."""
         margin = {"l": 80, "r": 80, "t": 100, "b": 80} | dict(self.layout.get("margin") or {})
         left, bottom = float(margin["l"]), float(self.height - margin["b"])
         top, right = margin["t"] + self.above, self.width - max(12, margin["r"] - 8)
@@ -133,7 +133,7 @@ class _Drawing:
         return axis.settings.get("side") not in {"right", "top"} and (other is None or other.domain[0] == 0)
 
     def _keep_square(self) -> None:
-        """Give axes that must have one scale the smaller of theirs."""
+        """Give axes that must share a scale the smaller of their scales."""
         for axis in self.axes.values():
             other = self.axes.get(str(axis.settings.get("scaleanchor")))
             if other is None:
@@ -295,7 +295,7 @@ class _Drawing:
             )  # fmt: skip
 
     def _legends(self) -> list[Legend]:
-        """Return the legends, also those that stand beside the live figure, with their entries in rows."""
+        """Return the legends, with their entries in rows, including those that are beside the live figure."""
         members: dict[str, list[int]] = {}
         for number, trace in enumerate(self.traces):
             if trace.get("showlegend") is not False and trace.get("name"):
@@ -340,7 +340,7 @@ class _Drawing:
         yield from self._scales()
 
     def _scales(self) -> Iterator[str]:
-        """Yield the colour scale of markers, in the row of the legend, at its right end."""
+        """Yield the colour scale of markers, at the right end of the legend's row."""
         for trace in self.traces:
             marker = trace.get("marker") or {}
             bar = marker.get("colorbar")

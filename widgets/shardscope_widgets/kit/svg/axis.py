@@ -1,4 +1,4 @@
-"""One axis of a figure: values to pixels, its range and its ticks, as Plotly chooses them."""
+"""One axis of a figure: its range and ticks, as Plotly chooses them, and the conversion of values to pixels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Axis:
     Args:
         name: Plotly's reference, such as ``x`` or ``y2``.
         settings: The axis in the figure's layout.
-        values: All values on the axis, which choose its type and its range.
+        values: All values on the axis, which determine its type and its range.
         is_padded: Whether the range ends beyond the first and last values.
     """
 
@@ -34,7 +34,7 @@ class Axis:
         self.pixels = (0.0, 1.0)
 
     def number(self, value: Any) -> float:
-        """Return a value in the units of `range`; not a number if it has no place on the axis."""
+        """Return a value in the units of `range`; NaN if it has no position on the axis."""
         if isinstance(value, str):
             return float(self.categories[value]) if value in self.categories else float(value)
         if value is None:

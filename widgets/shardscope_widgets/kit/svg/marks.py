@@ -43,7 +43,7 @@ def is_across(trace: Trace) -> bool:
 
 
 def bars_of(traces: Sequence[Trace], layout: Mapping[str, Any]) -> list[list[Bar]]:
-    """Return the bars of each trace, stacked or beside each other as the layout says; none for other traces."""
+    """Return the bars of each trace, stacked or side by side according to the layout; none for other traces."""
     mode = layout.get("barmode", "group")
     sums: dict[Any, float] = defaultdict(float)
     groups: dict[Any, list[str]] = defaultdict(list)
@@ -78,7 +78,7 @@ def bars_of(traces: Sequence[Trace], layout: Mapping[str, Any]) -> list[list[Bar
 
 
 def plain(trace: Trace, name: str) -> list[Any]:
-    """Return the values of a trace as a list; their numbers if it has none."""
+    """Return the values of a trace as a list; if it has none, the indices of its points."""
     values = trace.get(name)
     if values is None:
         other = trace.get("x" if name == "y" else "y")
@@ -324,12 +324,12 @@ def _edges(places: Sequence[Any], count: int) -> list[float]:
 
 
 def _on_scale(scale: Sequence[Sequence[Any]], share: float) -> str:
-    """Return the colour of a share of a colour scale made of steps."""
+    """Return the colour at a fraction of a colour scale made of steps."""
     return str(next((colour for at, colour in reversed(scale) if at <= share + 1e-9), scale[0][1]))
 
 
 def between(scale: Sequence[Sequence[Any]], share: float) -> str:
-    """Return the colour at a share of a continuous colour scale of hexadecimal colours."""
+    """Return the colour at a fraction of a continuous colour scale of hexadecimal colours."""
     share = min(max(share, 0.0), 1.0)
     (low, first), (high, last) = next(ends for ends in pairwise(scale) if ends[1][0] >= share)
     part = (share - low) / ((high - low) or 1)
@@ -338,7 +338,7 @@ def between(scale: Sequence[Sequence[Any]], share: float) -> str:
 
 
 def _pieces(places: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
-    """Return runs of points without a gap."""
+    """Return the sequences of points between gaps."""
     found: list[list[tuple[float, float]]] = [[]]
     for place in places:
         if isfinite(place[0]) and isfinite(place[1]):

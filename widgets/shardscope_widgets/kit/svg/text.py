@@ -1,4 +1,4 @@
-"""Text in SVG: the few tags that Plotly's labels may hold, lines, and an estimate of the width."""
+"""Text in SVG: the few tags that Plotly's labels may contain, line breaks, and an estimate of the width."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STYLES = {
 DEFAULT = 12
 """Font size of an image in pixels."""
 LINE = 1.3
-"""Height of a line in font sizes."""
+"""Height of a line as a multiple of the font size."""
 
 
 def lines_of(text: object) -> list[str]:
@@ -39,11 +39,11 @@ def text_svg(
     """Return a label as SVG.
 
     Args:
-        text: The label, in which Plotly's tags may stand.
-        x: Position of its start, middle or end, as `anchor` says.
+        text: The label, which may contain Plotly's tags.
+        x: Position of its start, middle or end, depending on `anchor`.
         y: Position of its top (`up` 0), middle (0.5) or bottom (1).
         size: Font size in pixels.
-        colour: Colour; that of the figure if empty.
+        colour: Colour; if empty, the figure's colour.
         anchor: Horizontal alignment: ``start``, ``middle`` or ``end``.
         up: Share of the label's height that is above `y`.
         angle: Rotation in degrees, clockwise.
@@ -65,7 +65,7 @@ def text_svg(
 
 
 def _marked(line: str) -> str:
-    """Return a line whose tags have become spans; tags that are not closed end with the line."""
+    """Return a line with its tags converted to spans; unclosed tags end with the line."""
     found, depth, at = "", 0, 0
     for tag in _TAG.finditer(line):
         found += html.escape(html.unescape(line[at : tag.start()]), quote=False)

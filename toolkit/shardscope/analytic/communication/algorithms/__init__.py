@@ -34,6 +34,6 @@ ALGORITHMS: dict[str, Algorithm] = {
     "bruck": BRUCK,
     "direct": DIRECT,
 }
-"""All algorithms by name, in the order in which legends show them."""
+"""All algorithms by name, in the order of legends."""
 
 __all__ = ["ALGORITHMS", "OPS", "Algorithm", "Option"]

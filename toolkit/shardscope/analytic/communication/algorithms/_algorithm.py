@@ -49,7 +49,7 @@ class Algorithm:
         title: Name in a legend.
         since: Year of first use or publication.
         source: Publication or software from which the formulas are taken.
-        about: Description in a sentence or two: who sends what to whom.
+        about: Description in one or two sentences: which ranks send what to which ranks.
         costs: For each collective operation, a function from a `CollectiveInput` and the options to a `Cost`.
         formulas: For each operation, the formula for its time, with S the tensor's size in bytes, W the number of
             workers, α the latency in seconds, B the bandwidth and γ the rate of additions in bytes/s.

@@ -1,9 +1,9 @@
 """The measured step in a log of Megatron-LM, Megatron-DeepSpeed or torchtitan, with the settings that the log contains.
 
-`text` turns bytes into lines. `steps` takes the typical step of lines that several ranks or a restarted job have
+`text` turns bytes into lines. `steps` finds the typical step in lines that several ranks or a restarted job have
 written. `arguments` reads the arguments that Megatron prints and classifies each of them by `megatron_arguments.json`,
-`model` and `layout` turn them into columns, and `megatron` makes the row. `deepspeed` adds what DeepSpeed prints of its
-own configuration.
+`model` and `layout` turn them into columns, and `megatron` builds the row. `deepspeed` adds the configuration that
+DeepSpeed prints.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["decoded", "row_of_log"]
 
 
 def row_of_log(text: str, name: str, given: Transformer | None = None) -> Mapping[str, Any]:
-    """Return the row that a log measures: the median over its steps, without the first two after each start.
+    """Return the row measured by a log: the median over its steps, without the first two after each start.
 
     A Megatron log contains the arguments, and so the model and layout; a torchtitan log contains at most the batch.
 
@@ -30,7 +30,7 @@ def row_of_log(text: str, name: str, given: Transformer | None = None) -> Mappin
         given: Model that the user gives for the log, if any.
 
     Raises:
-        DataError: The log has no steps of Megatron or torchtitan, too few, or those of several runs.
+        DataError: The log has no steps of Megatron or torchtitan, too few steps, or steps of several runs.
         SpecError: Arguments are incomplete, contradict each other or the given model, or change time or memory in a
             way that rows cannot express.
     """

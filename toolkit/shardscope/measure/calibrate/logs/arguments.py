@@ -1,16 +1,14 @@
-"""The arguments that Megatron prints, and what each of them means for a row.
+"""The arguments that Megatron prints, and their meanings for a row.
 
 `megatron_arguments.json` classifies the arguments of Megatron-LM's parser from v1.0 to August 2026 (core 0.19 and its
 main and dev branches) and of both Megatron-DeepSpeeds:
 
-- ``read``: the argument's value is part of the row.
-- ``refused_if_set``: changes what is computed, sent or stored in a way that no row can express, unless it is None,
-  False, 0 or empty.
-- ``refused_unless``: like ``refused_if_set``, but with other neutral values.
-- ``only_with``: has no effect unless the argument that it is listed under is set.
-- ``measured``: chooses a kernel, an overlap or a check, whose effect is part of what calibrations measure.
-- ``refused_of_deepspeed``: the same as ``refused_if_set`` for entries of DeepSpeed's own configuration.
-- ``irrelevant``: changes neither time nor memory. Names with ``*`` are families of arguments that are not listed by
+- ``read``: the argument's value is part of the row. - ``refused_if_set``: changes what is computed, sent or stored in a
+way that no row can express, unless the value is None, False, 0 or empty. - ``refused_unless``: like ``refused_if_set``,
+but with other neutral values. - ``only_with``: has no effect unless the argument that it is listed under is set. -
+``measured``: chooses a kernel, an overlap or a check, whose effect is part of what calibrations measure. -
+``refused_of_deepspeed``: the same as ``refused_if_set`` for entries of DeepSpeed's own configuration. - ``irrelevant``:
+changes neither time nor memory. Names with ``*`` are families of arguments that are not listed by
   name.
 
 Forks and users add arguments of their own. Those that are set and have one of ``words_of_unknown`` in their names are
@@ -100,7 +98,7 @@ def flag(arguments: Arguments, name: str, *, default: bool = False) -> bool:
     if value is None:
         return default
     if value not in _BOOLEANS:
-        raise SpecError(f"{name}={value} is neither True nor False; give the log as it was written")
+        raise SpecError(f"{name}={value} is neither True nor False; give the original, unedited log")
     return _BOOLEANS[value]
 
 
@@ -117,7 +115,7 @@ def count(value: str, key: str) -> int:
     """
     if not is_count(value):
         raise SpecError(
-            f"{key}={quoted(value)} is not a whole number of up to 15 digits; give the log as it was written"
+            f"{key}={quoted(value)} is not a whole number of up to 15 digits; give the original, unedited log"
         )
     return int(value)
 
@@ -147,7 +145,7 @@ def _blocks(lines: Iterable[Line], name: str) -> Iterator[Arguments]:
             depth -= 1
             if depth < 0:
                 raise DataError(
-                    f"rows={name!r} ends Megatron's arguments without having begun them; give the whole log"
+                    f"rows={name!r} has the end of Megatron's arguments but not their beginning; give the whole log"
                 )
             if depth == 0:
                 yield block

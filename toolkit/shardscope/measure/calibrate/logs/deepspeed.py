@@ -1,4 +1,4 @@
-"""What DeepSpeed prints of its own configuration, which may differ from the arguments of Megatron-DeepSpeed."""
+"""DeepSpeed's own configuration, as printed in a log; it may differ from the arguments of Megatron-DeepSpeed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OFFLOADS = {
     ("activations",): "activations",
     ("activations", "optimizer", "param"): "all",
 }
-"""Values of `Layout.offload` by what is in host memory."""
+"""Values of `Layout.offload` by the tensors in host memory."""
 _OPTIMIZERS = {None, "adam", "adamw"}
 _NEUTRAL: tuple[Any, ...] = (None, False, 0, 1, -1, "", "none", {}, [])
 _DEVICES = {None, "none", "cpu"}
@@ -82,7 +82,7 @@ def _config(lines: Sequence[Line]) -> Mapping[str, Any]:
                 )[0]
             except (ValueError, RecursionError):
                 raise SpecError(
-                    "DeepSpeed's configuration ('json = {...') is not whole; give the log as it was written"
+                    "DeepSpeed's configuration ('json = {...') is incomplete; give the original, unedited log"
                 ) from None
             return found
     return {}

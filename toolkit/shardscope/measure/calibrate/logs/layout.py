@@ -102,7 +102,7 @@ def _stated_stages(arguments: Arguments, stages: int) -> int:
         stated[_OF_CHUNK] = layers // (stages * of_chunk)
     if len(set(stated.values())) > 1:
         said = listed(f"{key}={arguments[key]}" for key in stated)
-        raise SpecError(f"{said} contradict each other; give the log as it was written")
+        raise SpecError(f"{said} contradict each other; give the original, unedited log")
     found = next(iter(stated.values()), 1)
     is_uneven = any(is_set(arguments, f"decoder_{end}_pipeline_num_layers") for end in ("first", "last"))
     if found > 1 and layers % (stages * found) and not is_uneven:
@@ -207,7 +207,8 @@ def _replicas(arguments: Arguments, degrees: Mapping[str, int], name: str) -> in
 
 
 def _recompute(arguments: Arguments, layers: int) -> dict[str, Any]:
-    """Return what the run recomputes; ``--recompute-num-layers`` counts layers only with ``--recompute-method block``.
+    """Return the recomputation settings; ``--recompute-num-layers`` is a number of layers only with
+    ``--recompute-method block``.
 
     Args:
         arguments: Megatron's arguments.

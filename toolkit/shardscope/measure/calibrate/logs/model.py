@@ -135,7 +135,7 @@ def _sizes_of_experts(arguments: Arguments, given: Transformer) -> dict[str, int
 
 
 def _agrees(arguments: Arguments, said: str, known: int) -> bool:
-    """Return whether an argument has the value that the model implies, or is left to a default that is not logged."""
+    """Return whether an argument has the value that the model implies, or has a default that is not logged."""
     key = said.rpartition(" ")[2]
     if not is_set(arguments, key):
         return key != _SHARED or key not in arguments or known == 0
@@ -143,7 +143,7 @@ def _agrees(arguments: Arguments, said: str, known: int) -> bool:
 
 
 def _check_order(arguments: Arguments, name: str, given: Transformer) -> None:
-    """Reject a mixture unless all layers after the first few have experts."""
+    """Reject a mixture of experts unless all layers after the first few have experts."""
     stated = arguments.get("moe_layer_freq", "None")
     if given.mixture is None or stated == "None":
         return
@@ -246,7 +246,7 @@ def _window(arguments: Arguments) -> int:
         return 0
     if (found := _WINDOW.fullmatch(stated)) is None:
         raise SpecError(
-            f"window_size={quoted(stated)} is not a pair such as (127, 0); give the log as it was written"
+            f"window_size={quoted(stated)} is not a pair such as (127, 0); give the original, unedited log"
         )
     return int(found[1]) + 1
 

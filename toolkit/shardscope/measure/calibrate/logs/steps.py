@@ -40,8 +40,9 @@ def sessions_of(steps: Sequence[Step]) -> list[list[Step]]:
 def _stretches(steps: Sequence[Step]) -> list[list[Step]]:
     """Split unlabelled lines where counting starts again.
 
-    Each line is assigned to the counter with the closest lower step, and counters only go up. Ranks that write to one
-    file give counters that run in parallel; the counters of a restarted job follow each other.
+    Each line is assigned to the counter with the closest lower step, and counters only go up. If several
+    ranks write to one file, their counters run in parallel; the counters of a restarted job follow each
+    other.
     """
     ahead: list[tuple[int, int]] = []  # last number and place of each counter
     first: dict[int, int] = {}  # the place where a counter began, by its last place
@@ -66,7 +67,7 @@ def typical(sessions: Sequence[Sequence[Step]], name: str, what: str = "") -> fl
     Args:
         sessions: Steps of each stretch of training.
         name: Name of the log, for messages.
-        what: Which steps these are, for messages, such as `` with a batch of 512``.
+        what: Description of the steps for messages, such as `` with a batch of 512``.
 
     Raises:
         DataError: No session has more logged steps than its warm-up.

@@ -13,7 +13,7 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-"""Byte-order marks; UTF-32's come first, because one of them starts with UTF-16's."""
+"""Byte-order marks; the marks of UTF-32 come first, because one of them starts with a mark of UTF-16."""
 _ESCAPES = re.compile(
     r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|(?:\x1b|\^\[)?\[\d{1,3}(?:;\d{1,3})*m|\x1b\[[0-?]*[ -/]*[@-~]"
 )

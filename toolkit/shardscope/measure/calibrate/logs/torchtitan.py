@@ -41,7 +41,7 @@ def row(lines: Sequence[Line], name: str, given: Transformer | None) -> dict[str
     batches = dict.fromkeys(tuple(number.replace(",", "") for number in each) for each in told)
     if len(batches) > 1:
         one, other = (f"a global batch of {total} of {seq} tokens" for _, total, seq in list(batches)[:2])
-        raise DataError(f"rows={name!r} is of several runs, with {one} and {other}; give one file per run")
+        raise DataError(f"rows={name!r} is from several runs, with {one} and {other}; give one file per run")
     sessions = sessions_of(steps)
     _check_restarts(sessions, resumed, name)
     _check_repeats(sessions, name)

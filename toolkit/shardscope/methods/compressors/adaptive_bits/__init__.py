@@ -26,7 +26,7 @@ class AdaptiveBits(Compression):
 
     name = "adaptive-bits"
     carriage = "layers"
-    family = "Integers in blocks"
+    family = "Block quantization"
     look = MethodStyle("#2a86d1", "longdashdot", "cross")
     is_fixed = False
 

@@ -23,7 +23,7 @@ class DeepGradientCompression(PackedCompression):
 
     name = "dgc"
     carriage = "steps"
-    family = "Some of the elements"
+    family = "Sparsification"
     look = MethodStyle("#a35a3a", "dashdot", "diamond-tall")
 
     ratio: Ratio = 0.001

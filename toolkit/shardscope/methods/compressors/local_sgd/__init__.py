@@ -19,7 +19,7 @@ class LocalSgd(Compression):
 
     name = "local-sgd"
     carriage = "steps"
-    family = "Now and then"
+    family = "Periodic averaging"
     look = MethodStyle("#c49a0c", "solid", "hexagon")
     is_fixed = False
 

@@ -12,7 +12,7 @@ class Natural(PackedCompression):
     """Sends the sign and exponent of each element, 9 bits, after unbiased stochastic rounding."""
 
     name = "natural"
-    family = "Random rounding"
+    family = "Stochastic rounding"
     look = MethodStyle("#5f6fd6", "longdash", "diamond")
     codec_passes = 1.0  # each element separately
 

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class Uncompressed(Compression):
-    """Uncompressed gradients; predicted byte counts assume an all-reduce with our own ring."""
+    """Uncompressed gradients; predicted byte counts assume an all-reduce with Shardscope's own ring."""
 
     name = "none"
     carriage = "none"
-    family = "As they are"
+    family = "Uncompressed"
     look = MethodStyle("#777c85")
     codec_passes = 0.0
     is_on = False

@@ -14,7 +14,7 @@ class Qsgd(BlockCompression):
     """Unbiased stochastic rounding of each element to one of its two adjacent levels."""
 
     name = "qsgd"
-    family = "Random rounding"
+    family = "Stochastic rounding"
     look = MethodStyle("#5f6fd6", "dot", "square-open")
     codec_passes = 2.0  # one to find the scales, one to round
 

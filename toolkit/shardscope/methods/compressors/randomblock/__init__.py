@@ -15,7 +15,7 @@ class RandomBlock(PackedCompression):
 
     name = "randomblock"
     carriage = "sums"
-    family = "Some of the elements"
+    family = "Sparsification"
     look = MethodStyle("#e06c2c", "dash", "diamond-wide")
     codec_passes = 0.0  # reads only the blocks that it sends
     summed_width = 4

@@ -13,7 +13,7 @@ class RandomK(PackedCompression):
 
     name = "randomk"
     carriage = "sums"
-    family = "Some of the elements"
+    family = "Sparsification"
     look = MethodStyle("#e06c2c", "dot", "diamond-open")
     codec_passes = 0.0  # reads only the elements that it sends
     summed_width = 4

@@ -14,7 +14,7 @@ class TernGrad(PackedCompression):
     """Sends two bits per element, after clipping outliers and unbiased stochastic rounding."""
 
     name = "terngrad"
-    family = "Random rounding"
+    family = "Stochastic rounding"
     look = MethodStyle("#5f6fd6", "dashdot", "diamond-open")
     codec_passes = 3.0  # one for the deviation, one for the scale, one to round
 

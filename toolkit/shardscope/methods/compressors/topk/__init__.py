@@ -12,7 +12,7 @@ class TopK(PackedCompression):
     """Sends the elements of largest magnitude with their indices; all others stay in the residual."""
 
     name = "topk"
-    family = "Some of the elements"
+    family = "Sparsification"
     look = MethodStyle("#e06c2c", "solid", "diamond")
     codec_passes = 4.0  # passes of a radix selection
 

@@ -64,7 +64,7 @@ class FreezableLamb(FrozenVariance, TorchLamb):
         }
 
     def _kernels_for(self, batches: list[LayerBatch]) -> None:
-        """Return None: the kernels know neither averaged ratios nor frozen second moments."""
+        """Return None, because the kernels support neither averaged ratios nor frozen second moments."""
 
     def _stage(self, batch: LayerBatch) -> Staged:
         if self.frozen_after is None:

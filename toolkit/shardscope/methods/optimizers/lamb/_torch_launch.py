@@ -200,7 +200,9 @@ def _runs(
 
 
 def why_not_kernel(batches: Sequence[LayerBatch], held: Sequence[Held]) -> str | None:
-    """Return why the kernel cannot update these layers; None if it can. The arguments are those of `KernelStep`."""
+    """Return why the kernel cannot update these layers; None if it can. The arguments are the same as for
+    `KernelStep`.
+    """
     layers = [layer for batch in batches for layer in batch.layers]
     names = [str(layer.name) for layer, own in zip(layers, held, strict=True) if not _fits(layer, *own)]
     if not names:

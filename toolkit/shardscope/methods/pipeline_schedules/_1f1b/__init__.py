@@ -23,7 +23,9 @@ class OneForwardOneBackward(PipelineSchedule):
     held_terms = HeldTerms(1.0, 0.0)
 
     def order(self, rank: int, ranks: int, microbatches: int, held: int) -> Sequence[Operation]:
-        """Return a warm-up forward pass for this and each later stage, then alternating backward and forward passes."""
+        """Return one warm-up forward pass for this stage and each later one, then alternating backward and forward
+        passes.
+        """
         warmup = min(microbatches, ranks - rank)
         ops = [("F", rank, i) for i in range(warmup)]
         for i in range(microbatches):

@@ -9,7 +9,7 @@ from shardscope.spec.pipeline_schedule import HeldTerms, Operation, PipelineSche
 
 
 class VMin(PipelineSchedule):
-    """V-shaped schedule with the least activation memory: a third of that of 1F1B, with two thirds of its bubble."""
+    """V-shaped schedule with the least activation memory: one third of 1F1B's, with two thirds of its bubble."""
 
     name = "v-min"
     title = "V-Min"

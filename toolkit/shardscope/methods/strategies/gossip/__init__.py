@@ -50,7 +50,7 @@ class Gossip(Strategy):
     """Number of steps between measurements of the distance between ranks; each measurement all-reduces the
     parameters."""
     slice_mb: MessageMiB = 4.0
-    """Longest message in MiB: parameters are sent in slices of this size, so that averaging overlaps receiving."""
+    """Maximum message size in MiB: parameters are sent in slices of this size, so that averaging overlaps receiving."""
     gamma: float | None = Field(default=None, gt=0, le=1)
     """With compression: size of the step towards the mean of the public copies, 0 < value <= 1; None means a default
     that depends on the method. This default is 1 for methods that transmit most of a difference, 0.5 for signs, and

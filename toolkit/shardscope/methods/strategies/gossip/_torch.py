@@ -183,6 +183,8 @@ class GossipRank(RankStrategy):
         super().load_compressor_state(state)
 
     def reshard_compressor_state(self, state: dict[str, Tensor], layout: str) -> dict[str, Tensor]:
-        """Convert the state, without the public copies of different neighbours; new copies start from the mean."""
+        """Convert the state for other ranks: public copies of former neighbours are dropped, and new copies start from
+        the mean.
+        """
         kept = {name: tensor for name, tensor in state.items() if not name.startswith(_PUBLIC)}
         return super().reshard_compressor_state(kept, layout)

@@ -37,7 +37,7 @@ class Hierarchical(BucketedStrategy):
     single machine, nodes are simulated, and None means the largest divisor of the world size that is at most its
     square root: 2 nodes with 2 ranks each for 4 ranks, and nodes with one rank each for a prime world size."""
     slice_mb: MessageMiB = 4.0
-    """Longest message in MiB: longer chunks are split into slices, so that summing overlaps receiving."""
+    """Maximum message size in MiB: larger chunks are split into slices, so that summing overlaps receiving."""
 
     @property
     def label(self) -> str:
@@ -108,7 +108,7 @@ class Hierarchical(BucketedStrategy):
         return [inside("reduce_scatter"), _at_once(across), inside("all_gather")]
 
     def cargo(self, collective: str) -> str:
-        """Return ``gradients`` for all-gathers too: they gather sums of gradients."""
+        """Return ``gradients`` for all-gathers too, because they gather sums of gradients."""
         return "gradients" if collective.startswith("ring_") else super().cargo(collective)
 
     def sum_room(self, sums: Sequence[tuple[int, int]], step: JobStep) -> Ints:

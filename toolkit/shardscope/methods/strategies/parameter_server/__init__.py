@@ -56,10 +56,10 @@ class ParameterServer(Strategy):
 
     In modes ``async`` and ``ssp``, workers share the run's gradients by default: a worker that has finished a gradient
     takes the next part of the data that no worker has taken, so that a fast worker computes more gradients, and all
-    workers end at about the same time. A step then consists of as many gradients as there are workers, whichever
-    workers computed them, and the learning-rate schedule advances with the number of gradients of all workers. Data are
-    read when a worker takes them, without prefetching. With ``budget="per-worker"``, each worker takes its own part of
-    every step, and the run ends with the slowest worker.
+    workers end at about the same time. A step then consists of as many gradients as there are workers, regardless of
+    which workers computed them, and the learning-rate schedule advances with the number of gradients of all workers.
+    Data are read when a worker takes them, without prefetching. With ``budget="per-worker"``, each worker takes its own
+    part of every step, and the run ends with the slowest worker.
 
     Li et al., Scaling distributed machine learning with the parameter server (OSDI 2014); Ho et al., More effective
     distributed ML via a stale synchronous parallel parameter server (NIPS 2013).
@@ -82,7 +82,7 @@ class ParameterServer(Strategy):
     """Number of servers, which are the lowest ranks. Each holds whole tensors, balanced by size, and their
     optimizer state."""
     dedicated: bool = False
-    """Whether server ranks only serve; otherwise they are also workers, and serve in background threads."""
+    """Whether server ranks are servers only; otherwise they are also workers, and serve in background threads."""
 
     budget: Annotated[Literal["shared", "per-worker"], BeforeValidator(_check_budget)] = "shared"
     """Whether workers share the gradients of a run, so that a fast worker computes more of them, or each computes as
@@ -186,7 +186,7 @@ class ParameterServer(Strategy):
         return "gradients reach the servers at different times, and not in a collective"
 
     def drift(self, world_size: int) -> int | None:
-        """Return 0 in a synchronous run; None otherwise, since a worker may be any number of steps ahead."""
+        """Return 0 in a synchronous run; None otherwise, because a worker may be any number of steps ahead."""
         return 0 if self.is_lockstep else None
 
     @property
@@ -268,8 +268,8 @@ class ParameterServer(Strategy):
     def traffic(self, step: JobStep) -> Traffic:
         """Return the traffic of one push and one pull per worker, including headers and the norms that servers sum.
 
-        With `backups`, this is the maximum, because workers skip steps that have ended without them. Workers that share
-        gradients may compute, and send, any number of the gradients of a step; one per worker is assumed.
+        With `backups`, this is the maximum, because workers skip steps that ended without their gradients. Workers that
+        share gradients may compute, and send, any number of the gradients of a step; one per worker is assumed.
         """
         from shardscope.analytic.communication.parameter_server import parameter_server_traffic
 

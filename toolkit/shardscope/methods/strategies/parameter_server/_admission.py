@@ -12,8 +12,8 @@ b; otherwise a would already be too stale. So b was pushed before a. In a cycle 
 have been pushed before itself, which is impossible.
 
 With backup workers, an update uses the first gradients of a step, and drops gradients of the same step that arrive
-later. The worker of a dropped gradient pulls the newest parameters, so it never computes for a step whose update it
-knows to be over. In the end all workers compute for the same step, so enough gradients for it arrive.
+later. The worker of a dropped gradient pulls the newest parameters, so it never computes a gradient for a step whose
+update it knows to be over. Eventually, all workers compute gradients for the same step, so enough of them arrive.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Admission:
         self.computing.pop(worker, None)
 
     def is_late(self, step: int) -> bool:
-        """Return whether a gradient for `step` is to be dropped; never without backup workers."""
+        """Return whether a gradient for `step` must be dropped; always False without backup workers."""
         return False
 
     @property

@@ -66,7 +66,7 @@ class MessageKind(IntEnum):
     END = 2
 
     def traffic_step(self, step: int) -> int:
-        """Return the step that the traffic of the message counts towards; `OBSERVING` for a pause or an end."""
+        """Return the step towards which the traffic of the message counts; `OBSERVING` for a pause or an end."""
         return step if self is MessageKind.PUSH else OBSERVING
 
 
@@ -185,7 +185,7 @@ class MessageLink:
             peer: Rank of the receiver.
             tag: Message tag.
             name: Name under which the payload is counted; None to send only the header.
-            step: Step that the traffic counts towards.
+            step: Step towards which the traffic counts.
         """
         self._count("server_control", peer, HEADER_BYTES, is_message=name is None, step=step)
         if name is not None:

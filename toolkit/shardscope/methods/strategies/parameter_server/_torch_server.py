@@ -148,7 +148,9 @@ class ParameterShardServer:
 
     @property
     def _finished_step(self) -> int:
-        """Last step finished by the slowest worker, or by the fastest with backups, or by all with shared gradients."""
+        """Last step finished by the slowest worker; with backups, by the fastest; with shared gradients, by all
+        together.
+        """
         if self.spec.shares_gradients:
             assert self._before is not None
             return self._before + self._num_taken // len(self.workers)

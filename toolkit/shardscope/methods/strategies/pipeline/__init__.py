@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shardscope.spec.model.step import PipelinePiece, StepTrace
 
 _MOST_LISTED = 1 << 16
-"""Largest number of operations in a schedule table that is built for a prediction."""
+"""Maximum number of operations in a schedule table that is built for a prediction."""
 _MOST_CHECKED = 4096
 """Largest product of micro-batches and ranks for which the order of operations is checked before a launch."""
 
@@ -101,7 +101,7 @@ class Pipeline(Strategy):
         return self.schedule.stage_ranks(world_size, self.stages_per_rank)
 
     def role(self, rank: int, world_size: int) -> str:
-        """Return the stages of a rank in words, such as ``stage 2`` or ``stages 1 and 6``."""
+        """Return the stages of a rank as text, such as ``stage 2`` or ``stages 1 and 6``."""
         held = [str(stage) for stage, at in enumerate(self.stage_ranks(world_size)) if at == rank]
         if len(held) == 1:
             return f"stage {held[0]}"
@@ -166,7 +166,9 @@ class Pipeline(Strategy):
         )
 
     def _check_order(self, job: Job) -> None:
-        """Check the order of operations if torch lacks the schedule; very long orders are checked only by the ranks."""
+        """Check the order of operations of a schedule that torch does not have; the ranks alone check very
+        long orders.
+        """
         count = self.microbatches or job.num_micro_batches
         if self.schedule.torch_class is None and count * job.world_size <= _MOST_CHECKED:
             from shardscope.analytic.schedules import build

@@ -26,7 +26,7 @@ def schedule_of(
     """Return an object that runs a schedule on this rank's stages.
 
     If torch has a class for the schedule, the object is an instance of that class. Otherwise, torch's runtime executes
-    our own order of operations.
+    the order of the `PipelineSchedule`.
 
     Args:
         schedule: The schedule.

@@ -1,4 +1,4 @@
-"""Data parallelism over our own ring."""
+"""Data parallelism over Shardscope's own ring."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Ring(BucketedStrategy):
-    """Our own ring: reduce-scatter, then all-gather; each rank communicates only with its two neighbours.
+    """Shardscope's own ring: reduce-scatter, then all-gather; each rank communicates only with its two neighbours.
 
     Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations (2009).
     """
@@ -32,7 +32,7 @@ class Ring(BucketedStrategy):
     """Number of directions: with 1, all chunks travel clockwise; with 2, half of each bucket travels in each direction,
     so that links are used both ways."""
     slice_mb: MessageMiB = 4.0
-    """Longest message in MiB: longer chunks are split into slices, so that summing overlaps receiving."""
+    """Maximum message size in MiB: larger chunks are split into slices, so that summing overlaps receiving."""
 
     @property
     def label(self) -> str:

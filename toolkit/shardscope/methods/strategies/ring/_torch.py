@@ -1,4 +1,4 @@
-"""Data parallelism over our own ring."""
+"""Data parallelism over Shardscope's own ring."""
 
 from __future__ import annotations
 

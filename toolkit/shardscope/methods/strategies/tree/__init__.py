@@ -1,4 +1,4 @@
-"""Data parallelism over our own binary tree."""
+"""Data parallelism over Shardscope's own binary tree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Tree(BucketedStrategy):
-    """Our own binary tree: sums move up to rank 0, and the total moves back down, slice by slice.
+    """Shardscope's own binary tree: sums move up to rank 0, and the total moves back down, slice by slice.
 
     With W ranks, an all-reduce takes 2 log2(W) communication steps, compared with 2(W-1) on a ring. But a rank with two
     children sends three times the size of its gradients, compared with less than twice on a ring.
@@ -30,7 +30,8 @@ class Tree(BucketedStrategy):
     carries = frozenset({"sums"})
 
     slice_mb: MessageMiB = 2.0
-    """Longest message in MiB: longer buckets are split into slices, which move up and down the tree concurrently."""
+    """Maximum message size in MiB: larger buckets are split into slices, which move up and down the tree
+    concurrently."""
 
     def sum_traffic(self, num_elements: int, element_bytes: int, step: JobStep) -> Traffic:
         from shardscope.analytic.communication.traffic import by_tree

@@ -1,4 +1,4 @@
-"""Data parallelism over our own binary tree."""
+"""Data parallelism over Shardscope's own binary tree."""
 
 from __future__ import annotations
 

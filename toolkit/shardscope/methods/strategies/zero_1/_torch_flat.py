@@ -97,7 +97,9 @@ class FlatBucket:
             parameter.grad = grads[name]
 
     def fill(self, buffer: Tensor) -> None:
-        """Accumulate gradients in a buffer of bytes from now on; gradients that have arrived are copied to it."""
+        """From now on, accumulate gradients in a buffer of bytes; gradients that have already arrived are copied to
+        it.
+        """
         self.grads = buffer[: self.weights.nbytes].view(self.weights.dtype).zero_()
         views = self.wholes(self.grads)
         for name, parameter in self.named:

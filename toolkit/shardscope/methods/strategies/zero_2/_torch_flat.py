@@ -63,7 +63,7 @@ class FlatZero2Rank(Zero1Rank):
         self._open(0)
 
     def _open(self, number: int) -> None:
-        """Let the backward pass fill a bucket, as soon as the bucket that used its buffer before has been reduced."""
+        """Let the backward pass fill a bucket as soon as the previous bucket in the same buffer has been reduced."""
         before = number - len(self.buffers)
         if before >= 0:
             with self.context.meter.waiting():

@@ -31,9 +31,9 @@ BEYOND = {
     _ENCODER: ("t5", "mt5", "bart", "mbart", "pegasus", "marian", "whisper", "t5gemma"),
     "cross-attention layers": ("mllama_text_model",),
     "an embedding in every layer": ("gemma3n_text", "gemma4_text"),
-    "layers with experts between layers without": ("llama4_text", "ernie4_5_moe"),
+    "layers with experts mixed with layers without experts": ("llama4_text", "ernie4_5_moe"),
 }  # fmt: skip
-"""Unsupported types, by the part that a `Transformer` has no fields for."""
+"""Unsupported types, by the part of the model that a `Transformer` cannot describe."""
 _SPARSE = ("deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe")
 """Model types with experts."""
 _UNLIKE = re.compile("_vl|omni|glm4v")
@@ -79,7 +79,9 @@ def _is_in(kinds: Container[str], kind: object) -> bool:
 
 
 def _advice(kind: str, keys: Fields) -> str:
-    """Return which part of the config can be read, or else the most similar type; nothing for encoder-decoders."""
+    """Return advice on the part of the config that can be read, or else on the most similar type; empty for
+    encoder-decoders.
+    """
     for key, value in keys.items():
         inner = value.get("model_type") if isinstance(value, dict) else None
         if _is_in(READERS, inner) or _is_in(OUTER, inner):

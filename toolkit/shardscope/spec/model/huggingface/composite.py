@@ -13,13 +13,13 @@ from shardscope.spec.model.huggingface.config import Config, Fields
 
 
 class Outer(NamedTuple):
-    """How a type of model contains its language model."""
+    """The place of the language model in the config of a composite model."""
 
     text: str
     """The type of the language model, unless ``text_config`` has another one."""
     tied: bool | Literal["either", "text", "never"]
-    """Which ``tie_word_embeddings`` counts: the outer config's, with this default; either of the two; the text
-    config's; or neither, because the embeddings are never tied."""
+    """Which ``tie_word_embeddings`` is used: that of the outer config, with this default; that of either config; that
+    of the text config; or none, because the embeddings are never tied."""
     is_fixed: bool = False
     """Whether the ``model_type`` in ``text_config`` is ignored."""
     is_flat: bool = False

@@ -1,4 +1,4 @@
-"""The keys of a Hugging Face config, checked as they are read, and the parts of a description that many types share."""
+"""The keys of a Hugging Face config, checked as they are read, and the fields that many model types share."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Config:
         return default if value is None else value
 
     def nothing_but(self, key: str, allowed: Any) -> None:
-        """Reject any value of `key` other than `allowed`, the only value that a `Transformer` can describe."""
+        """Reject any value of `key` except `allowed`, the only value that a `Transformer` can describe."""
         if self.keys.get(key) not in (None, allowed):
             raise self.refuse(key, self.keys[key], repr(allowed))
 

@@ -1,9 +1,9 @@
 """Barriers: a rank continues when all ranks of the group have arrived.
 
-Each rank counts its arrivals in a word of its own, and sleeps on a common word, the gate. A rank that arrives and sees
-that all other ranks have arrived changes the gate and wakes them, so each rank is woken once per barrier. If two ranks
-arrive last at the same time, a full memory barrier between writing the own count and reading the other counts makes
-sure that at least one of the two sees that all have arrived.
+Each rank counts its arrivals in a word of its own, and sleeps on a common word, the gate. A rank that arrives
+and sees that all other ranks have arrived changes the gate and wakes them, so each rank is woken once per
+barrier. If two ranks arrive last at the same time, a full memory barrier between writing its own count and
+reading the other counts makes sure that at least one of the two sees that all have arrived.
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@ divide the work of a group into phases. In each phase, a rank writes to one of t
 alternately; the data written in one phase are read in the next phase, and overwritten in the phase after that. So one
 barrier per phase is enough for any sequence of collectives.
 
-    all-reduce          phase k: write piece k to the own slot; sum the own share of piece k-1 over all slots into
-                        the results; copy piece k-2 from the results; the own share needs no copies
-    small all-reduce    write the tensor to the own slot; after one barrier, each rank sums the whole tensor
-    reduce-scatter      write a piece of every rank's chunk to the own slot; sum the own chunk over all slots
-    all-gather          write a piece to the own slot; copy the other ranks' pieces from their slots
+    all-reduce          phase k: write piece k to its own slot; sum its own share of piece k-1 over all slots into
+                        the results; copy piece k-2 from the results; its own share needs no copies
+    small all-reduce    write the tensor to its own slot; after one barrier, each rank sums the whole tensor
+    reduce-scatter      write a piece of every rank's chunk to its own slot; sum its own chunk over all slots
+    all-gather          write a piece to its own slot; copy the other ranks' pieces from their slots
     broadcast           the root writes a piece to its slot; the other ranks copy it
 
 All sums are in the order of the ranks: ((x0 + x1) + x2) + x3, so the results are bitwise identical on all ranks, and do

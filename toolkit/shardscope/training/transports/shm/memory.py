@@ -37,7 +37,7 @@ class CannotShare(Exception):
 
 
 def this_host() -> str:
-    """Return what ranks must have in common to be on one host: its name, kernel and network.
+    """Return the values that all ranks on one host have in common: its name, kernel and network.
 
     Ranks in different network namespaces count as different hosts, because the network between them may be throttled on
     purpose.
