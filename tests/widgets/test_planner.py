@@ -167,7 +167,9 @@ def test_a_search_for_each_framework_draws_the_reasons_of_what_it_leaves_out():
         "llama-3-8b", cluster=Cluster.of("h100-80gb", nodes=1), global_batch=64, software="deepspeed"
     )
     assert planner.problem == ""
-    assert any("does not support pipelines with" in text for text in planner.screen.rejected.figure["data"][0]["y"])
+    assert any(
+        "does not support pipelines with" in text for text in planner.screen.rejected.figure["data"][0]["y"]
+    )
     planner.close()
 
 

@@ -57,7 +57,7 @@ class JobStep(Background):
         return found if isinstance(found, str) else found.at(bandwidth)
 
     def time_again(self) -> None:
-        """Forget the compression times, so that the next call of `at` starts timing, unless they are being timed now."""
+        """Forget the compression times, so that the next call of `at` times again, unless they are being timed."""
         from shardscope.measure.compression.codecs import forget_timings
 
         if not self._is_busy:
