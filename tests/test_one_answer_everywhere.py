@@ -116,7 +116,7 @@ class TestOfALayout:
         assert found.peak_bytes == data["peak_bytes"] == panel.term.value
         assert found.room_bytes == data["room_bytes"] == panel.info.capacity_bytes
         same(
-            [number(r"per device ([\d.]+) of", each) for each in (text, repr(found))],
+            [number(r"per device ([\d.]+) GiB of", each) for each in (text, repr(found))],
             found.peak_bytes / GIB,
         )
         same([number(r"of ([\d.]+) GiB for tensors", text)], found.room_bytes / GIB)
@@ -340,7 +340,7 @@ def test_below_which_bandwidth_compression_pays_off(compressed: ss.Job) -> None:
     assert 8 * found.threshold.below == frame.loc[name, "pays_below_bit_per_s"]
     for said in (
         repr(found), found._repr_html_(), *(text for text in named if "pays off" in text),
-        figures.caption(figures.compression_speedup, found), calculator.views["Compression"].words.value,
+        figures.caption(figures.compression_speedup, found), calculator.status.value,
         calculator.views["Compression"].figure.figure["layout"]["annotations"][-1]["text"], lab.words.value,
         lab.figure.figure["layout"]["annotations"][-1]["text"],
     ):  # fmt: skip

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardscope as ss
+from shardscope.calibration.host_calibration import chosen
 from shardscope.measure.compression import codecs, curve
 from shardscope.measure.compression.codecs import packing_seconds
 from shardscope.measure.compression.curve import MARGIN, MeasuredStep, PredictedStep, Worth
@@ -104,6 +105,19 @@ def test_a_slow_timing_is_improved_when_other_jobs_are_timed(monkeypatch: pytest
     assert packing_seconds([int8], [[(8,)]], repeats=1) == [9.0]
     assert packing_seconds([int8, bf16], [[(8,)]], repeats=2) == [3.0, 2.0]
     assert packing_seconds([int8], [[(8,)]]) == [3.0]
+
+
+def test_timings_are_forgotten_when_asked_and_after_a_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([9.0, 8.0, 3.0])
+    monkeypatch.setattr(codecs, "_timed", lambda *_: [next(seconds)] * 5)
+    int8 = JOB.replace(compression="int8")
+    time_it = lambda: packing_seconds([int8], [[(8,)]], repeats=1)
+    assert [time_it(), time_it()] == [[9.0], [9.0]]
+    codecs.forget_timings()
+    assert time_it() == [8.0]
+    later = chosen()._replace(calibration=chosen().calibration.replace(measured_at="2031-01-01 00:00"))
+    monkeypatch.setattr(codecs, "chosen", lambda: later)
+    assert time_it() == [3.0]
 
 
 def test_only_one_thread_times_packing_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

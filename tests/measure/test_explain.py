@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from subprocess import run as run_process
@@ -14,11 +15,12 @@ import pytest
 
 import shardscope as ss
 from shardscope.measure.explain.changes import Predictor, best_change
-from shardscope.measure.explain.losses import MeasuredStep, losses
-from shardscope.measure.explain.of_run import explanation, measured_step
+from shardscope.measure.explain.losses import Loss, MeasuredStep, losses
+from shardscope.measure.explain.of_run import Explanation, explanation, measured_step, second_remedy
 from shardscope.measure.explain.verdict import verdict
 from shardscope.measure.explain.words import changed_text, loss_change_text, speed_text
 from shardscope.measure.pipeline_waits import PipelineWaits, pipeline_waits, schedule_bubble
+from shardscope.methods.strategies.pipeline import with_split
 from shardscope.prediction.job import JobPrediction, predict_job
 from shardscope.runtime.launcher.preflight import Preflight, preflight
 from widgets.fake_runs import schedule_events
@@ -99,7 +101,46 @@ def test_waiting_for_a_slower_stage_is_not_the_bubble() -> None:
     )  # fmt: skip
     found = explained(job, measured)
     assert (found.cause, round(found.share, 2)) == ("uneven stages", 0.27)
-    assert found.sentence.endswith("set the pipeline's split to speed, even, or numbers of layers.")
+    assert found.sentence.endswith("Split speed instead of time may help; how much is not predicted.")
+    assert (found.change, found.expected) == ({"strategy": job.strategy.replace(split="speed")}, None)
+    by_speed = explained(job.replace(strategy=found.change["strategy"]), measured)
+    assert by_speed.change["strategy"].split == "even"
+
+
+def test_a_second_loss_has_a_change_of_its_own() -> None:
+    job = ss.Job(**GPT, strategy="pipeline", world_size=2, batch=ss.Batch(64, micro_batch=8))
+    run = SimpleNamespace(job=job, reduced=lambda: SimpleNamespace(split=(2, 4)))
+    first, second = Loss("pipeline bubble", 0.4, 1), Loss("uneven stages", 0.2, 1)
+    found = Explanation("", first.cause, first.share, None, None, (first, second))
+    sentence, change = second_remedy(run, found)
+    assert sentence == (
+        "Stages of unequal cost: 20%. Split speed instead of time may help; how much is not predicted."
+    )
+    assert change == {"strategy": job.strategy.replace(split="speed")}
+    assert second_remedy(run, replace(found, losses=(first, second._replace(share=0.05)))) is None
+
+
+def test_a_change_keeps_the_split_that_the_ranks_measured_and_a_comparison_names_another(monkeypatch) -> None:
+    job = ss.Job(**MLP, strategy="pipeline", world_size=2, batch=ss.Batch(32, micro_batch=8), steps=8)
+    run = ss.launch(job).wait(60)
+    split = run.reduced().split
+    assert (len(split), min(split) > 0) == (2, True)
+    change = {"batch": job.batch.replace(micro_batch=4)}
+    found = Explanation("", "pipeline bubble", 0.5, change, 2.0)
+    monkeypatch.setattr("shardscope.measure.explain.of_run.explanation", lambda *_, **__: found)
+    suggested = ss.explain(run).change
+    assert suggested == change | {"strategy": job.strategy.replace(split=split)}
+    assert with_split(run.job, split).replace(**suggested) == run.job.replace(**suggested)
+
+    other = ss.launch(run.job.replace(strategy=job.strategy.replace(split=split[::-1]))).wait(60)
+    names = [", ".join(map(str, each)) for each in (split, split[::-1])]
+    if split != split[::-1]:
+        text = repr(ss.compare_runs([run, other]))
+        assert all(f"split {name}" in text for name in names)
+        told = verdict(other, run)
+        assert f"Its stages have {names[1]} layers, and {names[0]} before." in f"{told.finding}{told.more}"
+    same = ss.launch(run.job.replace(**suggested, steps=2)).wait(60)
+    assert "strategy.split" not in ss.compare_runs([run, same]).setting_names
 
 
 def test_measured_waiting_is_that_of_the_schedule_where_stages_cost_the_same() -> None:
@@ -142,7 +183,9 @@ def test_one_slow_rank_is_named() -> None:
     job = ss.Job(**GPT, world_size=3, batch=48)
     fast, slow = parts(forward=0.4, sent=0.6), parts(forward=0.9, sent=0.1)
     found = explained(job, step(fast, fast, slow, waiting=0.35))
-    assert (found.cause, found.losses[0].rank, found.change) == ("straggler", 2, None)
+    assert (found.cause, found.losses[0].rank, found.expected) == ("straggler", 2, None)
+    assert found.change["batch"].shares == "measured"
+    assert found.sentence.endswith("The batch divided by measured speed may help; how much is not predicted.")
     assert (
         "Ranks wait 50% of the step for rank 2, which computes 2.2 times as long as the others."
         in found.sentence
@@ -271,6 +314,7 @@ def timed_run(job: ss.Job, step_s: float) -> Any:
         path=Path("a folder without recorded constants"),
         summary=lambda: SimpleNamespace(samples_per_s=job.batch.global_batch / step_s),
         predicted=None,
+        reduced=lambda: SimpleNamespace(split=()),
         metrics=lambda: pd.DataFrame({"step_time_s": [step_s] * 20}),
         tail=lambda: SimpleNamespace(poll=list),
     )

@@ -127,8 +127,7 @@ class TestWhy:
             small_model(), machine(per_node=4, memory_gb=0.085), global_batch=16, calibration=CALIBRATION
         )
         told = small.why(Layout(data=4, global_batch=16, micro_batch=4))
-        assert "it needs 0." in told
-        assert "GiB" in told
+        assert re.search(r"it needs [\d.]+ MiB too much: [\d.]+ MiB on a device with", told)
         assert "would help" in told
 
     def test_one_that_fits_if_it_recomputes_some_layers_says_how_many(self):
@@ -170,8 +169,8 @@ class TestNothingFits:
     def test_it_says_what_comes_closest_and_what_would_help(self, nothing):
         assert len(nothing) == 0
         assert "the closest, " in nothing.problem
-        assert "GiB of 2.8 GiB for tensors, " in nothing.problem
-        assert "GiB too much" in nothing.problem
+        assert "GiB of 2.79 GiB for tensors, " in nothing.problem
+        assert "too much" in nothing.problem
         assert "a layout would fit" in nothing.problem
         assert nothing.problem in nothing._repr_html_().replace("&#x27;", "'")
 

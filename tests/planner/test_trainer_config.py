@@ -16,6 +16,7 @@ from shardscope.planner.trainer_config import trainer_config
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Mixture, Model
+from shardscope.spec.units import gib_text
 
 LLAMA, GPT = Model.of("llama-3-8b"), Model.of("gpt3-175b")
 LAYOUTS = [
@@ -203,7 +204,7 @@ def test_megatrons_remarks_say_what_no_flag_can():
     layout = Layout(data=2, tensor=2, pipeline=2, sequence_parallel=True, micro_batch=2, global_batch=64)
     told = " ".join(trainer_config(LLAMA, layout, "megatron-core").remarks)
     more = (6 - assumed) * 2 * LLAMA.seq * LLAMA.vocab / 2
-    assert f"{more / 2**30:.1f} GiB on each device of the last stage" in told
+    assert f"{gib_text(more)} on each device of the last stage" in told
     assert "CUDA_DEVICE_MAX_CONNECTIONS=1" in told
     assert "--tp-comm-overlap does." in told
     alone = " ".join(trainer_config(LLAMA, Layout(data=8, global_batch=8), "megatron-core").remarks)

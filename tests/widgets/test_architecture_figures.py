@@ -186,7 +186,8 @@ class TestGantt:
         assert "step 6: 4 micro-batches" in text
         assert "(medians: 150 ms, 20%)" in text
         title = _pipeline.draw_gantt(info._replace(bubble=0.41)).layout.annotations[0].text
-        assert title == "<b>gpipe</b>, step 6: waiting 20% (this step 41%), bubble 20%"
+        assert title.startswith("<b>gpipe</b><br>")
+        assert "step 6: waiting 20% (this step 41%), bubble 20%" in title
 
     def test_stages_of_one_rank_are_told_apart_by_shade(self):
         trace = trace_of(schedule_events(2, 2, virtual=2), schedule="interleaved")

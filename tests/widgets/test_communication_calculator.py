@@ -224,7 +224,9 @@ def test_the_compression_tab_has_the_curve_of_the_formulas() -> None:
         f"with int4 instead of {duration_text(0.1 + float(plain.total_s))}: {faster_text(gain)}"
         in view.words.value
     )
-    assert figures.caption(figures.compression_speedup, calculator.question) in view.words.value
+    limit, _, rest = figures.caption(figures.compression_speedup, calculator.question).partition(" On a link")
+    assert limit in calculator.status.value
+    assert rest in view.words.value
     before = view.words.value
     calculator.memory_bandwidth = 2.0
     assert view.words.value != before
@@ -263,12 +265,12 @@ def test_a_job_is_shown_until_its_step_is_changed(job: ss.Job) -> None:
     found = ss.compression_speedup(job)
     words = open_compression(calculator).words
     assert (calculator.workers, calculator.bandwidth, calculator.latency_us) == (2, pytest.approx(0.01), 1000)
-    assert found.limit in words.value
+    assert found.limit in calculator.status.value
     assert "mlp, ring, 2 ranks: compression times were measured on this machine" in words.value
     assert calculator.controls["memory_bandwidth"].disabled, "packing was measured"
     calculator.num_bytes *= 1.04  # the slider moves a value to its nearest place
     calculator.bandwidth = 0.1
-    assert found.limit in words.value
+    assert found.limit in calculator.status.value
     assert found.at("100 Mbit/s").verdict in words.value
     calculator.workers = 4
     assert "compression times were measured" not in words.value
@@ -309,6 +311,49 @@ def test_packing_is_timed_when_the_tab_is_opened_and_not_before(
     assert "compression times were measured" in view.words.value
     calculator.bandwidth = 0.1
     assert len(timed) == 1
+
+
+def test_packing_is_timed_again_on_request(job: ss.Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten: list[bool] = []
+    monkeypatch.setattr(codecs, "forget_timings", lambda: forgotten.append(True))
+    calculator = CommunicationCalculator(job=job)
+    open_compression(calculator)
+    before = calculator.status.value
+    slow = lambda jobs, _buckets: [0.5 * job.compression.is_on for job in jobs]
+    monkeypatch.setattr(codecs, "packing_seconds", slow)
+    calculator.again.click()
+    open_compression(calculator)
+    assert (forgotten, calculator.status.value != before) == ([True], True)
+    assert calculator.again.layout.display is None
+    calculator.workers = 4
+    assert calculator.again.layout.display == "none"
+
+
+def test_the_status_answers_the_question_of_the_open_tab_and_no_other() -> None:
+    calculator = CommunicationCalculator()
+    assert "is the fastest" in calculator.status.value
+    open_compression(calculator)
+    assert "is the fastest" not in calculator.status.value
+    assert "Compression pays off" in calculator.status.value
+    assert "Over a ring: " in calculator.status.value
+    assert calculator.table.layout.display == "none"
+    calculator.workers = 16
+    assert "16 workers" in calculator.status.value
+    calculator.tabs.selected_index = 0
+    assert "is the fastest" in calculator.status.value
+    assert "16 workers" in calculator.status.value
+    assert calculator.table.layout.display is None
+    calculator.op = "all_gather"
+    open_compression(calculator)
+    assert "Compressed gradients are exchanged by an all-reduce." in calculator.status.value
+
+
+def test_every_bandwidth_is_labelled_with_its_unit() -> None:
+    calculator = CommunicationCalculator()
+    labels = [calculator.controls[name].description for name in ("bandwidth", "inner_bandwidth")]
+    assert labels == ["Bandwidth, Gbit/s", "In a node, Gbit/s"]
+    calculator.bandwidth_unit = "GB/s"
+    assert calculator.controls["inner_bandwidth"].description == "In a node, GB/s"
 
 
 def test_what_stops_the_timing_is_said(job: ss.Job, monkeypatch: pytest.MonkeyPatch) -> None:

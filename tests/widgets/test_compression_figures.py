@@ -245,6 +245,32 @@ def test_a_crossing_far_away_is_named_at_the_edge() -> None:
     assert "equal at 7.2 Tbit/s →" in {note.text for note in figure.layout.annotations}
 
 
+def test_a_method_that_saves_messages_but_not_bytes_has_a_mark_where_it_begins_to_gain() -> None:
+    found = worth(*USUAL[:2], ("bf16", 2e6, 0.05))
+    figure = figures.compression_speedup(found)
+    crossings = next(each for each in figure.data if each.marker.symbol == "circle")
+    assert list(crossings.x) == pytest.approx(
+        [8 * found.crossing(found.steps[1]), 8 * found.pays_above(found.steps[2], margin=1.0)]
+    )
+    at = found.at(found.pays_above(found.steps[2], margin=1.0))
+    assert at.steps[0].step_s == pytest.approx(at.steps[2].step_s)
+
+
+def test_names_of_lines_and_measurements_do_not_cover_each_other() -> None:
+    alike = (("topk", 1e4, 0.1), ("dgc", 1e4, 0.101), ("randomblock", 1.07e4, 0.107))
+    ran = [
+        MeasuredStep(Compression(name), 1.25e7, seconds)
+        for name, seconds in (("none", 0.2), ("int4", 0.201), ("int8", 0.6))
+    ]
+    figure = figures.compression_speedup(replace(worth(*USUAL[:2], *alike), measured=tuple(ran)))
+    refused = [each for each in figure.data if each.legendgroup == "refused"]
+    named = [(text, at) for line in refused for at, text in enumerate(line.text) if text]
+    assert {text for text, _ in named} == {"topk, dgc", "randomblock"}
+    assert len({at for _, at in named}) == 2
+    labels = [(each.text[0], each.textposition) for each in figure.data if each.name == "measured"]
+    assert labels == [("", "middle right"), ("uncompressed, int4", "middle right"), ("int8", "middle left")]
+
+
 def test_both_lines_meet_at_the_crossing() -> None:
     found = worth(*USUAL)
     at = found.at(found.crossing(found.steps[1]))

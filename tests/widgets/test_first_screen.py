@@ -284,6 +284,26 @@ class TestAdvice:
         advised.refresh()
         assert len(runtime.known) == 1
 
+    def test_a_second_change_has_its_own_button_and_replaces_the_first_while_that_waits(
+        self, advised, runtime, monkeypatch
+    ):
+        second = {"batch": advised.run.job.batch.replace(shares="measured")}
+        monkeypatch.setattr("shardscope.measure.explain.of_run.second_remedy", lambda *_: ("Shares.", second))
+        panel = advised.screen.advice
+        assert panel.rows[1].layout.display == "none"
+        advised.run.write(step_events("ring", 2, 9))
+        panel._due_at = 0.0
+        advised.refresh()
+        panel.wait(60)
+        assert (panel.rows[1].layout.display, "Shares." in panel.second_line.value) == (None, True)
+        panel.button.click()
+        panel.second_button.click()
+        assert panel.button.description == "Run it"
+        assert panel.second_button.description == "Will run when this run has ended"
+        advised.run.state = "completed"
+        advised.refresh()
+        assert (len(runtime.known), runtime.known[-1].job.batch.shares) == (2, "measured")
+
     @pytest.mark.parametrize(("state", "told"), [("stopped", "was stopped"), ("failed", "has failed")])
     def test_a_run_that_does_not_complete_cancels_it_and_says_so(self, advised, runtime, state, told):
         advised.screen.advice.button.click()

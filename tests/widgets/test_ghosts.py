@@ -10,6 +10,7 @@ from shardscope_widgets.figures import _ghosts
 from shardscope_widgets.figures._compression import compression_info, compression_text, draw_compression
 from shardscope_widgets.figures._ghosts import Ghost, GhostPart
 from shardscope_widgets.figures._memory_kinds import draw_memory_kinds, memory_kinds_info, memory_kinds_text
+from shardscope_widgets.figures._overview import memory_info
 from shardscope_widgets.figures._pipeline import draw_gantt, gantt_info, gantt_text
 from shardscope_widgets.figures._timeline import timeline_info, timeline_layout
 from shardscope_widgets.trace import Trace
@@ -45,11 +46,15 @@ def test_a_prediction_becomes_plain_values():
 
 
 def test_throughput_bytes_and_memory_get_dashes_at_the_predicted_values(trace):
-    throughput, sent, memory = _ghosts.overview_ghosts(trace, GHOST, ("rank 0", "rank 1"))
+    (bars,) = memory_info([trace]).runs
+    both = bars._replace(ranks=("rank 0", "rank 1"), peaks=(2_000_000, 2_000_000))
+    throughput, sent, memory = _ghosts.overview_ghosts(trace, GHOST, both)
     assert throughput["y"] == [2 * 1024 / 0.05] * 2
     assert (sent["x"], sent["y"], sent["line"]["dash"]) == ([1, 6], [2_000_000.0] * 2, "dash")
-    assert (memory["x"], memory["y"]) == (["rank 0", "rank 1"], [3e6, 3e6])
-    assert _ghosts.overview_ghosts(trace, GHOST, ("each rank",))[-1]["y"] == [3e6]
+    assert (memory["x"], memory["offsetgroup"]) == (["rank 0", "rank 1"], bars.label)  # on the run's own bars
+    middles = [at + line / 2 for at, line in zip(memory["base"], memory["y"], strict=True)]
+    assert middles == pytest.approx([3e6, 3e6])
+    assert len(_ghosts.overview_ghosts(trace, GHOST, bars._replace(ranks=("each rank",)))[-1]["y"]) == 1
     assert len(_ghosts.overview_ghosts(trace, GHOST)) == 2
 
 

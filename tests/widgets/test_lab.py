@@ -90,7 +90,7 @@ def test_predict_calls_no_function_of_the_user_and_shows_no_former_prediction(la
     lab.panels["Run"].fill(ss.Job(model=own_model, data="digits", world_size=2, steps=8))
     lab.tab = "Run"
     lab.tab = "Predict"
-    assert "functions of your own, which this tab does not call" in lab.problem
+    assert "functions of your own, which this tab does not call; press Predict it under Run" in lab.problem
     assert CALLS == []
     assert "Predict" not in lab.panels
     assert "<svg" not in lab._still()

@@ -12,9 +12,10 @@ from shardscope.errors import SpecError
 from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model
+from shardscope.spec.units import gib_text
 from shardscope_widgets import MemoryCalculator, figures
 from shardscope_widgets.figures import _memory_plan
-from shardscope_widgets.figures._memory_plan import GIB, gib_text, symbols_text, table_rows
+from shardscope_widgets.figures._memory_plan import GIB, symbols_text, table_rows
 
 GPT3 = {
     "model": "gpt3-175b",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shardscope.spec import Link, Optimizer
+from shardscope_widgets.figures._agreement import AgreementRow, agreement_info, draw_agreement
 from shardscope_widgets.figures._step_parts import StepPartsRow, draw_step_parts, step_parts_info
 from shardscope_widgets.report import findings
 from shardscope_widgets.report._settings import machine_rows, settings_rows
@@ -163,3 +164,12 @@ def test_bars_of_parts_are_in_the_order_of_the_step_times_which_are_marked() -> 
     assert (drawn.data[0].y, drawn.data[-1].x) == (("fast", "slow"), (2.5, 3.0))
     rest = next(each for each in drawn.data if each.name == "rest")
     assert rest.x == (0.5, 2.0)  # so that bars end at the marks
+
+
+def test_a_run_that_learns_something_else_shows_both_losses_and_no_percentage_above_100() -> None:
+    rows = [
+        AgreementRow("gossip", "gossip", 1.41, False, (0.092, 0.03817)),
+        AgreementRow("ring", "ring", 2e-7, True, (0.5, 0.5)),
+    ]
+    figure = draw_agreement(agreement_info(rows, 1e-5))
+    assert list(figure.data[0].text) == [" 2e-07 ", " 0.0920 vs 0.0382 "]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import re
 import time
 from xml.etree import ElementTree as ET
@@ -22,6 +23,7 @@ from shardscope_widgets import (
     Twin,
 )
 from shardscope_widgets.kit import still
+from shardscope_widgets.kit.live_figure import library_code
 from shardscope_widgets.kit.svg import figure_svg
 from shardscope_widgets.kit.svg.axis import Axis
 from shardscope_widgets.kit.svg.text import text_svg
@@ -274,3 +276,23 @@ class TestSvg:
         axis = Axis("y", {"autorange": "reversed"}, ["a", "b"], is_padded=False)
         axis.pixels = (100.0, 0.0)
         assert axis.at("a") < axis.at("b")
+
+
+def test_the_script_that_executed_notebooks_store_is_compressed_and_whole():
+    packed = library_code()
+    assert len(packed) < 2_500_000
+    code = gzip.decompress(base64.b64decode(packed)).decode()
+    assert len(code) > 4_000_000
+    assert "module.exports.figureConfig = function" in code
+
+
+class Broken(still.Still):
+    _guard = still.Still._guard
+
+    def _kept(self):
+        raise ValueError("a part is missing")
+
+
+def test_a_panel_whose_parts_fail_still_has_a_name(caplog):
+    assert repr(Broken()) == "Broken: "
+    assert "a part is missing" in caplog.text

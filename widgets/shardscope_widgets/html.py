@@ -9,6 +9,7 @@ from IPython.display import HTML
 from shardscope.measure.compare_runs.comparison import RunsComparison
 from shardscope.measure.compare_runs.of_runs import compared
 from shardscope.measure.compare_runs.view import html_table, sentences, title
+from shardscope.methods.strategies.pipeline import with_split
 from shardscope.runlog.figures import FIGURES
 from shardscope.runlog.summary import summarise
 from shardscope.show import Table
@@ -43,8 +44,8 @@ def comparison_of(
     """
     begun = [trace for trace in named_apart(traces) if trace.steps and trace.job is not None]
     told = [
-        (each.run_id, each.job, summarise(each, (states or {}).get(each.run_id, "completed"), each.job),
-         (notes or {}).get(each.run_id, ""))
+        (each.run_id, with_split(each.job, each.split),
+         summarise(each, (states or {}).get(each.run_id, "completed"), each.job), (notes or {}).get(each.run_id, ""))
         for each in begun
         if each.job is not None
     ]  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from shardscope.analytic.large_batch.noise_scale import batches_compared
 from shardscope.measure.pipeline_waits import PassTimes
+from shardscope.methods.strategies.pipeline import with_split
 from shardscope.runlog.recorded_step import recorded_step
 from shardscope.runlog.reducer import RunLog
 from shardscope.runlog.schema import Event, Moved
@@ -256,7 +257,7 @@ def named_apart(traces: Sequence[Trace]) -> list[Trace]:
     A run whose label the user has set keeps it. The returned traces share their events with the given traces.
     """
     plain = [trace for trace in traces if trace.label == trace.name and trace.job is not None]
-    names = iter(run_names([trace.job for trace in plain if trace.job is not None]))
+    names = iter(run_names([with_split(trace.job, trace.split) for trace in plain if trace.job is not None]))
     chosen = {id(trace) for trace in plain}
     return [replace(trace, label=next(names)) if id(trace) in chosen else trace for trace in traces]
 

@@ -12,6 +12,7 @@ from shardscope.commands._output import aligned, as_json
 from shardscope.errors import SpecError
 from shardscope.spec.layout import Layout
 from shardscope.spec.layout_optimizer import optimizer_names
+from shardscope.spec.units import gib_text
 
 if TYPE_CHECKING:
     from shardscope.planner import PlanRow, Plans
@@ -126,14 +127,14 @@ def _title(plans: Plans) -> str:
 def _table(plans: Plans) -> str:
     from shardscope.planner import short
     from shardscope.planner.explain import seconds
-    from shardscope.planner.table import advice, dollars_text, memory_text, offload_text, recommended
+    from shardscope.planner.table import advice, dollars_text, offload_text, recommended
     from shardscope.prediction.failures import failures_text, layout_failures
 
     def cells(plan: PlanRow) -> list[str]:
         dollars = "" if plan.dollars is None else dollars_text(plan.dollars)
         return [
             str(plan.rank), seconds(plan.step_time_s), f"{plan.tokens_per_s:,.0f}", dollars,
-            memory_text(plan.headroom_bytes), *[plan.software] * is_mixed, short(plan.layout),
+            gib_text(plan.headroom_bytes), *[plan.software] * is_mixed, short(plan.layout),
         ]  # fmt: skip
 
     is_mixed = len(plans.software) > 1

@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.terms import Term
-from shardscope.planner.filter import GIB
 from shardscope.planner.setting import SearchSettings, memory_parts, time_of
 from shardscope.show import Sentences
 from shardscope.spec.layout import Layout
-from shardscope.spec.units import work_text
+from shardscope.spec.units import gib_text, work_text
 
 WORDS: dict[str, str] = {
     "compute": "computing",
@@ -128,13 +127,10 @@ class PlanComparison(NamedTuple):
         return f"{_capital(WORDS[each.part])}: {told}{f' ({why})' if why else ''}."
 
     def _memory(self) -> str:
-        one, other = (size / GIB for size in self.memory_bytes)
-        than = (
-            "the same"
-            if abs(one - other) < 0.05
-            else f"{abs(one - other):.1f} GiB {'more' if one > other else 'less'}"
-        )
-        return f"Peak memory per device: {self.names[0]} needs {one:.1f} GiB, {than}."
+        one, other = self.memory_bytes
+        more = f"{gib_text(abs(one - other))} {'more' if one > other else 'less'}"
+        than = "the same" if gib_text(one) == gib_text(other) else more
+        return f"Peak memory per device: {self.names[0]} needs {gib_text(one)}, {than}."
 
 
 def explain(

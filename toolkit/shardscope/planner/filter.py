@@ -14,8 +14,8 @@ from shardscope.errors import SpecError
 from shardscope.planner.setting import SearchSettings, capacity, lacking_bytes, memory_parts
 from shardscope.spec.layout import Layout
 from shardscope.spec.layout_rules import recomputes_all, uneven_chunks
+from shardscope.spec.units import gib_text
 
-GIB = 2**30
 ON_DEVICE = ("parameters", "gradients", "optimizer", "activations", "buffers")
 _CURES = {
     "parameters": "more tensor or pipeline ranks, zero=3, or offload='states'",
@@ -92,12 +92,12 @@ def problem_with(setting: SearchSettings, layout: Layout) -> str:
             f"recompute='full' with recompute_layers={count} would fit" if count else f"{fit.cure} would help"
         )
         return (
-            f"it needs {fit.lacking_bytes / GIB:.1f} GiB too much: {fit.memory_bytes / GIB:.1f} GiB on a device with "
-            f"{capacity(setting) / GIB:.1f} GiB for tensors, most of it for {fit.largest}; {cure}"
+            f"it needs {gib_text(fit.lacking_bytes)} too much: {gib_text(fit.memory_bytes)} on a device with "
+            f"{gib_text(capacity(setting))} for tensors, most of it for {fit.largest}; {cure}"
         )
     if fit.on_drives_bytes > 0:
         return (
-            f"it offloads {fit.on_drives_bytes / GIB:.1f} GiB per device more than the host and its drives can store; "
+            f"it offloads {gib_text(fit.on_drives_bytes)} per device more than the host and its drives can store; "
             "offload less, or set host_memory_bytes, or nvme_bytes with nvme_bandwidth"
         )
     return ""

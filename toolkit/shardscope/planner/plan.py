@@ -13,7 +13,7 @@ from shardscope.calibration.software import software_of
 from shardscope.errors import SpecError, quoted, require, unknown_name
 from shardscope.planner.asked import Asked
 from shardscope.planner.candidates import SharedSettings
-from shardscope.planner.filter import GIB, fit_of
+from shardscope.planner.filter import fit_of
 from shardscope.planner.plans import Plans
 from shardscope.planner.pools import Pool, layout_at, searched
 from shardscope.planner.rank import Objective, objective_weights
@@ -29,6 +29,7 @@ from shardscope.spec.layout_optimizer import LayoutOptimizer, layout_optimizer, 
 from shardscope.spec.layout_rules import recomputation_faults
 from shardscope.spec.model import LayerTable, Model, Transformer
 from shardscope.spec.numbers import LARGEST_COUNT
+from shardscope.spec.units import gib_text
 
 TOKENS_A_STEP = 1 << 22
 """Maximum number of tokens in the default global batch, similar to the largest published runs."""
@@ -260,12 +261,12 @@ def _nothing_fits(
     if fit.lacking_bytes <= 0:
         return (
             f"none of {total:,} layouts fits: the closest, {short(layout)}, offloads "
-            f"{fit.on_drives_bytes / GIB:.1f} GiB per device more than the host can store; "
+            f"{gib_text(fit.on_drives_bytes)} per device more than the host can store; "
             "set host_memory_bytes, or nvme_bytes with nvme_bandwidth"
         )
     return (
-        f"none of {total:,} layouts fits: the closest, {short(layout)}, needs {fit.memory_bytes / GIB:.1f} GiB of "
-        f"{capacity(setting) / GIB:.1f} GiB for tensors, {fit.lacking_bytes / GIB:.1f} GiB too much, mostly for "
+        f"none of {total:,} layouts fits: the closest, {short(layout)}, needs {gib_text(fit.memory_bytes)} of "
+        f"{gib_text(capacity(setting))} for tensors, {gib_text(fit.lacking_bytes)} too much, mostly for "
         f"{fit.largest}; "
         f"{_more_nodes(asked, batch, spaces, here.recipe)}"
     )

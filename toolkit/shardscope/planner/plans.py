@@ -18,7 +18,7 @@ from shardscope.calibration.software import software_of
 from shardscope.errors import SpecError, quoted
 from shardscope.planner import explain as explaining
 from shardscope.planner.asked import Asked
-from shardscope.planner.filter import GIB, problem_with
+from shardscope.planner.filter import problem_with
 from shardscope.planner.pools import Pool, layout_at
 from shardscope.planner.rank import Floats, Objective, objective_weights, ranking, rounded, scores
 from shardscope.planner.setting import SearchSettings, capacity, memory_parts, time_of
@@ -37,7 +37,7 @@ from shardscope.prediction.step.step import cut, stage_layers
 from shardscope.show import Sentences
 from shardscope.spec.layout import Layout, short
 from shardscope.spec.partition import even_split
-from shardscope.spec.units import work_text
+from shardscope.spec.units import gib_text, work_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -421,7 +421,7 @@ class Plans:
         if not len(self):
             return [f"Plans for {self._work}: {self.problem}"]
         best, devices = self[0], self.asked.cluster.num_devices
-        room = f"{best.memory_bytes / GIB:.1f} GiB"
+        room = gib_text(best.memory_bytes)
         return [
             f"Plans for {self._work}: {self.valid:,} layouts on {devices:,} devices",
             *filter(None, [offload_text(self)]),

@@ -8,12 +8,11 @@ import numpy as np
 
 from shardscope.analytic.recomputation import layers_of_stage
 from shardscope.planner.explain import seconds
-from shardscope.planner.filter import GIB
 from shardscope.prediction.budget import Throughput
 from shardscope.prediction.failures import layout_failures
 from shardscope.show import Table
 from shardscope.spec.pipeline_schedule import PipelineSchedule
-from shardscope.spec.units import three_digits
+from shardscope.spec.units import gib_text, three_digits
 
 if TYPE_CHECKING:
     from shardscope.planner.plans import PlanRow, Plans
@@ -74,7 +73,7 @@ def is_full(plan: PlanRow) -> bool:
 
 
 def _free(plan: PlanRow) -> str:
-    return memory_text(plan.headroom_bytes)
+    return gib_text(plan.headroom_bytes)
 
 
 def budget_of(found: Plans, plan: PlanRow, tokens: float) -> Budget:
@@ -91,12 +90,6 @@ def budget_of(found: Plans, plan: PlanRow, tokens: float) -> Budget:
 def offload_text(found: Plans) -> str:
     """Return a sentence that says that layouts fit only with offloading; empty if some fit without."""
     return "Fits only with offloading to the host." if found.needs_offload else ""
-
-
-def memory_text(num_bytes: float) -> str:
-    """Format bytes of a device's memory as ``12.3 GiB``, or as ``12 MiB`` if they are less than 0.1 GiB."""
-    gib = num_bytes / GIB
-    return f"{gib:.1f} GiB" if gib >= 0.1 else f"{1024 * gib:.0f} MiB"
 
 
 def days_text(days: float) -> str:
@@ -146,7 +139,7 @@ def _cells(found: Plans, plan: PlanRow, tokens: float | None) -> list[str]:
     if schedule and PipelineSchedule(layout.schedule).most_stages is None:
         schedule = f"{schedule} ×{layout.virtual_stages}"
     cells = [
-        plan.rank, seconds(plan.step_time_s), f"{plan.mfu:.1%}", memory_text(plan.memory_bytes),
+        plan.rank, seconds(plan.step_time_s), f"{plan.mfu:.1%}", gib_text(plan.memory_bytes),
         layout.data, f"{layout.tensor}{' sp' * layout.sequence_parallel}",
         layout.pipeline, layout.context, layout.expert if found.setting.model.mixture else "", zero, schedule,
         layout.micro_batch, _recompute(found, layout), layout.offload, layout.axis("compression"),

@@ -28,9 +28,7 @@ from shardscope.show import Part, Sentences, Shown, Tree
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout, short
 from shardscope.spec.model import Transformer
-from shardscope.spec.units import duration_text, work_text
-
-GIB = 2**30
+from shardscope.spec.units import duration_text, gib_text, work_text
 
 
 @dataclass(frozen=True, repr=False)
@@ -159,7 +157,7 @@ class Prediction(Shown, Budgeted):
 
     def _headline(self) -> list[str]:
         low, high = map(duration_text, self.interval)
-        held = f"{self.peak_bytes / GIB:.1f} of {self.room_bytes / GIB:.1f} GiB for tensors"
+        held = f"{gib_text(self.peak_bytes)} of {gib_text(self.room_bytes)} for tensors"
         work = work_text(self.layout.global_batch, self.model.seq)
         return [
             f"{self.model.name} on {self.layout.num_devices} x {self.cluster.device.name}, {work}",

@@ -78,6 +78,7 @@ class RunLog:
         loss_note: Why the loss may depend on how the batch is split; None if there is no such reason.
         optimizer_note: Why a resumed run may train differently; None if there is no such reason.
         shares: Samples of each rank in a step, as last divided by measured speed; empty if shares are not by speed.
+        split: Layers in each stage of a pipeline, as the ranks last split the model; empty for other strategies.
         dropped: Number of gradients that were discarded or not computed because other workers were faster.
         faults: Events of the injected faults, in order.
         restarts: Restarts of the ranks after failures, in order. Steps that a restart repeats replace the earlier ones.
@@ -114,6 +115,7 @@ class RunLog:
     phases: Phases = field(default_factory=Phases)
     circumstances: Circumstances = field(default_factory=Circumstances)
     shares: tuple[int, ...] = ()
+    split: tuple[int, ...] = ()
     loss_note: str | None = None
     optimizer_note: str | None = None
     dropped: int = 0
@@ -326,6 +328,9 @@ class RunLog:
 
     def _on_shares(self, event: Event) -> None:
         self.shares = tuple(event["samples"])
+
+    def _on_pipeline_layers(self, event: Event) -> None:
+        self.split = tuple(event.get("split", ()))
 
     def _on_layers(self, event: Event) -> None:
         self.layer_samples.take(event)

@@ -168,7 +168,7 @@ _KINDS: Mapping[str, Check] = {
     "checkpoint": _fields(
         {**_STEP, "path": _is_name, "seconds": is_real}, {"blocked_s": is_real, "bytes": is_whole}
     ),
-    "pipeline_layers": _fields({"count": is_whole}),
+    "pipeline_layers": _fields({"count": is_whole}, {"split": _list_of(is_whole)}),
     "replica": _fields({**_STEP, "path": _is_name, "seconds": is_real}, {"bytes": is_whole}),
     "not_handed_over": _fields({**_STEP, "reason": _is_text}),
     "checkpoint_interval": _fields({**_STEP, "every": is_whole, "save_s": is_real, "step_s": is_real}),

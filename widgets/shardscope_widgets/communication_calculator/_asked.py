@@ -22,9 +22,7 @@ class CommunicationInputs(t.HasTraits):
 
     op = own_trait("all_reduce", "Operation", "The collective operation.", kind="choice", values=_OPS)
     workers = own_trait(64, "Workers", "Total number of workers.", least=1)
-    bandwidth = own_trait(
-        100.0, "Bandwidth, one way", "Bandwidth of one worker in one direction.", least=1e-6, step=1
-    )
+    bandwidth = own_trait(100.0, "Bandwidth", "Bandwidth of one worker in one direction.", least=1e-6, step=1)
     bandwidth_unit = own_trait(
         "Gbit/s",
         "Unit",
@@ -37,7 +35,7 @@ class CommunicationInputs(t.HasTraits):
     algorithms = t.List(t.Unicode(), default_value=list(FIRST), help="Names of the algorithms to compare.")
     per_node = own_trait(8, "Workers per node", "Workers per node, for the hierarchical algorithm.", least=1)
     inner_bandwidth = own_trait(
-        2400.0, "Bandwidth in a node", "Bandwidth within a node, in the chosen unit.", least=1e-6, step=1
+        2400.0, "In a node", "Bandwidth within a node, in the chosen unit.", least=1e-6, step=1
     )
     servers = own_trait(1, "Servers", "Number of parameter servers, or of BytePS CPU machines.", least=1)
     dedicated = own_trait(False, "Dedicated servers", "Whether the servers run on separate machines.")

@@ -9,6 +9,7 @@ from shardscope_widgets.communication_calculator._asked import CommunicationInpu
 from shardscope_widgets.figures._communication import LARGEST, SMALLEST
 from shardscope_widgets.figures._communication_look import LOOKS
 from shardscope_widgets.kit.controls import controls_for
+from shardscope_widgets.kit.form import setting_in
 from shardscope_widgets.kit.markup import classed, heading
 from shardscope_widgets.kit.swatch import swatch
 from shardscope_widgets.words import bytes_text
@@ -88,7 +89,13 @@ def panel(asked: CommunicationInputs, controls: dict[str, widgets.DOMWidget], wa
         some.children = tuple(control for name, control in controls.items() if name in used)
         some.layout.display = None if some.children else "none"
 
+    def name_units(_change: object = None) -> None:
+        for name in ("bandwidth", "inner_bandwidth"):
+            controls[name].description = f"{setting_in(type(asked), name).label}, {asked.bandwidth_unit}"
+
     asked.observe(show, ["op", "algorithms"])
+    asked.observe(name_units, "bandwidth_unit")
     show()
+    name_units()
     scaling = heading("Training step", "for efficiency and compression")
     return widgets.VBox([what, heading("Compare"), ways, some, scaling, last])

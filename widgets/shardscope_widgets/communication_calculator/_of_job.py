@@ -56,6 +56,14 @@ class JobStep(Background):
         found = self._found
         return found if isinstance(found, str) else found.at(bandwidth)
 
+    def time_again(self) -> None:
+        """Forget the compression times, so that the next call of `at` times again, unless they are being timed."""
+        from shardscope.measure.compression.codecs import forget_timings
+
+        if not self._is_busy:
+            forget_timings()
+            self._thread, self._found = None, _WORKING
+
     def _work(self) -> None:
         from shardscope.measure.compression.speedup import compression_speedup
 

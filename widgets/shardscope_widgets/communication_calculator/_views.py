@@ -46,7 +46,7 @@ def _draw_speedup(worth: Worth | str) -> Drawing:
     return (
         speedup.speedup_traces(shown),
         speedup.speedup_layout(shown),
-        f"{shown.text} {how}",
+        " ".join([*worth.sentences[1:], how]),  # the status says the first
     )
 
 

@@ -56,8 +56,8 @@ class Breaker:
         self.choices = Breakage()
         self.controls = controls_for(self.choices)
         self.buttons = {
-            "kill": widgets.Button(icon="bolt"), "slow": widgets.Button(icon="hourglass-half"),
-            "drop": widgets.Button(icon="chain-broken"),
+            "kill": widgets.Button(description="Kill a rank", icon="bolt"),
+            "slow": widgets.Button(icon="hourglass-half"), "drop": widgets.Button(icon="chain-broken"),
         }  # fmt: skip
         self.sentences = {name: widgets.HTML() for name in self.buttons}
         self.said = widgets.HTML()

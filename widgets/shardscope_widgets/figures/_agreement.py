@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
+from shardscope.runlog.figures import figure_text
 from shardscope_widgets.figures import theme
-from shardscope_widgets.words import three_digits
 
 _ROW_PX, _FRAME_PX = 26, 96
 _IDENTICAL = 1e-9
@@ -17,18 +17,21 @@ _IDENTICAL = 1e-9
 
 
 _SMALL = 1e-3
-"""Relative differences below this are written as powers of ten, not as percentages."""
+"""Relative differences below this are written as powers of ten; of larger ones, both losses are written."""
 
 
 class AgreementRow(NamedTuple):
     """One run: its name, its strategy, and the largest relative difference between its losses and a single
     process's.
+
+    `losses` are the two losses that differ by so much: the run's, and that of the single process.
     """
 
     label: str
     strategy: str
     difference: float
     agrees: bool
+    losses: tuple[float, float]
 
 
 class AgreementInfo(NamedTuple):
@@ -73,6 +76,7 @@ def draw_agreement(info: AgreementInfo) -> go.Figure:
 def _value_text(row: AgreementRow) -> str:
     if not row.difference:
         return " identical "
-    return (
-        f" {row.difference:.0e} " if row.difference < _SMALL else f" {three_digits(100 * row.difference)} % "
-    )
+    if row.difference < _SMALL:
+        return f" {row.difference:.0e} "
+    loss, theirs = (figure_text("loss", each) for each in row.losses)
+    return f" {loss} vs {theirs} "

@@ -8,13 +8,14 @@ line, “my link”, also without a kernel.
 
 from __future__ import annotations
 
-from math import inf, log10
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil, inf, log, log10
 from typing import Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
 
-from shardscope.measure.compression.curve import ERROR, Worth, below_text
+from shardscope.measure.compression.curve import ERROR, PredictedStep, Worth, below_text
 from shardscope.measure.compression.loss_increase import loss_text
 from shardscope.measure.compression.stated import stated_speedup
 from shardscope.spec import Link
@@ -29,14 +30,18 @@ _POINTS = 81
 _FARTHEST = 100.0
 """Crossings at bandwidths that exceed all others by this factor are left out, to keep the axis short."""
 _HERE = "#d1495b"
+_ALIKE = 0.03
+"""Largest relative difference of lines that lie on each other."""
+_PLOT_PX, _LETTER_PX = (620.0, 300.0), (6.0, 14.0)
+"""Width and height of a typical plot, and of a letter of a name in it."""
 
 
 class SpeedLine(NamedTuple):
     """Predicted step time of one method, in seconds, by bandwidth.
 
     It gains more than the error of predictions below `pays_below` or above `pays_above`, and its line crosses the
-    uncompressed one at `crossing`, all in bytes per second; see `Worth`. `refusal` describes its loss increase if that
-    exceeds the tolerance.
+    uncompressed one at `crossing`, from which on it gains if it saves messages instead of bytes; all in bytes per
+    second (see `Worth`). `refusal` describes its loss increase if that exceeds the tolerance.
     """
 
     label: str
@@ -105,7 +110,7 @@ def compression_speedup_info(
             step.compression.name,
             tuple(each.steps[index].step_s for each in worths),
             worth.pays_below(step) if step.compression.is_on else 0.0,
-            worth.crossing(step) if step.compression.is_on else 0.0,
+            _crossing(worth, step) if step.compression.is_on else 0.0,
             "" if worth.is_harmless(step) else loss_text(step.compression, worth.optimizer),
             worth.pays_above(step),
         )
@@ -124,6 +129,12 @@ def compression_speedup_info(
     )  # fmt: skip
 
 
+def _crossing(worth: Worth, step: PredictedStep) -> float:
+    """Return the bandwidth at which a step takes as long as the uncompressed one; 0 or infinite if there is none."""
+    above = worth.pays_above(step, margin=1.0)
+    return worth.crossing(step) if above == inf else above
+
+
 def _bandwidths(worth: Worth) -> list[float]:
     """Return bandwidths, evenly spaced on a logarithmic axis, around the link, all crossings and all measurements."""
     packed = [step for step in worth.harmless if step.compression.is_on]
@@ -133,7 +144,7 @@ def _bandwidths(worth: Worth) -> list[float]:
         *(each.bandwidth for each in worth.measured),
     ]
     known = [mark for mark in marks if 0 < mark < inf]
-    crossings = [level for level in map(worth.crossing, packed) if level < max(known) * _FARTHEST]
+    crossings = [level for step in packed if (level := _crossing(worth, step)) < max(known) * _FARTHEST]
     low, high = min(known) / 4, max([*known, *crossings]) * 4
     rates = np.geomspace(low, high, _POINTS)
     rates[np.argmin(np.abs(np.log(rates / worth.link.bandwidth)))] = worth.link.bandwidth
@@ -165,9 +176,9 @@ def speedup_traces(info: CompressionSpeedupInfo) -> list[dict[str, Any]]:
     refused = [line for line in info.lines if line.refusal]
     return [
         *(_line(info, line) for line in info.lines if not line.refusal),
-        *(_refused_line(info, line, place) for place, line in enumerate(refused)),
+        *_refused_lines(info, refused),
         _crossings(info),
-        *map(_point, info.points, range(len(info.points))),
+        *_points(info),
     ]
 
 
@@ -190,10 +201,7 @@ def speedup_layout(info: CompressionSpeedupInfo) -> dict[str, Any]:
         shapes.append(theme.rule(theme.AXIS, x=8 * info.threshold, width=1.4, dash="dot"))
         text = f"<b>pays off below {bit_rate_text(info.threshold)}</b>"
         notes.append(_note(text, info.threshold, 0.0, theme.GREY) | {"xanchor": "right", "xshift": -4})
-    values = [value for line in info.lines for value in line.seconds] + [
-        point.step_s for point in info.points
-    ]
-    low, high = min(values) / 1.5, max(values) * 1.3
+    low, high = _seconds_range(info)
     first, last = 8 * info.bandwidths[0], 8 * info.bandwidths[-1]
     x = log_ticks(first, last, lambda bits: bit_rate_text(bits / 8)) | {"range": [log10(first), log10(last)]}
     y = log_ticks(low, high, tick_seconds) | {"range": [log10(low), log10(high)]}
@@ -203,6 +211,12 @@ def speedup_layout(info: CompressionSpeedupInfo) -> dict[str, Any]:
         "height": 520 if info.said else 440, "margin": {"l": 8, "r": theme.MODEBAR_WIDTH, "t": 96, "b": 8},
         "legend": theme.LEGEND_ABOVE | {"entrywidth": 170},
     }  # fmt: skip
+
+
+def _seconds_range(info: CompressionSpeedupInfo) -> tuple[float, float]:
+    values = [value for line in info.lines for value in line.seconds]
+    values += [point.step_s for point in info.points]
+    return min(values) / 1.5, max(values) * 1.3
 
 
 def draw_compression_speedup(info: CompressionSpeedupInfo) -> go.Figure:
@@ -220,16 +234,68 @@ def _line(info: CompressionSpeedupInfo, line: SpeedLine) -> dict[str, Any]:
     return _curve(info, line, style) | {"name": name}
 
 
-def _refused_line(info: CompressionSpeedupInfo, line: SpeedLine, place: int) -> dict[str, Any]:
-    """Return the grey line, with its name, of a method whose loss is too high; all such methods share a legend
-    entry.
+def _refused_lines(info: CompressionSpeedupInfo, lines: Sequence[SpeedLine]) -> Iterator[dict[str, Any]]:
+    """Yield the grey lines of methods whose loss is too high, with their names; they share an entry of the legend.
+
+    Lines that lie on each other have one name together, and names are where no other name is.
     """
-    texts = [""] * len(info.bandwidths)
-    texts[3 + 9 * place % (len(texts) - 9)] = line.label
-    return _curve(info, line, {"color": theme.GREY, "dash": "dot", "width": 1.1}) | {
-        "name": "loss too high", "opacity": 0.6, "legendgroup": "refused", "showlegend": not place,
-        "mode": "lines+text", "text": texts, "textposition": "top right", "textfont": {"color": theme.GREY, "size": 10},
-    }  # fmt: skip
+    named: dict[SpeedLine, list[str]] = {}
+    for line in lines:
+        named.setdefault(next((one for one in named if _is_alike(one, line)), line), []).append(line.label)
+    texts = {line: ", ".join(labels) for line, labels in named.items()}
+    places = _free_places(info, texts)
+    for number, line in enumerate(lines):
+        place = places.get(line)
+        shown = [texts[line] if place and at == place.at else "" for at in range(len(info.bandwidths))]
+        side = "top right" if place is None or place.is_above else "bottom left"
+        yield _curve(info, line, {"color": theme.GREY, "dash": "dot", "width": 1.1}) | {
+            "name": "loss too high", "opacity": 0.6, "legendgroup": "refused", "showlegend": not number,
+            "mode": "lines+text", "text": shown, "textposition": side, "textfont": {"color": theme.GREY, "size": 10},
+        }  # fmt: skip
+
+
+def _is_alike(one: SpeedLine, other: SpeedLine) -> bool:
+    return all(abs(log(a / b)) <= _ALIKE for a, b in zip(one.seconds, other.seconds, strict=True))
+
+
+class _Place(NamedTuple):
+    """Where a text of a number of points is: to the upper right of a point of its line, or to the lower left."""
+
+    at: int
+    width: int
+    is_above: bool
+
+    @property
+    def points(self) -> slice:
+        """The points of the axis that the text covers."""
+        return slice(self.at, self.at + self.width) if self.is_above else slice(self.at - self.width, self.at)
+
+
+def _free_places(info: CompressionSpeedupInfo, texts: Mapping[SpeedLine, str]) -> dict[SpeedLine, _Place]:
+    """Return for each line the place of its text that covers the fewest other texts and lines."""
+    low, high = _seconds_range(info)
+    heights = {line: _PLOT_PX[1] / log(high / low) * np.log(line.seconds) for line in info.lines}
+    num_points, letter = len(info.bandwidths), _LETTER_PX[1]
+    places = dict[SpeedLine, _Place]()
+
+    def bottom(line: SpeedLine, place: _Place) -> float:
+        return float(heights[line][place.at]) - (0 if place.is_above else letter)
+
+    def covered(line: SpeedLine, place: _Place) -> int:
+        base, points = bottom(line, place), place.points
+        near = [each.points for other, each in places.items() if abs(base - bottom(other, each)) < letter]
+        texts_over = [bool(points.start < each.stop and each.start < points.stop) for each in near]
+        gaps = (heights[each][points] - base for each in info.lines if not _is_alike(line, each))
+        lines_over = [bool(np.any((gap > 0) & (gap < letter))) for gap in gaps]
+        return len(info.lines) * sum(texts_over) + sum(lines_over)
+
+    for line, text in texts.items():
+        width = ceil(len(text) * _LETTER_PX[0] / _PLOT_PX[0] * num_points)
+        half = num_points // 2  # where lines are apart
+        free = [_Place(at, width, is_above=True) for at in range(2, half)]
+        free += [_Place(at, width, is_above=False) for at in range(width + 1, half)]
+        places[line] = min(free, key=lambda place, line=line: covered(line, place))  # type: ignore[misc]
+    return places
 
 
 def _curve(info: CompressionSpeedupInfo, line: SpeedLine, style: dict[str, Any]) -> dict[str, Any]:
@@ -265,17 +331,38 @@ def _crossings(info: CompressionSpeedupInfo) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _point(point: SpeedPoint, place: int) -> dict[str, Any]:
-    """Return the mark of a measured step; labels of vertically adjacent marks are on alternate sides."""
-    look = method_look(point.name)
-    is_plain = point.name == "none"
-    colour = theme.GREY if is_plain else look.colour
-    label = "uncompressed" if is_plain else point.label
-    text = f"measured, {label}: {duration_text(point.step_s)} on {bit_rate_text(point.bandwidth)}"
+def _points(info: CompressionSpeedupInfo) -> list[dict[str, Any]]:
+    """Return the marks of measured steps; marks that nearly touch have one label together, on alternate sides."""
+    low, high = _seconds_range(info)
+    near = (high / low) ** (_LETTER_PX[1] / _PLOT_PX[1])
+    groups: list[list[SpeedPoint]] = []
+    for point in info.points:
+        before = groups[-1][-1] if groups else point
+        is_near = point.bandwidth == before.bandwidth and point.step_s < before.step_s * near
+        if groups and is_near:
+            groups[-1].append(point)
+        else:
+            groups.append([point])
+    drawn = [
+        _point(point, ", ".join(map(_measured_label, group)) if point is group[-1] else "", side)
+        for side, group in enumerate(groups)
+        for point in group
+    ]
+    return [mark | {"showlegend": not number} for number, mark in enumerate(drawn)]
+
+
+def _measured_label(point: SpeedPoint) -> str:
+    return "uncompressed" if point.name == "none" else point.label
+
+
+def _point(point: SpeedPoint, label: str, side: int) -> dict[str, Any]:
+    """Return the mark of a measured step, with its label on one of two sides."""
+    colour = theme.GREY if point.name == "none" else method_look(point.name).colour
+    text = f"measured, {_measured_label(point)}: {duration_text(point.step_s)} on {bit_rate_text(point.bandwidth)}"
     return {
         "type": "scatter", "mode": "markers+text", "x": [8 * point.bandwidth], "y": [point.step_s],
-        "name": "measured", "legendgroup": "measured", "showlegend": not place,
-        "text": [label], "textposition": f"middle {('right', 'left')[place % 2]}", "textfont": {"color": theme.GREY},
+        "name": "measured", "legendgroup": "measured",
+        "text": [label], "textposition": f"middle {('right', 'left')[side % 2]}", "textfont": {"color": theme.GREY},
         "marker": {"symbol": "x", "size": 11, "color": colour, "line": {"color": "#fff", "width": 1}},
         "hovertext": text, "hoverinfo": "text",
     }  # fmt: skip

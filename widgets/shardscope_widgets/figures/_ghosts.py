@@ -18,16 +18,19 @@ from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._stacks import StackBar
 from shardscope_widgets.figures._timeline import TimelineInfo
 from shardscope_widgets.trace import Trace
-from shardscope_widgets.words import bytes_text, duration_text
+from shardscope_widgets.words import bytes_text, duration_text, safe
 
 if TYPE_CHECKING:
     from shardscope.prediction.job import JobPrediction
+    from shardscope_widgets.figures._overview import MemoryBars
 
 PREDICTED = "predicted"
 _ORDER = ("data", "forward", "backward", "codec", COMMUNICATION, "optimizer", IDLE)
 """Parts of a predicted step in the order in which they are drawn."""
 _FAINT = 0.45
 """Opacity of predicted bars."""
+_ACROSS = 0.035
+"""Thickness of a line across a memory bar, as a fraction of the highest bar of the run."""
 _NOT_TELLING = 0.02
 """Gap, relative to the measured total, below which prediction and measurement count as equal."""
 
@@ -107,13 +110,13 @@ def _parts(time: Term) -> list[GhostPart]:
 # Loss, throughput, bytes, memory.
 
 
-def overview_ghosts(trace: Trace, ghost: Ghost, ranks: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Return dashed lines for throughput and bytes, and diamonds for memory, as Plotly JSON.
+def overview_ghosts(trace: Trace, ghost: Ghost, bars: MemoryBars | None = None) -> list[dict[str, Any]]:
+    """Return dashed lines for throughput and bytes, and lines across the memory bars, as Plotly JSON.
 
     Args:
         trace: The run.
         ghost: Its predicted values.
-        ranks: Names of the bars of its memory: a rank each, or one for all ranks; empty draws no diamonds.
+        bars: The bars of its memory: a rank each, or one for all ranks; None to draw no line across them.
     """
     if not trace.steps:
         return []
@@ -124,9 +127,8 @@ def overview_ghosts(trace: Trace, ghost: Ghost, ranks: Sequence[str] = ()) -> li
         lines.append(_line(ends, per_step / ghost.step_s, "2", "%{y:.3s}/s"))
     if ghost.sent_bytes is not None and trace.world_size > 1:
         lines.append(_line(ends, ghost.sent_bytes, "3", "%{y:.4s}B"))
-    if ghost.held_peaks and ranks:
-        peaks = ghost.held_peaks if len(ranks) > 1 else [max(ghost.held_peaks)]
-        lines.append(diamonds(ranks, peaks, "4", PREDICTED, "B"))
+    if ghost.held_peaks and bars is not None and bars.ranks:
+        lines.append(_across(bars, ghost.held_peaks))
     return lines
 
 
@@ -135,6 +137,19 @@ def _line(ends: list[int], value: float, axes: str, value_format: str) -> dict[s
         "type": "scatter", "mode": "lines", "x": ends, "y": [value, value], "xaxis": f"x{axes}", "yaxis": f"y{axes}",
         "line": {"color": theme.GREY, "width": 1.6, "dash": "dash"}, "name": PREDICTED, "showlegend": False,
         "hovertemplate": f"{PREDICTED}: {value_format}<extra></extra>",
+    }  # fmt: skip
+
+
+def _across(bars: MemoryBars, peaks: Sequence[int]) -> dict[str, Any]:
+    """Return lines across a run's bars at predicted peaks: thin bars, because other marks would lie between bars."""
+    shown = peaks if len(bars.ranks) > 1 else [max(peaks)]
+    thickness = _ACROSS * max(*shown, *bars.peaks)
+    return {
+        "type": "bar", "x": list(bars.ranks), "y": [thickness] * len(shown), "xaxis": "x4", "yaxis": "y4",
+        "base": [peak - thickness / 2 for peak in shown], "offsetgroup": bars.label, "name": PREDICTED,
+        "showlegend": False, "customdata": list(map(bytes_text, shown)),
+        "marker": {"color": theme.GREY, "line": {"color": "#ffffff", "width": 1}},
+        "hovertemplate": f"{safe(bars.label)}, %{{x}}<br>{PREDICTED}: %{{customdata}}<extra></extra>",
     }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 
 from shardscope.analytic.memory import KINDS, SYMBOLS
 from shardscope.analytic.terms import Term
+from shardscope.spec.units import gib_text
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures.theme import RunStyle
 from shardscope_widgets.words import bytes_text, listed, safe, three_digits
@@ -98,11 +99,6 @@ def _value_text(symbol: str, value: float | str) -> str:
     if symbol == "bytes of a layer":
         return bytes_text(value)
     return f"{value:,.0f}" if value >= 100 or value == int(value) else three_digits(value)
-
-
-def gib_text(num_bytes: float) -> str:
-    """Format bytes as ``12.3 GiB``."""
-    return f"{three_digits(num_bytes / GIB)} GiB"
 
 
 def memory_plan_text(info: MemoryPlanInfo) -> str:

@@ -206,15 +206,15 @@ def _mean_ms(ops: Sequence[GanttOp], op: str) -> float:
     return fmean(each.duration_ms for each in ops if each.op == op)
 
 
-def gantt_title(info: GanttInfo) -> str:
-    """Return the chart's title, short enough for narrow charts: schedule, step, waiting (median first) and bubble."""
+def gantt_heading(info: GanttInfo) -> dict[str, Any]:
+    """Return the chart's heading, in two lines for narrow charts: schedule; step, waiting (median first), bubble."""
     ideal = "" if info.ideal is None else f", bubble {info.ideal:.0%}"
     own = (
         f"{info.bubble:.0%}"
         if info.usual is None
         else f"{info.usual.waiting:.0%} (this step {info.bubble:.0%})"
     )
-    return f"<b>{safe(info.schedule or 'pipeline')}</b>, step {info.step}: waiting {own}{ideal}"
+    return theme.heading(safe(info.schedule or "pipeline"), f"step {info.step}: waiting {own}{ideal}", x=0)
 
 
 def draw_gantt(info: GanttInfo) -> go.Figure:
@@ -225,10 +225,10 @@ def draw_gantt(info: GanttInfo) -> go.Figure:
     figure.update_layout(
         xaxis=theme.axis("milliseconds", range=[0, end_ms * 1.005 or 1]),
         yaxis=rank_axis(info.ranks),
-        annotations=[theme.note(gantt_title(info), x=0, y=1) | {"yshift": 4}] if info.ops else [],
+        annotations=[gantt_heading(info)] if info.ops else [],
         uniformtext={"minsize": 9, "mode": "hide"},
     )
-    return theme.style(figure, height=116 + ROW_PX * len(info.ranks), barmode="overlay", head=62)
+    return theme.style(figure, height=132 + ROW_PX * len(info.ranks), barmode="overlay", head=78)
 
 
 def _ghosts(info: GanttInfo) -> list[dict[str, Any]]:

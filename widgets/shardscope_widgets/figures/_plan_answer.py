@@ -7,18 +7,10 @@ from typing import NamedTuple
 from shardscope.planner import Plans, short
 from shardscope.planner.explain import seconds
 from shardscope.planner.plans import PlanRow
-from shardscope.planner.table import (
-    advice,
-    budget_of,
-    days_text,
-    dollars_text,
-    memory_text,
-    offload_text,
-    recommended,
-)
+from shardscope.planner.table import advice, budget_of, days_text, dollars_text, offload_text, recommended
 from shardscope.prediction.failures import failures_text, layout_failures
 from shardscope.prediction.layout import uncertainty_of
-from shardscope.spec.units import work_text
+from shardscope.spec.units import gib_text, work_text
 from shardscope_widgets.words import count_text, plural
 
 
@@ -65,7 +57,7 @@ def numbers(found: Plans, plan: PlanRow, tokens: float) -> tuple[PlanNumber, ...
         PlanNumber("Step", seconds(plan.step_time_s), f"{low} to {high}"),
         PlanNumber(f"{count_text(tokens)} tokens", days_text(whole.days), f"{count_text(plan.tokens_per_s)} tokens/s"),
         PlanNumber("MFU", f"{plan.mfu:.1%}", "of peak FLOP/s"),
-        PlanNumber("Peak memory", memory_text(plan.memory_bytes), f"of {memory_text(room)} per device"),
+        PlanNumber("Peak memory", gib_text(plan.memory_bytes), f"of {gib_text(room)} per device"),
         PlanNumber("Cost", cost, price),
         PlanNumber("Devices", f"{cluster.num_devices:,}", where),
     )  # fmt: skip

@@ -356,7 +356,7 @@ def rejected(counts: Mapping[str, int]) -> Spec:
 def _rejected_layout() -> dict[str, Any]:
     figure = theme.style(go.Figure(), height=60, margin={"l": 8, "r": 80, "t": 8, "b": 8}, showlegend=False)
     figure.update_layout(
-        xaxis=theme.axis("layouts rejected for this reason (logarithmic)", type="log", dtick=1),
+        xaxis=theme.axis("layouts rejected for this reason (logarithmic)", type="log", dtick=2, tickangle=0),
         yaxis={"autorange": "reversed", "showgrid": False, "automargin": True},
     )
     return dict(figure.to_plotly_json()["layout"])

@@ -166,7 +166,7 @@ def schedule_title(info: ScheduleInfo) -> str:
     """Return the chart's title, short enough for narrow charts: schedule, step time and bubble."""
     gantt = info.gantt
     return (
-        f"<b>{PipelineSchedule(gantt.schedule).heading()}</b>, predicted {duration_text(gantt.end_ms / 1e3)}, "
+        f"<b>{PipelineSchedule(gantt.schedule).heading()}</b>: {duration_text(gantt.end_ms / 1e3)}, "
         f"bubble {gantt.bubble:.1%}"
     )
 
@@ -239,7 +239,8 @@ def _waiting_trace(info: ScheduleInfo) -> dict[str, Any]:
 def _layout(info: ScheduleInfo) -> dict[str, Any]:
     ranks = info.gantt.ranks
     chart_px = ROW_PX * len(ranks) if len(ranks) <= 8 else 24 * len(ranks) + 176
-    top = TOP_PX + _KEY_PX * (info.gantt.num_stages > len(ranks))
+    keys = len({op.op for op in info.gantt.ops}) + (info.gantt.num_stages > len(ranks))
+    top = TOP_PX + _KEY_PX * max(0, keys - 2)  # in a narrow chart, each entry of the legend has a line
     inner = chart_px + HELD_PX + WAITING_PX + 2 * GAP_PX
     bottom_chart, top_held = 1 - chart_px / inner, 1 - (chart_px + GAP_PX) / inner
     bottom_held = top_held - HELD_PX / inner

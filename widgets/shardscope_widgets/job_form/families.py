@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from shardscope.methods.strategies.pipeline import SPLITS
 from shardscope.spec import Compression, Method, registry
 from shardscope.spec.strategy import strategies
-from shardscope_widgets.kit.form import Setting, option_of, setting_of
+from shardscope_widgets.kit.form import Setting, named, option_of, setting_of
 
 _HEADINGS = (
     "Uncompressed", "Shorter floats", "Block quantization", "Stochastic rounding", "Signs", "Sparsification",
@@ -28,7 +29,10 @@ _LABELS = {
     "staleness": "Staleness bound",
     "budget": "Gradients",
 }
-_OTHERWISE = {"mode": {"values": (("sync", "sync"), ("async", "async"), ("bounded (ssp)", "ssp"))}}
+_OTHERWISE: dict[str, dict[str, Any]] = {
+    "mode": {"values": (("sync", "sync"), ("async", "async"), ("bounded (ssp)", "ssp"))},
+    "split": {"kind": "choice", "values": named(SPLITS)},
+}
 _LEFT_TO_CODE = {"block", "clip", "bucket_mb", "slice_mb", "gamma", "microbatches"}
 """Settings without a control, which can only be set in code. `microbatches` needs no control, because the
 micro-batch size, which has a control, determines it."""

@@ -97,7 +97,9 @@ function attendTo(panel) {
   const endBoxes = watchBoxes(panel); // in refused.js
   const listeners = { keydown: pressFold, click: () => setTimeout(() => nameFolds(panel)) };
   for (const [name, listen] of Object.entries(listeners)) panel.addEventListener(name, listen);
+  const endKeys = keepKeys(panel); // in keys.js
   return () => {
+    endKeys();
     watch.disconnect();
     themes.disconnect();
     clearTimeout(due);

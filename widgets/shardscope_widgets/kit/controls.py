@@ -100,7 +100,7 @@ def show(control: widgets.DOMWidget, value: Any) -> None:
     elif isinstance(control, widgets.Dropdown):
         pairs = [each if isinstance(each, tuple) else (str(each), each) for each in control.options]
         if not any(known == value for _, known in pairs):
-            own = value if isinstance(value, (str, int, float)) else type(value).__name__
+            own = value if isinstance(value, (str, int, float, tuple)) else type(value).__name__
             control.options = [*pairs, (str(getattr(value, "__name__", own)), value)]
     elif isinstance(control, _BOUNDED):
         control.max = max(control.max, min(value, MOST))

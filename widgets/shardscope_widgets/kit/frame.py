@@ -23,7 +23,7 @@ class Frame(anywidget.AnyWidget):
 
     _esm = "".join(
         files(__package__).joinpath(name).read_text(encoding="utf-8")
-        for name in ("refused.js", "access.js", "copy.js", "frame.js")
+        for name in ("refused.js", "keys.js", "access.js", "copy.js", "frame.js")
     )
     _css = LAB_CSS
     title = t.Unicode("").tag(sync=True)

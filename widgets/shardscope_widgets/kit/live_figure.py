@@ -9,8 +9,10 @@ The figure is a single trait, so the newest value always arrives, and a reloaded
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Sequence
 from functools import cache
+from gzip import compress
 from importlib.resources import files
 from typing import Any
 
@@ -24,21 +26,22 @@ from shardscope_widgets.kit.svg import figure_svg
 
 
 class Library(anywidget.AnyWidget):
-    """Plotly's script, with buttons that save images, as text."""
+    """Plotly's script, with buttons that save images: compressed, because executed notebooks store it."""
 
     _esm = "export default {};"
-    code = t.Unicode("").tag(sync=True)
+    packed = t.Unicode("", help="The script, compressed by gzip, in base64.").tag(sync=True)
 
 
 def library_code() -> str:
-    """Return Plotly's script with the buttons that save images."""
+    """Return Plotly's script with the buttons that save images, compressed by gzip, in base64."""
     ours = files(__package__).joinpath("images.js").read_text(encoding="utf-8")
-    return f"{get_plotlyjs()}\n{ours.replace('export function', 'module.exports.figureConfig = function')}"
+    code = f"{get_plotlyjs()}\n{ours.replace('export function', 'module.exports.figureConfig = function')}"
+    return b64encode(compress(code.encode(), 1)).decode()
 
 
 @cache
 def _library() -> Library:
-    return Library(code=library_code())
+    return Library(packed=library_code())
 
 
 class LiveFigure(anywidget.AnyWidget):

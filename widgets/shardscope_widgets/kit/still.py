@@ -106,12 +106,15 @@ class Still:
                 self._timer.start()
 
     def _bundle(self) -> dict[str, str]:
-        live, area = f".ss-live-{self._display_id}", ".jp-OutputArea"
+        live, own = f".ss-live-{self._display_id}", f".ss-still-{self._display_id}"
+        alone = (
+            f".jp-OutputArea:has({own}):not(:has({live}))"  # has the picture of this panel, but not the panel
+        )
         rules = (
-            f".ss-fallback{{display:none}}{area}:not(:has({live})) .ss-fallback{{display:block!important;"
+            f".ss-fallback{{display:none}}{alone} .ss-fallback{{display:block!important;"
             "animation:ss-late 0s 3s backwards;border-left:4px solid #c49a0c;padding:8px 12px}"
-            f"{area}:has(.ss-fallback):not(:has({live})) .jp-OutputArea-output.jupyter-widgets{{font-size:0}}"
-            f"body:has({live}) .ss-still-{self._display_id}{{display:none}}"
+            f"{alone} .jp-OutputArea-output.jupyter-widgets{{font-size:0}}"
+            f"body:has({live}) {own}{{display:none}}"
             "@keyframes ss-late{from{visibility:hidden}}"
         )
         html = (
@@ -121,7 +124,9 @@ class Still:
         return {"text/html": html, "text/plain": ""}
 
     def __repr__(self) -> str:
-        headline = next(filter(None, (_text(each) for each in self._kept())), "")
+        headline = ""
+        with self._guard.run():
+            headline = next(filter(None, (_text(each) for each in self._kept())), "")
         return f"{type(self).__name__}: {headline}"
 
 

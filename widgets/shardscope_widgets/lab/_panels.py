@@ -39,8 +39,7 @@ class Predicted(Still, widgets.VBox):  # type: ignore[misc]
     def __init__(self, job: Job, cluster: Where) -> None:
         if job.user_functions:
             raise SpecError(
-                "the job has functions of your own, which this tab does not call; "
-                f'"Predict it" under {RUN} and ss.predict(job) call them'
+                f"the job has functions of your own, which this tab does not call; press Predict it under {RUN}"
             )
         prediction = predict_job(job, cluster)
         self.player = StepPlayer()

@@ -15,14 +15,13 @@ from shardscope.errors import ShardscopeError
 from shardscope.show import Cell, Table
 from shardscope.spec.layout import Layout, short
 from shardscope.spec.model import Transformer
-from shardscope.spec.units import work_text
+from shardscope.spec.units import gib_text, work_text
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._memory_plan import (
     KIND_NAMES,
     Block,
     MemoryPlanInfo,
     figure_dict,
-    gib_text,
     memory_plan_info,
     memory_plan_text,
     symbols_text,

@@ -12,7 +12,8 @@ from shardscope.analytic.recomputation import layers_of_stage
 from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
-from shardscope_widgets.figures._memory_plan import KIND_NAMES, MemoryPlanInfo, gib_text
+from shardscope.spec.units import gib_text
+from shardscope_widgets.figures._memory_plan import KIND_NAMES, MemoryPlanInfo
 from shardscope_widgets.words import listed
 
 _FULL: dict[str, Any] = {"recompute": "full", "recompute_layers": 0}

@@ -111,12 +111,13 @@ def _cells(row: ScheduleRow, schedule: PipelineSchedule, best: float) -> list[st
         head,
         str(row.virtual_stages),
         Cell("", mark=f"{duration_text(row.step_s)} <small>{slower}</small>"),
-        Cell(f"{row.bubble:.1%}", mark=_meter(row.bubble)),
+        _metered(row.bubble, f"{row.bubble:.1%}"),
         three_digits(row.held),
-        Cell(f"{row.held_vs_1f1b:.2f}", mark=_meter(row.held_vs_1f1b / 2)),
+        _metered(row.held_vs_1f1b / 2, f"{row.held_vs_1f1b:.2f}"),
     ]
 
 
-def _meter(part: float) -> str:
-    """Return a bar filled to the fraction `part`; hidden from screen readers, because the number is next to it."""
-    return f'<i class="ss-meter" aria-hidden="true"><i style="width:{min(1.0, max(0.0, part)):.0%}"></i></i>'
+def _metered(part: float, number: str) -> Cell:
+    """Return a bar filled to the fraction `part`, hidden from screen readers, and the number beside it."""
+    filled = f'<i style="width:{min(1.0, max(0.0, part)):.0%}"></i>'
+    return Cell("", mark=f'<i class="ss-meter" aria-hidden="true">{filled}</i><span>{number}</span>')

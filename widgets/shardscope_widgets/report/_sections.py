@@ -56,9 +56,11 @@ def _learning(page: Page, group: Group) -> list[str]:
     merged = _MERGED if any(entry.agrees for entry in entries) else ""
     shown = [page.figure(_curves.draw(_loss_curves(entries)), f"{_LOSS}{merged}")]
     judged = [
-        AgreementRow(entry.label, entry.trace.strategy, entry.difference, bool(entry.agrees))
+        AgreementRow(
+            entry.label, entry.trace.strategy, entry.difference, bool(entry.agrees), entry.widest[1:]
+        )
         for entry in entries
-        if entry.difference is not None
+        if entry.difference is not None and entry.widest is not None
     ]
     if judged:
         bound = max(entry.bound for entry in entries)
@@ -203,7 +205,7 @@ _MERGED = (
 _AGREEMENT = (
     "Summing in another order rounds differently, and training amplifies these errors slightly: "
     "differences within the shaded area are due to rounding. A cross marks a run whose losses differ by "
-    "more."
+    "more, with its loss and that of one process in the step in which they differ most."
 )
 _PARTS = (
     "Medians over steps, on the rank that computes longest; overlapping work counts once. Communication includes "

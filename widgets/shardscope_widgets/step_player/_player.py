@@ -59,7 +59,8 @@ def _text(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-_SCRIPT = "\n".join(map(_text, _SCRIPTS))
+_KEYS = files("shardscope_widgets.kit").joinpath("keys.js").read_text(encoding="utf-8")
+_SCRIPT = "\n".join((_KEYS, *map(_text, _SCRIPTS)))
 
 
 class StepPlayer(Still, anywidget.AnyWidget):

@@ -72,6 +72,7 @@ class Player {
     this.tick = this.tick.bind(this);
     this.load();
     this.root.addEventListener("keydown", this.onKey);
+    this.endKeys = keepKeys(this.root); // in the kit's keys.js
     this.changes = { events: () => this.renew(), measured: () => this.renew(), plays: () => this.renew(), note: () => { if (this.note) this.note.textContent = this.model.get("note"); }, position: () => this.moved(), playing: () => this.switched(), selected: () => this.moved(), speed: () => this.showSpeed() };
     for (const [name, act] of Object.entries(this.changes)) model.on(`change:${name}`, act);
     this.resize = new ResizeObserver(() => this.fit());
@@ -87,6 +88,7 @@ class Player {
   }
 
   close() {
+    this.endKeys();
     cancelAnimationFrame(this.frame);
     this.resize.disconnect();
     this.sight.disconnect();

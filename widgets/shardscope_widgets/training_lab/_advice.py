@@ -1,4 +1,4 @@
-"""The live explanation of the run in focus: its largest loss of time, and a button that runs the suggested change.
+"""The live explanation of the run in focus: its largest losses of time, each with a button that runs a change.
 
 For a run that was started by this button, a verdict comes first: how its loss and speed differ from the baseline's.
 """
@@ -66,10 +66,11 @@ class _Told(NamedTuple):
     verdict: Verdict | None
     problem: str
     so_far: bool
+    second: tuple[str, Mapping[str, Any]] | None = None
 
 
 class AdvicePanel(Background):
-    """Sentences on the run in focus, and a button to run the change that they suggest.
+    """Sentences on the run in focus, and a button to run each change that they suggest, at most two.
 
     Explanations are computed in a separate thread, and only after `begin` is called, when the lab is displayed. Until a
     run is explained, a placeholder replaces the previous run's text and keeps its height.
@@ -79,9 +80,11 @@ class AdvicePanel(Background):
     """
 
     def __init__(self, on_try: Callable[[Run, Mapping[str, Any]], None]) -> None:
-        self.line = widgets.HTML()
-        self.button = widgets.Button(description="Run it", icon="play")
-        self.box = classed(widgets.HBox([self.line, self.button]), "ss-advice")
+        self.line, self.second_line = widgets.HTML(), widgets.HTML()
+        self.button, self.second_button = widgets.Button(), widgets.Button()
+        rows = ((self.line, self.button), (self.second_line, self.second_button))
+        self.rows = [classed(widgets.HBox(row), "ss-advice") for row in rows]
+        self.box = widgets.VBox(self.rows)
         self.queue: ChangeQueue | None = None
         self._on_try = on_try
         self._subject: Subject | None = None
@@ -95,6 +98,7 @@ class AdvicePanel(Background):
         self._tail_of: Run | None = None
         self._events: list[Event] = []
         self.button.on_click(lambda _button: self.try_it())
+        self.second_button.on_click(lambda _button: self.try_it(1))
         self._draw()
 
     @property
@@ -120,10 +124,16 @@ class AdvicePanel(Background):
             self._known = now
             self._start(self._work, subject, name="advice")
 
-    def try_it(self) -> None:
-        """Call `on_try` with the suggested change, as the button does."""
-        if self._subject is not None and self.found is not None and self.found.change is not None:
-            self._on_try(self._subject.run, self.found.change)
+    def try_it(self, row: int = 0) -> None:
+        """Call `on_try` with the change that a row suggests, as its button does."""
+        change = self._changes()[row]
+        if self._subject is not None and change is not None:
+            self._on_try(self._subject.run, change)
+
+    def _changes(self) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
+        """Return the change that each row suggests; None for none."""
+        found, second = self.found, None if self._told is None else self._told.second
+        return None if found is None else found.change, None if second is None else second[1]
 
     def _is_fixed(self) -> bool:
         """Return whether the text must not change, because the change that it suggests is queued."""
@@ -131,13 +141,14 @@ class AdvicePanel(Background):
         return subject is not None and subject.is_alive and queue is not None and queue.holds(subject.run)
 
     def _work(self, subject: Subject) -> None:
-        from shardscope.measure.explain.of_run import explain_events
+        from shardscope.measure.explain.of_run import explain_events, second_remedy
         from shardscope.measure.explain.verdict import verdict
 
         started, run = time.monotonic(), subject.run
-        found, told, problem = None, None, ""
+        found, told, second, problem = None, None, None, ""
         try:
             found = explain_events(run, self._newest_events(run))
+            second = second_remedy(run, found)
             told = None if subject.baseline is None else verdict(run, subject.baseline)
         except ShardscopeError:  # no step with spans yet, or a run that can no longer be read
             pass
@@ -145,7 +156,9 @@ class AdvicePanel(Background):
             problem = f"The run cannot be explained: {type(error).__name__}: {error}"
         if self._subject is not None and run.id == self._subject.run.id and not self._is_fixed():
             self._due_at = time.monotonic() + max(AGAIN_AFTER_S, _PATIENCE * (time.monotonic() - started))
-            self._told = _Told(self._steady(found, subject), told, problem, subject.is_alive)
+            steady = self._steady(found, subject)
+            second = second if steady is found else None
+            self._told = _Told(steady, told, problem, subject.is_alive, second)
             self._draw()
 
     def _steady(self, found: Explanation | None, subject: Subject) -> Explanation | None:
@@ -180,20 +193,25 @@ class AdvicePanel(Background):
         kept = f'<div class="ss-kept" aria-hidden="true">{self._last}</div>' if waiting else ""
         self.line.value = f'<div class="ss-stack"><div role="status">{text}</div>{kept}</div>' if text else ""
         self.box.layout.display = None if text else "none"
-        self._draw_button(is_waiting=bool(waiting))
+        second = None if told is None else told.second
+        self.second_line.value = f"<div>{safe(second[0])}</div>" if second else ""
+        self.rows[1].layout.display = None if second else "none"
+        for button, change in zip((self.button, self.second_button), self._changes(), strict=True):
+            self._draw_button(button, change, is_waiting=bool(waiting))
 
-    def _draw_button(self, *, is_waiting: bool) -> None:
+    def _draw_button(
+        self, button: widgets.Button, change: Mapping[str, Any] | None, *, is_waiting: bool
+    ) -> None:
         """Show the button for a change; until a run is explained, keep the space of the previous button."""
-        subject, found = self._subject, self.found
-        is_queued = subject is not None and self.queue is not None and self.queue.holds(subject.run)
+        subject, queue = self._subject, self.queue
+        is_queued = subject is not None and queue is not None and queue.holds(subject.run, change)
         later = _QUEUED if subject is not None and subject.is_alive else _QUEUED_LATER
-        has_change = found is not None and found.change is not None
-        self.button.description, self.button.icon = (later, "") if is_queued else ("Run it", "play")
-        self.button.button_style = "info" if is_queued else ""
-        self.button.tooltip = "Press again to cancel" if is_queued else _PRESS
+        button.description, button.icon = (later, "") if is_queued else ("Run it", "play")
+        button.button_style = "info" if is_queued else ""
+        button.tooltip = "Press again to cancel" if is_queued else _PRESS
         if not is_waiting:
-            self.button.layout.display = None if has_change else "none"
-        self.button.layout.visibility = None if has_change else "hidden"
+            button.layout.display = None if change is not None else "none"
+        button.layout.visibility = None if change is not None else "hidden"
 
 
 def _placeholder(subject: Subject, told: _Told | None) -> str:

@@ -35,23 +35,27 @@ class ChangeQueue:
         self.note = ""
         self._book, self._start = book, start
 
-    def holds(self, run: Run) -> bool:
-        """Return whether a change of this run is waiting."""
-        return self.waiting is not None and self.waiting.run.id == run.id
+    def holds(self, run: Run, change: Mapping[str, Any] | None = None) -> bool:
+        """Return whether a change of this run is waiting: this one, or any if it is None."""
+        return (
+            self.waiting is not None
+            and self.waiting.run.id == run.id
+            and change in (None, self.waiting.change)
+        )
 
     def press(self, run: Run, change: Mapping[str, Any], *, is_busy: bool) -> None:
-        """Cancel this run's change if it is waiting; otherwise queue it, or start it if nothing else is in progress.
+        """Cancel this change if it is waiting; otherwise queue it, or start it if nothing else is in progress.
 
         Args:
             run: The run.
             change: The change to its job.
             is_busy: Whether something other than a run, such as a check, uses the machine.
         """
-        replaced, self.note = self.waiting, ""
+        replaced, self.note, is_same = self.waiting, "", self.holds(run, change)
         self.waiting = None
-        if replaced is not None and replaced.run.id == run.id:
+        if is_same:
             return
-        if replaced is not None:
+        if replaced is not None and replaced.run.id != run.id:
             self.note = f"The change to {self._label(replaced.run)} is no longer queued."
         entry = self._book.entries.get(run.id)
         self.waiting = Queued(run, change, entry is not None and entry.is_alive)

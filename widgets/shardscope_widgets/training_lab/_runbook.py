@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from shardscope.errors import SpecError
+from shardscope.methods.strategies.pipeline import with_split
 from shardscope.runtime.record.about import read_about, write_about
 from shardscope.runtime.record.rundir import RunDir
 from shardscope.spec.look import DASHES
@@ -229,7 +230,8 @@ class RunBook:
             fresh = [entry for entry in new if entry.trace.group == group]
             known = [entry for run_id, entry in self.of_group(group).items() if run_id in self._named]
             beside = known[-_MOST_COMPARED:]
-            labels = run_names([entry.run.job for entry in (*beside, *fresh)])[len(beside) :]
+            jobs = [with_split(entry.run.job, entry.trace.split) for entry in (*beside, *fresh)]
+            labels = run_names(jobs)[len(beside) :]
             taken = {entry.trace.label for entry in known}
             for entry, label in zip(fresh, labels, strict=True):
                 choices = chain([label], (f"{label} ({number})" for number in count(2)))

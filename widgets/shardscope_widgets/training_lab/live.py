@@ -89,13 +89,13 @@ class LiveView:
         predicted = next((trace for trace in traces if trace.run_id == focus and ghost is not None), None)
         if predicted is not None and ghost is not None:
             bars = info.memory.runs[list(traces).index(predicted)] if info.memory.is_held else None
-            more = _ghosts.overview_ghosts(predicted, ghost, bars.ranks if bars else ())
+            more = _ghosts.overview_ghosts(predicted, ghost, bars)
         self.overview.put(lines, _overview.overview_layout(info), more)
         keys = [_run_key(curve) for curve in info.loss.curves]
         if more and predicted is not None:
             dashed = RunStyle(theme.GREY, dash="dash")
             keys.append(
-                f"<span>{swatch(dashed)}predicted for {safe(predicted.label)} (◆ peak memory per rank)</span>"
+                f"<span>{swatch(dashed)}predicted for {safe(predicted.label)}, also across its memory bar</span>"
             )
         self.legend.value = f'<div class="ss-legend">{"".join(keys) or _EMPTY}</div>'
         gap = "" if predicted is None or ghost is None else _ghosts.overview_gap(predicted, ghost)

@@ -173,7 +173,8 @@ def _larger(one: MemoryParts, other: MemoryParts) -> MemoryParts:
     """Return the parts with the larger total on each row, and the larger offloaded bytes."""
     is_more = other.total > one.total
     on_device = (np.where(is_more, there, here) for here, there in zip(one[:5], other[:5], strict=True))
-    return MemoryParts(*on_device, np.maximum(one.host, other.host), np.maximum(one.nvme, other.nvme))
+    away = (np.maximum(here, there) for here, there in zip(one[5:], other[5:], strict=True))
+    return MemoryParts(*on_device, *away)
 
 
 def parts_of(blocks: Blocks, rows: LayoutRows, host_capacity: float = np.inf) -> MemoryParts:

@@ -9,6 +9,7 @@ from pathlib import Path
 from shardscope.errors import SpecError, quoted
 from shardscope.measure.accuracy import accuracy_of, inside_text
 from shardscope.measure.compare_runs.comparison import ComparedRun, RunsComparison, with_speed_up
+from shardscope.methods.strategies.pipeline import with_split
 from shardscope.runlog.summary import Summary
 from shardscope.runtime import Run
 from shardscope.spec.job import Job
@@ -57,8 +58,13 @@ def compare_runs(
     index = None if baseline is None else _index_of(Run.attach(baseline, root), paths)
     inside = inside_text(accuracy_of(found).runs)
     return replace(
-        compared([(run.id, run.job, run.summary(), run.note) for run in found], index), inside=inside
+        compared([(run.id, _as_it_ran(run), run.summary(), run.note) for run in found], index), inside=inside
     )
+
+
+def _as_it_ran(run: Run) -> Job:
+    """Return the run's job with the split of a pipeline that its ranks measured."""
+    return with_split(run.job, run.reduced().split)
 
 
 def compared(

@@ -21,6 +21,7 @@ from math import inf, prod
 import torch
 from torch import Tensor
 
+from shardscope.calibration.host_calibration import chosen
 from shardscope.spec import Job
 from shardscope.spec.compression import Shapes
 from shardscope.training.collectives.packets import Packets, packet_rows
@@ -89,7 +90,8 @@ def packing_seconds(jobs: Sequence[Job], buckets: Sequence[Shapes], *, repeats: 
     """
     sample = _sample(buckets)
     whole = _elements(buckets) / _elements(sample)
-    keys = [_key(job, buckets) for job in jobs]
+    calibrated = chosen().calibration.measured_at  # who calibrates again asks to measure again
+    keys: list[Hashable] = [(calibrated, _key(job, buckets)) for job in jobs]
     with _timing:
         best = {key: _timed_here.get(key, inf) for key in keys}
         is_new = {key: key not in _timed_here for key in keys}
@@ -99,6 +101,12 @@ def packing_seconds(jobs: Sequence[Job], buckets: Sequence[Shapes], *, repeats: 
                     best[key] = min(best[key], whole * min(_turn(job, sample)))
         _timed_here.update(best)
     return [best[key] for key in keys]
+
+
+def forget_timings() -> None:
+    """Forget all times that this process has measured: a busy machine may have slowed them."""
+    with _timing:
+        _timed_here.clear()
 
 
 def _key(job: Job, buckets: Sequence[Shapes]) -> Hashable:

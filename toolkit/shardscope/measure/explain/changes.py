@@ -64,6 +64,17 @@ def best_change(cause: Cause, job: Job, predict: Predictor, *, cores: int) -> Re
     return None
 
 
+def untried_change(cause: Cause, job: Job) -> Change | None:
+    """Return a change that may reduce a loss by an amount that is not predicted; None if the job accepts none."""
+    for change in _UNPREDICTED.get(cause, _nothing)(job, 0):
+        try:
+            job.replace(**change, name=None)
+        except ShardscopeError:
+            continue
+        return change
+    return None
+
+
 def _tried(changes: Iterable[Change], job: Job, now: JobPrediction, predict: Predictor) -> Iterator[Remedy]:
     """Yield the changes that the job accepts and that fit in memory, in their order, with their speed-up."""
     for change in changes:
@@ -149,8 +160,23 @@ def _shares_by_speed(job: Job, _cores: int) -> Iterator[Change]:
         yield {"batch": job.batch.replace(shares=MEASURED, micro_batch=micro_batch)}
 
 
+def _other_splits(job: Job, _cores: int) -> Iterator[Change]:
+    """Yield the same pipeline with its layers split by the ranks' speed, and evenly by number."""
+    now = job.strategy.settings.get("split")
+    yield from (
+        {"strategy": job.strategy.replace(split=split)}
+        for split in ("speed", "even")
+        if now not in (None, split)
+    )
+
+
+def _nothing(_job: Job, _cores: int) -> Iterator[Change]:
+    yield from ()
+
+
 _CHANGES: Mapping[Cause, tuple[Callable[[Job, int], Iterator[Change]], ...]] = {
     "pipeline bubble": (_smaller_micro_batches, _larger_batches),
+    "uneven stages": (_other_splits,),
     "communication": (_compressions, _larger_batches),
     "server": (_strategies, _more_servers),
     "straggler": (_shares_by_speed,),
@@ -158,3 +184,8 @@ _CHANGES: Mapping[Cause, tuple[Callable[[Job, int], Iterator[Change]], ...]] = {
     "small operations": (_larger_micro_batches, _larger_batches),
 }
 """Kinds of changes by cause; a later kind is tried only if no change of an earlier kind is predicted to pay off."""
+_UNPREDICTED: Mapping[Cause, Callable[[Job, int], Iterator[Change]]] = {
+    "uneven stages": _other_splits,
+    "straggler": _shares_by_speed,
+}
+"""Changes that depend on speeds as ranks measure them, so that a prediction may not know what they gain."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -22,9 +22,10 @@ from shardscope.measure.compare.measured import (
     with_spans,
 )
 from shardscope.measure.explain import words
-from shardscope.measure.explain.changes import Predictor, best_change
+from shardscope.measure.explain.changes import Predictor, best_change, untried_change
 from shardscope.measure.explain.losses import Cause, Loss, MeasuredStep, computing_s, losses
 from shardscope.measure.pipeline_waits import pipeline_waits
+from shardscope.methods.strategies.pipeline import with_split
 from shardscope.prediction.job import JobPrediction
 from shardscope.runlog.schema import OBSERVING, Event
 from shardscope.runlog.spans import finished_steps
@@ -46,9 +47,9 @@ class Explanation(Shown):
         sentence: The largest loss of time with its cause, and the change that is predicted to reduce it.
         cause: The cause of the largest loss; ``none`` if no loss is worth a change.
         share: The largest loss as a fraction of the step, 0 to 1, as measured.
-        change: Fields of the job to change, for ``run.job.replace(**change)``; None if no change is predicted
-            to pay off.
-        expected: Predicted samples per second after the change, relative to the run's job; None without a change.
+        change: Fields of the job to change, for ``run.job.replace(**change)``; None if no change is known to help.
+        expected: Predicted samples per second after the change, relative to the run's job; None without a change, or
+            if its effect is not predicted.
         losses: All losses, largest first.
     """
 
@@ -98,9 +99,18 @@ def explain_events(run: Run, events: Sequence[Event]) -> Explanation:
     step = measured_step(events, job, prediction, cores=_cores(run))
     if step is None:
         raise RunUnreadable(f"run {run.id} has no finished step with recorded spans yet; wait for a step")
-    return explanation(
+    found = explanation(
         step, job, lambda job: preflight(job, run.cluster, launched=launched).prediction, cores=_cores(run)
     )
+    return replace(found, change=None if found.change is None else _on_same_split(run, found.change))
+
+
+def _on_same_split(run: Run, change: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a change with the split that the run's ranks measured, unless it changes the strategy or the ranks."""
+    if not change.keys().isdisjoint({"strategy", "world_size"}):
+        return change
+    same = with_split(run.job, run.reduced().split)
+    return change if same is run.job else {**change, "strategy": same.strategy}
 
 
 def _cores(run: Run) -> float:
@@ -124,13 +134,25 @@ def explanation(step: MeasuredStep, job: Job, predict: Predictor, *, cores: floa
         share = fmean(step.computing()) / step.seconds
         return Explanation(words.nothing(share), "none", worst.share, None, None, found)
     remedy = best_change(worst.cause, job, predict, cores=int(cores))
-    sentence = (
-        f"{words.loss_text(found, step, job, cores=int(cores))} {words.remedy_text(worst, remedy, job)}"
+    change = untried_change(worst.cause, job) if remedy is None else remedy.change
+    advice = (
+        words.remedy_text(worst, remedy, job)
+        if remedy or not change
+        else words.untried_text(worst, change, job)
     )
-    change = None if remedy is None else remedy.change
+    sentence = f"{words.loss_text(found, step, job, cores=int(cores))} {advice}"
     return Explanation(
         sentence, worst.cause, worst.share, change, None if remedy is None else remedy.speed_up, found
     )
+
+
+def second_remedy(run: Run, found: Explanation) -> tuple[str, Mapping[str, Any]] | None:
+    """Return a sentence on the largest other loss that a change may reduce, and the change; None if there is none."""
+    for loss in found.losses[1:]:
+        change = untried_change(loss.cause, run.job) if loss.share >= LEAST_LOSS else None
+        if change is not None:
+            return words.second_text(loss, change, run.job), _on_same_split(run, change)
+    return None
 
 
 def measured_step(

@@ -45,6 +45,7 @@ def verdict(run: Run, before: Run) -> Verdict | None:
     what, spreads = words.changed_text(run.job, before.job), (_middle_half(before), _middle_half(run))
     more_samples = run.job.batch.global_batch / before.job.batch.global_batch
     speed = words.speed_text(what, rate / rate_before, predicted, spreads, more_samples)
+    speed += words.split_text(run.reduced().split, before.reduced().split)
     first = measured_step(before.tail().poll(), before.job, now)  # `events` would keep them in memory
     second = measured_step(run.tail().poll(), run.job, then)
     if first is None or second is None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from shardscope.measure.explain.changes import Remedy
+from shardscope.measure.explain.changes import Change, Remedy
 from shardscope.measure.explain.losses import Cause, Loss, MeasuredStep, losses
 from shardscope.measure.pipeline_waits import PipelineWaits, schedule_bubble
 from shardscope.spec import Job
-from shardscope.spec.units import duration_text, faster_text, figure, plural
+from shardscope.spec.settings import differing, settings_of, value_text, words_of
+from shardscope.spec.units import duration_text, faster_text, figure, listed, plural
 
 Spread = tuple[float, float]
 
@@ -45,9 +46,9 @@ _MOSTLY = 0.7
 _STANDS_OUT = 1.3
 """A rank is named if its time is at least this many times as long as every other rank's."""
 _NO_REMEDY = {
-    "uneven stages": "Split the layers differently: set the pipeline's split to speed, even, or numbers of layers.",
+    "uneven stages": "Give the pipeline's split as numbers of layers.",
     "data": "Keep the data in memory, or prepare it before the run.",
-    "straggler": "Free the processor of that rank, or share the batch by speed: set batch.shares to 'measured'.",
+    "straggler": "Free the processor of that rank.",
     "uneven steps": "Close other programs that use this machine's processor.",
     "shared cores": "Use a machine with one core for each rank.",
     "idle": "Look for code between the passes, such as logging, and close other programs.",
@@ -131,6 +132,19 @@ def remedy_text(loss: Loss, remedy: Remedy | None, job: Job) -> str:
     return f"Predicted with {what[0].lower()}{what[1:]}: {faster}{caveat}."
 
 
+def untried_text(loss: Loss, change: Change, job: Job) -> str:
+    """Return the sentence on a change whose effect is not predicted, after what else can be done."""
+    what = changed_text(job.replace(**change, name=None), job)
+    first = f"{_NO_REMEDY[loss.cause]} " if loss.cause == "straggler" else ""
+    return f"{first}{what} may help; how much is not predicted."
+
+
+def second_text(loss: Loss, change: Change, job: Job) -> str:
+    """Return the sentence on a loss that is not the largest, with a change that may reduce it."""
+    what = f"Waiting for rank {loss.rank}" if loss.cause == "straggler" else "Stages of unequal cost"
+    return f"{what}: {loss.share:.0%}. {untried_text(loss, change, job)}"
+
+
 def speed_text(
     what: str,
     speed_up: float,
@@ -164,6 +178,14 @@ def speed_text(
     return f"{found} (samples per second{''.join(f'; {each}' for each in told)})."
 
 
+def split_text(now: Sequence[int], before: Sequence[int]) -> str:
+    """Return the sentence on pipelines that split their layers differently; empty if they do not, or if unknown."""
+    if not now or not before or now == before:
+        return ""
+    here, there = (", ".join(map(str, split)) for split in (now, before))
+    return f" Its stages have {here} layers, and {there} before."
+
+
 def loss_change_text(loss: Loss, before: MeasuredStep, after: MeasuredStep) -> str:
     """Return the sentence on how a change affected the largest loss; empty if the loss cannot be compared."""
     if before.pipeline is not None and after.pipeline is not None:
@@ -189,8 +211,15 @@ def changed_text(then: Job, job: Job) -> str:
         return batch
     if then.compression != job.compression:
         return f"Gradients compressed by {then.compression.label}"
-    if then.strategy != job.strategy:
+    if then.strategy.label != job.strategy.label:
         return f"Strategy {then.strategy.label}"
+    if then.strategy != job.strategy:
+        now, before = settings_of(then), settings_of(job)
+        names = [name for name in differing([now, before]) if name.startswith("strategy.")]
+        parts = listed(
+            f"{words_of(name, now[name])} instead of {value_text(name, before[name])}" for name in names
+        )
+        return f"{parts[0].upper()}{parts[1:]}"
     if then.world_size != job.world_size:
         return f"{plural(then.world_size, 'rank')} instead of {job.world_size}"
     return "The change"

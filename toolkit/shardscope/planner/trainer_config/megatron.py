@@ -8,7 +8,7 @@ from shardscope.errors import SpecError
 from shardscope.planner.trainer_config.config import TrainerConfig, flags
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
-from shardscope.spec.units import plural
+from shardscope.spec.units import gib_text, plural
 
 _OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "muon": "muon"}
 _PRECISIONS: dict[str, dict[str, Any]] = {
@@ -59,7 +59,7 @@ def _remarks(model: Transformer, layout: Layout) -> tuple[str, ...]:
     loss = (
         "Predictions assume TransformerEngine's cross entropy (--cross-entropy-fusion-impl te), which Megatron-LM of "
         "August 2026 refuses; the native one needs about 4 bytes more per logit, "
-        f"{_MORE_BYTES_PER_LOGIT * logits / 2**30:.1f} GiB {where}."
+        f"{gib_text(_MORE_BYTES_PER_LOGIT * logits)} {where}."
     )
     return (
         f"The {layout.num_devices:,} processes of torchrun make {plural(layout.data, 'replica')}.",

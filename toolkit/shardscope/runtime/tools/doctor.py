@@ -20,7 +20,7 @@ from typing import Any
 from shardscope import machine
 from shardscope.runtime.emulated import why_not_emulated
 from shardscope.spec import registry
-from shardscope.spec.units import plural
+from shardscope.spec.units import gib_text, plural
 
 GIB = 2**30
 PACKAGES = ("jupyterlab", "ipywidgets", "plotly", "anywidget", "optuna")
@@ -213,7 +213,7 @@ def _memory(usable: int) -> Finding:
     return _judge(
         "Machine",
         "memory",
-        f"{usable / GIB:.1f} GiB usable",
+        f"{gib_text(usable)} usable",
         ok=usable >= 2 * GIB,
         value=usable,
         cost="The notebook and more than 2 ranks of a small model may not fit in memory.",
@@ -225,7 +225,7 @@ def _shared_memory(size: int | None) -> Finding:
     return _judge(
         "Machine",
         "shared memory",
-        "not on this system" if size is None else f"{size / GIB:.1f} GiB",
+        "not on this system" if size is None else f"{gib_text(size)}",
         ok=size is None or size >= GIB // 2,
         value=size,
         cost="NCCL between the GPUs of this machine may fail to start.",
@@ -237,7 +237,7 @@ def _disk(free: int) -> Finding:
     return _judge(
         "Machine",
         "disk",
-        f"{free / GIB:.1f} GiB free for runs",
+        f"{gib_text(free)} free for runs",
         ok=free >= GIB,
         value=free,
         cost="Checkpoints of a larger model may not fit, and a run fails if the disk is full.",
@@ -247,7 +247,7 @@ def _disk(free: int) -> Finding:
 
 def _accelerators(torch: dict[str, Any]) -> Iterator[Finding]:
     gpus, nccl = torch.get("gpus", []), torch.get("nccl")
-    named = ", ".join(f"{gpu['name']} ({gpu['memory_bytes'] / GIB:.0f} GiB)" for gpu in gpus)
+    named = ", ".join(f"{gpu['name']} ({gib_text(gpu['memory_bytes'])})" for gpu in gpus)
     yield _judge(
         "Accelerators",
         "GPUs",

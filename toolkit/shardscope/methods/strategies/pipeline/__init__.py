@@ -32,7 +32,8 @@ _MOST_CHECKED = 4096
 """Largest product of micro-batches and ranks for which the order of operations is checked before a launch."""
 
 
-SPLITS = ("time", "speed", "memory", "even")
+_MEASURED = ("time", "speed")
+SPLITS = (*_MEASURED, "memory", "even")
 
 
 def _check_split(value: object) -> object:
@@ -208,7 +209,7 @@ class Pipeline(Strategy):
     @property
     def _is_measured(self) -> bool:
         """Whether the split is known only after the ranks have measured times."""
-        return self.split in ("time", "speed")
+        return self.split in _MEASURED
 
     def split_of(self, trace: StepTrace, job: Job, slowness: Sequence[float] = ()) -> tuple[int, ...]:
         """Return the predicted number of layers in each stage; a split by time is predicted from FLOPs.
@@ -223,7 +224,7 @@ class Pipeline(Strategy):
             return self.split
         if self.split == "even":
             return even_split(len(pieces), num_stages)
-        if self.split in ("time", "speed"):
+        if self._is_measured:
             ranks = self.stage_ranks(job.world_size)
             slow = [slowness[rank] for rank in ranks] if self.split == "speed" and slowness else None
             return optimal_split([piece.flops for piece in pieces], num_stages, slowness=slow)
@@ -401,6 +402,21 @@ class Pipeline(Strategy):
         from shardscope.methods.strategies.pipeline._torch import PipelineRank
 
         return PipelineRank(job, context)
+
+
+def with_split(job: Job, split: Sequence[int]) -> Job:
+    """Return a job with the split that its ranks measured; the job itself if its split is not measured.
+
+    Args:
+        job: A job with any strategy.
+        split: Number of layers in each stage, as recorded; empty if unknown.
+    """
+    pipeline = job.strategy
+    if not isinstance(pipeline, Pipeline) or pipeline.split not in _MEASURED:
+        return job
+    if len(split) != job.world_size * pipeline.stages_per_rank:  # unknown, or on another number of ranks
+        return job
+    return job.replace(strategy=pipeline.replace(split=tuple(split)))
 
 
 def check_split(split: str | tuple[int, ...], num_layers: int, num_stages: int, *, of: str) -> None:

@@ -54,8 +54,9 @@ class PipelineRank(RankStrategy):
         assert context.group is not None
         self.group = context.group
         self.cut = cut(model, self.example()[0], self.precision.autocast, self.job, context)
-        if context.rank == 0:  # limits the number of ranks of a resumed run
-            context.events.emit("pipeline_layers", count=sum(map(len, self.cut.stages)))
+        if context.rank == 0:  # the count limits the number of ranks of a resumed run
+            split = list(self.cut.split)
+            context.events.emit("pipeline_layers", count=sum(split), split=split)
         self.stage_ranks = settings.stage_ranks(context.world_size)
         self.order = [name for name, _ in model.named_parameters()]
         self._start_alike(model)
