@@ -46,12 +46,20 @@ PIPELINES: list[Kill] = [
     ("pipeline:1f1b", 3, 2, "rank 2 (stage 2) of strategy 'pipeline:"),
     ("pipeline:zbv", 3, 1, "rank 1 (stages 1 and 4) of strategy 'pipeline:"),
 ]
+MESHES: list[Kill] = [
+    (ss.Strategy("mesh", data="ring", tensor=2), 4, 0, "rank 0 "),
+    (ss.Strategy("mesh", data="zero-3", tensor=2), 4, 3, "rank 3 "),
+]
 
 
 def a_killed_rank_is_named(strategy: Any, world_size: int, victim: int, who: str) -> None:
     model = "resnet" if strategy == "pipeline:zbv" else "mlp"
+    of_text = (
+        {"model": "gpt-nano", "data": "python-source"} if getattr(strategy, "is_composite", False) else {}
+    )
     batch = ss.Batch(48, micro_batch=4) if str(strategy).startswith("pipeline") else ss.Batch(48)
-    run = ss.launch(endless_job(strategy=strategy, model=model, world_size=world_size, batch=batch))
+    fields = {"model": model, "batch": batch, **of_text}
+    run = ss.launch(endless_job(strategy=strategy, world_size=world_size, **fields))
     pids = rank_pids(run)
     processes = family(run)
     os.kill(pids[victim], signal.SIGKILL)
@@ -105,3 +113,22 @@ def test_a_killed_server_worker_or_peer_is_named_with_its_role(kill: Kill) -> No
 @pytest.mark.parametrize("kill", PIPELINES)
 def test_a_killed_stage_is_named_with_its_stages(kill: Kill) -> None:
     a_killed_rank_is_named(*kill)
+
+
+@pytest.mark.slow
+@pytest.mark.sampled
+@pytest.mark.parametrize("kill", MESHES)
+def test_a_killed_rank_of_a_mesh_is_named(kill: Kill) -> None:
+    a_killed_rank_is_named(*kill)
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_not_finite_ends_all_ranks_of_a_mesh() -> None:
+    fields = {"model": "gpt-nano", "data": "python-source", "optimizer": ss.Optimizer("sgd", lr=1e30)}
+    run = ss.launch(
+        endless_job(strategy=ss.Strategy("mesh", tensor=2), world_size=4, batch=ss.Batch(16), **fields)
+    )
+    with pytest.raises(ss.RunFailed, match="rank [02] .*the loss became nan with learning rate"):
+        run.wait(60)
+    assert run.state == "failed"
+    assert all_gone([event["pid"] for event in run.events("start")])

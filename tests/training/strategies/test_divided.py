@@ -108,6 +108,7 @@ def _through_layouts(optimizer: str, each: int, folder: str, context: RankContex
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_a_checkpoint_resumes_under_any_layout(pool: RankPool, tmp_path: Path, optimizer: str) -> None:

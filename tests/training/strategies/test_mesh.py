@@ -17,26 +17,31 @@ class TestMesh(StrategyConformance):
     strategy = mesh(ss.Ring(bucket_mb=0.02))
 
 
+@pytest.mark.weekly
 @pytest.mark.ranks(4)
 class TestMeshOfATree(StrategyConformance):
     strategy = mesh(ss.Tree(bucket_mb=0.02))
 
 
+@pytest.mark.weekly
 @pytest.mark.ranks(4)
 class TestMeshOfAllReduce(StrategyConformance):
     strategy = mesh(ss.AllReduce(bucket_mb=0.02))
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(4)
 class TestMeshOfZero1(StrategyConformance):
     strategy = mesh(ss.Zero1(bucket_mb=0.02))
 
 
+@pytest.mark.weekly
 @pytest.mark.ranks(4)
 class TestMeshOfZero2(StrategyConformance):
     strategy = mesh(ss.Zero2())
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(4)
 class TestMeshOfZero3(StrategyConformance):
     strategy = mesh(ss.Zero3())
