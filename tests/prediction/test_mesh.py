@@ -12,7 +12,6 @@ from torch import nn
 import shardscope as ss
 from conformance.ranks import RankPool
 from prediction.ranks_of import EVERY_STEP, hold_compared, hold_states, hold_traffic, run_on
-from shardscope.analytic.communication.axes import axis_groups
 from shardscope.analytic.communication.traffic import sent_bytes
 from shardscope.methods.strategies.mesh import Mesh
 from shardscope.prediction.traced import traced
@@ -154,10 +153,3 @@ def test_a_cluster_predicts_a_mesh_as_its_layout() -> None:
     assert found.as_layout[1] == job.layout()
     assert found.step_time_s == ss.predict("gpt2", cluster, job.layout(), software="fsdp2").step_time_s
     assert found.peak_bytes is not None
-
-
-def test_groups_along_an_axis_are_those_of_the_mesh() -> None:
-    shape = {"pipeline": 2, "data": 3, "tensor": 2}
-    assert axis_groups(shape, "tensor").tolist() == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
-    assert axis_groups(shape, "data").tolist() == [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9, 11]]
-    assert axis_groups(shape, "pipeline").tolist() == [[rank, rank + 6] for rank in range(6)]

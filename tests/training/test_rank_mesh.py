@@ -10,16 +10,23 @@ import torch
 import torch.distributed as dist
 
 from conformance.ranks import RankPool
+from shardscope.runlog.axes import axis_groups
 from shardscope.training.collectives.ring import RingAllReduce
 from shardscope.training.context import RankContext
-from shardscope.training.mesh import RankMesh, lines
+from shardscope.training.mesh import RankMesh
 
 SHAPE = {"data": 2, "tensor": 2}
 
 
 def test_neighbours_are_in_one_group_of_the_last_axis() -> None:
-    assert lines({"pipeline": 2, "data": 2, "tensor": 2}, "tensor") == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert lines({"pipeline": 2, "data": 2, "tensor": 2}, "pipeline") == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert axis_groups({"pipeline": 2, "data": 2, "tensor": 2}, "tensor") == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert axis_groups({"pipeline": 2, "data": 2, "tensor": 2}, "pipeline") == [
+        [0, 4],
+        [1, 5],
+        [2, 6],
+        [3, 7],
+    ]
+    assert axis_groups({"pipeline": 2, "data": 3, "tensor": 2}, "data")[2] == [6, 8, 10]
 
 
 def _sums(context: RankContext) -> Any:

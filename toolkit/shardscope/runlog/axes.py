@@ -5,6 +5,9 @@ In a job whose ranks have one axis, collectives have no axis in their names.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import prod
+
 
 def on_axis(axis: str, name: str) -> str:
     """Return the name of a collective on an axis.
@@ -25,3 +28,20 @@ def axis_of(name: str) -> str | None:
 def collective_of(name: str) -> str:
     """Return a collective's name without its axis."""
     return name.rpartition(":")[2]
+
+
+def axis_groups(shape: Mapping[str, int], axis: str) -> list[list[int]]:
+    """Return the groups of ranks along an axis of a mesh, in the order of their first ranks.
+
+    Args:
+        shape: Number of ranks along each axis, the outermost axis first.
+        axis: One of the axes.
+
+    Example:
+        >>> axis_groups({"data": 2, "tensor": 2}, "data")
+        [[0, 2], [1, 3]]
+    """
+    sizes, place = [*shape.values()], [*shape].index(axis)
+    size, stride = sizes[place], prod(sizes[place + 1 :])
+    starts = (rank for rank in range(prod(sizes)) if rank // stride % size == 0)
+    return [[start + stride * index for index in range(size)] for start in starts]

@@ -12,9 +12,9 @@ from math import prod
 from typing import cast
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch.distributed as dist
 
+from shardscope.runlog.axes import axis_groups
 from shardscope.training.axis_meter import AxisMeter
 from shardscope.training.collectives.process_group import MeteredProcessGroup
 from shardscope.training.context import RankContext
@@ -24,19 +24,6 @@ _opened: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[tuple[str, int], ...], 
     WeakKeyDictionary()
 )
 """The meshes of this process, by the group of all ranks and by shape."""
-
-
-def lines(shape: Mapping[str, int], axis: str) -> list[list[int]]:
-    """Return the groups of ranks along an axis, in the order of their first ranks.
-
-    Example:
-        >>> lines({"data": 2, "tensor": 2}, "data")
-        [[0, 2], [1, 3]]
-    """
-    ranks = np.arange(prod(shape.values())).reshape(tuple(shape.values()))
-    groups = np.moveaxis(ranks, list(shape).index(axis), -1).reshape(-1, shape[axis])
-    found: list[list[int]] = groups.tolist()
-    return found
 
 
 class RankMesh:
@@ -79,7 +66,7 @@ def _group(
     if shape[axis] == 1:
         return None
     own = None
-    for line in lines(shape, axis):
+    for line in axis_groups(shape, axis):
         group = dist.new_group(line, timeout=timedelta(seconds=timeout_s))
         if context.rank in line:
             assert isinstance(group, MeteredProcessGroup)

@@ -8,29 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from math import prod
 
 import numpy as np
 
 from shardscope.analytic.communication.plan import Exchange, in_groups
 from shardscope.analytic.communication.ring import Ints
 from shardscope.analytic.communication.traffic import Traffic
-from shardscope.runlog.axes import on_axis
+from shardscope.runlog.axes import axis_groups, on_axis
 
 
-def axis_groups(shape: Mapping[str, int], axis: str) -> Ints:
-    """Return the groups of ranks along an axis, as an array with one row for each group.
-
-    Args:
-        shape: Number of ranks along each axis, the outermost axis first.
-        axis: One of the axes.
-
-    Example:
-        >>> axis_groups({"data": 2, "tensor": 2}, "data").tolist()
-        [[0, 2], [1, 3]]
-    """
-    ranks = np.arange(prod(shape.values())).reshape(tuple(shape.values()))
-    return np.moveaxis(ranks, list(shape).index(axis), -1).reshape(-1, shape[axis])
+def groups_along(shape: Mapping[str, int], axis: str) -> Ints:
+    """Return the groups of ranks along an axis, as an array with one row for each group; see `axis_groups`."""
+    return np.array(axis_groups(shape, axis))
 
 
 def placed(column: Ints, groups: Ints) -> Ints:

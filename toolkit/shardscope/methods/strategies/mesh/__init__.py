@@ -222,7 +222,7 @@ class Mesh(Strategy):
 
     def traffic(self, step: JobStep) -> Traffic | None:
         """Return the data axis's own traffic, and the sums of activations, of their gradients and of norms."""
-        from shardscope.analytic.communication.axes import axis_groups, axis_traffic
+        from shardscope.analytic.communication.axes import axis_traffic, groups_along
         from shardscope.analytic.communication.traffic import together
 
         data, shape = self._on_data(step), self.shape(step.world_size)
@@ -231,8 +231,8 @@ class Mesh(Strategy):
             return None
         of_tensor = together(traffic for _, traffic in calls)
         return {
-            **axis_traffic(of_data, "data", axis_groups(shape, "data")),
-            **axis_traffic(of_tensor, "tensor", axis_groups(shape, "tensor")),
+            **axis_traffic(of_data, "data", groups_along(shape, "data")),
+            **axis_traffic(of_tensor, "tensor", groups_along(shape, "tensor")),
         }
 
     def _is_divided(self, step: JobStep) -> bool:
@@ -263,7 +263,7 @@ class Mesh(Strategy):
 
     def plan(self, step: JobStep) -> StepPlan | None:
         """Return the messages of the data axis, and the sums on the tensor axis, for which passes wait."""
-        from shardscope.analytic.communication.axes import axis_exchanges, axis_groups
+        from shardscope.analytic.communication.axes import axis_exchanges, groups_along
         from shardscope.analytic.communication.plan import whole
 
         data, shape = self._on_data(step), self.shape(step.world_size)
@@ -274,18 +274,18 @@ class Mesh(Strategy):
         sums = [replace(each, blocks=True) for when, traffic in calls for each in whole(traffic, when)]
         return of_data._replace(
             exchanges=(
-                *axis_exchanges(of_data.exchanges, "data", axis_groups(shape, "data")),
-                *axis_exchanges(sums, "tensor", axis_groups(shape, "tensor")),
+                *axis_exchanges(of_data.exchanges, "data", groups_along(shape, "data")),
+                *axis_exchanges(sums, "tensor", groups_along(shape, "tensor")),
             )
         )
 
     def states(self, step: JobStep) -> RankStates | None:
         """Return the data axis's own states of the part of the model that a rank holds."""
-        from shardscope.analytic.communication.axes import axis_groups, placed
+        from shardscope.analytic.communication.axes import groups_along, placed
 
         if not self._is_divided(step):
             return None
-        data, groups = self._on_data(step), axis_groups(self.shape(step.world_size), "data")
+        data, groups = self._on_data(step), groups_along(self.shape(step.world_size), "data")
         found = data.job.strategy.states(data)
         return None if found is None else found.each(lambda column: placed(column, groups))
 
