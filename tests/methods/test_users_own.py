@@ -256,7 +256,7 @@ class TestSavedJobs:
         """
         settings, refusal, factor = printed_by(read)
         assert settings == "{'warmup_steps': 0, 'period': 3}"
-        assert "carries code: lr_schedule='sawtooth'" in refusal
+        assert "contains code: lr_schedule='sawtooth'" in refusal
         assert float(factor) == pytest.approx(5 / 6)
 
 
