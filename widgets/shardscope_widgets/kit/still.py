@@ -1,9 +1,9 @@
 """A picture of a panel below the panel itself, for a notebook that is read where no kernel runs.
 
 A saved notebook shows no live widgets as a page of nbconvert, or in a new session of JupyterLab. So each panel
-publishes, as a second output of its cell, what it currently shows: its texts, and its figures as SVG images. The output is hidden while the live panel is in the page. It is text/html, which all of these viewers
-show. Its images are `img` elements, because viewers remove inline SVG from notebooks that they do not trust, but keep
-images.
+publishes, as a second output of its cell, what it currently shows: its texts, and its figures as SVG images. The output
+is hidden while the live panel is in the page. It is text/html, which all of these viewers show. Its images are `img`
+elements, because viewers remove inline SVG from notebooks that they do not trust, but keep images.
 """
 
 from __future__ import annotations
