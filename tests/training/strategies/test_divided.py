@@ -222,7 +222,7 @@ class OwnOptimizer(torch.optim.SGD):
     [
         ({"model": Dropping}, "the model draws random numbers in its forward pass, such as for dropout"),
         ({"model": Normed}, "the divided model does not compute what the whole one does"),
-        ({"model": "mlp"}, "needs a plan of which layers are divided"),
+        ({"model": partial(build_model, "mlp")}, "needs a plan of which layers are divided"),
         ({"model": partial(Dropping, 0.0, {"up": "columns"})}, "the divided model fails on an example"),
     ],
 )
