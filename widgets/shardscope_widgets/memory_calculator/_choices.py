@@ -47,8 +47,8 @@ class MemoryChoices(t.HasTraits):
     expert = trait_of(Layout, "expert", "Expert ranks")
     zero = trait_of(Layout, "zero", "ZeRO stage")
     shard = trait_of(Layout, "shard", "Shard over", blank="all data ranks")
-    micro_batch = trait_of(Layout, "micro_batch", "Micro-batch, sequences")
-    global_batch = trait_of(Layout, "global_batch", "Global batch, sequences", default=1536)
+    micro_batch = trait_of(Layout, "micro_batch", "Micro-batch")
+    global_batch = trait_of(Layout, "global_batch", default=1536)
     schedule = trait_of(Layout, "schedule", kind="choice", values=named(searched_schedules()))
     virtual_stages = trait_of(Layout, "virtual_stages", "Stages per rank")
     recompute = trait_of(Layout, "recompute")
@@ -73,9 +73,7 @@ class MemoryChoices(t.HasTraits):
         return found.replace(seq=self.seq) if self.seq else found
 
     def _framework_of(self, layout: Layout) -> str:
-        """Return the chosen framework; by default, the framework of the software that predictions assume for
-        the layout.
-        """
+        """Return the chosen framework; by default, that of the software that predictions assume for the layout."""
         return self.framework or memory_model(assumed_software(layout).software.name)
 
     def chosen_layout(self) -> Layout:
