@@ -59,12 +59,12 @@ def test_the_chart_and_its_words() -> None:
     assert [line.largest for line in info.lines] == [32, 64, None]
     assert info.lines[1].medians == (0.45, 0.4, None)
     assert _batch_sweep.batch_sweep_text(info) == (
-        "**The batch can grow to 64 before the target is missed. lamb reaches 64, sgd 32, lars misses it at every size "
-        "tried: lamb helps here.**\n\n"
+        "**The batch can grow to 64 before the target is missed. lamb reaches 64 (sgd: 32), lars misses it at every "
+        "size tried: lamb helps here.**\n\n"
         "- The target: a validation loss of 0.5 or less, after 512 samples at every batch size.\n"
         "- It is reached by sgd up to 32 and lamb up to 64; not by lars.\n"
-        "- Between 64 and 128, no size was tested, so the limit lies somewhere between the two. An optimizer stops "
-        "after the first size that it misses, so 256 was not run.\n"
+        "- Between 64 and 128, no size was tested, so the limit lies somewhere between the two. The sweep of an "
+        "optimizer ends at its first miss, so 256 was not run.\n"
         "- Too close to call, because the seeds lie on both sides of the target: narrowly reached by lamb at 32 and "
         "lamb at 64; narrowly missed by sgd at 64 and lamb at 128.\n"
         "- The fastest to the target is lamb at 64, in 16 ms of training (8 steps of 2 ms); "
@@ -87,9 +87,12 @@ def test_words_connect_the_limit_with_the_target_the_rates_and_the_critical_batc
     )  # fmt: skip
     info = _batch_sweep.batch_sweep_info(BatchSweep(JOB, "loss", 0.5, points, points[0]), critical_batch=20.4)
     text = _batch_sweep.batch_sweep_text(info)
-    assert "It is 1.25 times the highest validation loss at batch size 16, 0.4 (sgd)" in text
+    assert "It is 1.25 times the highest validation loss at batch size 16 (0.4, with sgd), so" in text
     assert "lars ties sgd at 16: it does not help here.**" in text
-    assert "At batch size 32, the best rate of sgd is the lowest tried, so its limit may be higher." in text
+    assert (
+        "At batch size 32, the best learning rate of sgd is the lowest tried, so its limit may be higher."
+        in text
+    )
     assert "Up to the critical batch size, 20, a larger batch saves steps" in text
     assert (
         "Training on 512 samples is enough for batch sizes up to 16, the largest that reached the target."

@@ -213,9 +213,9 @@ class TestGantt:
     def test_it_is_also_there_in_words(self):
         info = _pipeline.gantt_info(trace_of(schedule_events(2, 4), schedule="gpipe"))
         assert _pipeline.gantt_text(info) == (
-            "pipeline, step 1: 4 micro-batches through 2 stages on 2 ranks take 150 ms, and ranks wait 20% of it. The "
-            "bubble alone would be 20%, assuming stages of equal cost and backward passes twice as long as "
-            "forward ones."
+            "pipeline, step 1: 4 micro-batches through 2 stages on 2 ranks take 150 ms, and ranks spend 20% of it "
+            "waiting. The bubble alone would be 20%, assuming stages of equal cost and backward passes twice as long "
+            "as forward ones."
         )
         assert "No schedule" in _pipeline.gantt_text(
             _pipeline.gantt_info(Trace("id", "run", "pipeline", world_size=2))

@@ -23,8 +23,8 @@ def test_an_epoch_counts_once_a_step_has_finished():
 
 def test_words_compare_the_first_epoch_with_the_last():
     assert _epochs.epochs_text(_epochs.epochs_info(two_epochs())) == (
-        "In epoch 1, a step takes 500 ms, 0% of the shards are in the cache and 4 MB are fetched; in epoch 2, 100 ms, "
-        "100% of the shards are in the cache and 0 B are fetched: 5.0 times as fast."
+        "In epoch 1, a step takes 500 ms (0% of the shards in the cache, 4 MB fetched); in epoch 2, 100 ms "
+        "(100% of the shards in the cache, 0 B fetched), 5.0 times as fast."
     )
     assert _epochs.epochs_text(_epochs.epochs_info(Epochs())) == "No step on shards has finished yet."
     assert "no cache" in figures.epochs(two_epochs(opened=0)).data[1].text

@@ -174,7 +174,7 @@ class TestWhatWillHappen:
         found = preflight(ss.Job(model="mlp", data="digits", strategy="ring", world_size=4, steps=50))
         text = forecast_text(found)
         assert " for 50 steps, once the ranks have started. Each rank sends 260 kB per step" in text
-        assert "available: it fits. " in text
+        assert "available: they fit. " in text
         assert text.endswith("%.")
 
     def test_one_process_sends_nothing(self):

@@ -148,8 +148,8 @@ def test_a_residual_that_no_alarm_checks_is_grey_and_the_text_says_why() -> None
     assert (grey.name, grey.line.color, grey.showlegend) == ("a.bias", figures.theme.AXIS, False)
     assert (coloured.name, coloured.showlegend) == ("a.weight", True)
     assert "no alarm is raised for 1 layer above the threshold of 10, because" in _layers.layers_text(info)
-    assert "only ends above 10" not in _layers.layers_text(info)
+    assert "exceeds 10 only at the end" not in _layers.layers_text(info)
     steps = tuple(range(1, 9))
     ends = ResidualSeries("a.weight", "residual", steps, (*(5.0,) * 7, 11.0), (1.0,) * 8)
     text = _layers.layers_text(_layers.layers_info(Layers(LAMB, (), (ends,))))
-    assert "a.weight only ends above 10, and alarms compare the median of the last quarter" in text
+    assert "a.weight exceeds 10 only at the end, and alarms use the median of the last quarter" in text

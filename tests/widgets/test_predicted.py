@@ -127,12 +127,12 @@ def test_the_demo_goes_on_if_the_machine_cannot_be_measured(
 ) -> None:
     measured += [LaunchError("no rank starts")] * 2
     demo.calibrate_once(4)
-    assert capsys.readouterr().err == "Predictions use constants of another machine: no rank starts\n"
+    assert capsys.readouterr().err == "Predictions use constants from another machine: no rank starts\n"
     save(of_ranks(4, BUSY))
     demo.calibrate_once(4)
     assert (
         capsys.readouterr().err
-        == "Predictions use constants of this machine, measured before: no rank starts\n"
+        == "Predictions use constants from an earlier measurement of this machine: no rank starts\n"
     )
 
 

@@ -52,10 +52,7 @@ def test_the_front_is_that_of_all_objectives_and_the_line_that_of_the_axes(four)
     assert [dot.number for dot in info.complete if not dot.is_front] == [2]
     by_bytes = _front.front_info(four, x="bytes", y="loss")
     assert by_bytes.line == ((1000.0, 0.5),)
-    assert (
-        "The line joins 3 of 4 complete trials, from one end to the other: trial 1 with 0.9"
-        in _front.front_text(info)
-    )
+    assert "The line joins 3 of 4 complete trials; its ends: trial 1 with 0.9" in _front.front_text(info)
 
 
 def test_a_trial_that_is_only_a_little_quicker_is_neither_ringed_nor_on_the_line():
@@ -63,7 +60,7 @@ def test_a_trial_that_is_only_a_little_quicker_is_neither_ringed_nor_on_the_line
     assert [(trial.is_front, trial.is_by_noise) for trial in found] == [(True, False), (False, True)]
     info = _front.front_info(found)
     assert info.line == ((0.4, 0.5),)
-    assert "its only advantage over the front is a difference of less than 10%" in info.complete[1].text
+    assert "beats the front only in time, by less than 10%" in info.complete[1].text
     assert "Trial 1 is not on the front: it is only faster" in _front.front_text(info)
 
 

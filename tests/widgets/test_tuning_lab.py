@@ -326,12 +326,12 @@ def test_what_is_measured_before_the_first_trial_is_the_status():
 def test_a_study_says_before_it_starts_how_long_it_takes(make_tuning_lab):
     lab = make_tuning_lab(JOB.replace(steps=10_000), SPACE, trials=5, name="forecast", baselines=False)
     end = time.monotonic() + 60
-    while "as predicted" not in lab.screen.settings.summary and time.monotonic() < end:
+    while "predicted for" not in lab.screen.settings.summary and time.monotonic() < end:
         lab._duration.wait(60)
         lab.refresh()
     assert lab._duration.seconds == preflight(lab.job()).run_time_s
     assert (
-        f"5 trials, {about(5 * lab._duration.seconds)} of training as predicted"
+        f"5 trials, {about(5 * lab._duration.seconds)} of training, predicted for"
         in lab.screen.settings.summary
     )
 

@@ -138,7 +138,7 @@ def calibrate_once(ranks: int) -> None:
             save(found)
             known = found
     except (ShardscopeError, OSError) as error:
-        whose = "of this machine, measured before" if is_saved else "of another machine"
+        whose = "from an earlier measurement of this machine" if is_saved else "from another machine"
         print(f"Predictions use constants {whose}: {error}", file=sys.stderr)
         return
     if known.was_busy:

@@ -35,9 +35,9 @@ class Breakage(t.HasTraits):
         0, "Before step", "The step before which the fault occurs.", blank="the next one", least=0
     )
     factor = own_trait(
-        3.0, "Times slower", "Factor by which the compute time of a slowed rank grows.", least=1.1, most=100.0
+        3.0, "Slowdown", "Factor by which the compute time of a slowed rank grows.", least=1.1, most=100.0
     )
-    num_steps = own_trait(20, "For steps", "Number of steps for which a rank is slowed down.", least=1)
+    num_steps = own_trait(20, "Steps slowed", "Number of steps for which a rank is slowed down.", least=1)
 
 
 class Breaker:

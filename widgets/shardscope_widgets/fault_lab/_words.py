@@ -71,7 +71,7 @@ def asked_text(fault: AnyFault, step: int) -> str:
         return f"Requested: {fault.text}."
     if isinstance(fault, Slow):
         first, last = fault.steps
-        lasts = f"for {plural(last - first + 1, 'step')}" if last is not None else "to the end"
+        lasts = f"for {plural(last - first + 1, 'step')}" if last is not None else "until the run ends"
         return (
             f"Requested: {fault.who} computes {fault.factor:g} times slower {lasts}, from its next step on."
         )

@@ -79,7 +79,7 @@ def draw_accuracy(info: AccuracyInfo) -> go.Figure:
     return theme.style(
         figure, height=340, head=90,
         annotations=notes, shapes=[theme.rule(theme.GREY, y=1.0, width=1.5), *starts],
-        xaxis=theme.axis("runs, in the order of their launch", range=[0.4, len(info.points) + 0.6], tickformat="d"),
+        xaxis=theme.axis("runs, in order of launch", range=[0.4, len(info.points) + 0.6], tickformat="d"),
         yaxis=theme.axis(
             "predicted / measured step time", type="log", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks],
             range=[-log10(span), log10(span)],
@@ -113,7 +113,7 @@ def _trace(strategy: str, points: list[AccuracyPoint]) -> go.Scatter:
             for point, ratio in zip(points, ratios, strict=True)
         ],
         hovertemplate="<b>%{customdata[0]}</b><br>%{customdata[1]} predicted, %{customdata[2]} measured "
-        "(%{customdata[3]:+.0%}); load %{customdata[4]:.1f} at the launch<extra></extra>",
+        "(%{customdata[3]:+.0%}); load %{customdata[4]:.1f} at launch<extra></extra>",
     )  # fmt: skip
 
 

@@ -143,7 +143,7 @@ def draw_batch_sweep(info: SweepInfo) -> go.Figure:
         ],
         annotations=[
             theme.heading(QUALITY_WORDS[info.quality].capitalize(), note, x=_LEFT[0]),
-            theme.heading("Seconds of training", "open: missed", x=_RIGHT[0]),
+            theme.heading("Seconds of training", "open: target missed", x=_RIGHT[0]),
             *([_target_name(info.target, is_log=is_log)] if math.isfinite(info.target) else []),
             *_critical_name(info),
         ],
@@ -289,7 +289,7 @@ def _beside(line: SweepLine, rival: str, best: int) -> str:
         return "misses it at every size tried"
     if line.largest == best:
         return f"ties {rival} at {best}"
-    return f"reaches {line.largest}, {rival} {best}" if line.largest > best else f"stops at {line.largest}"
+    return f"reaches {line.largest} ({rival}: {best})" if line.largest > best else f"stops at {line.largest}"
 
 
 def _verdict(layerwise: list[SweepLine], best: int) -> str:
@@ -307,8 +307,8 @@ def _target(info: SweepInfo) -> str:
     if source is None:
         return f"{said}."
     return (
-        f"{said}. It is {TARGET_MARGIN:g} times the highest {word} at batch size {source.batch}, {source.median:.3g} "
-        f"({source.optimizer}), so every optimizer reaches it at that size."
+        f"{said}. It is {TARGET_MARGIN:g} times the highest {word} at batch size {source.batch} ({source.median:.3g}, "
+        f"with {source.optimizer}), so every optimizer reaches it at that size."
     )
 
 
@@ -329,8 +329,8 @@ def _untested(info: SweepInfo) -> str:
         return f"Batch sizes above {tried} were not tested, so the limit may be higher."
     missed = min(b for line in info.lines for b in line.batches if b > most)
     said = (
-        f"Between {most} and {missed}, no size was tested, so the limit lies somewhere between the two. An optimizer "
-        "stops after the first size that it misses"
+        f"Between {most} and {missed}, no size was tested, so the limit lies somewhere between the two. "
+        "The sweep of an optimizer ends at its first miss"
     )
     beyond = [str(batch) for batch in info.batches if batch > tried]
     if not beyond:
@@ -355,8 +355,8 @@ def _narrow(info: SweepInfo) -> str:
 
 def _open_limits(info: SweepInfo) -> list[str]:
     return [
-        f"At batch size {line.batches[line.num_reached]}, the best rate of {line.optimizer} is the {line.edge} tried, "
-        "so its limit may be higher."
+        f"At batch size {line.batches[line.num_reached]}, the best learning rate of {line.optimizer} is the "
+        f"{line.edge} tried, so its limit may be higher."
         for line in info.lines
         if line.edge is not None
     ]  # fmt: skip
@@ -383,7 +383,7 @@ def _time(info: SweepInfo) -> str:
             f"; at {line.batches[0]} it takes {duration_text(first)} ({line.steps[0]} steps of "
             f"{duration_text(first / line.steps[0])})"
         )
-    return f"{said}. Larger batches save no more time." if place + 1 < line.num_reached else f"{said}."
+    return f"{said}. Larger batches are no faster." if place + 1 < line.num_reached else f"{said}."
 
 
 def _few_steps(info: SweepInfo) -> list[str]:

@@ -198,7 +198,7 @@ def draw_compression(info: CompressionInfo) -> go.Figure:
     headings = (
         ("Bytes sent", "per step, all ranks", _LEFT),
         ("Time", "per step", _MIDDLE),
-        ("Residual", "norm, not sent yet", _RIGHT),
+        ("Residual", "norm of the unsent part", _RIGHT),
     )
     figure.update_layout(
         barmode="stack", bargap=0.35,

@@ -53,17 +53,15 @@ def epochs_text(info: EpochsInfo) -> str:
         return f"In its only epoch, a step takes {duration_text(first.step_time_s)}{_cached(first)}."
     return (
         f"In epoch {first.number}, a step takes {duration_text(first.step_time_s)}{_cached(first)}; in epoch "
-        f"{last.number}, {duration_text(last.step_time_s)}{_cached(last)}: "
+        f"{last.number}, {duration_text(last.step_time_s)}{_cached(last)}, "
         f"{first.step_time_s / last.step_time_s:.1f} times as fast."
     )
 
 
 def _cached(row: EpochRow) -> str:
     if row.hit_rate is None:
-        return f" and {bytes_text(row.fetched_bytes)} are fetched" if row.fetched_bytes else ""
-    return (
-        f", {row.hit_rate:.0%} of the shards are in the cache and {bytes_text(row.fetched_bytes)} are fetched"
-    )
+        return f" ({bytes_text(row.fetched_bytes)} fetched)" if row.fetched_bytes else ""
+    return f" ({row.hit_rate:.0%} of the shards in the cache, {bytes_text(row.fetched_bytes)} fetched)"
 
 
 def epochs(found: Epochs) -> go.Figure:

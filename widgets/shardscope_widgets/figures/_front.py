@@ -101,9 +101,7 @@ def _dot(trial: TrialInfo, x: str, y: str, colour: str) -> Dot:
     if trial.reason:
         lines.append(safe(trial.reason))
     if trial.is_by_noise:
-        lines.append(
-            f"its only advantage over the front is a difference of less than {QUICKER_BY:.0%} in time"
-        )
+        lines.append(f"beats the front only in time, by less than {QUICKER_BY:.0%}")
     best = trial.best if y in {"loss", "error"} else None
     across = float(trial.number) if x == ORDER else trial.values[x]
     return Dot(
@@ -143,11 +141,7 @@ def front_text(info: FrontInfo) -> str:
         for dot in dict.fromkeys((steps[0], steps[-1]))
     ]
     whole = plural(len(info.complete), "complete trial")
-    line = (
-        f"best of {whole}"
-        if len(ends) == 1
-        else f"the line joins {len(steps)} of {whole}, from one end to the other"
-    )
+    line = f"best of {whole}" if len(ends) == 1 else f"the line joins {len(steps)} of {whole}; its ends"
     told = f"On {info.link}, {line}" if info.link else f"{line[0].upper()}{line[1:]}"
     front = sum(dot.is_front for dot in info.complete)
     return (

@@ -165,9 +165,8 @@ def _debt_words(info: LayersInfo) -> str:
         )
     brief = [debt.layer for debt in info.debts if debt.is_checked and debt.last > LATE and not info.is_late]
     if brief:
-        said += (
-            f"; {listed(brief)} only ends above {LATE:g}, and alarms compare the median of the last quarter"
-        )
+        verb = "exceeds" if len(brief) == 1 else "exceed"
+        said += f"; {listed(brief)} {verb} {LATE:g} only at the end, and alarms use the median of the last quarter"
     return said
 
 

@@ -183,8 +183,8 @@ def gantt_text(info: GanttInfo) -> str:
     )
     return (
         f"{info.label}, step {info.step}: {parts} through {plural(info.num_stages, 'stage')} on "
-        f"{plural(len(info.ranks), 'rank')} {verb} {duration_text(info.end_ms / 1e3)}, and ranks wait "
-        f"{info.bubble:.0%} of it{usual}.{alone}{_gap(info)}"
+        f"{plural(len(info.ranks), 'rank')} {verb} {duration_text(info.end_ms / 1e3)}, and ranks spend "
+        f"{info.bubble:.0%} of it waiting{usual}.{alone}{_gap(info)}"
     )
 
 

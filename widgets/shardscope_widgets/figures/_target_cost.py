@@ -37,8 +37,8 @@ def target_cost_text(info: TargetCostInfo) -> str:
     """Return a sentence with the number of steps at the critical batch size."""
     _, [steps] = info.cost([info.critical_batch])
     return (
-        f"If {info.min_steps:g} steps are the fewest that reach the target, it takes {steps:.0f} steps at the critical "
-        f"batch size of {info.critical_batch:.0f} samples."
+        f"If reaching the target takes at least {info.min_steps:g} steps at any batch size, it takes {steps:.0f} at "
+        f"the critical batch size of {info.critical_batch:.0f} samples."
     )
 
 
@@ -61,7 +61,8 @@ def target_cost(*, min_steps: float, critical_batch: float, batches: Sequence[in
         _marks(info, info.batches, name="tested batch sizes", colour=_TESTED, symbol="circle", side="top right"),
         _marks(info, critical, name="critical batch size", colour=_CRITICAL, symbol="diamond", side="bottom left"),
     ])  # fmt: skip
-    heading = f"<b>Cost of a target</b>  <span style='font-size:11px'>if {info.min_steps:g} steps are the fewest</span>"
+    note = f"if it takes at least {info.min_steps:g} steps"
+    heading = f"<b>Cost of a target</b>  <span style='font-size:11px'>{note}</span>"
     return theme.style(
         figure, height=360, head=66,
         annotations=[theme.note(heading, x=0, y=1) | {"yshift": 6}],

@@ -158,7 +158,7 @@ def twin_text(info: TwinInfo) -> str:
             if origin != "predicted":
                 share = 1 - sum(row.busy_ms for row in rows) / (sum(row.total_ms for row in rows) or 1.0)
                 idle.append(f"{max(share, 0.0):.0%} of the {origin} step")
-    text = f"Step {info.step}: {listed(lengths)}. A rank is idle for {listed(idle)}, on average."
+    text = f"Step {info.step}: {listed(lengths)}. On average, a rank is idle for {listed(idle)}."
     if info.hidden:
         text += f" Ranks 0 to {MOST_RANKS - 1} of {MOST_RANKS + info.hidden} are drawn."
     return text

@@ -170,7 +170,11 @@ def _turns() -> Steps:
 
 def _hops() -> Steps:
     for number, span in enumerate((1, 2, 4), 1):
-        yield f"round {number} of 3: {span} ahead", [(r, (r + span) % WORKERS) for r in range(WORKERS)], "S/2"
+        yield (
+            f"round {number} of 3: distance {span}",
+            [(r, (r + span) % WORKERS) for r in range(WORKERS)],
+            "S/2",
+        )
 
 
 def _chain() -> Steps:

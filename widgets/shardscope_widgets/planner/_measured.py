@@ -16,7 +16,7 @@ from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 from shardscope_widgets.kit.markup import classed, words_html
 
-ASK = "Did you run the chosen plan? Enter the time of a step: all plans are predicted and ranked again."
+ASK = "Did you run the chosen plan? Enter its step time to predict and rank all plans again."
 
 
 class MeasuredPlan(NamedTuple):

@@ -69,7 +69,7 @@ def _memory(found: Preflight) -> str:
     if found.memory is None:
         return ""
     total, room = bytes_text(int(found.memory.machine_bytes)), bytes_text(int(usable_memory_bytes()))
-    return f"All processes need {total} of the {room} available: it fits."
+    return f"All processes need {total} of the {room} available: they fit."
 
 
 def dominant_text(time: Term | None) -> str:

@@ -56,7 +56,9 @@ def ranks_text(entry: RunEntry, why_not: str, predicted_s: float | None = None) 
         speed = entry.cluster.nodes[0].flops
         told = f"{ranks} on {entry.cluster.name}, emulated on this machine"
         told += (
-            "." if speed is None else ": links and processors keep this speed whatever else the machine does."
+            "."
+            if speed is None
+            else ": the cluster's links and processors keep their speed whatever else the machine does."
         )
     else:
         told = f"{ranks} on this machine itself, where times depend on what else runs on it."

@@ -95,7 +95,7 @@ class LiveView:
         if more and predicted is not None:
             dashed = RunStyle(theme.GREY, dash="dash")
             keys.append(
-                f"<span>{swatch(dashed)}predicted for {safe(predicted.label)}, also across its memory bar</span>"
+                f"<span>{swatch(dashed)}predicted for {safe(predicted.label)}, also drawn across its memory bar</span>"
             )
         self.legend.value = f'<div class="ss-legend">{"".join(keys) or _EMPTY}</div>'
         gap = "" if predicted is None or ghost is None else _ghosts.overview_gap(predicted, ghost)

@@ -55,9 +55,7 @@ def plan_text(
     if trial_s is not None:
         in_turn = " if run one after another" if parallel > 1 else ""
         took = about(trial_s * (trials - known))
-        goes += (
-            f", {took} of training as predicted for the current job{in_turn}, plus the start of each trial"
-        )
+        goes += f", {took} of training, predicted for the current job{in_turn}, plus the start of each trial"
     return f"Searches {what}. {goes}. {each}"
 
 
@@ -209,7 +207,7 @@ def link_text(label: str, notes: Mapping[str, Sequence[int]]) -> str:
     ]
     return " ".join(
         [
-            f"Times predicted for {label}: as measured, corrected by the predicted effect of the link.",
+            f"Times predicted for {label}: measured times, corrected by the predicted effect of the link.",
             *(f"{t}." for t in told),
         ]
     )
