@@ -146,7 +146,7 @@ def test_another_link_moves_times_and_the_front_and_says_who_has_no_place(four):
         pytest.approx(measured[2] + 10 * told[1]), None,
     ]  # fmt: skip
     assert [trial.number for trial in moved if trial.is_front] == [0]
-    assert notes_of(moved) == {"its steps differ with compression='local-sgd every=2'": [3]}
+    assert notes_of(moved) == {"steps differ from one another with compression='local-sgd every=2'": [3]}
     assert _front.front_info(moved, link="10 Mbit/s").missing == 1
 
 

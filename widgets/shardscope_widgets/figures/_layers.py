@@ -191,7 +191,7 @@ def draw_layers(info: LayersInfo) -> go.Figure:
         figure.add_traces(_debts(info))
         layout |= _debt_axes(info, right)
         shares = (
-            "; dotted: of a rank's share of the mean"
+            "; dotted: for a rank's share of the mean"
             if any(debt.kind == "share" for debt in info.debts)
             else ""
         )

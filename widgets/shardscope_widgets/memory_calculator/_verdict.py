@@ -81,7 +81,9 @@ def _way_out(
     best = int(totals.argmin())
     name = changes[best][0]
     left = gib_text(float(totals[best]))
-    return f"No single change is enough: {name} needs {left}. Use more {listed(_degrees(model, layout))}."
+    return (
+        f"No single change is enough: even {name} needs {left}. Use more {listed(_degrees(model, layout))}."
+    )
 
 
 def _in_part(model: Transformer, layout: Layout, change: dict[str, Any]) -> list[Change]:

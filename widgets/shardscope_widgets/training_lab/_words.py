@@ -179,7 +179,7 @@ def _slow_text(entry: RunEntry, predicted_s: float | None) -> str:
         return f"{told}."
     keep = "keep" if is_alive else "kept"
     return (
-        f"{told}; other programs {keep} the machine busy (load {load:.0f} on {usable_cores():g} cores, with "
+        f"{told}; other programs {keep} the machine busy (load {load:.0f} on {usable_cores():g} cores, including "
         f"{plural(num_ranks, 'rank')} of this run)."
     )
 

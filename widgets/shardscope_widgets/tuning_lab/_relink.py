@@ -12,7 +12,7 @@ from shardscope.runtime.launcher.preflight import preflight
 from shardscope.spec import Job, Link
 from shardscope_widgets.figures._trials import TrialInfo, with_front
 
-PENDING = "its time on this link is being computed"
+PENDING = "the time on this link is being computed"
 
 
 class Relinker:
@@ -77,7 +77,7 @@ class Relinker:
 def _predicted(job: Job) -> JobPrediction | str:
     """Return the prediction of a job, or the reason why no prediction applies to all steps."""
     if not job.compression.steps_are_alike:
-        return f"its steps differ with compression={job.compression.label!r}"
+        return f"steps differ from one another with compression={job.compression.label!r}"
     found = preflight(job, calls_functions=True)
     if found.prediction is None:
         return found.problem or found.impossible
