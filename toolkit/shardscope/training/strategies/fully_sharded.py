@@ -135,9 +135,11 @@ class FullySharded(Partitioned):
     def _mesh(self) -> DeviceMesh:
         """Return a one-dimensional device mesh of the ranks, or, with replicas, a mesh with one row per replica."""
         replicas, kind = self.settings.replicas, self.context.device.type
-        if replicas == 1:
+        if self.context.axis is not None:
             assert self.context.group is not None
             return DeviceMesh.from_group(self.context.group, kind)
+        if replicas == 1:
+            return init_device_mesh(kind, (self.context.world_size,))
         shape = (replicas, self.context.world_size // replicas)
         return init_device_mesh(kind, shape, mesh_dim_names=("replica", "shard"))
 
@@ -170,8 +172,8 @@ class FullySharded(Partitioned):
             return super()._accumulate(micro_batches, loss_function)
 
     def _make_ring(self, group: MeteredProcessGroup) -> ShardRing:
-        ranks = dist.get_process_group_ranks(self.shard_group)
-        shards = [dist.get_group_rank(group, rank) for rank in ranks]
+        is_whole = self.settings.replicas == 1
+        shards = list(range(group.size())) if is_whole else dist.get_process_group_ranks(self.shard_group)
         around, packets, compress = RingAllReduce(group, members=shards), None, None
         if self.compressor is not None:  # each replica draws its own random numbers
             seed = self.job.seed + _SEED_STRIDE * (self.context.rank // len(shards))
