@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -177,6 +178,12 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"data": 2, "expert": 2}, {}, "layout.expert=2 cannot be trained yet; use expert=1"),
     ({"data": 2, "pipeline": 2}, {}, "layout.pipeline=2 with data=2 cannot be trained yet; use pipeline=1"),
     ({"tensor": 2, "sequence_parallel": True}, {}, "layout.sequence_parallel=True cannot be trained yet"),
+    ({"data": 2, "sequence_parallel": True}, {}, "sequence_parallel=True"),
+    ({"data": 2}, {"strategy": {"name": "mesh", "sequence_parallel": True}}, "sequence_parallel=True is not available"),
+    ({"tensor": 2}, {"strategy": "gossip"}, "'gossip' cannot be the data axis of a mesh"),
+    ({"tensor": 2}, {"strategy": Mesh(data="pipeline")}, "'pipeline:1f1b' cannot be the data axis of a mesh"),
+    ({"tensor": 2}, {"strategy": Mesh(data=Mesh())}, "cannot be the data axis of a mesh"),
+    ({"data": 2, "tensor": 2}, {"strategy": "single"}, "'single' cannot be the data axis of a mesh"),
     ({"tensor": 3}, {}, "tensor=3 does not divide heads=4 of gpt-nano; use one of 1, 2, 4"),
     ({"data": 3}, {}, "global_batch=64 is not a multiple of data=3"),
     ({"tensor": 2}, {"model": "mlp", "data": "digits"}, "needs a plan of which layers are divided, and model='mlp'"),
@@ -209,3 +216,22 @@ def test_a_mesh_says_which_numbers_of_ranks_it_has() -> None:
         job_of(strategy=Mesh(data="zero-1", tensor=2), world_size=2)
     with pytest.raises(ss.SpecError, match="layout=4 is not a Layout"):
         job_of(layout=4)
+
+
+@pytest.mark.parametrize("read", [ss.Job.from_json, ss.Job.from_history])
+def test_a_mesh_of_a_strategy_whose_code_is_elsewhere_can_be_read(read: Any) -> None:
+    fields = json.loads(job_of(layout=TWO_BY_TWO).to_json())
+    fields["strategy"]["data"] = {"name": "my-own", "code": "0123", "pace": 3}
+    job = read(json.dumps(fields))
+    assert (job.strategy.label, job.num_data_ranks) == ("my-own+tensor2", 2)
+    assert json.loads(job.to_json()) == fields
+    assert ss.predict(job).traffic is None
+    with pytest.raises(ss.SpecError, match="my-own"):
+        job.require_code()
+
+
+def test_one_replica_has_no_strategy_of_a_data_axis() -> None:
+    job = job_of(layout=ss.Layout(tensor=2), strategy="single")
+    assert job.strategy == Mesh(data="single", tensor=2)
+    assert job.strategy.differs_because is None
+    assert job.layout().data == 1

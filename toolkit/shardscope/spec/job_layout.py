@@ -80,7 +80,7 @@ def _without_ranks(layout: Layout) -> Iterator[str]:
     for axis in ("context", "expert"):
         if getattr(layout, axis) > 1:
             yield f"layout.{axis}={getattr(layout, axis)} cannot be trained yet; use {axis}=1"
-    if layout.sequence_parallel and layout.tensor > 1:
+    if layout.sequence_parallel:
         yield "layout.sequence_parallel=True cannot be trained yet; use sequence_parallel=False"
     if layout.shard not in (0, layout.data) and (layout.zero == 1 or layout.tensor > 1):
         beside = "zero=1" if layout.tensor == 1 else f"tensor={layout.tensor}"
