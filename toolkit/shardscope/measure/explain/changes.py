@@ -130,11 +130,14 @@ def _compressions(job: Job, _cores: int) -> Iterator[Change]:
 
 
 def _strategies(job: Job, _cores: int) -> Iterator[Change]:
-    """Yield other strategies that reach the same parameters as a single process, without sharding states."""
+    """Yield other strategies that reach the same parameters as a single process, without sharding states.
+
+    Of a mesh, only the strategy of the data axis is another.
+    """
     for strategy in strategies().values():
         made = strategy()
-        if made.differs_because is None and made.zero_stage == 0 and made.min_ranks <= job.world_size:
-            yield {"strategy": made}
+        if made.differs_because is None and made.zero_stage == 0 and made.min_ranks <= job.num_data_ranks:
+            yield {"strategy": job.strategy.replace(data=made) if job.strategy.is_composite else made}
 
 
 def _more_servers(job: Job, _cores: int) -> Iterator[Change]:
