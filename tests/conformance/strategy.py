@@ -142,7 +142,7 @@ class StrategyConformance:
 
     def batch(self, world_size: int, accumulation: int) -> ss.Batch:
         """48 samples, so many micro-batches a rank."""
-        data_ranks = self.strategy.num_data_ranks(world_size)
+        data_ranks = ss.Strategy.resolve(self.strategy).num_data_ranks(world_size)
         return ss.Batch(48, micro_batch=48 // data_ranks // accumulation)
 
     @pytest.mark.parametrize("optimizer", OPTIMIZERS)
