@@ -231,6 +231,14 @@ def test_a_server_that_sends_most_is_named_with_its_role() -> None:
     assert found.expected > 1.1
 
 
+def test_another_strategy_of_a_mesh_leaves_its_model_divided() -> None:
+    layout = ss.Layout(data=4, tensor=2)
+    job = ss.Job(**GPT, layout=layout, strategy="tree", batch=32, link=SLOW)
+    found = best_change("server", job, predict_job, cores=2)
+    assert found.job.strategy.tensor == 2
+    assert found.job.strategy.data.name in {"all-reduce", "ring", "hierarchical"}
+
+
 def test_small_operations_ask_for_a_larger_batch() -> None:
     job = ss.Job(**GPT, world_size=2, batch=2)
     measured = step(*[parts(forward=0.4, backward=0.5, sent=0.1)] * 2, predicted=predict_job(job).time)

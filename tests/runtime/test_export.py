@@ -9,6 +9,7 @@ import sys
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,10 @@ import shardscope as ss
 from conformance.damage import recorded_run
 from conformance.runs import SHORT_TEXT, small_job
 from shardscope import cli
+from shardscope.methods.strategies.mesh import Mesh
+from shardscope.runlog.chakra import write_nodes
 from shardscope.runtime.export import traffic_frame
+from shardscope.runtime.export.chakra import trace_of
 from shardscope.runtime.export.trackers import figures_of, settings_of
 from shardscope.simulator import Simulation
 
@@ -98,13 +102,41 @@ def gradient_bytes(run: ss.Run) -> int:
     return run.events("start")[0]["gradient_bytes"]
 
 
+def test_a_collective_on_an_axis_of_a_mesh_is_one_of_the_ranks_of_its_group(tmp_path: Path) -> None:
+    pytest.importorskip("google.protobuf")
+    job = ss.Job(model="gpt-nano", data=SHORT_TEXT, layout=ss.Layout(data=3, tensor=2), batch=12)
+    sizes = {"tensor:all_reduce": 8_000_000, "data:all_gather": 6_000_000}
+    spans = [
+        ["communication", name, 2.0 * at, 2.0 * at + 1, size] for at, (name, size) in enumerate(sizes.items())
+    ]
+    traffic = {name: {"calls": 1} for name in sizes}
+    rows = [
+        {"event": "step", "rank": rank, "step": 1, "spans": spans, "traffic": traffic} for rank in range(6)
+    ]
+    nodes = trace_of(SimpleNamespace(job=job, id="hand-made", events=lambda: rows))
+    told = [[(node.attributes["pg_name"], node.attributes["comm_size"]) for node in own] for own in nodes]
+    assert told == [
+        [
+            (str([rank - rank % 2, rank - rank % 2 + 1]), 8_000_000),
+            (str([rank % 2 + 2 * n for n in range(3)]), 2_000_000),
+        ]
+        for rank in range(6)
+    ]
+    for rank, own in enumerate(nodes):
+        write_nodes(tmp_path / f"step.{rank}.et", own)
+    found = ss.simulate.chakra([tmp_path / f"step.{rank}.et" for rank in range(6)], SLOW)
+    sent = found.collectives().set_index("collective")["bytes"]
+    assert sent.to_dict() == {"tensor:all_reduce": 6 * 8_000_000, "data:all_gather": 6 * 4_000_000}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["zero-3", "pipeline"])
-def test_a_run_that_is_exported_and_read_back_simulates_like_its_job(strategy: str, tmp_path: Path) -> None:
-    job = ss.Job(model="gpt-nano", data=SHORT_TEXT, strategy=strategy, world_size=2, batch=8, steps=4)
+@pytest.mark.parametrize("strategy", ["zero-3", "pipeline", Mesh(tensor=2)], ids=lambda each: str(each)[:8])
+def test_a_run_that_is_exported_and_read_back_simulates_like_its_job(strategy: Any, tmp_path: Path) -> None:
+    ranks = 4 if isinstance(strategy, Mesh) else 2
+    job = ss.Job(model="gpt-nano", data=SHORT_TEXT, strategy=strategy, world_size=ranks, batch=8, steps=4)
     run = ss.launch(job, root=tmp_path).wait(100)
     traced, asked = as_traced(run, tmp_path), ss.simulate(job.replace(link=SLOW))
-    assert traced.links()["bytes"].sum() == asked.links()["bytes"].sum()
+    assert traced.collectives()["bytes"].sum() == asked.collectives()["bytes"].sum()
     assert traced.step_time_s == pytest.approx(asked.step_time_s, rel=0.03)
 
 

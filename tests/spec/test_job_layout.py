@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -63,10 +64,62 @@ def test_the_strategy_names_the_data_axis() -> None:
 
 
 def test_replace_changes_the_layout_and_keeps_the_rest() -> None:
-    job = job_of(strategy="zero-3", world_size=8, batch=32, optimizer="lamb", seed=3)
-    assert job.replace(layout=TWO_BY_TWO) == job_of(layout=TWO_BY_TWO, batch=32, optimizer="lamb", seed=3)
+    own: dict[str, Any] = {"batch": 32, "optimizer": "lamb", "seed": 3}
+    job = job_of(strategy="zero-3", world_size=8, **own)
+    assert job.replace(layout=TWO_BY_TWO) == job_of(layout=TWO_BY_TWO, strategy="zero-3", **own)
     assert job.replace(layout=None) == job
     assert job.replace(layout=ss.Layout(data=2, global_batch=4)).batch.global_batch == 4
+
+
+PLAN = {"*.qkv": "columns:3", "*.project": "rows"}
+TREE_WITH_PLAN = Mesh(data="tree", tensor=2, tensor_plan=PLAN)
+
+
+@pytest.mark.parametrize(
+    ("own", "world_size", "changes", "expected"),
+    [
+        (ss.Ring(bucket_mb=0.1), 4, {"data": 2, "tensor": 2}, Mesh(data=ss.Ring(bucket_mb=0.1), tensor=2)),
+        ("zero-3", 2, {"data": 4}, "zero-3"),
+        ("zero-3", 2, {"data": 4, "zero": 0}, "ring"),
+        ("zero-3", 2, {"tensor": 2}, Mesh(tensor=2)),  # one rank has nothing to share
+        (ss.Zero3(offload=True), 2, {"data": 4, "zero": 3}, ss.Zero3(offload=True)),
+        (ss.Zero3(replicas=2), 4, {"data": 4, "zero": 3, "shard": 0}, "zero-3"),
+        ("zero-3", 4, {"data": 8, "zero": 3, "shard": 2}, ss.Zero3(replicas=4)),
+        (TREE_WITH_PLAN, 4, {"data": 4, "tensor": 2}, TREE_WITH_PLAN),
+        (TREE_WITH_PLAN, 4, {"data": 4, "tensor": 2, "zero": 1}, TREE_WITH_PLAN.replace(data="zero-1")),
+        (TREE_WITH_PLAN, 4, {"data": 4}, "tree"),
+        ("gossip", 4, {"data": 2, "tensor": 2}, Mesh(tensor=2)),  # cannot be an axis
+        (ss.Pipeline(schedule="gpipe", split="even"), 2, {"pipeline": 4}, ss.Pipeline(schedule="gpipe", split="even")),
+        (
+            ss.Pipeline(split="even"), 2, {"pipeline": 2, "schedule": "gpipe"},
+            ss.Pipeline(schedule="gpipe", virtual_stages=1, split="even"),
+        ),
+    ],
+)  # fmt: skip
+def test_replace_keeps_what_the_layout_leaves_out(
+    own: Any, world_size: int, changes: dict[str, Any], expected: Any
+) -> None:
+    changed = job_of(strategy=own, world_size=world_size).replace(layout=ss.Layout(**changes))
+    assert changed.strategy == ss.Strategy.resolve(expected)
+
+
+def test_plans_with_another_order_of_rules_are_other_plans() -> None:
+    """The first rule that matches decides, so caches must not take one plan for the other."""
+    plan = ss.TensorPlan({"up": "columns", "u*": "rows"})
+    other = ss.TensorPlan({"u*": "rows", "up": "columns"})
+    assert plan != other
+    assert {plan: 1, other: 2} == {ss.TensorPlan(plan.rules): 1, other: 2}
+    for each, kind in [(plan, "columns"), (other, "rows")]:
+        job = job_of(strategy=Mesh(tensor=2, tensor_plan=each), world_size=2)
+        read = ss.Job.from_json(job.to_json())
+        assert (read, hash(read)) == (job, hash(job))
+        assert read.strategy.tensor_plan.division("up").kind == kind
+
+
+def test_replace_takes_a_strategy_beside_the_layout() -> None:
+    job = job_of(strategy=TREE_WITH_PLAN, world_size=4)
+    found = job.replace(layout=ss.Layout(data=4, tensor=2), strategy="ring").strategy
+    assert found == Mesh(data="ring", tensor=2, tensor_plan=PLAN)
 
 
 @st.composite
@@ -125,6 +178,12 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"data": 2, "expert": 2}, {}, "layout.expert=2 cannot be trained yet; use expert=1"),
     ({"data": 2, "pipeline": 2}, {}, "layout.pipeline=2 with data=2 cannot be trained yet; use pipeline=1"),
     ({"tensor": 2, "sequence_parallel": True}, {}, "layout.sequence_parallel=True cannot be trained yet"),
+    ({"data": 2, "sequence_parallel": True}, {}, "sequence_parallel=True"),
+    ({"data": 2}, {"strategy": {"name": "mesh", "sequence_parallel": True}}, "sequence_parallel=True is not available"),
+    ({"tensor": 2}, {"strategy": "gossip"}, "'gossip' cannot be the data axis of a mesh"),
+    ({"tensor": 2}, {"strategy": Mesh(data="pipeline")}, "'pipeline:1f1b' cannot be the data axis of a mesh"),
+    ({"tensor": 2}, {"strategy": Mesh(data=Mesh())}, "cannot be the data axis of a mesh"),
+    ({"data": 2, "tensor": 2}, {"strategy": "single"}, "'single' cannot be the data axis of a mesh"),
     ({"tensor": 3}, {}, "tensor=3 does not divide heads=4 of gpt-nano; use one of 1, 2, 4"),
     ({"data": 3}, {}, "global_batch=64 is not a multiple of data=3"),
     ({"tensor": 2}, {"model": "mlp", "data": "digits"}, "needs a plan of which layers are divided, and model='mlp'"),
@@ -157,3 +216,22 @@ def test_a_mesh_says_which_numbers_of_ranks_it_has() -> None:
         job_of(strategy=Mesh(data="zero-1", tensor=2), world_size=2)
     with pytest.raises(ss.SpecError, match="layout=4 is not a Layout"):
         job_of(layout=4)
+
+
+@pytest.mark.parametrize("read", [ss.Job.from_json, ss.Job.from_history])
+def test_a_mesh_of_a_strategy_whose_code_is_elsewhere_can_be_read(read: Any) -> None:
+    fields = json.loads(job_of(layout=TWO_BY_TWO).to_json())
+    fields["strategy"]["data"] = {"name": "my-own", "code": "0123", "pace": 3}
+    job = read(json.dumps(fields))
+    assert (job.strategy.label, job.num_data_ranks) == ("my-own+tensor2", 2)
+    assert json.loads(job.to_json()) == fields
+    assert ss.predict(job).traffic is None
+    with pytest.raises(ss.SpecError, match="my-own"):
+        job.require_code()
+
+
+def test_one_replica_has_no_strategy_of_a_data_axis() -> None:
+    job = job_of(layout=ss.Layout(tensor=2), strategy="single")
+    assert job.strategy == Mesh(data="single", tensor=2)
+    assert job.strategy.differs_because is None
+    assert job.layout().data == 1

@@ -95,7 +95,18 @@ class Named(nn.Module):
     [
         ({"up": "columns", "dwn": "rows"}, r"no layer of the model is named 'dwn'.*such as 'up'"),
         ({"norm": "columns"}, r"'norm' is a LayerNorm; only linear layers"),
-        ({"up": "columns:5"}, r"tensor=2 does not divide the 12 outputs in 5 parts of layer 'up'"),
+        (
+            {"up": "columns:5"},
+            r"'columns:5' does not divide the 12 .*'up'; use 'columns:N' with N one of 1, 2, 3, 6$",
+        ),
+        (
+            {"up": "columns:4"},
+            r"tensor=2 does not divide the 12 outputs in 4 parts of layer 'up'; use one of 1, 3$",
+        ),
+        (
+            {"u*": "columns", "up": "rows"},
+            r"rule 'up' has no effect, because 'u\*' matches layer 'up' before it",
+        ),
         ({"down": "rows"}, r"'down' shares its weight with 'tied.weight', which needs it whole"),
     ],
 )

@@ -193,7 +193,11 @@ class Job(Spec):
         return with_parameter(super()._signature(), "layout", Layout | None)
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with some fields changed; the copy is validated again. ``layout`` changes what it states."""
+        """Return a copy with some fields changed; the copy is validated again.
+
+        ``layout`` changes what it states. The strategy of the data axis stays if it fits the layout and no other is
+        given, and a mesh keeps its `tensor_plan`.
+        """
         changes = with_layout(changes, self) if changes.get("layout") is not None else changes
         job = super().replace(**changes)
         job._left_out = self._left_out  # noqa: SLF001 - an attribute of this class

@@ -33,7 +33,8 @@ def with_layout(fields: Mapping[str, Any], job: Job | None = None) -> dict[str, 
 
     Args:
         fields: The given fields, of which ``layout`` is a `Layout` or its JSON fields.
-        job: The job whose other fields stay as they are; None for a new job.
+        job: The job whose other fields, and the settings of its strategy that the layout leaves out, stay as they are;
+            None for a new job.
 
     Raises:
         SpecError: The layout is invalid, no job corresponds to it, or a field is given twice with different values.
@@ -51,7 +52,7 @@ def with_layout(fields: Mapping[str, Any], job: Job | None = None) -> dict[str, 
             f"world_size={quoted(given['world_size'])} is not the {ranks} rank{'s' * (ranks > 1)} of layout"
             f"{f' ({degrees})' if degrees else ''}; leave world_size out"
         )
-    strategy = _strategy(layout, given.get("strategy"))
+    strategy = _strategy(layout, given.get("strategy"), None if job is None else job.strategy)
     own = given.get("batch", 64 if job is None else job.batch)
     batch = _batch(layout, own, is_given="batch" in given)
     if isinstance(batch, Batch):
@@ -79,7 +80,7 @@ def _without_ranks(layout: Layout) -> Iterator[str]:
     for axis in ("context", "expert"):
         if getattr(layout, axis) > 1:
             yield f"layout.{axis}={getattr(layout, axis)} cannot be trained yet; use {axis}=1"
-    if layout.sequence_parallel and layout.tensor > 1:
+    if layout.sequence_parallel:
         yield "layout.sequence_parallel=True cannot be trained yet; use sequence_parallel=False"
     if layout.shard not in (0, layout.data) and (layout.zero == 1 or layout.tensor > 1):
         beside = "zero=1" if layout.tensor == 1 else f"tensor={layout.tensor}"
@@ -143,12 +144,17 @@ def _twice(field: str, given: object, stated: object) -> SpecError:
     )
 
 
-def _strategy(layout: Layout, value: Any) -> Strategy:
-    """Return the strategy of a layout: that of its only axis, or a mesh of several."""
+def _strategy(layout: Layout, value: Any, own: Strategy | None) -> Strategy:
+    """Return the strategy of a layout, that of its only axis or a mesh of several; `own` is that of a job to change."""
     given: Strategy | None = None if value is None else Strategy.resolve(value)
     mesh: dict[str, Any] = {}
+    if own is not None:
+        given = _kept(layout, own) if given is None else given
+        mesh = {
+            name: each for name, each in own.settings.items() if name == "tensor_plan" and own.is_composite
+        }
     if given is not None and given.is_composite:
-        mesh = {name: each for name, each in given.settings.items() if name in given.model_fields_set}
+        mesh |= {name: each for name, each in given.settings.items() if name in given.model_fields_set}
         if mesh.get("tensor", layout.tensor) != layout.tensor:
             raise SpecError(
                 f"strategy.tensor={mesh['tensor']} is not layout.tensor={layout.tensor}; leave strategy.tensor out"
@@ -163,6 +169,29 @@ def _strategy(layout: Layout, value: Any) -> Strategy:
     if layout.pipeline > 1:
         return Strategy("pipeline", schedule=layout.schedule, virtual_stages=layout.virtual_stages)
     return Strategy("single") if layout.num_devices == 1 else _of_data(layout)
+
+
+def _kept(layout: Layout, own: Strategy) -> Strategy | None:
+    """Return a job's own strategy of the data axis, or its pipeline, with what the layout states; None if it does not
+    fit.
+    """
+    stated, data = layout.model_fields_set, own.of_data
+    its = data.degrees(layout.num_devices) or {}
+    if layout.pipeline > 1:
+        if "pipeline" not in its:
+            return None
+        changed = [name for name in _STAGES if name in stated and its[name] != getattr(layout, name)]
+        return data.replace(
+            **{name: getattr(layout, name) for name in (_STAGES if "schedule" in changed else changed)}
+        )
+    stage = data.zero_stage or 0
+    is_new = "zero" in stated and stage != layout.zero
+    can_run = layout.data > 1 or (layout.tensor > 1 and not stage)
+    if not data.composes or is_new or not can_run or (layout.tensor == 1 and not its):
+        return None
+    if "shard" in stated and "replicas" in data.settings:
+        return data.replace(replicas=layout.data // (layout.shard or layout.data))
+    return data
 
 
 def _of_data(layout: Layout) -> Strategy:

@@ -29,15 +29,24 @@ class Division(NamedTuple):
 class TensorPlan(Spec):
     """Which linear layers are divided over the ranks of a tensor group: a rule by name of the layer.
 
-    A name may contain ``*`` for any characters. ``columns`` divides a layer's outputs, whose input is the same on all
-    ranks; ``rows`` divides the inputs, and sums the outputs over the ranks (Shoeybi et al., arXiv 1909.08053). A layer
-    with several outputs in one, such as query, key and value, is ``columns:3``. All other layers are whole on each
-    rank.
+    A name may contain ``*`` for any characters; the first rule that matches a layer decides. ``columns`` divides a
+    layer's outputs, whose input is the same on all ranks; ``rows`` divides the inputs, and sums the outputs over the
+    ranks (Shoeybi et al., arXiv 1909.08053). A layer with several outputs in one, such as query, key and value, is
+    ``columns:3``. All other layers are whole on each rank.
+
+    A job gets a plan as a setting of its strategy, which may stand beside a layout; a model may also return one from a
+    method `tensor_plan` of its own.
 
     Example:
         >>> plan = TensorPlan({"*.attention.qkv": "columns:3", "*.attention.project": "rows"})
         >>> plan.division("blocks.0.attention.qkv")
         Division(kind='columns', groups=3)
+        >>> import shardscope as ss
+        >>> of_mesh = ss.Strategy("mesh", tensor=2, tensor_plan=plan)
+        >>> job = ss.Job(model="gpt-nano", data="python-source", strategy=of_mesh, world_size=4)
+        >>> layout = ss.Layout(data=2, tensor=2)
+        >>> ss.Job(model="gpt-nano", data="python-source", layout=layout, strategy=of_mesh) == job
+        True
     """
 
     _positional = "rules"
@@ -59,8 +68,12 @@ class TensorPlan(Spec):
             )
         return self
 
+    def __eq__(self, other: object) -> bool:
+        """Return whether two plans have the same rules in the same order, since the first that matches decides."""
+        return isinstance(other, TensorPlan) and tuple(self.rules.items()) == tuple(other.rules.items())
+
     def __hash__(self) -> int:
-        return hash(frozenset(self.rules.items()))
+        return hash(tuple(self.rules.items()))
 
     def pattern(self, layer: str) -> str | None:
         """Return the first pattern that a layer's name matches; None if the layer is whole on each rank."""

@@ -130,11 +130,16 @@ def _compressions(job: Job, _cores: int) -> Iterator[Change]:
 
 
 def _strategies(job: Job, _cores: int) -> Iterator[Change]:
-    """Yield other strategies that reach the same parameters as a single process, without sharding states."""
+    """Yield other strategies that reach the same parameters as a single process, without sharding states.
+
+    Of a mesh, only the strategy of the data axis is another.
+    """
+    is_mesh = job.strategy.is_composite
+    ranks = job.num_data_ranks if is_mesh else job.world_size
     for strategy in strategies().values():
         made = strategy()
-        if made.differs_because is None and made.zero_stage == 0 and made.min_ranks <= job.world_size:
-            yield {"strategy": made}
+        if made.differs_because is None and made.zero_stage == 0 and made.min_ranks <= ranks:
+            yield {"strategy": job.strategy.replace(data=made) if is_mesh else made}
 
 
 def _more_servers(job: Job, _cores: int) -> Iterator[Change]:

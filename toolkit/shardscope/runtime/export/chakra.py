@@ -1,9 +1,9 @@
 """One step of a run as MLCommons Chakra execution traces, one file per rank.
 
 The step is the one whose messages were recorded: each message is a sending and a receiving node. Collectives whose
-messages the backend does not report are collective nodes. Computations have their durations in a typical step, because
-recording messages and memory makes that step slower. Where a rank computes and communicates at the same time, the time
-counts as communication, as in `compare`.
+messages the backend does not report are collective nodes, with the ranks of their group if they are on one axis of a
+mesh. Computations have their durations in a typical step, because recording messages and memory makes that step slower.
+Where a rank computes and communicates at the same time, the time counts as communication, as in `compare`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from shardscope.errors import SpecError
+from shardscope.methods.strategies.mesh import Mesh
+from shardscope.runlog.axes import axis_groups, axis_of
 from shardscope.runlog.chakra import (
     COLLECTIVE,
     COLLECTIVES,
@@ -31,6 +33,7 @@ from shardscope.runlog.trace_nodes import Call, ComputeSpan, nodes_of, without
 
 if TYPE_CHECKING:
     from shardscope.runtime.record.run import Run
+    from shardscope.spec import Job
 
 _PASSES = frozenset({"forward", "backward"})
 _BETWEEN_STAGES = frozenset({"send", "recv"})
@@ -73,9 +76,7 @@ def trace_of(run: Run) -> list[list[TraceNode]]:
     tags = {name: tag for tag, name in enumerate(sorted({message[2] for message in messages}))}
     zero = min(start for row in steps[step] for _, _, start, _, _ in row["spans"])
     return [
-        _scaled(
-            nodes_of(_pieces(row), _calls(row, messages, tags, len(steps[step])), zero=zero), scales[rank]
-        )
+        _scaled(nodes_of(_pieces(row), _calls(row, messages, tags, run.job), zero=zero), scales[rank])
         for rank, row in enumerate(steps[step])
     ]
 
@@ -180,7 +181,7 @@ def _scaled(nodes: Sequence[TraceNode], scales: Mapping[str, float]) -> list[Tra
     ]  # fmt: skip
 
 
-def _calls(row: Event, messages: Sequence[_Message], tags: Mapping[str, int], ranks: int) -> list[Call]:
+def _calls(row: Event, messages: Sequence[_Message], tags: Mapping[str, int], job: Job) -> list[Call]:
     """Return a rank's messages, and its collectives whose messages were not recorded."""
     rank, found = int(row["rank"]), []
     spans = [
@@ -195,13 +196,28 @@ def _calls(row: Event, messages: Sequence[_Message], tags: Mapping[str, int], ra
             found.append(Call(name, RECEIVE, sent, arrived, about))
     covered = [call for call in found if call.type == SEND] + [call for call in found if call.type == RECEIVE]
     for name, start, end, size in spans:
-        at = [call.start if call.type == SEND else call.end for call in covered]
+        at = [
+            call.start if call.type == SEND else call.end
+            for call in covered
+            if axis_of(call.name) == axis_of(name)
+        ]
         if name in _BETWEEN_STAGES or any(start <= moment <= end for moment in at):
             continue
-        number = _type(name)
+        number, members = _type(name), _members(name, rank, job)
+        ranks = len(members) or job.world_size
         about = {"comm_size": input_bytes(number, int(size), ranks), "comm_type": number}
-        found.append(Call(name, COLLECTIVE, start, end, about))
+        group = {"pg_name": str(members)} if members else {}
+        found.append(Call(name, COLLECTIVE, start, end, about | group))
     return found
+
+
+def _members(name: str, rank: int, job: Job) -> list[int]:
+    """Return the ranks with which a rank calls a collective on an axis; none if its name has no axis."""
+    axis = axis_of(name)
+    if axis is None or not isinstance(job.strategy, Mesh):
+        return []
+    groups = axis_groups(job.strategy.shape(job.world_size), axis)
+    return next(group for group in groups if rank in group)
 
 
 def _type(name: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import torch
@@ -63,10 +64,7 @@ class TensorSplit:
             unused.pop(pattern, None)
             planned.append((name, self._checked(name, module, division), division))
         if unused:
-            raise SpecError(
-                f"TensorPlan: no layer of the model is named {next(iter(unused))!r}; use names of "
-                f"model.named_modules(), such as {_some_linear(model)!r}"
-            )
+            raise _unused(next(iter(unused)), plan, model)
         self._require_own(model, planned)
         for name, layer, division in planned:
             self._divide(name, layer, division)
@@ -88,12 +86,17 @@ class TensorSplit:
         width, what = (
             (module.out_features, "outputs") if division.kind == "columns" else (module.in_features, "inputs")
         )
+        if width % division.groups:
+            able = divisors_text(width if width % size else width // size, near=division.groups)
+            raise SpecError(
+                f"TensorPlan: 'columns:{division.groups}' does not divide the {width} outputs of layer {name!r}; use "
+                f"'columns:N' with N one of {able}"
+            )
         if width % (division.groups * size):
             parts = "" if division.groups == 1 else f" in {division.groups} parts"
-            each = width // division.groups if width % division.groups == 0 else width
             raise SpecError(
                 f"tensor={size} does not divide the {width} {what}{parts} of layer {name!r}; use one of "
-                f"{divisors_text(each, near=size)}"
+                f"{divisors_text(width // division.groups, near=size)}"
             )
         return module
 
@@ -219,6 +222,21 @@ def plan_of(model: nn.Module) -> TensorPlan:
         )
     found = own()
     return found if isinstance(found, TensorPlan) else TensorPlan(rules=dict(found))
+
+
+def _unused(pattern: str, plan: TensorPlan, model: nn.Module) -> SpecError:
+    """Return the error for a rule that divides no layer: an earlier rule matches its layers first, or it has none."""
+    for name, _ in model.named_modules():
+        if fnmatchcase(name, pattern):
+            first = plan.pattern(name)
+            return SpecError(
+                f"TensorPlan: rule {pattern!r} has no effect, because {first!r} matches layer {name!r} before it; "
+                f"put {pattern!r} before {first!r}, or leave it out"
+            )
+    return SpecError(
+        f"TensorPlan: no layer of the model is named {pattern!r}; use names of model.named_modules(), such as "
+        f"{_some_linear(model)!r}"
+    )
 
 
 def _some_linear(model: nn.Module) -> str:

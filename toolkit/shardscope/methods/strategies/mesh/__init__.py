@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_args
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from shardscope.errors import SpecError, quoted
 from shardscope.methods.strategies.sharded import norm_traffic
@@ -51,13 +51,20 @@ class Mesh(Strategy):
     is_composite: ClassVar[bool] = True
 
     data: AnyStrategy = Field(default_factory=lambda: Strategy("ring"))
-    """Strategy of the data axis: one whose ranks all apply the same mean gradient."""
+    """Strategy of the data axis: one whose ranks all apply the same mean gradient. With one replica, it has no effect;
+    ``single`` says so."""
     tensor: Count = 1
     """Number of ranks that hold one replica of the model in parts; must divide `world_size`."""
     sequence_parallel: bool = False
-    """Divide the activations between divided layers over the tensor ranks too, along the sequence."""
+    """Divide the activations between divided layers over the tensor ranks, along the sequence; not available yet."""
     tensor_plan: Annotated[TensorPlan | None, BeforeValidator(TensorPlan.resolve)] = None
     """Which layers are divided, by name; None uses the plan of the model's own method `tensor_plan`."""
+
+    @model_validator(mode="after")
+    def _check_settings(self) -> Self:
+        if self.sequence_parallel:
+            raise SpecError("strategy.sequence_parallel=True is not available in jobs yet; leave it out")
+        return self
 
     def shape(self, world_size: int) -> dict[str, int]:
         """Return the number of ranks along each axis, the outermost axis first."""
@@ -83,7 +90,7 @@ class Mesh(Strategy):
         return rank // self.tensor
 
     def of_replica(self, world_size: int) -> tuple[Strategy, int]:
-        """Return a mesh of the tensor axis only."""
+        """Return a mesh of the tensor axis only, and its number of ranks; with one rank, the strategy is `Single`."""
         if self.tensor == 1:
             return Strategy("single"), 1
         return Strategy("mesh", tensor=self.tensor, tensor_plan=self.tensor_plan), self.tensor
@@ -154,13 +161,16 @@ class Mesh(Strategy):
                 f"strategy.tensor={self.tensor} does not divide world_size={job.world_size}; use one of "
                 f"{divisors_text(job.world_size, near=self.tensor)}"
             )
-        if not self.data.composes and self.num_data_ranks(job.world_size) > 1:
+        if not self.data.is_here:
+            return  # a run whose strategy's code is elsewhere can be read, but not launched
+        is_alone = self.num_data_ranks(job.world_size) == 1
+        if not self.data.composes and not (is_alone and self.data.name == "single"):
             able = ", ".join(strategies_where(lambda strategy: strategy.composes))
             raise SpecError(
                 f"strategy.data={quoted(self.data.label)} cannot be the data axis of a mesh, because its ranks do not "
                 f"apply the same mean gradient; use one of {able}"
             )
-        if self.num_data_ranks(job.world_size) == 1 and self.data.zero_stage:
+        if is_alone and self.data.zero_stage:
             raise SpecError(
                 f"strategy.data={quoted(self.data.label)} has no other ranks to share states with, because "
                 f"world_size={job.world_size} is one replica; leave data out, or use world_size={2 * self.tensor}"
@@ -171,8 +181,6 @@ class Mesh(Strategy):
 
     def _check_tensor(self, job: Job) -> None:
         """Reject what is not available yet with a model in parts."""
-        if self.sequence_parallel:
-            raise SpecError("strategy.sequence_parallel=True is not available in jobs yet; leave it out")
         self._check_model(job)
         if job.optimizer.user_code is not None:
             raise SpecError(
