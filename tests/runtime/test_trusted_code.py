@@ -72,7 +72,7 @@ def test_code_of_anybody_else_is_named_and_not_run(own: Path, mark: Path) -> Non
     foreign(own, mark)
     with pytest.raises(
         ss.errors.UntrustedCode,
-        match=r"carries code: model='make_model' in .*user_code\.pkl .*trust_code=True",
+        match=r"contains code: model='make_model' in .*user_code\.pkl .*trust_code=True",
     ):
         ss.load_job(own)
     assert not mark.exists()
@@ -102,7 +102,7 @@ def test_code_of_an_earlier_session_runs_once_it_is_trusted(own: Path, tmp_path:
     ]
     asked = subprocess.run(shell, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
     assert asked.returncode == 2
-    assert asked.stderr.startswith(f"shardscope: {own / 'job.json'} carries code: model='make_model'")
+    assert asked.stderr.startswith(f"shardscope: {own / 'job.json'} contains code: model='make_model'")
     assert len(asked.stderr.splitlines()) == 1
     trusted = subprocess.run([*shell, "--trust-code"], capture_output=True, text=True, timeout=120)
     assert trusted.returncode == 0, trusted.stderr
@@ -125,7 +125,7 @@ def test_somebody_at_a_terminal_is_asked(
         cli.main(["run", "--job", str(own / "job.json")]) == 2
     )  # trusted or not, there is no such function in it
     assert mark.exists() == runs
-    assert "carries code: model='make_model'" in capsys.readouterr().err
+    assert "contains code: model='make_model'" in capsys.readouterr().err
 
 
 def test_a_job_file_alone_names_its_functions_and_cannot_run_them(own: Path, tmp_path: Path) -> None:
