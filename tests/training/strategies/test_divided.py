@@ -62,6 +62,13 @@ def _whole_tensors(ours: ss.Job, context: RankContext) -> dict[str, bytes]:
 
 
 @pytest.mark.ranks(4)
+def test_copies_on_four_ranks_stay_equal_to_the_bit(pool: RankPool, tmp_path: Path) -> None:
+    ours = mesh_job(strategy=mesh(tensor=4), precision="fp32", clip_norm=0.5, model=deeper_gpt)
+    copies = pool.run(partial(_whole_tensors, ours), tmp_path)
+    assert all(each == copies[0] for each in copies)
+
+
+@pytest.mark.ranks(4)
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_copies_of_whole_tensors_stay_equal_to_the_bit(
@@ -212,8 +219,62 @@ class Normed(Dropping):
         return self.down(self.up(x.flatten(1)).softmax(-1))
 
 
-class OwnOptimizer(torch.optim.SGD):
-    pass
+class Learned(Dropping):
+    """An activation function whose parameter sees only a rank's own columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.PReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.up(x.flatten(1))))
+
+
+class Functional(Dropping):
+    """A divided layer whose weight is used without the layer, so that gradients before it are not summed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(nn.functional.linear(self.first(x.flatten(1)), self.up.weight, self.up.bias).relu())
+
+
+class Normalised(nn.Module):
+    """Attention with one norm of the size of a head for the queries of all heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out, self.q_norm = nn.Linear(8, 96), nn.Linear(32, 10), nn.LayerNorm(8)
+
+    def tensor_plan(self) -> dict[str, str]:
+        return {"qkv": "columns:3", "out": "rows"}
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.qkv(x.reshape(-1, 8, 8)).unflatten(-1, (3, -1, 8))
+        q, k, v = rows.transpose(1, 3).unbind(2)
+        mixed = nn.functional.scaled_dot_product_attention(self.q_norm(q), k, v)
+        return self.out(mixed.transpose(1, 2).flatten(2)).mean(1)
+
+
+class Hidden(Normed):
+    """A wrong plan that the outputs do not show, because the layer after it is zero at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.down.weight)
+
+
+class Scaled(Normed):
+    """A wrong plan that has little effect on the outputs at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.skip, self.gamma = nn.Linear(64, 10), nn.Parameter(torch.full((10,), 1e-2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.skip(x.flatten(1)) + self.gamma * super().forward(x)
 
 
 @pytest.mark.ranks(2)
@@ -222,6 +283,18 @@ class OwnOptimizer(torch.optim.SGD):
     [
         ({"model": Dropping}, "the model draws random numbers in its forward pass, such as for dropout"),
         ({"model": Normed}, "the divided model does not compute what the whole one does"),
+        ({"model": Scaled}, "the divided model does not compute what the whole one does"),
+        (
+            {"model": Learned},
+            "parameter 'act.weight' is whole, but each tensor rank has only the gradient of its own",
+        ),
+        ({"model": Learned, "precision": "bf16"}, "parameter 'act.weight' is whole"),
+        ({"model": Normalised}, "parameter 'q_norm.weight' is whole"),
+        ({"model": Functional}, "parameter 'first.weight' is whole"),
+        (
+            {"model": Hidden},
+            "parameter 'down.weight' is divided, but the gradient of its parts is not that of",
+        ),
         ({"model": partial(build_model, "mlp")}, "needs a plan of which layers are divided"),
         ({"model": partial(Dropping, 0.0, {"up": "columns"})}, "the divided model fails on an example"),
     ],
@@ -232,6 +305,34 @@ def test_what_would_train_wrongly_is_refused(
     ours = job(**{"strategy": mesh(), "world_size": 2, "data": "digits", "precision": "fp32", **changes})
     for refusal in pool.run(partial(_refusal, ours), tmp_path):
         assert sentence in refusal
+
+
+def _checked_gradients(context: RankContext) -> bool:
+    from shardscope.training.strategies._divided import divide_checked
+    from shardscope.training.tensor import TensorAxis, TensorSplit
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(64), Dropping(0.0))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before = torch.get_rng_state()
+    plan = ss.TensorPlan({"1.up": "columns", "1.down": "rows"})
+    split = TensorSplit(TensorAxis(context.world_size, context.rank, context.group), plan)
+    divide_checked(model, split, torch.randn(8, 64, generator=torch.Generator().manual_seed(0)))
+    kept = all(p.grad is not None and bool((p.grad == 1).all()) for p in model.parameters())
+    return kept and not int(model[0].num_batches_tracked) and torch.equal(before, torch.get_rng_state())  # type: ignore[arg-type]
+
+
+@pytest.mark.ranks(2)
+def test_the_check_of_a_division_changes_nothing_else(pool: RankPool, tmp_path: Path) -> None:
+    assert pool.run(_checked_gradients, tmp_path) == [True, True]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "fp64"])
+def test_a_gpt_is_not_refused_in_any_precision(pool: RankPool, tmp_path: Path, precision: str) -> None:
+    ours = mesh_job(world_size=2, batch=8, model=deeper_gpt, precision=precision)
+    assert {*pool.run(partial(_refusal, ours), tmp_path)} == {"nothing was refused"}
 
 
 def _refusal(ours: ss.Job, context: RankContext) -> str:

@@ -88,7 +88,10 @@ class ComputePace:
         try:
             yield
         finally:
-            self._waited_s += time.perf_counter() - start
+            waited = time.perf_counter() - start
+            self._waited_s += waited
+            if self._due is not None:
+                self._due += waited
 
     @contextmanager
     def forward(self, stage: int) -> Iterator[None]:
@@ -153,6 +156,7 @@ class ComputePace:
         spent, start = self._watch(), clock.now()
         self._due, self._has_held = None if wanted is None else start + wanted, False
         self.backward_end = None
+        waited = self._waited_s
         try:
             yield
         finally:
@@ -160,10 +164,11 @@ class ComputePace:
         elapsed, self._last_computing = spent()
         if wanted is None:
             return
-        taken = min(elapsed, handed_over() - start)
+        waited = self._waited_s - waited
+        taken = min(elapsed, handed_over() - start - waited)
         if self._has_held:
             self._late_s += max(0.0, taken - wanted)
-            self.backward_end = start + max(taken, wanted)
+            self.backward_end = start + waited + max(taken, wanted)
         else:
             self._sleep(wanted - elapsed, can_be_late=True)
             self.backward_end = clock.now()
