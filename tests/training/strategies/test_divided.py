@@ -50,11 +50,11 @@ def _whole_tensors(ours: ss.Job, context: RankContext) -> dict[str, bytes]:
     trainer = Trainer(ours, context, context.events.path.parent)
     for step in range(1, ours.steps + 1):
         trainer.take_step(step)
-    split = trainer.strategy.split
+    split = trainer.strategy.tensor_split
     assert split is not None
     found = {
         name: tensor.detach().numpy().tobytes()
-        for name, tensor in trainer.strategy.updated
+        for name, tensor in trainer.strategy.updated_parameters
         if name not in split.cuts
     }
     trainer.strategy.close()
@@ -178,7 +178,7 @@ def _overflow(parameter: Tensor) -> None:
 def _overflowing(ours: ss.Job, context: RankContext) -> list[tuple[float | None, bool]]:
     trainer = Trainer(ours, context, context.events.path.parent)
     trainer.take_step(1)
-    cut = next(p for name, p in trainer.strategy.updated if name.endswith("qkv.weight"))
+    cut = next(p for name, p in trainer.strategy.updated_parameters if name.endswith("qkv.weight"))
     if context.rank == 0:  # only this rank's part of one layer overflows
         cut.register_post_accumulate_grad_hook(_overflow)
     found = []
@@ -194,6 +194,86 @@ def test_all_ranks_skip_a_step_that_overflows_in_one_part(pool: RankPool, tmp_pa
     results = pool.run(partial(_overflowing, ours), tmp_path)
     assert results[0][1][0] == results[1][1][0] == results[0][0][0] / 2  # type: ignore[operator]
     assert all(before[1] == after[1] for before, after in results)
+
+
+# What the ranks of a tensor group must have in common.
+
+
+def _random_after_resume(ours: ss.Job, folder: str, context: RankContext) -> tuple[int, list[float]]:
+    first = Trainer(ours.replace(strategy="ring"), context, Path(folder))
+    torch.manual_seed(context.rank)
+    first.checkpoints.save(1)
+    first.strategy.close()
+    dist.barrier()
+    trainer = Trainer(ours, context, context.events.path.parent)
+    trainer.resume(Path(folder) / "checkpoints")
+    split = trainer.strategy.tensor_split
+    trainer.strategy.close()
+    return 0 if split is None else split.axis.first_rank, torch.rand(3).tolist()
+
+
+@pytest.mark.ranks(4)
+def test_tensor_ranks_resume_with_the_same_random_state(pool: RankPool, tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    found = pool.run(partial(_random_after_resume, mesh_job(steps=2), str(folder)), tmp_path)
+    assert [rank for rank, _ in found] == [0, 0, 2, 2]
+    for rank, drawn in found:
+        torch.manual_seed(rank)
+        assert drawn == torch.rand(3).tolist()
+
+
+class Augmented(torch.utils.data.Dataset[Any]):
+    """Samples that differ between ranks from `start`."""
+
+    def __init__(self, rank: int, start: int) -> None:
+        self.rank, self.start = rank, start
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.full((64,), float(index + self.rank * (index >= self.start))), index % 10
+
+
+def _own_batches(start: int, context: RankContext) -> str:
+    data = partial(_data_of, Augmented(context.rank, start))
+    try:
+        _trained(
+            job(strategy=mesh(), world_size=2, model=partial(Dropping, 0.0), data=data, batch=8, steps=1),
+            context,
+        )
+    except ss.DataError as error:
+        return str(error)
+    return "nothing was refused"
+
+
+def _data_of(dataset: Augmented) -> tuple[Augmented, Augmented]:
+    return dataset, dataset
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("start", [0, 8])  # in the example of 8 samples, and only after it
+def test_tensor_ranks_that_read_different_batches_are_refused(
+    pool: RankPool, tmp_path: Path, start: int
+) -> None:
+    for refusal in pool.run(partial(_own_batches, start), tmp_path):
+        assert "the ranks of a tensor group have read different batches" in refusal
+
+
+def _loss_notes(context: RankContext) -> int:
+    ours = mesh_job(world_size=4)
+    trainer = Trainer(ours, context, context.events.path.parent)
+    trainer.weights.note = "a note"
+    before = context.events.path.read_text().count("loss_note")
+    trainer._announce()
+    trainer.strategy.close()
+    return context.events.path.read_text().count("loss_note") - before
+
+
+@pytest.mark.ranks(4)
+def test_a_note_on_the_loss_is_written_once(pool: RankPool, tmp_path: Path) -> None:
+    assert pool.run(_loss_notes, tmp_path) == [1, 0, 0, 0]
 
 
 # Refusals.
@@ -370,8 +450,9 @@ def _trained(ours: ss.Job, context: RankContext) -> list[float | None]:
 
 # The group of all ranks.
 
-ALLOWED = {"start_alike", "gather_items"}
-"""Functions that may address all ranks while a job is set up and takes steps."""
+ALLOWED = {"start_alike": "divide_model", "gather_items": None}
+"""Functions that may address all ranks while a job is set up and takes steps, each with its only caller if it has one.
+"""
 
 
 @contextmanager
@@ -385,8 +466,9 @@ def refusing_the_default_group() -> Iterator[None]:
     def guarded(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
             is_named = options.get("group") is not None or any(isinstance(a, dist.ProcessGroup) for a in args)
-            caller = sys._getframe(1).f_code.co_name
-            assert is_named or caller in ALLOWED, f"{caller} calls dist.{name} without a group"
+            caller, above = sys._getframe(1).f_code.co_name, sys._getframe(2).f_code.co_name
+            is_allowed = caller in ALLOWED and ALLOWED[caller] in {None, above}
+            assert is_named or is_allowed, f"{caller}, called by {above}, calls dist.{name} without a group"
             return real(*args, **options)
 
         return call

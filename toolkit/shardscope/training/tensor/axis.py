@@ -60,6 +60,11 @@ class TensorAxis:
     def __deepcopy__(self, memo: dict[int, object]) -> Self:  # copies of a layer have the same ranks
         return self
 
+    @property
+    def first_rank(self) -> int:
+        """The group's first rank, among the ranks of the job."""
+        return 0 if self.group is None else dist.get_global_rank(self.group, 0)
+
     def sum_(self, tensor: Tensor) -> None:
         """Sum an activation, or the gradient of one, over the ranks, in place."""
         messages = _recorded.get()
