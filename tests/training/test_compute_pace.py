@@ -96,6 +96,43 @@ def test_gradients_leave_when_the_emulated_pass_is_over(slept: list[float]) -> N
     assert found.take_late() == 0.0
 
 
+@pytest.mark.parametrize(("is_within_layer", "end"), [(True, 3.75), (False, 3.0)])
+def test_a_wait_within_a_layer_delays_the_gradients(
+    slept: list[float], *, is_within_layer: bool, end: float
+) -> None:
+    found = pace(flops=FLOPS)
+    with found.forward(0):
+        product()
+    with found.exchanging_backward(lambda: math.inf):
+        with found.waiting(is_within_layer=is_within_layer):
+            computing(0.75)
+        computing(0.25)
+        found.hold_gradients()
+        assert compute_pace.clock.now() == end
+    assert found.backward_end == end
+    assert found.take_late() == 0.0
+
+
+def test_a_wait_while_gradients_are_held_delays_them_too(
+    slept: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = pace(flops=FLOPS)
+    with found.forward(0):
+        product()
+    sleep, waits = time.sleep, [0.5]
+
+    def sleep_and_wait(seconds: float) -> None:
+        sleep(seconds)
+        if waits:  # on the thread of the pass
+            with found.waiting(is_within_layer=True):
+                sleep(waits.pop())
+
+    with found.exchanging_backward(lambda: math.inf):
+        monkeypatch.setattr(time, "sleep", sleep_and_wait)
+        found.hold_gradients()
+    assert found.backward_end == 3.5
+
+
 def test_a_pass_without_exchange_sleeps_at_the_end_and_a_slower_one_is_late(slept: list[float]) -> None:
     found = pace(flops=FLOPS)
     with found.forward(0):

@@ -50,15 +50,22 @@ def _whole_tensors(ours: ss.Job, context: RankContext) -> dict[str, bytes]:
     trainer = Trainer(ours, context, context.events.path.parent)
     for step in range(1, ours.steps + 1):
         trainer.take_step(step)
-    split = trainer.strategy.split
+    split = trainer.strategy.tensor_split
     assert split is not None
     found = {
         name: tensor.detach().numpy().tobytes()
-        for name, tensor in trainer.strategy.updated
+        for name, tensor in trainer.strategy.updated_parameters
         if name not in split.cuts
     }
     trainer.strategy.close()
     return found
+
+
+@pytest.mark.ranks(4)
+def test_copies_on_four_ranks_stay_equal_to_the_bit(pool: RankPool, tmp_path: Path) -> None:
+    ours = mesh_job(strategy=mesh(tensor=4), precision="fp32", clip_norm=0.5, model=deeper_gpt)
+    copies = pool.run(partial(_whole_tensors, ours), tmp_path)
+    assert all(each == copies[0] for each in copies)
 
 
 @pytest.mark.ranks(4)
@@ -171,7 +178,7 @@ def _overflow(parameter: Tensor) -> None:
 def _overflowing(ours: ss.Job, context: RankContext) -> list[tuple[float | None, bool]]:
     trainer = Trainer(ours, context, context.events.path.parent)
     trainer.take_step(1)
-    cut = next(p for name, p in trainer.strategy.updated if name.endswith("qkv.weight"))
+    cut = next(p for name, p in trainer.strategy.updated_parameters if name.endswith("qkv.weight"))
     if context.rank == 0:  # only this rank's part of one layer overflows
         cut.register_post_accumulate_grad_hook(_overflow)
     found = []
@@ -187,6 +194,86 @@ def test_all_ranks_skip_a_step_that_overflows_in_one_part(pool: RankPool, tmp_pa
     results = pool.run(partial(_overflowing, ours), tmp_path)
     assert results[0][1][0] == results[1][1][0] == results[0][0][0] / 2  # type: ignore[operator]
     assert all(before[1] == after[1] for before, after in results)
+
+
+# What the ranks of a tensor group must have in common.
+
+
+def _random_after_resume(ours: ss.Job, folder: str, context: RankContext) -> tuple[int, list[float]]:
+    first = Trainer(ours.replace(strategy="ring"), context, Path(folder))
+    torch.manual_seed(context.rank)
+    first.checkpoints.save(1)
+    first.strategy.close()
+    dist.barrier()
+    trainer = Trainer(ours, context, context.events.path.parent)
+    trainer.resume(Path(folder) / "checkpoints")
+    split = trainer.strategy.tensor_split
+    trainer.strategy.close()
+    return 0 if split is None else split.axis.first_rank, torch.rand(3).tolist()
+
+
+@pytest.mark.ranks(4)
+def test_tensor_ranks_resume_with_the_same_random_state(pool: RankPool, tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    found = pool.run(partial(_random_after_resume, mesh_job(steps=2), str(folder)), tmp_path)
+    assert [rank for rank, _ in found] == [0, 0, 2, 2]
+    for rank, drawn in found:
+        torch.manual_seed(rank)
+        assert drawn == torch.rand(3).tolist()
+
+
+class Augmented(torch.utils.data.Dataset[Any]):
+    """Samples that differ between ranks from `start`."""
+
+    def __init__(self, rank: int, start: int) -> None:
+        self.rank, self.start = rank, start
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.full((64,), float(index + self.rank * (index >= self.start))), index % 10
+
+
+def _own_batches(start: int, context: RankContext) -> str:
+    data = partial(_data_of, Augmented(context.rank, start))
+    try:
+        _trained(
+            job(strategy=mesh(), world_size=2, model=partial(Dropping, 0.0), data=data, batch=8, steps=1),
+            context,
+        )
+    except ss.DataError as error:
+        return str(error)
+    return "nothing was refused"
+
+
+def _data_of(dataset: Augmented) -> tuple[Augmented, Augmented]:
+    return dataset, dataset
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("start", [0, 8])  # in the example of 8 samples, and only after it
+def test_tensor_ranks_that_read_different_batches_are_refused(
+    pool: RankPool, tmp_path: Path, start: int
+) -> None:
+    for refusal in pool.run(partial(_own_batches, start), tmp_path):
+        assert "the ranks of a tensor group have read different batches" in refusal
+
+
+def _loss_notes(context: RankContext) -> int:
+    ours = mesh_job(world_size=4)
+    trainer = Trainer(ours, context, context.events.path.parent)
+    trainer.weights.note = "a note"
+    before = context.events.path.read_text().count("loss_note")
+    trainer._announce()
+    trainer.strategy.close()
+    return context.events.path.read_text().count("loss_note") - before
+
+
+@pytest.mark.ranks(4)
+def test_a_note_on_the_loss_is_written_once(pool: RankPool, tmp_path: Path) -> None:
+    assert pool.run(_loss_notes, tmp_path) == [1, 0, 0, 0]
 
 
 # Refusals.
@@ -212,8 +299,62 @@ class Normed(Dropping):
         return self.down(self.up(x.flatten(1)).softmax(-1))
 
 
-class OwnOptimizer(torch.optim.SGD):
-    pass
+class Learned(Dropping):
+    """An activation function whose parameter sees only a rank's own columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.PReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.up(x.flatten(1))))
+
+
+class Functional(Dropping):
+    """A divided layer whose weight is used without the layer, so that gradients before it are not summed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(nn.functional.linear(self.first(x.flatten(1)), self.up.weight, self.up.bias).relu())
+
+
+class Normalised(nn.Module):
+    """Attention with one norm of the size of a head for the queries of all heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out, self.q_norm = nn.Linear(8, 96), nn.Linear(32, 10), nn.LayerNorm(8)
+
+    def tensor_plan(self) -> dict[str, str]:
+        return {"qkv": "columns:3", "out": "rows"}
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.qkv(x.reshape(-1, 8, 8)).unflatten(-1, (3, -1, 8))
+        q, k, v = rows.transpose(1, 3).unbind(2)
+        mixed = nn.functional.scaled_dot_product_attention(self.q_norm(q), k, v)
+        return self.out(mixed.transpose(1, 2).flatten(2)).mean(1)
+
+
+class Hidden(Normed):
+    """A wrong plan that the outputs do not show, because the layer after it is zero at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.down.weight)
+
+
+class Scaled(Normed):
+    """A wrong plan that has little effect on the outputs at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.skip, self.gamma = nn.Linear(64, 10), nn.Parameter(torch.full((10,), 1e-2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.skip(x.flatten(1)) + self.gamma * super().forward(x)
 
 
 @pytest.mark.ranks(2)
@@ -222,6 +363,18 @@ class OwnOptimizer(torch.optim.SGD):
     [
         ({"model": Dropping}, "the model draws random numbers in its forward pass, such as for dropout"),
         ({"model": Normed}, "the divided model does not compute what the whole one does"),
+        ({"model": Scaled}, "the divided model does not compute what the whole one does"),
+        (
+            {"model": Learned},
+            "parameter 'act.weight' is whole, but each tensor rank has only the gradient of its own",
+        ),
+        ({"model": Learned, "precision": "bf16"}, "parameter 'act.weight' is whole"),
+        ({"model": Normalised}, "parameter 'q_norm.weight' is whole"),
+        ({"model": Functional}, "parameter 'first.weight' is whole"),
+        (
+            {"model": Hidden},
+            "parameter 'down.weight' is divided, but the gradient of its parts is not that of",
+        ),
         ({"model": partial(build_model, "mlp")}, "needs a plan of which layers are divided"),
         ({"model": partial(Dropping, 0.0, {"up": "columns"})}, "the divided model fails on an example"),
     ],
@@ -232,6 +385,34 @@ def test_what_would_train_wrongly_is_refused(
     ours = job(**{"strategy": mesh(), "world_size": 2, "data": "digits", "precision": "fp32", **changes})
     for refusal in pool.run(partial(_refusal, ours), tmp_path):
         assert sentence in refusal
+
+
+def _checked_gradients(context: RankContext) -> bool:
+    from shardscope.training.strategies._divided import divide_checked
+    from shardscope.training.tensor import TensorAxis, TensorSplit
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(64), Dropping(0.0))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before = torch.get_rng_state()
+    plan = ss.TensorPlan({"1.up": "columns", "1.down": "rows"})
+    split = TensorSplit(TensorAxis(context.world_size, context.rank, context.group), plan)
+    divide_checked(model, split, torch.randn(8, 64, generator=torch.Generator().manual_seed(0)))
+    kept = all(p.grad is not None and bool((p.grad == 1).all()) for p in model.parameters())
+    return kept and not int(model[0].num_batches_tracked) and torch.equal(before, torch.get_rng_state())  # type: ignore[arg-type]
+
+
+@pytest.mark.ranks(2)
+def test_the_check_of_a_division_changes_nothing_else(pool: RankPool, tmp_path: Path) -> None:
+    assert pool.run(_checked_gradients, tmp_path) == [True, True]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "fp64"])
+def test_a_gpt_is_not_refused_in_any_precision(pool: RankPool, tmp_path: Path, precision: str) -> None:
+    ours = mesh_job(world_size=2, batch=8, model=deeper_gpt, precision=precision)
+    assert {*pool.run(partial(_refusal, ours), tmp_path)} == {"nothing was refused"}
 
 
 def _refusal(ours: ss.Job, context: RankContext) -> str:
@@ -269,8 +450,9 @@ def _trained(ours: ss.Job, context: RankContext) -> list[float | None]:
 
 # The group of all ranks.
 
-ALLOWED = {"start_alike", "gather_items"}
-"""Functions that may address all ranks while a job is set up and takes steps."""
+ALLOWED = {"start_alike": "divide_model", "gather_items": None}
+"""Functions that may address all ranks while a job is set up and takes steps, each with its only caller if it has one.
+"""
 
 
 @contextmanager
@@ -284,8 +466,9 @@ def refusing_the_default_group() -> Iterator[None]:
     def guarded(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
             is_named = options.get("group") is not None or any(isinstance(a, dist.ProcessGroup) for a in args)
-            caller = sys._getframe(1).f_code.co_name
-            assert is_named or caller in ALLOWED, f"{caller} calls dist.{name} without a group"
+            caller, above = sys._getframe(1).f_code.co_name, sys._getframe(2).f_code.co_name
+            is_allowed = caller in ALLOWED and ALLOWED[caller] in {None, above}
+            assert is_named or is_allowed, f"{caller}, called by {above}, calls dist.{name} without a group"
             return real(*args, **options)
 
         return call

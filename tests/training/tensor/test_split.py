@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import shardscope as ss
 from shardscope.spec.models import GPTConfig
-from shardscope.training.models import GPT, build_model
+from shardscope.training.models import build_model
 from shardscope.training.tensor import Cut, TensorAxis, TensorSplit, recording
 
 
@@ -130,12 +130,3 @@ def test_a_layer_with_a_forward_pass_of_its_own_is_refused() -> None:
     model = nn.Sequential(Scaled(4, 4))
     with pytest.raises(ss.SpecError, match="has a forward pass or a weight of its own class Scaled"):
         TensorSplit.of_shapes(2, ss.TensorPlan({"0": "columns"})).divide(model)
-
-
-def test_one_head_count_follows_the_width_of_the_layer() -> None:
-    model = gpt()
-    assert isinstance(model, GPT)
-    attention = model.blocks[0].attention  # type: ignore[union-attr]
-    x = torch.randn(2, 8, 16)
-    with_heads = attention.qkv(x).unflatten(-1, (3, 4, -1))  # type: ignore[union-attr, operator]
-    assert torch.equal(with_heads, attention.qkv(x).unflatten(-1, (3, -1, 4)))  # type: ignore[union-attr, operator]

@@ -30,6 +30,13 @@ class _Spent(NamedTuple):
 
 
 @dataclass
+class _Due:
+    """Time at which a backward pass ends on the emulated processor, in Unix seconds."""
+
+    at: float
+
+
+@dataclass
 class PassSpan:
     """Start and end of a pass, in Unix seconds; filled in when the pass has ended.
 
@@ -63,7 +70,7 @@ class ComputePace:
         self._backward_passes = job.backward_passes
         self._flops: dict[int, float] = {}
         self._waited_s = self._late_s = self._last_computing = 0.0
-        self._due: float | None = None
+        self._due: _Due | None = None
         self._has_held = False
         self._free_at = math.inf
         self.arrived_at = 0.0
@@ -82,13 +89,20 @@ class ComputePace:
         return late
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Return a context manager around a wait for other ranks within a pass."""
+    def waiting(self, *, is_within_layer: bool = False) -> Iterator[None]:
+        """Return a context manager around a wait for other ranks within a pass.
+
+        Args:
+            is_within_layer: Whether the pass needs the result to go on, so that its gradients are ready later.
+        """
         start = time.perf_counter()
         try:
             yield
         finally:
-            self._waited_s += time.perf_counter() - start
+            waited = time.perf_counter() - start
+            self._waited_s += waited
+            if is_within_layer and self._due is not None:
+                self._due.at += waited
 
     @contextmanager
     def forward(self, stage: int) -> Iterator[None]:
@@ -151,15 +165,16 @@ class ComputePace:
         if wanted is None:
             time.sleep((self._slowdown - 1) * self._last_computing)
         spent, start = self._watch(), clock.now()
-        self._due, self._has_held = None if wanted is None else start + wanted, False
-        self.backward_end = None
+        due = None if wanted is None else _Due(start + wanted)
+        self._due, self._has_held, self.backward_end = due, False, None
         try:
             yield
         finally:
             self._due = None
         elapsed, self._last_computing = spent()
-        if wanted is None:
+        if wanted is None or due is None:
             return
+        start += due.at - (start + wanted)  # by the waits within layers
         taken = min(elapsed, handed_over() - start)
         if self._has_held:
             self._late_s += max(0.0, taken - wanted)
@@ -172,8 +187,10 @@ class ComputePace:
         """Wait until the backward pass is over on the emulated processor; called on any thread before an exchange."""
         due = self._due
         if due is not None:
-            self._has_held = True
-            time.sleep(max(0.0, due - clock.now()))
+            self._has_held, at = True, -math.inf
+            while at < due.at:  # waits within layers may move it
+                at = due.at
+                time.sleep(max(0.0, at - clock.now()))
 
     @contextmanager
     def update(self, elements: int) -> Iterator[None]:

@@ -278,11 +278,15 @@ class Meter:
             self.pace.hold_gradients()
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Return a context manager around a wait for other ranks within a pass, which is not computation."""
+    def waiting(self, *, is_within_layer: bool = False) -> Iterator[None]:
+        """Return a context manager around a wait for other ranks within a pass, which is not computation.
+
+        Args:
+            is_within_layer: Whether the pass needs the result to go on, so that its gradients are ready later.
+        """
         start = clock.now()
         try:
-            with nullcontext() if self.pace is None else self.pace.waiting():
+            with nullcontext() if self.pace is None else self.pace.waiting(is_within_layer=is_within_layer):
                 yield
         finally:
             self._waited_s[self._pass] = self._waited_s.get(self._pass, 0.0) + clock.now() - start

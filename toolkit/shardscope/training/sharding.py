@@ -27,9 +27,9 @@ def largest_over_ranks(flag: Tensor, group: dist.ProcessGroup | None = None) -> 
 
 
 def start_alike(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Broadcast parameters and buffers from a group's first rank (None for all ranks), because ranks may draw others.
+    """Broadcast parameters and buffers from the first rank of a group, because the ranks' initial values may differ.
 
-    That is, the ranks may have drawn different initial values.
+    Without a group, from the first of all ranks.
     """
     for tensor in [*model.parameters(), *model.buffers()]:
         dist.broadcast(tensor.detach(), group=group, group_src=0)

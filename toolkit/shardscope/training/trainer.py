@@ -59,6 +59,7 @@ from shardscope.training.run_replicas import RunReplicas
 from shardscope.training.saved_state import require_saveable, saves_state
 from shardscope.training.strategies import build_strategy
 from shardscope.training.strategies.base import MicroBatch
+from shardscope.training.tensor.same_batch import require_same_batch
 from shardscope.training.turns import Turn, Turns, codec_seconds
 from shardscope.training.user_optimizer import prepare_user_optimizer
 from shardscope.training.work_shares import WorkShares
@@ -136,7 +137,7 @@ class Trainer:
         )
         self.strategy.example = self._example
         require_computable(self.model, self.strategy.precision, lambda: self._example()[0])
-        self.strategy.divide(self.model)
+        self.strategy.divide_model(self.model)
         self.strategy.setup(self.model)
         self.strategy.join_axes()
         self.strategy.warm_up_buckets(self.loss_function)
@@ -215,7 +216,9 @@ class Trainer:
             codecs=None if compressor is None else "numba" if compiled else "torch", **context.described_link(job.link),
             pid=os.getpid(), host=socket.gethostname(), **layers_that_depend_on_the_cut(self.model),
         )  # fmt: skip
-        if self.weights.note is not None and self.strategy.data_rank == 0:
+        division = self.strategy.tensor_split  # ranks of a tensor group read the same data
+        reports = self.strategy.data_rank == 0 and (division is None or not division.axis.rank)
+        if self.weights.note is not None and reports:
             context.events.emit("loss_note", step=0, text=self.weights.note)
 
     def resume(self, source: Path, *, kind: str = "disk", notes: Sequence[str] = ()) -> Loaded:
@@ -308,6 +311,9 @@ class Trainer:
         for part in self.strategy.batch_parts(step):
             with self.context.meter.span("compute", "data"):
                 micro_batches = self._micro_batches(step, part)
+            if (division := self.strategy.tensor_split) is not None and step == self.first_step:
+                with self.context.meter.observing():
+                    require_same_batch(division.axis, micro_batches)
             self.strategy.loss_weights = self.weights.of(step, micro_batches, self.strategy.sample_weight)
             with self._measured(micro_batches) as measured:
                 result = self.strategy.step(micro_batches, self.loss_function, self.optimizer)

@@ -87,7 +87,7 @@ def _load(
     strategy: RankStrategy,
     optimizer: torch.optim.Optimizer,
 ) -> Loaded:
-    context, known = strategy.all_ranks, reader.keys
+    known = reader.keys
     saved = {name: 0 for name in (*_NO_DATA, "order") if f"extra.data.{name}" in known}
     now = extra_of(strategy, optimizer, 0, saved)
     extra = _fill_known(reader, {"extra": now})["extra"]
@@ -103,18 +103,23 @@ def _load(
         complete(named)
     restored = restore_compressor_state(strategy, reader, extra.get("layout"), extra.get("method"))
     strategy.follow_order(extra.get("gradient_order", []))
-    _restore_random_state(reader, context)
+    _restore_random_state(reader, strategy)
     size = strategy.job.batch.global_batch
     data = extra.get("data") or {**_NO_DATA, "global_size": size}
     told = [*notes, *changes, *restored.notes]
     return Loaded(reader.path, int(extra["step"]), data, restored, told, extra.get("world_size"))
 
 
-def _restore_random_state(reader: CheckpointReader, context: RankContext) -> None:
-    """Restore this rank's random state; if the checkpoint has none for this rank, keep the state from seeding."""
-    mine = random_key(context.rank)
-    saved = _fill_known(reader, {mine: random_state(context.device)})[mine]
-    set_random_state(saved, context.device)
+def _restore_random_state(reader: CheckpointReader, strategy: RankStrategy) -> None:
+    """Restore this rank's random state, in a tensor group that of its first rank, for the same draws on all its ranks.
+
+    If the checkpoint has none for that rank, the state from seeding is kept.
+    """
+    device, split = strategy.all_ranks.device, strategy.tensor_split
+    rank = strategy.all_ranks.rank if split is None else split.axis.first_rank
+    mine = random_key(rank)
+    saved = _fill_known(reader, {mine: random_state(device)})[mine]
+    set_random_state(saved, device)
 
 
 def _averaging_notes(known: set[str], asked: Mapping[str, Any]) -> list[str]:

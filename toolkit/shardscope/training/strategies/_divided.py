@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shardscope.errors import SpecError
-from shardscope.training.data import call
+from shardscope.training.data import call, map_tensors
 from shardscope.training.observe import random_state_kept
 from shardscope.training.optim.holding import Holding
 from shardscope.training.optim.trial import failure_text
@@ -18,13 +19,20 @@ from shardscope.training.tensor import TensorSplit
 from shardscope.training.tensor.split import outputs_of
 from shardscope.training.twin import twin_of
 
-_SAME = {torch.float64: 1e-6}
-"""Largest difference of outputs, relative to the largest output, that sums in another order explain, by dtype."""
+_EXACT = torch.float32
+_SAME = {torch.float64: 1e-9, _EXACT: 1e-4}
+"""Largest difference that sums in another order explain, by dtype, relative to the largest element of a tensor."""
 _SAME_IN_FEWER_BITS = 1e-2
+_SMALL = 1e-2
+"""Gradients of a parameter count as rounding errors below the accuracy of this share of the model's largest gradient,
+as those of a bias that the loss does not depend on."""
 
 
 def divide_checked(model: nn.Module, split: TensorSplit, inputs: Any) -> None:
-    """Divide a model in place, and check on an example that it still computes the same; called by all ranks.
+    """Divide a model in place, and check on an example that it still trains the same; called by all ranks.
+
+    Outputs, and the gradients of all parameters for a random gradient of the outputs, are compared with those of the
+    whole model, in fp32 if the weights have fewer bits.
 
     Args:
         model: The model, the same on all ranks.
@@ -34,56 +42,144 @@ def divide_checked(model: nn.Module, split: TensorSplit, inputs: Any) -> None:
     Raises:
         SpecError: The model draws random numbers, or its parts together do not compute what the whole model does.
     """
-    before, draws = _outputs(model, inputs)
-    if draws:
+    whole = _Passes.of(model, inputs)
+    if whole.draws:
         raise SpecError(
             "the model draws random numbers in its forward pass, such as for dropout, which is not available with "
             "tensor parallelism yet; set its dropout to 0, or use tensor=1"
         )
     split.divide(model)
     try:
-        after, _ = _outputs(model, inputs)
+        parts = _Passes.of(model, inputs)
     except Exception as error:  # on all ranks, whose parts have equal shapes
         raise SpecError(
             f"the divided model fails on an example ({failure_text(error)}); check that the plan's 'columns' layers "
             f"feed 'rows' layers, and that tensor={split.axis.size} divides the number of attention heads"
         ) from error
-    worst = max((_difference(*pair) for pair in zip(before, after, strict=True)), default=0.0)
-    dtype = next((tensor.dtype for tensor in before), torch.float32)
-    if not worst <= _SAME.get(dtype, _SAME_IN_FEWER_BITS):
+    _require_same(whole, parts, split)
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """Result of a forward and a backward pass of a copy of a model in training.
+
+    Attributes:
+        outputs: The outputs.
+        gradients: The gradient of each trained parameter, by name, for a random gradient of the outputs.
+        draws: Whether the forward pass has drawn random numbers.
+    """
+
+    outputs: list[Tensor]
+    gradients: dict[str, Tensor]
+    draws: bool
+
+    @classmethod
+    def of(cls, model: nn.Module, inputs: Any) -> _Passes:
+        """Run both passes, which change nothing in the model."""
+        own = {p: nn.Parameter(_exact(p.detach()), requires_grad=p.requires_grad) for p in model.parameters()}
+        twin = twin_of(model, own)
+        if twin is None:
+            raise SpecError(
+                "the model contains an object that cannot be copied, such as a lock, so its division cannot be "
+                "checked; use tensor=1"
+            )
+        if any(parameter.dtype.itemsize < _EXACT.itemsize for parameter in model.parameters()):
+            twin.float()  # its buffers
+        with random_state_kept(), _full_precision(), torch.enable_grad():
+            before = _generators()
+            outputs = list(outputs_of(call(twin, map_tensors(_exact, inputs))))
+            draws = not all(map(torch.equal, before, _generators()))
+            trained = {name: own[p] for name, p in model.named_parameters() if p.requires_grad}
+            found = {} if draws else _gradients(outputs, trained)
+        return cls([tensor.detach().clone() for tensor in outputs], found, draws)
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    """Return a tensor of fewer bits than fp32 in fp32, where rounding hides no wrong gradient; others unchanged."""
+    return (
+        tensor.to(_EXACT)
+        if tensor.is_floating_point() and tensor.dtype.itemsize < _EXACT.itemsize
+        else tensor
+    )
+
+
+def _gradients(outputs: list[Tensor], trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the gradients of parameters by name, for a gradient of the outputs that is the same in every call."""
+    draw = torch.Generator().manual_seed(0)
+    ends = [(out, torch.randn(out.shape, generator=draw).to(out)) for out in outputs if out.requires_grad]
+    if not ends or not trained:
+        return {}
+    found = torch.autograd.grad(
+        [out for out, _ in ends],
+        [*trained.values()],
+        [gradient for _, gradient in ends],
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    return {name: grad.to_dense() for name, grad in zip(trained, found, strict=True)}
+
+
+def _generators() -> list[Tensor]:
+    """Return the states of the generators of random numbers that layers use."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Return a context manager in which GPUs do not shorten the factors of fp32 products."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+def _require_same(whole: _Passes, parts: _Passes, split: TensorSplit) -> None:
+    """Refuse a division that changes outputs or gradients on any rank of the group, with the same error on all."""
+    small = _SMALL * max((_largest(gradient) for gradient in whole.gradients.values()), default=0.0)
+    pairs = zip(whole.outputs, parts.outputs, strict=True)
+    differs = [any(_differ(*pair) for pair in pairs)]
+    for name, gradient in whole.gradients.items():
+        differs.append(_differ(split.own(name, gradient), parts.gradients[name], small))
+    device = parts.outputs[0].device if parts.outputs else None
+    counts = torch.tensor(differs, dtype=torch.float32, device=device)
+    split.axis.sum_(counts)
+    of_outputs, *of_parameters = counts.tolist()
+    if of_outputs:
         raise SpecError(
-            f"the divided model does not compute what the whole one does: outputs differ by {worst:.2g} of the largest "
-            "one; check that the plan's 'columns' layers feed only 'rows' layers, with operations between them that "
-            "treat each column or each head by itself, and that a layer of several outputs in one is 'columns:N'"
+            "the divided model does not compute what the whole one does; check that the plan's 'columns' layers feed "
+            "only 'rows' layers, with operations between them that treat each column or each head by itself, and that "
+            "a layer of several outputs in one is 'columns:N'"
+        )
+    first = next((name for name, count in zip(whole.gradients, of_parameters, strict=True) if count), None)
+    if first is not None and first in split.cuts:
+        raise SpecError(
+            f"parameter {first!r} is divided, but the gradient of its parts is not that of the whole model; check that "
+            "the operations between the plan's 'columns' and 'rows' layers treat each column or each head by itself"
+        )
+    if first is not None:
+        raise SpecError(
+            f"parameter {first!r} is whole, but each tensor rank has only the gradient of its own columns or heads; "
+            "leave the layers that give it their outputs out of the plan, and call divided layers themselves, not "
+            "functions of their weights"
         )
 
 
-def _outputs(model: nn.Module, inputs: Any) -> tuple[list[Tensor], bool]:
-    """Return the outputs of a copy of the model in training, and whether the pass has drawn random numbers."""
-    twin = twin_of(model)
-    if twin is None:
-        raise SpecError(
-            "the model contains an object that cannot be copied, such as a lock, so its division cannot be checked; "
-            "use tensor=1"
-        )
-    with random_state_kept(), torch.no_grad():
-        state = torch.get_rng_state()
-        on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-        found = [tensor.clone() for tensor in outputs_of(call(twin, inputs))]
-        draws = not torch.equal(state, torch.get_rng_state())
-        if on_gpu is not None:
-            draws = draws or not torch.equal(on_gpu, torch.cuda.get_rng_state())
-    return found, draws
+def _largest(tensor: Tensor) -> float:
+    return float(torch.where(tensor.isfinite(), tensor, 0.0).abs().max()) if tensor.numel() else 0.0
 
 
-def _difference(before: Tensor, after: Tensor) -> float:
+def _differ(before: Tensor, after: Tensor, small: float = 0.0) -> bool:
+    """Return whether a difference is more than rounding, relative to the largest element or to `small`."""
     if before.shape != after.shape:
-        return float("inf")
+        return True
     if not before.numel():
-        return 0.0
+        return False
     same = torch.where(before.isfinite() | after.isfinite(), before - after, 0.0)
-    largest = torch.where(before.isfinite(), before, 0.0).abs().max()
-    return float(same.abs().max() / largest.clamp(min=torch.finfo(before.dtype).tiny))
+    bound = _SAME.get(before.dtype, _SAME_IN_FEWER_BITS) * max(_largest(before), small)
+    return not float(same.abs().max()) <= bound  # true if it is NaN
 
 
 @dataclass(frozen=True)
@@ -111,6 +207,3 @@ class TensorHolding(Holding):
 
     def shape(self, name: str, held: Tensor) -> tuple[int, ...]:
         return self.split.shape(name, self.inner.shape(name, held))
-
-
-Share = Callable[[Tensor], object]

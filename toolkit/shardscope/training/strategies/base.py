@@ -2,7 +2,7 @@
 
 Each rank builds one strategy object, which exists until training ends. The trainer calls its methods in this order:
 
-    divide(model)                       once: keep this rank's part of the model, if it is divided over a tensor group
+    divide_model(model)                 once: keep this rank's part of the model, if it is divided over a tensor group
     setup(model)                        once: wrap or split the model, and give all ranks the same initial weights
     warm_up_buckets(loss_function)      once: make the buckets final, if compressor state depends on them
     build_optimizer()                   once: create the optimizer for the parameters or shards that this rank updates
@@ -53,6 +53,7 @@ from shardscope.training.strategies._relayout import (
     units_with_parameters,
 )
 from shardscope.training.tensor import TensorSplit
+from shardscope.training.tensor.same_batch import require_same_batch
 
 MicroBatch = Batch
 LossFunction = Callable[[Any, Any], Tensor]
@@ -109,11 +110,11 @@ class RankStrategy(ABC):
 
     settings: Any
     """The job's strategy settings."""
-    split: TensorSplit | None = None
+    tensor_split: TensorSplit | None = None
     """How the model is divided over a tensor group; None if the strategy's ranks have whole models."""
     lockstep: bool = False
-    """Whether a forward pass needs all ranks, so that in an evaluation every rank must run the same number of passes.
-    """
+    """Whether a forward pass communicates with other ranks, such as those of a tensor group, so that in an evaluation
+    every rank must run the same number of passes."""
     reduce_squares: ReduceSquares | None = None
     """Function that sums the squared norm of each layer over the ranks that have its shards; None if not sharded."""
     reduce_grad_square: ReduceSquares | None = None
@@ -166,30 +167,32 @@ class RankStrategy(ABC):
             self.watch_noise(self.noise)
         return self.module
 
-    def divide(self, model: nn.Module) -> None:
+    def divide_model(self, model: nn.Module) -> None:
         """Give all ranks the same initial weights, and divide the model in place, if there is a tensor group.
 
         Called by all ranks before `setup`, when `example` is set.
         """
-        if self.split is not None:
+        if self.tensor_split is not None:
             start_alike(model)
-            divide_checked(model, self.split, self.example()[0])
+            example = self.example()
+            require_same_batch(self.tensor_split.axis, [example])
+            divide_checked(model, self.tensor_split, example[0])
             self.lockstep = True
 
     def join_axes(self) -> None:
         """Make norms and overflow flags those of the whole model; called after `setup`."""
-        split = self.split
+        split = self.tensor_split
         if split is None:
             return
         self.reduce_squares = split.layer_sums(self.reduce_squares)
         self.reduce_grad_square = split.grad_sum(self.reduce_grad_square)
         self.precision.share_overflow = split.largest(self.precision.share_overflow)
         if split.axis.rank:  # the first rank counts the gradients of layers that all ranks have whole
-            repeated = [parameter for name, parameter in self.updated if name not in split.cuts]
+            repeated = [parameter for name, parameter in self.updated_parameters if name not in split.cuts]
             self.duplicate_grad_params = [*self.duplicate_grad_params, *repeated]
 
     @property
-    def updated(self) -> list[tuple[str, nn.Parameter]]:
+    def updated_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """The tensors that this rank's optimizer updates, by the names of the parameters."""
         return list(self.model.named_parameters())
 
@@ -220,7 +223,7 @@ class RankStrategy(ABC):
         """Build the job's optimizer for the parameters that this rank updates."""
         compressor = self.compressor
         parameters = TrainedParameters(
-            self.updated, reduce_squares=self.reduce_squares,
+            self.updated_parameters, reduce_squares=self.reduce_squares,
             reduce_grad_square=self.reduce_grad_square, duplicate_grad_params=self.duplicate_grad_params,
             is_freezable=compressor is not None and compressor.freezes_variance,
         )  # fmt: skip
@@ -303,7 +306,8 @@ class RankStrategy(ABC):
             )  # fmt: skip
         if self.compressor is not None:
             self.compressor.after_step(self.parameters, self.carrier, self.context.meter.step)
-        counts = self.split is None or not self.split.axis.rank  # ranks of a tensor group have the same loss
+        split = self.tensor_split
+        counts = split is None or not split.axis.rank  # ranks of a tensor group have the same loss
         return StepResult(loss if counts else None, grad_norm, skipped, noise=noise)
 
     def _measure(self, noise: GradientNoise) -> NoiseSample | None:
@@ -396,8 +400,8 @@ class RankStrategy(ABC):
         return self.joined({name: averaged.get(p, p) for name, p in self.plain_module.named_parameters()})
 
     def joined(self, tensors: dict[str, Any]) -> dict[str, Any]:
-        """Return tensors by parameter name as those of the whole model; called by all ranks."""
-        return tensors if self.split is None else self.split.wholes(tensors)
+        """Return whole tensors by parameter name, gathered over the tensor group; called by all ranks."""
+        return tensors if self.tensor_split is None else self.tensor_split.wholes(tensors)
 
     def held(self, optimizer: torch.optim.Optimizer) -> Held:
         """Return the tensors in this rank's memory by type of memory; called at any time during a measured step.
@@ -419,7 +423,7 @@ class RankStrategy(ABC):
 
     def named_optimizer(self, optimizer: torch.optim.Optimizer) -> NamedOptimizer | None:
         """Return the optimizer that updates this rank's parameters, with their names; None if the rank has none."""
-        return NamedOptimizer(optimizer, {p: name for name, p in self.updated})
+        return NamedOptimizer(optimizer, {p: name for name, p in self.updated_parameters})
 
     @property
     def holding(self) -> Holding:
@@ -431,7 +435,9 @@ class RankStrategy(ABC):
     @property
     def _held_as(self) -> Holding:
         """How this rank holds the parameters of the whole model."""
-        return self.holding if self.split is None else TensorHolding.of(self.holding, self.split)
+        return (
+            self.holding if self.tensor_split is None else TensorHolding.of(self.holding, self.tensor_split)
+        )
 
     def model_state(self) -> dict[str, Any]:
         """Return the `state_dict` with the tensors of `consensus`, the same on all ranks; called by all ranks."""
@@ -503,8 +509,8 @@ class RankStrategy(ABC):
     def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
         """Load model and optimizer from `state`: the structure of `checkpoint_state`, with values from a checkpoint."""
         saved = state["model"]
-        if self.split is not None:
-            saved = self.split.fill(self.model.state_dict(keep_vars=True), saved)
+        if self.tensor_split is not None:
+            saved = self.tensor_split.fill(self.model.state_dict(keep_vars=True), saved)
         self.model.load_state_dict(saved)
         self.load_optimizer_state(state["optimizer"], optimizer)
 

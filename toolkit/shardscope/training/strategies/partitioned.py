@@ -48,14 +48,14 @@ class Partitioned(RankStrategy):
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         parameters = TrainedParameters(
-            self.updated, reduce_squares=self.reduce_squares,
+            self.updated_parameters, reduce_squares=self.reduce_squares,
             reduce_grad_square=self.reduce_grad_square, duplicate_grad_params=self.duplicate_grad_params,
             dimensions={piece.name: piece.whole.ndim for piece in self.pieces},
         )  # fmt: skip
         return built_by(self.job.optimizer, parameters)
 
     @property
-    def updated(self) -> list[tuple[str, nn.Parameter]]:
+    def updated_parameters(self) -> list[tuple[str, nn.Parameter]]:
         return [(piece.name, piece.parameter) for piece in self.pieces]
 
     @property

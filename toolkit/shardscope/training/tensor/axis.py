@@ -20,7 +20,7 @@ class Message(NamedTuple):
     """A collective of a tensor group that a divided layer has called."""
 
     op: str
-    """``all_reduce``."""
+    """The collective's name, which is always ``all_reduce``."""
     phase: str
     """``forward`` or ``backward``; a forward pass that a backward pass repeats counts as ``backward``."""
     num_bytes: int
@@ -60,6 +60,11 @@ class TensorAxis:
     def __deepcopy__(self, memo: dict[int, object]) -> Self:  # copies of a layer have the same ranks
         return self
 
+    @property
+    def first_rank(self) -> int:
+        """The group's first rank, among the ranks of the job."""
+        return 0 if self.group is None else dist.get_global_rank(self.group, 0)
+
     def sum_(self, tensor: Tensor) -> None:
         """Sum an activation, or the gradient of one, over the ranks, in place."""
         messages = _recorded.get()
@@ -67,7 +72,7 @@ class TensorAxis:
             phase = "backward" if _compat.is_in_backward() else "forward"
             messages.append(Message("all_reduce", phase, tensor.nbytes))
         elif self.group is not None:
-            with self.group.meter.waiting():
+            with self.group.meter.waiting(is_within_layer=True):
                 dist.all_reduce(tensor, group=self.group)
 
     def total(self, numbers: Tensor) -> Tensor:

@@ -1,0 +1,36 @@
+"""Checks that the ranks of a tensor group, which each read their data themselves, train on the same samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import torch
+
+from shardscope.errors import DataError
+from shardscope.training.data import Batch, tensors_of
+from shardscope.training.tensor.axis import TensorAxis
+
+
+def require_same_batch(axis: TensorAxis, micro_batches: Sequence[Batch]) -> None:
+    """Refuse micro-batches that differ between the ranks of a tensor group; called by all its ranks.
+
+    Raises:
+        DataError: They differ, on all ranks.
+    """
+    digest, tensors = (
+        blake2b(digest_size=16),
+        [tensor for batch in micro_batches for tensor in tensors_of(batch)],
+    )
+    for tensor in tensors:
+        strided = tensor.to_dense() if tensor.layout != torch.strided else tensor
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+        digest.update(strided.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    device = tensors[0].device if tensors else None
+    own = torch.tensor(list(digest.digest()), dtype=torch.uint8, device=device)
+    if not all(torch.equal(each, own) for each in axis.gather(own)):
+        raise DataError(
+            "the ranks of a tensor group have read different batches, but they compute parts of the same samples; let "
+            "the data return the same sample for an index on every rank, without random changes of its own, or use "
+            "tensor=1"
+        )
