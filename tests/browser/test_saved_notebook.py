@@ -33,7 +33,7 @@ CELLS = (
 PANELS = 9
 MOST_BYTES = 400_000
 """Size of the notebook without the state of its widgets, which JupyterLab does not save by default."""
-MOST_STATE = 5_000_000
+MOST_STATE = 5_500_000
 """Size of the state of its widgets, which nbclient saves: Plotly's script, compressed, is half of it."""
 IMAGES = """() => [...document.querySelectorAll('.ss-still')].filter(node => node.checkVisibility()).map(node =>
     [...node.querySelectorAll('img')].filter(image => image.naturalWidth > 300 && image.clientWidth > 300).length)"""
