@@ -97,9 +97,9 @@ class TestLrRange:
     def test_words_say_where_to_begin(self):
         text = _lr_range.lr_range_text(_lr_range.lr_range_info(range_of()))
         assert text == (
-            "The smoothed loss falls fastest at a learning rate of 0.0032, a good first choice, and is lowest at 0.01 "
-            "(a tenth of which is 0.001). It rises above its initial value at 0.32, and has diverged at 1, where the "
-            "test ended."
+            "The smoothed loss falls fastest at a learning rate of 0.0032, a good first choice, and is lowest at 0.01; "
+            "a tenth of that, 0.001, is another common choice. It rises above its initial value at 0.32, and diverges "
+            "at 1, where the test ended."
         )
         calm = _lr_range.lr_range_text(_lr_range.lr_range_info(range_of(exploded=False)))
         assert "has not diverged at 1, so higher rates may work too" in calm

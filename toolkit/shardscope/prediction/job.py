@@ -225,7 +225,7 @@ class JobPrediction(Shown, Budgeted):
         On this machine, the interval follows from the errors on runs left out of the fit. Constants that no run on this
         machine determined may be as inaccurate as those that ship with Shardscope. On a cluster, see `uncertainty`. On
         an emulated cluster, the emulated processor times, latencies and link rates are nearly certain. With uneven
-        shards, the interval also contains a step in which no message waits for another.
+        shards, the interval is widened to include the time of a step in which no message waits for another.
         """
         if self.uncertainty is not None:
             return self.uncertainty.interval

@@ -20,8 +20,8 @@ class Variation:
     """Deviations of computations from their predicted times.
 
     Attributes:
-        stragglers: Factor of the computing time of slow ranks, by rank.
-        jitter: Standard deviation of the factor of each computation, relative to its mean of 1; log-normal.
+        stragglers: Factor by which the compute time of each slow rank is multiplied, by rank.
+        jitter: Standard deviation of the log-normal factor, with mean 1, by which each compute time is multiplied.
         seed: Seed of the jitter.
     """
 

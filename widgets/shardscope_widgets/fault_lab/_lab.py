@@ -27,9 +27,9 @@ DRAW_EVERY_S = 0.5
 
 
 class FaultLab(Still, widgets.VBox):  # type: ignore[misc]
-    """Timeline of a run's faults: when each rank trained, failed and restarted, and lost steps; with fault buttons.
+    """Timeline of a run's faults: when each rank trained, failed and restarted, and which steps were lost.
 
-    The lab follows a run until it ends, and shows an ended run from its directory.
+    It has buttons that inject faults. The lab follows a run until it ends, and shows an ended run from its directory.
 
     Args:
         run: The run to show, or its name or path; None shows the newest run.

@@ -166,7 +166,7 @@ def _debt_words(info: LayersInfo) -> str:
     brief = [debt.layer for debt in info.debts if debt.is_checked and debt.last > LATE and not info.is_late]
     if brief:
         verb = "exceeds" if len(brief) == 1 else "exceed"
-        said += f"; {listed(brief)} {verb} {LATE:g} only at the end, and alarms use the median of the last quarter"
+        said += f"; {listed(brief)} {verb} {LATE:g} only at the end, which raises no alarm"
     return said
 
 

@@ -69,10 +69,10 @@ def lr_range_text(info: LrRangeInfo) -> str:
     end = f"The loss has not diverged at {info.lr[-1]:.2g}, so higher rates may work too"
     if info.exploded:
         rises = "" if info.rises_at is None else f"rises above its initial value at {info.rises_at:.2g}, and "
-        end = f"It {rises}has diverged at {info.lr[-1]:.2g}, where the test ended"
+        end = f"It {rises}diverges at {info.lr[-1]:.2g}, where the test ended"
     return (
         f"The smoothed loss falls fastest at a learning rate of {steepest}, a good first choice, and is lowest at "
-        f"{lowest} (a tenth of which is {tenth}). {end}."
+        f"{lowest}; a tenth of that, {tenth}, is another common choice. {end}."
     )
 
 

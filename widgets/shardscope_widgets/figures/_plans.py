@@ -47,7 +47,7 @@ REASON_NAMES = {
     "recomputation with offload": "framework offloads inputs of recomputed layers only",
     "no replicas": "same as another: nothing to shard over",
     "no recomputation": "same as another: nothing to recompute",
-    "recompute-layers": "same as another: as many layers recomputed",
+    "recompute-layers": "same as another: same number of recomputed layers",
     "does not fit": "does not fit in memory",
     "beaten": "slower and larger than the plans kept",
 }

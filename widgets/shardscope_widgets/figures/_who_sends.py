@@ -97,8 +97,8 @@ def _pipelined() -> Steps:
 
 def _two_trees() -> Steps:
     one, other = _binary(), _binary(4)
-    yield "first half climbs its tree", one, "S/2m"
-    yield "second half climbs the other tree", other, "S/2m"
+    yield "first half goes up its tree", one, "S/2m"
+    yield "second half goes up the other tree", other, "S/2m"
     yield "both halves move up and down at once", [*one, *other, *((b, a) for a, b in one + other)], "S/2m"
 
 

@@ -29,7 +29,7 @@ class RunChooser:
     def __init__(self, given: Run | str | Path | None, root: str | Path | None) -> None:
         self._root, self._given = root, _attached(given, root)
         self.runs: dict[str, Run] = {}
-        self.control = widgets.Dropdown(description="Run", tooltip="The run that is shown, newest first")
+        self.control = widgets.Dropdown(description="Run", tooltip="Run to show; the newest is listed first")
         self.again = widgets.Button(description="Read again", icon="refresh")
         self.again.tooltip = "Look for new runs, and read the chosen one up to its newest step"
 

@@ -75,13 +75,13 @@ class PipelineExplorer(Still, widgets.VBox):  # type: ignore[misc]
     t_input = own_trait(
         10.0,
         "Backward for inputs, ms",
-        "Backward pass of one micro-batch for inputs, in milliseconds.",
+        "Time of the input gradients in one micro-batch's backward pass, in milliseconds.",
         **_TIME,
     )
     t_weight = own_trait(
         10.0,
         "Backward for weights, ms",
-        "Backward pass of one micro-batch for weights, in milliseconds.",
+        "Time of the weight gradients in one micro-batch's backward pass, in milliseconds.",
         **_TIME,
     )
     send = own_trait(

@@ -90,7 +90,7 @@ class Entry:
 
     @property
     def agrees(self) -> bool | None:
-        """Whether every loss agrees with the single process within rounding; None without a single process."""
+        """Whether every loss agrees with the single-process run within rounding; None if there is no such run."""
         return None if self.difference is None else self.difference <= self.bound
 
     @property

@@ -87,7 +87,7 @@ class _RankState:
 
     @property
     def unfinished(self) -> bool:
-        """Whether planned operations or weight gradients remain to be run."""
+        """Whether planned operations or weight gradients remain to be computed."""
         return bool(self._planned or self._pending_weights)
 
     def step(self, done: set[tuple[str, int, int]]) -> ScheduledOp | None:

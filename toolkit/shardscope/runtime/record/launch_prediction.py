@@ -155,7 +155,7 @@ class LaunchPrediction(NamedTuple):
 
     @staticmethod
     def write_end(run: RunDir) -> None:
-        """Add the load of the machine to the file of a run that ends now, if it has one."""
+        """Add the machine's current load to the prediction file of a run, if it has one; called when the run ends."""
         with suppress(OSError, RunUnreadable, ValueError, TypeError):  # must not change how the run ends
             run.write_json(FILE, {**run.read_json(FILE), "load_at_end": _load()})
 

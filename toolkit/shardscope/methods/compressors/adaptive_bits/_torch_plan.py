@@ -29,7 +29,7 @@ class LayerStatistics:
     spread: float
 
     def gain(self, bits: int) -> float:
-        """Return the reduction of the layer's error by one more bit per element, divided by the layer's size."""
+        """Return how much one more bit per element would reduce the layer's error, divided by the layer's size."""
         return self.spread * (_squared_step(bits) - _squared_step(bits + 1)) / self.size
 
 
