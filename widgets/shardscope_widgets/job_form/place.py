@@ -27,7 +27,7 @@ class PlaceChoices(t.HasTraits):
     place = own_trait(
         HERE,
         "Runs on",
-        "Where the ranks run: this machine itself, or nodes emulated on it, which send TCP traffic over rate-limited links.",
+        "Where the ranks run: this machine itself, or emulated nodes with real TCP traffic over rate-limited links.",
         values=named((HERE, EMULATED)),
         kind="choice",
     )

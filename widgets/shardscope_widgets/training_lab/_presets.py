@@ -92,8 +92,8 @@ PRESETS = (
     ),
     Preset(
         "Kill a rank",
-        "When the ranks are running, press “Kill rank 0”: all of them continue from the newest checkpoint, and the steps "
-        "since then are marked as lost under Faults.",
+        "When the ranks are running, press “Kill rank 0”: all of them continue from the newest checkpoint, and the "
+        "steps since then are marked as lost under Faults.",
         {"strategy": "zero-2", "world_size": 2, "steps": 300, "checkpoint_every": 20, "restarts": 3},
         {"node_bandwidth": "100 Mbit/s", "processor": "2 GFLOP/s"},
     ),

@@ -125,7 +125,7 @@ class StopControl:
         return False
 
     def is_resizing(self) -> bool:
-        """Return whether, as far as this rank knows, the ranks are stopping so that a resized set continues."""
+        """Return whether, as far as this rank knows, the ranks are stopping for a resize."""
         return self._is_resize_asked() and not self.run.stop_request.exists()
 
     def _is_asked(self) -> bool:
