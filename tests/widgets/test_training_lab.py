@@ -93,7 +93,7 @@ class TestChoosing:
         text = forecast.line.value
         assert "for 200 steps, once the ranks have started." in text
         assert "Each rank sends 882 kB per step and holds " in text
-        assert "it fits. Comput" in text or "it fits. Communication" in text
+        assert "they fit. Comput" in text or "they fit. Communication" in text
         assert forecast.anyway.layout.display == "none"
 
     def test_what_does_not_fit_is_started_only_where_one_says_so(self, lab, monkeypatch):
