@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Literal, get_args
 
 from pydantic import AllowInfNan, BeforeValidator, NonNegativeFloat, PositiveFloat, ValidationInfo
@@ -193,10 +194,14 @@ def scaled(value: float, sizes: Mapping[str, float]) -> str:
         sizes: Size of each unit in base units, largest first; the unit ``""`` is not shown.
     """
     rounded = float(f"{abs(value):.3g}")  # 999.9 ms are 1 s
-    unit = next((unit for unit, size in sizes.items() if rounded >= size), [*sizes][-1])
-    return f"{three_digits(value / sizes[unit])} {unit}".rstrip()
+    unit, size = "", 1.0
+    for unit, size in sizes.items():  # noqa: B007 - the last one checked is the unit
+        if rounded >= size:
+            break
+    return f"{three_digits(value / size)} {unit}".rstrip()
 
 
+@lru_cache(maxsize=4096)  # a panel prints the same sizes for most stages, at every move of a slider
 def gib_text(num_bytes: float) -> str:
     """Format a number of bytes with units of 1024, as for memory: ``79.2 GiB``."""
     return scaled(float(f"{num_bytes:.0f}"), _BINARY_BYTES)
