@@ -116,9 +116,7 @@ class TestLrRange:
 def test_the_cost_of_a_target_marks_the_critical_batch_size_and_the_tested_ones() -> None:
     info = _target_cost.TargetCostInfo(100, 64.0, (32, 64))
     assert info.cost([32, 64]) == ([9600.0, 12800.0], [300.0, 200.0])
-    assert "it takes 200 at the critical batch size of 64 samples" in _target_cost.target_cost_text(
-        info
-    )
+    assert "it takes 200 at the critical batch size of 64 samples" in _target_cost.target_cost_text(info)
     curve, tested, critical = figures.target_cost(min_steps=100, critical_batch=64.0, batches=(32, 64)).data
     assert tested.text == ("32", "64")
     assert (tested.x, tested.y) == ((9600.0, 12800.0), (300.0, 200.0))
