@@ -216,18 +216,21 @@ class JobStepGraph:
                 slices=each.slices or self.slices.get(each.collective, 1), cargo=cargo, serial=serial,
                 order=self._order, in_line=each.slices is not None,
             )  # fmt: skip
-        meeting = self.graph.add(0, after=entry)
         one = self.rates.latency_s + self.message_s(each.collective)
-        fixed = one * self.messages(each.collective)
-        sent = [
-            self.graph.add(
-                rank, each.collective, fixed, size=float(each.whole[rank]),
-                links=self._way_out(each, rank), after=[meeting], serial=serial, label=cargo,
-            )
-            for rank in range(self.ranks)
-        ]  # fmt: skip
-        end = self.graph.add(0, after=sent)
-        return [end] * self.ranks
+        fixed, now = one * self.messages(each.collective), list(entry)
+        for group in each.groups(self.ranks):
+            meeting = self.graph.add(group[0], after=[entry[rank] for rank in group])
+            sent = [
+                self.graph.add(
+                    rank, each.collective, fixed, size=float(each.whole[rank]),
+                    links=self._way_out(each, rank), after=[meeting], serial=serial, label=cargo,
+                )
+                for rank in group
+            ]  # fmt: skip
+            end = self.graph.add(group[0], after=sent)
+            for rank in group:
+                now[rank] = end
+        return now
 
     def messages(self, collective: str) -> float:
         """Return the number of messages of the busiest rank in one call of a collective without listed messages."""

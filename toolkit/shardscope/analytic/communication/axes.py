@@ -31,9 +31,10 @@ def placed(column: Ints, groups: Ints) -> Ints:
 
 def axis_traffic(traffic: Traffic, axis: str, groups: Ints) -> Traffic:
     """Return the traffic of all ranks along an axis, given that of one group, under names with the axis."""
+    others = groups.shape[1] - 1
     return {
         on_axis(axis, name): sent.each(lambda column: placed(column, groups))._replace(
-            others=groups.shape[1] - 1
+            unlisted=others if sent.unlisted is None else sent.unlisted
         )
         for name, sent in traffic.items()
     }

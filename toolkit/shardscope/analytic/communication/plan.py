@@ -108,6 +108,23 @@ class Exchange:
     is_attached: bool = False
     slices: int | None = None
 
+    def groups(self, world_size: int) -> list[list[int]]:
+        """Return the ranks of each group that communicates by itself, if the messages are unknown.
+
+        Each group is a cycle of `towards`, and starts with its first rank.
+        """
+        if self.towards is None:
+            return [[*range(world_size)]]
+        found, left = list[list[int]](), dict.fromkeys(range(world_size))
+        while left:
+            rank, group = next(iter(left)), list[int]()
+            while rank in left:
+                del left[rank]
+                group.append(rank)
+                rank = int(self.towards[rank])
+            found.append(group)
+        return found
+
     @property
     def num_moves(self) -> int:
         """Number of messages."""

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from shardscope.spec.job import Job
 
 _PHASES = ("forward", "backward")
+_ROUNDS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
+"""Rounds of the backend's ring in a collective of the tensor axis, in units of the number of other ranks."""
 
 
 class Mesh(Strategy):
@@ -250,7 +252,7 @@ class Mesh(Strategy):
     def _tensor_calls(self, step: JobStep) -> list[tuple[When, Traffic]] | None:
         """Return the traffic of each collective of a tensor group in a step; None if the model was not divided."""
         from shardscope.analytic.communication.plan import When
-        from shardscope.analytic.communication.traffic import by_backend
+        from shardscope.analytic.communication.traffic import by_backend, one_by_one
 
         if not self._is_divided(step):
             return None
@@ -264,10 +266,12 @@ class Mesh(Strategy):
                 seen[each.phase] += 1
                 when = When(each.phase, seen[each.phase] / (counts[each.phase] + 1), micro_batch)
                 num_bytes = round(each.sample_bytes * step.samples)
-                calls.append((when, by_backend(each.op, num_bytes, self.tensor, backend=step.backend)))
+                sent = by_backend(each.op, num_bytes, self.tensor, backend=step.backend)
+                calls.append((when, one_by_one(sent, _ROUNDS[each.op] * (self.tensor - 1))))
         end = When("backward", 1.0, step.micro_batches - 1)
         norms = norm_traffic(step, ranks=self.tensor)
-        return [*calls, *((end, traffic) for traffic in norms)]
+        rounds = _ROUNDS["all_reduce"] * (self.tensor - 1)
+        return [*calls, *((end, one_by_one(traffic, rounds)) for traffic in norms)]
 
     def plan(self, step: JobStep) -> StepPlan | None:
         """Return the messages of the data axis, and the sums on the tensor axis, for which passes wait."""
