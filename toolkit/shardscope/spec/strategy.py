@@ -260,6 +260,14 @@ class Strategy(Method):
         """
         return None
 
+    def pipeline_step(self, step: Any) -> Any:  # noqa: ARG002
+        """Return the step of the ranks that hold different layers, one for each; None if every rank has all layers.
+
+        Args:
+            step: The `shardscope.analytic.job_step.JobStep` of a job with this strategy.
+        """
+        return None
+
     def arrangement(self, world_size: int) -> Arrangement:  # noqa: ARG002
         """Return how drawings arrange the ranks: by default in a circle."""
         return Arrangement()

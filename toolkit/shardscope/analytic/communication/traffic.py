@@ -44,7 +44,7 @@ class Sent(NamedTuple):
     awaited: Ints | None = None
     """Bytes that each rank's link could carry during a ring collective, including waits (`ring_busy_elements`); None
     for equal chunks, for which it does not exceed the bytes that a rank sends."""
-    unlisted: int | None = None
+    unlisted: Ints | None = None
     """Number of messages that each rank sends one after another, if `messages` is unknown; None for one to every other
     rank of the job."""
 
@@ -75,8 +75,8 @@ class Sent(NamedTuple):
         return np.where(unknown, self._unlisted, self.messages)
 
     @property
-    def _unlisted(self) -> int:
-        return len(self.bytes) - 1 if self.unlisted is None else self.unlisted
+    def _unlisted(self) -> Ints:
+        return np.full_like(self.bytes, len(self.bytes) - 1) if self.unlisted is None else self.unlisted
 
     @property
     def is_exact(self) -> bool:
@@ -90,8 +90,8 @@ class Sent(NamedTuple):
     def each(self, change: Callable[[Ints], Ints]) -> Sent:
         """Return a copy with the function `change` applied to bytes, messages and bounds."""
         bounds = None if self.bounds is None else (change(self.bounds[0]), change(self.bounds[1]))
-        received, awaited = (None if x is None else change(x) for x in (self.received, self.awaited))
-        return Sent(change(self.bytes), change(self.messages), bounds, received, awaited, self.unlisted)
+        others = (None if x is None else change(x) for x in self[3:])
+        return Sent(change(self.bytes), change(self.messages), bounds, *others)
 
     def __add__(self, other: object) -> Sent:  # adds values, instead of concatenating tuples
         if not isinstance(other, Sent):
@@ -108,7 +108,7 @@ class Sent(NamedTuple):
             awaited = self.busiest + other.busiest
         unlisted = None
         if self.unlisted is not None or other.unlisted is not None:
-            unlisted = self._unlisted + other._unlisted  # noqa: SLF001 - of the same class
+            unlisted = self._unlisted + other._unlisted
         return Sent(
             self.bytes + other.bytes, self.messages + other.messages, bounds, received, awaited, unlisted
         )
@@ -153,7 +153,9 @@ def one_by_one(traffic: Traffic, messages: int) -> dict[str, Sent]:
 
     They are not counted in a run, so `Sent.messages` stays 0.
     """
-    return {name: sent._replace(unlisted=messages) for name, sent in traffic.items()}
+    return {
+        name: sent._replace(unlisted=np.full_like(sent.bytes, messages)) for name, sent in traffic.items()
+    }
 
 
 def repeated(traffic: Traffic, groups: int) -> Traffic:

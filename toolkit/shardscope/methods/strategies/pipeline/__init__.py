@@ -207,7 +207,7 @@ class Pipeline(Strategy):
         check_split(self.split, num_layers, world_size * self.stages_per_rank, of=of)
 
     @property
-    def _is_measured(self) -> bool:
+    def is_measured(self) -> bool:
         """Whether the split is known only after the ranks have measured times."""
         return self.split in _MEASURED
 
@@ -224,7 +224,7 @@ class Pipeline(Strategy):
             return self.split
         if self.split == "even":
             return even_split(len(pieces), num_stages)
-        if self._is_measured:
+        if self.is_measured:
             ranks = self.stage_ranks(job.world_size)
             slow = [slowness[rank] for rank in ranks] if self.split == "speed" and slowness else None
             return optimal_split([piece.flops for piece in pieces], num_stages, slowness=slow)
@@ -319,7 +319,7 @@ class Pipeline(Strategy):
         if not pieces:
             return None
         sizes, handed_on = self._output_bytes(step)
-        is_known = not self._is_measured or min(sizes) == max(sizes)
+        is_known = not self.is_measured or min(sizes) == max(sizes)
         crossing = pipeline_traffic(
             handed_on, ranks, step.micro_batches, bounds=None if is_known else (min(sizes), max(sizes))
         )
@@ -382,6 +382,10 @@ class Pipeline(Strategy):
         )  # fmt: skip
         return StepPlan((*tied, *norms), flow)
 
+    def pipeline_step(self, step: JobStep) -> JobStep:
+        """Return the step itself: every rank has other layers."""
+        return step
+
     def arrangement(self, world_size: int) -> Arrangement:
         """Return a row of stages."""
         return Arrangement("row")
@@ -396,7 +400,7 @@ class Pipeline(Strategy):
         if not step.trace.pieces:
             return None
         found = pipeline_states(step, self.stages(step))
-        return found._replace(is_exact=found.is_exact and not self._is_measured)
+        return found._replace(is_exact=found.is_exact and not self.is_measured)
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.pipeline._torch import PipelineRank
