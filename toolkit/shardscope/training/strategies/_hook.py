@@ -67,7 +67,10 @@ class BucketHook:
 
 
 def mean_of(
-    buffer: Tensor, named: Sequence[tuple[str, Tensor]], context: RankContext, exchange_: Callable[[Bucket], None]
+    buffer: Tensor,
+    named: Sequence[tuple[str, Tensor]],
+    context: RankContext,
+    exchange_: Callable[[Bucket], None],
 ) -> None:
     """Replace a flat tensor of gradients with its mean over all ranks, copied through the CPU if necessary.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from itertools import islice
 from typing import Any
 
 import torch
@@ -12,9 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shardscope.analytic.sharding import replica_buckets
 from shardscope.errors import SpecError, quoted
-from shardscope.training._compat import first_left_out
+from shardscope.training._compat import buckets_of, first_left_out
 from shardscope.training.collectives.packets import Packets
 from shardscope.training.compression import Bucket, Carrier
 from shardscope.training.data import call
@@ -49,12 +47,8 @@ class BucketedRank(RankStrategy):
     def take(self, named: Sequence[Named], roots: Sequence[nn.Module]) -> None:  # noqa: ARG002
         self._set_carrier()
         arriving = [(name, p) for name, p in reversed(named) if p.requires_grad]
-        buckets = replica_buckets(
-            [tuple(p.shape) for _, p in arriving], self.settings.bucket_mb,
-            element_bytes=arriving[0][1].element_size() if arriving else 1,
-        )  # fmt: skip
-        left = iter(arriving)
-        self.adopted = [list(islice(left, len(bucket))) for bucket in buckets]
+        found = buckets_of([p for _, p in arriving], int(self.settings.bucket_mb * 2**20))
+        self.adopted = [[arriving[index] for index in bucket] for bucket in found]
 
     def _set_carrier(self) -> None:
         group = self.context.group
