@@ -9,6 +9,7 @@ from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -190,6 +191,17 @@ def _tensors(tree: Any) -> list[Tensor]:
 def _viewed(tensor: Tensor) -> Tensor:
     """Return the base of a view; a tensor that is not a view is returned unchanged."""
     return tensor if tensor._base is None else tensor._base  # noqa: SLF001
+
+
+def buckets_of(tensors: Sequence[Tensor], bucket_bytes: int) -> list[list[int]]:
+    """Return the indices of the tensors in each bucket that DistributedDataParallel would fill, in the given order.
+
+    Each bucket has one dtype and one device, and is closed after its tensors reach `bucket_bytes`.
+    """
+    if not tensors:
+        return []
+    found, _ = dist._compute_bucket_assignment_by_size([*tensors], [bucket_bytes])  # noqa: SLF001
+    return [list(bucket) for bucket in found]
 
 
 def first_left_out(ddp: nn.parallel.DistributedDataParallel) -> str | None:
