@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from shardscope.errors import SpecError, quoted
 from shardscope.methods.strategies.mesh import tensor_axis
@@ -52,15 +52,9 @@ class Mesh(Strategy):
     tensor: Count = 1
     """Number of ranks that hold one replica of the model in parts; must divide `world_size`."""
     sequence_parallel: bool = False
-    """Divide the activations between divided layers over the tensor ranks, along the sequence; not available yet."""
+    """Divide the activations between divided layers over the tensor ranks, along the sequence."""
     tensor_plan: Annotated[TensorPlan | None, BeforeValidator(TensorPlan.resolve)] = None
     """Which layers are divided, by name; None uses the plan of the model's own method `tensor_plan`."""
-
-    @model_validator(mode="after")
-    def _check_settings(self) -> Self:
-        if self.sequence_parallel:
-            raise SpecError("strategy.sequence_parallel=True is not available in jobs yet; leave it out")
-        return self
 
     def shape(self, world_size: int) -> dict[str, int]:
         """Return the number of ranks along each axis, the outermost axis first."""
@@ -89,7 +83,7 @@ class Mesh(Strategy):
         """Return a mesh of the tensor axis only, and its number of ranks; with one rank, the strategy is `Single`."""
         if self.tensor == 1:
             return Strategy("single"), 1
-        return Strategy("mesh", tensor=self.tensor, tensor_plan=self.tensor_plan), self.tensor
+        return self.replace(data=Strategy("ring")), self.tensor
 
     def role(self, rank: int, world_size: int) -> str:
         """Return a rank's place on each axis, such as ``data 0 · tensor 1``."""
@@ -104,7 +98,7 @@ class Mesh(Strategy):
     @property
     def label(self) -> str:
         """The data axis's strategy and the number of tensor ranks, such as ``zero-1+tensor2``."""
-        return f"{self.data.label}+tensor{self.tensor}"
+        return f"{self.data.label}+tensor{self.tensor}{'+sequence' * self.sequence_parallel}"
 
     @property
     def zero_stage(self) -> int | None:  # type: ignore[override] # that of the strategy in a setting
@@ -156,6 +150,10 @@ class Mesh(Strategy):
             raise SpecError(
                 f"strategy.tensor={self.tensor} does not divide world_size={job.world_size}; use one of "
                 f"{divisors_text(job.world_size, near=self.tensor)}"
+            )
+        if self.sequence_parallel and self.tensor == 1:
+            raise SpecError(
+                "strategy.sequence_parallel=True has no effect with tensor=1; use tensor=2 or more, or leave it out"
             )
         if not self.data.is_here:
             return  # a run whose strategy's code is elsewhere can be read, but not launched
