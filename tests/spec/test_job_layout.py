@@ -185,7 +185,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"context": 2}, {}, "layout.context=2 cannot be trained yet; use context=1"),
     ({"data": 2, "expert": 2}, {}, "layout.expert=2 cannot be trained yet; use expert=1"),
     ({"data": 2, "pipeline": 2}, {}, "layout.pipeline=2 with data=2 cannot be trained yet; use pipeline=1"),
-    ({"tensor": 2, "sequence_parallel": True}, {"strategy": Mesh(sequence_parallel=False)}, "strategy.sequence_parallel=False"),
+    ({"tensor": 2, "sequence_parallel": True}, {"strategy": Mesh(sequence_parallel=False)}, "is not layout.sequence"),
     ({"data": 2, "sequence_parallel": True}, {}, "sequence_parallel=True"),
     ({"tensor": 2}, {"strategy": "gossip"}, "'gossip' cannot be the data axis of a mesh"),
     ({"tensor": 2}, {"strategy": Mesh(data="pipeline")}, "'pipeline:1f1b' cannot be the data axis of a mesh"),

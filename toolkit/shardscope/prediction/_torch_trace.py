@@ -24,7 +24,7 @@ from shardscope.training.loss import resolve_loss
 from shardscope.training.models import build_model
 from shardscope.training.precision import DTYPES, weight_dtype
 from shardscope.training.random_state import random_state, set_random_state
-from shardscope.training.tensor.split import TensorAxis, TensorSplit
+from shardscope.training.tensor import TensorAxis, TensorSplit
 
 _CPU = torch.device("cpu")
 _MAX_SAMPLES = 2

@@ -15,6 +15,7 @@ from torch import Tensor
 from shardscope.errors import SpecError
 from shardscope.training import _compat
 from shardscope.training.collectives.process_group import MeteredProcessGroup
+from shardscope.training.tensor.own_draws import draw_alone, draw_together
 
 
 class Message(NamedTuple):
@@ -55,11 +56,13 @@ class TensorAxis:
         size: Number of ranks in the group.
         rank: This rank within the group.
         group: The group; None if nothing is sent.
+        draws: Whether layers draw random numbers in training, such as for dropout.
     """
 
     size: int
     rank: int = 0
     group: MeteredProcessGroup | None = None
+    draws: bool = False
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:  # copies of a layer have the same ranks
         return self
@@ -106,7 +109,8 @@ class TensorAxis:
                 f"ranks, and its shape {tuple(whole.shape)} does not allow it; use sequences whose length is a "
                 f"multiple of {self.size}, or sequence_parallel=False"
             )
-        return whole.unflatten(1, (self.size, -1)).movedim(1, 0)
+        parts: Tensor = whole.unflatten(1, (self.size, -1))
+        return parts.movedim(1, 0)
 
     def _call(
         self,
@@ -127,6 +131,16 @@ class TensorAxis:
         with self.group.meter.waiting(is_within_layer=True):
             call(self.group)
         return True
+
+    def begin_divided(self, device: torch.device) -> None:
+        """Begin a part of a forward pass in training in which each rank draws its own random numbers."""
+        if self.draws and _recorded.get() is None:
+            draw_alone(self.rank, device)
+
+    def end_divided(self, device: torch.device) -> None:
+        """End a part of a forward pass in training in which each rank draws its own random numbers."""
+        if self.draws and _recorded.get() is None:
+            draw_together(device)
 
     # Beside the passes, and never recorded.
 

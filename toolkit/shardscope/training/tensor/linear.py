@@ -24,6 +24,12 @@ class _Columns(nn.Linear):
     """Whether each rank has a part of the sequences."""
 
     def forward(self, x: Tensor) -> Tensor:
+        columns = self._columns(x)
+        if self.training:
+            self.tensor_axis.begin_divided(x.device)
+        return columns
+
+    def _columns(self, x: Tensor) -> Tensor:
         dtype = None
         if torch.is_autocast_enabled(x.device.type):  # so that gradients are summed in this dtype too
             dtype = torch.get_autocast_dtype(x.device.type)
@@ -31,10 +37,11 @@ class _Columns(nn.Linear):
             x, weight, bias = (
                 each if each is None else each.to(dtype) for each in (x, self.weight, self.bias)
             )
-            joined: Any = JoinedColumns.apply(x, weight, bias, self.tensor_axis)  # type: ignore[no-untyped-call]
+            joined: Tensor = JoinedColumns.apply(x, weight, bias, self.tensor_axis)  # type: ignore[no-untyped-call]
             return joined
         entered: Any = Enter.apply(x.to(dtype), self.tensor_axis)  # type: ignore[no-untyped-call]
-        return super().forward(entered)
+        columns: Tensor = super().forward(entered)
+        return columns
 
 
 class _Rows(nn.Linear):
@@ -48,6 +55,8 @@ class _Rows(nn.Linear):
     """Whether each rank gets a part of the sequences."""
 
     def forward(self, part: Tensor) -> Tensor:
+        if self.training and not self.takes_parts:
+            self.tensor_axis.end_divided(part.device)
         partial = functional.linear(part, self.weight)
         leave = LeaveInParts if self.takes_parts else Leave
         summed: Tensor = leave.apply(partial, self.tensor_axis)  # type: ignore[no-untyped-call]

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from torch.autograd import Function
 
 from shardscope.training.tensor.axis import TensorAxis
 from shardscope.training.tensor.functions import Cut, Join, SumGradients
@@ -41,7 +40,7 @@ def cut_sequences(
             if whole:
                 cls = type(module)
                 module.__class__ = type(f"SequencePartOf{cls.__name__}", (_SumsGradients, cls), {})
-                module.sequence_axis, module.of_parts = axis, tuple(whole)  # type: ignore[assignment]
+                module.sequence_axis, module.of_parts = axis, tuple(whole)
 
 
 class _SumsGradients(nn.Module):
@@ -66,12 +65,14 @@ class _SumsGradients(nn.Module):
             self._parameters.update(own)
 
 
-def _first_changed(values: Any, function: type[Function], axis: TensorAxis) -> Any:
-    """Return a tensor, or a tuple that begins with one, after `function` of this tensor."""
-    if isinstance(values, Tensor):
-        return function.apply(values, axis)  # type: ignore[no-untyped-call]
-    first, *others = values
-    return (_first_changed(first, function, axis), *others)
+def _first_of(values: Any) -> Tensor:
+    """Return a tensor, or the first of a tuple."""
+    return values if isinstance(values, Tensor) else _first_of(values[0])
+
+
+def _with_first(values: Any, first: Tensor) -> Any:
+    """Return a tensor, or a tuple that begins with one, with another tensor in its place."""
+    return first if isinstance(values, Tensor) else (_with_first(values[0], first), *values[1:])
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,13 @@ class _CutInput:
 
     axis: TensorAxis
 
-    def __call__(self, _: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        if args:
-            return _first_changed(args, Cut, self.axis), kwargs
-        (name, value), *others = kwargs.items()
-        return args, {name: _first_changed(value, Cut, self.axis), **dict(others)}
+    def __call__(self, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        values = args or tuple(kwargs.values())
+        whole = _first_of(values)
+        if layer.training:
+            self.axis.begin_divided(whole.device)
+        values = _with_first(values, Cut.apply(whole, self.axis))  # type: ignore[no-untyped-call]
+        return (values, kwargs) if args else ((), dict(zip(kwargs, values, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -93,5 +96,8 @@ class _JoinOutput:
 
     axis: TensorAxis
 
-    def __call__(self, _: nn.Module, args: Any, output: Any) -> Any:  # noqa: ARG002 - torch's signature
-        return _first_changed(output, Join, self.axis)
+    def __call__(self, layer: nn.Module, args: Any, output: Any) -> Any:  # noqa: ARG002 - torch's signature
+        part = _first_of(output)
+        if layer.training:
+            self.axis.end_divided(part.device)
+        return _with_first(output, Join.apply(part, self.axis))  # type: ignore[no-untyped-call]
