@@ -5,8 +5,8 @@ python tests/benchmarks/emulated_mesh.py report FILE
 
 Forty layouts of data x tensor x pipeline parallelism and ZeRO train the same small GPT on four or eight devices of
 equal speed, in nodes of one to four. The links between nodes are slow, so the placement of the axes matters. No
-constant is fitted to these runs. `report` also prints how well the simulated order of the layouts on each cluster agrees with
-the measured one (Kendall's tau).
+constant is fitted to these runs. `report` also prints how well the simulated order of the layouts on each cluster
+agrees with the measured one (Kendall's tau).
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def _joined(parts: Sequence[Sent]) -> Sent:
         return np.full_like(part.bytes, len(part.bytes) - 1)
 
     low, high = (
-        column(lambda part: part.bounds and part.bounds[at], lambda part: part.bytes) for at in (0, 1)
+        column(lambda part, at=at: part.bounds and part.bounds[at], lambda part: part.bytes) for at in (0, 1)
     )
     return Sent(
         np.concatenate([part.bytes for part in parts]), np.concatenate([part.messages for part in parts]),

@@ -123,7 +123,8 @@ class Mesh(Strategy):
         """Return a mesh of the tensor axis only, and its number of ranks; with one rank, the strategy is `Single`."""
         if self.tensor == 1:
             return Strategy("single"), 1
-        return self.replace(data=Strategy("ring")), self.tensor
+        one = self.replace(data=Strategy("ring"), pipeline=1, stages=Strategy("pipeline"))
+        return one, self.tensor
 
     def role(self, rank: int, world_size: int) -> str:
         """Return a rank's place on each axis, such as ``data 0 · tensor 1``, and its stages, if there are several."""
