@@ -53,7 +53,7 @@ class Mesh(Strategy):
     tensor: Count = 1
     """Number of ranks that hold one replica of the model in parts; must divide `world_size`."""
     sequence_parallel: bool = False
-    """Divide the activations between divided layers over the tensor ranks, along the sequence; not available yet."""
+    """Divide the activations between divided layers over the tensor ranks, along the sequence."""
     tensor_plan: Annotated[TensorPlan | None, BeforeValidator(TensorPlan.resolve)] = None
     """Which layers are divided, by name; None uses the plan of the model's own method `tensor_plan`."""
     pipeline: Count = 1
@@ -67,8 +67,6 @@ class Mesh(Strategy):
             raise SpecError(
                 f"strategy.stages={quoted(self.stages.label)} does not spread layers over ranks; use ss.Pipeline(...)"
             )
-        if self.sequence_parallel:
-            raise SpecError("strategy.sequence_parallel=True is not available in jobs yet; leave it out")
         return self
 
     def shape(self, world_size: int) -> dict[str, int]:
@@ -125,7 +123,7 @@ class Mesh(Strategy):
         """Return a mesh of the tensor axis only, and its number of ranks; with one rank, the strategy is `Single`."""
         if self.tensor == 1:
             return Strategy("single"), 1
-        return Strategy("mesh", tensor=self.tensor, tensor_plan=self.tensor_plan), self.tensor
+        return self.replace(data=Strategy("ring"), pipeline=1), self.tensor
 
     def role(self, rank: int, world_size: int) -> str:
         """Return a rank's place on each axis, such as ``data 0 · tensor 1``, and its stages, if there are several."""
@@ -143,8 +141,8 @@ class Mesh(Strategy):
     @property
     def label(self) -> str:
         """The data axis's strategy and the other axes' numbers of ranks, such as ``zero-1+tensor2+pipeline4``."""
-        spread = f"+pipeline{self.pipeline}" if self.pipeline > 1 else ""
-        return f"{self.data.label}{f'+tensor{self.tensor}' if self.tensor > 1 or not spread else ''}{spread}"
+        names = [f"{axis}{getattr(self, axis)}" for axis in ("tensor", "pipeline") if getattr(self, axis) > 1]
+        return "+".join([self.data.label, *(names or ["tensor1"]), *["sequence"] * self.sequence_parallel])
 
     @property
     def zero_stage(self) -> int | None:  # type: ignore[override] # that of the strategy in a setting
@@ -200,6 +198,10 @@ class Mesh(Strategy):
                     f"world_size={job.world_size}{f' / tensor={self.tensor}' if ranks < job.world_size else ''}; use "
                     f"one of {divisors_text(ranks, near=size)}"
                 )
+        if self.sequence_parallel and self.tensor == 1:
+            raise SpecError(
+                "strategy.sequence_parallel=True has no effect with tensor=1; use tensor=2 or more, or leave it out"
+            )
         if not self.data.is_here:
             return  # a run whose strategy's code is elsewhere can be read, but not launched
         is_alone = self.num_data_ranks(job.world_size) == 1

@@ -53,7 +53,7 @@ def _check_model(mesh: Mesh, job: Job) -> None:
             f"tensor={mesh.tensor} needs a plan of which layers are divided, and model={job.model!r} has none; use "
             f'a GPT, or give ss.Strategy("mesh", tensor={mesh.tensor}, tensor_plan={{...}})'
         )
-    Layout(tensor=mesh.tensor).check(transformer)
+    Layout(tensor=mesh.tensor, sequence_parallel=mesh.sequence_parallel).check(transformer)
 
 
 def is_divided(mesh: Mesh, step: JobStep) -> bool:
@@ -77,7 +77,7 @@ def calls(mesh: Mesh, step: JobStep) -> list[tuple[When, Traffic]] | None:
         for each in messages:
             seen[each.phase] += 1
             when = When(each.phase, seen[each.phase] / (counts[each.phase] + 1), micro_batch)
-            num_bytes = round(each.sample_bytes * step.samples)
+            num_bytes = round(each.sample_bytes * step.samples) + each.parameter_bytes
             calls.append((when, by_backend(each.op, num_bytes, mesh.tensor, backend=step.backend)))
     end = When("backward", 1.0, step.micro_batches - 1)
     norms = norm_traffic(step, ranks=mesh.tensor)
