@@ -158,7 +158,7 @@ def _in_a_pipeline(step: JobStep, along: JobStep, states: RankStates) -> list[Ra
     plan = strategy.plan(along)
     if plan is None or plan.flow is None:
         return None
-    split = strategy.split_of(along.trace, along.job, along.slowness)
+    split = strategy.split_of(along)
     peaks = pipeline_peaks(along, plan.flow.table, split, passes=plan.flow.passes)
     if peaks is None or copies == 1:
         return peaks

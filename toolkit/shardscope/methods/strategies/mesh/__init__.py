@@ -142,9 +142,8 @@ class Mesh(Strategy):
     @property
     def label(self) -> str:
         """The data axis's strategy and the other axes' numbers of ranks, such as ``zero-1+tensor2+pipeline4``."""
-        spread = f"+pipeline{self.pipeline}" if self.pipeline > 1 else ""
-        parts = f"+tensor{self.tensor}{'+sequence' * self.sequence_parallel}"
-        return f"{self.data.label}{parts if self.tensor > 1 or not spread else ''}{spread}"
+        names = [f"{axis}{getattr(self, axis)}" for axis in ("tensor", "pipeline") if getattr(self, axis) > 1]
+        return "+".join([self.data.label, *(names or ["tensor1"]), *["sequence"] * self.sequence_parallel])
 
     @property
     def zero_stage(self) -> int | None:  # type: ignore[override] # that of the strategy in a setting
