@@ -8,6 +8,7 @@ total memory; the names of these terms say so.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,9 @@ from shardscope.prediction.traced import Traced
 from shardscope.spec import Job
 from shardscope.spec.cluster import Device
 from shardscope.spec.optimizer import OptimizerStates
+
+if TYPE_CHECKING:
+    from shardscope.methods.strategies.pipeline import Pipeline
 
 _STATES = (
     "Rajbhandari et al. 2020, arXiv 1910.02054; sharded as in torch; parameters with the model's buffers"
@@ -154,7 +158,8 @@ def _in_a_pipeline(step: JobStep, along: JobStep, states: RankStates) -> list[Ra
         along: The step of the ranks along the pipeline axis.
         states: Bytes of model states on each rank.
     """
-    strategy, copies = along.job.strategy, step.world_size // along.world_size
+    strategy = cast("Pipeline", along.job.strategy)
+    copies = step.world_size // along.world_size
     plan = strategy.plan(along)
     if plan is None or plan.flow is None:
         return None
@@ -192,7 +197,11 @@ def _gathered(step: JobStep) -> list[float]:
     along = step.job.strategy.pipeline_step(step)
     parts = [step.trace]
     if along is not None:
-        parts = rank_traces(step.trace, along.job.strategy.stages(along)) if step.trace.pieces else []
+        parts = (
+            rank_traces(step.trace, cast("Pipeline", along.job.strategy).stages(along))
+            if step.trace.pieces
+            else []
+        )
     found = [gathered_peak(part, stage=stage, ranks=shards, element_bytes=width) for part in parts] or [0.0]
     return [each for each in found for _ in range(step.world_size // len(found))]
 

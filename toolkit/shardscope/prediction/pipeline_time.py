@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -113,10 +112,10 @@ class Waits(NamedTuple):
             mine = [(each, _bytes(each, flow.ranks(rank))) for each in plan.exchanges]
             mine = [(each, size) for each, size in mine if size]
             took = seconds(StepPlan(tuple(each for each, _ in mine)), rank)
-            whole = Counter[str]()
+            whole = dict[str, float]()
             for each, size in mine:
-                whole[each.collective] += size
-            sums = (Counter[str](), Counter[str]())
+                whole[each.collective] = whole.get(each.collective, 0.0) + size
+            sums: tuple[dict[str, float], dict[str, float]] = ({}, {})
             for each, size in mine:
                 share = took[each.collective] * size / whole[each.collective]
                 if each.when.stage is None:
@@ -124,7 +123,8 @@ class Waits(NamedTuple):
                 else:
                     key = each.when.phase, each.when.stage, each.when.micro_batch % count
                     within[key] = within.get(key, 0.0) + share / flow.passes
-                sums[each.when.stage is None][each.collective] += share
+                own = sums[each.when.stage is None]
+                own[each.collective] = own.get(each.collective, 0.0) + share
             for found, own in zip(shares, sums, strict=True):
                 found.update({name: max(found.get(name, 0.0), own[name]) for name in own})
         phases = {"F": "forward", "B": "backward", "I": "backward", "W": ""}

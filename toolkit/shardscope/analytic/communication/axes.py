@@ -44,7 +44,7 @@ def side_by_side(blocks: Sequence[Traffic]) -> dict[str, Sent]:
     sizes = [max((len(sent.bytes) for sent in block.values()), default=0) for block in blocks]
     size = max(sizes)
     names = dict.fromkeys(name for block in blocks for name in block)
-    none = Sent(*(np.zeros(size, dtype=np.int64) for _ in range(2)))
+    none = Sent(np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64))
     return {name: _joined([block.get(name, none) for block in blocks]) for name in names}
 
 
@@ -62,9 +62,10 @@ def _joined(parts: Sequence[Sent]) -> Sent:
     def counted(part: Sent) -> Ints:
         return np.full_like(part.bytes, len(part.bytes) - 1)
 
-    low, high = (
-        column(lambda part, at=at: part.bounds and part.bounds[at], lambda part: part.bytes) for at in (0, 1)
-    )
+    def bound(at: int) -> Ints | None:
+        return column(lambda part: None if part.bounds is None else part.bounds[at], lambda part: part.bytes)
+
+    low, high = bound(0), bound(1)
     return Sent(
         np.concatenate([part.bytes for part in parts]), np.concatenate([part.messages for part in parts]),
         None if low is None or high is None else (low, high),

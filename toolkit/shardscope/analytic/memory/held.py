@@ -311,10 +311,12 @@ class RankStates(NamedTuple):
 
 def states_side_by_side(blocks: Sequence[RankStates]) -> RankStates:
     """Return the states of several blocks of ranks, one after the other."""
-    columns = [np.concatenate(rows) for rows in zip(*(each[:3] for each in blocks), strict=True)]
+    parameters, gradients, optimizer = (
+        np.concatenate(rows) for rows in zip(*(each[:3] for each in blocks), strict=True)
+    )
     buffers = [each.buffers for each in blocks if each.buffers is not None]
     every = np.concatenate(buffers) if len(buffers) == len(blocks) else None
-    return RankStates(*columns, buffers=every, is_exact=all(each.is_exact for each in blocks))
+    return RankStates(parameters, gradients, optimizer, every, all(each.is_exact for each in blocks))
 
 
 def spread_states(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from shardscope.methods.strategies.mesh import tensor_axis
 from shardscope.runlog.axes import axis_of, collective_of, on_axis
@@ -15,10 +15,16 @@ if TYPE_CHECKING:
     from shardscope.analytic.job_step import JobStep
     from shardscope.analytic.memory import RankStates
     from shardscope.methods.strategies.mesh import Mesh
+    from shardscope.methods.strategies.pipeline import Pipeline
     from shardscope.spec.job import Job
 
 _AFTER_PASSES = ("agreement", "all_reduce")
 """Collectives of a data axis that exchanges in passes, which follow the last pass: checks of layers, and norms."""
+
+
+def stages_of(mesh: Mesh) -> Pipeline:
+    """Return the settings of the pipeline axis."""
+    return cast("Pipeline", mesh.stages)
 
 
 def pipeline_step(mesh: Mesh, step: JobStep) -> JobStep:
@@ -34,12 +40,12 @@ def traffic(mesh: Mesh, step: JobStep) -> Traffic | None:
     from shardscope.analytic.communication.axes import axis_traffic, groups_along, side_by_side
 
     along = pipeline_step(mesh, step)
-    sent = mesh.stages.traffic(along)
+    sent = stages_of(mesh).traffic(along)
     found = [each.job.strategy.traffic(each) for each in _blocks(mesh, step)]
     if sent is None or None in found:
         return None
     inside = side_by_side(found)
-    if mesh.stages.is_measured:
+    if stages_of(mesh).is_measured:
         whole = side_by_side([_inner_job(mesh, step).strategy.traffic(_whole(mesh, step))] * mesh.pipeline)
         inside = {
             name: each._replace(bounds=(0 * each.bytes, whole[name].bytes)) for name, each in inside.items()
@@ -55,7 +61,7 @@ def plan(mesh: Mesh, step: JobStep) -> StepPlan | None:
     from shardscope.analytic.communication.axes import axis_exchanges, groups_along
 
     along = pipeline_step(mesh, step)
-    found = mesh.stages.plan(along)
+    found = stages_of(mesh).plan(along)
     inside, after = [*_in_passes(mesh, step)], [*_after_passes(mesh, step)]
     if found is None or found.flow is None or None in inside or None in after:
         return None
@@ -83,7 +89,7 @@ def states(mesh: Mesh, step: JobStep) -> RankStates | None:
     if None in found:
         return None
     joined = states_side_by_side(found)
-    return joined._replace(is_exact=joined.is_exact and not mesh.stages.is_measured)
+    return joined._replace(is_exact=joined.is_exact and not stages_of(mesh).is_measured)
 
 
 def _inner_job(mesh: Mesh, step: JobStep) -> Job:
@@ -103,7 +109,7 @@ def _blocks(mesh: Mesh, step: JobStep, *, by_stage: bool = False) -> Iterator[Jo
     """Yield the step of the ranks that hold the same layers, for each pipeline rank or, with `by_stage`, each stage."""
     from shardscope.analytic.stage_trace import rank_traces
 
-    held = mesh.stages.stages(pipeline_step(mesh, step))
+    held = stages_of(mesh).stages(pipeline_step(mesh, step))
     ranks = [rank for rank, _ in held] if by_stage else [*range(mesh.pipeline)]
     if by_stage:
         held = [(stage, pieces) for stage, (_, pieces) in enumerate(held)]
@@ -116,7 +122,7 @@ def _in_passes(mesh: Mesh, step: JobStep) -> Iterator[Exchange | None]:
     """Yield the collectives of each stage's passes; None if they are unknown."""
     from shardscope.analytic.communication.plan import moved
 
-    ranks = mesh.stages.stage_ranks(mesh.pipeline)
+    ranks = stages_of(mesh).stage_ranks(mesh.pipeline)
     size = step.world_size // mesh.pipeline
     for stage, each in enumerate(_blocks(mesh, step, by_stage=True)):
         found = each.job.strategy.plan(each)
