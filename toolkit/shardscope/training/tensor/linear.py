@@ -72,9 +72,8 @@ class _Columns(_Divided):
             return functional.linear(x, self.matrix, self.bias)
         dtype = autocast_dtype(x)  # so that gradients are summed in this dtype too
         if self.takes_parts:
-            x, weight, bias = (
-                each if each is None else each.to(dtype) for each in (x, self.matrix, self.bias)
-            )
+            weight, bias = (each if each is None else each.to(dtype) for each in (self.matrix, self.bias))
+            x = x.to(dtype)
             joined: Tensor = JoinedColumns.apply(x, weight, bias, self.tensor_axis)  # type: ignore[no-untyped-call]
             return joined
         entered: Any = Enter.apply(x.to(dtype), self.tensor_axis)  # type: ignore[no-untyped-call]

@@ -60,7 +60,7 @@ def shipped_plan(model: nn.Module) -> TensorPlan | None:
     of_columns = Counter(pattern.rpartition(".")[0] for pattern, rule in rules.items() if rule == "columns")
     rules |= {parent: "joined" for parent, count in of_columns.items() if count > 1}
     repeated = {pattern.partition(_REPEATED)[0]: None for pattern in rules if _REPEATED in pattern}
-    return TensorPlan({**rules, **{f"{name}.*": "sequence" for name in repeated}})
+    return TensorPlan(rules={**rules, **{f"{name}.*": "sequence" for name in repeated}})
 
 
 def is_conv1d(layer: nn.Module) -> bool:

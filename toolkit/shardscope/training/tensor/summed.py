@@ -16,7 +16,7 @@ from shardscope.training.tensor.axis import TensorAxis
 from shardscope.training.tensor.functions import SumGradients
 
 
-def sum_gradients(layer: nn.Module, names: Sequence[str], axis: TensorAxis) -> None:
+def sum_gradients(layer: Any, names: Sequence[str], axis: TensorAxis) -> None:
     """Make the ranks sum the gradients of a layer's own parameters, unless they do so already.
 
     Args:

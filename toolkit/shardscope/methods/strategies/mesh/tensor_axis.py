@@ -33,9 +33,10 @@ def check(mesh: Mesh, job: Job) -> None:
             "gradients are compressed in buckets that mix divided and whole tensors, whose copies would drift "
             "apart; use compression='none'"
         )
-    if getattr(mesh.data, "shards", None) is not None:
+    shards = mesh.data.settings.get("shards")
+    if shards is not None:
         raise SpecError(
-            f"strategy.data.shards={mesh.data.shards} is not available with strategy.tensor={mesh.tensor} yet; leave "
+            f"strategy.data.shards={shards} is not available with strategy.tensor={mesh.tensor} yet; leave "
             "shards out"
         )
 
