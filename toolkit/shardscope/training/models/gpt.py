@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +25,15 @@ class GPT(nn.Module):
         self.config = config
         self.tokens = nn.Embedding(config.vocab, config.hidden)
         self.positions = nn.Embedding(config.seq, config.hidden)
-        self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(self.make_block(config, number) for number in range(config.layers))
         self.norm = nn.LayerNorm(config.hidden)
         self._init_parameters()
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def make_block(self, config: GPTConfig, number: int) -> nn.Module:  # noqa: ARG002
+        """Return a new block, which is layer `number` of the model."""
+        return TransformerBlock(config)
+
+    def forward(self, tokens: Tensor) -> Any:
         """Return the next-token logits `(N, T, vocab)` for tokens `(N, T)`.
 
         Raises:
@@ -91,17 +96,19 @@ class TransformerBlock(nn.Module):
         self.attention_norm = nn.LayerNorm(config.hidden)
         self.attention = Attention(config.hidden, config.heads)
         self.ffn_norm = nn.LayerNorm(config.hidden)
-        self.ffn = nn.Sequential(
-            OrderedDict(
-                widen=nn.Linear(config.hidden, config.ffn_width),
-                narrow=ActivateAndNarrow(config.ffn_width, config.hidden),
-            )
-        )
+        self.ffn = feed_forward(config.hidden, config.ffn_width)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
         fed_forward: Tensor = self.ffn(self.ffn_norm(x))
         return x + fed_forward
+
+
+def feed_forward(hidden: int, width: int) -> nn.Sequential:
+    """Return a feed-forward network from and to `(..., hidden)`, with the inner width `width`."""
+    return nn.Sequential(
+        OrderedDict(widen=nn.Linear(hidden, width), narrow=ActivateAndNarrow(width, hidden))
+    )
 
 
 class Attention(nn.Module):
