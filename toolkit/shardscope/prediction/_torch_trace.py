@@ -24,7 +24,7 @@ from shardscope.training.loss import resolve_loss
 from shardscope.training.models import build_model
 from shardscope.training.precision import DTYPES, weight_dtype
 from shardscope.training.random_state import random_state, set_random_state
-from shardscope.training.tensor.split import TensorSplit
+from shardscope.training.tensor import TensorAxis, TensorSplit
 
 _CPU = torch.device("cpu")
 _MAX_SAMPLES = 2
@@ -83,7 +83,11 @@ def _traced(job: Job, module: nn.Module) -> Traced:
     whole = None
     if isinstance(job.strategy, Mesh):
         whole = describe(module, inputs, name=_name(job))
-        TensorSplit.of_shapes(job.strategy.tensor, job.strategy.tensor_plan).divide(module)
+        TensorSplit(  # that of a group's first rank, without a group
+            TensorAxis(job.strategy.tensor),
+            job.strategy.tensor_plan,
+            cuts_sequences=job.strategy.sequence_parallel,
+        ).divide(module)
     short = DTYPES[job.precision] if DTYPES[job.precision] != weight_dtype(job.precision) else None
     step = partial(
         describe, module, inputs, name=_name(job), memory=True, autocast=short, on_gpu=job.device == "cuda",

@@ -24,6 +24,7 @@ IN_LAYOUTS: Mapping[str, Any] = {"fp32": "fp32", "bf16-mixed": "bf16-autocast", 
 """Layout precision that corresponds to each job precision; all of them keep the weights in fp32."""
 _IN_JOBS = {of_layout: of_job for of_job, of_layout in IN_LAYOUTS.items()}
 _AXES = ("data", "tensor", "pipeline")
+_OF_TENSOR = ("tensor", "sequence_parallel")
 _STAGES = ("schedule", "virtual_stages")
 _SIZES = ("global_batch", "micro_batch")
 
@@ -80,8 +81,6 @@ def _without_ranks(layout: Layout) -> Iterator[str]:
     for axis in ("context", "expert"):
         if getattr(layout, axis) > 1:
             yield f"layout.{axis}={getattr(layout, axis)} cannot be trained yet; use {axis}=1"
-    if layout.sequence_parallel:
-        yield "layout.sequence_parallel=True cannot be trained yet; use sequence_parallel=False"
     if layout.shard not in (0, layout.data) and (layout.zero == 1 or layout.tensor > 1):
         beside = "zero=1" if layout.tensor == 1 else f"tensor={layout.tensor}"
         yield f"layout.shard={layout.shard} with {beside} is not available in jobs yet; leave shard out"
@@ -148,22 +147,28 @@ def _strategy(layout: Layout, value: Any, own: Strategy | None) -> Strategy:
     """Return the strategy of a layout, that of its only axis or a mesh of several; `own` is that of a job to change."""
     given: Strategy | None = None if value is None else Strategy.resolve(value)
     mesh: dict[str, Any] = {}
+    stated = {
+        name: getattr(layout, name)
+        for name in _OF_TENSOR
+        if name == "tensor" or name in layout.model_fields_set
+    }
     if own is not None:
         given = _kept(layout, own) if given is None else given
-        mesh = {
-            name: each for name, each in own.settings.items() if name == "tensor_plan" and own.is_composite
-        }
+        kept = ("tensor_plan", "sequence_parallel")
+        mesh = {name: each for name, each in own.settings.items() if name in kept and own.is_composite}
     if given is not None and given.is_composite:
-        mesh |= {name: each for name, each in given.settings.items() if name in given.model_fields_set}
-        if mesh.get("tensor", layout.tensor) != layout.tensor:
-            raise SpecError(
-                f"strategy.tensor={mesh['tensor']} is not layout.tensor={layout.tensor}; leave strategy.tensor out"
-            )
+        asked = {name: each for name, each in given.settings.items() if name in given.model_fields_set}
+        for name, of_layout in stated.items():
+            if asked.get(name, of_layout) != of_layout:
+                raise SpecError(
+                    f"strategy.{name}={asked[name]} is not layout.{name}={of_layout}; leave strategy.{name} out"
+                )
+        mesh |= asked
         given = mesh.get("data")
     if given is not None:
         _check_given(layout, given)
     if layout.tensor > 1:
-        return Strategy("mesh", **{**mesh, "data": given or _of_data(layout), "tensor": layout.tensor})
+        return Strategy("mesh", **{**mesh, "data": given or _of_data(layout), **stated})
     if given is not None:
         return given
     if layout.pipeline > 1:

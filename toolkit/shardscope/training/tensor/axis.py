@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardscope.errors import SpecError
 from shardscope.training import _compat
 from shardscope.training.collectives.process_group import MeteredProcessGroup
+from shardscope.training.tensor.own_draws import draw_alone, draw_together
 
 
 class Message(NamedTuple):
     """A collective of a tensor group that a divided layer has called."""
 
     op: str
-    """The collective's name, which is always ``all_reduce``."""
+    """The collective's name: ``all_reduce``, or ``all_gather`` and ``reduce_scatter`` of parts of a sequence."""
     phase: str
     """``forward`` or ``backward``; a forward pass that a backward pass repeats counts as ``backward``."""
     num_bytes: int
+    """Size of the whole tensor."""
+    is_of_parameters: bool = False
+    """Whether it sums gradients of parameters, so that its size does not depend on the batch."""
 
 
 _recorded: ContextVar[list[Message] | None] = ContextVar("recorded", default=None)
@@ -51,11 +56,13 @@ class TensorAxis:
         size: Number of ranks in the group.
         rank: This rank within the group.
         group: The group; None if nothing is sent.
+        draws: Whether layers draw random numbers in training, such as for dropout.
     """
 
     size: int
     rank: int = 0
     group: MeteredProcessGroup | None = None
+    draws: bool = False
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:  # copies of a layer have the same ranks
         return self
@@ -65,18 +72,80 @@ class TensorAxis:
         """The group's first rank, among the ranks of the job."""
         return 0 if self.group is None else dist.get_global_rank(self.group, 0)
 
-    def sum_(self, tensor: Tensor) -> None:
-        """Sum an activation, or the gradient of one, over the ranks, in place."""
+    # In a pass.
+
+    def sum_(self, tensor: Tensor, *, is_of_parameters: bool = False) -> None:
+        """Sum an activation, or the gradient of one or of parameters, over the ranks, in place."""
+        self._call(
+            "all_reduce", tensor, lambda group: dist.all_reduce(tensor, group=group),
+            is_of_parameters=is_of_parameters,
+        )  # fmt: skip
+
+    def gather(self, part: Tensor) -> Tensor:
+        """Return the whole sequences `(N, T, ...)` of which each rank has a part `(N, T / size, ...)`."""
+        parts = part.new_empty((self.size, *part.shape))
+        own = part.contiguous()
+        if not self._call("all_gather", parts, lambda group: _compat.all_gather_single(parts, own, group)):
+            parts.copy_(own)
+        return torch.cat(parts.unbind(), 1)
+
+    def scatter_sum(self, terms: Tensor) -> Tensor:
+        """Return this rank's part `(N, T / size, ...)` of the sum of the ranks' terms `(N, T, ...)`."""
+        parts = torch.stack(self._parts(terms).unbind())
+        own = torch.empty_like(parts[0])
+        scatter = _compat.reduce_scatter_single
+        if not self._call("reduce_scatter", parts, lambda group: scatter(own, parts, group)):
+            own.copy_(parts[self.rank])
+        return own
+
+    def own(self, whole: Tensor) -> Tensor:
+        """Return this rank's part `(N, T / size, ...)` of whole sequences `(N, T, ...)`; sends nothing."""
+        return self._parts(whole)[self.rank].clone(memory_format=torch.contiguous_format)
+
+    def _parts(self, whole: Tensor) -> Tensor:
+        if whole.dim() < 2 or whole.shape[1] % self.size:
+            raise SpecError(
+                f"sequence_parallel=True divides the second dimension of a layer's input over tensor={self.size} "
+                f"ranks, and its shape {tuple(whole.shape)} does not allow it; use sequences whose length is a "
+                f"multiple of {self.size}, or sequence_parallel=False"
+            )
+        parts: Tensor = whole.unflatten(1, (self.size, -1))
+        return parts.movedim(1, 0)
+
+    def _call(
+        self,
+        op: str,
+        whole: Tensor,
+        call: Callable[[MeteredProcessGroup], Any],
+        *,
+        is_of_parameters: bool = False,
+    ) -> bool:
+        """Call a collective within a pass, which waits for it; return False if nothing was sent."""
         messages = _recorded.get()
         if messages is not None:
             phase = "backward" if _compat.is_in_backward() else "forward"
-            messages.append(Message("all_reduce", phase, tensor.nbytes))
-        elif self.group is not None:
-            with self.group.meter.waiting(is_within_layer=True):
-                dist.all_reduce(tensor, group=self.group)
+            messages.append(Message(op, phase, whole.nbytes, is_of_parameters))
+            return False
+        if self.group is None:
+            return False
+        with self.group.meter.waiting(is_within_layer=True):
+            call(self.group)
+        return True
+
+    def begin_divided(self, device: torch.device) -> None:
+        """Begin a part of a forward pass in training in which each rank draws its own random numbers."""
+        if self.draws and _recorded.get() is None:
+            draw_alone(self.rank, device)
+
+    def end_divided(self, device: torch.device) -> None:
+        """End a part of a forward pass in training in which each rank draws its own random numbers."""
+        if self.draws and _recorded.get() is None:
+            draw_together(device)
+
+    # Beside the passes, and never recorded.
 
     def total(self, numbers: Tensor) -> Tensor:
-        """Return the sum of a vector over the ranks; not part of a pass, and never recorded."""
+        """Return the sum of a vector over the ranks."""
         dist.all_reduce(numbers, group=self.group)
         return numbers
 
@@ -84,9 +153,9 @@ class TensorAxis:
         """Replace a flag with its maximum over the ranks, in place."""
         dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.group)
 
-    def gather(self, part: Tensor) -> list[Tensor]:
+    def of_all_ranks(self, part: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, which have the same shape and dtype, in the order of the ranks."""
         own = part.detach().contiguous().view(-1).view(torch.uint8)  # not every backend can send every dtype
-        every = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(every, own, group=self.group)
-        return [each.view(part.dtype).view(part.shape) for each in every]
+        received = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(received, own, group=self.group)
+        return [each.view(part.dtype).view(part.shape) for each in received]

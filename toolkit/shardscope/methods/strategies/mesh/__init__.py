@@ -4,30 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from shardscope.errors import SpecError, quoted
-from shardscope.methods.strategies.sharded import norm_traffic
+from shardscope.methods.strategies.mesh import tensor_axis
 from shardscope.runlog.axes import axis_of, collective_of
 from shardscope.spec.compression import Carriage
 from shardscope.spec.divisors import divisors_text
-from shardscope.spec.layout import Layout
 from shardscope.spec.look import MethodStyle
-from shardscope.spec.models import transformer_of
 from shardscope.spec.numbers import Count
 from shardscope.spec.strategy import AnyStrategy, Strategy, Work, strategies_where
 from shardscope.spec.tensor_plan import TensorPlan
 
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
-    from shardscope.analytic.communication.plan import StepPlan, When
+    from shardscope.analytic.communication.plan import StepPlan
     from shardscope.analytic.job_step import JobStep
     from shardscope.analytic.memory import RankStates
     from shardscope.spec.job import Job
-
-_PHASES = ("forward", "backward")
 
 
 class Mesh(Strategy):
@@ -56,15 +52,9 @@ class Mesh(Strategy):
     tensor: Count = 1
     """Number of ranks that hold one replica of the model in parts; must divide `world_size`."""
     sequence_parallel: bool = False
-    """Divide the activations between divided layers over the tensor ranks, along the sequence; not available yet."""
+    """Divide the activations between divided layers over the tensor ranks, along the sequence."""
     tensor_plan: Annotated[TensorPlan | None, BeforeValidator(TensorPlan.resolve)] = None
     """Which layers are divided, by name; None uses the plan of the model's own method `tensor_plan`."""
-
-    @model_validator(mode="after")
-    def _check_settings(self) -> Self:
-        if self.sequence_parallel:
-            raise SpecError("strategy.sequence_parallel=True is not available in jobs yet; leave it out")
-        return self
 
     def shape(self, world_size: int) -> dict[str, int]:
         """Return the number of ranks along each axis, the outermost axis first."""
@@ -93,7 +83,7 @@ class Mesh(Strategy):
         """Return a mesh of the tensor axis only, and its number of ranks; with one rank, the strategy is `Single`."""
         if self.tensor == 1:
             return Strategy("single"), 1
-        return Strategy("mesh", tensor=self.tensor, tensor_plan=self.tensor_plan), self.tensor
+        return self.replace(data=Strategy("ring")), self.tensor
 
     def role(self, rank: int, world_size: int) -> str:
         """Return a rank's place on each axis, such as ``data 0 · tensor 1``."""
@@ -108,7 +98,7 @@ class Mesh(Strategy):
     @property
     def label(self) -> str:
         """The data axis's strategy and the number of tensor ranks, such as ``zero-1+tensor2``."""
-        return f"{self.data.label}+tensor{self.tensor}"
+        return f"{self.data.label}+tensor{self.tensor}{'+sequence' * self.sequence_parallel}"
 
     @property
     def zero_stage(self) -> int | None:  # type: ignore[override] # that of the strategy in a setting
@@ -161,6 +151,10 @@ class Mesh(Strategy):
                 f"strategy.tensor={self.tensor} does not divide world_size={job.world_size}; use one of "
                 f"{divisors_text(job.world_size, near=self.tensor)}"
             )
+        if self.sequence_parallel and self.tensor == 1:
+            raise SpecError(
+                "strategy.sequence_parallel=True has no effect with tensor=1; use tensor=2 or more, or leave it out"
+            )
         if not self.data.is_here:
             return  # a run whose strategy's code is elsewhere can be read, but not launched
         is_alone = self.num_data_ranks(job.world_size) == 1
@@ -176,43 +170,8 @@ class Mesh(Strategy):
                 f"world_size={job.world_size} is one replica; leave data out, or use world_size={2 * self.tensor}"
             )
         if self.tensor > 1:
-            self._check_tensor(job)
+            tensor_axis.check(self, job)
         self.data_job(job)
-
-    def _check_tensor(self, job: Job) -> None:
-        """Reject what is not available yet with a model in parts."""
-        self._check_model(job)
-        if job.optimizer.user_code is not None:
-            raise SpecError(
-                f"optimizer={job.optimizer.name!r} cannot be combined with strategy.tensor={self.tensor} yet, because "
-                "an optimizer of your own may need whole tensors; use a built-in one"
-            )
-        if job.compression.is_on:
-            raise SpecError(
-                f"compression={job.compression.name!r} cannot be combined with strategy.tensor={self.tensor}: "
-                "gradients are compressed in buckets that mix divided and whole tensors, whose copies would drift "
-                "apart; use compression='none'"
-            )
-        uneven = next(
-            (name for name in ("replicas", "shards") if getattr(self.data, name, None) not in (None, 1)), None
-        )
-        if uneven is not None:
-            raise SpecError(
-                f"strategy.data.{uneven}={getattr(self.data, uneven)} is not available with "
-                f"strategy.tensor={self.tensor} yet; leave {uneven} out"
-            )
-
-    def _check_model(self, job: Job) -> None:
-        """Reject a model of the catalogue that has no plan, or whose layers cannot be divided equally."""
-        if self.tensor_plan is not None or not isinstance(job.model, str):
-            return  # ranks check it when they divide the model
-        transformer = transformer_of(job.model)
-        if transformer is None:
-            raise SpecError(
-                f"tensor={self.tensor} needs a plan of which layers are divided, and model={job.model!r} has none; use "
-                f'a GPT, or give ss.Strategy("mesh", tensor={self.tensor}, tensor_plan={{...}})'
-            )
-        Layout(tensor=self.tensor).check(transformer)
 
     # Each axis by its own formulas
 
@@ -234,7 +193,7 @@ class Mesh(Strategy):
         from shardscope.analytic.communication.traffic import together
 
         data, shape = self._on_data(step), self.shape(step.world_size)
-        of_data, calls = data.job.strategy.traffic(data), self._tensor_calls(step)
+        of_data, calls = data.job.strategy.traffic(data), tensor_axis.calls(self, step)
         if of_data is None or calls is None:
             return None
         of_tensor = together(traffic for _, traffic in calls)
@@ -243,32 +202,6 @@ class Mesh(Strategy):
             **axis_traffic(of_tensor, "tensor", groups_along(shape, "tensor")),
         }
 
-    def _is_divided(self, step: JobStep) -> bool:
-        """Return whether the trace is of a rank's part of the model, and not of the whole model."""
-        return self.tensor == 1 or step.job.recompute in step.trace.messages
-
-    def _tensor_calls(self, step: JobStep) -> list[tuple[When, Traffic]] | None:
-        """Return the traffic of each collective of a tensor group in a step; None if the model was not divided."""
-        from shardscope.analytic.communication.plan import When
-        from shardscope.analytic.communication.traffic import by_backend
-
-        if not self._is_divided(step):
-            return None
-        if self.tensor == 1:
-            return []
-        messages = step.trace.messages[step.job.recompute]
-        counts, calls = {phase: sum(each.phase == phase for each in messages) for phase in _PHASES}, []
-        for micro_batch in range(step.micro_batches):
-            seen = dict.fromkeys(_PHASES, 0)
-            for each in messages:
-                seen[each.phase] += 1
-                when = When(each.phase, seen[each.phase] / (counts[each.phase] + 1), micro_batch)
-                num_bytes = round(each.sample_bytes * step.samples)
-                calls.append((when, by_backend(each.op, num_bytes, self.tensor, backend=step.backend)))
-        end = When("backward", 1.0, step.micro_batches - 1)
-        norms = norm_traffic(step, ranks=self.tensor)
-        return [*calls, *((end, traffic) for traffic in norms)]
-
     def plan(self, step: JobStep) -> StepPlan | None:
         """Return the messages of the data axis, and the sums on the tensor axis, for which passes wait."""
         from shardscope.analytic.communication.axes import axis_exchanges, groups_along
@@ -276,7 +209,7 @@ class Mesh(Strategy):
 
         data, shape = self._on_data(step), self.shape(step.world_size)
         of_data: StepPlan | None = data.job.strategy.plan(data)
-        calls = self._tensor_calls(step)
+        calls = tensor_axis.calls(self, step)
         if of_data is None or calls is None:
             return None
         sums = [replace(each, blocks=True) for when, traffic in calls for each in whole(traffic, when)]
@@ -291,7 +224,7 @@ class Mesh(Strategy):
         """Return the data axis's own states of the part of the model that a rank holds."""
         from shardscope.analytic.communication.axes import groups_along, placed
 
-        if not self._is_divided(step):
+        if not tensor_axis.is_divided(self, step):
             return None
         data, groups = self._on_data(step), groups_along(self.shape(step.world_size), "data")
         found = data.job.strategy.states(data)

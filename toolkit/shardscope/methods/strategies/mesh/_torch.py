@@ -33,5 +33,7 @@ def built(settings: Mesh, job: Job, context: RankContext) -> RankStrategy:
             )
         ranks = mesh.context(context, "tensor")
         axis = TensorAxis(ranks.world_size, ranks.rank, ranks.group)
-        strategy.tensor_split = TensorSplit(axis, settings.tensor_plan)
+        strategy.tensor_split = TensorSplit(
+            axis, settings.tensor_plan, cuts_sequences=settings.sequence_parallel
+        )
     return strategy
