@@ -60,12 +60,16 @@ class MixtureGPT(GPT):
         )
 
     def tensor_plan(self) -> dict[str, str]:
-        """Return how tensor parallelism divides each layer, by name: whole heads, and the networks of all experts."""
+        """Return how tensor parallelism divides each layer, by name: whole heads, and the networks of all experts.
+
+        Experts that drop tokens stay whole, so that ranks send the same bytes in every step.
+        """
         mixture, plan = self.config.mixture, super().tensor_plan()
         assert mixture is not None
-        if not mixture.dense_layers:
-            plan = {name: division for name, division in plan.items() if ".ffn." not in name}
-        for part in ("experts.*", *(("shared",) if mixture.shared_ffn else ())):
+        is_planned = [".attention.", *([".ffn."] if mixture.dense_layers else ())]
+        plan = {name: division for name, division in plan.items() if any(part in name for part in is_planned)}
+        parts = {"experts.*": mixture.capacity_factor is None, "shared": mixture.shared_ffn > 0}
+        for part in (name for name, is_divided in parts.items() if is_divided):
             plan[f"blocks.*.ffn.{part}.widen"] = "columns"
             plan[f"blocks.*.ffn.{part}.narrow.project"] = "rows"
         return plan
