@@ -13,7 +13,9 @@ from shardscope.analytic.compute.flops import forward_flops
 from shardscope.prediction.traced import traced
 from shardscope.spec.models import MODELS, GPTConfig
 
-MIXED = [name for name, config in MODELS.items() if isinstance(config, GPTConfig) and config.mixture is not None]
+MIXED = [
+    name for name, config in MODELS.items() if isinstance(config, GPTConfig) and config.mixture is not None
+]
 
 
 @pytest.mark.parametrize("name", MIXED)

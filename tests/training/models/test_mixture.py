@@ -33,7 +33,9 @@ def layer(mixture: RoutedMixture, *, skew: float = 2.0) -> Experts:
     return experts
 
 
-def plainly(experts: Experts, sequence: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor, list[list[bool]]]:
+def plainly(
+    experts: Experts, sequence: Tensor, probabilities: Tensor
+) -> tuple[Tensor, Tensor, list[list[bool]]]:
     """Output, fractions of choices and kept choices of one sequence `(T, hidden)`, a token and a choice at a time."""
     mixture = experts.router.mixture
     choices = [
@@ -139,7 +141,9 @@ def test_a_router_computes_in_full_precision_under_autocast() -> None:
 
 
 def test_stages_refuse_experts_in_a_sentence() -> None:
-    with pytest.raises(SpecError, match="cannot be split into stages yet, because stages do not pass its balance"):
+    with pytest.raises(
+        SpecError, match="cannot be split into stages yet, because stages do not pass its balance"
+    ):
         layers_in_order(tiny())
 
 

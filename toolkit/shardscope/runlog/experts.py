@@ -1,4 +1,4 @@
-"""Loads of a run's experts: how many tokens each expert gets in each step, how uneven that is, and how many are dropped.
+"""Loads of a run's experts: tokens of each expert in each step, how uneven they are, and how many are dropped.
 
 Ranks report the loads of their own tokens; the loads of a step are the sums over ranks. Only the newest steps keep the
 loads of every expert; earlier ones keep their figures.

@@ -110,9 +110,9 @@ def _are_columns(event: dict[str, Any]) -> bool:
 
 def _are_loads(event: dict[str, Any]) -> bool:
     """Return whether an experts event has one row for each layer, and one number for each expert."""
-    sizes = [[len(row) for row in event[name]] for name in ("assigned", "dropped")]
-    rows = {len(event["layers"]), len(event["balances"]), *map(len, sizes)}
-    return len(rows) == 1 and len({size for each in sizes for size in each}) == 1 and bool(sizes[0][:1] > [0])
+    rows = [row for name in ("assigned", "dropped") for row in event[name]]
+    layers = {len(event[name]) for name in ("layers", "balances", "assigned", "dropped")}
+    return len(layers) == 1 and len({*map(len, rows)}) == 1 and all(rows)
 
 
 _is_traffic = _dict_of(
@@ -250,10 +250,7 @@ def is_readable(event: Any) -> bool:
     check = _KINDS.get(kind) if type(kind) is str else None
     if check is None:
         return _is_name(kind)
-    if not check(event):
-        return False
-    columns = _COLUMNS.get(kind)
-    return columns is None or columns(event)
+    return check(event) and _COLUMNS.get(kind, _any_value)(event)
 
 
 Event = Mapping[str, Any]

@@ -58,7 +58,9 @@ class RoutedMixture(Mixture):
     @model_validator(mode="after")
     def _check_trainable(self) -> Self:
         if self.shared_gate:
-            raise SpecError("mixture.shared_gate=True is not available in models that jobs train; leave it out")
+            raise SpecError(
+                "mixture.shared_gate=True is not available in models that jobs train; leave it out"
+            )
         return self
 
     def capacity(self, seq: int) -> int | None:

@@ -179,8 +179,8 @@ class GPTConfig(Spec):
         _require_divides("heads", self.heads, "hidden", self.hidden)
         if self.mixture is not None and self.mixture.dense_layers >= self.layers:
             raise SpecError(
-                f"mixture.dense_layers={self.mixture.dense_layers} leaves no layer with experts in layers={self.layers}; "
-                f"use 0 to {self.layers - 1}"
+                f"mixture.dense_layers={self.mixture.dense_layers} leaves no layer with experts in "
+                f"layers={self.layers}; use 0 to {self.layers - 1}"
             )
         return self
 

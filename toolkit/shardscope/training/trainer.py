@@ -38,8 +38,8 @@ from shardscope.training.data import (
     split,
     tensors_of,
 )
-from shardscope.training.expert_watch import ExpertWatch
 from shardscope.training.evaluate import FailedTogether, evaluate
+from shardscope.training.expert_watch import ExpertWatch
 from shardscope.training.layer_watch import LayerWatch
 from shardscope.training.lazy import is_unfinished, materialise
 from shardscope.training.loss import resolve_loss

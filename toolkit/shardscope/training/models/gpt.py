@@ -111,9 +111,7 @@ class TransformerBlock(nn.Module):
 
 def feed_forward(hidden: int, width: int) -> nn.Sequential:
     """Return a feed-forward network from and to `(..., hidden)`, with the inner width `width`."""
-    return nn.Sequential(
-        OrderedDict(widen=nn.Linear(hidden, width), narrow=ActivateAndNarrow(width, hidden))
-    )
+    return nn.Sequential(OrderedDict(widen=nn.Linear(hidden, width), narrow=ActivateAndNarrow(width, hidden)))
 
 
 class Attention(nn.Module):

@@ -112,7 +112,9 @@ class Experts(nn.Module):
 
     def mixed(self, tokens: Tensor, counts: list[int]) -> Tensor:
         """Return the experts' outputs for tokens that are sorted by expert, of which each gets its count."""
-        parts = tokens.split(counts)  # an expert without tokens computes too, so that it has a gradient, of zeros
+        parts = tokens.split(
+            counts
+        )  # an expert without tokens computes too, so that it has a gradient, of zeros
         return torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
 
 

@@ -50,7 +50,7 @@ class Tally:
     """Whether numbers are added; turned on for the steps of a job."""
 
     def add(self, assigned: Tensor, kept: Tensor, balance: Tensor) -> None:
-        """Add the choices of each expert, and those that were kept, both `(N, E)`, with the sequences' balance losses."""
+        """Add the choices of each expert, and those that were kept, `(N, E)`, with the sequences' balance losses."""
         sums = assigned.sum(0), (assigned - kept).sum(0), balance.detach().sum()
         before = self.assigned, self.dropped, self.balance
         self.assigned, self.dropped, self.balance = (
@@ -107,7 +107,9 @@ class Router(nn.Linear):
         if capacity is None:
             return None
         in_order = chosen.transpose(1, 2).flatten(1, 2)  # (N, k T, E)
-        taken = in_order.cumsum(1).unflatten(1, (-1, tokens)).transpose(1, 2)  # (N, T, k, E), with the choice itself
+        taken = (
+            in_order.cumsum(1).unflatten(1, (-1, tokens)).transpose(1, 2)
+        )  # (N, T, k, E), with the choice itself
         return taken.gather(-1, experts[..., None]).squeeze(-1) <= capacity
 
 
