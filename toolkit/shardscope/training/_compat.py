@@ -207,6 +207,17 @@ def _viewed(tensor: Tensor) -> Tensor:
     return tensor if tensor._base is None else tensor._base  # noqa: SLF001
 
 
+def buckets_of(tensors: Sequence[Tensor], bucket_bytes: int) -> list[list[int]]:
+    """Return the indices of the tensors in each bucket that DistributedDataParallel would fill, in the given order.
+
+    Each bucket has one dtype and one device, and is closed after its tensors reach `bucket_bytes`.
+    """
+    if not tensors:
+        return []
+    found, _ = dist._compute_bucket_assignment_by_size([*tensors], [bucket_bytes])  # noqa: SLF001
+    return [list(bucket) for bucket in found]
+
+
 def first_left_out(ddp: nn.parallel.DistributedDataParallel) -> str | None:
     """Return the name of a parameter that received no gradient in the last backward pass, or None if all received one.
 

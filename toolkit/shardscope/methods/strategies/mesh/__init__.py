@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_args
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from shardscope.errors import SpecError, quoted
-from shardscope.methods.strategies.mesh import tensor_axis
+from shardscope.methods.strategies.mesh import pipeline_axis, tensor_axis
 from shardscope.runlog.axes import axis_of, collective_of
 from shardscope.spec.compression import Carriage
 from shardscope.spec.divisors import divisors_text
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 class Mesh(Strategy):
     """Divides each replica of the model over a group of ranks, and the batch over the groups.
 
-    The ranks are a mesh: rank r has index ``r // tensor`` on the data axis and ``r % tensor`` on the tensor axis. Along
-    the data axis, `data` is the same strategy as in a job with this axis only. Along the tensor axis, the model's
-    layers are divided by columns and rows (Shoeybi et al., arXiv 1909.08053): each rank computes with its part of a
-    layer's weights, and ranks sum activations, and gradients of activations, in each pass.
+    The ranks are a mesh: neighbouring ranks are on the tensor axis, then follow the data axis and the pipeline axis, as
+    in the layouts of `predict` and `plan`. Along the data axis, `data` is the same strategy as in a job with this axis
+    only. Along the tensor axis, the model's layers are divided by columns and rows (Shoeybi et al., arXiv 1909.08053):
+    each rank computes with its part of a layer's weights, and ranks sum activations, and gradients of activations, in
+    each pass. Along the pipeline axis, each rank has some of the layers, as with the strategy `stages`.
 
     Example:
         >>> Strategy("mesh", data="zero-1", tensor=2).num_data_ranks(8)
@@ -55,20 +56,59 @@ class Mesh(Strategy):
     """Divide the activations between divided layers over the tensor ranks, along the sequence."""
     tensor_plan: Annotated[TensorPlan | None, BeforeValidator(TensorPlan.resolve)] = None
     """Which layers are divided, by name; None uses the plan of the model's own method `tensor_plan`."""
+    pipeline: Count = 1
+    """Number of ranks over which the layers of one replica are spread; must divide `world_size`."""
+    stages: AnyStrategy = Field(default_factory=lambda: Strategy("pipeline"))
+    """Settings of the pipeline axis, such as ``ss.Pipeline(schedule="zbv")``; no effect if `pipeline` is 1."""
+
+    @model_validator(mode="after")
+    def _check_settings(self) -> Self:
+        if self.stages.is_here and "pipeline" not in (self.stages.degrees(2) or {}):
+            raise SpecError(
+                f"strategy.stages={quoted(self.stages.label)} does not spread layers over ranks; use ss.Pipeline(...)"
+            )
+        return self
 
     def shape(self, world_size: int) -> dict[str, int]:
         """Return the number of ranks along each axis, the outermost axis first."""
-        return {"data": world_size // self.tensor, "tensor": self.tensor}
+        return {"pipeline": self.pipeline, "data": self.num_data_ranks(world_size), "tensor": self.tensor}
+
+    def place(self, rank: int, world_size: int) -> dict[str, int]:
+        """Return a rank's index on each axis, the outermost axis first."""
+        place, rest = {}, rank
+        for axis, size in reversed(self.shape(world_size).items()):
+            place[axis], rest = rest % size, rest // size
+        return dict(reversed(place.items()))
 
     def num_data_ranks(self, world_size: int) -> int:
         """Return the number of replicas, each of which gets its share of the batch."""
-        return max(world_size // self.tensor, 1)
+        return max(world_size // self.replica_ranks, 1)
+
+    @property
+    def replica_ranks(self) -> int:
+        """Number of ranks that hold one replica of the model."""
+        return self.tensor * self.pipeline
 
     def data_job(self, job: Job) -> Job:
         """Return the job of the ranks along the data axis: the same job, on as many ranks as there are replicas."""
         ranks = self.num_data_ranks(job.world_size)
         strategy = self.data if ranks > 1 else Strategy("single")
         return job.replace(strategy=strategy, world_size=ranks, elastic=None)
+
+    def pipeline_job(self, job: Job) -> Job:
+        """Return the job of the ranks along the pipeline axis: that of one replica, with its share of the batch."""
+        share = job.batch.per_rank(job.num_data_ranks)
+        return job.replace(
+            strategy=self.stages, world_size=self.pipeline, elastic=None, compression="none",
+            batch=job.batch.replace(global_batch=share, shares=None, rebalance_every=None),
+        )  # fmt: skip
+
+    def suggested_micro_batch(self, global_batch: int, world_size: int) -> int | None:
+        """Return the size that the pipeline suggests for a replica's share; None without a pipeline."""
+        share = global_batch // self.num_data_ranks(world_size)
+        return (
+            self.stages.suggested_micro_batch(share, self.pipeline) if self.pipeline > 1 and share else None
+        )
 
     @property
     def of_data(self) -> Strategy:
@@ -77,28 +117,32 @@ class Mesh(Strategy):
 
     def data_index(self, rank: int, world_size: int) -> int:
         """Return a rank's place on the data axis."""
-        return rank // self.tensor
+        return self.place(rank, world_size)["data"]
 
     def of_replica(self, world_size: int) -> tuple[Strategy, int]:
         """Return a mesh of the tensor axis only, and its number of ranks; with one rank, the strategy is `Single`."""
         if self.tensor == 1:
             return Strategy("single"), 1
-        return self.replace(data=Strategy("ring")), self.tensor
+        return self.replace(data=Strategy("ring"), pipeline=1), self.tensor
 
     def role(self, rank: int, world_size: int) -> str:
-        """Return a rank's place on each axis, such as ``data 0 · tensor 1``."""
-        return f"data {rank // self.tensor} · tensor {rank % self.tensor}"
+        """Return a rank's place on each axis, such as ``data 0 · tensor 1``, and its stages, if there are several."""
+        place = self.place(rank, world_size)
+        stages = [self.stages.role(place["pipeline"], self.pipeline)] if self.pipeline > 1 else []
+        return " · ".join([*(f"{axis} {place[axis]}" for axis in ("data", "tensor")), *map(str, stages)])
 
     def cargo(self, collective: str) -> str:
         """Return the word for what a collective sends: activations on the tensor axis."""
-        return (
-            "activations" if axis_of(collective) == "tensor" else self.data.cargo(collective_of(collective))
-        )
+        axis, name = axis_of(collective), collective_of(collective)
+        if axis == "tensor":
+            return "activations"
+        return (self.stages if axis == "pipeline" else self.data).cargo(name)
 
     @property
     def label(self) -> str:
-        """The data axis's strategy and the number of tensor ranks, such as ``zero-1+tensor2``."""
-        return f"{self.data.label}+tensor{self.tensor}{'+sequence' * self.sequence_parallel}"
+        """The data axis's strategy and the other axes' numbers of ranks, such as ``zero-1+tensor2+pipeline4``."""
+        names = [f"{axis}{getattr(self, axis)}" for axis in ("tensor", "pipeline") if getattr(self, axis) > 1]
+        return "+".join([self.data.label, *(names or ["tensor1"]), *["sequence"] * self.sequence_parallel])
 
     @property
     def zero_stage(self) -> int | None:  # type: ignore[override] # that of the strategy in a setting
@@ -118,39 +162,42 @@ class Mesh(Strategy):
     @property
     def hides_noise_because(self) -> str | None:
         """Why the gradient noise scale cannot be measured: no rank has the whole gradient of its samples."""
-        return (
-            "a rank has a part of its samples' gradient" if self.tensor > 1 else self.data.hides_noise_because
-        )
+        is_whole = self.replica_ranks == 1
+        return self.data.hides_noise_because if is_whole else "a rank has a part of its samples' gradient"
 
     @property
     def needs_even_because(self) -> str | None:
         """Why all replicas need equal shares of the batch."""
-        return (
-            "ranks of a tensor group pass through the model together"
-            if self.tensor > 1
-            else self.data.needs_even_because
-        )
+        if self.pipeline > 1:
+            return "ranks along a pipeline pass the same number of micro-batches in each replica"
+        if self.tensor > 1:
+            return "ranks of a tensor group pass through the model together"
+        return self.data.needs_even_because
 
     @property
     def exchanges_in_passes(self) -> bool:
         """Whether ranks communicate in every pass: they do along the tensor axis."""
-        return self.tensor > 1 or self.data.exchanges_in_passes
+        return self.replica_ranks > 1 or self.data.exchanges_in_passes
 
     def degrees(self, world_size: int) -> Mapping[str, Any] | None:
-        """Return the degrees of the layout: those of the data axis, and the number of tensor ranks."""
+        """Return the degrees of the layout: those of each axis, and the schedule of the pipeline."""
         ranks = self.num_data_ranks(world_size)
         data = self.data.degrees(ranks) if ranks > 1 else {"data": 1}
         if data is None:
             return None
-        return {**data, "tensor": self.tensor, "sequence_parallel": self.sequence_parallel}
+        tensor = {"tensor": self.tensor, "sequence_parallel": self.sequence_parallel}
+        spread = self.stages.degrees(self.pipeline) if self.pipeline > 1 else {}
+        return None if spread is None else {**data, **tensor, **spread}
 
     def check(self, job: Job) -> None:
         """Reject numbers of ranks that are not a mesh, and what the axes cannot do together yet."""
-        if job.world_size % self.tensor:
-            raise SpecError(
-                f"strategy.tensor={self.tensor} does not divide world_size={job.world_size}; use one of "
-                f"{divisors_text(job.world_size, near=self.tensor)}"
-            )
+        for axis, ranks in (("tensor", job.world_size), ("pipeline", job.world_size // self.tensor)):
+            if ranks % (size := getattr(self, axis)):
+                raise SpecError(
+                    f"strategy.{axis}={size} does not divide "
+                    f"world_size={job.world_size}{f' / tensor={self.tensor}' if ranks < job.world_size else ''}; use "
+                    f"one of {divisors_text(ranks, near=size)}"
+                )
         if self.sequence_parallel and self.tensor == 1:
             raise SpecError(
                 "strategy.sequence_parallel=True has no effect with tensor=1; use tensor=2 or more, or leave it out"
@@ -167,8 +214,11 @@ class Mesh(Strategy):
         if is_alone and self.data.zero_stage:
             raise SpecError(
                 f"strategy.data={quoted(self.data.label)} has no other ranks to share states with, because "
-                f"world_size={job.world_size} is one replica; leave data out, or use world_size={2 * self.tensor}"
+                f"world_size={job.world_size} is one replica; leave data out, or use "
+                f"world_size={2 * self.replica_ranks}"
             )
+        if self.pipeline > 1:
+            pipeline_axis.check(self, job)
         if self.tensor > 1:
             tensor_axis.check(self, job)
         self.data_job(job)
@@ -189,6 +239,8 @@ class Mesh(Strategy):
 
     def traffic(self, step: JobStep) -> Traffic | None:
         """Return the data axis's own traffic, and the sums of activations, of their gradients and of norms."""
+        if self.pipeline > 1:
+            return None
         from shardscope.analytic.communication.axes import axis_traffic, groups_along
         from shardscope.analytic.communication.traffic import together
 
@@ -204,6 +256,8 @@ class Mesh(Strategy):
 
     def plan(self, step: JobStep) -> StepPlan | None:
         """Return the messages of the data axis, and the sums on the tensor axis, for which passes wait."""
+        if self.pipeline > 1:
+            return None
         from shardscope.analytic.communication.axes import axis_exchanges, groups_along
         from shardscope.analytic.communication.plan import whole
 
@@ -224,7 +278,7 @@ class Mesh(Strategy):
         """Return the data axis's own states of the part of the model that a rank holds."""
         from shardscope.analytic.communication.axes import groups_along, placed
 
-        if not tensor_axis.is_divided(self, step):
+        if self.pipeline > 1 or not tensor_axis.is_divided(self, step):
             return None
         data, groups = self._on_data(step), groups_along(self.shape(step.world_size), "data")
         found = data.job.strategy.states(data)
@@ -232,6 +286,8 @@ class Mesh(Strategy):
 
     def work(self, step: JobStep) -> list[Work]:
         """Return the work of each rank, relative to its part of the model."""
+        if self.pipeline > 1:
+            return super().work(step)
         data = self._on_data(step)
         return [each for each in data.job.strategy.work(data) for _ in range(self.tensor)]
 

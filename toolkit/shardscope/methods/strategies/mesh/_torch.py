@@ -23,6 +23,8 @@ def built(settings: Mesh, job: Job, context: RankContext) -> RankStrategy:
     Raises:
         SpecError: The job's optimizer is the user's own, which is not available with a divided model.
     """
+    if settings.pipeline > 1:
+        raise SpecError(f"strategy.pipeline={settings.pipeline} cannot be trained yet; use pipeline=1")
     mesh = RankMesh.open(settings.shape(job.world_size), context, timeout_s=job.timeout_s)
     strategy = build_strategy(settings.data_job(job), mesh.context(context, "data"))
     if settings.tensor > 1:
