@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from torch import nn
 
 import shardscope as ss
 from shardscope.runlog.reducer import RunLog
-from shardscope.runlog.tail import Tail
 from shardscope.runlog.writer import EventWriter
 from shardscope.spec.mixture import RoutedMixture
 from shardscope.spec.models import GPTConfig
@@ -44,7 +44,7 @@ def log_of(folder: Path, steps: int = 2, fields: dict[str, Any] | None = None, *
         for step in range(1, steps + 1):
             trainer.take_step(step)
     log = RunLog(world_size=1)
-    log.feed(Tail(folder / "rank-0.jsonl").read())
+    log.feed(map(json.loads, (folder / "rank-0.jsonl").read_text().splitlines()))
     return log
 
 
