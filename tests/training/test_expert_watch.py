@@ -18,7 +18,7 @@ from shardscope.spec.models import GPTConfig
 from shardscope.training.context import RankContext
 from shardscope.training.meter import Meter
 from shardscope.training.models import build_model
-from shardscope.training.models.mixture import routers_of
+from shardscope.training.models.mixture import experts_of
 from shardscope.training.trainer import Trainer
 
 
@@ -26,9 +26,9 @@ def model_of(**fields: Any) -> nn.Module:
     mixture = RoutedMixture(**{"experts": 4, "active": 2, "ffn": 8, **fields})
     model = build_model(GPTConfig(layers=2, hidden=16, heads=2, vocab=256, seq=16, mixture=mixture))
     with torch.no_grad():
-        for _, router in routers_of(model):
-            router.weight[0].fill_(0.0)
-            router.weight[1:] *= 5
+        for _, layer in experts_of(model):
+            layer.router.weight[0].fill_(0.0)
+            layer.router.weight[1:] *= 5
     return model
 
 

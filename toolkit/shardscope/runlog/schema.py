@@ -250,7 +250,7 @@ def is_readable(event: Any) -> bool:
     check = _KINDS.get(kind) if type(kind) is str else None
     if check is None:
         return _is_name(kind)
-    return check(event) and _COLUMNS.get(kind, _any_value)(event)
+    return check(event) and _COLUMNS.get(str(kind), _any_value)(event)
 
 
 Event = Mapping[str, Any]

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from shardscope.runlog.writer import EventWriter
-from shardscope.training.models.mixture import routers_of
+from shardscope.training.models.mixture import experts_of
 
 
 class ExpertWatch:
@@ -20,7 +20,10 @@ class ExpertWatch:
     """
 
     def __init__(self, model: nn.Module, events: EventWriter, *, is_on: bool) -> None:
-        self.routers, self.events = dict(routers_of(model)) if is_on else {}, events
+        self.routers, self.events = (
+            {name: layer.router for name, layer in experts_of(model)} if is_on else {},
+            events,
+        )
         for router in self.routers.values():
             router.tally.is_on = True
 

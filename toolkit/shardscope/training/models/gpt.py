@@ -86,11 +86,11 @@ class GPT(nn.Module):
     def _init_parameters(self) -> None:
         """Initialise as in GPT-2: normal weights, smaller in layers before a residual sum, and zero biases."""
         for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif parameter.dim() > 1:
                 depth = 2 * self.config.layers if name.endswith("project.weight") else 1
                 nn.init.normal_(parameter, std=_INIT_STD / math.sqrt(depth))
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
 
 
 class TransformerBlock(nn.Module):

@@ -15,10 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from shardscope.errors import SpecError
 from shardscope.spec.mixture import RoutedMixture
 from shardscope.spec.models import GPTConfig
+from shardscope.training.expert_axis import ExpertAxis
+from shardscope.training.models._blocks import CheapToRecompute
 from shardscope.training.models.gpt import GPT, TransformerBlock, feed_forward
 from shardscope.training.models.routing import Order, Router
 
@@ -60,18 +63,16 @@ class MixtureGPT(GPT):
         )
 
     def tensor_plan(self) -> dict[str, str]:
-        """Return how tensor parallelism divides each layer, by name: whole heads, and the networks of all experts.
+        """Return how tensor parallelism divides each layer, by name: whole heads, and the shared experts.
 
-        Experts that drop tokens stay whole, so that ranks send the same bytes in every step.
+        The ranks of a tensor group have the same tokens, and each computes with whole routed experts.
         """
-        mixture, plan = self.config.mixture, super().tensor_plan()
+        mixture = self.config.mixture
         assert mixture is not None
-        is_planned = [".attention.", *([".ffn."] if mixture.dense_layers else ())]
-        plan = {name: division for name, division in plan.items() if any(part in name for part in is_planned)}
-        parts = {"experts.*": mixture.capacity_factor is None, "shared": mixture.shared_ffn > 0}
-        for part in (name for name, is_divided in parts.items() if is_divided):
-            plan[f"blocks.*.ffn.{part}.widen"] = "columns"
-            plan[f"blocks.*.ffn.{part}.narrow.project"] = "rows"
+        plan = {name: division for name, division in super().tensor_plan().items() if ".attention." in name}
+        dense = [f"{layer}.ffn" for layer in range(mixture.dense_layers)]
+        for part in [*dense, *(["*.ffn.shared"] if mixture.shared_ffn else [])]:
+            plan |= {f"blocks.{part}.widen": "columns", f"blocks.{part}.narrow.project": "rows"}
         return plan
 
 
@@ -92,34 +93,69 @@ class MixtureBlock(TransformerBlock):
 class Experts(nn.Module):
     """Sends each token to some of the experts, and adds up what they return, and what the shared experts do."""
 
+    axis: ExpertAxis | None = None
+    """The ranks over which the experts are distributed; None if each rank has all of them."""
+
     def __init__(self, hidden: int, mixture: RoutedMixture) -> None:
         super().__init__()
         self.router = Router(hidden, mixture)
-        self.experts = nn.ModuleList(feed_forward(hidden, mixture.ffn) for _ in range(mixture.experts))
+        self.widen = LinearOfEach(mixture.experts, hidden, mixture.ffn)
+        self.narrow = ActivateAndNarrowEach(mixture.experts, mixture.ffn, hidden)
         self.shared = feed_forward(hidden, mixture.shared_ffn) if mixture.shared_ffn else None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the output `(N, T, hidden)` and the balance loss of each sequence `(N,)` for `x` `(N, T, hidden)`."""
         routes = self.router(x)
-        order = Order.of(routes, len(self.experts))
-        active = routes.experts.shape[-1]
-        tokens = order.choices // active
-        returned = self.mixed(x.flatten(0, 1)[tokens], order.counts)
+        order = Order.of(routes, self.router.mixture.experts)
+        tokens = order.choices // routes.experts.shape[-1]
+        sorted_tokens = x.flatten(0, 1)[tokens]
+        if self.axis is None:
+            returned = self.compute(sorted_tokens, order.counts)
+        else:
+            returned = self.axis.mixed(sorted_tokens, order.counts, self.compute)
         weights = routes.weights.flatten()[order.choices].to(returned.dtype)
         summed = returned.new_zeros(x.shape).flatten(0, 1)
         summed = summed.index_add(0, tokens, returned * weights[:, None]).view(x.shape)
         return summed if self.shared is None else summed + self.shared(x), routes.balance
 
-    def mixed(self, tokens: Tensor, counts: list[int]) -> Tensor:
-        """Return the experts' outputs for tokens that are sorted by expert, of which each gets its count."""
-        parts = tokens.split(
-            counts
-        )  # an expert without tokens computes too, so that it has a gradient, of zeros
-        return torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
+    def compute(self, tokens: Tensor, counts: list[int]) -> Tensor:
+        """Return the outputs of this rank's experts for tokens that are sorted by expert; each gets its count."""
+        outputs: Tensor = self.narrow(self.widen(tokens, counts), counts)
+        return outputs
 
 
-def routers_of(model: nn.Module) -> Iterator[tuple[str, Router]]:
-    """Yield the routers of a model with the names of their layers, in order."""
-    for name, module in model.named_modules():
-        if isinstance(module, Experts):
-            yield name, module.router
+class LinearOfEach(nn.Module):
+    """A linear layer for each expert; the weights of all experts are one tensor `(E, outputs, inputs)`."""
+
+    def __init__(self, experts: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(experts, outputs))
+        for part in (*self.weight, *self.bias):
+            nn.init.uniform_(part, -(inputs**-0.5), inputs**-0.5)  # as nn.Linear does
+
+    def forward(self, tokens: Tensor, counts: list[int]) -> Tensor:
+        """Return the outputs for tokens `(R, inputs)` that are sorted by expert, of which each gets its count.
+
+        An expert without tokens computes too, so that it has a gradient, of zeros.
+        """
+        parts = zip(tokens.split(counts), self.weight.unbind(), self.bias.unbind(), strict=True)
+        return torch.cat([functional.linear(part, weight, bias) for part, weight, bias in parts])
+
+
+class ActivateAndNarrowEach(CheapToRecompute):
+    """GELU as in `ActivateAndNarrow`, and each expert's linear layer back to the hidden size."""
+
+    def __init__(self, experts: int, width: int, hidden: int) -> None:
+        super().__init__()
+        self.project = LinearOfEach(experts, width, hidden)
+
+    def forward(self, x: Tensor, counts: list[int]) -> Tensor:
+        """Return a tensor of shape `(R, hidden)` for an input of shape `(R, width)`."""
+        narrowed: Tensor = self.project(functional.gelu(x, approximate="tanh"), counts)
+        return narrowed
+
+
+def experts_of(model: nn.Module) -> Iterator[tuple[str, Experts]]:
+    """Yield the layers of a model that have experts, with their names, in order."""
+    yield from ((name, module) for name, module in model.named_modules() if isinstance(module, Experts))
