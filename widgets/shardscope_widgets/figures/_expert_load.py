@@ -17,7 +17,7 @@ EVEN_UP_TO = 1.25
 """Imbalance up to which the text calls a load nearly even."""
 _SCALE = ((0.0, "#1f5fa8"), (0.5, "#e8e4da"), (1.0, "#b3402e"))
 """Colours of loads below, at and above an even load, on a logarithmic scale."""
-_LEFT, _RIGHT = [0.0, 0.44], [0.58, 1.0]
+_LEFT, _RIGHT = [0.0, 0.42], [0.6, 1.0]
 _LEAST = 2.0
 """The colours reach at least from 1/2 to 2 times an even load."""
 _MOST = 8.0
@@ -98,19 +98,20 @@ def draw_expert_load(info: ExpertLoadInfo) -> go.Figure:
     """Draw the load of each expert by layer on the left, and imbalance and drops over the steps on the right."""
     figure = go.Figure([_map(info), *_lines(info)])
     height = max(230, 96 + 26 * len(info.layers))
-    dropped = f"; <span style='color:{DROPPED}'>━ dropped tokens</span>" if info.drops else ""
+    dropped = f"; <span style='color:{DROPPED}'>━ dropped</span>" if info.drops else ""
     figure.update_layout(
         xaxis=theme.axis("expert", domain=_LEFT, anchor="y", showgrid=False, dtick=_every(info), tick0=0),
         yaxis=theme.axis(anchor="x", autorange="reversed", showgrid=False, tickvals=[*range(len(info.layers))],
                          ticktext=[_short(name) for name in info.layers]),
         xaxis2=theme.axis("step", domain=_RIGHT, anchor="y2"),
         yaxis2=theme.axis(anchor="x2", range=[1, max(EVEN_UP_TO, *info.imbalance) * 1.06], nticks=6, ticksuffix="×"),
-        yaxis3=theme.axis(overlaying="y2", side="right", anchor="x2", tickformat=".0%", showgrid=False, nticks=5,
+        yaxis3=theme.axis(overlaying="y2", side="right", anchor="x2", tickformat=".0%", tickmode="linear", tick0=0,
+                          showgrid=False, dtick=_tick(info),
                           range=[0, max(0.05, *info.dropped) * 1.15], visible=info.drops),
         annotations=[
             theme.heading("Load of each expert", f"relative to an even load, in step {info.step}", x=_LEFT[0]),
             theme.heading(
-                "Imbalance", f"<span style='color:{IMBALANCE}'>━ busiest expert, mean over layers</span>{dropped}",
+                "Imbalance", f"<span style='color:{IMBALANCE}'>━ busiest expert</span>{dropped}",
                 x=_RIGHT[0],
             ),
         ],
@@ -121,6 +122,12 @@ def draw_expert_load(info: ExpertLoadInfo) -> go.Figure:
 
 def _every(info: ExpertLoadInfo) -> int:
     return max(1, math.ceil(len(info.loads[0]) / 16))
+
+
+def _tick(info: ExpertLoadInfo) -> float:
+    """Return the distance of the ticks on the axis of dropped tokens."""
+    most = max(0.05, *info.dropped)
+    return next(step for step in (0.02, 0.05, 0.1, 0.2) if most <= 5 * step)
 
 
 def _short(layer: str) -> str:
