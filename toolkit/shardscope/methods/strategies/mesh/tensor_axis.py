@@ -33,13 +33,11 @@ def check(mesh: Mesh, job: Job) -> None:
             "gradients are compressed in buckets that mix divided and whole tensors, whose copies would drift "
             "apart; use compression='none'"
         )
-    uneven = next(
-        (name for name in ("replicas", "shards") if getattr(mesh.data, name, None) not in (None, 1)), None
-    )
-    if uneven is not None:
+    shards = mesh.data.settings.get("shards")
+    if shards is not None:
         raise SpecError(
-            f"strategy.data.{uneven}={getattr(mesh.data, uneven)} is not available with "
-            f"strategy.tensor={mesh.tensor} yet; leave {uneven} out"
+            f"strategy.data.shards={shards} is not available with strategy.tensor={mesh.tensor} yet; leave "
+            "shards out"
         )
 
 
