@@ -158,7 +158,14 @@ def test_ranks_save_their_parts_without_gathering(pool: RankPool, tmp_path: Path
     for key in ("model.{}", "optimizer.state.{}.exp_avg"):
         entry = found.tensors[key.format("blocks.0.attention.qkv.weight")]
         assert sum(math.prod(piece.shape) for piece in entry.pieces) == math.prod(entry.shape)
-        assert {piece.offsets[0] for piece in entry.pieces} >= {0, 8, 16, 24, 32, 40}  # q, k and v of each rank
+        assert {piece.offsets[0] for piece in entry.pieces} >= {
+            0,
+            8,
+            16,
+            24,
+            32,
+            40,
+        }  # q, k and v of each rank
 
 
 def _alone(ours: ss.Job, context: RankContext) -> list[float | None]:

@@ -35,7 +35,7 @@ class TensorPart(Tensor):
     @staticmethod
     def of(part: Tensor, shape: Sequence[int], boxes: Sequence[tuple[Tensor, tuple[int, ...]]]) -> TensorPart:
         """Return the part of a tensor of this shape; `part` may be a DTensor of other ranks with the same part."""
-        found: TensorPart = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined] # noqa: SLF001
+        found: TensorPart = Tensor._make_wrapper_subclass(  # noqa: SLF001
             TensorPart, torch.Size(shape), dtype=part.dtype, device=part.device
         )
         found.part, found.boxes = part, tuple(boxes)
