@@ -96,12 +96,12 @@ class GPT(nn.Module):
 class TransformerBlock(nn.Module):
     """Transformer block: adds causal self-attention, then a feed-forward network, to the input `(N, T, hidden)`."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, ffn: nn.Module | None = None) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.hidden)
         self.attention = Attention(config.hidden, config.heads)
         self.ffn_norm = nn.LayerNorm(config.hidden)
-        self.ffn = feed_forward(config.hidden, config.ffn_width)
+        self.ffn = feed_forward(config.hidden, config.ffn_width) if ffn is None else ffn
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))

@@ -80,9 +80,8 @@ class MixtureBlock(TransformerBlock):
     """Transformer block with experts; returns its output `(N, T, hidden)` and the sequences' balance losses `(N,)`."""
 
     def __init__(self, config: GPTConfig) -> None:
-        super().__init__(config)
         assert config.mixture is not None
-        self.ffn: nn.Module = Experts(config.hidden, config.mixture)
+        super().__init__(config, Experts(config.hidden, config.mixture))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         x = x + self.attention(self.attention_norm(x))

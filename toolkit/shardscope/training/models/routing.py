@@ -110,7 +110,8 @@ class Router(nn.Linear):
         taken = (
             in_order.cumsum(1).unflatten(1, (-1, tokens)).transpose(1, 2)
         )  # (N, T, k, E), with the choice itself
-        return taken.gather(-1, experts[..., None]).squeeze(-1) <= capacity
+        place: Tensor = taken.gather(-1, experts[..., None]).squeeze(-1)
+        return place <= capacity
 
 
 def balance_of(probabilities: Tensor, assigned: Tensor) -> Tensor:
