@@ -184,7 +184,7 @@ class FullySharded(Partitioned):
             largest_over_ranks(flags, self.context.group)
         return [name for name, is_read in zip(found, flags.tolist(), strict=True) if is_read]
 
-    def _accumulate(self, micro_batches: Sequence[MicroBatch], loss_function: LossFunction) -> float:
+    def _accumulate(self, micro_batches: Sequence[MicroBatch], loss_function: LossFunction) -> float | None:
         with explaining_reads(self.name):
             return super()._accumulate(micro_batches, loss_function)
 
@@ -388,6 +388,9 @@ class FullySharded(Partitioned):
     def evaluating(self) -> Iterator[Predict]:
         with super().evaluating() as predict, explaining_reads(self.name):
             yield predict
+        self.free_gathered()
+
+    def free_gathered(self) -> None:
         for unit in self.units:
             unit.reshard()  # without a backward pass, the parameters stay gathered, and would not see the next update
 

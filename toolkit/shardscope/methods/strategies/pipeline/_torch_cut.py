@@ -22,6 +22,7 @@ from shardscope.methods.strategies.pipeline._torch_probe import Autocast, LayerP
 from shardscope.spec import Job
 from shardscope.spec.partition import even_split, optimal_split
 from shardscope.training.context import RankContext
+from shardscope.training.data import call
 from shardscope.training.models.in_order import Layers, layers_in_order
 
 
@@ -46,37 +47,37 @@ class StagedModel:
         return tuple(len(stage) for stage in self.stages)
 
 
-def cut(model: nn.Module, inputs: Any, autocast: Autocast, job: Job, context: RankContext) -> StagedModel:
+def cut(
+    model: nn.Module, inputs: Any, autocast: Autocast, *, settings: Pipeline, job: Job, context: RankContext
+) -> StagedModel:
     """Split the layers of `model` into stages; must be called by all ranks.
 
     Args:
         model: The whole model.
         inputs: Inputs of one micro-batch.
         autocast: Function that returns the autocast context of the job's precision.
+        settings: Settings of the pipeline.
         job: The job.
-        context: Context of this rank.
+        context: Context of the ranks along the pipeline.
 
     Raises:
         SpecError: The model cannot be split, or not into this number of stages.
     """
-    settings = job.strategy
-    assert isinstance(settings, Pipeline)
     layers = layers_in_order(model)
     ranks = settings.stage_ranks(context.world_size)
     settings.check_depth(len(layers), context.world_size, of=f"a model of type {type(model).__name__}")
     is_timed = settings.split == "speed" or (settings.split == "time" and context.rank == 0)
     probes = probe(model, layers, inputs, autocast, measure=is_timed, count=settings.split == "speed")
-    split = _split(job, layers, probes, len(ranks), context)
+    split = _split(settings, job, layers, probes, context)
     ends = list(accumulate(split))
     stages = [layers[start:end] for start, end in pairwise([0, *ends])]
     return StagedModel(stages, [probes[end - 1].outputs for end in ends], _holders(model, stages, ranks))
 
 
 def _split(
-    job: Job, layers: Layers, probes: Sequence[LayerProbe], num_stages: int, context: RankContext
+    settings: Pipeline, job: Job, layers: Layers, probes: Sequence[LayerProbe], context: RankContext
 ) -> tuple[int, ...]:
-    settings = job.strategy
-    assert isinstance(settings, Pipeline)
+    num_stages = len(settings.stage_ranks(context.world_size))
     if isinstance(settings.split, tuple):
         return settings.split
     if settings.split == "even":
@@ -90,14 +91,14 @@ def _split(
     if settings.split == "speed":
         seconds, by_rank = _on_own_device(probes, seconds, context)
         slow = [by_rank[rank] for rank in settings.stage_ranks(context.world_size)]
-    dist.broadcast(seconds, 0, group=context.group)
+    dist.broadcast(seconds, group_src=0, group=context.whole.group)  # so that all replicas are cut alike
     return optimal_split(seconds.tolist(), num_stages, slowness=slow)
 
 
 def _on_own_device(
     probes: Sequence[LayerProbe], seconds: Tensor, context: RankContext
 ) -> tuple[Tensor, list[float]]:
-    """Return the time of each layer on this rank's device, and the time of all layers on each rank.
+    """Return the time of each layer on this rank's device, and the time of all layers on each rank of the pipeline.
 
     On an emulated processor with a given speed, the time follows from the layer's FLOPs.
     """
@@ -108,7 +109,7 @@ def _on_own_device(
         seconds = seconds * node.slowdown
     whole = torch.zeros(context.world_size, dtype=torch.float64)
     whole[context.rank] = float(seconds.sum())
-    dist.all_reduce(whole, group=context.group)
+    dist.all_reduce(whole, dist.ReduceOp.MAX, group=context.whole.group)  # of replicas, the slowest
     return seconds, whole.tolist()
 
 
@@ -141,3 +142,19 @@ def free_unused(model: nn.Module, keep: Sequence[nn.Module]) -> None:
 def _on_meta(tensor: Tensor) -> Tensor:
     empty = torch.empty_like(tensor, device="meta")
     return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+
+
+class StageModule(nn.Module):
+    """The layers of one stage in sequence, in the job's precision."""
+
+    def __init__(self, layers: Layers, autocast: Autocast) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layer for _, layer in layers)
+        self.autocast = autocast
+
+    def forward(self, x: Any) -> Any:
+        """Apply all layers to the input of the stage: a tensor, or in the first stage, the model's inputs."""
+        with self.autocast():
+            for layer in self.layers:
+                x = call(layer, x)
+        return x

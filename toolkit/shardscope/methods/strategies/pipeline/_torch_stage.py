@@ -6,18 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
 from torch.distributed.pipelining import schedules
 
 from shardscope.analytic.schedules import DURATIONS, build
-from shardscope.methods.strategies.pipeline._torch_probe import Autocast
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope.training import clock
 from shardscope.training._compat_pipelining import OrderedSchedule, StaticStage
-from shardscope.training.data import call
 from shardscope.training.memory import MemoryWatch
 from shardscope.training.meter import Meter
-from shardscope.training.models.in_order import Layers
 
 
 def schedule_of(
@@ -76,22 +72,6 @@ class StageRecorder:
         with self.meter.span("compute", "forward"):
             yield
         self.ops[-1][4] = round(clock.now(), 6)
-
-
-class StageModule(nn.Module):
-    """The layers of one stage in sequence, in the job's precision."""
-
-    def __init__(self, layers: Layers, autocast: Autocast) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layer for _, layer in layers)
-        self.autocast = autocast
-
-    def forward(self, x: Any) -> Any:
-        """Apply all layers to the input of the stage: a tensor, or in the first stage, the model's inputs."""
-        with self.autocast():
-            for layer in self.layers:
-                x = call(layer, x)
-        return x
 
 
 class RecordedStage(StaticStage):
