@@ -208,6 +208,12 @@ class RankStrategy(ABC):
             "strategy.data='ring'"
         )
 
+    def before_backward(self, root: nn.Module, *, is_split: bool) -> None:
+        """Prepare an adopted module for a backward pass, which may be split into that of inputs and that of weights."""
+
+    def after_backward(self, root: nn.Module, *, has_weights: bool, is_last: bool) -> None:
+        """Take the gradients of one micro-batch from an adopted module, after a backward pass of inputs or weights."""
+
     def divide_model(self, model: nn.Module) -> None:
         """Give all ranks the same initial weights, and divide the model in place, if there is a tensor group.
 

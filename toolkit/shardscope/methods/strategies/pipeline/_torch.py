@@ -182,7 +182,7 @@ class PipelineRank(RankStrategy):
                 splits_backward=self.settings.schedule.splits_backward,
                 input_args=_boundary(boundaries[index]), output_args=_boundary(boundaries[index + 1]),
             )  # fmt: skip
-            self.stages[index].recorder = self.recorder
+            self.stages[index].recorder, self.stages[index].data = self.recorder, self.data
         total = self.job.num_micro_batches
         self.in_a_pass = self.settings.microbatches or total
         self.schedule = schedule_of(
@@ -240,7 +240,7 @@ class PipelineRank(RankStrategy):
             torch.zeros(1, device=self.context.device)
         )  # a GradScaler must scale a tensor before its step
         for first in range(0, self.parts, self.in_a_pass):
-            self.recorder.first = first
+            self.recorder.first, self.recorder.is_last_pass = first, first + self.in_a_pass >= self.parts
             self._pass(micro_batches[first : first + self.in_a_pass])
         return self._mean_loss()
 
