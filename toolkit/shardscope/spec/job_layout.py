@@ -81,9 +81,8 @@ def _without_ranks(layout: Layout) -> Iterator[str]:
     for axis in ("context", "expert"):
         if getattr(layout, axis) > 1:
             yield f"layout.{axis}={getattr(layout, axis)} cannot be trained yet; use {axis}=1"
-    if layout.shard not in (0, layout.data) and (layout.zero == 1 or layout.tensor > 1):
-        beside = "zero=1" if layout.tensor == 1 else f"tensor={layout.tensor}"
-        yield f"layout.shard={layout.shard} with {beside} is not available in jobs yet; leave shard out"
+    if layout.shard not in (0, layout.data) and layout.zero == 1:
+        yield f"layout.shard={layout.shard} with zero=1 is not available in jobs yet; leave shard out"
 
 
 def _without_setting(layout: Layout) -> Iterator[str]:

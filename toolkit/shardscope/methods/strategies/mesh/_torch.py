@@ -28,7 +28,7 @@ def built(settings: Mesh, job: Job, context: RankContext) -> RankStrategy:
     strategy = build_strategy(settings.data_job(job), mesh.context(context, "data"))
     if settings.pipeline > 1:
         stages = mesh.context(context, "pipeline")
-        strategy = PipelineRank(job, stages, stages=settings.stages, data=strategy)
+        strategy = PipelineRank(job, stages, along=settings.pipeline_job(job), data=strategy)
     if settings.tensor > 1:
         if is_user_defined(job.optimizer):
             raise SpecError(

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from shardscope.spec.job import Job
 
 _PHASES = ("forward", "backward")
+_ROUNDS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
+"""Rounds of the backend's ring in a collective, in units of the number of other ranks."""
 
 
 def check(mesh: Mesh, job: Job) -> None:
@@ -33,13 +35,11 @@ def check(mesh: Mesh, job: Job) -> None:
             "gradients are compressed in buckets that mix divided and whole tensors, whose copies would drift "
             "apart; use compression='none'"
         )
-    uneven = next(
-        (name for name in ("replicas", "shards") if getattr(mesh.data, name, None) not in (None, 1)), None
-    )
-    if uneven is not None:
+    shards = mesh.data.settings.get("shards")
+    if shards is not None:
         raise SpecError(
-            f"strategy.data.{uneven}={getattr(mesh.data, uneven)} is not available with "
-            f"strategy.tensor={mesh.tensor} yet; leave {uneven} out"
+            f"strategy.data.shards={shards} is not available with strategy.tensor={mesh.tensor} yet; leave "
+            "shards out"
         )
 
 
@@ -64,7 +64,7 @@ def is_divided(mesh: Mesh, step: JobStep) -> bool:
 def calls(mesh: Mesh, step: JobStep) -> list[tuple[When, Traffic]] | None:
     """Return the traffic of each collective of a tensor group in a step; None if the model was not divided."""
     from shardscope.analytic.communication.plan import When
-    from shardscope.analytic.communication.traffic import by_backend
+    from shardscope.analytic.communication.traffic import by_backend, one_by_one
 
     if not is_divided(mesh, step):
         return None
@@ -78,7 +78,9 @@ def calls(mesh: Mesh, step: JobStep) -> list[tuple[When, Traffic]] | None:
             seen[each.phase] += 1
             when = When(each.phase, seen[each.phase] / (counts[each.phase] + 1), micro_batch)
             num_bytes = round(each.sample_bytes * step.samples) + each.parameter_bytes
-            calls.append((when, by_backend(each.op, num_bytes, mesh.tensor, backend=step.backend)))
+            sent = by_backend(each.op, num_bytes, mesh.tensor, backend=step.backend)
+            calls.append((when, one_by_one(sent, _ROUNDS[each.op] * (mesh.tensor - 1))))
     end = When("backward", 1.0, step.micro_batches - 1)
     norms = norm_traffic(step, ranks=mesh.tensor)
-    return [*calls, *((end, traffic) for traffic in norms)]
+    rounds = _ROUNDS["all_reduce"] * (mesh.tensor - 1)
+    return [*calls, *((end, one_by_one(traffic, rounds)) for traffic in norms)]

@@ -43,7 +43,7 @@ class PipelineRank(RankStrategy):
     Args:
         job: The job.
         context: Context of the ranks along the pipeline.
-        stages: Settings of the pipeline; None if they are the job's strategy.
+        along: The job of the ranks along the pipeline; None if they are all ranks of the job.
         data: Strategy of the ranks with the same stages, each of a replica of its own; None for one replica.
     """
 
@@ -55,11 +55,12 @@ class PipelineRank(RankStrategy):
         job: Job,
         context: RankContext,
         *,
-        stages: pipeline.Pipeline | None = None,
+        along: Job | None = None,
         data: RankStrategy | None = None,
     ) -> None:
         super().__init__(job, context)
-        self.settings = stages or job.strategy
+        self.along = along or job
+        self.settings = self.along.strategy
         self.data = data or SingleRank(job, context.on_axis("data", None))
 
     @property
@@ -83,14 +84,7 @@ class PipelineRank(RankStrategy):
         settings, context = self.settings, self.context
         assert context.group is not None
         self.group = context.group
-        self.cut = cut(
-            model,
-            self.example()[0],
-            self.precision.autocast,
-            settings=settings,
-            job=self.job,
-            context=context,
-        )
+        self.cut = cut(model, self.example()[0], self.precision.autocast, self.along, context)
         if self.all_ranks.rank == 0:  # the count limits the number of ranks of a resumed run
             split = list(self.cut.split)
             context.events.emit("pipeline_layers", count=sum(split), split=split)

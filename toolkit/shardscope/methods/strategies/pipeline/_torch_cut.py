@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from shardscope.methods.strategies.pipeline import Pipeline
 from shardscope.methods.strategies.pipeline._torch_probe import Autocast, LayerProbe, probe
 from shardscope.spec import Job
-from shardscope.spec.partition import even_split, optimal_split
+from shardscope.spec.partition import even_split
 from shardscope.training.context import RankContext
 from shardscope.training.data import call
 from shardscope.training.models.in_order import Layers, layers_in_order
@@ -47,58 +47,56 @@ class StagedModel:
         return tuple(len(stage) for stage in self.stages)
 
 
-def cut(
-    model: nn.Module, inputs: Any, autocast: Autocast, *, settings: Pipeline, job: Job, context: RankContext
-) -> StagedModel:
+def cut(model: nn.Module, inputs: Any, autocast: Autocast, job: Job, context: RankContext) -> StagedModel:
     """Split the layers of `model` into stages; must be called by all ranks.
 
     Args:
         model: The whole model.
         inputs: Inputs of one micro-batch.
         autocast: Function that returns the autocast context of the job's precision.
-        settings: Settings of the pipeline.
         job: The job.
         context: Context of the ranks along the pipeline.
 
     Raises:
         SpecError: The model cannot be split, or not into this number of stages.
     """
+    settings = job.strategy
+    assert isinstance(settings, Pipeline)
     layers = layers_in_order(model)
     ranks = settings.stage_ranks(context.world_size)
     settings.check_depth(len(layers), context.world_size, of=f"a model of type {type(model).__name__}")
     is_timed = settings.split == "speed" or (settings.split == "time" and context.rank == 0)
     probes = probe(model, layers, inputs, autocast, measure=is_timed, count=settings.split == "speed")
-    split = _split(settings, job, layers, probes, context)
+    split = _split(job, layers, probes, len(ranks), context)
     ends = list(accumulate(split))
     stages = [layers[start:end] for start, end in pairwise([0, *ends])]
     return StagedModel(stages, [probes[end - 1].outputs for end in ends], _holders(model, stages, ranks))
 
 
 def _split(
-    settings: Pipeline, job: Job, layers: Layers, probes: Sequence[LayerProbe], context: RankContext
+    job: Job, layers: Layers, probes: Sequence[LayerProbe], num_stages: int, context: RankContext
 ) -> tuple[int, ...]:
-    num_stages = len(settings.stage_ranks(context.world_size))
+    settings = job.strategy
+    assert isinstance(settings, Pipeline)
     if isinstance(settings.split, tuple):
         return settings.split
     if settings.split == "even":
         return even_split(len(layers), num_stages)
-    if settings.split == "memory":
-        pairs = zip(layers, probes, strict=True)
-        costs = [_state_bytes(layer, job) + found.stored_bytes for (_, layer), found in pairs]
-        return optimal_split(costs, num_stages)
+    slowness: list[float] = []
     seconds = torch.tensor([found.seconds for found in probes], dtype=torch.float64)
-    slow = None
     if settings.split == "speed":
-        seconds, by_rank = _on_own_device(probes, seconds, context)
-        slow = [by_rank[rank] for rank in settings.stage_ranks(context.world_size)]
-    dist.broadcast(seconds, group_src=0, group=context.whole.group)  # so that all replicas are cut alike
-    return optimal_split(seconds.tolist(), num_stages, slowness=slow)
+        seconds, slowness = _on_own_device(probes, seconds, context)
+    if settings.split != "memory":
+        dist.broadcast(seconds, group_src=0, group=context.whole.group)  # so that all replicas are cut alike
+    states = [_state_bytes(layer, job) for _, layer in layers]
+    saved = [found.stored_bytes for found in probes]
+    return settings.cut(job, seconds.tolist(), slowness, states=states, saved=saved)
 
 
 def _on_own_device(
     probes: Sequence[LayerProbe], seconds: Tensor, context: RankContext
 ) -> tuple[Tensor, list[float]]:
-    """Return the time of each layer on this rank's device, and the time of all layers on each rank of the pipeline.
+    """Return the time of each layer on this rank's device, and the time of all layers on each rank.
 
     On an emulated processor with a given speed, the time follows from the layer's FLOPs.
     """
