@@ -191,7 +191,7 @@ def test_a_simulated_step_sends_what_is_predicted(data: str) -> None:
 
 
 def test_only_messages_between_nodes_take_their_slow_links() -> None:
-    cluster = ss.Cluster.emulated(2, per_node=2, bandwidth="100 Mbit/s", flops="100 MFLOP/s")
+    cluster = ss.Cluster.emulated(2, per_node=2, bandwidth="10 Mbit/s", flops="100 MFLOP/s")
     inside, across = (ss.predict(job_of(4, Mesh(tensor=tensor)), cluster).time for tensor in (2, 4))
     assert inside is not None
     assert across is not None

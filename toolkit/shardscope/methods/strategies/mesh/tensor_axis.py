@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from shardscope.spec.job import Job
 
 _PHASES = ("forward", "backward")
+_ROUNDS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
+"""Rounds of the backend's ring in a collective, in units of the number of other ranks."""
 
 
 def check(mesh: Mesh, job: Job) -> None:
@@ -74,7 +76,7 @@ def is_divided(mesh: Mesh, step: JobStep) -> bool:
 def calls(mesh: Mesh, step: JobStep) -> list[tuple[When, Traffic]] | None:
     """Return the traffic of each collective of a tensor group in a step; None if the model was not divided."""
     from shardscope.analytic.communication.plan import When
-    from shardscope.analytic.communication.traffic import by_backend
+    from shardscope.analytic.communication.traffic import by_backend, one_by_one
 
     if not is_divided(mesh, step):
         return None
@@ -88,7 +90,9 @@ def calls(mesh: Mesh, step: JobStep) -> list[tuple[When, Traffic]] | None:
             seen[each.phase] += 1
             when = When(each.phase, seen[each.phase] / (counts[each.phase] + 1), micro_batch)
             num_bytes = round(each.sample_bytes * step.samples) + each.parameter_bytes
-            calls.append((when, by_backend(each.op, num_bytes, mesh.tensor, backend=step.backend)))
+            sent = by_backend(each.op, num_bytes, mesh.tensor, backend=step.backend)
+            calls.append((when, one_by_one(sent, _ROUNDS[each.op] * (mesh.tensor - 1))))
     end = When("backward", 1.0, step.micro_batches - 1)
     norms = norm_traffic(step, ranks=mesh.tensor)
-    return [*calls, *((end, traffic) for traffic in norms)]
+    rounds = _ROUNDS["all_reduce"] * (mesh.tensor - 1)
+    return [*calls, *((end, one_by_one(traffic, rounds)) for traffic in norms)]
