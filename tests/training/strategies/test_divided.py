@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ import shardscope as ss
 from conformance.ranks import RankPool
 from conformance.strategy import OPTIMIZERS, job, mean_losses, tiny_gpt
 from shardscope.spec.models import GPTConfig
+from shardscope.training.checkpoint.index import read_index
 from shardscope.training.context import RankContext
 from shardscope.training.models import build_model
 from shardscope.training.trainer import Trainer
@@ -82,6 +85,58 @@ def test_copies_of_whole_tensors_stay_equal_to_the_bit(
     assert {"tokens.weight", "norm.weight", "blocks.0.ffn.narrow.project.bias"} <= first.keys()
 
 
+COMPRESSIONS = {
+    "int8": {}, "fp8": {}, "topk": {"ratio": 0.1}, "randomk": {"ratio": 0.1}, "powersgd": {}, "bf16": {}, "sign": {},
+    "natural": {}, "qsgd": {}, "terngrad": {}, "int4": {}, "randomblock": {}, "dgc": {}, "sign-vote": {}, "fp16": {},
+}  # fmt: skip
+
+
+@pytest.mark.sampled
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("data", ["ring", "tree", "all-reduce"])
+def test_copies_of_whole_tensors_stay_equal_with_compressed_gradients(
+    pool: RankPool, tmp_path: Path, data: str, compression: str
+) -> None:
+    method = ss.Compression(compression, **COMPRESSIONS[compression])
+    optimizer = ss.Optimizer("sgd", lr=0.01, momentum=0.0)
+    ours = mesh_job(
+        data, compression=method, optimizer=optimizer, precision="fp32", model=deeper_gpt, steps=8
+    )
+    first, second, third, fourth = pool.run(partial(_whole_tensors, ours), tmp_path)
+    assert first == second == third == fourth
+
+
+def _resumed_compressed(ours: ss.Job, later: ss.Job, folder: str, context: RankContext) -> Any:
+    first = Trainer(ours, context, Path(folder))
+    for step in (1, 2):
+        first.take_step(step)
+    first.checkpoints.save(2)
+    losses = [first.take_step(step) for step in (3, 4)]
+    first.strategy.close()
+    dist.barrier()
+    trainer = Trainer(later, context, context.events.path.parent)
+    trainer.resume(Path(folder) / "checkpoints")
+    again = [trainer.take_step(step) for step in (3, 4)]
+    trainer.strategy.close()
+    return losses, again, context.events.path.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(4)
+def test_residuals_of_parts_are_resumed_under_the_same_layout_only(pool: RankPool, tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    ours = mesh_job(
+        compression=ss.Compression("topk", ratio=0.1), precision="fp32", model=deeper_gpt, steps=4
+    )
+    for losses, again, _ in pool.run(partial(_resumed_compressed, ours, ours, str(folder)), tmp_path):
+        assert losses == again
+    other = ours.replace(strategy=DATA["ring"])
+    for _, _, events in pool.run(partial(_resumed_compressed, ours, other, str(folder)), tmp_path):
+        assert "it belongs to parts of the model in another layout" in events
+
+
 # Checkpoints.
 
 CHAIN = ("mesh ring", "zero-3", "single", "mesh zero-1", "mesh zero-3", "mesh zero-2", "ring")
@@ -132,6 +187,37 @@ def test_a_checkpoint_resumes_under_any_layout(pool: RankPool, tmp_path: Path, o
     )
     (expected, *_) = pool.run(partial(_alone, alone), tmp_path)
     assert losses == pytest.approx(expected, rel=1e-12)
+
+
+def _saved_traffic(ours: ss.Job, folder: str, context: RankContext) -> set[str]:
+    trainer = Trainer(ours, context, Path(folder))
+    trainer.take_step(1)
+    context.meter.drain()
+    trainer.checkpoints.save(1)
+    trainer.strategy.close()
+    log = (context.events.path.read_text()).splitlines()
+    (saved,) = [event for event in map(json.loads, log) if event["event"] == "checkpoint"]
+    return {*saved["traffic"]}
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("data", ["ring", "zero-3"])
+def test_ranks_save_their_parts_without_gathering(pool: RankPool, tmp_path: Path, data: str) -> None:
+    ours = mesh_job(data, optimizer="adamw", steps=2)
+    sent = pool.run(partial(_saved_traffic, ours, str(tmp_path)), tmp_path)
+    assert not {name for each in sent for name in each if name.startswith("tensor:")}
+    found = read_index(tmp_path / "checkpoints" / "step-1")
+    for key in ("model.{}", "optimizer.state.{}.exp_avg"):
+        entry = found.tensors[key.format("blocks.0.attention.qkv.weight")]
+        assert sum(math.prod(piece.shape) for piece in entry.pieces) == math.prod(entry.shape)
+        assert {piece.offsets[0] for piece in entry.pieces} >= {
+            0,
+            8,
+            16,
+            24,
+            32,
+            40,
+        }  # q, k and v of each rank
 
 
 def _alone(ours: ss.Job, context: RankContext) -> list[float | None]:
