@@ -97,8 +97,8 @@ figures.memory_kinds(list(divided.values()))
 # ## Why tensor parallelism stays inside a node
 #
 # In each pass, computation waits for the exchanges of tensor ranks, but gradients are exchanged once a step. So a slow
-# link between nodes hurts tensor ranks most. On an emulated cluster, whose ranks compute at a fixed speed and whose nodes
-# have slow links, the same batch is trained by each layout. The layout's innermost axis has neighbouring ranks: a
+# link between nodes hurts tensor ranks most. On an emulated cluster, whose ranks compute at a fixed speed and whose
+# nodes have slow links, the same batch is trained by each layout. The layout's innermost axis has neighbouring ranks: a
 # tensor group that is not larger than a node stays inside it.
 
 # %%
@@ -129,7 +129,8 @@ if cluster is None:
         "Without emulated links, ranks of all layouts share memory, and the times say nothing about nodes."
     )
 elif across > 1.1 * inside:
-    finding = f"Tensor groups that span both nodes make a step {across / inside:.1f} times as long as those inside a node."
+    ratio = across / inside
+    finding = f"Tensor groups across both nodes make a step {ratio:.1f} times as long as those inside a node."
 else:
     finding = "Other work on this machine hides the difference between the layouts: run this cell again."
 say(f"Steps {where}. {finding}")
@@ -149,7 +150,7 @@ proposed = min(timed, key=lambda row: row.predicted)
 loss = proposed.measured / fastest.measured - 1
 say(
     f"{agree} of {len(pairs)} pairs of layouts are in the predicted order. The formulas propose {proposed.label}, "
-    + "which "
+    "which "
     + ("is also the fastest." if proposed is fastest else f"takes {loss:.0%} longer than {fastest.label}.")
 )
 
@@ -162,14 +163,16 @@ say(
 
 # %%
 plans = ss.plan(
-    model="gpt3-6.7b", cluster=ss.Cluster.of("a100-80gb", nodes=2), fix={"pipeline": 1, "context": 1}
+    model="megatron-7.5b",
+    cluster=ss.Cluster.of("a100-80gb", nodes=2),
+    fix={"pipeline": 1, "context": 1, "tensor": (2, 4, 8)},
 )
 rehearsal = plans.rehearsal(world_size=4)
 small = ss.predict(rehearsal.job, rehearsal.cluster)
 say(
-    f"The first plan for {sum(1 for _ in plans):,} feasible layouts, with its axes kept on "
-    f"{rehearsal.job.world_size} ranks: {rehearsal.job.strategy.label}. A planned step of {rehearsal.planned_s:.2f} s "
-    f"takes {rehearsal.step_time_s:.2f} s here."
+    f"The first of {len(plans):,} plans, with its axes kept on {rehearsal.job.world_size} ranks: "
+    f"{rehearsal.job.strategy.label}. A planned step of {rehearsal.planned_s:.2f} s takes "
+    f"{rehearsal.step_time_s:.2f} s here."
 )
 say(figures.caption(figures.rank_mesh, small))
 figures.rank_mesh(small)
