@@ -24,6 +24,7 @@ from shardscope.training.loss import resolve_loss
 from shardscope.training.models import build_model
 from shardscope.training.precision import DTYPES, weight_dtype
 from shardscope.training.random_state import random_state, set_random_state
+from shardscope.training.sequence import SequenceAxis, SequenceSplit
 from shardscope.training.tensor.split import TensorSplit
 
 _CPU = torch.device("cpu")
@@ -83,7 +84,12 @@ def _traced(job: Job, module: nn.Module) -> Traced:
     whole = None
     if isinstance(job.strategy, Mesh):
         whole = describe(module, inputs, name=_name(job))
-        TensorSplit.of_shapes(job.strategy.tensor, job.strategy.tensor_plan).divide(module)
+        if job.strategy.tensor > 1:
+            TensorSplit.of_shapes(job.strategy.tensor, job.strategy.tensor_plan).divide(module)
+        if job.strategy.context > 1:
+            split = SequenceSplit(SequenceAxis(job.strategy.context), job.strategy.context_comm)
+            split.install(module)
+            inputs, targets = split.part((inputs, targets))
     short = DTYPES[job.precision] if DTYPES[job.precision] != weight_dtype(job.precision) else None
     step = partial(
         describe, module, inputs, name=_name(job), memory=True, autocast=short, on_gpu=job.device == "cuda",

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 IN_LAYOUTS: Mapping[str, Any] = {"fp32": "fp32", "bf16-mixed": "bf16-autocast", "fp16-mixed": "fp16-autocast"}
 """Layout precision that corresponds to each job precision; all of them keep the weights in fp32."""
 _IN_JOBS = {of_layout: of_job for of_job, of_layout in IN_LAYOUTS.items()}
-_AXES = ("data", "tensor", "pipeline")
+_AXES = ("data", "context", "tensor", "pipeline")
+_KEPT = ("tensor_plan", "context_comm")
 _STAGES = ("schedule", "virtual_stages")
 _SIZES = ("global_batch", "micro_batch")
 
@@ -72,18 +73,18 @@ def _layout(value: object) -> Layout:
 
 def _without_ranks(layout: Layout) -> Iterator[str]:
     """Yield a sentence for each combination of degrees that cannot be trained."""
-    if layout.pipeline > 1 and layout.data * layout.tensor > 1:
+    if layout.pipeline > 1 and layout.data * layout.context * layout.tensor > 1:
         others = " and ".join(
-            f"{axis}={getattr(layout, axis)}" for axis in _AXES[:2] if getattr(layout, axis) > 1
+            f"{axis}={getattr(layout, axis)}" for axis in _AXES[:3] if getattr(layout, axis) > 1
         )
         yield f"layout.pipeline={layout.pipeline} with {others} cannot be trained yet; use pipeline=1"
-    for axis in ("context", "expert"):
-        if getattr(layout, axis) > 1:
-            yield f"layout.{axis}={getattr(layout, axis)} cannot be trained yet; use {axis}=1"
+    if layout.expert > 1:
+        yield f"layout.expert={layout.expert} cannot be trained yet; use expert=1"
     if layout.sequence_parallel:
         yield "layout.sequence_parallel=True cannot be trained yet; use sequence_parallel=False"
-    if layout.shard not in (0, layout.data) and (layout.zero == 1 or layout.tensor > 1):
-        beside = "zero=1" if layout.tensor == 1 else f"tensor={layout.tensor}"
+    inner = next((axis for axis in ("tensor", "context") if getattr(layout, axis) > 1), None)
+    if layout.shard not in (0, layout.data * layout.context) and (layout.zero == 1 or inner is not None):
+        beside = "zero=1" if inner is None else f"{inner}={getattr(layout, inner)}"
         yield f"layout.shard={layout.shard} with {beside} is not available in jobs yet; leave shard out"
 
 
@@ -151,19 +152,22 @@ def _strategy(layout: Layout, value: Any, own: Strategy | None) -> Strategy:
     if own is not None:
         given = _kept(layout, own) if given is None else given
         mesh = {
-            name: each for name, each in own.settings.items() if name == "tensor_plan" and own.is_composite
+            name: each for name, each in own.settings.items() if name in _KEPT and own.is_composite
         }
     if given is not None and given.is_composite:
         mesh |= {name: each for name, each in given.settings.items() if name in given.model_fields_set}
-        if mesh.get("tensor", layout.tensor) != layout.tensor:
-            raise SpecError(
-                f"strategy.tensor={mesh['tensor']} is not layout.tensor={layout.tensor}; leave strategy.tensor out"
-            )
+        for axis in ("tensor", "context"):
+            if mesh.get(axis, getattr(layout, axis)) != getattr(layout, axis):
+                raise SpecError(
+                    f"strategy.{axis}={mesh[axis]} is not layout.{axis}={getattr(layout, axis)}; leave strategy.{axis} "
+                    "out"
+                )
         given = mesh.get("data")
     if given is not None:
         _check_given(layout, given)
-    if layout.tensor > 1:
-        return Strategy("mesh", **{**mesh, "data": given or _of_data(layout), "tensor": layout.tensor})
+    if layout.tensor * layout.context > 1:
+        degrees = {"tensor": layout.tensor, "context": layout.context}
+        return Strategy("mesh", **{**mesh, "data": given or _of_data(layout), **degrees})
     if given is not None:
         return given
     if layout.pipeline > 1:
@@ -186,8 +190,9 @@ def _kept(layout: Layout, own: Strategy) -> Strategy | None:
         )
     stage = data.zero_stage or 0
     is_new = "zero" in stated and stage != layout.zero
-    can_run = layout.data > 1 or (layout.tensor > 1 and not stage)
-    if not data.composes or is_new or not can_run or (layout.tensor == 1 and not its):
+    is_mesh, ranks = layout.tensor * layout.context > 1, layout.data * layout.context
+    can_run = ranks > 1 or (is_mesh and not stage)
+    if not data.composes or is_new or not can_run or (not is_mesh and not its):
         return None
     if "shard" in stated and "replicas" in data.settings:
         return data.replace(replicas=layout.data // (layout.shard or layout.data))
@@ -196,7 +201,7 @@ def _kept(layout: Layout, own: Strategy) -> Strategy | None:
 
 def _of_data(layout: Layout) -> Strategy:
     """Return the strategy of the data axis: a ring, or the layout's ZeRO stage if there are ranks to share states."""
-    if not layout.zero or layout.data == 1:
+    if not layout.zero or layout.data * layout.context == 1:
         return Strategy("ring")
     groups = {"replicas": layout.data // layout.shard} if layout.shard not in (0, layout.data) else {}
     return Strategy(f"zero-{layout.zero}", **groups)
@@ -214,7 +219,7 @@ def _check_given(layout: Layout, given: Strategy) -> None:
             f"strategy={given.label!r} is ZeRO {stage}, but layout.zero={layout.zero}; use "
             f"strategy={_of_data(layout).label!r}, or leave one of them out"
         )
-    if layout.tensor > 1:
+    if layout.tensor * layout.context > 1:
         return  # the mesh checks which strategies can be its data axis
     degrees = given.degrees(layout.num_devices)
     if degrees is None:

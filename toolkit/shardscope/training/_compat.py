@@ -71,6 +71,13 @@ def is_in_checkpoint() -> bool:
     return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
 
 
+def function_modes() -> list[Any]:
+    """Return the active modes that replace functions of torch, the outermost first."""
+    from torch.overrides import _get_current_function_mode_stack
+
+    return list(_get_current_function_mode_stack())
+
+
 class SavedTensor:
     """The detached result of an operation, with a check for later in-place modification."""
 

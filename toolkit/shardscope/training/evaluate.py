@@ -70,6 +70,8 @@ def evaluate(
             batch = None
             with _collect_errors(failures):
                 batch = place(read_batch(source, part))
+                if strategy.sequence_split is not None:
+                    batch = strategy.sequence_split.part(batch)
             inputs, targets = batch or strategy.example()  # other ranks may be waiting for this forward pass
             output = predict(inputs)
             if output is None or not counts or failures:
@@ -90,7 +92,7 @@ def evaluate(
     return {
         "loss": sums.loss / (1.0 if loss_function.is_sum else sums.weight) if sums.weight else None,
         "accuracy": sums.hits / sums.targets if sums.targets and not sums.unscored else None,
-        "samples": int(sums.samples),
+        "samples": int(sums.samples) // (1 if strategy.sequence_split is None else strategy.sequence_split.axis.size),
     }
 
 
@@ -159,7 +161,9 @@ def _parts(strategy: RankStrategy, num_rows: int) -> Iterator[tuple[Tensor, bool
     job, rank = strategy.job, strategy.data_rank
     if rank is None or not num_rows:
         return
-    num_ranks = job.num_data_ranks
+    num_ranks = job.num_data_ranks // (
+        1 if strategy.sequence_split is None else strategy.sequence_split.axis.size
+    )  # of the data axis and the context axis
     size = max(1, job.batch.micro_batch or job.batch.per_rank(num_ranks))
     rows = torch.arange(num_rows)
     own = rows[rank::num_ranks]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -17,13 +17,15 @@ from shardscope.training.collectives.process_group import MeteredProcessGroup
 
 
 class Message(NamedTuple):
-    """A collective of a tensor group that a divided layer has called."""
+    """A collective that a layer has called in a pass, or a message to the next rank of its group."""
 
     op: str
-    """The collective's name, which is always ``all_reduce``."""
+    """The collective's name, such as ``all_reduce``; ``send`` is a message."""
     phase: str
     """``forward`` or ``backward``; a forward pass that a backward pass repeats counts as ``backward``."""
     num_bytes: int
+    axis: str = "tensor"
+    """The axis of the group."""
 
 
 _recorded: ContextVar[list[Message] | None] = ContextVar("recorded", default=None)
@@ -31,7 +33,7 @@ _recorded: ContextVar[list[Message] | None] = ContextVar("recorded", default=Non
 
 @contextmanager
 def recording() -> Iterator[list[Message]]:
-    """Return a context manager in which divided layers list their collectives instead of calling them.
+    """Return a context manager in which layers list their collectives instead of calling them.
 
     Values are then those of this rank's part only, so it is for passes that need shapes, not values.
     """
@@ -43,6 +45,16 @@ def recording() -> Iterator[list[Message]]:
         _recorded.reset(token)
 
 
+def record(op: str, num_bytes: int, axis: str) -> bool:
+    """List a collective if collectives are listed instead of called, and return whether they are."""
+    messages = _recorded.get()
+    if messages is None:
+        return False
+    phase = "backward" if _compat.is_in_backward() else "forward"
+    messages.append(Message(op, phase, num_bytes, axis))
+    return True
+
+
 @dataclass(frozen=True, eq=False)
 class TensorAxis:
     """The ranks of one tensor group; without a group, for tracing one rank's part of a model, nothing is sent.
@@ -52,6 +64,8 @@ class TensorAxis:
         rank: This rank within the group.
         group: The group; None if nothing is sent.
     """
+
+    name: ClassVar[str] = "tensor"
 
     size: int
     rank: int = 0
@@ -67,11 +81,7 @@ class TensorAxis:
 
     def sum_(self, tensor: Tensor) -> None:
         """Sum an activation, or the gradient of one, over the ranks, in place."""
-        messages = _recorded.get()
-        if messages is not None:
-            phase = "backward" if _compat.is_in_backward() else "forward"
-            messages.append(Message("all_reduce", phase, tensor.nbytes))
-        elif self.group is not None:
+        if not record("all_reduce", tensor.nbytes, self.name) and self.group is not None:
             with self.group.meter.waiting(is_within_layer=True):
                 dist.all_reduce(tensor, group=self.group)
 

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from shardscope.errors import SpecError, quoted
+from shardscope.methods.strategies.mesh.context import check_model, message_traffic
 from shardscope.methods.strategies.sharded import norm_traffic
-from shardscope.runlog.axes import axis_of, collective_of
+from shardscope.runlog.axes import axis_of, collective_of, unravelled
 from shardscope.spec.compression import Carriage
+from shardscope.spec.context_comm import ContextComm
 from shardscope.spec.divisors import divisors_text
 from shardscope.spec.layout import Layout
 from shardscope.spec.look import MethodStyle
@@ -33,10 +35,12 @@ _PHASES = ("forward", "backward")
 class Mesh(Strategy):
     """Divides each replica of the model over a group of ranks, and the batch over the groups.
 
-    The ranks are a mesh: rank r has index ``r // tensor`` on the data axis and ``r % tensor`` on the tensor axis. Along
-    the data axis, `data` is the same strategy as in a job with this axis only. Along the tensor axis, the model's
-    layers are divided by columns and rows (Shoeybi et al., arXiv 1909.08053): each rank computes with its part of a
-    layer's weights, and ranks sum activations, and gradients of activations, in each pass.
+    The ranks are a mesh of the axes data, context and tensor, of which tensor ranks are neighbours. Along the data axis,
+    `data` is the same strategy as in a job with this axis only. Along the tensor axis, the model's layers are divided by
+    columns and rows (Shoeybi et al., arXiv 1909.08053): each rank computes with its part of a layer's weights, and ranks
+    sum activations, and gradients of activations, in each pass. Along the context axis, every sequence is divided, and
+    ranks exchange what attention needs, as `context_comm` says; they exchange gradients, and share states, with the
+    ranks of the data axis.
 
     Example:
         >>> Strategy("mesh", data="zero-1", tensor=2).num_data_ranks(8)
@@ -55,6 +59,11 @@ class Mesh(Strategy):
     ``single`` says so."""
     tensor: Count = 1
     """Number of ranks that hold one replica of the model in parts; must divide `world_size`."""
+    context: Count = 1
+    """Number of ranks over which every sequence is divided."""
+    context_comm: ContextComm = "all-gather"
+    """How attention communicates along the context axis: ``all-gather`` of keys and values, keys and values around a
+    ``ring``, or ``ulysses``, all-to-alls that divide the heads, which needs a multiple of `context` heads."""
     sequence_parallel: bool = False
     """Divide the activations between divided layers over the tensor ranks, along the sequence; not available yet."""
     tensor_plan: Annotated[TensorPlan | None, BeforeValidator(TensorPlan.resolve)] = None
@@ -68,17 +77,28 @@ class Mesh(Strategy):
 
     def shape(self, world_size: int) -> dict[str, int]:
         """Return the number of ranks along each axis, the outermost axis first."""
-        return {"data": world_size // self.tensor, "tensor": self.tensor}
+        context = {"context": self.context} if self.context > 1 else {}
+        return {"data": self.num_data_ranks(world_size), **context, "tensor": self.tensor}
 
     def num_data_ranks(self, world_size: int) -> int:
         """Return the number of replicas, each of which gets its share of the batch."""
-        return max(world_size // self.tensor, 1)
+        return max(world_size // (self.tensor * self.context), 1)
+
+    def num_state_ranks(self, world_size: int) -> int:
+        """Return the number of ranks that have the same part of the model, on the data and context axes."""
+        return self.num_data_ranks(world_size) * self.context
 
     def data_job(self, job: Job) -> Job:
-        """Return the job of the ranks along the data axis: the same job, on as many ranks as there are replicas."""
-        ranks = self.num_data_ranks(job.world_size)
+        """Return the job of the ranks along the data axis, which includes the context axis.
+
+        It is the same job, in which the part of a sample on a context rank counts as a sample.
+        """
+        ranks = self.num_state_ranks(job.world_size)
         strategy = self.data if ranks > 1 else Strategy("single")
-        return job.replace(strategy=strategy, world_size=ranks, elastic=None)
+        batch = job.batch
+        if self.context > 1:
+            batch = batch.replace(global_batch=batch.global_batch * self.context)
+        return job.replace(strategy=strategy, world_size=ranks, elastic=None, batch=batch)
 
     @property
     def of_data(self) -> Strategy:
@@ -86,29 +106,34 @@ class Mesh(Strategy):
         return self.data
 
     def data_index(self, rank: int, world_size: int) -> int:
-        """Return a rank's place on the data axis."""
+        """Return a rank's place among the ranks that have the same part of the model."""
         return rank // self.tensor
 
     def of_replica(self, world_size: int) -> tuple[Strategy, int]:
-        """Return a mesh of the tensor axis only, and its number of ranks; with one rank, the strategy is `Single`."""
-        if self.tensor == 1:
+        """Return a mesh of the ranks of one replica, and their number; with one rank, the strategy is `Single`."""
+        ranks = self.tensor * self.context
+        if ranks == 1:
             return Strategy("single"), 1
-        return Strategy("mesh", tensor=self.tensor, tensor_plan=self.tensor_plan), self.tensor
+        return self.replace(data=Strategy("ring")), ranks
 
     def role(self, rank: int, world_size: int) -> str:
         """Return a rank's place on each axis, such as ``data 0 · tensor 1``."""
-        return f"data {rank // self.tensor} · tensor {rank % self.tensor}"
+        shape = self.shape(world_size)
+        places = zip(shape, unravelled(rank, shape), strict=True)
+        return " · ".join(f"{axis} {place}" for axis, place in places)
 
     def cargo(self, collective: str) -> str:
-        """Return the word for what a collective sends: activations on the tensor axis."""
-        return (
-            "activations" if axis_of(collective) == "tensor" else self.data.cargo(collective_of(collective))
-        )
+        """Return the word for what a collective sends: activations on the tensor and context axes."""
+        if axis_of(collective) in ("tensor", "context"):
+            return "activations"
+        return self.data.cargo(collective_of(collective))
 
     @property
     def label(self) -> str:
-        """The data axis's strategy and the number of tensor ranks, such as ``zero-1+tensor2``."""
-        return f"{self.data.label}+tensor{self.tensor}"
+        """The data axis's strategy and the number of context and tensor ranks, such as ``zero-1+tensor2``."""
+        context = f"+{self.context_comm}{self.context}" if self.context > 1 else ""
+        tensor = f"+tensor{self.tensor}" if self.tensor > 1 or not context else ""
+        return f"{self.data.label}{context}{tensor}"
 
     @property
     def zero_stage(self) -> int | None:  # type: ignore[override] # that of the strategy in a setting
@@ -129,41 +154,50 @@ class Mesh(Strategy):
     def hides_noise_because(self) -> str | None:
         """Why the gradient noise scale cannot be measured: no rank has the whole gradient of its samples."""
         return (
-            "a rank has a part of its samples' gradient" if self.tensor > 1 else self.data.hides_noise_because
+            "a rank has a part of its samples' gradient"
+            if self.tensor * self.context > 1
+            else self.data.hides_noise_because
         )
 
     @property
     def needs_even_because(self) -> str | None:
         """Why all replicas need equal shares of the batch."""
-        return (
-            "ranks of a tensor group pass through the model together"
-            if self.tensor > 1
-            else self.data.needs_even_because
-        )
+        together = next((axis for axis in ("tensor", "context") if getattr(self, axis) > 1), None)
+        if together is None:
+            return self.data.needs_even_because
+        return f"ranks of a {together} group pass through the model together"
 
     @property
     def exchanges_in_passes(self) -> bool:
-        """Whether ranks communicate in every pass: they do along the tensor axis."""
-        return self.tensor > 1 or self.data.exchanges_in_passes
+        """Whether ranks communicate in every pass: they do along the tensor and context axes."""
+        return self.tensor * self.context > 1 or self.data.exchanges_in_passes
 
     def degrees(self, world_size: int) -> Mapping[str, Any] | None:
-        """Return the degrees of the layout: those of the data axis, and the number of tensor ranks."""
-        ranks = self.num_data_ranks(world_size)
-        data = self.data.degrees(ranks) if ranks > 1 else {"data": 1}
+        """Return the degrees of the layout: those of the data axis, and the numbers of context and tensor ranks."""
+        ranks = self.num_state_ranks(world_size)
+        data = self.data.degrees(ranks) if ranks > 1 else {}
         if data is None:
             return None
-        return {**data, "tensor": self.tensor, "sequence_parallel": self.sequence_parallel}
+        return {
+            **data, "data": self.num_data_ranks(world_size), "context": self.context, "tensor": self.tensor,
+            "sequence_parallel": self.sequence_parallel,
+        }  # fmt: skip
 
     def check(self, job: Job) -> None:
         """Reject numbers of ranks that are not a mesh, and what the axes cannot do together yet."""
-        if job.world_size % self.tensor:
-            raise SpecError(
-                f"strategy.tensor={self.tensor} does not divide world_size={job.world_size}; use one of "
-                f"{divisors_text(job.world_size, near=self.tensor)}"
-            )
+        left = job.world_size
+        for axis in ("tensor", "context"):
+            size = getattr(self, axis)
+            if left % size:
+                of = "" if left == job.world_size else f" / tensor = {left}"
+                raise SpecError(
+                    f"strategy.{axis}={size} does not divide world_size={job.world_size}{of}; use one of "
+                    f"{divisors_text(left, near=size)}"
+                )
+            left //= size
         if not self.data.is_here:
             return  # a run whose strategy's code is elsewhere can be read, but not launched
-        is_alone = self.num_data_ranks(job.world_size) == 1
+        is_alone = self.num_state_ranks(job.world_size) == 1
         if not self.data.composes and not (is_alone and self.data.name == "single"):
             able = ", ".join(strategies_where(lambda strategy: strategy.composes))
             raise SpecError(
@@ -175,9 +209,24 @@ class Mesh(Strategy):
                 f"strategy.data={quoted(self.data.label)} has no other ranks to share states with, because "
                 f"world_size={job.world_size} is one replica; leave data out, or use world_size={2 * self.tensor}"
             )
+        self._check_uneven()
         if self.tensor > 1:
             self._check_tensor(job)
+        if self.context > 1:
+            check_model(job, context=self.context, comm=self.context_comm, tensor=self.tensor)
         self.data_job(job)
+
+    def _check_uneven(self) -> None:
+        """Reject replicas of shards and uneven shards on the data axis beside another axis."""
+        uneven = next(
+            (name for name in ("replicas", "shards") if getattr(self.data, name, None) not in (None, 1)), None
+        )
+        if uneven is not None and self.tensor * self.context > 1:
+            axis = "tensor" if self.tensor > 1 else "context"
+            raise SpecError(
+                f"strategy.data.{uneven}={getattr(self.data, uneven)} is not available with "
+                f"strategy.{axis}={getattr(self, axis)} yet; leave {uneven} out"
+            )
 
     def _check_tensor(self, job: Job) -> None:
         """Reject what is not available yet with a model in parts."""
@@ -192,14 +241,6 @@ class Mesh(Strategy):
                 f"compression={job.compression.name!r} cannot be combined with strategy.tensor={self.tensor}: "
                 "gradients are compressed in buckets that mix divided and whole tensors, whose copies would drift "
                 "apart; use compression='none'"
-            )
-        uneven = next(
-            (name for name in ("replicas", "shards") if getattr(self.data, name, None) not in (None, 1)), None
-        )
-        if uneven is not None:
-            raise SpecError(
-                f"strategy.data.{uneven}={getattr(self.data, uneven)} is not available with "
-                f"strategy.tensor={self.tensor} yet; leave {uneven} out"
             )
 
     def _check_model(self, job: Job) -> None:
@@ -234,27 +275,27 @@ class Mesh(Strategy):
         from shardscope.analytic.communication.traffic import together
 
         data, shape = self._on_data(step), self.shape(step.world_size)
-        of_data, calls = data.job.strategy.traffic(data), self._tensor_calls(step)
+        of_data, calls = data.job.strategy.traffic(data), self._calls(step)
         if of_data is None or calls is None:
             return None
-        of_tensor = together(traffic for _, traffic in calls)
-        return {
-            **axis_traffic(of_data, "data", groups_along(shape, "data")),
-            **axis_traffic(of_tensor, "tensor", groups_along(shape, "tensor")),
-        }
+        found = axis_traffic(of_data, "data", groups_along(shape, "data"))
+        for axis in ("context", "tensor"):
+            of_axis = together(traffic for called, _, traffic in calls if called == axis)
+            if axis in shape:
+                found |= axis_traffic(of_axis, axis, groups_along(shape, axis))
+        return found
 
     def _is_divided(self, step: JobStep) -> bool:
-        """Return whether the trace is of a rank's part of the model, and not of the whole model."""
-        return self.tensor == 1 or step.job.recompute in step.trace.messages
+        """Return whether the trace is of a rank's part of the model or sequences, and not of whole ones."""
+        return self.tensor * self.context == 1 or step.job.recompute in step.trace.messages
 
-    def _tensor_calls(self, step: JobStep) -> list[tuple[When, Traffic]] | None:
-        """Return the traffic of each collective of a tensor group in a step; None if the model was not divided."""
+    def _calls(self, step: JobStep) -> list[tuple[str, When, Traffic]] | None:
+        """Return axis, time and traffic of each collective that passes wait for; None if nothing was divided."""
         from shardscope.analytic.communication.plan import When
-        from shardscope.analytic.communication.traffic import by_backend
 
         if not self._is_divided(step):
             return None
-        if self.tensor == 1:
+        if self.tensor * self.context == 1:
             return []
         messages = step.trace.messages[step.job.recompute]
         counts, calls = {phase: sum(each.phase == phase for each in messages) for phase in _PHASES}, []
@@ -264,28 +305,28 @@ class Mesh(Strategy):
                 seen[each.phase] += 1
                 when = When(each.phase, seen[each.phase] / (counts[each.phase] + 1), micro_batch)
                 num_bytes = round(each.sample_bytes * step.samples)
-                calls.append((when, by_backend(each.op, num_bytes, self.tensor, backend=step.backend)))
+                size = getattr(self, each.axis)
+                traffic = message_traffic(each.op, num_bytes, size, backend=step.backend)
+                calls.append((each.axis, when, traffic))
         end = When("backward", 1.0, step.micro_batches - 1)
-        norms = norm_traffic(step, ranks=self.tensor)
-        return [*calls, *((end, traffic) for traffic in norms)]
+        norms = norm_traffic(step, ranks=self.tensor) if self.tensor > 1 else []
+        return [*calls, *(("tensor", end, traffic) for traffic in norms)]
 
     def plan(self, step: JobStep) -> StepPlan | None:
-        """Return the messages of the data axis, and the sums on the tensor axis, for which passes wait."""
+        """Return the messages of the data axis, and those of the other axes, for which passes wait."""
         from shardscope.analytic.communication.axes import axis_exchanges, groups_along
         from shardscope.analytic.communication.plan import whole
 
         data, shape = self._on_data(step), self.shape(step.world_size)
         of_data: StepPlan | None = data.job.strategy.plan(data)
-        calls = self._tensor_calls(step)
+        calls = self._calls(step)
         if of_data is None or calls is None:
             return None
-        sums = [replace(each, blocks=True) for when, traffic in calls for each in whole(traffic, when)]
-        return of_data._replace(
-            exchanges=(
-                *axis_exchanges(of_data.exchanges, "data", groups_along(shape, "data")),
-                *axis_exchanges(sums, "tensor", groups_along(shape, "tensor")),
-            )
-        )
+        exchanges = [*axis_exchanges(of_data.exchanges, "data", groups_along(shape, "data"))]
+        for axis, when, traffic in calls:
+            waited = [replace(each, blocks=True) for each in whole(traffic, when)]
+            exchanges += axis_exchanges(waited, axis, groups_along(shape, axis))
+        return of_data._replace(exchanges=tuple(exchanges))
 
     def states(self, step: JobStep) -> RankStates | None:
         """Return the data axis's own states of the part of the model that a rank holds."""

@@ -8,6 +8,7 @@ from shardscope.errors import SpecError
 from shardscope.training.context import RankContext
 from shardscope.training.mesh import RankMesh
 from shardscope.training.optim.user_defined import is_user_defined
+from shardscope.training.sequence import SequenceAxis, SequenceSplit
 from shardscope.training.strategies import build_strategy
 from shardscope.training.strategies.base import RankStrategy
 from shardscope.training.tensor import TensorAxis, TensorSplit
@@ -34,4 +35,9 @@ def built(settings: Mesh, job: Job, context: RankContext) -> RankStrategy:
         ranks = mesh.context(context, "tensor")
         axis = TensorAxis(ranks.world_size, ranks.rank, ranks.group)
         strategy.tensor_split = TensorSplit(axis, settings.tensor_plan)
+    if settings.context > 1:
+        ranks = mesh.context(context, "context")
+        strategy.sequence_split = SequenceSplit(
+            SequenceAxis(ranks.world_size, ranks.rank, ranks.group), settings.context_comm
+        )
     return strategy
