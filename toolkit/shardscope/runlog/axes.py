@@ -45,7 +45,9 @@ def axis_groups(shape: Mapping[str, int], axis: str) -> list[list[int]]:
     """
     if axis == "data" and "context" in shape:
         shape = {
-            name: size * (shape["context"] if name == axis else 1) for name, size in shape.items() if name != "context"
+            name: size * (shape["context"] if name == axis else 1)
+            for name, size in shape.items()
+            if name != "context"
         }
     sizes, place = [*shape.values()], [*shape].index(axis)
     size, stride = sizes[place], prod(sizes[place + 1 :])

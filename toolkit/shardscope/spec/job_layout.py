@@ -151,9 +151,7 @@ def _strategy(layout: Layout, value: Any, own: Strategy | None) -> Strategy:
     mesh: dict[str, Any] = {}
     if own is not None:
         given = _kept(layout, own) if given is None else given
-        mesh = {
-            name: each for name, each in own.settings.items() if name in _KEPT and own.is_composite
-        }
+        mesh = {name: each for name, each in own.settings.items() if name in _KEPT and own.is_composite}
     if given is not None and given.is_composite:
         mesh |= {name: each for name, each in given.settings.items() if name in given.model_fields_set}
         for axis in ("tensor", "context"):

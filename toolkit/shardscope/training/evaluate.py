@@ -92,7 +92,8 @@ def evaluate(
     return {
         "loss": sums.loss / (1.0 if loss_function.is_sum else sums.weight) if sums.weight else None,
         "accuracy": sums.hits / sums.targets if sums.targets and not sums.unscored else None,
-        "samples": int(sums.samples) // (1 if strategy.sequence_split is None else strategy.sequence_split.axis.size),
+        "samples": int(sums.samples)
+        // (1 if strategy.sequence_split is None else strategy.sequence_split.axis.size),
     }
 
 

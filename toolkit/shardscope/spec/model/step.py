@@ -110,8 +110,8 @@ class StepTrace(Spec):
     loss_bytes: NonNegativeFloat = 0.0
     """Part of `saved_bytes` that the loss saves without recomputation, for one sample."""
     messages: dict[str, tuple[AxisMessage, ...]] = Field(default_factory=dict)
-    """Collectives of the tensor and context axes in one micro-batch, in the order of their calls, by recomputation mode; empty
-    unless the model or its sequences are divided."""
+    """Collectives of the tensor and context axes in one micro-batch, in the order of their calls, by recomputation
+    mode; empty unless the model or its sequences are divided."""
     num_operations: Total = 0
     """Number of operations in the step, not counting views."""
     moved_bytes: NonNegativeFloat = 0.0

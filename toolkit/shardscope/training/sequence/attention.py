@@ -13,19 +13,26 @@ ulysses      two all-to-alls exchange parts of sequences for parts of heads and 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-from shardscope.training.sequence.axis import SequenceAxis
+from shardscope.training.sequence.axis import Arriving, SequenceAxis
 from shardscope.training.sequence.blocks import Block, attend, attend_backward, blocks_of
 
 
 def attention_in_blocks(
-    query: Tensor, key: Tensor, value: Tensor, *, axis: SequenceAxis, in_ring: bool, is_causal: bool, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    axis: SequenceAxis,
+    in_ring: bool,
+    is_causal: bool,
+    scale: float,
 ) -> Tensor:
     """Return the attention output ``(N, H, T, d)`` of a rank's queries, by all-gather or around a ring.
 
@@ -38,7 +45,8 @@ def attention_in_blocks(
         is_causal: Whether a token attends only to itself and earlier ones; see `blocks_of`.
         scale: Factor of the scores.
     """
-    found: Tensor = _InBlocks.apply(query, key, value, axis, in_ring, is_causal, scale)  # type: ignore[no-untyped-call]
+    how = _How(axis, in_ring, is_causal, scale)
+    found: Tensor = _InBlocks.apply(query, key, value, how)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -55,19 +63,24 @@ def attention_by_heads(
     return found
 
 
+class _How(NamedTuple):
+    axis: SequenceAxis
+    in_ring: bool
+    is_causal: bool
+    scale: float
+
+
 class _InBlocks(Function):
     """Attention block by block, with outputs merged by their log-sum-exp."""
 
     @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, axis: SequenceAxis, in_ring: bool, is_causal: bool,
-        scale: float,
-    ) -> Tensor:  # fmt: skip
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, how: _How) -> Tensor:
         output = sums = None
-        held = _held(torch.stack([key, value]), axis, in_ring=in_ring)
-        for block, pair in _each(query, held, axis, is_causal=is_causal):
+        for block, pair in _each(query, torch.stack([key, value]), how):
             keys, values = pair[..., block.keys, :]
-            found = attend(query[..., block.queries, :], keys, values, is_causal=block.is_causal, scale=scale)
+            found = attend(
+                query[..., block.queries, :], keys, values, is_causal=block.is_causal, scale=how.scale
+            )
             if output is None or sums is None:
                 output, sums = found[0].to(found[1].dtype), found[1]
             else:
@@ -76,33 +89,34 @@ class _InBlocks(Function):
         assert sums is not None
         output = output.to(query.dtype)
         ctx.save_for_backward(query, key, value, output, sums)
-        ctx.settings = axis, in_ring, is_causal, scale
+        ctx.how = how
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         query, key, value, output, sums = ctx.saved_tensors
-        axis, in_ring, is_causal, scale = ctx.settings
-        gradient, own = gradients[0], torch.stack([key, value])
+        how, gradient, own = ctx.how, gradients[0], torch.stack([key, value])
         of_query = torch.zeros(query.shape, dtype=sums.dtype, device=query.device)
-        returning = _InRing(axis) if in_ring else _Gathered(axis, own, sums.dtype)
-        for block, pair in _each(query, _held(own, axis, in_ring=in_ring), axis, is_causal=is_causal):
+        of_pairs = _InRing(how.axis) if how.in_ring else _Gathered(how.axis, own, sums.dtype)
+        for block, pair in _each(query, own, how):
             at, (keys, values) = block.queries, pair[..., block.keys, :]
             found, *of_pair = attend_backward(
-                gradient[..., at, :], query[..., at, :], keys, values, output[..., at, :], sums[..., at],
-                is_causal=block.is_causal, scale=scale,
-            )  # fmt: skip
+                gradient[..., at, :],
+                (query[..., at, :], keys, values),
+                (output[..., at, :], sums[..., at]),
+                is_causal=block.is_causal,
+                scale=how.scale,
+            )
             of_query[..., at, :] += found
-            returning.add(block, of_pair, sums.dtype)
-        of_key, of_value = returning.own().to(key.dtype)
-        return of_query.to(query.dtype), of_key, of_value, None, None, None, None
+            of_pairs.add(block, of_pair, sums.dtype)
+        of_key, of_value = of_pairs.own().to(key.dtype)
+        return of_query.to(query.dtype), of_key, of_value, None
 
 
-def _each(
-    query: Tensor, held: Iterator[Tensor], axis: SequenceAxis, *, is_causal: bool
-) -> Iterator[tuple[Block, Tensor]]:
-    """Yield each block of the rank's attention with the keys and values of the rank that the block names."""
-    yield from zip(blocks_of(axis.rank, axis.size, query.shape[2], is_causal=is_causal), held, strict=True)
+def _each(query: Tensor, own: Tensor, how: _How) -> Iterator[tuple[Block, Tensor]]:
+    """Yield each block of the rank's attention, with the stacked keys and values of the rank that the block names."""
+    blocks = blocks_of(how.axis.rank, how.axis.size, query.shape[2], is_causal=how.is_causal)
+    yield from zip(blocks, _held(own, how.axis, in_ring=how.in_ring), strict=True)
 
 
 def _held(own: Tensor, axis: SequenceAxis, *, in_ring: bool) -> Iterator[Tensor]:
@@ -147,7 +161,8 @@ class _InRing:
     """Gradients of keys and values that follow them around the ring, and end at their own rank."""
 
     def __init__(self, axis: SequenceAxis) -> None:
-        self.axis, self.arriving = axis, None
+        self.axis = axis
+        self.arriving: Arriving | None = None
 
     def add(self, block: Block, of_pair: list[Tensor], dtype: torch.dtype) -> None:
         """Add the gradients of a block's keys and values to those that have arrived, and send them on."""

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_ATEN = torch.ops.aten
+_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - returns the log-sum-exp
+_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001
 
 
 class Block(NamedTuple):
@@ -55,7 +56,9 @@ def blocks_of(rank: int, size: int, length: int, *, is_causal: bool) -> list[Blo
     return found
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
     """Return the outputs ``(N, H, T, d)`` of attention and the log-sum-exp ``(N, H, T)`` of the scores.
 
     Args:
@@ -67,9 +70,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, scale:
     """
     key, value = _for_all_heads(query, key, value)
     if query.device.type == "cpu":
-        found: tuple[Tensor, Tensor] = _ATEN._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, is_causal, scale=scale
-        )
+        found: tuple[Tensor, Tensor] = _FLASH(query, key, value, 0.0, is_causal, scale=scale)
         return found
     scores = _scores(query, key, is_causal=is_causal, scale=scale)
     sums = scores.logsumexp(-1)
@@ -77,25 +78,27 @@ def attend(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, scale:
 
 
 def attend_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, sums: Tensor, *,
-    is_causal: bool, scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    gradient: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    outputs: tuple[Tensor, Tensor],
+    *,
+    is_causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values of one block.
 
     Args:
-        gradient: Gradient of the outputs of all blocks.
-        query: Queries of the block.
-        key: Keys of the block.
-        value: Values of the block.
-        output: Outputs of the queries over all blocks.
-        sums: Log-sum-exp of the scores of the queries over all blocks.
+        gradient: Gradient of the outputs over all blocks.
+        inputs: Queries, keys and values of the block.
+        outputs: Outputs of the queries over all blocks, and the log-sum-exp of their scores.
         is_causal: As in `attend`.
         scale: As in `attend`.
     """
+    (query, key, value), (output, sums) = inputs, outputs
     shape = key.shape
     key, value = _for_all_heads(query, key, value)
     if query.device.type == "cpu":
-        of_query, of_key, of_value = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(
+        of_query, of_key, of_value = _FLASH_BACKWARD(
             gradient, query, key, value, output, sums, 0.0, is_causal, scale=scale
         )
     else:

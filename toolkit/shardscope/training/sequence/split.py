@@ -56,8 +56,8 @@ class SequenceSplit:
             )
         if length % (each * size):
             raise SpecError(
-                f"context={size} with context_comm={self.comm!r} needs sequences of a multiple of {each * size} tokens, "
-                f"but they have {length}; use a multiple, or another number of context ranks"
+                f"context={size} with context_comm={self.comm!r} needs sequences of a multiple of {each * size} "
+                f"tokens, but they have {length}; use a multiple, or another number of context ranks"
             )
         return self._own(tensor.chunk(each * size, 1), 1)
 
@@ -89,9 +89,9 @@ class SequenceSplit:
         half, last = len(early), 2 * self.axis.size - 2 - self.axis.rank
         return torch.cat([early + self.axis.rank * half, late + last * half])
 
-    def attend(
+    def attend(  # noqa: PLR0917 - torch's signature
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,  # noqa: ARG002, FBT001, FBT002
+        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,  # noqa: ARG002
     ) -> Tensor:  # fmt: skip
         """Compute `torch.nn.functional.scaled_dot_product_attention` over whole sequences.
 
@@ -101,7 +101,7 @@ class SequenceSplit:
         self._require_possible(query, key, value, attn_mask, dropout_p)
         if torch.is_autocast_enabled(query.device.type):
             short = torch.get_autocast_dtype(query.device.type)
-            query, key, value = (each if each.dtype == torch.float64 else each.to(short) for each in (query, key, value))
+            query, key, value = (_shortened(each, short) for each in (query, key, value))
         if self.comm == "ulysses":
             return attention_by_heads(query, key, value, axis=self.axis, is_causal=is_causal, scale=scale)
         return attention_in_blocks(
@@ -133,6 +133,11 @@ class SequenceSplit:
                 f"context={size} does not divide the {math.gcd(query.shape[1], key.shape[1])} heads of a rank, as "
                 "context_comm='ulysses' requires; use fewer context ranks, or context_comm='all-gather' or 'ring'"
             )
+
+
+def _shortened(tensor: Tensor, short: torch.dtype) -> Tensor:
+    """Return a tensor as autocast would pass it to attention, which does not cast fp64."""
+    return tensor if tensor.dtype == torch.float64 else tensor.to(short)
 
 
 class _InParts(nn.Module):
@@ -175,7 +180,7 @@ class _InForward(TorchFunctionMode):
     def _counts(self, args: Any, kwargs: Any) -> bool:
         """Return whether arguments of `torch.arange` count the rank's tokens from 0."""
         start, end = (0, *args) if len(args) == 1 else args[:2] if len(args) > 1 else (0, kwargs.get("end"))
-        step = args[2] if len(args) > 2 else kwargs.get("step", 1)  # noqa: PLR2004 - start, end, step
+        step = args[2] if len(args) > 2 else kwargs.get("step", 1)
         return bool(kwargs.get("start", start) == 0 and end == self.length and step == 1)
 
     def _rows(self, table: Any, index: Any) -> int | None:

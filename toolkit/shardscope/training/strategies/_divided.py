@@ -129,9 +129,7 @@ def _ends(outputs: list[Tensor]) -> list[Tensor]:
     return [torch.randn(out.shape, generator=draw).to(out) for out in outputs]
 
 
-def _gradients(
-    outputs: list[Tensor], ends: list[Tensor], trained: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def _gradients(outputs: list[Tensor], ends: list[Tensor], trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the gradients of parameters by name, for gradients of the outputs."""
     pairs = [(out, end) for out, end in zip(outputs, ends, strict=True) if out.requires_grad]
     if not pairs or not trained:

@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from shardscope.errors import SpecError, quoted
-from shardscope.methods.strategies.mesh.context import check_model, message_traffic
-from shardscope.methods.strategies.sharded import norm_traffic
+from shardscope.methods.strategies.mesh import context_axis, tensor_axis
 from shardscope.runlog.axes import axis_of, collective_of, unravelled
 from shardscope.spec.compression import Carriage
 from shardscope.spec.context_comm import ContextComm
 from shardscope.spec.divisors import divisors_text
-from shardscope.spec.layout import Layout
 from shardscope.spec.look import MethodStyle
-from shardscope.spec.models import transformer_of
 from shardscope.spec.numbers import Count
 from shardscope.spec.strategy import AnyStrategy, Strategy, Work, strategies_where
 from shardscope.spec.tensor_plan import TensorPlan
@@ -29,18 +26,16 @@ if TYPE_CHECKING:
     from shardscope.analytic.memory import RankStates
     from shardscope.spec.job import Job
 
-_PHASES = ("forward", "backward")
-
 
 class Mesh(Strategy):
     """Divides each replica of the model over a group of ranks, and the batch over the groups.
 
-    The ranks are a mesh of the axes data, context and tensor, of which tensor ranks are neighbours. Along the data axis,
-    `data` is the same strategy as in a job with this axis only. Along the tensor axis, the model's layers are divided by
-    columns and rows (Shoeybi et al., arXiv 1909.08053): each rank computes with its part of a layer's weights, and ranks
-    sum activations, and gradients of activations, in each pass. Along the context axis, every sequence is divided, and
-    ranks exchange what attention needs, as `context_comm` says; they exchange gradients, and share states, with the
-    ranks of the data axis.
+    The ranks are a mesh of the axes data, context and tensor, of which tensor ranks are neighbours. Along the data
+    axis, `data` is the same strategy as in a job with this axis only. Along the tensor axis, the model's layers are
+    divided by columns and rows (Shoeybi et al., arXiv 1909.08053): each rank computes with its part of a layer's
+    weights, and ranks sum activations, and gradients of activations, in each pass. Along the context axis, every
+    sequence is divided, and ranks exchange what attention needs, as `context_comm` says. Context ranks exchange
+    gradients, and share states, with the ranks of the data axis.
 
     Example:
         >>> Strategy("mesh", data="zero-1", tensor=2).num_data_ranks(8)
@@ -209,51 +204,11 @@ class Mesh(Strategy):
                 f"strategy.data={quoted(self.data.label)} has no other ranks to share states with, because "
                 f"world_size={job.world_size} is one replica; leave data out, or use world_size={2 * self.tensor}"
             )
-        self._check_uneven()
         if self.tensor > 1:
-            self._check_tensor(job)
+            tensor_axis.check(self, job)
         if self.context > 1:
-            check_model(job, context=self.context, comm=self.context_comm, tensor=self.tensor)
+            context_axis.check(self, job)
         self.data_job(job)
-
-    def _check_uneven(self) -> None:
-        """Reject replicas of shards and uneven shards on the data axis beside another axis."""
-        uneven = next(
-            (name for name in ("replicas", "shards") if getattr(self.data, name, None) not in (None, 1)), None
-        )
-        if uneven is not None and self.tensor * self.context > 1:
-            axis = "tensor" if self.tensor > 1 else "context"
-            raise SpecError(
-                f"strategy.data.{uneven}={getattr(self.data, uneven)} is not available with "
-                f"strategy.{axis}={getattr(self, axis)} yet; leave {uneven} out"
-            )
-
-    def _check_tensor(self, job: Job) -> None:
-        """Reject what is not available yet with a model in parts."""
-        self._check_model(job)
-        if job.optimizer.user_code is not None:
-            raise SpecError(
-                f"optimizer={job.optimizer.name!r} cannot be combined with strategy.tensor={self.tensor} yet, because "
-                "an optimizer of your own may need whole tensors; use a built-in one"
-            )
-        if job.compression.is_on:
-            raise SpecError(
-                f"compression={job.compression.name!r} cannot be combined with strategy.tensor={self.tensor}: "
-                "gradients are compressed in buckets that mix divided and whole tensors, whose copies would drift "
-                "apart; use compression='none'"
-            )
-
-    def _check_model(self, job: Job) -> None:
-        """Reject a model of the catalogue that has no plan, or whose layers cannot be divided equally."""
-        if self.tensor_plan is not None or not isinstance(job.model, str):
-            return  # ranks check it when they divide the model
-        transformer = transformer_of(job.model)
-        if transformer is None:
-            raise SpecError(
-                f"tensor={self.tensor} needs a plan of which layers are divided, and model={job.model!r} has none; use "
-                f'a GPT, or give ss.Strategy("mesh", tensor={self.tensor}, tensor_plan={{...}})'
-            )
-        Layout(tensor=self.tensor).check(transformer)
 
     # Each axis by its own formulas
 
@@ -275,42 +230,23 @@ class Mesh(Strategy):
         from shardscope.analytic.communication.traffic import together
 
         data, shape = self._on_data(step), self.shape(step.world_size)
-        of_data, calls = data.job.strategy.traffic(data), self._calls(step)
-        if of_data is None or calls is None:
+        of_data = data.job.strategy.traffic(data)
+        if of_data is None or not self._is_divided(step):
             return None
         found = axis_traffic(of_data, "data", groups_along(shape, "data"))
-        for axis in ("context", "tensor"):
-            of_axis = together(traffic for called, _, traffic in calls if called == axis)
-            if axis in shape:
-                found |= axis_traffic(of_axis, axis, groups_along(shape, axis))
+        for axis, calls in self._calls(step).items():
+            of_axis = together(traffic for _, traffic in calls)
+            found |= axis_traffic(of_axis, axis, groups_along(shape, axis))
         return found
 
     def _is_divided(self, step: JobStep) -> bool:
-        """Return whether the trace is of a rank's part of the model or sequences, and not of whole ones."""
+        """Return whether the trace is of a rank's part of the model or of sequences, and not of whole ones."""
         return self.tensor * self.context == 1 or step.job.recompute in step.trace.messages
 
-    def _calls(self, step: JobStep) -> list[tuple[str, When, Traffic]] | None:
-        """Return axis, time and traffic of each collective that passes wait for; None if nothing was divided."""
-        from shardscope.analytic.communication.plan import When
-
-        if not self._is_divided(step):
-            return None
-        if self.tensor * self.context == 1:
-            return []
-        messages = step.trace.messages[step.job.recompute]
-        counts, calls = {phase: sum(each.phase == phase for each in messages) for phase in _PHASES}, []
-        for micro_batch in range(step.micro_batches):
-            seen = dict.fromkeys(_PHASES, 0)
-            for each in messages:
-                seen[each.phase] += 1
-                when = When(each.phase, seen[each.phase] / (counts[each.phase] + 1), micro_batch)
-                num_bytes = round(each.sample_bytes * step.samples)
-                size = getattr(self, each.axis)
-                traffic = message_traffic(each.op, num_bytes, size, backend=step.backend)
-                calls.append((each.axis, when, traffic))
-        end = When("backward", 1.0, step.micro_batches - 1)
-        norms = norm_traffic(step, ranks=self.tensor) if self.tensor > 1 else []
-        return [*calls, *(("tensor", end, traffic) for traffic in norms)]
+    def _calls(self, step: JobStep) -> dict[str, list[tuple[When, Traffic]]]:
+        """Return time and traffic of each collective that passes wait for, by axis."""
+        found = {"tensor": tensor_axis.calls(self, step)}
+        return {"context": context_axis.calls(self, step), **found} if self.context > 1 else found
 
     def plan(self, step: JobStep) -> StepPlan | None:
         """Return the messages of the data axis, and those of the other axes, for which passes wait."""
@@ -319,12 +255,11 @@ class Mesh(Strategy):
 
         data, shape = self._on_data(step), self.shape(step.world_size)
         of_data: StepPlan | None = data.job.strategy.plan(data)
-        calls = self._calls(step)
-        if of_data is None or calls is None:
+        if of_data is None or not self._is_divided(step):
             return None
         exchanges = [*axis_exchanges(of_data.exchanges, "data", groups_along(shape, "data"))]
-        for axis, when, traffic in calls:
-            waited = [replace(each, blocks=True) for each in whole(traffic, when)]
+        for axis, calls in self._calls(step).items():
+            waited = [replace(each, blocks=True) for when, traffic in calls for each in whole(traffic, when)]
             exchanges += axis_exchanges(waited, axis, groups_along(shape, axis))
         return of_data._replace(exchanges=tuple(exchanges))
 

@@ -1,0 +1,70 @@
+"""The tensor axis of a mesh: what it refuses, and the collectives of divided layers in a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardscope.errors import SpecError
+from shardscope.methods.strategies.mesh.messages import messages_of
+from shardscope.methods.strategies.sharded import norm_traffic
+from shardscope.spec.layout import Layout
+from shardscope.spec.models import transformer_of
+
+if TYPE_CHECKING:
+    from shardscope.analytic.communication import Traffic
+    from shardscope.analytic.communication.plan import When
+    from shardscope.analytic.job_step import JobStep
+    from shardscope.methods.strategies.mesh import Mesh
+    from shardscope.spec.job import Job
+
+
+def check(mesh: Mesh, job: Job) -> None:
+    """Reject what is not available yet with a model in parts."""
+    _check_model(mesh, job)
+    if job.optimizer.user_code is not None:
+        raise SpecError(
+            f"optimizer={job.optimizer.name!r} cannot be combined with strategy.tensor={mesh.tensor} yet, because "
+            "an optimizer of your own may need whole tensors; use a built-in one"
+        )
+    if job.compression.is_on:
+        raise SpecError(
+            f"compression={job.compression.name!r} cannot be combined with strategy.tensor={mesh.tensor}: "
+            "gradients are compressed in buckets that mix divided and whole tensors, whose copies would drift "
+            "apart; use compression='none'"
+        )
+    uneven = next(
+        (name for name in ("replicas", "shards") if getattr(mesh.data, name, None) not in (None, 1)), None
+    )
+    if uneven is not None:
+        raise SpecError(
+            f"strategy.data.{uneven}={getattr(mesh.data, uneven)} is not available with "
+            f"strategy.tensor={mesh.tensor} yet; leave {uneven} out"
+        )
+
+
+def _check_model(mesh: Mesh, job: Job) -> None:
+    """Reject a model of the catalogue that has no plan, or whose layers cannot be divided equally."""
+    if mesh.tensor_plan is not None or not isinstance(job.model, str):
+        return  # ranks check it when they divide the model
+    transformer = transformer_of(job.model)
+    if transformer is None:
+        raise SpecError(
+            f"tensor={mesh.tensor} needs a plan of which layers are divided, and model={job.model!r} has none; use "
+            f'a GPT, or give ss.Strategy("mesh", tensor={mesh.tensor}, tensor_plan={{...}})'
+        )
+    Layout(tensor=mesh.tensor).check(transformer)
+
+
+def calls(mesh: Mesh, step: JobStep) -> list[tuple[When, Traffic]]:
+    """Return the traffic of each collective of a tensor group in a step."""
+    from shardscope.analytic.communication.plan import When
+    from shardscope.analytic.communication.traffic import by_backend
+
+    if mesh.tensor == 1:
+        return []
+    found = [
+        (when, by_backend(op, num_bytes, mesh.tensor, backend=step.backend))
+        for when, op, num_bytes in messages_of("tensor", step)
+    ]
+    end = When("backward", 1.0, step.micro_batches - 1)
+    return [*found, *((end, traffic) for traffic in norm_traffic(step, ranks=mesh.tensor))]
