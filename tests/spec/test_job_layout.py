@@ -125,13 +125,13 @@ def test_replace_takes_a_strategy_beside_the_layout() -> None:
 @st.composite
 def layouts(draw: st.DrawFn) -> dict[str, Any]:
     """Fields of a layout that has a job: any that it may also leave out."""
-    data, tensor = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 4]))
-    fields: dict[str, Any] = {"data": data, "tensor": tensor}
-    if data * tensor == 1:
+    data, tensor, context = (draw(st.sampled_from(sizes)) for sizes in ([1, 2, 4], [1, 2, 4], [1, 2]))
+    fields: dict[str, Any] = {"data": data, "tensor": tensor, "context": context}
+    if data * tensor * context == 1:
         fields["pipeline"] = draw(st.sampled_from([1, 2, 4]))
-    if data > 1:
+    if data * context > 1:
         fields["zero"] = draw(st.sampled_from([0, 1, 2, 3]))
-    if fields.get("zero", 0) > 1 and data == 4 and tensor == 1 and draw(st.booleans()):
+    if fields.get("zero", 0) > 1 and data == 4 and tensor * context == 1 and draw(st.booleans()):
         fields["shard"] = 2
     if draw(st.booleans()):
         fields["micro_batch"] = draw(st.sampled_from([1, 2, 4]))
@@ -174,7 +174,13 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"optimizer": "muon"}, {}, "layout.optimizer='muon' is not available in jobs"),
     ({"data": 4, "zero": 3, "shard": 2, "tensor": 2}, {}, "layout.shard=2 with tensor=2 is not available in jobs yet"),
     ({"data": 4, "zero": 1, "shard": 2}, {}, "layout.shard=2 with zero=1 is not available in jobs yet"),
-    ({"context": 2}, {}, "layout.context=2 cannot be trained yet; use context=1"),
+    ({"context": 2}, {"model": "mlp", "data": "digits"}, "context=2 divides sequences, and model='mlp' has none"),
+    ({"context": 3}, {}, "context=3 does not divide seq="),
+    ({"context": 2}, {"strategy": Mesh(context=4)}, "strategy.context=4 is not layout.context=2"),
+    ({"context": 8}, {"strategy": Mesh(context_comm="ulysses")}, "context=8 does not divide the 4 heads of a rank"),
+    ({"context": 2, "tensor": 2, "pipeline": 2}, {}, "layout.pipeline=2 with context=2 and tensor=2 cannot be trained"),
+    ({"context": 2, "data": 2}, {"strategy": ss.Zero3(replicas=2)}, "strategy.data.replicas=2 is not available"),
+    ({"context": 2, "zero": 3, "shard": 1}, {}, "layout.shard=1 with context=2 is not available in jobs yet"),
     ({"data": 2, "expert": 2}, {}, "layout.expert=2 cannot be trained yet; use expert=1"),
     ({"data": 2, "pipeline": 2}, {}, "layout.pipeline=2 with data=2 cannot be trained yet; use pipeline=1"),
     ({"tensor": 2, "sequence_parallel": True}, {}, "layout.sequence_parallel=True cannot be trained yet"),

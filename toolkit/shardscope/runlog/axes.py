@@ -63,7 +63,7 @@ def unravelled(rank: int, shape: Mapping[str, int]) -> list[int]:
         [1, 1, 0]
     """
     found = []
-    for size in reversed(shape.values()):
+    for size in reversed([*shape.values()]):
         found.append(rank % size)
         rank //= size
     return found[::-1]

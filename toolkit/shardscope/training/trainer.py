@@ -215,13 +215,9 @@ class Trainer:
             codecs=None if compressor is None else "numba" if compiled else "torch", **context.described_link(job.link),
             pid=os.getpid(), host=socket.gethostname(), **layers_that_depend_on_the_cut(self.model),
         )  # fmt: skip
-        divisions = (
-            self.strategy.tensor_split,
-            self.strategy.sequence_split,
-        )  # their ranks read the same data
-        reports = self.strategy.data_rank == 0 and not any(
-            each is not None and each.axis.rank for each in divisions
-        )
+        divisions = self.strategy.tensor_split, self.strategy.sequence_split  # their ranks read the same data
+        is_first = not any(each is not None and each.axis.rank for each in divisions)
+        reports = self.strategy.data_rank == 0 and is_first
         if self.weights.note is not None and reports:
             context.events.emit("loss_note", step=0, text=self.weights.note)
 

@@ -69,7 +69,7 @@ def attend(
         scale: Factor of the scores.
     """
     key, value = _for_all_heads(query, key, value)
-    if query.device.type == "cpu":
+    if _is_on_cpu(query):
         found: tuple[Tensor, Tensor] = _FLASH(query, key, value, 0.0, is_causal, scale=scale)
         return found
     scores = _scores(query, key, is_causal=is_causal, scale=scale)
@@ -97,7 +97,7 @@ def attend_backward(
     (query, key, value), (output, sums) = inputs, outputs
     shape = key.shape
     key, value = _for_all_heads(query, key, value)
-    if query.device.type == "cpu":
+    if _is_on_cpu(query):
         of_query, of_key, of_value = _FLASH_BACKWARD(
             gradient, query, key, value, output, sums, 0.0, is_causal, scale=scale
         )
@@ -112,6 +112,11 @@ def attend_backward(
     if of_key.shape != shape:
         of_key, of_value = (each.unflatten(1, (shape[1], -1)).sum(2) for each in (of_key, of_value))
     return of_query, of_key, of_value
+
+
+def _is_on_cpu(tensor: Tensor) -> bool:
+    """Return whether torch's attention on CPUs computes a block, which stores no scores."""
+    return tensor.device.type == "cpu"
 
 
 def _for_all_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
