@@ -29,6 +29,8 @@ STRATEGIES = [
     Mesh(data=ss.Zero3(), tensor=2),
     Mesh(data=ss.Zero3(collectives="backend"), tensor=2),
     Mesh(tensor=4),
+    Mesh(tensor=2, sequence_parallel=True),
+    Mesh(data=ss.Zero3(), tensor=2, sequence_parallel=True),
 ]
 SETTINGS: list[dict[str, Any]] = [
     {"optimizer": ss.Optimizer("lars", exclude="1d")},
@@ -91,6 +93,16 @@ def test_settings_cost_what_they_say(
 
 
 @pytest.mark.slow
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("data", ["ring", "zero-1", "zero-3"])
+def test_parts_of_sequences_cost_what_they_say(
+    pool: RankPool, tmp_path: Path, data: str, settings: dict[str, Any]
+) -> None:
+    hold_against(pool, job_of(4, Mesh(data=data, tensor=2, sequence_parallel=True), **settings), tmp_path)
+
+
+@pytest.mark.slow
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("data", ["ring", "zero-2"])
 def test_a_model_of_ones_own_is_predicted_as_exactly(pool: RankPool, tmp_path: Path, data: str) -> None:
@@ -109,6 +121,24 @@ def test_a_transformer_sums_four_activations_a_block(tensor: int) -> None:
     assert traffic is not None
     each = sums * 2 * (tensor - 1) * activation // tensor
     assert traffic["tensor:all_reduce"].bytes.tolist() == [each] * 2 * tensor
+
+
+def test_parts_of_sequences_take_less_memory_for_activations() -> None:
+    """Korthikanti et al. 2022, table 2: norms, and the inputs of divided layers, are divided too."""
+
+    def activations(sequence_parallel: bool) -> float:
+        found = traced(job_of(4, Mesh(tensor=2, sequence_parallel=sequence_parallel))).table.step
+        assert found is not None
+        return found.saved_bytes["none"] - found.loss_bytes
+
+    config = MODELS["gpt-nano"]
+    assert isinstance(config, GPTConfig)
+    each = config.seq * config.hidden * 4
+    saved = activations(False) - activations(True)
+    per_block = (
+        4 / 2 * each
+    )  # the inputs of both norms, which are the residual stream, and of both layers of columns
+    assert saved == pytest.approx(config.layers * per_block, rel=0.1)
 
 
 def test_a_part_of_a_model_has_its_own_trace_and_the_whole_models_name() -> None:

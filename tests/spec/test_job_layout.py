@@ -30,6 +30,7 @@ def job_of(**fields: Any) -> ss.Job:
         (ss.Layout(pipeline=2, schedule="gpipe"), ss.Pipeline(schedule="gpipe", virtual_stages=1), 2),
         (ss.Layout(tensor=2), Mesh(data="ring", tensor=2), 2),
         (ss.Layout(data=2, tensor=2, zero=1), Mesh(data="zero-1", tensor=2), 4),
+        (ss.Layout(tensor=2, sequence_parallel=True), Mesh(tensor=2, sequence_parallel=True), 2),
         (ss.Layout(tensor=2, zero=3), Mesh(tensor=2), 2),  # one rank has nothing to share
     ],
 )
@@ -88,6 +89,11 @@ TREE_WITH_PLAN = Mesh(data="tree", tensor=2, tensor_plan=PLAN)
         (TREE_WITH_PLAN, 4, {"data": 4, "tensor": 2}, TREE_WITH_PLAN),
         (TREE_WITH_PLAN, 4, {"data": 4, "tensor": 2, "zero": 1}, TREE_WITH_PLAN.replace(data="zero-1")),
         (TREE_WITH_PLAN, 4, {"data": 4}, "tree"),
+        (
+            Mesh(tensor=2, sequence_parallel=True), 4, {"data": 4, "tensor": 2},
+            Mesh(tensor=2, sequence_parallel=True),
+        ),
+        (Mesh(tensor=2, sequence_parallel=True), 4, {"tensor": 2, "sequence_parallel": False}, Mesh(tensor=2)),
         ("gossip", 4, {"data": 2, "tensor": 2}, Mesh(tensor=2)),  # cannot be an axis
         (ss.Pipeline(schedule="gpipe", split="even"), 2, {"pipeline": 4}, ss.Pipeline(schedule="gpipe", split="even")),
         (
@@ -133,6 +139,8 @@ def layouts(draw: st.DrawFn) -> dict[str, Any]:
         fields["zero"] = draw(st.sampled_from([0, 1, 2, 3]))
     if fields.get("zero", 0) > 1 and data == 4 and tensor * context == 1 and draw(st.booleans()):
         fields["shard"] = 2
+    if tensor > 1 and draw(st.booleans()):
+        fields["sequence_parallel"] = draw(st.booleans())
     if draw(st.booleans()):
         fields["micro_batch"] = draw(st.sampled_from([1, 2, 4]))
         fields["global_batch"] = data * fields["micro_batch"] * draw(st.sampled_from([4, 8]))
@@ -183,9 +191,8 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"context": 2, "zero": 3, "shard": 1}, {}, "layout.shard=1 with context=2 is not available in jobs yet"),
     ({"data": 2, "expert": 2}, {}, "layout.expert=2 cannot be trained yet; use expert=1"),
     ({"data": 2, "pipeline": 2}, {}, "layout.pipeline=2 with data=2 cannot be trained yet; use pipeline=1"),
-    ({"tensor": 2, "sequence_parallel": True}, {}, "layout.sequence_parallel=True cannot be trained yet"),
+    ({"tensor": 2, "sequence_parallel": True}, {"strategy": Mesh(sequence_parallel=False)}, "is not layout.sequence"),
     ({"data": 2, "sequence_parallel": True}, {}, "sequence_parallel=True"),
-    ({"data": 2}, {"strategy": {"name": "mesh", "sequence_parallel": True}}, "sequence_parallel=True is not available"),
     ({"tensor": 2}, {"strategy": "gossip"}, "'gossip' cannot be the data axis of a mesh"),
     ({"tensor": 2}, {"strategy": Mesh(data="pipeline")}, "'pipeline:1f1b' cannot be the data axis of a mesh"),
     ({"tensor": 2}, {"strategy": Mesh(data=Mesh())}, "cannot be the data axis of a mesh"),
@@ -212,6 +219,8 @@ def test_what_no_job_can_be_is_refused_in_one_sentence(
 
 
 def test_a_mesh_says_which_numbers_of_ranks_it_has() -> None:
+    with pytest.raises(ss.SpecError, match="sequence_parallel=True has no effect with tensor=1"):
+        job_of(strategy=Mesh(sequence_parallel=True), world_size=2)
     for fields, told in [
         ({"world_size": 3}, "strategy.tensor=2 does not divide world_size=3; use one of 1, 3"),
         ({"world_size": 6}, "not divisible by the 3 replicas of world_size=6; use 63 or 66"),

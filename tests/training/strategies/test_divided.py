@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -338,6 +339,20 @@ class Normalised(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2)).mean(1)
 
 
+class Noisy(Dropping):
+    """A model that draws random numbers in evaluation mode too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.randn(10)
+
+
+class NoisyAlone(Dropping):
+    """A model that draws from a generator that the ranks do not share."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + (self.training and random.SystemRandom().random())
+
+
 class Hidden(Normed):
     """A wrong plan that the outputs do not show, because the layer after it is zero at first."""
 
@@ -361,7 +376,8 @@ class Scaled(Normed):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"model": Dropping}, "the model draws random numbers in its forward pass, such as for dropout"),
+        ({"model": Noisy}, "the model draws random numbers in evaluation mode too"),
+        ({"model": NoisyAlone}, "the ranks of a tensor group have different outputs"),
         ({"model": Normed}, "the divided model does not compute what the whole one does"),
         ({"model": Scaled}, "the divided model does not compute what the whole one does"),
         (

@@ -8,8 +8,8 @@ import shardscope as ss
 from conformance.strategy import StrategyConformance
 
 
-def mesh(data: ss.Strategy | str = "ring", tensor: int = 2) -> ss.Strategy:
-    return ss.Strategy("mesh", data=data, tensor=tensor)
+def mesh(data: ss.Strategy | str = "ring", tensor: int = 2, **settings: bool) -> ss.Strategy:
+    return ss.Strategy("mesh", data=data, tensor=tensor, **settings)
 
 
 @pytest.mark.ranks(2, 4)
@@ -45,3 +45,21 @@ class TestMeshOfZero2(StrategyConformance):
 @pytest.mark.ranks(4)
 class TestMeshOfZero3(StrategyConformance):
     strategy = mesh(ss.Zero3())
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(2, 4)
+class TestSequenceParallel(StrategyConformance):
+    strategy = mesh(ss.Ring(bucket_mb=0.02), sequence_parallel=True)
+
+
+@pytest.mark.weekly
+@pytest.mark.ranks(4)
+class TestSequenceParallelWithZero1(StrategyConformance):
+    strategy = mesh(ss.Zero1(bucket_mb=0.02), sequence_parallel=True)
+
+
+@pytest.mark.weekly
+@pytest.mark.ranks(4)
+class TestSequenceParallelWithZero3(StrategyConformance):
+    strategy = mesh(ss.Zero3(), sequence_parallel=True)

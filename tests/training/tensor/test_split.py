@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from copy import deepcopy
 
 import pytest
@@ -48,7 +49,7 @@ def gpt(**changes: int) -> nn.Module:
 
 def test_a_divided_gpt_has_its_share_of_the_weights_under_the_same_names() -> None:
     whole = gpt()
-    split = TensorSplit.of_shapes(2)
+    split = TensorSplit(TensorAxis(2))
     part = split.divide(deepcopy(whole))
     own = dict(part.named_parameters())
     for name, parameter in whole.named_parameters():
@@ -66,7 +67,7 @@ def test_a_divided_gpt_has_its_share_of_the_weights_under_the_same_names() -> No
 
 
 def test_a_step_sums_four_activations_per_block_and_nothing_else() -> None:
-    part = TensorSplit.of_shapes(2).divide(gpt().double())
+    part = TensorSplit(TensorAxis(2)).divide(gpt().double())
     tokens = torch.zeros(3, 8, dtype=torch.int64)
     with recording() as messages:
         part(tokens).sum().backward()
@@ -74,6 +75,40 @@ def test_a_step_sums_four_activations_per_block_and_nothing_else() -> None:
     assert [message.num_bytes for message in messages] == [activation] * 8
     assert [message.phase for message in messages] == ["forward"] * 4 + ["backward"] * 4
     assert {message.op for message in messages} == {"all_reduce"}
+
+
+def test_with_parts_of_sequences_every_sum_is_a_gather_and_a_scatter() -> None:
+    """Korthikanti et al. 2022, section 4.2.2; and the inputs of divided columns are gathered again for gradients."""
+    part = TensorSplit(TensorAxis(2), cuts_sequences=True).divide(gpt().double())
+    tokens = torch.zeros(3, 8, dtype=torch.int64)
+    with recording() as messages:
+        logits = part(tokens)
+        assert logits.shape == (3, 8, 32)
+        logits.sum().backward()
+    activation = 3 * 8 * 16 * 8  # samples, tokens, hidden units, bytes
+    of_activations = [message for message in messages if not message.is_of_parameters]
+    assert [message.num_bytes for message in of_activations] == [activation] * len(of_activations)
+    found = Counter((message.op, message.phase) for message in of_activations)
+    assert found == {
+        ("all_gather", "forward"): 4 + 1,  # the last joins the whole sequences
+        ("reduce_scatter", "forward"): 4,
+        ("all_gather", "backward"): 4 + 4 + 1,  # the last is the gradient of the whole embeddings
+        ("reduce_scatter", "backward"): 4,
+    }
+    sums = [message.num_bytes for message in messages if message.is_of_parameters]
+    norms, biases = 5 * [2 * 16 * 8], 4 * [16 * 8]
+    assert sorted(sums) == sorted([*norms, *biases])
+
+
+def test_layers_that_work_on_parts_of_sequences_must_be_named() -> None:
+    plan = ss.TensorPlan({"up": "columns"})
+    with pytest.raises(
+        ss.SpecError, match="sequence_parallel=True needs to know which layers .*of Named has none"
+    ):
+        TensorSplit(TensorAxis(2), plan, cuts_sequences=True).divide(Named())
+    plan = ss.TensorPlan({"blocks": "sequence"})
+    with pytest.raises(ss.SpecError, match=r"'blocks' is a ModuleList, .* use 'blocks\.\*': 'sequence'"):
+        TensorSplit(TensorAxis(2), plan).divide(gpt())
 
 
 class Named(nn.Module):
@@ -112,14 +147,14 @@ class Named(nn.Module):
 )
 def test_a_plan_that_does_not_fit_the_model_is_refused(rules: dict[str, str], sentence: str) -> None:
     with pytest.raises(ss.SpecError, match=sentence):
-        TensorSplit.of_shapes(2, ss.TensorPlan(rules)).divide(Named())
+        TensorSplit(TensorAxis(2), ss.TensorPlan(rules)).divide(Named())
 
 
 def test_a_model_without_a_plan_is_refused() -> None:
     with pytest.raises(
         ss.SpecError, match="needs a plan of which layers are divided, and model=Named has none"
     ):
-        TensorSplit.of_shapes(2).divide(Named())
+        TensorSplit(TensorAxis(2)).divide(Named())
 
 
 def test_a_layer_with_a_forward_pass_of_its_own_is_refused() -> None:
@@ -129,4 +164,4 @@ def test_a_layer_with_a_forward_pass_of_its_own_is_refused() -> None:
 
     model = nn.Sequential(Scaled(4, 4))
     with pytest.raises(ss.SpecError, match="has a forward pass or a weight of its own class Scaled"):
-        TensorSplit.of_shapes(2, ss.TensorPlan({"0": "columns"})).divide(model)
+        TensorSplit(TensorAxis(2), ss.TensorPlan({"0": "columns"})).divide(model)

@@ -107,7 +107,7 @@ def rehearsal_of(
         model=name, data="python-source", steps=steps, name=f"rehearsal-{name}",
         layout=here.replace(
             global_batch=here.data * layout.num_micro_batches, micro_batch=1, precision="fp32",
-            sequence_parallel=False, recompute_layers=0,
+            sequence_parallel=layout.sequence_parallel and here.tensor > 1, recompute_layers=0,
         ),
         **_stages(setting, table, small, here),
     )  # fmt: skip
@@ -271,8 +271,6 @@ def _job_notes(setting: SearchSettings, layout: Layout, here: Layout) -> Iterato
     """Yield a sentence for each setting of the plan that the job lacks."""
     if layout.shard not in {here.shard, layout.data}:
         yield f"The job shares its states over all replicas, and the plan over groups of {layout.shard}."
-    if layout.sequence_parallel:
-        yield "The job keeps whole activations between divided layers, which the plan divides along the sequence."
     if layout.recompute_layers:
         held = layers_of_stage(setting.model.layers, layout.pipeline * layout.virtual_stages)
         yield (

@@ -25,7 +25,7 @@ from shardscope.training.models import build_model
 from shardscope.training.precision import DTYPES, weight_dtype
 from shardscope.training.random_state import random_state, set_random_state
 from shardscope.training.sequence import SequenceAxis, SequenceSplit
-from shardscope.training.tensor.split import TensorSplit
+from shardscope.training.tensor import TensorAxis, TensorSplit
 
 _CPU = torch.device("cpu")
 _MAX_SAMPLES = 2
@@ -85,11 +85,15 @@ def _traced(job: Job, module: nn.Module) -> Traced:
     if isinstance(job.strategy, Mesh):
         whole = describe(module, inputs, name=_name(job))
         if job.strategy.tensor > 1:
-            TensorSplit.of_shapes(job.strategy.tensor, job.strategy.tensor_plan).divide(module)
+            TensorSplit(  # that of a group's first rank, without a group
+                TensorAxis(job.strategy.tensor),
+                job.strategy.tensor_plan,
+                cuts_sequences=job.strategy.sequence_parallel,
+            ).divide(module)
         if job.strategy.context > 1:
-            split = SequenceSplit(SequenceAxis(job.strategy.context), job.strategy.context_comm)
-            split.install(module)
-            inputs, targets = split.part((inputs, targets))
+            parts = SequenceSplit(SequenceAxis(job.strategy.context), job.strategy.context_comm)
+            parts.install(module)
+            inputs, targets = parts.part((inputs, targets))
     short = DTYPES[job.precision] if DTYPES[job.precision] != weight_dtype(job.precision) else None
     step = partial(
         describe, module, inputs, name=_name(job), memory=True, autocast=short, on_gpu=job.device == "cuda",

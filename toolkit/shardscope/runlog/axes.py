@@ -53,17 +53,3 @@ def axis_groups(shape: Mapping[str, int], axis: str) -> list[list[int]]:
     size, stride = sizes[place], prod(sizes[place + 1 :])
     starts = (rank for rank in range(prod(sizes)) if rank // stride % size == 0)
     return [[start + stride * index for index in range(size)] for start in starts]
-
-
-def unravelled(rank: int, shape: Mapping[str, int]) -> list[int]:
-    """Return a rank's index on each axis of a mesh, the outermost axis first.
-
-    Example:
-        >>> unravelled(3, {"data": 2, "context": 2, "tensor": 1})
-        [1, 1, 0]
-    """
-    found = []
-    for size in reversed([*shape.values()]):
-        found.append(rank % size)
-        rank //= size
-    return found[::-1]

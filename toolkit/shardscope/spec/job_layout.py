@@ -24,7 +24,8 @@ IN_LAYOUTS: Mapping[str, Any] = {"fp32": "fp32", "bf16-mixed": "bf16-autocast", 
 """Layout precision that corresponds to each job precision; all of them keep the weights in fp32."""
 _IN_JOBS = {of_layout: of_job for of_job, of_layout in IN_LAYOUTS.items()}
 _AXES = ("data", "context", "tensor", "pipeline")
-_KEPT = ("tensor_plan", "context_comm")
+_INNER = ("tensor", "context")
+"""Axes within one replica that jobs combine with the data axis."""
 _STAGES = ("schedule", "virtual_stages")
 _SIZES = ("global_batch", "micro_batch")
 
@@ -80,9 +81,7 @@ def _without_ranks(layout: Layout) -> Iterator[str]:
         yield f"layout.pipeline={layout.pipeline} with {others} cannot be trained yet; use pipeline=1"
     if layout.expert > 1:
         yield f"layout.expert={layout.expert} cannot be trained yet; use expert=1"
-    if layout.sequence_parallel:
-        yield "layout.sequence_parallel=True cannot be trained yet; use sequence_parallel=False"
-    inner = next((axis for axis in ("tensor", "context") if getattr(layout, axis) > 1), None)
+    inner = next((axis for axis in _INNER if getattr(layout, axis) > 1), None)
     if layout.shard not in (0, layout.data * layout.context) and (layout.zero == 1 or inner is not None):
         beside = "zero=1" if inner is None else f"{inner}={getattr(layout, inner)}"
         yield f"layout.shard={layout.shard} with {beside} is not available in jobs yet; leave shard out"
@@ -149,28 +148,37 @@ def _strategy(layout: Layout, value: Any, own: Strategy | None) -> Strategy:
     """Return the strategy of a layout, that of its only axis or a mesh of several; `own` is that of a job to change."""
     given: Strategy | None = None if value is None else Strategy.resolve(value)
     mesh: dict[str, Any] = {}
+    stated = {
+        name: getattr(layout, name)
+        for name in (*_INNER, "sequence_parallel")
+        if name in _INNER or name in layout.model_fields_set
+    }
     if own is not None:
         given = _kept(layout, own) if given is None else given
-        mesh = {name: each for name, each in own.settings.items() if name in _KEPT and own.is_composite}
+        kept = ("tensor_plan", "context_comm", "sequence_parallel")
+        mesh = {name: each for name, each in own.settings.items() if name in kept and own.is_composite}
     if given is not None and given.is_composite:
-        mesh |= {name: each for name, each in given.settings.items() if name in given.model_fields_set}
-        for axis in ("tensor", "context"):
-            if mesh.get(axis, getattr(layout, axis)) != getattr(layout, axis):
+        asked = {name: each for name, each in given.settings.items() if name in given.model_fields_set}
+        for name, of_layout in stated.items():
+            if asked.get(name, of_layout) != of_layout:
                 raise SpecError(
-                    f"strategy.{axis}={mesh[axis]} is not layout.{axis}={getattr(layout, axis)}; leave strategy.{axis} "
-                    "out"
+                    f"strategy.{name}={asked[name]} is not layout.{name}={of_layout}; leave strategy.{name} out"
                 )
+        mesh |= asked
         given = mesh.get("data")
     if given is not None:
         _check_given(layout, given)
-    if layout.tensor * layout.context > 1:
-        degrees = {"tensor": layout.tensor, "context": layout.context}
-        return Strategy("mesh", **{**mesh, "data": given or _of_data(layout), **degrees})
+    if _is_mesh(layout):
+        return Strategy("mesh", **{**mesh, "data": given or _of_data(layout), **stated})
     if given is not None:
         return given
     if layout.pipeline > 1:
         return Strategy("pipeline", schedule=layout.schedule, virtual_stages=layout.virtual_stages)
     return Strategy("single") if layout.num_devices == 1 else _of_data(layout)
+
+
+def _is_mesh(layout: Layout) -> bool:
+    return any(getattr(layout, axis) > 1 for axis in _INNER)
 
 
 def _kept(layout: Layout, own: Strategy) -> Strategy | None:
@@ -188,9 +196,8 @@ def _kept(layout: Layout, own: Strategy) -> Strategy | None:
         )
     stage = data.zero_stage or 0
     is_new = "zero" in stated and stage != layout.zero
-    is_mesh, ranks = layout.tensor * layout.context > 1, layout.data * layout.context
-    can_run = ranks > 1 or (is_mesh and not stage)
-    if not data.composes or is_new or not can_run or (not is_mesh and not its):
+    can_run = layout.data * layout.context > 1 or (layout.tensor > 1 and not stage)
+    if not data.composes or is_new or not can_run or not (_is_mesh(layout) or its):
         return None
     if "shard" in stated and "replicas" in data.settings:
         return data.replace(replicas=layout.data // (layout.shard or layout.data))
@@ -217,7 +224,7 @@ def _check_given(layout: Layout, given: Strategy) -> None:
             f"strategy={given.label!r} is ZeRO {stage}, but layout.zero={layout.zero}; use "
             f"strategy={_of_data(layout).label!r}, or leave one of them out"
         )
-    if layout.tensor * layout.context > 1:
+    if _is_mesh(layout):
         return  # the mesh checks which strategies can be its data axis
     degrees = given.degrees(layout.num_devices)
     if degrees is None:

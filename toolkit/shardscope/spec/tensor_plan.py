@@ -13,14 +13,14 @@ from shardscope._experimental import experimental
 from shardscope.errors import SpecError, quoted
 from shardscope.spec._base import Spec
 
-_RULE = re.compile(r"columns(?::([1-9][0-9]*))?|rows")
+_RULE = re.compile(r"columns(?::([1-9][0-9]*))?|rows|sequence")
 
 
 class Division(NamedTuple):
-    """How one layer is divided: by the outputs (columns) or the inputs (rows) of its matrix product."""
+    """How one layer is divided: by the outputs (columns) or the inputs (rows) of its matrix product, or its tokens."""
 
     kind: str
-    """``columns`` or ``rows``."""
+    """``columns``, ``rows`` or ``sequence``."""
     groups: int = 1
     """Number of equal parts of the outputs, such as query, key and value, each of which is divided by itself."""
 
@@ -33,6 +33,11 @@ class TensorPlan(Spec):
     layer's outputs, whose input is the same on all ranks; ``rows`` divides the inputs, and sums the outputs over the
     ranks (Shoeybi et al., arXiv 1909.08053). A layer with several outputs in one, such as query, key and value, is
     ``columns:3``. All other layers are whole on each rank.
+
+    With `sequence_parallel`, layers of the rule ``sequence`` work on a part of each sequence on each rank, except in
+    the divided layers within them; without it, the rule has no effect. These layers run one after another, in the
+    order of the model's modules, and treat each token by itself. The sequence is the second dimension of their first
+    argument.
 
     A job gets a plan as a setting of its strategy, which may stand beside a layout; a model may also return one from a
     method `tensor_plan` of its own.
@@ -52,7 +57,7 @@ class TensorPlan(Spec):
     _positional = "rules"
 
     rules: dict[str, str]
-    """``columns``, ``columns:N`` or ``rows``, by the name of the layer."""
+    """``columns``, ``columns:N``, ``rows`` or ``sequence``, by the name of the layer."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -60,7 +65,7 @@ class TensorPlan(Spec):
             if not _RULE.fullmatch(rule):
                 raise SpecError(
                     f"TensorPlan: {quoted(rule)} for layer {quoted(name)} is not a rule; use 'columns', 'columns:3' "
-                    "for a layer with three outputs in one, or 'rows'"
+                    "for a layer with three outputs in one, 'rows' or 'sequence'"
                 )
         if not self.rules:
             raise SpecError(

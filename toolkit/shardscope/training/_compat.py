@@ -9,7 +9,9 @@ from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.utils._pytree import tree_leaves
 
 HAS_FUSED_ADAMW = hasattr(torch, "_fused_adamw_")
@@ -69,6 +71,19 @@ def is_in_checkpoint() -> bool:
 
     hooks = _top_saved_tensors_default_hooks(False)
     return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
+
+
+def all_gather_single(output: Tensor, part: Tensor, group: ProcessGroup) -> None:
+    """Gather the parts of all ranks into one tensor, in the order of the ranks (renamed in PyTorch 2.13)."""
+    gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
+    gather(output, part, group=group)
+
+
+def reduce_scatter_single(part: Tensor, terms: Tensor, group: ProcessGroup) -> None:
+    """Sum the ranks' tensors, and scatter the sum over the ranks (renamed in PyTorch 2.13)."""
+    renamed = hasattr(dist, "reduce_scatter_single")
+    scatter = dist.reduce_scatter_single if renamed else dist.reduce_scatter_tensor
+    scatter(part, terms, group=group)
 
 
 def function_modes() -> list[Any]:
@@ -197,6 +212,17 @@ def _tensors(tree: Any) -> list[Tensor]:
 def _viewed(tensor: Tensor) -> Tensor:
     """Return the base of a view; a tensor that is not a view is returned unchanged."""
     return tensor if tensor._base is None else tensor._base  # noqa: SLF001
+
+
+def buckets_of(tensors: Sequence[Tensor], bucket_bytes: int) -> list[list[int]]:
+    """Return the indices of the tensors in each bucket that DistributedDataParallel would fill, in the given order.
+
+    Each bucket has one dtype and one device, and is closed after its tensors reach `bucket_bytes`.
+    """
+    if not tensors:
+        return []
+    found, _ = dist._compute_bucket_assignment_by_size([*tensors], [bucket_bytes])  # noqa: SLF001
+    return [list(bucket) for bucket in found]
 
 
 def first_left_out(ddp: nn.parallel.DistributedDataParallel) -> str | None:

@@ -167,7 +167,16 @@ class _Step:
             self.note("loss", 0, 0)
             loss.backward()
         self.messages = tuple(
-            AxisMessage(axis=each.axis, op=each.op, phase=each.phase, sample_bytes=each.num_bytes / samples)
+            AxisMessage(
+                axis=each.axis,
+                op=each.op,
+                phase=each.phase,
+                **(
+                    {"parameter_bytes": each.num_bytes}
+                    if each.is_of_parameters
+                    else {"sample_bytes": each.num_bytes / samples}
+                ),
+            )
             for each in called
         )
         self.note("leave", 0, self.mark.done)

@@ -81,7 +81,9 @@ class AxisMessage(Spec):
     """``all_reduce``, ``all_gather``, ``reduce_scatter`` or ``all_to_all``; ``send`` is a message to the next rank."""
     phase: Literal["forward", "backward"]
     sample_bytes: NonNegativeFloat = 0.0
-    """Bytes of the tensor, for one sample."""
+    """Bytes of the whole tensor, for one sample; 0 if they do not depend on the batch."""
+    parameter_bytes: Total = 0
+    """Bytes of the gradients of parameters, if it sums some."""
 
 
 class StepTrace(Spec):

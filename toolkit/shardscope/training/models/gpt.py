@@ -65,12 +65,17 @@ class GPT(nn.Module):
         return [("embedding", embedding), *blocks, ("head", ForwardPart(self.score, self.norm, self.tokens))]
 
     def tensor_plan(self) -> dict[str, str]:
-        """Return how tensor parallelism divides each layer, by name: whole heads, and columns and rows of the FFN."""
+        """Return how tensor parallelism divides each layer, by name: whole heads, and columns and rows of the FFN.
+
+        With sequence parallelism, the blocks and the last norm work on parts of sequences.
+        """
         return {
             "blocks.*.attention.qkv": "columns:3",
             "blocks.*.attention.core.project": "rows",
             "blocks.*.ffn.widen": "columns",
             "blocks.*.ffn.narrow.project": "rows",
+            "blocks.*": "sequence",
+            "norm": "sequence",
         }
 
     def _init_parameters(self) -> None:

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardscope.training.tensor.axis import TensorAxis, record
+from shardscope.training import _compat
+from shardscope.training.tensor.axis import Message, TensorAxis, record
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,32 +35,27 @@ class SequenceAxis(TensorAxis):
 
     def all_gather(self, own: Tensor) -> Tensor:
         """Return the tensors of all ranks, of shape ``(size, *own.shape)``."""
-        every = own.new_empty((self.size, *own.shape))
-        if not record("all_gather", every.nbytes, self.name) and self.group is not None:
-            with self.group.meter.waiting(is_within_layer=True):
-                dist.all_gather_into_tensor(every.view(-1), own.contiguous().view(-1), group=self.group)
+        every, sent = own.new_empty((self.size, *own.shape)), own.contiguous()
+        self._call("all_gather", every, lambda group: _compat.all_gather_single(every, sent, group))
         return every
 
     def reduce_scatter(self, parts: Tensor) -> Tensor:
         """Return the sum over all ranks of this rank's element of `parts`, which has shape ``(size, ...)``."""
         own = parts.new_empty(parts.shape[1:])
-        if not record("reduce_scatter", parts.nbytes, self.name) and self.group is not None:
-            with self.group.meter.waiting(is_within_layer=True):
-                dist.reduce_scatter_tensor(own.view(-1), parts.view(-1), group=self.group)
+        self._call("reduce_scatter", parts, lambda group: _compat.reduce_scatter_single(own, parts, group))
         return own
 
     def all_to_all(self, parts: Tensor) -> Tensor:
         """Send element i of `parts`, which has shape ``(size, ...)``, to rank i; return the elements received."""
         found = torch.empty_like(parts)
-        if not record("all_to_all", parts.nbytes, self.name) and self.group is not None:
-            with self.group.meter.waiting(is_within_layer=True):
-                dist.all_to_all_single(found.view(-1), parts.view(-1), group=self.group)
+        self._call("all_to_all", parts, lambda group: dist.all_to_all_single(found, parts, group=group))
         return found
 
     def rotate(self, own: Tensor) -> Arriving:
         """Start to send a contiguous tensor to the next rank, and to receive that of the previous rank."""
         arriving = torch.empty_like(own)
-        if record("send", own.nbytes, self.name) or self.group is None:
+        is_listed = record(lambda phase: Message(self.name, "send", phase, own.nbytes))
+        if is_listed or self.group is None:
             return Arriving(arriving, lambda: None)
         group, next_rank, previous = self.group, (self.rank + 1) % self.size, (self.rank - 1) % self.size
         works = dist.batch_isend_irecv([

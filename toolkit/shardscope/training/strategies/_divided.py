@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -32,7 +32,8 @@ def divide_checked(model: nn.Module, split: TensorSplit, inputs: Any) -> None:
     """Divide a model in place, and check on an example that it still trains the same; called by all ranks.
 
     Outputs, and the gradients of all parameters for a random gradient of the outputs, are compared with those of the
-    whole model, in fp32 if the weights have fewer bits.
+    whole model, in fp32 if the weights have fewer bits. A model that draws random numbers is compared in evaluation
+    mode, where it must not draw any; in training, its ranks must have the same outputs.
 
     Args:
         model: The model, the same on all ranks.
@@ -40,28 +41,42 @@ def divide_checked(model: nn.Module, split: TensorSplit, inputs: Any) -> None:
         inputs: Inputs of the model, the same on all ranks.
 
     Raises:
-        SpecError: The model draws random numbers, or its parts together do not compute what the whole model does.
+        SpecError: The model draws random numbers in evaluation mode, or its parts together do not compute what the
+            whole model does.
     """
     whole = Passes.of(model, inputs)
-    if whole.draws:
-        raise SpecError(
-            "the model draws random numbers in its forward pass, such as for dropout, which is not available with "
-            "tensor parallelism yet; set its dropout to 0, or use tensor=1"
-        )
+    if draws := whole.draws:
+        whole = Passes.of(model, inputs, in_training=False)
+        if whole.draws:
+            raise SpecError(
+                "the model draws random numbers in evaluation mode too, so its parts cannot be compared with the whole "
+                "model; draw them only while model.training, or use tensor=1"
+            )
+        split.axis = replace(split.axis, draws=True)
     split.divide(model)
     try:
-        parts = Passes.of(model, inputs)
+        parts = Passes.of(model, inputs, in_training=not draws)
+        drawn = Passes.of(model, inputs).outputs if draws else []
+    except SpecError:
+        raise
     except Exception as error:  # on all ranks, whose parts have equal shapes
         raise SpecError(
             f"the divided model fails on an example ({failure_text(error)}); check that the plan's 'columns' layers "
             f"feed 'rows' layers, and that tensor={split.axis.size} divides the number of attention heads"
         ) from error
     _require_same(whole, parts, split)
+    pairs = ((each, out) for out in drawn for each in split.axis.of_all_ranks(out))
+    if not all(torch.allclose(*pair, rtol=0, atol=0, equal_nan=True) for pair in pairs):
+        raise SpecError(
+            "the ranks of a tensor group have different outputs when the model draws random numbers, such as for "
+            "dropout; check that each 'columns' layer feeds a 'rows' layer, and that the model draws from torch's own "
+            "generator, or set its dropout to 0"
+        )
 
 
 @dataclass(frozen=True)
 class Passes:
-    """Result of a forward and a backward pass of a copy of a model in training.
+    """Result of a forward and a backward pass of a copy of a model.
 
     Attributes:
         outputs: The outputs.
@@ -77,17 +92,17 @@ class Passes:
 
     @classmethod
     def of(
-        cls, model: nn.Module, inputs: Any, *, axis: str = "tensor", ends: list[Tensor] | None = None,
-        training: bool = True,
+        cls, model: nn.Module, inputs: Any, *, in_training: bool = True, ends: list[Tensor] | None = None,
+        axis: str = "tensor",
     ) -> Passes:  # fmt: skip
-        """Run both passes, which change nothing in the model.
+        """Run both passes, which change nothing in the model; without gradients if it draws random numbers.
 
         Args:
             model: The model.
             inputs: Its inputs.
-            axis: The axis whose division is checked, for messages.
+            in_training: Whether the model is in training mode.
             ends: The gradients of the outputs; None for random ones, the same in every call.
-            training: Whether the model is in training mode.
+            axis: The axis whose division is checked, for messages.
         """
         own = {p: nn.Parameter(_exact(p.detach()), requires_grad=p.requires_grad) for p in model.parameters()}
         twin = twin_of(model, own)
@@ -98,7 +113,8 @@ class Passes:
             )
         if any(parameter.dtype.itemsize < _EXACT.itemsize for parameter in model.parameters()):
             twin.float()  # its buffers
-        twin.train(training)
+        if not in_training:
+            twin.eval()
         with random_state_kept(), _full_precision(), torch.enable_grad():
             before = _generators()
             outputs = list(outputs_of(call(twin, map_tensors(_exact, inputs))))

@@ -2,7 +2,7 @@
 
 # No postponed annotations here: DistributedDataParallel checks the types of a hook at run time.
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -57,17 +57,32 @@ class BucketHook:
         def send() -> None:
             self.index = index
             self.context.meter.hold_gradients()
-            self._mean(buffer, parameters)
+            named = [(self._names[id(parameter)], parameter) for parameter in parameters]
+            mean_of(buffer, named, self.context, self.exchange_)
 
         # the result is set even after a failure, as DistributedDataParallel would report an unrelated error otherwise;
         # `finish` raises the real error
         self._sender.submit(send).add_done_callback(lambda _: done.set_result(buffer))
         return done
 
-    def _mean(self, buffer: Tensor, parameters: list[Tensor]) -> None:
-        is_staged = self.context.is_staged(buffer.nbytes, rounds=2 * (self.context.world_size - 1))
-        flat = buffer.cpu() if is_staged else buffer
-        names = [self._names[id(parameter)] for parameter in parameters]
-        self.exchange_(Bucket(names, [p.shape for p in parameters], flat, self.context.meter.step))
-        if is_staged:
-            buffer.copy_(flat)
+
+def mean_of(
+    buffer: Tensor,
+    named: Sequence[tuple[str, Tensor]],
+    context: RankContext,
+    exchange_: Callable[[Bucket], None],
+) -> None:
+    """Replace a flat tensor of gradients with its mean over all ranks, copied through the CPU if necessary.
+
+    Args:
+        buffer: The gradients of all parameters, one after the other.
+        named: The parameters, with their names.
+        context: This rank's context.
+        exchange_: As in `BucketHook`.
+    """
+    is_staged = context.is_staged(buffer.nbytes, rounds=2 * (context.world_size - 1))
+    flat = buffer.cpu() if is_staged else buffer
+    names, shapes = [name for name, _ in named], [parameter.shape for _, parameter in named]
+    exchange_(Bucket(names, shapes, flat, context.meter.step))
+    if is_staged:
+        buffer.copy_(flat)

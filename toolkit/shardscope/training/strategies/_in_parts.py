@@ -39,11 +39,11 @@ def install_checked(model: nn.Module, split: SequenceSplit, inputs: Any) -> None
     whole = Passes.of(model, one, axis="context")
     is_random = whole.draws
     if is_random:
-        whole = Passes.of(model, one, axis="context", training=False)
+        whole = Passes.of(model, one, axis="context", in_training=False)
     split.install(model)
     ends = [_part(split, end) for end in whole.ends]
     try:
-        parts = Passes.of(model, own, axis="context", ends=ends, training=not is_random)
+        parts = Passes.of(model, own, axis="context", ends=ends, in_training=not is_random)
     except ShardscopeError:
         raise
     except Exception as error:  # on all ranks, whose parts have equal shapes

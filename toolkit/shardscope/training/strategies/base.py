@@ -7,12 +7,16 @@ Each rank builds one strategy object, which exists until training ends. The trai
     warm_up_buckets(loss_function)      once: make the buckets final, if compressor state depends on them
     build_optimizer()                   once: create the optimizer for the parameters or shards that this rank updates
     step(micro_batches, ...)            every step: forward, backward, exchange, clip, update; returns the loss
+                                        (begin_step, passes, finish_exchange, update, end_step)
     synchronize(step)                   before an evaluation, a checkpoint and the end: wait for all ranks
     evaluating(), checkpoint_state()    read the model and the state without changing them
     close()                             once: stop threads
 
 Data-parallel strategies share `RankStrategy.step`, and define only how gradients are exchanged. Strategies that split
 the model into stages (a pipeline) or whose ranks do not step together (a parameter server) override `step`.
+
+A strategy can also be the data axis of an object that runs the passes itself, such as a pipeline. That object calls
+`adopt` in place of `setup`, and in every step begin_step, finish_exchange and end_step.
 
 If gradients or weights are sharded over ranks, `reduce_squares` and `reduce_grad_square` sum squared norms over the
 ranks, so that LAMB, LARS and gradient clipping use the norms of whole tensors.
@@ -58,6 +62,8 @@ from shardscope.training.tensor import TensorSplit
 from shardscope.training.tensor.same_batch import require_same_batch
 
 MicroBatch = Batch
+Named = tuple[str, nn.Parameter]
+"""A parameter with its name in the model."""
 LossFunction = Callable[[Any, Any], Tensor]
 
 
@@ -170,6 +176,31 @@ class RankStrategy(ABC):
         if self.noise is not None:
             self.watch_noise(self.noise)
         return self.module
+
+    def adopt(self, model: nn.Module, roots: Sequence[nn.Module], named: Sequence[Named]) -> None:
+        """Take parameters whose passes another object runs, in place of `setup`; called by all ranks of the axis.
+
+        Afterwards, `finish_exchange` averages the gradients that the passes of a step have accumulated in them.
+
+        Args:
+            model: The model that gives the parameters their names. Its other parameters may be on the meta device.
+            roots: The modules that hold the parameters, each of which is called by itself in a pass.
+            named: The parameters to take, by name, in the model's order.
+        """
+        self.model = self.module = model
+        self.parameters = [parameter for _, parameter in named if parameter.requires_grad]
+        if self.context.group is None:
+            return
+        for tensor in [*(p for _, p in named), *(buffer for root in roots for buffer in root.buffers())]:
+            dist.broadcast(tensor.detach(), group=self.context.group, group_src=0)
+        self.take(named, roots)
+
+    def take(self, named: Sequence[Named], roots: Sequence[nn.Module]) -> None:  # noqa: ARG002
+        """Prepare the exchange of the gradients of adopted parameters; see `adopt`."""
+        raise SpecError(
+            f"strategy={self.name!r} cannot exchange gradients of passes that another axis runs; use "
+            "strategy.data='ring'"
+        )
 
     def divide_model(self, model: nn.Module) -> None:
         """Give all ranks the same initial weights, and divide the model and its sequences, if there are such groups.
@@ -299,8 +330,19 @@ class RankStrategy(ABC):
         """
         return nullcontext()
 
+    def begin_step(self, optimizer: torch.optim.Optimizer, num_micro_batches: int) -> None:  # noqa: ARG002
+        """Forget the gradients of the last step, before the passes of a step with `num_micro_batches`."""
+        optimizer.zero_grad(set_to_none=True)
+        if self.compressor is not None:
+            self.compressor.begin_step(self.context.meter.step)
+
     def finish_exchange(self) -> None:
         """Complete the exchange after the last backward pass; when it returns, every rank has the mean gradient."""
+
+    def end_step(self, *, skipped: bool) -> None:  # noqa: ARG002
+        """Give all ranks the updated parameters; `skipped` is whether the update was skipped."""
+        if self.compressor is not None:
+            self.compressor.after_step(self.parameters, self.carrier, self.context.meter.step)
 
     def step(
         self,
@@ -309,9 +351,7 @@ class RankStrategy(ABC):
         optimizer: torch.optim.Optimizer,
     ) -> StepResult:
         """Take one optimizer step on this rank's micro-batches, which have equal sizes; see `loss_weights`."""
-        optimizer.zero_grad(set_to_none=True)
-        if self.compressor is not None:
-            self.compressor.begin_step(self.context.meter.step)
+        self.begin_step(optimizer, len(micro_batches))
         if self.noise is not None:
             self.noise.begin(self.context.meter.step)
         loss = self._accumulate(micro_batches, loss_function)
@@ -322,8 +362,7 @@ class RankStrategy(ABC):
                 optimizer, self.parameters, self.job.clip_norm,
                 reduce_square=self.reduce_grad_square, duplicate_grad_params=self.duplicate_grad_params,
             )  # fmt: skip
-        if self.compressor is not None:
-            self.compressor.after_step(self.parameters, self.carrier, self.context.meter.step)
+        self.end_step(skipped=skipped)
         split = self.tensor_split
         counts = split is None or not split.axis.rank  # ranks of a tensor group have the same loss
         return StepResult(loss if counts else None, grad_norm, skipped, noise=noise)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope.errors import SpecError, quoted
-from shardscope.training._compat import first_left_out
+from shardscope.training._compat import buckets_of, first_left_out
 from shardscope.training.collectives.packets import Packets
 from shardscope.training.compression import Bucket, Carrier
 from shardscope.training.data import call
 from shardscope.training.observe import random_state_kept
 from shardscope.training.strategies._gradient_order import GradientOrder, ZeroGradients
-from shardscope.training.strategies._hook import BucketHook
-from shardscope.training.strategies.base import LossFunction, RankStrategy, no_gradient_error
+from shardscope.training.strategies._hook import BucketHook, mean_of
+from shardscope.training.strategies.base import LossFunction, Named, RankStrategy, no_gradient_error
 from shardscope.training.twin import twin_of
 
 
@@ -27,6 +28,9 @@ class BucketedRank(RankStrategy):
 
     hook: BucketHook | None = None
     """The hook that exchanges buckets; None if `DistributedDataParallel` does so by its own all-reduce."""
+    adopted: Sequence[Sequence[Named]] = ()
+    """The buckets of adopted parameters, in the order in which they are exchanged; empty if the strategy has wrapped a
+    model."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self.ddp = DistributedDataParallel(
@@ -40,11 +44,20 @@ class BucketedRank(RankStrategy):
             self._register_hook()
         return self.ddp
 
-    def _register_hook(self) -> None:
-        """Register a hook, so that `exchange_` exchanges the buckets."""
+    def take(self, named: Sequence[Named], roots: Sequence[nn.Module]) -> None:  # noqa: ARG002
+        self._set_carrier()
+        arriving = [(name, p) for name, p in reversed(named) if p.requires_grad]
+        found = buckets_of([p for _, p in arriving], int(self.settings.bucket_mb * 2**20))
+        self.adopted = [[arriving[index] for index in bucket] for bucket in found]
+
+    def _set_carrier(self) -> None:
         group = self.context.group
         assert group is not None
         self.carrier = Carrier(self.sum_, Packets(group), self.context.meter, self.job.seed)
+
+    def _register_hook(self) -> None:
+        """Register a hook, so that `exchange_` exchanges the buckets."""
+        self._set_carrier()
         self.hook = BucketHook(self.ddp, self.context, self.exchange_)
 
     def reduce_(self, buffer: Tensor) -> Tensor:
@@ -134,7 +147,24 @@ class BucketedRank(RankStrategy):
         if self.hook is not None:
             self.hook.close()
 
+    def _exchange_adopted(self) -> None:
+        """Replace the gradients of adopted parameters with their means, a bucket at a time."""
+        for bucket in self.adopted:
+            gradients = [self._gradient(name, p) for name, p in bucket]
+            flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+            mean_of(flat, bucket, self.context, self.exchange_)
+            for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+                gradient.copy_(mean.view(gradient.shape))
+
+    def _gradient(self, name: str, parameter: nn.Parameter) -> Tensor:
+        if parameter.grad is None:
+            raise no_gradient_error(name, self.name)
+        return parameter.grad
+
     def finish_exchange(self) -> None:
+        if self.adopted:
+            self._exchange_adopted()
+            return
         if self.hook is not None:
             self.hook.finish()
         absent = None

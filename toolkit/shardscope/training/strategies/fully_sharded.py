@@ -16,7 +16,7 @@ import gc
 import json
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -74,7 +74,7 @@ from shardscope.training.strategies._relayout import (
     units_with_parameters,
 )
 from shardscope.training.strategies._unit_boundary import UnitBoundary
-from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, StepResult
+from shardscope.training.strategies.base import LossFunction, MicroBatch, Named, Predict
 from shardscope.training.strategies.partitioned import ParameterShare, Partitioned
 from shardscope.training.tensor import recording
 from shardscope.training.tensor.split import box_of
@@ -99,16 +99,25 @@ class FullySharded(Partitioned):
     """Number of micro-batches in this step whose gradients have been exchanged."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        from torch.distributed.fsdp import FSDPModule  # a slow import, needed only by these strategies
+        self.read_outside = self._find_reads(model)
+        self._shard([model], {name for name, _ in model.named_parameters()})
+        return model
 
-        for parameter in model.parameters():  # FSDP2 accepts only contiguous parameters, so not channels_last
-            parameter.data = parameter.data.contiguous()
-        mesh = self._mesh()
+    def take(self, named: Sequence[Named], roots: Sequence[nn.Module]) -> None:
+        self.read_outside = []  # FSDP2's own error explains such a read
+        self._shard(roots, {name for name, _ in named})
+        self._hold()
+
+    def _shard(self, roots: Sequence[nn.Module], own: Collection[str]) -> None:
+        """Shard the units of all roots, and set this rank's pieces of its `own` parameters of the model."""
+        for root in roots:  # FSDP2 accepts only contiguous parameters, so not channels_last
+            for parameter in root.parameters():
+                parameter.data = parameter.data.contiguous()
+        mesh, self.roots = self._mesh(), roots
         self.shard_group = mesh.get_group(mesh.ndim - 1)
-        with refusing_strays(model, self.name):
-            self._shard(model, mesh)
-        named = {name or ROOT: m for name, m in model.named_modules() if isinstance(m, FSDPModule)}
-        self.unit_names, self.units = list(named), list(named.values())
+        with refusing_strays(self.model, self.name):
+            units = [each for root in roots for each in self._units_of(root, mesh, own)]
+        self.unit_names, self.units = [name for name, _ in units], [unit for _, unit in units]
         group = self.context.group
         assert group is not None
         self.sender = Sender("shards")
@@ -118,15 +127,14 @@ class FullySharded(Partitioned):
         self._replace_collectives()
         self.pieces = [
             ParameterShare(name, parameter, nn.Parameter(local(parameter.detach())))
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad and name in own
         ]
         self.uncut = [piece for piece in self.pieces if not can_be_cut(piece.whole.shape)]
         if dist.get_rank(self.shard_group):  # only the first rank of the group counts their gradients
             self.duplicate_grad_params = [piece.parameter for piece in self.uncut]
         self.reduce_squares = self.reduce_grad_square = self._sum_over_shards
         self.copies_of_gradients = self.settings.replicas
-        return model
 
     @property
     def _is_on_gpu(self) -> bool:
@@ -143,20 +151,29 @@ class FullySharded(Partitioned):
         shape = (replicas, self.context.world_size // replicas)
         return init_device_mesh(kind, shape, mesh_dim_names=("replica", "shard"))
 
-    def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
-        from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+    def _units_of(
+        self, root: nn.Module, mesh: DeviceMesh, own: Collection[str]
+    ) -> list[tuple[str, FSDPModule]]:
+        """Shard a module's `own` parameters in place, and return its units by name, in the order of modules."""
+        from torch.distributed.fsdp import (  # a slow import, needed only by these strategies
+            CPUOffloadPolicy,
+            FSDPModule,
+            OffloadPolicy,
+            fully_shard,
+        )
 
         policy = CPUOffloadPolicy(pin_memory=self._is_on_gpu) if self.settings.offload else OffloadPolicy()
-        self.read_outside = self._find_reads(model)
-        uncut = {parameter for parameter in model.parameters() if not can_be_cut(parameter.shape)}
-        names = {module: name for name, module in model.named_modules()}
-        for module in [*units_of(model, besides=self.read_outside), model]:
-            boundary = UnitBoundary(names[module] or ROOT, module, self.name)
+        cut = {p for name, p in self.model.named_parameters() if name in own and can_be_cut(p.shape)}
+        left = {p for p in root.parameters() if p not in cut}
+        names = {module: name for name, module in self.model.named_modules()}
+        for module in [*units_of(root, besides=self.read_outside), root]:
+            boundary = UnitBoundary(names.get(module) or ROOT, module, self.name)
             fully_shard(
                 module, mesh=mesh, reshard_after_forward=not self.keeps_gathered, offload_policy=policy,
-                ignored_params=uncut,
+                ignored_params=left,
             )  # fmt: skip
             boundary.surround()
+        return [(names.get(m) or ROOT, m) for m in root.modules() if isinstance(m, FSDPModule)]
 
     def _find_reads(self, model: nn.Module) -> list[str]:
         """Return the blocks that cannot be sharding units: those whose parameters any rank reads outside the block."""
@@ -192,7 +209,7 @@ class FullySharded(Partitioned):
 
     def _make_shared(self, ring: ShardRing) -> SharedShards | None:
         """Return the collectives in shared memory; None if the job needs messages, or the ranks share no memory."""
-        units = fsdp_units(self.model)
+        units = [group for unit in self.roots for group in fsdp_units(unit)]
         self.why_ring = self.settings.why_ring(
             is_delayed=self.job.link is not None or self.context.is_paced,
             is_compressed=self.compressor is not None,
@@ -327,12 +344,8 @@ class FullySharded(Partitioned):
             if self.keeps_gathered:
                 unit.set_reshard_after_backward(is_last, recurse=False)
 
-    def step(
-        self,
-        micro_batches: Sequence[MicroBatch],
-        loss_function: LossFunction,
-        optimizer: torch.optim.Optimizer,
-    ) -> StepResult:
+    def begin_step(self, optimizer: torch.optim.Optimizer, num_micro_batches: int) -> None:
+        super().begin_step(optimizer, num_micro_batches)
         for piece in self.pieces:
             piece.whole.grad = None
         self.exchanged = 0
@@ -340,11 +353,10 @@ class FullySharded(Partitioned):
             self.ring is not None
         ):  # a reduce-scatter cannot be deferred if FSDP2 adds, sums or copies its result
             copies = self.settings.offload and self._is_on_gpu
-            self.ring.deferred = len(micro_batches) == 1 and self.settings.replicas == 1 and not copies
+            self.ring.deferred = num_micro_batches == 1 and self.settings.replicas == 1 and not copies
         if self.shared is not None:  # only a ring's messages can be shown one by one
             meter = self.context.meter
             self.shared.is_on = not meter.logged_step or meter.step != meter.logged_step
-        return super().step(micro_batches, loss_function, optimizer)
 
     def _place(self) -> str:
         """Return a description of the current micro-batch and step, for error messages."""

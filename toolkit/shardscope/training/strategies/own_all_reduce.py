@@ -7,11 +7,13 @@ queue. On each rank, one thread reduces the buckets in the order of the queue wh
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from shardscope.training.memory import Held
+from shardscope.training.strategies.base import Named
 from shardscope.training.strategies.bucketed import BucketedRank
 
 
@@ -24,6 +26,10 @@ class OwnAllReduce(BucketedRank):
         if self.hook is None:
             self._register_hook()
         return module
+
+    def take(self, named: Sequence[Named], roots: Sequence[nn.Module]) -> None:
+        self.prepare()
+        super().take(named, roots)
 
     def prepare(self) -> None:
         """Create the objects that `reduce_` needs from ``self.settings`` and ``self.context.group``."""

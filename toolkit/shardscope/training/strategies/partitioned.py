@@ -42,9 +42,13 @@ class Partitioned(RankStrategy):
     def setup(self, model: nn.Module) -> nn.Module:
         start_alike(model, self.context.group)
         module = super().setup(model)
+        self._hold()
+        return module
+
+    def _hold(self) -> None:
+        """Update this rank's pieces instead of whole parameters."""
         self.parameters = [piece.parameter for piece in self.pieces]
         self.precision.share_overflow = partial(largest_over_ranks, group=self.context.group)
-        return module
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         parameters = TrainedParameters(

@@ -13,19 +13,35 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shardscope.training.tensor.axis import TensorAxis
-from shardscope.training.tensor.functions import Enter, Leave
+from shardscope.training.tensor.functions import Enter, JoinedColumns, Leave, LeaveInParts
 
 
 class _Columns(nn.Linear):
     """Mixin of a layer whose outputs are divided: the ranks compute different columns of the product."""
 
     tensor_axis: TensorAxis
+    takes_parts: bool
+    """Whether each rank has a part of the sequences."""
 
-    def forward(self, whole: Tensor) -> Tensor:
-        if torch.is_autocast_enabled(whole.device.type):  # so that gradients are summed in this dtype too
-            whole = whole.to(torch.get_autocast_dtype(whole.device.type))
-        entered: Any = Enter.apply(whole, self.tensor_axis)  # type: ignore[no-untyped-call]
-        return super().forward(entered)
+    def forward(self, x: Tensor) -> Tensor:
+        columns = self._columns(x)
+        if self.training:
+            self.tensor_axis.begin_divided(x.device)
+        return columns
+
+    def _columns(self, x: Tensor) -> Tensor:
+        dtype = None
+        if torch.is_autocast_enabled(x.device.type):  # so that gradients are summed in this dtype too
+            dtype = torch.get_autocast_dtype(x.device.type)
+        if self.takes_parts:
+            x, weight, bias = (
+                each if each is None else each.to(dtype) for each in (x, self.weight, self.bias)
+            )
+            joined: Tensor = JoinedColumns.apply(x, weight, bias, self.tensor_axis)  # type: ignore[no-untyped-call]
+            return joined
+        entered: Any = Enter.apply(x.to(dtype), self.tensor_axis)  # type: ignore[no-untyped-call]
+        columns: Tensor = super().forward(entered)
+        return columns
 
 
 class _Rows(nn.Linear):
@@ -35,19 +51,31 @@ class _Rows(nn.Linear):
     """
 
     tensor_axis: TensorAxis
+    takes_parts: bool
+    """Whether each rank gets a part of the sequences."""
 
     def forward(self, part: Tensor) -> Tensor:
+        if self.training and not self.takes_parts:
+            self.tensor_axis.end_divided(part.device)
         partial = functional.linear(part, self.weight)
-        summed: Tensor = Leave.apply(partial, self.tensor_axis)  # type: ignore[no-untyped-call]
+        leave = LeaveInParts if self.takes_parts else Leave
+        summed: Tensor = leave.apply(partial, self.tensor_axis)  # type: ignore[no-untyped-call]
         return summed if self.bias is None else summed + self.bias.to(summed.dtype)
 
 
 _KINDS: dict[str, type[nn.Linear]] = {"columns": _Columns, "rows": _Rows}
 
 
-def divide_linear(layer: nn.Linear, kind: str, axis: TensorAxis) -> None:
-    """Make a linear layer compute with this rank's part of its weights, which must be divided already."""
+def divide_linear(layer: nn.Linear, kind: str, axis: TensorAxis, *, takes_parts: bool) -> None:
+    """Make a linear layer compute with this rank's part of its weights, which must be divided already.
+
+    Args:
+        layer: The layer.
+        kind: ``columns`` or ``rows``.
+        axis: The ranks.
+        takes_parts: Whether each rank has a part of the sequences before a layer of columns and after one of rows.
+    """
     cls = type(layer)
     layer.__class__ = type(f"{kind.title()}Of{cls.__name__}", (_KINDS[kind], cls), {})
-    layer.tensor_axis = axis  # type: ignore[assignment] # not a parameter
+    layer.tensor_axis, layer.takes_parts = axis, takes_parts  # type: ignore[assignment] # not parameters
     layer.out_features, layer.in_features = layer.weight.shape

@@ -28,7 +28,7 @@ def require_same_batch(axis: TensorAxis, micro_batches: Sequence[Batch]) -> None
         digest.update(strided.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     device = tensors[0].device if tensors else None
     own = torch.tensor(list(digest.digest()), dtype=torch.uint8, device=device)
-    if not all(torch.equal(each, own) for each in axis.gather(own)):
+    if not all(torch.equal(each, own) for each in axis.of_all_ranks(own)):
         raise DataError(
             f"the ranks of a {axis.name} group have read different batches, but they compute parts of the same "
             "samples; let the data return the same sample for an index on every rank, without random changes of its "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from shardscope.training.sharding import ReduceSquares, local
 from shardscope.training.tensor.axis import TensorAxis
 from shardscope.training.tensor.linear import divide_linear
 from shardscope.training.tensor.norms import LayerSquares
+from shardscope.training.tensor.sequence import cut_sequences
 
 
 class Cut(NamedTuple):
@@ -32,19 +33,17 @@ class TensorSplit:
     Args:
         axis: The ranks of the group.
         plan: Which layers are divided; None uses the plan of the model's own method `tensor_plan`.
+        cuts_sequences: Whether the plan's ``sequence`` layers work on a part of each sequence.
 
     Attributes:
         cuts: The divided parameters, by name; under every name of a shared one.
     """
 
-    def __init__(self, axis: TensorAxis, plan: TensorPlan | None = None) -> None:
-        self.axis, self.plan = axis, plan
+    def __init__(
+        self, axis: TensorAxis, plan: TensorPlan | None = None, *, cuts_sequences: bool = False
+    ) -> None:
+        self.axis, self.plan, self.cuts_sequences = axis, plan, cuts_sequences
         self.cuts: dict[str, Cut] = {}
-
-    @classmethod
-    def of_shapes(cls, size: int, plan: TensorPlan | None = None) -> TensorSplit:
-        """Return the split of a group's first rank without a group, for tracing its part of a model."""
-        return cls(TensorAxis(size), plan)
 
     # A model.
 
@@ -57,17 +56,27 @@ class TensorSplit:
         plan = self.plan or plan_of(model)
         unused = dict.fromkeys(plan.rules)
         planned: list[tuple[str, nn.Linear, Division]] = []
+        in_parts: dict[str, nn.Module] = {}
         for name, module in model.named_modules():
             pattern, division = plan.pattern(name), plan.division(name)
             if pattern is None or division is None:
                 continue
             unused.pop(pattern, None)
-            planned.append((name, self._checked(name, module, division), division))
+            if division.kind != "sequence":
+                planned.append((name, self._checked(name, module, division), division))
+            elif not _is_within(name, in_parts):
+                in_parts[name] = _with_forward(name, module)
         if unused:
             raise _unused(next(iter(unused)), plan, model)
         self._require_own(model, planned)
+        if not self.cuts_sequences:
+            in_parts = {}
+        elif not in_parts:
+            raise _no_sequence(model)
         for name, layer, division in planned:
-            self._divide(name, layer, division)
+            self._divide(name, layer, division, takes_parts=_is_within(name, in_parts))
+        if in_parts:
+            cut_sequences([*in_parts.items()], self.cuts, self.axis)
         return model
 
     def _checked(self, name: str, module: nn.Module, division: Division) -> nn.Linear:
@@ -112,7 +121,7 @@ class TensorSplit:
                         "layer out of the plan"
                     )
 
-    def _divide(self, name: str, layer: nn.Linear, division: Division) -> None:
+    def _divide(self, name: str, layer: nn.Linear, division: Division, *, takes_parts: bool) -> None:
         is_columns = division.kind == "columns"
         self.cuts[f"{name}.weight"] = Cut(0 if is_columns else 1, division.groups)
         if is_columns and layer.bias is not None:
@@ -120,7 +129,7 @@ class TensorSplit:
         for own, parameter in layer.named_parameters():
             if f"{name}.{own}" in self.cuts:
                 parameter.data = self.own(f"{name}.{own}", parameter.data).clone()
-        divide_linear(layer, division.kind, self.axis)
+        divide_linear(layer, division.kind, self.axis, takes_parts=takes_parts)
 
     # A tensor with the shape of a parameter.
 
@@ -142,7 +151,7 @@ class TensorSplit:
         """Return the whole tensor of which this rank has a part; called by all ranks, in the same order."""
         if (to_whole := getattr(part, "full_tensor", None)) is not None:  # of the data axis
             part = to_whole()
-        return self.joined(name, self.axis.gather(part)) if name in self.cuts else part
+        return self.joined(name, self.axis.of_all_ranks(part)) if name in self.cuts else part
 
     def shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the whole tensor for the shape of a part."""
@@ -205,6 +214,29 @@ def box_of(held: Tensor, whole: Tensor) -> Tensor:
     for dim, (start, size) in enumerate(zip(_compat.offsets_of(held), own.shape, strict=True)):
         whole = whole.narrow(dim, start, size)
     return whole
+
+
+def _is_within(name: str, layers: Iterable[str]) -> bool:
+    """Return whether a layer is a part of one of `layers`."""
+    return any(name.startswith(f"{layer}.") for layer in layers)
+
+
+def _with_forward(name: str, module: nn.Module) -> nn.Module:
+    """Return a layer that works on parts of sequences; refuse a container, which is never called."""
+    if type(module).forward is nn.Module.forward:
+        raise SpecError(
+            f"TensorPlan: {name!r} is a {type(module).__name__}, which is not called itself; use "
+            f"'{name}.*': 'sequence'"
+        )
+    return module
+
+
+def _no_sequence(model: nn.Module) -> SpecError:
+    return SpecError(
+        f"sequence_parallel=True needs to know which layers work on a part of each sequence, and the plan of "
+        f"{type(model).__name__} has none; add rules such as 'blocks.*': 'sequence' to the plan, or use "
+        "sequence_parallel=False"
+    )
 
 
 def plan_of(model: nn.Module) -> TensorPlan:

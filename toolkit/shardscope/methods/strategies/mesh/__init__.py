@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from shardscope.errors import SpecError, quoted
-from shardscope.methods.strategies.mesh import context_axis, tensor_axis
-from shardscope.runlog.axes import axis_of, collective_of, unravelled
+from shardscope.methods.strategies.mesh import context_axis, pipeline_axis, tensor_axis
+from shardscope.runlog.axes import axis_of, collective_of
 from shardscope.spec.compression import Carriage
 from shardscope.spec.context_comm import ContextComm
 from shardscope.spec.divisors import divisors_text
@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 class Mesh(Strategy):
     """Divides each replica of the model over a group of ranks, and the batch over the groups.
 
-    The ranks are a mesh of the axes data, context and tensor, of which tensor ranks are neighbours. Along the data
-    axis, `data` is the same strategy as in a job with this axis only. Along the tensor axis, the model's layers are
-    divided by columns and rows (Shoeybi et al., arXiv 1909.08053): each rank computes with its part of a layer's
-    weights, and ranks sum activations, and gradients of activations, in each pass. Along the context axis, every
-    sequence is divided, and ranks exchange what attention needs, as `context_comm` says. Context ranks exchange
-    gradients, and share states, with the ranks of the data axis.
+    The ranks are a mesh: neighbouring ranks are on the tensor axis, then follow the context axis, the data axis and the
+    pipeline axis, as in the layouts of `predict` and `plan`. Along the data axis, `data` is the same strategy as in a
+    job with this axis only. Along the tensor axis, the model's layers are divided by columns and rows (Shoeybi et al.,
+    arXiv 1909.08053): each rank computes with its part of a layer's weights, and ranks sum activations, and gradients
+    of activations, in each pass. Along the context axis, every sequence is divided, and ranks exchange what attention
+    needs, as `context_comm` says; they exchange gradients, and share states, with the ranks of the data axis. Along the
+    pipeline axis, each rank has some of the layers, as with the strategy `stages`.
 
     Example:
         >>> Strategy("mesh", data="zero-1", tensor=2).num_data_ranks(8)
@@ -60,24 +61,43 @@ class Mesh(Strategy):
     """How attention communicates along the context axis: ``all-gather`` of keys and values, keys and values around a
     ``ring``, or ``ulysses``, all-to-alls that divide the heads, which needs a multiple of `context` heads."""
     sequence_parallel: bool = False
-    """Divide the activations between divided layers over the tensor ranks, along the sequence; not available yet."""
+    """Divide the activations between divided layers over the tensor ranks, along the sequence."""
     tensor_plan: Annotated[TensorPlan | None, BeforeValidator(TensorPlan.resolve)] = None
     """Which layers are divided, by name; None uses the plan of the model's own method `tensor_plan`."""
+    pipeline: Count = 1
+    """Number of ranks over which the layers of one replica are spread; must divide `world_size`."""
+    stages: AnyStrategy = Field(default_factory=lambda: Strategy("pipeline"))
+    """Settings of the pipeline axis, such as ``ss.Pipeline(schedule="zbv")``; no effect if `pipeline` is 1."""
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
-        if self.sequence_parallel:
-            raise SpecError("strategy.sequence_parallel=True is not available in jobs yet; leave it out")
+        if self.stages.is_here and "pipeline" not in (self.stages.degrees(2) or {}):
+            raise SpecError(
+                f"strategy.stages={quoted(self.stages.label)} does not spread layers over ranks; use ss.Pipeline(...)"
+            )
         return self
 
     def shape(self, world_size: int) -> dict[str, int]:
         """Return the number of ranks along each axis, the outermost axis first."""
         context = {"context": self.context} if self.context > 1 else {}
-        return {"data": self.num_data_ranks(world_size), **context, "tensor": self.tensor}
+        data = self.num_data_ranks(world_size)
+        return {"pipeline": self.pipeline, "data": data, **context, "tensor": self.tensor}
+
+    def place(self, rank: int, world_size: int) -> dict[str, int]:
+        """Return a rank's index on each axis, the outermost axis first."""
+        place, rest = {}, rank
+        for axis, size in reversed(self.shape(world_size).items()):
+            place[axis], rest = rest % size, rest // size
+        return dict(reversed(place.items()))
 
     def num_data_ranks(self, world_size: int) -> int:
         """Return the number of replicas, each of which gets its share of the batch."""
-        return max(world_size // (self.tensor * self.context), 1)
+        return max(world_size // self.replica_ranks, 1)
+
+    @property
+    def replica_ranks(self) -> int:
+        """Number of ranks that train one replica of the model, each with a part of it or of its sequences."""
+        return self.tensor * self.pipeline * self.context
 
     def num_state_ranks(self, world_size: int) -> int:
         """Return the number of ranks that have the same part of the model, on the data and context axes."""
@@ -90,10 +110,25 @@ class Mesh(Strategy):
         """
         ranks = self.num_state_ranks(job.world_size)
         strategy = self.data if ranks > 1 else Strategy("single")
-        batch = job.batch
-        if self.context > 1:
-            batch = batch.replace(global_batch=batch.global_batch * self.context)
-        return job.replace(strategy=strategy, world_size=ranks, elastic=None, batch=batch)
+        samples = {"batch": job.batch.replace(global_batch=job.batch.global_batch * self.context)}
+        return job.replace(
+            strategy=strategy, world_size=ranks, elastic=None, **(samples if self.context > 1 else {})
+        )
+
+    def pipeline_job(self, job: Job) -> Job:
+        """Return the job of the ranks along the pipeline axis: that of one replica, with its share of the batch."""
+        share = job.batch.per_rank(job.num_data_ranks)
+        return job.replace(
+            strategy=self.stages, world_size=self.pipeline, elastic=None, compression="none",
+            batch=job.batch.replace(global_batch=share, shares=None, rebalance_every=None),
+        )  # fmt: skip
+
+    def suggested_micro_batch(self, global_batch: int, world_size: int) -> int | None:
+        """Return the size that the pipeline suggests for a replica's share; None without a pipeline."""
+        share = global_batch // self.num_data_ranks(world_size)
+        return (
+            self.stages.suggested_micro_batch(share, self.pipeline) if self.pipeline > 1 and share else None
+        )
 
     @property
     def of_data(self) -> Strategy:
@@ -102,33 +137,36 @@ class Mesh(Strategy):
 
     def data_index(self, rank: int, world_size: int) -> int:
         """Return a rank's place among the ranks that have the same part of the model."""
-        return rank // self.tensor
+        place = self.place(rank, world_size)
+        return place["data"] * self.context + place.get("context", 0)
 
     def of_replica(self, world_size: int) -> tuple[Strategy, int]:
-        """Return a mesh of the ranks of one replica, and their number; with one rank, the strategy is `Single`."""
+        """Return a mesh of the tensor and context axes only, and its number of ranks; `Single` with one rank."""
         ranks = self.tensor * self.context
         if ranks == 1:
             return Strategy("single"), 1
-        return self.replace(data=Strategy("ring")), ranks
+        return self.replace(data=Strategy("ring"), pipeline=1), ranks
 
     def role(self, rank: int, world_size: int) -> str:
-        """Return a rank's place on each axis, such as ``data 0 · tensor 1``."""
-        shape = self.shape(world_size)
-        places = zip(shape, unravelled(rank, shape), strict=True)
-        return " · ".join(f"{axis} {place}" for axis, place in places)
+        """Return a rank's place on each axis, such as ``data 0 · tensor 1``, and its stages, if there are several."""
+        place = self.place(rank, world_size)
+        stages = [self.stages.role(place["pipeline"], self.pipeline)] if self.pipeline > 1 else []
+        axes = [f"{axis} {index}" for axis, index in place.items() if axis != "pipeline"]
+        return " · ".join([*axes, *map(str, stages)])
 
     def cargo(self, collective: str) -> str:
         """Return the word for what a collective sends: activations on the tensor and context axes."""
-        if axis_of(collective) in ("tensor", "context"):
+        axis, name = axis_of(collective), collective_of(collective)
+        if axis in ("tensor", "context"):
             return "activations"
-        return self.data.cargo(collective_of(collective))
+        return (self.stages if axis == "pipeline" else self.data).cargo(name)
 
     @property
     def label(self) -> str:
-        """The data axis's strategy and the number of context and tensor ranks, such as ``zero-1+tensor2``."""
-        context = f"+{self.context_comm}{self.context}" if self.context > 1 else ""
-        tensor = f"+tensor{self.tensor}" if self.tensor > 1 or not context else ""
-        return f"{self.data.label}{context}{tensor}"
+        """The data axis's strategy and the other axes' numbers of ranks, such as ``zero-1+tensor2+pipeline4``."""
+        axes = {"tensor": "tensor", "context": self.context_comm, "pipeline": "pipeline"}
+        names = [f"{name}{getattr(self, axis)}" for axis, name in axes.items() if getattr(self, axis) > 1]
+        return "+".join([self.data.label, *(names or ["tensor1"]), *["sequence"] * self.sequence_parallel])
 
     @property
     def zero_stage(self) -> int | None:  # type: ignore[override] # that of the strategy in a setting
@@ -148,48 +186,49 @@ class Mesh(Strategy):
     @property
     def hides_noise_because(self) -> str | None:
         """Why the gradient noise scale cannot be measured: no rank has the whole gradient of its samples."""
-        return (
-            "a rank has a part of its samples' gradient"
-            if self.tensor * self.context > 1
-            else self.data.hides_noise_because
-        )
+        is_whole = self.replica_ranks == 1
+        return self.data.hides_noise_because if is_whole else "a rank has a part of its samples' gradient"
 
     @property
     def needs_even_because(self) -> str | None:
         """Why all replicas need equal shares of the batch."""
-        together = next((axis for axis in ("tensor", "context") if getattr(self, axis) > 1), None)
-        if together is None:
-            return self.data.needs_even_because
-        return f"ranks of a {together} group pass through the model together"
+        if self.pipeline > 1:
+            return "ranks along a pipeline pass the same number of micro-batches in each replica"
+        for axis in ("tensor", "context"):
+            if getattr(self, axis) > 1:
+                return f"ranks of a {axis} group pass through the model together"
+        return self.data.needs_even_because
 
     @property
     def exchanges_in_passes(self) -> bool:
-        """Whether ranks communicate in every pass: they do along the tensor and context axes."""
-        return self.tensor * self.context > 1 or self.data.exchanges_in_passes
+        """Whether ranks communicate in every pass: they do along all axes but the data axis."""
+        return self.replica_ranks > 1 or self.data.exchanges_in_passes
 
     def degrees(self, world_size: int) -> Mapping[str, Any] | None:
-        """Return the degrees of the layout: those of the data axis, and the numbers of context and tensor ranks."""
+        """Return the degrees of the layout: those of each axis, and the schedule of the pipeline."""
         ranks = self.num_state_ranks(world_size)
         data = self.data.degrees(ranks) if ranks > 1 else {}
         if data is None:
             return None
-        return {
-            **data, "data": self.num_data_ranks(world_size), "context": self.context, "tensor": self.tensor,
-            "sequence_parallel": self.sequence_parallel,
-        }  # fmt: skip
+        data = {**data, "data": self.num_data_ranks(world_size), "context": self.context}
+        tensor = {"tensor": self.tensor, "sequence_parallel": self.sequence_parallel}
+        spread = self.stages.degrees(self.pipeline) if self.pipeline > 1 else {}
+        return None if spread is None else {**data, **tensor, **spread}
 
     def check(self, job: Job) -> None:
         """Reject numbers of ranks that are not a mesh, and what the axes cannot do together yet."""
-        left = job.world_size
-        for axis in ("tensor", "context"):
-            size = getattr(self, axis)
-            if left % size:
-                of = "" if left == job.world_size else f" / tensor = {left}"
+        ranks, inner = job.world_size, ""
+        for axis in ("tensor", "context", "pipeline"):
+            if ranks % (size := getattr(self, axis)):
                 raise SpecError(
-                    f"strategy.{axis}={size} does not divide world_size={job.world_size}{of}; use one of "
-                    f"{divisors_text(left, near=size)}"
+                    f"strategy.{axis}={size} does not divide world_size={job.world_size}{inner}; use one of "
+                    f"{divisors_text(ranks, near=size)}"
                 )
-            left //= size
+            ranks, inner = ranks // size, f"{inner} / {axis}={size}" if size > 1 else inner
+        if self.sequence_parallel and self.tensor == 1:
+            raise SpecError(
+                "strategy.sequence_parallel=True has no effect with tensor=1; use tensor=2 or more, or leave it out"
+            )
         if not self.data.is_here:
             return  # a run whose strategy's code is elsewhere can be read, but not launched
         is_alone = self.num_state_ranks(job.world_size) == 1
@@ -202,8 +241,11 @@ class Mesh(Strategy):
         if is_alone and self.data.zero_stage:
             raise SpecError(
                 f"strategy.data={quoted(self.data.label)} has no other ranks to share states with, because "
-                f"world_size={job.world_size} is one replica; leave data out, or use world_size={2 * self.tensor}"
+                f"world_size={job.world_size} is one replica; leave data out, or use "
+                f"world_size={2 * self.replica_ranks}"
             )
+        if self.pipeline > 1:
+            pipeline_axis.check(self, job)
         if self.tensor > 1:
             tensor_axis.check(self, job)
         if self.context > 1:
@@ -226,6 +268,8 @@ class Mesh(Strategy):
 
     def traffic(self, step: JobStep) -> Traffic | None:
         """Return the data axis's own traffic, and the sums of activations, of their gradients and of norms."""
+        if self.pipeline > 1:
+            return None
         from shardscope.analytic.communication.axes import axis_traffic, groups_along
         from shardscope.analytic.communication.traffic import together
 
@@ -250,6 +294,8 @@ class Mesh(Strategy):
 
     def plan(self, step: JobStep) -> StepPlan | None:
         """Return the messages of the data axis, and those of the other axes, for which passes wait."""
+        if self.pipeline > 1:
+            return None
         from shardscope.analytic.communication.axes import axis_exchanges, groups_along
         from shardscope.analytic.communication.plan import whole
 
@@ -267,7 +313,7 @@ class Mesh(Strategy):
         """Return the data axis's own states of the part of the model that a rank holds."""
         from shardscope.analytic.communication.axes import groups_along, placed
 
-        if not self._is_divided(step):
+        if self.pipeline > 1 or not self._is_divided(step):
             return None
         data, groups = self._on_data(step), groups_along(self.shape(step.world_size), "data")
         found = data.job.strategy.states(data)
@@ -275,6 +321,8 @@ class Mesh(Strategy):
 
     def work(self, step: JobStep) -> list[Work]:
         """Return the work of each rank, relative to its part of the model."""
+        if self.pipeline > 1:
+            return super().work(step)
         data = self._on_data(step)
         return [each for each in data.job.strategy.work(data) for _ in range(self.tensor)]
 

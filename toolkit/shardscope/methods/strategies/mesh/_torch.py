@@ -24,6 +24,8 @@ def built(settings: Mesh, job: Job, context: RankContext) -> RankStrategy:
     Raises:
         SpecError: The job's optimizer is the user's own, which is not available with a divided model.
     """
+    if settings.pipeline > 1:
+        raise SpecError(f"strategy.pipeline={settings.pipeline} cannot be trained yet; use pipeline=1")
     mesh = RankMesh.open(settings.shape(job.world_size), context, timeout_s=job.timeout_s)
     strategy = build_strategy(settings.data_job(job), mesh.context(context, "data"))
     if settings.tensor > 1:
@@ -34,7 +36,9 @@ def built(settings: Mesh, job: Job, context: RankContext) -> RankStrategy:
             )
         ranks = mesh.context(context, "tensor")
         axis = TensorAxis(ranks.world_size, ranks.rank, ranks.group)
-        strategy.tensor_split = TensorSplit(axis, settings.tensor_plan)
+        strategy.tensor_split = TensorSplit(
+            axis, settings.tensor_plan, cuts_sequences=settings.sequence_parallel
+        )
     if settings.context > 1:
         ranks = mesh.context(context, "context")
         strategy.sequence_split = SequenceSplit(

@@ -24,4 +24,4 @@ def messages_of(axis: str, step: JobStep) -> Iterator[tuple[When, str, int]]:
             seen[each.phase] += 1
             if each.axis == axis:
                 when = When(each.phase, seen[each.phase] / (counts[each.phase] + 1), micro_batch)
-                yield when, each.op, round(each.sample_bytes * step.samples)
+                yield when, each.op, round(each.sample_bytes * step.samples) + each.parameter_bytes

@@ -52,7 +52,7 @@ def _check_model(mesh: Mesh, job: Job) -> None:
             f"tensor={mesh.tensor} needs a plan of which layers are divided, and model={job.model!r} has none; use "
             f'a GPT, or give ss.Strategy("mesh", tensor={mesh.tensor}, tensor_plan={{...}})'
         )
-    Layout(tensor=mesh.tensor).check(transformer)
+    Layout(tensor=mesh.tensor, sequence_parallel=mesh.sequence_parallel).check(transformer)
 
 
 def calls(mesh: Mesh, step: JobStep) -> list[tuple[When, Traffic]]:

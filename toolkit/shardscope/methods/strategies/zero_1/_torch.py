@@ -30,7 +30,7 @@ from shardscope.training.collectives.sender import Sender
 from shardscope.training.compression import Bucket, Carrier
 from shardscope.training.context import RankContext
 from shardscope.training.memory import Held
-from shardscope.training.strategies.base import LossFunction, MicroBatch, StepResult, no_gradient_error
+from shardscope.training.strategies.base import no_gradient_error
 from shardscope.training.strategies.partitioned import ParameterShare, Partitioned
 
 
@@ -40,12 +40,33 @@ class Zero1Rank(Partitioned):
     settings: FlatShards
     keeps_gradients: ClassVar[bool] = True
     """Whether a rank keeps the whole gradients of a step, and not only its own chunks."""
+    is_adopted = False
+    """Whether another object runs the passes, so that buckets are sent after the last one."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self._flatten(trained, model)
+        for _, parameter in trained:
+            parameter.register_post_accumulate_grad_hook(self._arrived)
+        return model
+
+    def take(self, named: Sequence[Named], roots: Sequence[nn.Module]) -> None:
+        trained = [(name, p) for name, p in named if p.requires_grad]
+        self._flatten(trained, self.model)
+        self.is_adopted = True
+        for _, parameter in trained:  # passes need not end in `AccumulateGrad`, whose hooks `wrap` uses
+            parameter.register_hook(partial(self._computed, parameter))
+        self._hold()
+
+    def _computed(self, parameter: nn.Parameter, _: Tensor) -> None:
+        index, name = self.order[id(parameter)]
+        self.missing[index].discard(name)
+
+    def _flatten(self, trained: Sequence[Named], model: nn.Module) -> None:
+        """Move parameters into flat buckets, and set this rank's pieces of them."""
         settings, group = self.settings, self.context.group
         assert group is not None
         self.is_ring = settings.collectives == "ring"
-        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         cut = cut_into_buckets(trained, int(settings.bucket_mb * 2**20))
         self.ring = RingAllReduce(group, shares=shares_of_ranks(settings, model, cut, self.context))
         if self.compressor is not None:
@@ -65,12 +86,9 @@ class Zero1Rank(Partitioned):
         by_name = {piece.name: piece for bucket in self.buckets for piece in bucket.pieces}
         self.pieces = [by_name[name] for name, _ in trained]
         self.order = {id(p): (index, name) for index, b in enumerate(self.buckets) for name, p in b.named}
-        for _, parameter in trained:
-            parameter.register_post_accumulate_grad_hook(self._arrived)
         self.is_last = True
         self.reduce_squares = self.reduce_grad_square = self._sum_over_ranks
         self.copies_of_gradients = 1
-        return model
 
     @property
     def part_number(self) -> int:
@@ -89,20 +107,17 @@ class Zero1Rank(Partitioned):
         yield
         self.is_last = True
 
-    def step(
-        self,
-        micro_batches: Sequence[MicroBatch],
-        loss_function: LossFunction,
-        optimizer: torch.optim.Optimizer,
-    ) -> StepResult:
+    def begin_step(self, optimizer: torch.optim.Optimizer, num_micro_batches: int) -> None:
+        super().begin_step(optimizer, num_micro_batches)
         self._clear()
-        result = super().step(micro_batches, loss_function, optimizer)
-        if not result.skipped:
+
+    def end_step(self, *, skipped: bool) -> None:
+        super().end_step(skipped=skipped)
+        if not skipped:
             for done in [
                 self.sender.submit(partial(self._gather, bucket.weights, bucket)) for bucket in self.buckets
             ]:
                 done.result()
-        return result
 
     # Gradients, in the order in which the backward pass computes them.
 
@@ -127,10 +142,19 @@ class Zero1Rank(Partitioned):
             self.sent.append(self.sender.submit(partial(self._reduce, self.buckets[len(self.sent)])))
 
     def finish_exchange(self) -> None:
+        if self.is_adopted:
+            self._send_all()
         self._settle()
         for bucket in self.buckets:
             for piece in bucket.pieces:
                 piece.parameter.grad = piece.grad
+
+    def _send_all(self) -> None:
+        """Send all buckets, whose adopted parameters have the gradients of all passes of a step."""
+        for bucket, missing in zip(self.buckets, self.missing, strict=True):
+            grads = bucket.wholes(bucket.grads)
+            missing -= {name for name in missing if grads[name].any()}  # of a copy on another rank
+            self.sent.append(self.sender.submit(partial(self._reduce, bucket)))
 
     def _settle(self) -> None:
         """Wait until all buckets are reduced.

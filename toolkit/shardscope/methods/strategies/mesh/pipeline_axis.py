@@ -1,0 +1,32 @@
+"""The pipeline axis of a mesh: what it refuses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardscope.errors import SpecError
+
+if TYPE_CHECKING:
+    from shardscope.methods.strategies.mesh import Mesh
+    from shardscope.spec.job import Job
+
+
+def check(mesh: Mesh, job: Job) -> None:
+    """Reject what the pipeline itself cannot run, and what is not available yet with layers on several ranks."""
+    mesh.pipeline_job(job)
+    if mesh.context > 1:
+        raise SpecError(
+            f"strategy.context={mesh.context} is not available with strategy.pipeline={mesh.pipeline} yet; use "
+            "context=1"
+        )
+    if job.compression.is_on:
+        raise SpecError(
+            f"compression={job.compression.name!r} is not available with strategy.pipeline={mesh.pipeline} yet; use "
+            "compression='none'"
+        )
+    for name in ("replicas", "shards"):
+        if getattr(mesh.data, name, None) not in (None, 1):
+            raise SpecError(
+                f"strategy.data.{name}={getattr(mesh.data, name)} is not available with "
+                f"strategy.pipeline={mesh.pipeline} yet; leave {name} out"
+            )
