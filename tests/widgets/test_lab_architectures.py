@@ -19,7 +19,7 @@ from widgets.fake_runs import consensus_events, fake_run, memory_events, schedul
 class TestFamilies:
     def test_every_strategy_has_its_place_once(self):
         listed = [kind for _, kinds in strategy_families() for kind in kinds]
-        assert sorted(listed) == sorted(strategies())
+        assert sorted(listed) == sorted(registry.names(ss.Strategy))
 
     def test_settings_come_from_the_spec_with_its_own_words(self):
         (directions,) = settings_of_method(ss.Strategy, "ring")

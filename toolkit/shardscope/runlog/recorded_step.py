@@ -11,6 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from shardscope.runlog.axes import collective_of
 from shardscope.runlog.schema import MEMORY_KINDS, Event
 from shardscope.runlog.spans import finished_steps
 from shardscope.runlog.step_events import MESSAGE, MemoryPoint, StepEvent, StepEvents, in_order
@@ -122,7 +123,7 @@ class _Recorded:
     def _item(self, rank: int, name: str, item: str, at: float) -> str:
         done = (
             [op for op in self.ops.get(rank, ()) if op.end <= at and op.op != "W"]
-            if name == _OF_PASSES
+            if collective_of(name) == _OF_PASSES
             else []
         )
         if done:

@@ -116,7 +116,8 @@ class StepEvents:
         ]  # fmt: skip
         return {
             "label": self.label, "origin": self.origin, "shape": self.arrangement.shape,
-            "hubs": list(self.arrangement.hubs), "world_size": self.world_size, "step": self.step,
+            "hubs": list(self.arrangement.hubs), "axes": [[*axis] for axis in self.arrangement.axes],
+            "world_size": self.world_size, "step": self.step,
             "duration_us": _us(self.step_time_s), "events": rows, "texts": list(texts),
             "memory": [[point.rank, _us(point.at_s), *point.held] for point in self.memory],
             "memory_kinds": list(MEMORY_KINDS), "roles": [role or "" for role in self.roles], "note": self.note,

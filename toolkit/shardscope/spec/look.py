@@ -26,7 +26,10 @@ YOUR_OWN = MethodStyle("#8a6d3b", "dash", "x")
 class Arrangement(NamedTuple):
     """How the ranks of a strategy are connected, for drawings."""
 
-    shape: Literal["ring", "tree", "star", "row"] = "ring"
-    """``ring``: a circle; ``tree``: binary, rank 0 on top; ``star``: `hubs` in the middle; ``row``: a line."""
+    shape: Literal["ring", "tree", "star", "row", "grid"] = "ring"
+    """``ring``: a circle; ``tree``: binary, rank 0 on top; ``star``: `hubs` in the middle; ``row``: a line; ``grid``: a
+    grid with the ranks along the innermost axis next to each other."""
     hubs: tuple[int, ...] = ()
     """Ranks in the middle of a star."""
+    axes: tuple[tuple[str, int], ...] = ()
+    """Name and number of ranks of each axis of a mesh, the outermost axis first."""

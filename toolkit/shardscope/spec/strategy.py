@@ -73,7 +73,7 @@ class Strategy(Method):
     composes: ClassVar[bool] = False
     """Whether the strategy can be the data axis of a mesh: all ranks apply the same mean gradient in every step."""
     is_composite: ClassVar[bool] = False
-    """Whether the strategy is made of others, one per axis; lists of strategies to choose from leave it out."""
+    """Whether the strategy is made of others, one per axis; lists of strategies of one axis leave it out."""
     zero_stage: ClassVar[int | None] = None
     """The ZeRO stage whose memory formulas apply to a rank, 0 for whole replicas; None if none applies."""
 
@@ -264,9 +264,16 @@ class Strategy(Method):
         """
         return None
 
-    def arrangement(self, world_size: int) -> Arrangement:  # noqa: ARG002
-        """Return how drawings arrange the ranks: by default in a circle."""
-        return Arrangement()
+    def shape(self, world_size: int) -> dict[str, int]:  # noqa: ARG002
+        """Return the number of ranks along each axis, the outermost axis first; empty if there is one axis only, whose
+        collectives have no axis in their names.
+        """
+        return {}
+
+    def arrangement(self, world_size: int) -> Arrangement:
+        """Return how drawings arrange the ranks: in a grid if they have several axes, or else in a circle."""
+        axes = tuple(self.shape(world_size).items())
+        return Arrangement("grid", axes=axes) if axes else Arrangement()
 
     def cargo(self, collective: str) -> str:
         """Return a word for the data that a collective sends, such as ``gradients``."""

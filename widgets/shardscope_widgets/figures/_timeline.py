@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from shardscope.runlog.spans import Interval, covered, union
 from shardscope_widgets.figures import theme
 from shardscope_widgets.trace import Trace, TraceSpan
-from shardscope_widgets.words import bytes_text, duration_text, listed
+from shardscope_widgets.words import bytes_text, collective_text, duration_text, listed
 
 COMPUTE, COMMUNICATION, IDLE = "compute", "communication", "idle"
 BLANK = {"showticklabels": False, "range": [0, 1]}
@@ -206,7 +206,7 @@ def _kind(name: str, bars: list[SpanBar], lanes: list[str]) -> dict[str, Any]:
         "x": [bar.duration_ms for bar in bars],
         "y": places,
         "width": 0.8 if idle else height * 0.9,
-        "name": name.replace("_", " "),
+        "name": collective_text(name),
         "marker": theme.striped(look, size=5, solidity=0.22) | {"line": {"width": 0}},
         "hovertext": [_hover(bar) for bar in bars],
         "hovertemplate": "%{hovertext}<extra></extra>",
@@ -217,7 +217,7 @@ def _kind(name: str, bars: list[SpanBar], lanes: list[str]) -> dict[str, Any]:
 
 def _hover(bar: SpanBar) -> str:
     size = f"<br>{bytes_text(bar.num_bytes)}" if bar.num_bytes else ""
-    name, length = bar.name.replace("_", " "), duration_text(bar.duration_ms / 1e3)
+    name, length = collective_text(bar.name), duration_text(bar.duration_ms / 1e3)
     return f"<b>{name}</b>, {length}<br>rank {bar.rank}, step {bar.step}{size}"
 
 

@@ -11,16 +11,17 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from shardscope.runlog.axes import collective_of
 from shardscope.runlog.spans import Interval, covered, union
 from shardscope.runlog.step_events import MESSAGE, StepEvents
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._ghosts import GhostPart
 from shardscope_widgets.figures._timeline import COMPUTE, IDLE
-from shardscope_widgets.words import duration_text, listed
+from shardscope_widgets.words import collective_text, duration_text, listed
 
 MOST_RANKS = 8
 """Maximum number of ranks that are drawn."""
-_SENT, _RECEIVED = "send", "recv"
+_SENT, _RECEIVED = "send", "recv"  # on an axis, or of all ranks
 _ROW, _GAP, _FRAME = 25, 14, 84
 """Heights in pixels of one row, of the gap between two ranks, and of the rest of the figure."""
 _FAINT = {"measured": 1.0, "simulated": 0.72, "predicted": 0.5}
@@ -57,7 +58,7 @@ class TwinRow(NamedTuple):
     @property
     def busy_ms(self) -> float:
         """Milliseconds in which the rank computes or communicates; a rank that only waits to receive is idle."""
-        busy = (bar for bar in self.bars if bar.name != _RECEIVED)
+        busy = (bar for bar in self.bars if collective_of(bar.name) != _RECEIVED)
         return covered((bar.start_ms, bar.start_ms + bar.duration_ms) for bar in busy)
 
 
@@ -119,8 +120,8 @@ def _bars(step: StepEvents, rank: int) -> tuple[TwinBar, ...]:
             name = event.kind.split(" for ")[0]
             found.setdefault((name, event.lane == COMPUTE), []).append(at)
         elif event.lane == MESSAGE and rank in (event.rank, event.peer) and event.kind not in spans:
-            is_received = event.kind == _SENT and event.peer == rank
-            name = _RECEIVED if is_received else event.kind
+            is_received = collective_of(event.kind) == _SENT and event.peer == rank
+            name = event.kind.removesuffix(_SENT) + _RECEIVED if is_received else event.kind
             found.setdefault((name, False), []).append(at)
     bars = [
         TwinBar(name, start, end - start, is_computing)
@@ -218,7 +219,7 @@ def _kind(info: TwinInfo, places: Sequence[float], name: str) -> list[dict[str, 
 def _trace(
     name: str, origin: str, chosen: Sequence[tuple[TwinBar, float, TwinRow]], *, is_first: bool
 ) -> dict[str, Any]:
-    title, look = name.replace("_", " "), theme.span_look(name)
+    title, look = collective_text(name), theme.span_look(name)
     return {
         "type": "bar", "orientation": "h", "name": title, "legendgroup": name, "showlegend": is_first,
         "base": [bar.start_ms for bar, *_ in chosen], "x": [bar.duration_ms for bar, *_ in chosen],

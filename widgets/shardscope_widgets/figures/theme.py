@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from shardscope.runlog.axes import axis_of, collective_of
 from shardscope.spec import Compression, registry, run_names
 from shardscope.spec.look import DASHES, MethodStyle
 from shardscope.spec.run_names import strategy_colour
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
     from shardscope_widgets.trace import Trace
 
 __all__ = [
-    "AXIS", "DASHES", "FONT", "GREY", "GRID", "HOVER", "IDLE", "LEGEND_ABOVE", "MEMORY_LOOKS", "MODEBAR",
-    "MODEBAR_WIDTH", "OP_LOOKS", "PATTERNS", "RunStyle", "SPAN_LOOKS", "axis", "blank", "empty", "heading", "ink_on",
-    "look", "method_look", "note", "rule", "run_looks", "span_look", "strategy_colour", "striped", "style", "tint",
+    "AXIS", "AXIS_COLOURS", "DASHES", "FONT", "GREY", "GRID", "HOVER", "IDLE", "LEGEND_ABOVE", "MEMORY_LOOKS",
+    "MODEBAR", "MODEBAR_WIDTH", "OP_LOOKS", "PATTERNS", "RunStyle", "SPAN_LOOKS", "axis", "axis_colour", "blank",
+    "empty", "heading", "ink_on", "look", "method_look", "note", "rule", "run_looks", "span_look",
+    "strategy_colour", "striped", "style", "tint",
 ]  # fmt: skip
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 GREY = "#757a83"
@@ -93,6 +95,10 @@ MEMORY_LOOKS = {
     "buffers": RunStyle("#8b8f99", pattern="x"),
 }
 """Styles by type of memory; gathered parameters are a lighter blue than a rank's own parameters."""
+AXIS_COLOURS = {
+    "data": "#e06c2c", "tensor": "#b866a6", "pipeline": "#c49a0c", "context": "#3aa5b5", "expert": "#5f6fd6",
+}  # fmt: skip
+"""Colours of collectives by the axis of the ranks, in jobs with several axes; the collective decides the pattern."""
 OP_LOOKS = {
     "F": RunStyle("#5aa9e6"),
     "B": RunStyle("#2a5f9e"),
@@ -105,10 +111,22 @@ _SPARE_SPANS = ("#b866a6", "#c49a0c", "#5f6fd6", "#4fb3bf", "#a35a3a")
 
 
 def span_look(name: str) -> RunStyle:
-    """Return the style of a span kind; an unknown kind gets a spare colour derived from its name."""
-    return SPAN_LOOKS.get(name) or RunStyle(
-        _SPARE_SPANS[sum(map(ord, name)) % len(_SPARE_SPANS)], pattern="/"
-    )
+    """Return the style of a span kind; an unknown kind gets a spare colour derived from its name.
+
+    A collective on an axis has the axis's colour and its own pattern.
+    """
+    if (axis := axis_of(name)) is not None:
+        return RunStyle(axis_colour(axis), pattern=span_look(collective_of(name)).pattern)
+    return SPAN_LOOKS.get(name) or RunStyle(_spare(name), pattern="/")
+
+
+def axis_colour(axis: str) -> str:
+    """Return the colour of an axis; one that has none gets a spare colour derived from its name."""
+    return AXIS_COLOURS.get(axis) or _spare(axis)
+
+
+def _spare(name: str) -> str:
+    return _SPARE_SPANS[sum(map(ord, name)) % len(_SPARE_SPANS)]
 
 
 def _rgb(colour: str) -> tuple[int, ...]:

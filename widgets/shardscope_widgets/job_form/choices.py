@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import traitlets as t
@@ -81,6 +82,12 @@ class JobChoices(t.HasTraits):
     global_batch = trait_of(Batch, "global_batch", default=32)
     micro_batch = trait_of(
         Batch, "micro_batch", "Micro-batch", default=0, least=0, optional=False, values=MICRO_BATCHES
+    )
+    shares = own_trait(
+        "",
+        "Shares of the batch",
+        "Shares of the data ranks in the global batch, such as 2, 2, 1, 1; or measured, by their measured speed; empty "
+        "for equal shares.",
     )
     compression = trait_of(Job, "compression")
     compression_options = t.Dict(
@@ -267,6 +274,34 @@ class JobChoices(t.HasTraits):
         return None
 
     @property
+    def degrees(self) -> dict[str, int]:
+        """Number of ranks along each axis of the chosen strategy, the outermost first; empty if it has one axis."""
+        shape: dict[str, int] = self.method("strategy").shape(self.num_ranks)
+        return shape
+
+    def set_degree(self, axis: str, ranks: int) -> None:
+        """Set the number of ranks along an axis; the other axes keep theirs, so `world_size` changes with it.
+
+        Args:
+            axis: One of `degrees`.
+            ranks: Its new number of ranks.
+
+        Raises:
+            TraitError: The strategy rejects the number, or there are too many ranks in total.
+        """
+        degrees = {**self.degrees, axis: ranks}
+        world_size = prod(degrees.values())
+        most = setting_in(JobChoices, "world_size").most
+        if most is not None and world_size > most:
+            product = " x ".join(f"{name}={each}" for name, each in degrees.items())
+            raise SpecError(
+                f"{product} are {world_size} ranks, but the form starts at most {most:g}; use fewer"
+            )
+        if isinstance(self.method_options("strategy").get(axis), int):
+            self.set_method_option("strategy", axis, ranks)
+        self.world_size = world_size
+
+    @property
     def num_ranks(self) -> int:
         """Number of ranks that will run: the chosen number, limited by the strategy's maximum."""
         ranks: int = self.world_size
@@ -284,7 +319,11 @@ class JobChoices(t.HasTraits):
         parts = {
             "world_size": self.num_ranks,
             "optimizer": Optimizer(name=self.optimizer, lr=self.lr),
-            "batch": Batch(global_batch=self.global_batch, micro_batch=self.micro_batch or suited),
+            "batch": Batch(
+                global_batch=self.global_batch,
+                micro_batch=self.micro_batch or suited,
+                shares=self.shares.strip() or None,
+            ),
             "link": self.link(),
             "record": Record(noise_scale=self.noise_scale),
             "checkpoint": Checkpoint(every=self.checkpoint_every or None),

@@ -10,15 +10,17 @@ from typing import Any
 
 from shardscope.methods.strategies.pipeline import SPLITS
 from shardscope.spec import Compression, Method, registry
-from shardscope.spec.strategy import strategies
+from shardscope.spec.strategy import Strategy, strategies, strategies_where
 from shardscope_widgets.kit.form import Setting, named, option_of, setting_of
+from shardscope_widgets.words import AXIS_LABELS
 
 _HEADINGS = (
     "Uncompressed", "Shorter floats", "Block quantization", "Stochastic rounding", "Signs", "Sparsification",
     "Low rank", "Periodic averaging",
 )  # fmt: skip
 """Families of compression methods in display order; any other families follow."""
-_LABELS = {
+_LABELS = AXIS_LABELS | {
+    "data": "Along the data axis",
     "every": "Average every",
     "update_every": "Adapt every",
     "feedback": "Error feedback",
@@ -31,7 +33,7 @@ _LABELS = {
 }
 _OTHERWISE: dict[str, dict[str, Any]] = {
     "mode": {"values": (("sync", "sync"), ("async", "async"), ("bounded (ssp)", "ssp"))},
-    "split": {"kind": "choice", "values": named(SPLITS)},
+    "split": {"kind": "combo", "values": named(SPLITS)},
 }
 _LEFT_TO_CODE = {"block", "clip", "bucket_mb", "slice_mb", "gamma", "microbatches"}
 """Settings without a control, which can only be set in code. `microbatches` needs no control, because the
@@ -41,9 +43,10 @@ _ONLY_WITH = {"staleness": ("mode", ("ssp",)), "budget": ("mode", ("async", "ssp
 
 
 def strategy_families() -> list[tuple[str, list[str]]]:
-    """Return pairs of a family and the names of its strategies, in historical order."""
+    """Return pairs of a family and the names of its strategies, in historical order; several axes come last."""
     found: dict[str, list[str]] = {}
-    for name, method in strategies().items():
+    composite = {each.name: each for each in registry.all_of(Strategy) if each.is_composite}
+    for name, method in {**strategies(), **composite}.items():
         found.setdefault(method.family, []).append(name)
     return list(found.items())
 
@@ -60,11 +63,17 @@ def settings_of_method(kind: type[Method], name: str) -> list[Setting]:
     """Return the settings of a method that have a control; block, bucket and slice sizes can only be set in code."""
     method = registry.require_known(kind, name)
     found = [
-        setting_of(method, field, _LABELS.get(field, ""), **_OTHERWISE.get(field, {}))
+        setting_of(method, field, _LABELS.get(field, ""), **_otherwise(method, field))
         for field in method.model_fields
         if field not in _LEFT_TO_CODE
     ]
     return [setting for setting in found if setting.kind != "other"]
+
+
+def _otherwise(method: type[Method], field: str) -> dict[str, Any]:
+    if field == "data" and issubclass(method, Strategy) and method.is_composite:
+        return {"values": named(strategies_where(lambda strategy: strategy.composes))}
+    return _OTHERWISE.get(field, {})
 
 
 def applies(setting: str, chosen: Mapping[str, Any]) -> bool:

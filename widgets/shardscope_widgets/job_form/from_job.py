@@ -26,8 +26,10 @@ def choices_of(job: Job) -> dict[str, Any]:
     for kind in KINDS:
         method = getattr(job, kind)
         found |= {kind: method.name, f"{kind}_options": options_of(method)}
+    shares = job.batch.shares
     return found | {
         "model": _plain(job.model), "data": _plain(job.data), "micro_batch": job.batch.micro_batch or 0,
+        "shares": ", ".join(map(str, shares)) if isinstance(shares, tuple) else shares or "",
         "optimizer": job.optimizer.name, "lr": job.optimizer.lr,
         "bandwidth": AS_IT_IS if job.link is None else bit_rate_text(job.link.bandwidth),
         "checkpoint_every": job.checkpoint.every if isinstance(job.checkpoint.every, int) else 0,

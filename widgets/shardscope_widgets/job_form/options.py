@@ -49,13 +49,22 @@ class Options(widgets.VBox):  # type: ignore[misc]
             self._made[key] = {setting.field: self._control(key, setting) for setting in settings}
         return self._made[key]
 
+    def in_axes(self) -> list[str]:
+        """Return the settings whose controls are beside the degrees: those of an axis that are not its degree."""
+        degrees = self._choices.degrees if self._field == "strategy" else {}
+        return [
+            setting.field
+            for setting in self._settings
+            if setting.field in degrees and setting.kind != "count"
+        ]
+
     def _show(self, refused: str = "") -> None:
         chosen, shown = self._choices.method_options(self._field), []
         controls = self.controls
         for setting in self._settings:
             control = controls[setting.field]
             show(control, chosen[setting.field])
-            if applies(setting.field, chosen):
+            if applies(setting.field, chosen) and setting.field not in self._choices.degrees:
                 shown.append(self._fields.setdefault(control, field(control)))
         self.refusal.value = f'<div class="ss-note bad" role="alert">{safe(refused)}</div>' if refused else ""
         self.children = (*shown, *([self.refusal] if refused else []))

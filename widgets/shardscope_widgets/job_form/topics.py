@@ -15,7 +15,7 @@ FIRST = ("model", "strategy", "world_size")
 """Controls that are always in view."""
 TOPICS: Mapping[str, Sequence[str]] = {
     "Settings of the strategy": ("strategy_options",),
-    "Batch": ("global_batch", "micro_batch"),
+    "Batch": ("global_batch", "micro_batch", "shares"),
     "Link and compression": ("bandwidth", "latency", "compression", "compression_options"),
     "Optimizer": ("optimizer", "lr", "lr_schedule", "lr_schedule_options"),
     "Data and steps": ("data", "steps", "seed"),
@@ -52,7 +52,10 @@ def _changed(name: str, choices: JobChoices) -> list[str]:
         kind = OPTIONS[name]
         known = settings_of_method(KINDS[kind], getattr(choices, kind))
         labels = {setting.field: setting.label.lower() for setting in known}
-        return [_valued(labels.get(field, field), each) for field, each in value.items()]
+        in_view = choices.degrees if kind == "strategy" else {}
+        return [
+            _valued(labels.get(field, field), each) for field, each in value.items() if field not in in_view
+        ]
     setting = setting_in(JobChoices, name)
     if value == default_of(name):
         return []

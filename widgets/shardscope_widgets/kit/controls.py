@@ -33,14 +33,22 @@ def control_of(setting: Setting) -> widgets.DOMWidget:
         return _open(setting, about)
     about["value"] = setting.default
     if setting.values:
-        if setting.slider:
-            return widgets.SelectionSlider(options=[value for _, value in setting.values], **about)
-        return widgets.Dropdown(options=setting.values, **about)
+        return _one_of(setting, about)
     if setting.kind == "switch":
         return widgets.Checkbox(indent=False, **about)
     if setting.kind in {"count", "number"}:
         return _number(setting, about)
     return widgets.Text(continuous_update=False, **about)
+
+
+def _one_of(setting: Setting, about: dict[str, Any]) -> widgets.DOMWidget:
+    if setting.kind == "combo":
+        return widgets.Combobox(
+            options=[text for text, _ in setting.values], continuous_update=False, **about
+        )
+    if setting.slider:
+        return widgets.SelectionSlider(options=[value for _, value in setting.values], **about)
+    return widgets.Dropdown(options=setting.values, **about)
 
 
 def _open(setting: Setting, about: dict[str, Any]) -> Open:
@@ -93,6 +101,8 @@ def show(control: widgets.DOMWidget, value: Any) -> None:
     """
     if isinstance(control, Open):
         value = "" if value in {None, control.unset} else str(value)
+    elif isinstance(control, widgets.Combobox):
+        value = ", ".join(map(str, value)) if isinstance(value, tuple) else value
     elif isinstance(control, widgets.SelectionSlider):
         if value not in control.options:
             more = [*control.options, value]

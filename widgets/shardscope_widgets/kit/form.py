@@ -29,9 +29,9 @@ _KINDS: dict[Any, str] = {bool: "switch", int: "count", float: "number", str: "t
 class Setting(NamedTuple):
     """Description of one form entry: a field of a spec, or an input that only the form has (`spec` is then None).
 
-    `kind` is ``choice`` (one of `values`), ``method`` (by name), ``switch``, ``count``, ``number``, ``text`` or
-    ``other``. An `optional` setting may be left empty, which means None. `least` and `most` are its bounds; None means
-    unbounded. `values` are pairs of a displayed text and its value.
+    `kind` is ``choice`` (one of `values`), ``combo`` (one of `values`, or a text), ``method`` (by name), ``switch``,
+    ``count``, ``number``, ``text`` or ``other``. An `optional` setting may be left empty, which means None. `least` and
+    `most` are its bounds; None means unbounded. `values` are pairs of a displayed text and its value.
     """
 
     spec: type[Spec] | None

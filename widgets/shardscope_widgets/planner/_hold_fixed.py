@@ -9,6 +9,7 @@ import ipywidgets as widgets
 
 from shardscope.spec.compression import compression_names
 from shardscope.spec.layout import OFFLOAD_NAMES, RECOMPUTE_NAMES, searched_schedules
+from shardscope_widgets.words import AXIS_LABELS
 
 ANY = "any"
 FILTERS: dict[str, tuple[Any, ...]] = {
@@ -20,12 +21,6 @@ FILTERS: dict[str, tuple[Any, ...]] = {
     "recompute": RECOMPUTE_NAMES,
     "offload": OFFLOAD_NAMES,
     "compression": compression_names()[1:],
-}
-LABELS = {
-    "tensor": "Tensor ranks",
-    "pipeline": "Pipeline stages",
-    "context": "Context ranks",
-    "zero": "ZeRO stage",
 }
 IN_TOOLTIPS = {
     "tensor": "number of tensor ranks",
@@ -50,7 +45,7 @@ class HoldFixed:
         self.controls: dict[str, widgets.Widget] = {}
         for axis in FILTERS:
             control = widgets.Dropdown(
-                description=LABELS.get(axis, axis.capitalize()),
+                description=AXIS_LABELS.get(axis, axis.capitalize()),
                 options=_options(axis),
                 tooltip=f"Search only layouts with this {IN_TOOLTIPS.get(axis, axis)}",
             )

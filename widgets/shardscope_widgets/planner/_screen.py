@@ -23,9 +23,9 @@ from shardscope_widgets.kit.frame import Frame
 from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.kit.markup import classed, columns, heading, note_html, status_html, words_html
 from shardscope_widgets.kit.script import script
-from shardscope_widgets.planner._hold_fixed import FILTERS, LABELS
+from shardscope_widgets.planner._hold_fixed import FILTERS
 from shardscope_widgets.planner._measured import MeasuredBox
-from shardscope_widgets.words import safe
+from shardscope_widgets.words import AXIS_LABELS, safe
 
 _EMPTY = _plans.PlansInfo((), (), 0.0)
 ABOUT = "every layout of a model on a cluster, ranked by predicted cost; no training is run"
@@ -230,7 +230,7 @@ _IN_FORM: dict[str, str | Callable[[re.Match[str]], str]] = {
 
 
 def _label(axis: str) -> str:
-    return LABELS.get(axis, axis.capitalize())
+    return AXIS_LABELS.get(axis, axis.capitalize())
 
 
 def as_in_form(text: str) -> str:

@@ -12,15 +12,19 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardscope.runlog.axes import axis_groups, axis_of
 from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope.runlog.step_events import StepEvent, StepEvents
 
 GRADIENTS, PARAMETERS, MICRO_BATCHES = "gradients", "parameters", "micro-batches"
+_DATA = "data"
+"""The axis of a mesh along which ranks sum gradients."""
 _PASSES = {"forward": 0.5, "backward": 0.5, "backward for inputs": 0.25, "backward for weights": 0.25}
 """Fraction of a micro-batch's cell that each pass fills."""
 _CHUNK, _PASS = re.compile(r"chunk (\d+)"), re.compile(r"micro-batch (\d+)(?: on stage (\d+))?")
@@ -46,11 +50,40 @@ class Cell(NamedTuple):
 
 
 def cells_of(step: StepEvents) -> list[Cell]:
-    """Return the cells of all ranks, by rank, contents and number."""
+    """Return the cells of all ranks, by rank, contents and number.
+
+    On a mesh, gradients are summed and parameters gathered over each group of ranks along the data axis.
+    """
     passes = [e for e in step.events if e.peer is None and _PASS.match(e.item) and e.kind in _PASSES]
     if passes and any("micro-batch" in m.item for m in step.messages):
         return _few(sorted(_micro_batches(passes)))
-    found: list[Cell] = []
+    shape = dict(step.arrangement.axes)
+    groups = axis_groups(shape, _DATA) if _DATA in shape else [[*range(step.world_size)]]
+    found = (
+        cell._replace(rank=group[cell.rank]) for group in groups for cell in _exchanged(_of(step, group))
+    )
+    return _few(sorted(found))
+
+
+def num_summed(step: StepEvents) -> int:
+    """Return the number of ranks whose gradients fill a cell: all, or on a mesh those of a group on the data axis."""
+    return dict(step.arrangement.axes).get(_DATA, step.world_size)
+
+
+def _of(step: StepEvents, group: Sequence[int]) -> StepEvents:
+    """Return what the ranks of a group do and send to each other, with the ranks numbered within the group."""
+    place = {rank: k for k, rank in enumerate(group)}
+    events = (
+        e._replace(rank=place[e.rank], peer=None if e.peer is None else place[e.peer])
+        for e in step.events
+        if e.rank in place and (e.peer is None or e.peer in place) and axis_of(e.kind) in {None, _DATA}
+    )
+    memory = (point._replace(rank=place[point.rank]) for point in step.memory if point.rank in place)
+    return replace(step, world_size=len(group), events=tuple(events), memory=tuple(memory))
+
+
+def _exchanged(step: StepEvents) -> Iterator[Cell]:
+    """Yield the cells of ranks that sum their gradients together."""
     for what in (GRADIENTS, PARAMETERS):
         carried = [m for m in step.messages if m.item.endswith(what)]
         is_summed = what == GRADIENTS or any(m.phase.startswith("reduce-scatter") for m in carried)
@@ -58,10 +91,9 @@ def cells_of(step: StepEvents) -> list[Cell]:
             _CHUNK.match(m.item) for m in carried
         )
         if is_summed or is_mixed:
-            found += _Sums(step, what, carried).cells()
+            yield from _Sums(step, what, carried).cells()
         elif carried:
-            found += _copies(step, carried)
-    return _few(sorted(found))
+            yield from _copies(step, carried)
 
 
 def _few(cells: Sequence[Cell]) -> list[Cell]:

@@ -114,6 +114,8 @@ class _Picture:
         middle = (_WIDTH / 2, _STAGE / 2 + 30)
         if shape == "row":
             return [(_WIDTH * (k + 0.5) / n, middle[1]) for k in range(n)]
+        if shape == "grid":
+            return self._grid(middle[1])
         if shape == "tree":
             depth = n.bit_length() - 1
             levels = [(rank + 1).bit_length() - 1 for rank in range(n)]
@@ -127,6 +129,22 @@ class _Picture:
             angle = -pi / 2 + 2 * pi * k / len(outer)
             places[rank] = (middle[0] + 250 * cos(angle), middle[1] + 100 * sin(angle))
         return [places[rank] for rank in range(n)]
+
+    def _grid(self, middle: float) -> list[Point]:
+        """Return the centres of ranks on a mesh: the innermost axis across if it is the longer side, else down."""
+        n, inner = (
+            self.step.world_size,
+            next((size for _, size in reversed(self.step.arrangement.axes) if size > 1), 1),
+        )
+        places = [divmod(rank, inner) for rank in range(n)]
+        is_across = inner > n // inner
+        columns, rows = (inner, n // inner) if is_across else (n // inner, inner)
+        cells = [(k, outer) if is_across else (outer, k) for outer, k in places]
+        down = (_STAGE - 76) / rows
+        return [
+            (_WIDTH * (column + 0.5) / columns, middle + down * (row - (rows - 1) / 2))
+            for column, row in cells
+        ]
 
     def _curve(self, source: int, target: int) -> str:
         """Return the path of a message, from card to card; opposite directions use separate lanes."""

@@ -19,7 +19,7 @@ from shardscope.runtime import Run
 from shardscope_widgets.figures import theme
 from shardscope_widgets.kit.markup import words_html
 from shardscope_widgets.kit.still import Still, image_html
-from shardscope_widgets.step_player._cells import cells_of
+from shardscope_widgets.step_player._cells import cells_of, num_summed
 from shardscope_widgets.step_player._picture import MOST_RANKS, picture_svg, write_picture
 from shardscope_widgets.words import duration_text, plural
 
@@ -192,6 +192,8 @@ def player_dict(step: StepEvents | None) -> dict[str, Any]:
     looks = {kind: theme.span_look(kind) for kind in sorted({event.kind for event in step.events})}
     return step.to_dict() | {
         "looks": {kind: [look.colour, look.pattern] for kind, look in looks.items()},
+        "axis_looks": {axis: theme.axis_colour(axis) for axis, _ in step.arrangement.axes},
+        "num_summed": num_summed(step),
         "memory_looks": {kind: theme.MEMORY_LOOKS[kind].colour for kind in MEMORY_KINDS},
         "cells": [
             [*cell[:4], [round(value, 4) for at, level in cell.keys for value in (1e6 * at, level)]]

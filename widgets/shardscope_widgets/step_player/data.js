@@ -34,6 +34,7 @@ function readStep(raw) {
   const held = raw.memory.map((point) => point.slice(2).reduce((a, b) => a + b, 0));
   step.mostMemory = Math.max(1, ...held);
   step.fullest = raw.memory[held.indexOf(step.mostMemory)]?.[0] ?? 0;
+  step.axes = (raw.axes ?? []).map(([name, size], k, all) => ({ name, size, stride: all.slice(k + 1).reduce((product, [, other]) => product * other, 1) }));
   step.mostBytes = Math.max(1, ...step.messages.map((m) => m.bytes));
   return step;
 }
@@ -94,17 +95,18 @@ const isSentOn = (cell, t) => cell.what === "gradients" && levelAt(cell, t) < 0.
 
 /** Explain a cell in a sentence. */
 function cellSentence(step, cell, t) {
-  const level = levelAt(cell, t), n = step.world_size, count = Math.floor(level * n + 0.01);
+  const level = levelAt(cell, t), n = step.num_summed, count = Math.floor(level * n + 0.01), of = step.axes.length ? "ranks of its data group" : "ranks";
   const whose = capital(nameOf(step, cell.rank)), chunk = (step.cellsOf[cell.rank][cell.what].length > 1 ? `chunk ${cell.index} of the ` : "the ") + cell.what;
   if (cell.what === "micro-batches") return `${whose}, micro-batch ${cell.index}: ${level > 0.999 ? "forward and backward pass done" : level >= 0.5 ? "forward pass done" : level > 0 ? "in its forward pass" : "not started"}.`;
   if (cell.what === "parameters" && n > 1) return `${whose}, ${chunk}: ${level > 0.999 ? "held and up to date" : level > 0 ? `${Math.round(100 * level)} % has arrived` : "not held, or out of date"}.`;
-  if (cell.parts > 1) return `${whose}, ${chunk}: ${Math.round(100 * level)} % of the sum over all ranks, in ${cell.parts} parts.`;
-  const state = level > 0.999 ? `complete, the sum over all ${n} ranks` : isSentOn(cell, t) ? "passed on to the next rank" : count > 1 ? `partly summed, over ${count} of ${n} ranks` : count ? "this rank's own, not yet summed" : "not computed yet";
+  if (cell.parts > 1) return `${whose}, ${chunk}: ${Math.round(100 * level)} % of the sum over all ${of}, in ${cell.parts} parts.`;
+  const state = level > 0.999 ? `complete, the sum over all ${n} ${of}` : isSentOn(cell, t) ? "passed on to the next rank" : count > 1 ? `partly summed, over ${count} of ${n} ${of}` : count ? "this rank's own, not yet summed" : "not computed yet";
   return `${whose}, ${chunk}: ${state}.`;
 }
 
 const LETTERS = { forward: "F", backward: "B", optimizer: "O", server_update: "O", data: "D", codec: "C", encode: "C", decode: "C", recompute: "R" };
-const plain = (name) => name.replaceAll("_", " ");
+const axisOf = (name) => (name.includes(":") ? name.split(":")[0] : "");
+const plain = (name) => name.replaceAll("_", " ").replace(":", ": ");
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
 const nameOf = (step, rank) => `rank ${rank}${step.roles[rank] ? ` (${step.roles[rank]})` : ""}`;
 const chunkOf = (e) => (/(?:chunk|micro-batch) (\d+)/.exec(e.item) || [])[1] ?? "";

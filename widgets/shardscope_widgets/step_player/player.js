@@ -29,7 +29,7 @@ function readLook(root, step) {
   const kind = (name) => (looks[name] ?? looks[name.split(" ")[0]] ?? ["#8b8f99"])[0];
   return {
     ink: value("--ss-ink"), faint: value("--ss-faint"), line: value("--ss-line"), card: value("--ss-card"),
-    track: value("--ss-track"), stripe: value("--ss-stripe"), font: style.fontFamily, memory: step.memory_looks, kind,
+    track: value("--ss-track"), stripe: value("--ss-stripe"), font: style.fontFamily, memory: step.memory_looks, axes: step.axis_looks, kind,
     hatched: (name) => Boolean((looks[name] ?? [])[1]),
     inkOn: (hex) => (hex[0] === "#" && light(hex) > 0.179 ? "#10151b" : "#ffffff"),
     cargo: (item) => (/param/.test(item) ? "#2a86d1" : /activ/.test(item) ? "#b866a6" : "#e06c2c"),
@@ -56,7 +56,7 @@ const ABOUT = {
   gathered: "copies of parameters that other ranks hold",
 };
 const CELLS = {
-  gradients: (step) => `${step.cellsOf[0].gradients.length > 1 ? "Cells: chunks of" : "Cell:"} a rank's gradients, 1/${step.world_size} full once computed, full (✓) when summed over all ranks; hatched: passed on.`,
+  gradients: (step) => `${step.cellsOf[0].gradients.length > 1 ? "Cells: chunks of" : "Cell:"} a rank's gradients, 1/${step.num_summed} full once computed, full (✓) when summed over ${step.axes.length ? "its data group" : "all ranks"}; hatched: passed on.`,
   parameters: () => "Lower cells: chunks of the parameters, full while held.",
   "micro-batches": () => "Cells: micro-batches, half full after the forward pass, full after the backward pass.",
 };
@@ -168,6 +168,9 @@ class Player {
     const kinds = Object.keys(this.step.cellsOf[0]);
     const held = this.step.memory_kinds.filter((_, k) => this.step.memory.some((point) => point[k + 2] > 0));
     if (kinds.length) make("li", { class: "scale" }, list, kinds.map((what) => CELLS[what](this.step)).join(" "));
+    const axes = this.step.axes.filter((axis) => axis.size > 1);
+    if (axes.length) make("li", { class: "scale" }, list, "Links, bold while used:");
+    for (const { name } of axes) item(this.step.axis_looks[name], name, "bar");
     if (held.length) make("li", { class: "scale" }, list, "Memory:");
     for (const kind of held) item(this.step.memory_looks[kind], kind, "bar");
   }
@@ -353,6 +356,10 @@ class Player {
     const { step, layout, look } = this, { ctx } = this.stage, t = this.at, selected = this.model.get("selected");
     ctx.clearRect(0, 0, this.width.stage, layout.height);
     drawEdges(ctx, step, layout, look, this.edges);
+    if (step.shape === "grid") {
+      drawAxes(ctx, step, layout, look, step.at[1](t), step.at[0](t));
+      drawIndices(ctx, step, layout, look);
+    }
     const doing = this.doing(t), chosen = step.events[selected];
     this.boxes = [];
     for (let rank = 0; rank < step.world_size; rank++) this.boxes.push(...drawRank(ctx, step, layout, look, rank, doing[rank], t, chosen?.rank === rank));

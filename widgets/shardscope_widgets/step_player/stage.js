@@ -1,17 +1,18 @@
 /* Draws the ranks, their memory and the travelling messages on a canvas. */
 
 const CHUNKS = ["#2a86d1", "#e08a3c", "#11997a", "#b866a6", "#c49a0c", "#5f6fd6", "#3aa5b5", "#a35a3a"];
-const HEIGHT = { ring: 272, tree: 272, star: 272, row: 150 };
+const HEIGHT = { ring: 272, tree: 272, star: 272, row: 150, grid: 272 };
+const HEAD = 20, MARGIN = 66;
 
 /** Return the centres of all ranks and the size of a card, for a canvas of this width. */
 function places(step, width) {
   const n = step.world_size;
   const big = n <= 8, height = (n <= 2 && step.shape !== "row" ? 170 : HEIGHT[step.shape]) + (n > 16 && step.shape !== "row" ? (n > 32 ? 270 : 120) : 0) + (step.shape === "row" ? Math.max(0, Math.ceil(n / perRow(n, width)) - 1) * 90 : 0);
-  const room = { tree: 2 ** Math.floor(Math.log2(n)), row: perRow(n, width) }[step.shape];
+  const room = { tree: 2 ** Math.floor(Math.log2(n)), row: perRow(n, width), grid: sides(step).columns + 1 }[step.shape];
   const strips = Object.keys(step.cellsOf[0]).length > 1 ? 13 : 0;
   const across = step.shape === "ring" || step.shape === "star" ? Math.max(3, (n + 3) / 2) : Math.max(room, 4);
   const card = n > 32 ? { w: 23, h: 22 } : n > 16 ? { w: 30, h: 26 } : big ? { w: Math.min(n > 4 ? 104 : 176, Math.max(62, (width / across) * 0.84)), h: (n > 4 ? 52 : 64) + strips } : { w: 54, h: 44 };
-  const xy = { ring: circle, tree, star, row }[step.shape](step, width, height, card);
+  const xy = { ring: circle, tree, star, row, grid }[step.shape](step, width, height, card);
   return { xy, card, height, cx: width / 2, cy: height / 2 };
 }
 
@@ -51,11 +52,67 @@ function row(step, width, height, card) {
   });
 }
 
+/** Return the rows and columns of a mesh: the innermost axis along one of them, all other axes along the other. */
+function sides(step) {
+  const axes = step.axes.filter((axis) => axis.size > 1), inner = axes.at(-1) ?? { size: 1, stride: 1 };
+  const outer = step.world_size / inner.size, isAcross = inner.size > outer;
+  return { inner, others: axes.slice(0, -1), isAcross, columns: isAcross ? inner.size : outer, rows: isAcross ? outer : inner.size };
+}
+
+const indexOn = (axis, rank) => Math.floor(rank / axis.stride) % axis.size;
+
+/** Ranks in a grid, with a gap between the groups of ranks that the outermost of several axes tells apart. */
+function grid(step, width, height) {
+  const { inner, others, isAcross, columns, rows } = sides(step), gaps = others.length > 1 ? others[0].size - 1 : 0;
+  const across = (width - MARGIN) / (columns + 0.35 * gaps), down = (height - HEAD) / (rows + (isAcross ? 0.35 * gaps : 0));
+  return Array.from({ length: step.world_size }, (_, rank) => {
+    const outer = Math.floor(rank / inner.size), gap = gaps ? 0.35 * indexOn(others[0], rank) : 0;
+    const [column, row] = isAcross ? [rank % inner.size, outer + gap] : [outer + gap, rank % inner.size];
+    return [MARGIN + across * (column + 0.5), HEAD + down * (row + 0.5)];
+  });
+}
+
+/** Write the index on each axis beside the rows and above the columns of a mesh. */
+function drawIndices(ctx, step, layout, look) {
+  const { inner, others, isAcross } = sides(step), { w, h } = layout.card;
+  const words = (axes, rank) => axes.map((axis) => `${axis.name} ${indexOn(axis, rank)}`).join(" · ");
+  ctx.fillStyle = look.faint;
+  ctx.font = `11px ${look.font}`;
+  ctx.textBaseline = "middle";
+  layout.xy.forEach(([x, y], rank) => {
+    const isTop = isAcross ? rank < inner.size : rank % inner.size === 0, isLeft = isAcross ? rank % inner.size === 0 : rank < inner.size;
+    ctx.textAlign = "center";
+    if (isTop) ctx.fillText(words(isAcross ? [inner] : others, rank), x, y - h / 2 - 10, w + 24);
+    ctx.textAlign = "right";
+    if (isLeft) ctx.fillText(words(isAcross ? others : [inner], rank), MARGIN - 6, y, MARGIN - 8);
+  });
+}
+
+/** Draw the links of each group to the next rank on its axis; those of groups that now exchange are bold. */
+function drawAxes(ctx, step, layout, look, spans, messages) {
+  const isBusy = (axis, ...ranks) => [...spans, ...messages].some((e) => axisOf(e.kind) === axis.name && ranks.includes(e.rank));
+  for (const axis of step.axes) {
+    for (let rank = 0; rank < step.world_size; rank++) {
+      if (indexOn(axis, rank) === axis.size - 1) continue;
+      const next = rank + axis.stride, bold = isBusy(axis, rank, next);
+      ctx.strokeStyle = look.axes[axis.name];
+      ctx.globalAlpha = bold ? 1 : 0.45;
+      ctx.lineWidth = bold ? 5 : 2;
+      ctx.beginPath();
+      ctx.moveTo(...pointOf(step, layout, rank, next, 0));
+      ctx.lineTo(...pointOf(step, layout, rank, next, 1));
+      ctx.stroke();
+    }
+  }
+  ctx.globalAlpha = 1;
+}
+
 /** Return the point of a message that is a fraction `part` under way; opposite directions use separate lanes. */
 function pointOf(step, layout, source, target, part) {
   const [x0, y0] = layout.xy[source], [x1, y1] = layout.xy[target];
   const dx = x1 - x0, dy = y1 - y0, length = Math.hypot(dx, dy) || 1;
-  let bend = step.shape === "ring" ? 0 : 9;
+  const isFar = step.shape === "grid" && (Math.abs(dx) > 2.2 * layout.card.w || Math.abs(dy) > 2.2 * layout.card.h);
+  let bend = step.shape === "ring" ? 0 : isFar ? 0.9 * layout.card.h : step.shape === "grid" ? 0 : 9;
   let nx = -dy / length, ny = dx / length;
   if (step.shape === "ring" && step.world_size > 2) {
     const mx = (x0 + x1) / 2 - layout.cx, my = (y0 + y1) / 2 - layout.cy, out = Math.hypot(mx, my);
@@ -80,6 +137,7 @@ function roundRect(ctx, x, y, w, h, r) {
 }
 
 function drawEdges(ctx, step, layout, look, edges) {
+  if (step.shape === "grid") edges = edges.filter(([a, b]) => !step.axes.some((axis) => Math.abs(a - b) === axis.stride));
   ctx.strokeStyle = look.line;
   ctx.lineWidth = 1.5;
   for (const [a, b] of edges) {
@@ -158,7 +216,7 @@ function drawCells(ctx, step, look, what, cells, t, x, y, w, h) {
 
 /** Write into a cell how many ranks' gradients it sums, or the number of its micro-batch. */
 function cellText(ctx, step, look, cell, level, t, x, y, colour) {
-  const n = step.world_size, count = Math.floor(level * n + 0.01);
+  const n = step.num_summed, count = Math.floor(level * n + 0.01);
   const sum = n === 1 ? "" : cell.parts > 1 && level < 0.999 ? "" : count >= n ? "✓" : count ? `${count}/${n}` : "";
   const text = cell.what === "micro-batches" ? `${cell.index}` : sum;
   ctx.font = `600 11px ${look.font}`;

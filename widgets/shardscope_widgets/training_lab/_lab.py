@@ -290,7 +290,7 @@ class TrainingLab(Still, widgets.VBox, JobChoices):  # type: ignore[misc]
         """Show what the Start button would do, or why the job is invalid."""
         if self._is_filling:
             return
-        self.screen.controls["world_size"].disabled = self.num_ranks == 1
+        self.screen.controls["world_size"].disabled = self.num_ranks == 1 or bool(self.degrees)
         self.screen.say_checking(is_checking=self.check.is_running)
         self._planned = None
         try:

@@ -10,6 +10,7 @@ import ipywidgets as widgets
 from shardscope_widgets.fault_lab import Breaker, FaultsView, Resumer
 from shardscope_widgets.figures.theme import RunStyle, run_looks
 from shardscope_widgets.job_form import controls
+from shardscope_widgets.job_form.axes import Axes
 from shardscope_widgets.job_form.choices import KINDS, JobChoices
 from shardscope_widgets.job_form.options import Options
 from shardscope_widgets.job_form.topics import FIRST
@@ -73,6 +74,7 @@ class Screen:
     ) -> None:
         self.controls = controls.make_controls(choices)
         self.options = {kind: Options(choices, kind) for kind in KINDS}
+        self.axes = Axes(choices, self.options["strategy"])
         self.start = widgets.Button(description="Start", icon="play", button_style="primary")
         self.stop = widgets.Button(description="Stop", icon="stop", disabled=True)
         self.check = widgets.Button(description="Check", icon="check")
@@ -108,7 +110,7 @@ class Screen:
     def _arrange(self, check_box: widgets.Widget) -> tuple[widgets.Widget, ...]:
         first = [self.controls[name] for name in FIRST]
         buttons = classed(widgets.HBox([self.start, self.stop, self.check]), "ss-buttons")
-        bar = classed(widgets.HBox([*first, buttons, self.status]), "ss-first", "ss-controls")
+        bar = classed(widgets.HBox([*first, buttons, self.axes, self.status]), "ss-first", "ss-controls")
         said = classed(widgets.VBox([self.plan, self.forecast.box]), "ss-said")
         left = widgets.VBox([said, self.topics, self.history])
         right = widgets.VBox(

@@ -74,7 +74,7 @@ def predicted_stages(
         predict: Function that predicts another job.
     """
     own = found.job.strategy.zero_stage
-    if own is None or found.job.world_size == 1:
+    if own is None or found.job.num_data_ranks == 1:
         return []
     stages = (found if stage == own else _predicted(found.job, stage, predict) for stage in STAGES)
     return [each for each in stages if each is not None]
@@ -91,8 +91,9 @@ def _predicted(job: Job, stage: int, predict: Callable[[Job], JobPrediction | No
 def _jobs(job: Job, stage: int) -> Iterator[Job]:
     for strategy in strategies().values():
         made = strategy()
-        if made.zero_stage == stage and made.differs_because is None and made.min_ranks <= job.world_size:
+        if made.zero_stage == stage and made.differs_because is None and made.min_ranks <= job.num_data_ranks:
+            mesh = job.strategy.replace(data=made) if job.strategy.is_composite else made
             try:
-                yield job.replace(strategy=made, name=None)
+                yield job.replace(strategy=mesh, name=None)
             except ShardscopeError:  # the job has a setting that this strategy cannot have
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -37,6 +38,10 @@ SPLITS = (*_MEASURED, "memory", "even")
 
 
 def _check_split(value: object) -> object:
+    if isinstance(value, str) and re.fullmatch(
+        r"\s*\d+(\s*,\s*\d+)+\s*", value
+    ):  # as in a form or on a command line
+        return tuple(map(int, value.split(",")))
     if not isinstance(value, list | tuple) and value not in SPLITS:
         named = unknown_name("split", value, SPLITS)
         raise SpecError(f"{named}, or a tuple with the number of layers in each stage, such as (2, 1)")
