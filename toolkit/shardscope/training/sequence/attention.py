@@ -54,10 +54,10 @@ def attention_by_heads(
     query: Tensor, key: Tensor, value: Tensor, *, axis: SequenceAxis, is_causal: bool, scale: float | None
 ) -> Tensor:
     """Return the attention output of a rank's queries, computed for whole sequences with a part of the heads."""
-    parts = [_ByHeads.apply(each, axis) for each in (query, key, value)]  # type: ignore[no-untyped-call]
+    q, k, v = (_ByHeads.apply(each, axis) for each in (query, key, value))  # type: ignore[no-untyped-call]
     shares_keys = query.shape[1] != key.shape[1]
     mixed = functional.scaled_dot_product_attention(
-        *parts, is_causal=is_causal, scale=scale, enable_gqa=shares_keys
+        q, k, v, is_causal=is_causal, scale=scale, enable_gqa=shares_keys
     )
     found: Tensor = _ByTokens.apply(mixed, axis)  # type: ignore[no-untyped-call]
     return found

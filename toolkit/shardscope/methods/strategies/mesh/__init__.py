@@ -277,7 +277,7 @@ class Mesh(Strategy):
         of_data = data.job.strategy.traffic(data)
         if of_data is None or not self._is_divided(step):
             return None
-        found = axis_traffic(of_data, "data", groups_along(shape, "data"))
+        found = {**axis_traffic(of_data, "data", groups_along(shape, "data"))}
         for axis, calls in self._calls(step).items():
             of_axis = together(traffic for _, traffic in calls)
             found |= axis_traffic(of_axis, axis, groups_along(shape, axis))
