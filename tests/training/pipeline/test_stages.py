@@ -154,6 +154,29 @@ def test_measured_splits_follow_one_process_and_agree_on_all_ranks(
     assert sum(cuts[0]) == 6
 
 
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+def test_a_memory_bound_that_fits_no_stages_is_refused_and_the_one_it_names_does(
+    pool: RankPool, tmp_path: Path, schedule: str
+) -> None:
+    def needs(context: RankContext, bound: float) -> tuple[tuple[int, ...], str]:
+        strategy = ss.Pipeline(schedule=schedule, memory_bound=bound)
+        ours = job(model=Residual, strategy=strategy, batch=BATCH, world_size=context.world_size)
+        try:
+            return Trainer(ours, context, tmp_path).strategy.cut.split, ""  # type: ignore[attr-defined]
+        except ss.SpecError as error:
+            return (), str(error)
+
+    refused = pool.run(lambda context: needs(context, 1000.0), tmp_path)
+    assert len(set(refused)) == 1
+    assert "fits memory_bound: stage 0 has 1 kB on rank 0" in refused[0][1]
+    factor = float(refused[0][1].split("; use ")[1].split(" times")[0])
+    cut = pool.run(lambda context: needs(context, 1000.0 * factor), tmp_path)
+    assert len(set(cut)) == 1
+    assert sum(cut[0][0]) == 6
+    assert pool.run(lambda context: needs(context, 980.0 * factor), tmp_path)[0][1]
+
+
 def test_a_rank_keeps_only_its_own_parameters(pool: RankPool, tmp_path: Path) -> None:
     def held(context: RankContext) -> int:
         ours = job(

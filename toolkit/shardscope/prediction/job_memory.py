@@ -147,7 +147,7 @@ def _in_a_pipeline(step: JobStep) -> list[RankPeak] | None:
     plan = strategy.plan(step)
     if plan is None or plan.flow is None:
         return None
-    split = strategy.split_of(step.trace, step.job, step.slowness)
+    split = strategy.split_of(step)
     return pipeline_peaks(step, plan.flow.table, split, passes=plan.flow.passes)
 
 

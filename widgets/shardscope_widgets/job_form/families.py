@@ -35,7 +35,7 @@ _OTHERWISE: dict[str, dict[str, Any]] = {
     "mode": {"values": (("sync", "sync"), ("async", "async"), ("bounded (ssp)", "ssp"))},
     "split": {"kind": "combo", "values": named(SPLITS)},
 }
-_LEFT_TO_CODE = {"block", "clip", "bucket_mb", "slice_mb", "gamma", "microbatches"}
+_LEFT_TO_CODE = {"block", "clip", "bucket_mb", "slice_mb", "gamma", "microbatches", "memory_bound"}
 """Settings without a control, which can only be set in code. `microbatches` needs no control, because the
 micro-batch size, which has a control, determines it."""
 _ONLY_WITH = {"staleness": ("mode", ("ssp",)), "budget": ("mode", ("async", "ssp"))}

@@ -15,6 +15,10 @@ from shardscope.errors import SpecError
 __all__ = ["DURATIONS", "ScheduledOp", "ScheduleTable", "Timed", "Timeline"]
 
 
+_HELD = {"F": 1, "B": -1, "W": -1, "I": 0}
+"""By how many micro-batches an operation changes what its stage holds."""
+
+
 class Order(NamedTuple):
     """Topological order and dependencies of all operations, as indices into `ScheduleTable.ops`."""
 
@@ -153,9 +157,33 @@ class ScheduleTable:
         held = [0] * self.num_stages
         peak = [0] * self.num_stages
         for op in self.ops:
-            held[op.stage] += {"F": 1, "B": -1, "W": -1, "I": 0}[op.op]
+            held[op.stage] += _HELD[op.op]
             peak[op.stage] = max(peak[op.stage], held[op.stage])
         return tuple(peak)
+
+    def held_together(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """Return how many micro-batches the stages of a rank hold at the same time, for each rank.
+
+        Each rank has one or more combinations, with a number for each of its stages in stage order; combinations that
+        another one equals or exceeds on every stage are left out. So the peak activations of a rank are the maximum
+        over its combinations, for any sizes of stages.
+        """
+        return tuple(self._combinations(rank, row) for rank, row in enumerate(self.ranks))
+
+    def _combinations(self, rank: int, row: Sequence[ScheduledOp]) -> tuple[tuple[int, ...], ...]:
+        stages = [stage for stage, at in enumerate(self.stage_ranks) if at == rank]
+        held, seen = dict.fromkeys(stages, 0), set()
+        for op in row:
+            held[op.stage] += _HELD[op.op]
+            seen.add(tuple(held.values()))
+        largest = [
+            one
+            for one in seen
+            if not any(
+                other != one and all(a <= b for a, b in zip(one, other, strict=True)) for other in seen
+            )
+        ]
+        return tuple(sorted(largest))
 
     def peak_activation(
         self, *, freed_by_input: float = 0.0, stage_sizes: Sequence[float] | None = None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from shardscope.errors import SpecError, unknown_name
+from shardscope.spec.bounded_partition import MemoryBound, bounded_split
 from shardscope.spec.divisors import divisors, divisors_text
 from shardscope.spec.look import Arrangement, MethodStyle
 from shardscope.spec.models import model_config
@@ -17,6 +18,7 @@ from shardscope.spec.numbers import Count, CountOrZero
 from shardscope.spec.partition import even_split, optimal_split, require_enough_layers
 from shardscope.spec.pipeline_schedule import AnyPipelineSchedule, PipelineSchedule
 from shardscope.spec.strategy import Strategy, Work
+from shardscope.spec.units import Bytes, plural
 
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from shardscope.analytic.memory import RankStates
     from shardscope.analytic.schedules.table import ScheduleTable
     from shardscope.spec.job import Job
-    from shardscope.spec.model.step import PipelinePiece, StepTrace
+    from shardscope.spec.model.step import PipelinePiece
 
 _MOST_LISTED = 1 << 16
 """Maximum number of operations in a schedule table that is built for a prediction."""
@@ -73,6 +75,19 @@ class Pipeline(Strategy):
     """How layers are split into stages: by time as measured on rank 0, by time on each stage's own device (``speed``,
     for devices of different speeds), by memory, evenly by number, or explicitly, with a tuple that gives the number of
     layers in each stage."""
+    memory_bound: Bytes | tuple[Bytes, ...] | None = None
+    """Most bytes of parameters, gradients, optimizer states and saved activations on a rank, for a split by time or
+    speed: one number, or one for each rank. The loss's own activations are not counted; a tied parameter counts in
+    each layer. None for no bound."""
+
+    @model_validator(mode="after")
+    def _check_bound(self) -> Self:
+        if self.memory_bound is not None and not self._is_measured:
+            raise SpecError(
+                f"memory_bound has no effect on split={self.split!r}, which does not depend on time; use split='time' "
+                "or 'speed', or leave memory_bound out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_stages_per_rank(self) -> Self:
@@ -198,6 +213,11 @@ class Pipeline(Strategy):
                 f"split={self.split} has {len(self.split)} numbers, but world_size={job.world_size} with "
                 f"virtual_stages={self.stages_per_rank} makes {stages} stages; give {stages} numbers of at least 1"
             )
+        if isinstance(self.memory_bound, tuple) and len(self.memory_bound) != job.world_size:
+            raise SpecError(
+                f"memory_bound has {plural(len(self.memory_bound), 'number')} for world_size={job.world_size}; "
+                "give one number for each rank, or a single one for all"
+            )
         if isinstance(job.model, str):
             self.check_depth(
                 model_config(job.model).num_layers_in_order, job.world_size, of=f"model={job.model!r}"
@@ -216,35 +236,74 @@ class Pipeline(Strategy):
         """Whether the split is known only after the ranks have measured times."""
         return self.split in _MEASURED
 
-    def split_of(self, trace: StepTrace, job: Job, slowness: Sequence[float] = ()) -> tuple[int, ...]:
-        """Return the predicted number of layers in each stage; a split by time is predicted from FLOPs.
-
-        Args:
-            trace: Trace of a step.
-            job: The job.
-            slowness: Compute time of each rank relative to the slowest device; empty if all devices are equal.
-        """
-        pieces, num_stages = trace.pieces, job.world_size * self.stages_per_rank
+    def split_of(self, step: JobStep) -> tuple[int, ...]:
+        """Return the predicted number of layers in each stage; a split by time is predicted from FLOPs."""
+        job, pieces = step.job, step.trace.pieces
         if isinstance(self.split, tuple):
             return self.split
         if self.split == "even":
-            return even_split(len(pieces), num_stages)
-        if self._is_measured:
-            ranks = self.stage_ranks(job.world_size)
-            slow = [slowness[rank] for rank in ranks] if self.split == "speed" and slowness else None
-            return optimal_split([piece.flops for piece in pieces], num_stages, slowness=slow)
-        size, copies = job.element_bytes, 2 + job.optimizer.states.tensors
-        rows, samples = trace.parameters, job.batch.per_rank(1) // job.num_micro_batches
+            return even_split(len(pieces), job.world_size * self.stages_per_rank)
+        size, copies, rows = job.element_bytes, 2 + job.optimizer.states.tensors, step.trace.parameters
+        samples = job.batch.per_rank(1) // job.num_micro_batches
         states = [
             size * sum(rows[p].num_elements * (copies if rows[p].is_trained else 1) for p in piece.parameters)
             for piece in pieces
         ]
-        stored = [piece.stored_bytes * samples for piece in pieces]
-        return optimal_split([a + b for a, b in zip(states, stored, strict=True)], num_stages)
+        return self.cut(
+            job,
+            [piece.flops for piece in pieces],
+            step.slowness if self.split == "speed" else (),
+            states=states,
+            saved=[piece.stored_bytes * samples for piece in pieces],
+        )
+
+    def cut(
+        self,
+        job: Job,
+        times: Sequence[float],
+        slowness: Sequence[float],
+        *,
+        states: Sequence[float],
+        saved: Sequence[float],
+    ) -> tuple[int, ...]:
+        """Return the number of layers in each stage by the costs of layers, for a split by time, speed or memory.
+
+        Args:
+            job: The job.
+            times: Time of each layer, in any unit.
+            slowness: Factor of all times on each rank; empty if all devices are equal.
+            states: Bytes of each layer's parameters, gradients and optimizer states.
+            saved: Bytes that each layer saves for the backward pass of one micro-batch.
+
+        Raises:
+            SpecError: No split fits `memory_bound`.
+        """
+        ranks = self.stage_ranks(job.world_size)
+        if self.split == "memory":
+            return optimal_split([a + b for a, b in zip(states, saved, strict=True)], len(ranks))
+        slow = [slowness[rank] for rank in ranks] if slowness else None
+        if self.memory_bound is None:
+            return optimal_split(times, len(ranks), slowness=slow)
+        each = self.memory_bound
+        bytes_by_rank = each if isinstance(each, tuple) else (each,) * job.world_size
+        bound = MemoryBound(bytes_by_rank, ranks, self._in_flight(job), states, saved)
+        return bounded_split(times, bound, slowness=slow)
+
+    def _in_flight(self, job: Job) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """Return how many micro-batches each rank's stages hold at the same time; see `ScheduleTable.held_together`."""
+        from shardscope.analytic.schedules import build
+
+        count = self.microbatches or job.num_micro_batches
+        if count * job.world_size * self.stages_per_rank > _MOST_LISTED:
+            raise SpecError(
+                f"memory_bound needs the schedule's operations, which are too many with {count} micro-batches in a "
+                "pass; set microbatches, or leave memory_bound out"
+            )
+        return build(self.schedule, job.world_size, count, self.stages_per_rank).held_together()
 
     def stages(self, step: JobStep) -> list[tuple[int, Sequence[PipelinePiece]]]:
         """Return the rank and the layers of each stage, in stage order."""
-        ends = accumulate(self.split_of(step.trace, step.job, step.slowness))
+        ends = accumulate(self.split_of(step))
         pieces, ranks = step.trace.pieces, self.stage_ranks(step.world_size)
         return [(rank, pieces[a:b]) for rank, (a, b) in zip(ranks, pairwise([0, *ends]), strict=True)]
 
@@ -338,7 +397,7 @@ class Pipeline(Strategy):
         """Return the output bytes of one micro-batch for each layer but the last, and for each stage but the last."""
         pieces, samples = step.trace.pieces, step.job.batch.per_rank(1) // step.micro_batches
         sizes = [int(piece.output_bytes * samples) for piece in pieces[:-1]]
-        ends = list(accumulate(self.split_of(step.trace, step.job, step.slowness)))
+        ends = list(accumulate(self.split_of(step)))
         return sizes, [sizes[end - 1] for end in ends[:-1]]
 
     def _tied(self, step: JobStep) -> list[tuple[int, list[int]]]:
@@ -421,7 +480,7 @@ def with_split(job: Job, split: Sequence[int]) -> Job:
         return job
     if len(split) != job.world_size * pipeline.stages_per_rank:  # unknown, or on another number of ranks
         return job
-    return job.replace(strategy=pipeline.replace(split=tuple(split)))
+    return job.replace(strategy=pipeline.replace(split=tuple(split), memory_bound=None))
 
 
 def check_split(split: str | tuple[int, ...], num_layers: int, num_stages: int, *, of: str) -> None:

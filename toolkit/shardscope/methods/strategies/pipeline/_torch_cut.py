@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from shardscope.methods.strategies.pipeline import Pipeline
 from shardscope.methods.strategies.pipeline._torch_probe import Autocast, LayerProbe, probe
 from shardscope.spec import Job
-from shardscope.spec.partition import even_split, optimal_split
+from shardscope.spec.partition import even_split
 from shardscope.training.context import RankContext
 from shardscope.training.models.in_order import Layers, layers_in_order
 
@@ -81,17 +81,15 @@ def _split(
         return settings.split
     if settings.split == "even":
         return even_split(len(layers), num_stages)
-    if settings.split == "memory":
-        pairs = zip(layers, probes, strict=True)
-        costs = [_state_bytes(layer, job) + found.stored_bytes for (_, layer), found in pairs]
-        return optimal_split(costs, num_stages)
+    slowness: list[float] = []
     seconds = torch.tensor([found.seconds for found in probes], dtype=torch.float64)
-    slow = None
     if settings.split == "speed":
-        seconds, by_rank = _on_own_device(probes, seconds, context)
-        slow = [by_rank[rank] for rank in settings.stage_ranks(context.world_size)]
-    dist.broadcast(seconds, 0, group=context.group)
-    return optimal_split(seconds.tolist(), num_stages, slowness=slow)
+        seconds, slowness = _on_own_device(probes, seconds, context)
+    if settings.split != "memory":
+        dist.broadcast(seconds, 0, group=context.group)
+    states = [_state_bytes(layer, job) for _, layer in layers]
+    saved = [found.stored_bytes for found in probes]
+    return settings.cut(job, seconds.tolist(), slowness, states=states, saved=saved)
 
 
 def _on_own_device(

@@ -1,0 +1,39 @@
+"""A part of what `tests/campaigns/hybrid.py` and `layout_pairs.py` run in whole: layouts against one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from oracle import hybrid
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = [hybrid.draw_setting(number) for number in range(0, hybrid.GRID, 10)]
+PAIRS = [hybrid.draw_pair(number) for number in range(0, hybrid.PAIRS, 10)]
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[hybrid.Pools]:
+    with hybrid.pools() as found:
+        yield found
+
+
+def test_layouts_train_what_one_process_trains_or_say_why_not(pools: hybrid.Pools, tmp_path: Path) -> None:
+    endings = {}
+    for number, case in enumerate(SETTINGS):
+        (tmp_path / str(number)).mkdir()
+        endings[str(case)] = hybrid.hold(case, pools, tmp_path / str(number))
+    wrong = {case: ending for case, ending in endings.items() if ending.violation}
+    assert not wrong
+    assert sum(ending.name == "equal" for ending in endings.values()) >= 10
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_a_checkpoint_goes_on_under_another_layout(
+    pair: hybrid.Pair, pools: hybrid.Pools, tmp_path: Path
+) -> None:
+    ending = hybrid.resume(pair, pools, tmp_path)
+    assert ending.name == "equal", ending
