@@ -56,6 +56,13 @@ class Perceptron(nn.Module):
         return self.head(x + self.down(self.up(x).relu()))  # type: ignore[no-any-return]
 
 
+REPLICAS = [
+    Mesh(data=ss.Zero3(replicas=2), tensor=2),
+    Mesh(data=ss.Zero2(replicas=2, collectives="backend"), tensor=2, sequence_parallel=True),
+]
+"""Groups of ranks that share their states, on a data axis of 4 of 8 ranks."""
+
+
 def job_of(world_size: int, strategy: Mesh, **fields: Any) -> ss.Job:
     fields = {"steps": 3, "record": EVERY_STEP, "batch": ss.Batch(16, micro_batch=4), **fields}
     fields = {"model": "gpt-nano", "data": "python-source", **fields}
@@ -90,6 +97,16 @@ def test_settings_cost_what_they_say(
     pool: RankPool, tmp_path: Path, data: str, settings: dict[str, Any]
 ) -> None:
     hold_against(pool, job_of(4, Mesh(data=data, tensor=2), **settings), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", REPLICAS, ids=lambda s: s.label)
+def test_replicas_of_shared_states_cost_what_they_say(tmp_path: Path, strategy: Mesh) -> None:
+    pool = RankPool(8)
+    try:
+        hold_against(pool, job_of(8, strategy, optimizer="lamb", clip_norm=1.0), tmp_path)
+    finally:
+        pool.close()
 
 
 @pytest.mark.slow
@@ -163,7 +180,7 @@ def test_a_simulated_step_sends_what_is_predicted(data: str) -> None:
 
 
 def test_only_messages_between_nodes_take_their_slow_links() -> None:
-    cluster = ss.Cluster.emulated(2, per_node=2, bandwidth="100 Mbit/s", flops="100 MFLOP/s")
+    cluster = ss.Cluster.emulated(2, per_node=2, bandwidth="10 Mbit/s", flops="100 MFLOP/s")
     inside, across = (ss.predict(job_of(4, Mesh(tensor=tensor)), cluster).time for tensor in (2, 4))
     assert inside is not None
     assert across is not None

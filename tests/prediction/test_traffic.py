@@ -26,6 +26,7 @@ STRATEGIES = [
     ss.Zero2(),
     ss.Zero2(collectives="backend"),
     ss.Zero2(replicas=2),
+    ss.Zero2(replicas=2, collectives="backend"),
     ss.Zero3(),
     ss.Zero3(replicas=2),
     ss.ParameterServer(),

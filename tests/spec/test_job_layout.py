@@ -30,6 +30,7 @@ def job_of(**fields: Any) -> ss.Job:
         (ss.Layout(pipeline=2, schedule="gpipe"), ss.Pipeline(schedule="gpipe", virtual_stages=1), 2),
         (ss.Layout(tensor=2), Mesh(data="ring", tensor=2), 2),
         (ss.Layout(data=2, tensor=2, zero=1), Mesh(data="zero-1", tensor=2), 4),
+        (ss.Layout(data=4, tensor=2, zero=3, shard=2), Mesh(data=ss.Zero3(replicas=2), tensor=2), 8),
         (ss.Layout(tensor=2, sequence_parallel=True), Mesh(tensor=2, sequence_parallel=True), 2),
         (ss.Layout(tensor=2, zero=3), Mesh(tensor=2), 2),  # one rank has nothing to share
     ],
@@ -137,7 +138,7 @@ def layouts(draw: st.DrawFn) -> dict[str, Any]:
         fields["pipeline"] = draw(st.sampled_from([1, 2, 4]))
     if data * context > 1:
         fields["zero"] = draw(st.sampled_from([0, 1, 2, 3]))
-    if fields.get("zero", 0) > 1 and data == 4 and tensor * context == 1 and draw(st.booleans()):
+    if fields.get("zero", 0) > 1 and data == 4 and draw(st.booleans()):
         fields["shard"] = 2
     if tensor > 1 and draw(st.booleans()):
         fields["sequence_parallel"] = draw(st.booleans())
@@ -180,15 +181,12 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"recompute": "full", "recompute_layers": 2}, {}, "layout.recompute_layers=2 has no counterpart"),
     ({"flash_attention": False}, {}, "layout.flash_attention=False has no counterpart"),
     ({"optimizer": "muon"}, {}, "layout.optimizer='muon' is not available in jobs"),
-    ({"data": 4, "zero": 3, "shard": 2, "tensor": 2}, {}, "layout.shard=2 with tensor=2 is not available in jobs yet"),
     ({"data": 4, "zero": 1, "shard": 2}, {}, "layout.shard=2 with zero=1 is not available in jobs yet"),
     ({"context": 2}, {"model": "mlp", "data": "digits"}, "context=2 divides sequences, and model='mlp' has none"),
     ({"context": 3}, {}, "context=3 does not divide seq="),
     ({"context": 2}, {"strategy": Mesh(context=4)}, "strategy.context=4 is not layout.context=2"),
     ({"context": 8}, {"strategy": Mesh(context_comm="ulysses")}, "context=8 does not divide the 4 heads of a rank"),
     ({"context": 2, "tensor": 2, "pipeline": 2}, {}, "layout.pipeline=2 with context=2 and tensor=2 cannot be trained"),
-    ({"context": 2, "data": 2}, {"strategy": ss.Zero3(replicas=2)}, "strategy.data.replicas=2 is not available"),
-    ({"context": 2, "zero": 3, "shard": 1}, {}, "layout.shard=1 with context=2 is not available in jobs yet"),
     ({"data": 2, "expert": 2}, {}, "layout.expert=2 cannot be trained yet; use expert=1"),
     ({"data": 2, "pipeline": 2}, {}, "layout.pipeline=2 with data=2 cannot be trained yet; use pipeline=1"),
     ({"tensor": 2, "sequence_parallel": True}, {"strategy": Mesh(sequence_parallel=False)}, "is not layout.sequence"),
@@ -203,7 +201,8 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"data": 2, "tensor": 2}, {"compression": "int8"}, "compression='int8' cannot be combined with strategy.tensor=2"),
     ({"data": 2, "tensor": 2}, {"batch": ss.Batch(48, shares=(2, 1))}, "pass through the model together"),
     ({"data": 2, "tensor": 2}, {"record": ss.Record(noise_scale=True)}, "a part of its samples' gradient"),
-    ({"data": 2, "tensor": 2}, {"strategy": ss.Zero3(replicas=2)}, "strategy.data.replicas=2 is not available"),
+    ({"data": 2, "tensor": 2}, {"strategy": ss.Zero3(replicas=2)}, "strategy.replicas=2 does not divide world_size=2"),
+    ({"data": 2, "tensor": 2}, {"strategy": ss.Zero1(shards=(2, 1))}, "strategy.data.shards=(2, 1) is not"),
     ({"dta": 2}, {}, "Layout field='dta' is not known; did you mean 'data'?"),
 ]  # fmt: skip
 

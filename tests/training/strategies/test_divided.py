@@ -457,9 +457,19 @@ def test_heads_that_the_ranks_cannot_share_are_refused(pool: RankPool, tmp_path:
 
 
 @pytest.mark.ranks(2)
-def test_ones_own_plan_divides_ones_own_model(pool: RankPool, tmp_path: Path) -> None:
-    plan = ss.TensorPlan({"up": "columns", "down": "rows"})
-    fields = {"model": partial(Dropping, 0.0), "data": "digits", "batch": 48, "steps": 5}
+@pytest.mark.parametrize(
+    ("model", "rules"),
+    [
+        (partial(Dropping, 0.0), {"up": "columns", "down": "rows"}),
+        (Normalised, {"qkv": "columns:3", "out": "rows", "q_norm": "shared"}),
+    ],
+    ids=["columns and rows", "shared"],
+)
+def test_ones_own_plan_divides_ones_own_model(
+    pool: RankPool, tmp_path: Path, model: Any, rules: dict[str, str]
+) -> None:
+    plan = ss.TensorPlan(rules)
+    fields = {"model": model, "data": "digits", "batch": 48, "steps": 5}
     ours = job(strategy=mesh(tensor_plan=plan), world_size=2, **fields)
     alone = job(strategy="single", world_size=1, **fields)
     results = pool.run(partial(_trained, ours), tmp_path)

@@ -57,3 +57,9 @@ class TestAllGatherBesideTensor(StrategyConformance):
 @pytest.mark.ranks(4)
 class TestRingBesideTensor(StrategyConformance):
     strategy = mesh("ring", tensor=2)
+
+
+@pytest.mark.weekly
+@pytest.mark.ranks(4)
+class TestRingOfReplicas(StrategyConformance):
+    strategy = mesh("ring", ss.Zero3(replicas=2))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import lcm
@@ -38,6 +38,8 @@ class JobStep:
         sums_layers: Whether each rank holds a part of the model, so that norms of layers need sums over the tensor axis
             as well, for which optimizers keep the updates of all layers.
         shares_host: Whether CPU ranks can communicate through shared memory if the job permits it.
+        follows_passes: Whether the strategy exchanges gradients after passes that a pipeline has run, in the reverse
+            order of parameters, instead of during the backward passes of a `DistributedDataParallel`.
     """
 
     job: Job
@@ -51,6 +53,7 @@ class JobStep:
     is_usual: bool = False
     sums_layers: bool = False
     shares_host: bool = True
+    follows_passes: bool = False
 
     def slow(self, rank: int) -> float:
         """Return the compute time of a rank relative to the slowest device; at most 1."""
@@ -59,6 +62,25 @@ class JobStep:
     def slow_update(self, rank: int) -> float:
         """Return the time of a rank's parameter update relative to the slowest device; at most 1."""
         return self.update_slowness[rank] if self.update_slowness else 1.0
+
+    def in_blocks(self, job: Job, size: int) -> JobStep:
+        """Return the step of a job whose ranks each stand for `size` neighbouring ranks: the worst of them."""
+
+        def worst(values: tuple[float, ...], of: Callable[[tuple[float, ...]], float]) -> tuple[float, ...]:
+            return tuple(of(values[at : at + size]) for at in range(0, len(values), size))
+
+        return replace(
+            self, job=job, slowness=worst(self.slowness, max),
+            update_slowness=worst(self.update_slowness, max), memory=worst(self.memory, min),
+        )  # fmt: skip
+
+    def of_ranks(self, ranks: range, job: Job, trace: StepTrace) -> JobStep:
+        """Return the step of some of the ranks, which train a part of the model after the passes of a pipeline."""
+        part = slice(ranks.start, ranks.stop)
+        return replace(
+            self, job=job, trace=trace, slowness=self.slowness[part], update_slowness=self.update_slowness[part],
+            memory=self.memory[part], follows_passes=True,
+        )  # fmt: skip
 
     @property
     def alike(self) -> JobStep:
@@ -88,6 +110,8 @@ class JobStep:
     @cached_property
     def arriving(self) -> list[ParameterRow]:
         """The trained parameters, in the order in which the backward pass completes their gradients."""
+        if self.follows_passes:
+            return self.trained[::-1]
         rows = self.trace.parameters
         found = [rows[place] for place in self.trace.gradient_order]
         return found if len(found) == len(self.trained) else self.trained[::-1]
@@ -108,7 +132,7 @@ class JobStep:
         Args:
             bucket_mb: Size of a bucket in MiB.
         """
-        if self.number == 1 and not self.job.compression.is_on:
+        if self.number == 1 and not self.job.compression.is_on and not self.follows_passes:
             return [shapes_of(self.arriving)]
         return replica_buckets(shapes_of(self.arriving), bucket_mb, element_bytes=self.element_bytes)
 

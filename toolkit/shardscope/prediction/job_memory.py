@@ -8,6 +8,7 @@ total memory; the names of these terms say so.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +19,17 @@ from shardscope.analytic.memory.fully_sharded import gathered_peak
 from shardscope.analytic.memory.held import Sharding, keeps_gradients
 from shardscope.analytic.memory.module import saved_and_gathered
 from shardscope.analytic.memory.pipelines import RankPeak, pipeline_peaks
+from shardscope.analytic.stage_trace import rank_traces
 from shardscope.analytic.terms import Term
-from shardscope.methods.strategies.pipeline import Pipeline
 from shardscope.methods.strategies.sharded import FullyShardedStrategy
 from shardscope.prediction.loads import Samples, samples_by_rank
 from shardscope.prediction.traced import Traced
 from shardscope.spec import Job
 from shardscope.spec.cluster import Device
 from shardscope.spec.optimizer import OptimizerStates
+
+if TYPE_CHECKING:
+    from shardscope.methods.strategies.pipeline import Pipeline
 
 _STATES = (
     "Rajbhandari et al. 2020, arXiv 1910.02054; sharded as in torch; parameters with the model's buffers"
@@ -51,7 +55,8 @@ def rank_memory(
     if not step.trace.saved_bytes:
         return None
     ranks: list[Term] = []
-    if step.job.strategy.zero_stage is not None:
+    along = step.job.strategy.pipeline_step(step)
+    if step.job.strategy.zero_stage is not None and along is None:
         seen: dict[tuple[float, ...], Term] = {}  # ranks that hold as much are computed only once
         for rank, samples in enumerate(samples_by_rank(step)):
             kind: tuple[float, ...] = (*samples, _shard(step.job, rank))
@@ -64,7 +69,7 @@ def rank_memory(
     saved = _activations(step)
     if states is None or saved is None:
         return None
-    if (peaks := _in_a_pipeline(step)) is not None:
+    if along is not None and (peaks := _in_a_pipeline(step, along, states)) is not None:
         return [
             _sum(
                 ("parameters", float(states.parameters[rank]), _STATES),
@@ -108,7 +113,7 @@ def kinds_by_rank(step: JobStep, states: RankStates | None) -> dict[str, npt.NDA
         "gradients": None if states is None else states.gradients,
         "optimizer": None if states is None else states.optimizer,
         "activations": _activations(step),
-        "gathered": [_gathered(step)] * step.world_size,
+        "gathered": _gathered(step),
         "buffers": None if states is None else states.buffers,
     }
     return {kind: np.asarray(held, dtype=float) for kind, held in known.items() if held is not None}
@@ -132,23 +137,46 @@ def held_at_once(
     none = np.zeros(step.world_size)
     stage = step.job.strategy.held_stage
     gradients = kinds.get("gradients", none)
-    forward = _saved_and_gathered(step, stage or 0) if (stage or 0) > 1 else kinds.get("activations", none)
+    forward = kinds.get("activations", none)
+    if (stage or 0) > 1:
+        is_spread = step.job.strategy.pipeline_step(step) is not None
+        forward = forward + kinds["gathered"] if is_spread else _saved_and_gathered(step, stage or 0)
     both = stage is None or step.micro_batches > 1 or keeps_gradients(stage, step.job.num_state_ranks)
     moving = forward + gradients if both else np.maximum(forward, gradients)
     held = moving + sum((kinds.get(kind, none) for kind in ("parameters", "optimizer", "buffers")), none)
     return np.minimum(held, [term.value for term in by_rank])
 
 
-def _in_a_pipeline(step: JobStep) -> list[RankPeak] | None:
-    """Return the peaks of the ranks of a pipeline; None for other strategies or if the trace is insufficient."""
-    strategy = step.job.strategy
-    if not isinstance(strategy, Pipeline):
-        return None
-    plan = strategy.plan(step)
+def _in_a_pipeline(step: JobStep, along: JobStep, states: RankStates) -> list[RankPeak] | None:
+    """Return the peaks of the ranks of a pipeline; None if the trace is insufficient.
+
+    Gradients that a data axis keeps in buckets, or as shards, are at least those in `states`; gathered parameters count
+    as activations.
+
+    Args:
+        step: The training step.
+        along: The step of the ranks along the pipeline axis.
+        states: Bytes of model states on each rank.
+    """
+    strategy = cast("Pipeline", along.job.strategy)
+    copies = step.world_size // along.world_size
+    plan = strategy.plan(along)
     if plan is None or plan.flow is None:
         return None
-    split = strategy.split_of(step)
-    return pipeline_peaks(step, plan.flow.table, split, passes=plan.flow.passes)
+    split = strategy.split_of(along)
+    peaks = pipeline_peaks(along, plan.flow.table, split, passes=plan.flow.passes)
+    if peaks is None or copies == 1:
+        return peaks
+    gathered, is_cut = _gathered(step), (step.job.strategy.held_stage or 0) > 1
+    return [
+        peak._replace(
+            activations=peak.activations + gathered[rank],
+            gradients=float(states.gradients[rank])
+            if is_cut
+            else max(peak.gradients, float(states.gradients[rank])),
+        )
+        for rank, peak in enumerate(each for each in peaks for _ in range(copies))
+    ]
 
 
 def _activations(step: JobStep) -> list[float] | None:
@@ -160,12 +188,22 @@ def _activations(step: JobStep) -> list[float] | None:
     return [held * each.micro_batch / step.samples for held, each in zip(saved, samples, strict=True)]
 
 
-def _gathered(step: JobStep) -> float:
-    """Return the peak size of the gathered parameters on a rank, in bytes."""
+def _gathered(step: JobStep) -> list[float]:
+    """Return the peak size of the gathered parameters on each rank, in bytes."""
     stage = step.job.strategy.held_stage
     if stage is None or stage < 2:
-        return 0.0
-    return gathered_peak(step.trace, stage=stage, ranks=_shards(step.job), element_bytes=step.element_bytes)
+        return [0.0] * step.world_size
+    shards, width = _shards(step.job), step.element_bytes
+    along = step.job.strategy.pipeline_step(step)
+    parts = [step.trace]
+    if along is not None:
+        parts = (
+            rank_traces(step.trace, cast("Pipeline", along.job.strategy).stages(along))
+            if step.trace.pieces
+            else []
+        )
+    found = [gathered_peak(part, stage=stage, ranks=shards, element_bytes=width) for part in parts] or [0.0]
+    return [each for each in found for _ in range(step.world_size // len(found))]
 
 
 def _saved_and_gathered(step: JobStep, stage: int) -> npt.NDArray[np.float64]:

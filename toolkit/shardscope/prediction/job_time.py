@@ -11,9 +11,9 @@ first epoch, after which no step waits. The cache is assumed to be empty at the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,19 +21,21 @@ import numpy as np
 
 from shardscope.analytic.communication import Traffic, compression_cost
 from shardscope.analytic.communication.network import Network
+from shardscope.analytic.communication.plan import Exchange, Flow, StepPlan
+from shardscope.analytic.communication.ring import Ints
 from shardscope.analytic.communication.traffic import Sent
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.terms import Term
 from shardscope.calibration.calibration import Interval
 from shardscope.calibration.constants import CONSTANTS
 from shardscope.calibration.host_calibration import HostCalibration
-from shardscope.methods.strategies.pipeline import Pipeline
 from shardscope.prediction.loads import awaited, rank_loads, rank_updates
-from shardscope.prediction.network_time import SEND, Load, StepLoads, step_plan
-from shardscope.prediction.pipeline_time import exposed_messages_s, pass_seconds
+from shardscope.prediction.network_time import Load, StepLoads, step_plan
+from shardscope.prediction.pipeline_time import Waits, exposed_messages_s, exposed_s, pass_seconds
 from shardscope.prediction.rates import RankRates, limit_of, network_of, stated_rates
 from shardscope.prediction.step.micro import soft_maximum
 from shardscope.prediction.traced import Traced
+from shardscope.runlog.axes import collective_of
 from shardscope.spec.job_parts import UserCode
 from shardscope.spec.models import GPTConfig, model_config
 from shardscope.spec.shards import Shards
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from shardscope.prediction.job import JobPrediction
 
 
+SEND = "send"
+"""Name, in a strategy's traffic, of the messages between stages."""
 _ROOFLINE = "roofline, Williams et al. 2009"
 _FIXED = ("messages × time per message", "messages × time per message + hops × latency")
 """Formula for the fixed times of a collective, without and with latency."""
@@ -212,14 +216,20 @@ def _codec(step: JobStep, rates: RankRates) -> Term | None:
 
 def _communication(step: JobStep, traffic: Traffic, rates: RankRates) -> Term | None:
     """Return the term for all collectives, with one part for each; None if there are none."""
-    found, parts = loads_of(step, traffic, rates), list[Term]()
+    parts = _parts(traffic, rates, loads_of(step, traffic, rates))
+    return Term.total("communication", tuple(parts)) if parts else None
+
+
+def _parts(traffic: Traffic, rates: RankRates, found: StepLoads | None) -> list[Term]:
+    """Return the term for each collective, given the loads on the links; None if they do not affect the time."""
+    parts = list[Term]()
     for name, sent in traffic.items():
         load = None if found is None else found.loads.get(name)
         if found is None or (rates.network is None and (load is None or not load.is_bound)):
             parts.append(_collective(name, sent, rates, load))
         else:
             parts.append(_on_network(name, sent, rates, found))
-    return Term.total("communication", tuple(parts)) if parts else None
+    return parts
 
 
 def _overlapping(
@@ -237,15 +247,42 @@ def _overlapping(
     plan = step_plan(step, traffic)
     if plan is None or plan.flow is None:
         return communication
-    flow, seconds = plan.flow, pass_seconds(step, plan.flow, *passes)
+    flow = plan.flow
+    seconds = pass_seconds(step.job.strategy.pipeline_step(step), flow, *passes)
+    costs, sent = [seconds[op.op][op.stage] for op in flow.table.ops], traffic[flow.sends]
+    if flow.copies == 1:  # collectives that follow the passes add up
+        exposed = {flow.sends: exposed_messages_s(flow, sent, rates, costs)[0]}
+    else:
+        waits = Waits.of(plan, partial(_on_copies, flow, traffic, rates))
+        exposed = exposed_s(plan, waits, sent, rates, costs)
+    parts = (
+        replace(part, value=exposed[part.name], formula="passes with messages - passes without")
+        if part.name in exposed
+        else part
+        for part in communication.parts
+    )
+    return Term.total("communication", tuple(parts))
 
-    def waited(part: Term) -> Term:
-        if part.name != SEND:
-            return part
-        exposed = exposed_messages_s(flow, traffic[SEND], rates, seconds)
-        return replace(part, value=exposed, formula="passes with messages - passes without")
 
-    return Term.total("communication", tuple(map(waited, communication.parts)))
+def _on_copies(flow: Flow, traffic: Traffic, rates: RankRates, plan: StepPlan, rank: int) -> dict[str, float]:
+    """Return the seconds of each collective of a plan in which only the copies of a pipeline's rank take part."""
+    own = np.zeros(flow.copies * len(flow.table.ranks), dtype=np.int64)
+    own[flow.ranks(rank)] = 1
+    names = {each.collective for each in plan.exchanges}
+    mine = {name: traffic[name].each(lambda column: column * own) for name in names}
+    exchanges = tuple(_among(each, own) for each in plan.exchanges)
+    found = _loads(
+        mine, rates, len(own), lambda network: StepLoads.of_plan(StepPlan(exchanges), mine, network)
+    )
+    return {part.name: part.value for part in _parts(mine, rates, found)}
+
+
+def _among(exchange: Exchange, own: Ints) -> Exchange:
+    """Return an exchange with the messages that the ranks with 1 in `own` send."""
+    if exchange.whole is not None:
+        return replace(exchange, whole=exchange.whole * own)
+    rounds = (each._replace(moves=tuple(m for m in each.moves if own[m.source])) for each in exchange.rounds)
+    return replace(exchange, rounds=tuple(each for each in rounds if each.moves))
 
 
 def loads_of(step: JobStep, traffic: Traffic, rates: RankRates) -> StepLoads | None:
@@ -254,12 +291,22 @@ def loads_of(step: JobStep, traffic: Traffic, rates: RankRates) -> StepLoads | N
     On equal links, the load matters if ranks send in turn, as in a tree, or if latencies add up. Ranks that all send
     the same number of bytes are assumed to send all the time.
     """
+    is_even = rates.network is None
+    return _loads(
+        traffic, rates, step.world_size, lambda network: StepLoads.of(step, traffic, network, is_even=is_even)
+    )
+
+
+def _loads(
+    traffic: Traffic, rates: RankRates, world_size: int, of: Callable[[Network], StepLoads]
+) -> StepLoads | None:
+    """Return the load of some traffic on the links, given a function that computes it; see `loads_of`."""
     if rates.network is not None:
-        return StepLoads.of(step, traffic, rates.network)
+        return of(rates.network)
     take_turns = any(np.ptp(each.busiest) > _UNEVEN * np.max(each.busiest) for each in traffic.values())
     if not take_turns and rates.latency_s == 0:
         return None
-    return StepLoads.of(step, traffic, Network.even(step.world_size, rates.link), is_even=True)
+    return of(Network.even(world_size, rates.link))
 
 
 def _collective(name: str, sent: Sent, rates: RankRates, load: Load | None) -> Term:
@@ -268,7 +315,7 @@ def _collective(name: str, sent: Sent, rates: RankRates, load: Load | None) -> T
     seconds = sent.busiest / rates.link + messages * rates.per_message_s(sent)
     rank = int(seconds.argmax())
     hops = _hops(messages[rank], load)
-    is_sent_ahead = rates.overlaps and name == SEND
+    is_sent_ahead = rates.overlaps and collective_of(name) == SEND
     source = (
         "messages travel while ranks compute" if is_sent_ahead else "time of the slowest rank; no overlap"
     )
@@ -308,9 +355,8 @@ def _on_network(name: str, sent: Sent, rates: RankRates, found: StepLoads) -> Te
 def _idle(step: JobStep, computing_s: float, work: Work, rates: RankRates) -> Term:
     """Return the term for time without spans: the pipeline bubble, and the fixed costs of a schedule and of a step."""
     waits = computing_s * work.waiting / work.computing
-    is_scheduled = (
-        isinstance(step.job.strategy, Pipeline) and step.world_size > 1
-    )  # also where no rank ever waits
+    along = step.job.strategy.pipeline_step(step)
+    is_scheduled = along is not None and along.world_size > 1  # also where no rank ever waits
     scheduled = step.micro_batches * is_scheduled
     parts = (
         _term("pipeline bubble", waits, "bubble / (1 - bubble) × computing", rates, "closed form of the schedule"),

@@ -28,8 +28,6 @@ MOST_MESSAGES = 1 << 14
 _BOUND = 1e-2
 """Fraction by which a sum of levels must exceed the busiest link's time to count as a bound; with nearly equal chunks,
 it exceeds it by less."""
-SEND = "send"
-"""Name, in a strategy's traffic, of the messages between stages."""
 
 
 @dataclass
@@ -76,17 +74,25 @@ class StepLoads:
         """Return the loads of a step's collectives; messages not listed by a plan are assumed to go from each rank to
         the next.
         """
-        found = cls(network, too_many=are_too_many(step, traffic), is_even=is_even)
         plan = step_plan(step, traffic)
-        if plan is None:
-            for name, sent in traffic.items():
-                found._add_whole(name, sent.busiest)
-            return found
+        if plan is not None:
+            return cls.of_plan(plan, traffic, network, is_even=is_even)
+        found = cls(network, too_many=are_too_many(step, traffic), is_even=is_even)
+        for name, sent in traffic.items():
+            found._add_whole(name, sent.busiest)
+        return found
+
+    @classmethod
+    def of_plan(
+        cls, plan: StepPlan, traffic: Traffic, network: Network, *, is_even: bool = False
+    ) -> StepLoads:
+        """Return the loads of the messages of a plan."""
+        found = cls(network, is_even=is_even)
         slices = message_slices(plan, traffic)
         for each in plan.exchanges:
             found._add(each, each.slices or slices.get(each.collective, 1))
         if plan.flow is not None:
-            found._add_levels(SEND, [Level(network.loads(Moves.of(_sends(plan.flow))))], 1)
+            found._add_levels(plan.flow.sends, [Level(network.loads(Moves.of(_sends(plan.flow))))], 1)
         return found
 
     @property
@@ -166,5 +172,6 @@ def _sends(flow: Flow) -> Round:
     for op in flow.table.ops:
         message = flow.crossing(op.op, op.stage)
         if message is not None:
-            moves.append(Move(flow.table.stage_ranks[op.stage], message[0], message[1] * flow.passes))
+            pairs = zip(flow.ranks(flow.table.stage_ranks[op.stage]), flow.ranks(message[0]), strict=True)
+            moves += [Move(*pair, message[1] * flow.passes) for pair in pairs]
     return Round("", tuple(moves))

@@ -105,7 +105,8 @@ class RankRates(NamedTuple):
                 link.
         """
         messages = np.maximum(sent.counted, 1)
-        senders = float(np.sum(sent.messages)) / max(1, int(np.max(sent.messages)))
+        known = sent.messages if sent.unlisted is None else sent.counted
+        senders = float(np.sum(known)) / max(1, int(np.max(known)))
         if self.idle is None or senders <= 1.0:
             return self.message_s
         if carried_s is None:

@@ -301,7 +301,7 @@ def simulate_job(prediction: JobPrediction, variation: Variation, *, overlap: bo
     ranks = [[rank] for rank in range(job.world_size)]
     done = replicate(graph, [0], [], ranks, variation)
     lane = int(busy_seconds(done).argmax())
-    is_pipeline = job.strategy.arrangement(job.world_size).shape == "row"
+    is_pipeline = job.strategy.pipeline_step(prediction.step) is not None
     seconds = lane_seconds(done, lane, "pipeline bubble" if is_pipeline else "waiting for other ranks")
     parents = _IDLE | dict.fromkeys(prediction.traffic or {}, "communication")
     merged = list(step.merged)

@@ -14,17 +14,15 @@ from functools import partial
 import numpy as np
 
 from shardscope.analytic.communication.plan import Exchange, Flow, StepPlan, When, message_slices
-from shardscope.analytic.schedules import ScheduledOp
-from shardscope.analytic.schedules.transfers import add_schedule, micro_batch_label
 from shardscope.errors import SpecError
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.job_time import loads_of
 from shardscope.prediction.loads import awaited, rank_loads, rank_updates
-from shardscope.prediction.network_time import SEND, StepLoads, step_plan
-from shardscope.prediction.pipeline_time import pass_seconds
+from shardscope.prediction.network_time import StepLoads, step_plan
 from shardscope.prediction.step.machine import Machine
 from shardscope.simulator.graph import Graph
 from shardscope.simulator.parts import StepTimes
+from shardscope.simulator.passes import Passes
 from shardscope.simulator.rounds import MessagePath, Order, add_rounds, one_by_one_wires
 from shardscope.spec.job_layout import IN_LAYOUTS
 
@@ -67,7 +65,7 @@ class JobStepGraph:
         self.work = [each.computing / awaited(found.step, loads).computing for each in loads]
         updates = rank_updates(found.step)
         self.updates = [self.times.optimizer * each / max(updates) for each in updates]
-        self.label, self.cargo = "", job.strategy.cargo
+        self.cargo = job.strategy.cargo
         # If latencies or levels count, the messages of a rank to several other ranks travel at the same time.
         has_levels = loads_of(found.step, found.traffic, self.rates) is not None
         self._order: Order = "shared" if has_levels else "in turn"
@@ -79,7 +77,7 @@ class JobStepGraph:
         self.calls = Counter(each.collective for each in plan.exchanges)
         now = self._piped(plan, plan.flow) if plan.flow else self._passes(plan)
         for rank in range(self.ranks):
-            self._compute(rank, "fixed cost", self.times.rest, [now[rank]])
+            self.compute(rank, "fixed cost", self.times.rest, [now[rank]])
 
     def _add_links(self) -> None:
         found, network = self.prediction, self.rates.network
@@ -139,7 +137,8 @@ class JobStepGraph:
         graph = self.graph
         return Graph(graph.lanes, list(graph.link_names), list(graph.capacity), width=graph.width)
 
-    def _compute(self, rank: int, kind: str, seconds: float, after: Sequence[int], *, label: str = "") -> int:
+    def compute(self, rank: int, kind: str, seconds: float, after: Sequence[int], *, label: str = "") -> int:
+        """Add a rank's computation, and return it; if it takes no time, return what it follows."""
         if seconds <= 0:
             return after[0] if len(after) == 1 else self.graph.add(rank, after=after)
         return self.graph.add(rank, kind, seconds, after=after, label=label)
@@ -147,7 +146,7 @@ class JobStepGraph:
     # Steps in which all ranks compute at the same time
 
     def _passes(self, plan: StepPlan) -> list[int]:
-        now = [self._compute(rank, "data", self.times.data, []) for rank in range(self.ranks)]
+        now = [self.compute(rank, "data", self.times.data, []) for rank in range(self.ranks)]
         micro_batches = self.prediction.step.micro_batches
         self.open: list[list[int]] = [[] for _ in range(self.ranks)]
         for k in range(micro_batches):
@@ -156,18 +155,18 @@ class JobStepGraph:
                 label = f"micro-batch {k}" if micro_batches > 1 else ""
                 now = self._pass(phase, seconds / micro_batches, mine, now, label)
         now = [self.graph.add(rank, after=[op, *self.open[rank]]) for rank, op in enumerate(now)]
-        now = [self._compute(rank, "codec", self.times.codec, [op]) for rank, op in enumerate(now)]
+        now = [self.compute(rank, "codec", self.times.codec, [op]) for rank, op in enumerate(now)]
         updating = set(range(self.ranks) if plan.updating is None else plan.updating)
         exchanges = [e for e in plan.exchanges if e.when.phase == "optimizer"]
         early = [e for e in exchanges if e.when.part < 1]
         for each in early:
-            now = self._exchange(each, now)
+            now = self.exchange(each, now)
         now = [
-            self._compute(rank, "optimizer", self.updates[rank] * (rank in updating), [op])
+            self.compute(rank, "optimizer", self.updates[rank] * (rank in updating), [op])
             for rank, op in enumerate(now)
         ]
         for each in exchanges[len(early) :]:
-            now = self._exchange(each, now)
+            now = self.exchange(each, now)
         return now
 
     def _pass(
@@ -178,24 +177,24 @@ class JobStepGraph:
         for each in sorted(exchanges, key=lambda exchange: exchange.when.part):
             part = max(done, each.when.part)
             at = [
-                self._compute(rank, phase, (part - done) * seconds * self.work[rank], [op], label=label)
+                self.compute(rank, phase, (part - done) * seconds * self.work[rank], [op], label=label)
                 for rank, op in enumerate(now)
             ]
             if each.blocks or not self.overlap:
-                now = self._exchange(each, at)
+                now = self.exchange(each, at)
             elif each.gathers:  # parameters are prefetched one unit ahead, and awaited before use
-                ends = self._exchange(each, self._after_open(previous), serial=False)
+                ends = self.exchange(each, self._after_open(previous), serial=False)
                 now = [
                     self.graph.add(rank, after=pair) for rank, pair in enumerate(zip(at, ends, strict=True))
                 ]
                 self.open = [[end] for end in ends]
                 previous = at
             else:
-                ends = self._exchange(each, self._after_open(at), serial=False)
+                ends = self.exchange(each, self._after_open(at), serial=False)
                 self.open, now = [[end] for end in ends], at
             done = part
         return [
-            self._compute(rank, phase, (1.0 - done) * seconds * self.work[rank], [op], label=label)
+            self.compute(rank, phase, (1.0 - done) * seconds * self.work[rank], [op], label=label)
             for rank, op in enumerate(now)
         ]
 
@@ -205,7 +204,7 @@ class JobStepGraph:
         """
         return [self.graph.add(rank, after=[op, *self.open[rank]]) for rank, op in enumerate(now)]
 
-    def _exchange(self, each: Exchange, entry: Sequence[int], *, serial: bool = True) -> list[int]:
+    def exchange(self, each: Exchange, entry: Sequence[int], *, serial: bool = True) -> list[int]:
         """Add a collective, and return the operation with which it ends on each rank."""
         cargo = self.cargo(each.collective)
         if each.whole is None:
@@ -216,18 +215,21 @@ class JobStepGraph:
                 slices=each.slices or self.slices.get(each.collective, 1), cargo=cargo, serial=serial,
                 order=self._order, in_line=each.slices is not None,
             )  # fmt: skip
-        meeting = self.graph.add(0, after=entry)
         one = self.rates.latency_s + self.message_s(each.collective)
-        fixed = one * self.messages(each.collective)
-        sent = [
-            self.graph.add(
-                rank, each.collective, fixed, size=float(each.whole[rank]),
-                links=self._way_out(each, rank), after=[meeting], serial=serial, label=cargo,
-            )
-            for rank in range(self.ranks)
-        ]  # fmt: skip
-        end = self.graph.add(0, after=sent)
-        return [end] * self.ranks
+        fixed, now = one * self.messages(each.collective), list(entry)
+        for group in each.groups(self.ranks):
+            meeting = self.graph.add(group[0], after=[entry[rank] for rank in group])
+            sent = [
+                self.graph.add(
+                    rank, each.collective, fixed, size=float(each.whole[rank]),
+                    links=self._way_out(each, rank), after=[meeting], serial=serial, label=cargo,
+                )
+                for rank in group
+            ]  # fmt: skip
+            end = self.graph.add(group[0], after=sent)
+            for rank in group:
+                now[rank] = end
+        return now
 
     def messages(self, collective: str) -> float:
         """Return the number of messages of the busiest rank in one call of a collective without listed messages."""
@@ -236,41 +238,18 @@ class JobStepGraph:
     # Pipelines
 
     def _piped(self, plan: StepPlan, flow: Flow) -> list[int]:
-        """Add the passes of a pipeline's schedule, then the exchanges of tied gradients and norms, and the update.
-
-        A rank reads its data when the input of its first pass arrives, since it may be busy with the previous step.
-        """
-        table, times = flow.table, self.times
-        seconds = pass_seconds(self.prediction.step, flow, times.forward, times.backward)
-        on_its_way: dict[tuple[int, int], int] = {}  # messages between two ranks keep their order
-        now, waiting = [self.graph.add(rank) for rank in range(self.ranks)], set(range(self.ranks))
-
-        def add_pass(op: ScheduledOp, after: list[int], _is_last: bool) -> int:
-            rank = table.stage_ranks[op.stage]
-            kind = "forward" if op.op == "F" else "backward"
-            duration = seconds[op.op][op.stage]
-            if rank in waiting:
-                waiting.remove(rank)
-                after = [self._compute(rank, "data", times.data, after)]
-            return self.graph.add(rank, kind, duration, after=after, label=micro_batch_label(op, table))
-
-        def add_message(op: ScheduledOp, after: list[int], target: int) -> int:
-            message, rank = flow.crossing(op.op, op.stage), table.stage_ranks[op.stage]
-            assert message is not None
-            wire, before = self.wire(SEND, rank, target), on_its_way.get((rank, target), -1)
-            on_its_way[rank, target] = self.graph.add(
-                rank, SEND, wire.latency + wire.message_s, size=float(message[1]), links=wire.links,
-                after=[*after, before], serial=False,
-                label=self.cargo(SEND) if op.op == "F" else "gradients", peer=target,
-            )  # fmt: skip
-            return on_its_way[rank, target]
-
-        for _ in range(flow.passes):
-            now = add_schedule(table, now, add_pass, add_message).ranks
-        for each in plan.exchanges:
-            now = self._exchange(each, now)
-        now = [self._compute(rank, "codec", times.codec, [op]) for rank, op in enumerate(now)]
-        return [self._compute(rank, "optimizer", self.updates[rank], [op]) for rank, op in enumerate(now)]
+        """Add the passes of a pipeline's schedule, then the exchanges that follow them, and the update."""
+        now = Passes(self, plan, flow).add()
+        after = [each for each in plan.exchanges if each.when.stage is None]
+        late = [each for each in after if each.when.phase == "optimizer" and each.when.part == 1]
+        for each in after:
+            if each not in late:
+                now = self.exchange(each, now)
+        now = [self.compute(rank, "codec", self.times.codec, [op]) for rank, op in enumerate(now)]
+        now = [self.compute(rank, "optimizer", self.updates[rank], [op]) for rank, op in enumerate(now)]
+        for each in late:
+            now = self.exchange(each, now)
+        return now
 
 
 def _without_rounds(found: JobPrediction) -> StepPlan:

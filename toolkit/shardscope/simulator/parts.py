@@ -89,6 +89,8 @@ def timed(exchange: Exchange, start: float, end: float, cargo: Cargo, ranks: int
     what = cargo(exchange.collective)
     if exchange.whole is not None:
         for rank in range(ranks):
+            if exchange.towards is not None and exchange.towards[rank] == rank:
+                continue  # not in any group of the exchange
             size = int(exchange.whole[rank])
             yield StepEvent(rank, "communication", exchange.collective, start, end, None, size, what)
         return

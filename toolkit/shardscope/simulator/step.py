@@ -133,9 +133,10 @@ def _gradients(step: Piped, prediction: JobPrediction) -> Iterator[Change]:
     """Yield the allocation of each rank's gradients, at the end of its first backward pass."""
     if "gradients" not in prediction.kinds:
         return
-    for rank, row in enumerate(step.timeline.rows):
+    for place, row in enumerate(step.timeline.rows):
         first = next(each for each in row if each.op.op in "BI")
-        yield rank, step.at(first.end, 0), "gradients", float(prediction.kinds["gradients"][rank])
+        for rank in step.flow.ranks(place):
+            yield rank, step.at(first.end, 0), "gradients", float(prediction.kinds["gradients"][rank])
 
 
 def _check_bytes(prediction: JobPrediction, plan: StepPlan) -> None:

@@ -81,10 +81,8 @@ def _without_ranks(layout: Layout) -> Iterator[str]:
         yield f"layout.pipeline={layout.pipeline} with {others} cannot be trained yet; use pipeline=1"
     if layout.expert > 1:
         yield f"layout.expert={layout.expert} cannot be trained yet; use expert=1"
-    inner = next((axis for axis in _INNER if getattr(layout, axis) > 1), None)
-    if layout.shard not in (0, layout.data * layout.context) and (layout.zero == 1 or inner is not None):
-        beside = "zero=1" if inner is None else f"{inner}={getattr(layout, inner)}"
-        yield f"layout.shard={layout.shard} with {beside} is not available in jobs yet; leave shard out"
+    if layout.shard not in (0, layout.data * layout.context) and layout.zero == 1:
+        yield f"layout.shard={layout.shard} with zero=1 is not available in jobs yet; leave shard out"
 
 
 def _without_setting(layout: Layout) -> Iterator[str]:
@@ -196,19 +194,21 @@ def _kept(layout: Layout, own: Strategy) -> Strategy | None:
         )
     stage = data.zero_stage or 0
     is_new = "zero" in stated and stage != layout.zero
-    can_run = layout.data * layout.context > 1 or (layout.tensor > 1 and not stage)
+    ranks = layout.data * layout.context  # context ranks share states with data ranks
+    can_run = ranks > 1 or (layout.tensor > 1 and not stage)
     if not data.composes or is_new or not can_run or not (_is_mesh(layout) or its):
         return None
     if "shard" in stated and "replicas" in data.settings:
-        return data.replace(replicas=layout.data // (layout.shard or layout.data))
+        return data.replace(replicas=ranks // (layout.shard or ranks))
     return data
 
 
 def _of_data(layout: Layout) -> Strategy:
     """Return the strategy of the data axis: a ring, or the layout's ZeRO stage if there are ranks to share states."""
-    if not layout.zero or layout.data * layout.context == 1:
+    ranks = layout.data * layout.context  # context ranks share states with data ranks
+    if not layout.zero or ranks == 1:
         return Strategy("ring")
-    groups = {"replicas": layout.data // layout.shard} if layout.shard not in (0, layout.data) else {}
+    groups = {"replicas": ranks // layout.shard} if layout.shard not in (0, ranks) else {}
     return Strategy(f"zero-{layout.zero}", **groups)
 
 

@@ -264,6 +264,14 @@ class Strategy(Method):
         """
         return None
 
+    def pipeline_step(self, step: Any) -> Any:  # noqa: ARG002
+        """Return the step of the ranks that hold different layers, one for each; None if every rank has all layers.
+
+        Args:
+            step: The `shardscope.analytic.job_step.JobStep` of a job with this strategy.
+        """
+        return None
+
     def shape(self, world_size: int) -> dict[str, int]:  # noqa: ARG002
         """Return the number of ranks along each axis, the outermost axis first; empty if there is one axis only, whose
         collectives have no axis in their names.

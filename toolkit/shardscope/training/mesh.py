@@ -12,7 +12,9 @@ from math import prod
 from typing import cast
 from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from shardscope.runlog.axes import axis_groups
 from shardscope.training.axis_meter import AxisMeter
@@ -24,6 +26,9 @@ _opened: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[tuple[str, int], ...], 
     WeakKeyDictionary()
 )
 """The meshes of this process, by the group of all ranks and by shape."""
+
+_grouped: WeakKeyDictionary[dist.ProcessGroup, dict[int, DeviceMesh]] = WeakKeyDictionary()
+"""The meshes of `grouped`, by the group of the axis and by the number of groups."""
 
 
 class RankMesh:
@@ -57,6 +62,37 @@ class RankMesh:
     def context(self, context: RankContext, axis: str) -> RankContext:
         """Return the context of the rank's group on an axis, for the context of all ranks."""
         return context.on_axis(axis, self._groups[axis])
+
+
+def grouped(context: RankContext, num_groups: int, *, timeout_s: float) -> DeviceMesh:
+    """Return a mesh of an axis's ranks with one row for each group of neighbours; called by all ranks of the axis.
+
+    Args:
+        context: This rank's context for the axis.
+        num_groups: Number of groups.
+        timeout_s: How long a rank waits for the others, in seconds.
+    """
+    assert context.group is not None
+    known = _grouped.setdefault(context.group, {})
+    if num_groups not in known:
+        rows = torch.tensor(dist.get_process_group_ranks(context.group)).view(num_groups, -1)
+        place, within = divmod(context.rank, rows.shape[1])
+        lines = rows[:, within].tolist(), rows[place].tolist()
+        groups = [_metered(line, context, timeout_s) for line in lines]
+        known[num_groups] = DeviceMesh.from_group(
+            groups, context.device.type, mesh=rows, mesh_dim_names=("replica", "shard")
+        )
+    return known[num_groups]
+
+
+def _metered(line: list[int], context: RankContext, timeout_s: float) -> dist.ProcessGroup:
+    """Create a group of ranks of an axis, which no other ranks need to know, and record what it sends as the axis's."""
+    timeout = timedelta(seconds=timeout_s)
+    group = dist.new_group(line, timeout=timeout, use_local_synchronization=True)
+    assert isinstance(group, MeteredProcessGroup)
+    assert context.axis is not None
+    group.meter = cast("Meter", AxisMeter(context.whole.meter, context.axis, line))
+    return group
 
 
 def _group(

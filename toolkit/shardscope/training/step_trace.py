@@ -38,7 +38,7 @@ from shardscope.training.memory.storages import Storages, num_bytes
 from shardscope.training.models import units_of
 from shardscope.training.models.in_order import layers_in_order
 from shardscope.training.recompute import RecomputeMode, apply_recompute
-from shardscope.training.tensor.axis import recording
+from shardscope.training.tensor.axis import Message, recording
 
 Arguments = tuple[Any, ...] | Mapping[str, Any]
 """Arguments of a module: a tuple of positional arguments, or a mapping of keyword arguments."""
@@ -99,7 +99,14 @@ def trace_step(
         output_bytes=plain.output_bytes / samples,
         num_outputs=plain.num_outputs // samples,
         gradient_order=plain.gradient_order,
-        pieces=tuple(_pieces(make(), inputs, samples, autocast)),
+        pieces=_with_messages(
+            tuple(_pieces(make(), inputs, samples, autocast)),
+            {
+                mode: _piece_messages(apply_recompute(make(), mode), inputs, samples, autocast)
+                for mode, step in steps.items()
+                if step.messages
+            },
+        ),
         moments=moments,
         messages={mode: step.messages for mode, step in steps.items() if step.messages},
         saved_bytes={} if loss is None else {mode: step.saved.peak / samples for mode, step in steps.items()},
@@ -166,19 +173,7 @@ class _Step:
             )  # fmt: skip
             self.note("loss", 0, 0)
             loss.backward()
-        self.messages = tuple(
-            AxisMessage(
-                axis=each.axis,
-                op=each.op,
-                phase=each.phase,
-                **(
-                    {"parameter_bytes": each.num_bytes}
-                    if each.is_of_parameters
-                    else {"sample_bytes": each.num_bytes / samples}
-                ),
-            )
-            for each in called
-        )
+        self.messages = _per_sample(called, samples)
         self.note("leave", 0, self.mark.done)
         if self.mark.unit:  # the unit's inputs need no gradient, so no hook has marked its end
             self.note("leave", self.mark.unit, self.mark.done)
@@ -340,6 +335,52 @@ def _pieces(
             parameters=tuple(dict.fromkeys(places[id(p)] for p in layer.parameters() if id(p) in places)),
             buffers=tuple(dict.fromkeys(buffers[id(b)] for b in layer.buffers() if id(b) in buffers)),
         )
+
+
+def _piece_messages(
+    module: nn.Module,
+    inputs: Arguments,
+    samples: int,
+    autocast: Callable[[], AbstractContextManager[Any]],
+) -> list[tuple[AxisMessage, ...]]:
+    """Run the passes of a divided module layer by layer, and return the collectives that each layer calls.
+
+    Empty if the module cannot be split into layers.
+    """
+    found = list[tuple[AxisMessage, ...]]()
+    try:
+        layers = layers_in_order(module)
+    except SpecError:
+        return found
+    x: Any = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
+    for _, layer in layers:
+        with recording() as called:
+            with autocast():
+                x = call(layer, tree_map_only(Tensor, _leaf, x))
+            outputs = [tensor for tensor in leaf_tensors(x) if tensor.requires_grad]
+            torch.autograd.backward(outputs, [torch.empty_like(tensor) for tensor in outputs])
+        found.append(_per_sample(called, samples))
+    return found
+
+
+def _with_messages(
+    pieces: tuple[PipelinePiece, ...], messages: Mapping[str, Sequence[tuple[AxisMessage, ...]]]
+) -> tuple[PipelinePiece, ...]:
+    """Return the pieces with the collectives that each of them calls, by recomputation mode."""
+    return tuple(
+        piece.replace(messages={mode: rows[place] for mode, rows in messages.items()})
+        for place, piece in enumerate(pieces)
+    )
+
+
+def _per_sample(called: Iterable[Message], samples: int) -> tuple[AxisMessage, ...]:
+    """Return collectives of the tensor and context axes with the bytes of one sample."""
+    return tuple(
+        AxisMessage(axis=each.axis, op=each.op, phase=each.phase, parameter_bytes=each.num_bytes)
+        if each.is_of_parameters
+        else AxisMessage(axis=each.axis, op=each.op, phase=each.phase, sample_bytes=each.num_bytes / samples)
+        for each in called
+    )
 
 
 def _delayed_bytes(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:

@@ -6,14 +6,14 @@ same at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from shardscope.analytic.communication.plan import Exchange, in_groups
 from shardscope.analytic.communication.ring import Ints
-from shardscope.analytic.communication.traffic import Traffic
+from shardscope.analytic.communication.traffic import Sent, Traffic
 from shardscope.runlog.axes import axis_groups, on_axis
 
 
@@ -32,11 +32,47 @@ def placed(column: Ints, groups: Ints) -> Ints:
 def axis_traffic(traffic: Traffic, axis: str, groups: Ints) -> Traffic:
     """Return the traffic of all ranks along an axis, given that of one group, under names with the axis."""
     return {
-        on_axis(axis, name): sent.each(lambda column: placed(column, groups))._replace(
-            others=groups.shape[1] - 1
-        )
+        on_axis(axis, name): sent._replace(
+            unlisted=np.full_like(sent.bytes, groups.shape[1] - 1) if sent.unlisted is None else sent.unlisted
+        ).each(lambda column: placed(column, groups))
         for name, sent in traffic.items()
     }
+
+
+def side_by_side(blocks: Sequence[Traffic]) -> dict[str, Sent]:
+    """Return the traffic of several blocks of ranks, one after the other; what a block does not send is 0."""
+    sizes = [max((len(sent.bytes) for sent in block.values()), default=0) for block in blocks]
+    size = max(sizes)
+    names = dict.fromkeys(name for block in blocks for name in block)
+    none = Sent(np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64))
+    return {name: _joined([block.get(name, none) for block in blocks]) for name in names}
+
+
+def _joined(parts: Sequence[Sent]) -> Sent:
+    """Return the traffic of all blocks in collectives of one name."""
+
+    def column(of: Callable[[Sent], Ints | None], otherwise: Callable[[Sent], Ints]) -> Ints | None:
+        found = [of(part) for part in parts]
+        if all(each is None for each in found):
+            return None
+        return np.concatenate(
+            [otherwise(part) if each is None else each for each, part in zip(found, parts, strict=True)]
+        )
+
+    def counted(part: Sent) -> Ints:
+        return np.full_like(part.bytes, len(part.bytes) - 1)
+
+    def bound(at: int) -> Ints | None:
+        return column(lambda part: None if part.bounds is None else part.bounds[at], lambda part: part.bytes)
+
+    low, high = bound(0), bound(1)
+    return Sent(
+        np.concatenate([part.bytes for part in parts]), np.concatenate([part.messages for part in parts]),
+        None if low is None or high is None else (low, high),
+        column(lambda part: part.received, lambda part: part.bytes),
+        column(lambda part: part.awaited, lambda part: part.bytes),
+        column(lambda part: part.unlisted, counted),
+    )  # fmt: skip
 
 
 def axis_exchanges(exchanges: Iterable[Exchange], axis: str, groups: Ints) -> Iterator[Exchange]:

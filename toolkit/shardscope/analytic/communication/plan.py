@@ -7,7 +7,7 @@ each round. The moves of a step add up to the strategy's `traffic`, rank by rank
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -80,6 +80,9 @@ class When(NamedTuple):
     phase: Phase
     part: float = 1.0
     micro_batch: int = 0
+    stage: int | None = None
+    """Stage of a pipeline in whose pass the exchange starts; None if each rank has one pass of a micro-batch, and for
+    exchanges after the passes of a pipeline."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,23 @@ class Exchange:
     blocks: bool = False
     is_attached: bool = False
     slices: int | None = None
+
+    def groups(self, world_size: int) -> list[list[int]]:
+        """Return the ranks of each group that communicates by itself, if the messages are unknown.
+
+        Each group is a cycle of `towards`, and starts with its first rank; a rank by itself does not communicate.
+        """
+        if self.towards is None:
+            return [[*range(world_size)]]
+        found, left = list[list[int]](), dict.fromkeys(range(world_size))
+        while left:
+            rank, group = next(iter(left)), list[int]()
+            while rank in left:
+                del left[rank]
+                group.append(rank)
+                rank = int(self.towards[rank])
+            found.append(group)
+        return [group for group in found if len(group) > 1]
 
     @property
     def num_moves(self) -> int:
@@ -136,6 +156,14 @@ class Flow(NamedTuple):
     """Compute time of each stage, in any unit; empty if all are equal."""
     ranks_meet: bool = False
     """Whether ranks communicate after the last pass, so that no rank starts the next step early."""
+    copies: int = 1
+    """Number of copies of the pipeline, whose ranks of the same stages are neighbours."""
+    sends: str = "send"
+    """Name, in a strategy's traffic, of the messages between stages."""
+
+    def ranks(self, rank: int) -> range:
+        """Return the ranks of the job that are copies of a rank of the table."""
+        return range(rank * self.copies, (rank + 1) * self.copies)
 
     def crossing(self, op: str, stage: int) -> tuple[int, int] | None:
         """Return the receiving rank and the bytes of an operation's message; None if it sends no message."""
@@ -150,7 +178,8 @@ class Flow(NamedTuple):
         for op in self.table.ops:
             message = self.crossing(op.op, op.stage)
             if message is not None:
-                sent[self.table.stage_ranks[op.stage]] += message[1] * self.passes
+                for rank in self.ranks(self.table.stage_ranks[op.stage]):
+                    sent[rank] += message[1] * self.passes
         return sent
 
 
@@ -274,6 +303,20 @@ def pair_rounds(packet_bytes: int, world_size: int) -> tuple[Round, ...]:
     pairs = ((a, (a + ahead) % world_size) for ahead in ranks[1:] for a in ranks)
     moves = tuple(Move(a, b, packet_bytes, "packet") for a, b in pairs if packet_bytes)
     return (Round("", moves),) if moves else ()
+
+
+def moved(exchange: Exchange, first: int, world_size: int) -> Exchange:
+    """Return an exchange of ranks 0 to N-1 as one of the ranks from `first` on, of `world_size` ranks."""
+    whole = towards = None
+    if exchange.whole is not None:
+        count, towards = len(exchange.whole), np.arange(world_size)
+        whole = np.zeros(world_size, dtype=np.int64)
+        whole[first : first + count] = exchange.whole
+        to_next = (np.arange(count) + 1) % count if exchange.towards is None else exchange.towards
+        towards[first : first + count] = first + to_next
+    members = {rank for each in exchange.rounds for move in each.moves for rank in move[:2]}
+    group = tuple(range(first, first + max(members, default=0) + 1))
+    return replace(exchange, rounds=in_groups(exchange.rounds, [group]), whole=whole, towards=towards)
 
 
 def in_groups(rounds: Iterable[Round], groups: Iterable[tuple[int, ...]]) -> tuple[Round, ...]:

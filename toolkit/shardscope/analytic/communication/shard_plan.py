@@ -19,6 +19,7 @@ from shardscope.analytic.communication.zero import (
     ShardCollectives,
     across_replicas,
     agreement_traffic,
+    checks_of_units,
     gathers_in_vain,
     padded_buckets,
 )
@@ -85,9 +86,9 @@ class ShardedPlan:
         """Yield the all-reduces across replicas, and the checks that ranks ran the same layers."""
         end = When("backward", 1.0, self.micro_batches - 1)
         num_taught = sum(map(bool, summed))
-        meetings = 1 + (num_taught if self.replicas > 1 else 0)
-        if self.collectives.backend is not None:
-            meetings += num_gathers + num_taught * self.micro_batches
+        meetings = checks_of_units(
+            self.collectives, num_taught, num_gathers, self.micro_batches, replicas=self.replicas
+        )
         if self.replicas > 1:
             for size in filter(None, summed):
                 shard = size // self.num_shards * self.collectives.element_bytes

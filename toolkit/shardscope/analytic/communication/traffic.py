@@ -44,8 +44,9 @@ class Sent(NamedTuple):
     awaited: Ints | None = None
     """Bytes that each rank's link could carry during a ring collective, including waits (`ring_busy_elements`); None
     for equal chunks, for which it does not exceed the bytes that a rank sends."""
-    others: int | None = None
-    """Number of other ranks in a rank's group; None if all ranks are in one group."""
+    unlisted: Ints | None = None
+    """Number of messages that each rank sends one after another, if `messages` is unknown; None for one to every other
+    rank of the job."""
 
     @property
     def busiest(self) -> Ints:
@@ -69,10 +70,13 @@ class Sent(NamedTuple):
 
     @property
     def counted(self) -> Ints:
-        """Messages of each rank; an unknown number counts as one message to every other rank."""
+        """Messages of each rank; an unknown number counts as `unlisted`."""
         unknown = (self.bytes > 0) & (self.messages == 0)
-        others = len(self.bytes) - 1 if self.others is None else self.others
-        return np.where(unknown, others, self.messages)
+        return np.where(unknown, self._unlisted, self.messages)
+
+    @property
+    def _unlisted(self) -> Ints:
+        return np.full_like(self.bytes, len(self.bytes) - 1) if self.unlisted is None else self.unlisted
 
     @property
     def is_exact(self) -> bool:
@@ -86,8 +90,8 @@ class Sent(NamedTuple):
     def each(self, change: Callable[[Ints], Ints]) -> Sent:
         """Return a copy with the function `change` applied to bytes, messages and bounds."""
         bounds = None if self.bounds is None else (change(self.bounds[0]), change(self.bounds[1]))
-        received, awaited = (None if x is None else change(x) for x in (self.received, self.awaited))
-        return Sent(change(self.bytes), change(self.messages), bounds, received, awaited, self.others)
+        others = (None if x is None else change(x) for x in self[3:])
+        return Sent(change(self.bytes), change(self.messages), bounds, *others)
 
     def __add__(self, other: object) -> Sent:  # adds values, instead of concatenating tuples
         if not isinstance(other, Sent):
@@ -102,9 +106,11 @@ class Sent(NamedTuple):
         awaited = None
         if self.awaited is not None or other.awaited is not None:
             awaited = self.busiest + other.busiest
-        others = self.others if other.others is None else other.others
+        unlisted = None
+        if self.unlisted is not None or other.unlisted is not None:
+            unlisted = self._unlisted + other._unlisted
         return Sent(
-            self.bytes + other.bytes, self.messages + other.messages, bounds, received, awaited, others
+            self.bytes + other.bytes, self.messages + other.messages, bounds, received, awaited, unlisted
         )
 
 
@@ -139,6 +145,16 @@ def between(least: Traffic, expected: Traffic, most: Traffic) -> Traffic:
             (least[name].bytes, sent.bytes),
         )
         for name, sent in most.items()
+    }
+
+
+def one_by_one(traffic: Traffic, messages: int) -> dict[str, Sent]:
+    """Return the traffic of a backend's collective in which each rank sends `messages` one after another.
+
+    They are not counted in a run, so `Sent.messages` stays 0.
+    """
+    return {
+        name: sent._replace(unlisted=np.full_like(sent.bytes, messages)) for name, sent in traffic.items()
     }
 
 

@@ -169,9 +169,7 @@ def fully_sharded_traffic(
     in_vain = gathers_in_vain(gathers, micro_batches, prefetches=prefetches)
     often = [in_vain if place in idle else gathers for place in range(len(units))]
     num_taught = sum(bool(shapes) for shapes in taught)
-    num_checks = 1 + (num_taught if replicas > 1 else 0)
-    if collectives.backend is not None:
-        num_checks += sum(often) + num_taught * micro_batches
+    num_checks = checks_of_units(collectives, num_taught, sum(often), micro_batches, replicas=replicas)
 
     def parts() -> Iterator[Traffic]:
         yield agreement_traffic(num_checks, world_size)
@@ -186,6 +184,26 @@ def fully_sharded_traffic(
             )  # fmt: skip
 
     return together(parts())
+
+
+def checks_of_units(
+    collectives: ShardCollectives, num_taught: int, num_gathers: int, micro_batches: int, *, replicas: int
+) -> int:
+    """Return how often ranks check in a step that they run the same layers.
+
+    They do so at its end, before each of the backend's collectives, and before each sum across replicas of what our own
+    ring has scattered.
+
+    Args:
+        collectives: Settings of the collectives.
+        num_taught: Number of units with gradients.
+        num_gathers: Number of all-gathers in a step.
+        micro_batches: Number of micro-batches in a step.
+        replicas: Number of shard groups.
+    """
+    if collectives.backend is not None:
+        return 1 + num_gathers + num_taught * micro_batches
+    return 1 + (num_taught if replicas > 1 else 0)
 
 
 def gathers_in_vain(gathers: int, micro_batches: int, *, prefetches: bool) -> int:

@@ -309,6 +309,16 @@ class RankStates(NamedTuple):
         return self._replace(buffers=np.zeros_like(self.parameters) + np.asarray(found, dtype=np.int64))
 
 
+def states_side_by_side(blocks: Sequence[RankStates]) -> RankStates:
+    """Return the states of several blocks of ranks, one after the other."""
+    parameters, gradients, optimizer = (
+        np.concatenate(rows) for rows in zip(*(each[:3] for each in blocks), strict=True)
+    )
+    buffers = [each.buffers for each in blocks if each.buffers is not None]
+    every = np.concatenate(buffers) if len(buffers) == len(blocks) else None
+    return RankStates(parameters, gradients, optimizer, every, all(each.is_exact for each in blocks))
+
+
 def spread_states(
     step: JobStep,
     stage: int = 0,

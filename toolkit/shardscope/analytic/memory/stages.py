@@ -9,10 +9,8 @@ import numpy as np
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.memory.held import RankStates, placed_states
 from shardscope.analytic.memory.work_space import updates_of
+from shardscope.analytic.stage_trace import PLACEHOLDER
 from shardscope.spec.model.step import ParameterRow, PipelinePiece
-
-_PLACEHOLDER = ParameterRow(unit=0, shape=(1,))
-"""Size of the placeholder parameter on a rank without trained parameters, because every rank needs an optimizer."""
 
 
 def pipeline_states(step: JobStep, stages: Sequence[tuple[int, Sequence[PipelinePiece]]]) -> RankStates:
@@ -39,4 +37,4 @@ def _rows(step: JobStep, held: Sequence[PipelinePiece]) -> list[ParameterRow]:
     """Return the parameters of the given layers, without duplicates."""
     places = {place for piece in held for place in piece.parameters}
     rows = [step.rows[place] for place in sorted(places)]
-    return rows if any(row.is_trained for row in rows) else [*rows, _PLACEHOLDER]
+    return rows if any(row.is_trained for row in rows) else [*rows, PLACEHOLDER]

@@ -78,6 +78,8 @@ class BucketedStrategy(Strategy):
 
     def _broadcast_sizes(self, step: JobStep) -> list[int]:
         """Return the bytes of each broadcast in a step."""
+        if step.follows_passes:
+            return []
         sizes = [*step.trace.buffer_sizes]
         if step.number == (1 if step.job.compression.is_on else 2):
             count = len(step.buckets(self.bucket_mb))
@@ -137,7 +139,7 @@ class BucketedStrategy(Strategy):
         from shardscope.analytic.memory import spread_states
 
         whole = spread_states(step)
-        has_buckets = step.number > (1 if step.job.compression.is_on else 2)
+        has_buckets = step.number > (1 if step.job.compression.is_on else 2) and not step.follows_passes
         copies = 2 if has_buckets and step.micro_batches > 1 else 1
         held = whole._replace(gradients=whole.gradients * copies)
         return held.with_work_buffers(step, lambda: self._buffer_bytes(step))

@@ -56,6 +56,19 @@ class ParameterRow(Spec):
         return prod(self.shape)
 
 
+class AxisMessage(Spec):
+    """One collective of the tensor or context axis in a pass, as `training.tensor` and `training.sequence` call it."""
+
+    axis: str = "tensor"
+    op: str
+    """``all_reduce``, ``all_gather``, ``reduce_scatter`` or ``all_to_all``; ``send`` is a message to the next rank."""
+    phase: Literal["forward", "backward"]
+    sample_bytes: NonNegativeFloat = 0.0
+    """Bytes of the whole tensor, for one sample; 0 if they do not depend on the batch."""
+    parameter_bytes: Total = 0
+    """Bytes of the gradients of parameters, if it sums some."""
+
+
 class PipelinePiece(Spec):
     """One layer of a module; a pipeline can split the module before and after the layer."""
 
@@ -71,19 +84,8 @@ class PipelinePiece(Spec):
     """Indices of the parameters that the layer uses."""
     buffers: tuple[Total, ...] = ()
     """Indices of the buffers that the layer uses."""
-
-
-class AxisMessage(Spec):
-    """One collective of the tensor or context axis in a pass, as `training.tensor` and `training.sequence` call it."""
-
-    axis: str = "tensor"
-    op: str
-    """``all_reduce``, ``all_gather``, ``reduce_scatter`` or ``all_to_all``; ``send`` is a message to the next rank."""
-    phase: Literal["forward", "backward"]
-    sample_bytes: NonNegativeFloat = 0.0
-    """Bytes of the whole tensor, for one sample; 0 if they do not depend on the batch."""
-    parameter_bytes: Total = 0
-    """Bytes of the gradients of parameters, if it sums some."""
+    messages: dict[str, tuple[AxisMessage, ...]] = Field(default_factory=dict)
+    """The part of `StepTrace.messages` that the layer's own passes call."""
 
 
 class StepTrace(Spec):

@@ -61,6 +61,7 @@ from shardscope.training.compression import Bucket, Carrier
 from shardscope.training.data import call
 from shardscope.training.gradient_noise import GradientNoise
 from shardscope.training.memory import Held
+from shardscope.training.mesh import grouped
 from shardscope.training.models import units_of
 from shardscope.training.observe import random_state_kept
 from shardscope.training.sharding import largest_over_ranks, local
@@ -144,6 +145,8 @@ class FullySharded(Partitioned):
         """Return a one-dimensional device mesh of the ranks, or, with replicas, a mesh with one row per replica."""
         replicas, kind = self.settings.replicas, self.context.device.type
         if self.context.axis is not None:
+            if replicas > 1:
+                return grouped(self.context, replicas, timeout_s=self.job.timeout_s)
             assert self.context.group is not None
             return DeviceMesh.from_group(self.context.group, kind)
         if replicas == 1:
@@ -189,8 +192,8 @@ class FullySharded(Partitioned):
             return super()._accumulate(micro_batches, loss_function)
 
     def _make_ring(self, group: MeteredProcessGroup) -> ShardRing:
-        is_whole = self.settings.replicas == 1
-        shards = list(range(group.size())) if is_whole else dist.get_process_group_ranks(self.shard_group)
+        members = dist.get_process_group_ranks(self.shard_group)
+        shards = [dist.get_group_rank(group, rank) for rank in members]
         around, packets, compress = RingAllReduce(group, members=shards), None, None
         if self.compressor is not None:  # each replica draws its own random numbers
             seed = self.job.seed + _SEED_STRIDE * (self.context.rank // len(shards))

@@ -75,6 +75,19 @@ class Join(Function):
         return ctx.axis.own(gradients[0]), None
 
 
+class JoinEnter(Function):
+    """Gathers parts of sequences for a layer's divided columns forward, and scatters the sum of gradients backward."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, axis: TensorAxis) -> Tensor:
+        ctx.axis = axis
+        return axis.gather(part)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return ctx.axis.scatter_sum(gradients[0]), None
+
+
 class JoinedColumns(Function):
     """A rank's columns of a linear layer's output for whole sequences, of which each rank has a part.
 

@@ -1,4 +1,4 @@
-"""Linear layers of which each rank holds some columns or some rows.
+"""Linear layers of which each rank holds some columns or some rows: `nn.Linear`, and the `Conv1D` of transformers.
 
 A layer is changed in place: its class is replaced by a subclass with another `forward`, so its parameters keep their
 names, and the layer can still be copied.
@@ -14,14 +14,52 @@ from torch.nn import functional
 
 from shardscope.training.tensor.axis import TensorAxis
 from shardscope.training.tensor.functions import Enter, JoinedColumns, Leave, LeaveInParts
+from shardscope.training.tensor.of_transformers import is_conv1d
 
 
-class _Columns(nn.Linear):
-    """Mixin of a layer whose outputs are divided: the ranks compute different columns of the product."""
+def is_linear(layer: nn.Module) -> bool:
+    """Return whether a layer is linear: its weight has the outputs in one dimension, and the inputs in the other."""
+    return isinstance(layer, nn.Linear) or is_conv1d(layer)
 
+
+def output_dim(layer: nn.Module) -> int:
+    """Return the dimension of a linear layer's weight that has the outputs."""
+    return int(is_conv1d(layer))
+
+
+def has_own_code(layer: nn.Module) -> bool:
+    """Return whether a linear layer has a forward pass, or a way to hold its weight, that is not that of its kind."""
+    is_plain = is_conv1d(layer) or type(layer).forward is nn.Linear.forward
+    return not is_plain or "weight" not in layer._parameters  # noqa: SLF001
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """Return the dtype to which autocast converts the factors of a product; None without autocast."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+class _Divided(nn.Module):
+    """What both kinds of divided layers have."""
+
+    weight: Tensor
+    bias: Tensor | None
     tensor_axis: TensorAxis
     takes_parts: bool
-    """Whether each rank has a part of the sequences."""
+    """Whether each rank has a part of the sequences outside the divided layers."""
+    is_joined: bool
+    """Whether a layer around this one has gathered the whole sequences already."""
+    is_transposed: bool
+    """Whether the weight has its outputs in the last dimension."""
+
+    @property
+    def matrix(self) -> Tensor:
+        """The weight with the outputs in the first dimension."""
+        return self.weight.t() if self.is_transposed else self.weight
+
+
+class _Columns(_Divided):
+    """Mixin of a layer whose outputs are divided: the ranks compute different columns of the product."""
 
     def forward(self, x: Tensor) -> Tensor:
         columns = self._columns(x)
@@ -30,43 +68,37 @@ class _Columns(nn.Linear):
         return columns
 
     def _columns(self, x: Tensor) -> Tensor:
-        dtype = None
-        if torch.is_autocast_enabled(x.device.type):  # so that gradients are summed in this dtype too
-            dtype = torch.get_autocast_dtype(x.device.type)
+        if self.is_joined:
+            return functional.linear(x, self.matrix, self.bias)
+        dtype = autocast_dtype(x)  # so that gradients are summed in this dtype too
         if self.takes_parts:
-            x, weight, bias = (
-                each if each is None else each.to(dtype) for each in (x, self.weight, self.bias)
-            )
+            weight, bias = (each if each is None else each.to(dtype) for each in (self.matrix, self.bias))
+            x = x.to(dtype)
             joined: Tensor = JoinedColumns.apply(x, weight, bias, self.tensor_axis)  # type: ignore[no-untyped-call]
             return joined
         entered: Any = Enter.apply(x.to(dtype), self.tensor_axis)  # type: ignore[no-untyped-call]
-        columns: Tensor = super().forward(entered)
-        return columns
+        return functional.linear(entered, self.matrix, self.bias)
 
 
-class _Rows(nn.Linear):
+class _Rows(_Divided):
     """Mixin of a layer whose inputs are divided: the ranks compute terms of the product, which are summed.
 
     Each rank has the whole bias, which is added once, after the sum.
     """
 
-    tensor_axis: TensorAxis
-    takes_parts: bool
-    """Whether each rank gets a part of the sequences."""
-
     def forward(self, part: Tensor) -> Tensor:
         if self.training and not self.takes_parts:
             self.tensor_axis.end_divided(part.device)
-        partial = functional.linear(part, self.weight)
+        partial = functional.linear(part, self.matrix)
         leave = LeaveInParts if self.takes_parts else Leave
         summed: Tensor = leave.apply(partial, self.tensor_axis)  # type: ignore[no-untyped-call]
         return summed if self.bias is None else summed + self.bias.to(summed.dtype)
 
 
-_KINDS: dict[str, type[nn.Linear]] = {"columns": _Columns, "rows": _Rows}
+_KINDS: dict[str, type[_Divided]] = {"columns": _Columns, "rows": _Rows}
 
 
-def divide_linear(layer: nn.Linear, kind: str, axis: TensorAxis, *, takes_parts: bool) -> None:
+def divide_linear(layer: Any, kind: str, axis: TensorAxis, *, takes_parts: bool, is_joined: bool) -> None:
     """Make a linear layer compute with this rank's part of its weights, which must be divided already.
 
     Args:
@@ -74,8 +106,13 @@ def divide_linear(layer: nn.Linear, kind: str, axis: TensorAxis, *, takes_parts:
         kind: ``columns`` or ``rows``.
         axis: The ranks.
         takes_parts: Whether each rank has a part of the sequences before a layer of columns and after one of rows.
+        is_joined: Whether a layer around this one gathers the whole sequences.
     """
-    cls = type(layer)
+    cls, is_transposed = type(layer), is_conv1d(layer)
     layer.__class__ = type(f"{kind.title()}Of{cls.__name__}", (_KINDS[kind], cls), {})
-    layer.tensor_axis, layer.takes_parts = axis, takes_parts  # type: ignore[assignment] # not parameters
-    layer.out_features, layer.in_features = layer.weight.shape
+    layer.tensor_axis, layer.is_transposed = axis, is_transposed
+    layer.takes_parts, layer.is_joined = takes_parts, is_joined
+    if is_transposed:
+        layer.nx, layer.nf = layer.weight.shape
+    else:
+        layer.out_features, layer.in_features = layer.weight.shape

@@ -9,15 +9,17 @@ Source:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from shardscope.training.tensor.axis import TensorAxis
-from shardscope.training.tensor.functions import Cut, Join, SumGradients
+from shardscope.training.tensor.functions import Cut, Join, JoinEnter
+from shardscope.training.tensor.linear import autocast_dtype
+from shardscope.training.tensor.summed import sum_gradients
 
 
 def cut_sequences(
@@ -37,32 +39,12 @@ def cut_sequences(
             whole = [
                 own for own, _ in module.named_parameters(recurse=False) if f"{name}.{own}" not in divided
             ]
-            if whole:
-                cls = type(module)
-                module.__class__ = type(f"SequencePartOf{cls.__name__}", (_SumsGradients, cls), {})
-                module.sequence_axis, module.of_parts = axis, tuple(whole)
+            sum_gradients(module, whole, axis)
 
 
-class _SumsGradients(nn.Module):
-    """Mixin of a layer whose parameters get the sum of the gradients of all ranks' tokens."""
-
-    sequence_axis: TensorAxis
-    of_parts: tuple[str, ...]
-    """Names of these parameters."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with self._summing():
-            return super().forward(*args, **kwargs)
-
-    @contextmanager
-    def _summing(self) -> Iterator[None]:
-        own = {name: parameter for name, parameter in self._parameters.items() if name in self.of_parts}
-        entered: Any = SumGradients.apply(self.sequence_axis, *own.values())  # type: ignore[no-untyped-call]
-        self._parameters.update(zip(own, entered, strict=True))
-        try:
-            yield
-        finally:
-            self._parameters.update(own)
+def join_input(layer: nn.Module, axis: TensorAxis) -> None:
+    """Make a layer within the others, such as attention, take whole sequences, which its divided layers share."""
+    layer.register_forward_pre_hook(_JoinInput(axis), with_kwargs=True)
 
 
 def _first_of(values: Any) -> Tensor:
@@ -76,18 +58,37 @@ def _with_first(values: Any, first: Tensor) -> Any:
 
 
 @dataclass(frozen=True)
-class _CutInput:
-    """Hook that keeps this rank's part of the sequences in a layer's first argument."""
+class _Input(ABC):
+    """Hook that changes the first tensor among a layer's arguments."""
 
     axis: TensorAxis
 
     def __call__(self, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         values = args or tuple(kwargs.values())
-        whole = _first_of(values)
-        if layer.training:
-            self.axis.begin_divided(whole.device)
-        values = _with_first(values, Cut.apply(whole, self.axis))  # type: ignore[no-untyped-call]
+        values = _with_first(values, self.changed(layer, _first_of(values)))
         return (values, kwargs) if args else ((), dict(zip(kwargs, values, strict=True)))
+
+    @abstractmethod
+    def changed(self, layer: nn.Module, x: Tensor) -> Tensor:
+        """Return what the layer gets instead."""
+
+
+class _CutInput(_Input):
+    """Keeps this rank's part of the sequences."""
+
+    def changed(self, layer: nn.Module, x: Tensor) -> Tensor:
+        if layer.training:
+            self.axis.begin_divided(x.device)
+        part: Tensor = Cut.apply(x, self.axis)  # type: ignore[no-untyped-call]
+        return part
+
+
+class _JoinInput(_Input):
+    """Gathers the whole sequences."""
+
+    def changed(self, layer: nn.Module, x: Tensor) -> Tensor:  # noqa: ARG002 - see `_CutInput`
+        whole: Tensor = JoinEnter.apply(x.to(autocast_dtype(x)), self.axis)  # type: ignore[no-untyped-call]
+        return whole
 
 
 @dataclass(frozen=True)

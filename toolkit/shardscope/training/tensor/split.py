@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -15,9 +16,11 @@ from shardscope.spec.tensor_plan import Division, TensorPlan
 from shardscope.training import _compat
 from shardscope.training.sharding import ReduceSquares, local
 from shardscope.training.tensor.axis import TensorAxis
-from shardscope.training.tensor.linear import divide_linear
+from shardscope.training.tensor.linear import divide_linear, has_own_code, is_linear, output_dim
 from shardscope.training.tensor.norms import LayerSquares
-from shardscope.training.tensor.sequence import cut_sequences
+from shardscope.training.tensor.of_transformers import resize_splits, shipped_plan
+from shardscope.training.tensor.sequence import cut_sequences, join_input
+from shardscope.training.tensor.summed import sum_gradients
 
 
 class Cut(NamedTuple):
@@ -55,46 +58,61 @@ class TensorSplit:
         """
         plan = self.plan or plan_of(model)
         unused = dict.fromkeys(plan.rules)
-        planned: list[tuple[str, nn.Linear, Division]] = []
-        in_parts: dict[str, nn.Module] = {}
+        planned: dict[str, list[tuple[str, nn.Module, Division]]] = defaultdict(list)
         for name, module in model.named_modules():
             pattern, division = plan.pattern(name), plan.division(name)
-            if pattern is None or division is None:
-                continue
-            unused.pop(pattern, None)
-            if division.kind != "sequence":
-                planned.append((name, self._checked(name, module, division), division))
-            elif not _is_within(name, in_parts):
-                in_parts[name] = _with_forward(name, module)
+            if pattern is not None and division is not None:
+                unused.pop(pattern, None)
+                planned[division.kind].append((name, module, division))
         if unused:
             raise _unused(next(iter(unused)), plan, model)
-        self._require_own(model, planned)
-        if not self.cuts_sequences:
-            in_parts = {}
-        elif not in_parts:
-            raise _no_sequence(model)
-        for name, layer, division in planned:
-            self._divide(name, layer, division, takes_parts=_is_within(name, in_parts))
+        divided = [*planned["columns"], *planned["rows"]]
+        for each in divided:
+            self._require_divisible(*each)
+        self._require_own(model, divided)
+        for _, layer, _ in planned["shared"]:
+            sum_gradients(layer, [own for own, _ in layer.named_parameters(recurse=False)], self.axis)
+        in_parts = self._in_parts(model, [(name, layer) for name, layer, _ in planned["sequence"]])
+        joined = {name: layer for name, layer, _ in planned["joined"] if _is_within(name, in_parts)}
+        for name, layer, division in divided:
+            self._divide(
+                model, name, layer, division,
+                takes_parts=_is_within(name, in_parts), is_joined=_is_within(name, joined),
+            )  # fmt: skip
+        for layer in joined.values():
+            join_input(layer, self.axis)
         if in_parts:
             cut_sequences([*in_parts.items()], self.cuts, self.axis)
         return model
 
-    def _checked(self, name: str, module: nn.Module, division: Division) -> nn.Linear:
-        """Return the layer if it can be divided; else raise the error that says why."""
-        if not isinstance(module, nn.Linear):
+    def _in_parts(self, model: nn.Module, planned: Iterable[tuple[str, nn.Module]]) -> dict[str, nn.Module]:
+        """Return the layers that work on parts of sequences, without those within others."""
+        found: dict[str, nn.Module] = {}
+        for name, layer in planned:
+            if not _is_within(name, found):
+                found[name] = _with_forward(name, layer)
+        if not self.cuts_sequences:
+            return {}
+        if not found:
+            raise _no_sequence(model)
+        return found
+
+    def _require_divisible(self, name: str, module: nn.Module, division: Division) -> None:
+        """Raise the error that says why a layer cannot be divided, if it cannot."""
+        if not is_linear(module):
             raise SpecError(
                 f"TensorPlan: layer {name!r} is a {type(module).__name__}; only linear layers can be divided, so leave "
                 "it out of the plan"
             )
-        if type(module).forward is not nn.Linear.forward or "weight" not in module._parameters:  # noqa: SLF001
+        if has_own_code(module):
             raise SpecError(
                 f"TensorPlan: layer {name!r} has a forward pass or a weight of its own class {type(module).__name__}, "
                 "which cannot be divided; leave it out of the plan, or use torch.nn.Linear"
             )
-        size = self.axis.size
-        width, what = (
-            (module.out_features, "outputs") if division.kind == "columns" else (module.in_features, "inputs")
-        )
+        size, of_outputs = self.axis.size, output_dim(module)
+        is_columns = division.kind == "columns"
+        width = module.get_parameter("weight").shape[of_outputs if is_columns else 1 - of_outputs]
+        what = "outputs" if is_columns else "inputs"
         if width % division.groups:
             able = divisors_text(width if width % size else width // size, near=division.groups)
             raise SpecError(
@@ -107,9 +125,8 @@ class TensorSplit:
                 f"tensor={size} does not divide the {width} {what}{parts} of layer {name!r}; use one of "
                 f"{divisors_text(width // division.groups, near=size)}"
             )
-        return module
 
-    def _require_own(self, model: nn.Module, planned: list[tuple[str, nn.Linear, Division]]) -> None:
+    def _require_own(self, model: nn.Module, planned: list[tuple[str, nn.Module, Division]]) -> None:
         """Refuse a divided weight that the model also uses under another name, where it would be needed whole."""
         for name, layer, _ in planned:
             known = {f"{name}.{own}" for own, _ in layer.named_parameters()}
@@ -121,15 +138,20 @@ class TensorSplit:
                         "layer out of the plan"
                     )
 
-    def _divide(self, name: str, layer: nn.Linear, division: Division, *, takes_parts: bool) -> None:
-        is_columns = division.kind == "columns"
-        self.cuts[f"{name}.weight"] = Cut(0 if is_columns else 1, division.groups)
+    def _divide(
+        self, model: nn.Module, name: str, layer: nn.Module, division: Division, **settings: bool
+    ) -> None:
+        is_columns, of_outputs = division.kind == "columns", output_dim(layer)
+        self.cuts[f"{name}.weight"] = Cut(of_outputs if is_columns else 1 - of_outputs, division.groups)
         if is_columns and layer.bias is not None:
             self.cuts[f"{name}.bias"] = Cut(0, division.groups)
         for own, parameter in layer.named_parameters():
             if f"{name}.{own}" in self.cuts:
                 parameter.data = self.own(f"{name}.{own}", parameter.data).clone()
-        divide_linear(layer, division.kind, self.axis, takes_parts=takes_parts)
+        divide_linear(layer, division.kind, self.axis, **settings)
+        if is_columns:
+            part = layer.get_parameter("weight").shape[of_outputs] // division.groups
+            resize_splits(model.get_submodule(name.rpartition(".")[0]), part * self.axis.size, part)
 
     # A tensor with the shape of a parameter.
 
@@ -240,12 +262,14 @@ def _no_sequence(model: nn.Module) -> SpecError:
 
 
 def plan_of(model: nn.Module) -> TensorPlan:
-    """Return the plan that a model's own method `tensor_plan` gives.
+    """Return the plan that a model's own method `tensor_plan` gives, or that a model of transformers ships.
 
     Raises:
-        SpecError: The model has no such method.
+        SpecError: The model has neither.
     """
     own = getattr(model, "tensor_plan", None)
+    if own is None and (shipped := shipped_plan(model)) is not None:
+        return shipped
     if own is None:
         raise SpecError(
             f"tensor parallelism needs a plan of which layers are divided, and model={type(model).__name__} has none; "

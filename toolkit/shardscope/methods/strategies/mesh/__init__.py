@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from shardscope.errors import SpecError, quoted
-from shardscope.methods.strategies.mesh import context_axis, pipeline_axis, tensor_axis
+from shardscope.methods.strategies.mesh import context_axis, pipeline_axis, stages, tensor_axis
 from shardscope.runlog.axes import axis_of, collective_of
 from shardscope.spec.compression import Carriage
 from shardscope.spec.context_comm import ContextComm
@@ -145,7 +145,8 @@ class Mesh(Strategy):
         ranks = self.tensor * self.context
         if ranks == 1:
             return Strategy("single"), 1
-        return self.replace(data=Strategy("ring"), pipeline=1), ranks
+        one = self.replace(data=Strategy("ring"), pipeline=1, stages=Strategy("pipeline"))
+        return one, ranks
 
     def role(self, rank: int, world_size: int) -> str:
         """Return a rank's place on each axis, such as ``data 0 · tensor 1``, and its stages, if there are several."""
@@ -254,28 +255,24 @@ class Mesh(Strategy):
 
     # Each axis by its own formulas
 
+    def pipeline_step(self, step: JobStep) -> JobStep | None:
+        """Return the step of the ranks along the pipeline axis, if there is one."""
+        return stages.pipeline_step(self, step) if self.pipeline > 1 else None
+
     def _on_data(self, step: JobStep) -> JobStep:
         """Return the step of the ranks along the data axis: those of a tensor group count as one, the worst of them."""
-
-        def of_groups(values: tuple[float, ...], worst: Any) -> tuple[float, ...]:
-            return tuple(worst(values[at : at + self.tensor]) for at in range(0, len(values), self.tensor))
-
-        return replace(
-            step, job=self.data_job(step.job), sums_layers=self.tensor > 1,
-            slowness=of_groups(step.slowness, max), update_slowness=of_groups(step.update_slowness, max),
-            memory=of_groups(step.memory, min),
-        )  # fmt: skip
+        return replace(step.in_blocks(self.data_job(step.job), self.tensor), sums_layers=self.tensor > 1)
 
     def traffic(self, step: JobStep) -> Traffic | None:
         """Return the data axis's own traffic, and the sums of activations, of their gradients and of norms."""
         if self.pipeline > 1:
-            return None
+            return stages.traffic(self, step) if stages.is_predictable(self, step) else None
         from shardscope.analytic.communication.axes import axis_traffic, groups_along
         from shardscope.analytic.communication.traffic import together
 
         data, shape = self._on_data(step), self.shape(step.world_size)
         of_data = data.job.strategy.traffic(data)
-        if of_data is None or not self._is_divided(step):
+        if of_data is None or not self.is_divided(step):
             return None
         found = {**axis_traffic(of_data, "data", groups_along(shape, "data"))}
         for axis, calls in self._calls(step).items():
@@ -283,7 +280,7 @@ class Mesh(Strategy):
             found |= axis_traffic(of_axis, axis, groups_along(shape, axis))
         return found
 
-    def _is_divided(self, step: JobStep) -> bool:
+    def is_divided(self, step: JobStep) -> bool:
         """Return whether the trace is of a rank's part of the model or of sequences, and not of whole ones."""
         return self.tensor * self.context == 1 or step.job.recompute in step.trace.messages
 
@@ -295,13 +292,13 @@ class Mesh(Strategy):
     def plan(self, step: JobStep) -> StepPlan | None:
         """Return the messages of the data axis, and those of the other axes, for which passes wait."""
         if self.pipeline > 1:
-            return None
+            return stages.plan(self, step) if stages.is_predictable(self, step) else None
         from shardscope.analytic.communication.axes import axis_exchanges, groups_along
         from shardscope.analytic.communication.plan import whole
 
         data, shape = self._on_data(step), self.shape(step.world_size)
         of_data: StepPlan | None = data.job.strategy.plan(data)
-        if of_data is None or not self._is_divided(step):
+        if of_data is None or not self.is_divided(step):
             return None
         exchanges = [*axis_exchanges(of_data.exchanges, "data", groups_along(shape, "data"))]
         for axis, calls in self._calls(step).items():
@@ -313,18 +310,27 @@ class Mesh(Strategy):
         """Return the data axis's own states of the part of the model that a rank holds."""
         from shardscope.analytic.communication.axes import groups_along, placed
 
-        if self.pipeline > 1 or not self._is_divided(step):
+        if not self.is_divided(step):
             return None
+        if self.pipeline > 1:
+            return stages.states(self, step)
         data, groups = self._on_data(step), groups_along(self.shape(step.world_size), "data")
         found = data.job.strategy.states(data)
         return None if found is None else found.each(lambda column: placed(column, groups))
 
     def work(self, step: JobStep) -> list[Work]:
         """Return the work of each rank, relative to its part of the model."""
-        if self.pipeline > 1:
-            return super().work(step)
-        data = self._on_data(step)
-        return [each for each in data.job.strategy.work(data) for _ in range(self.tensor)]
+        one = self._on_data(step) if self.pipeline == 1 else stages.pipeline_step(self, step)
+        copies = step.world_size // one.world_size
+        return [each for each in one.job.strategy.work(one) for _ in range(copies)]
+
+    def activations(self, step: JobStep) -> list[float] | None:
+        """Return the bytes that each rank saves: those of its stages' micro-batches in flight, in a pipeline."""
+        along = self.pipeline_step(step)
+        if along is None:
+            return super().activations(step)
+        saved = self.stages.activations(along)
+        return saved and [each for each in saved for _ in range(step.world_size // self.pipeline)]
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.mesh._torch import built

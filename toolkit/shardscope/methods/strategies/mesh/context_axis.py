@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardscope.errors import SpecError
-from shardscope.methods.strategies.mesh.messages import messages_of
+from shardscope.methods.strategies.mesh.messages import messages_of, passed
 from shardscope.spec.context_comm import parts_per_rank
 from shardscope.spec.divisors import divisors_text
 from shardscope.spec.layout import Layout
@@ -20,14 +20,11 @@ if TYPE_CHECKING:
 
 
 def check(mesh: Mesh, job: Job) -> None:
-    """Reject uneven data axes, and models of the catalogue whose sequences or heads cannot be divided equally."""
-    uneven = next(
-        (name for name in ("replicas", "shards") if getattr(mesh.data, name, None) not in (None, 1)), None
-    )
-    if uneven is not None:
+    """Reject uneven shards, and models of the catalogue whose sequences or heads cannot be divided equally."""
+    shards = mesh.data.settings.get("shards")
+    if shards is not None:
         raise SpecError(
-            f"strategy.data.{uneven}={getattr(mesh.data, uneven)} is not available with "
-            f"strategy.context={mesh.context} yet; leave {uneven} out"
+            f"strategy.data.shards={shards} is not available with strategy.context={mesh.context} yet; leave shards out"
         )
     if not isinstance(job.model, str):
         return  # ranks check it with an example
@@ -56,17 +53,6 @@ def check(mesh: Mesh, job: Job) -> None:
 def calls(mesh: Mesh, step: JobStep) -> list[tuple[When, Traffic]]:
     """Return the traffic of each collective of a context group in a step, as attention calls them."""
     return [
-        (when, _traffic(op, num_bytes, mesh.context, step.backend))
+        (when, passed(op, num_bytes, mesh.context, step.backend))
         for when, op, num_bytes in messages_of("context", step)
     ]
-
-
-def _traffic(op: str, num_bytes: int, size: int, backend: str) -> Traffic:
-    """Return the traffic of one collective of `size` ranks, or of a message of each to the next."""
-    import numpy as np
-
-    from shardscope.analytic.communication.traffic import Sent, by_backend
-
-    if op == "send":
-        return {op: Sent(np.full(size, num_bytes), np.ones(size, dtype=np.int64))}
-    return by_backend(op, num_bytes, size, backend=backend)

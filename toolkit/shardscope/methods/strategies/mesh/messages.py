@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from shardscope.analytic.communication import Traffic
     from shardscope.analytic.communication.plan import When
-    from shardscope.analytic.job_step import JobStep
+    from shardscope.analytic.job_step import Backend, JobStep
 
+ROUNDS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
+"""Rounds of the backend's messages in a collective, in units of the number of other ranks."""
 _PHASES = ("forward", "backward")
 
 
@@ -25,3 +28,14 @@ def messages_of(axis: str, step: JobStep) -> Iterator[tuple[When, str, int]]:
             if each.axis == axis:
                 when = When(each.phase, seen[each.phase] / (counts[each.phase] + 1), micro_batch)
                 yield when, each.op, round(each.sample_bytes * step.samples) + each.parameter_bytes
+
+
+def passed(op: str, num_bytes: int, size: int, backend: Backend) -> Traffic:
+    """Return the traffic of one collective of `size` ranks within a pass, or of a message of each to the next."""
+    import numpy as np
+
+    from shardscope.analytic.communication.traffic import Sent, by_backend, one_by_one
+
+    if op == "send":
+        return {op: Sent(np.full(size, num_bytes), np.ones(size, dtype=np.int64))}
+    return one_by_one(by_backend(op, num_bytes, size, backend=backend), ROUNDS[op] * (size - 1))

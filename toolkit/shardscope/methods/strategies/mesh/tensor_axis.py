@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardscope.errors import SpecError
-from shardscope.methods.strategies.mesh.messages import messages_of
+from shardscope.methods.strategies.mesh.messages import ROUNDS, messages_of, passed
 from shardscope.methods.strategies.sharded import norm_traffic
 from shardscope.spec.layout import Layout
 from shardscope.spec.models import transformer_of
@@ -32,13 +32,11 @@ def check(mesh: Mesh, job: Job) -> None:
             "gradients are compressed in buckets that mix divided and whole tensors, whose copies would drift "
             "apart; use compression='none'"
         )
-    uneven = next(
-        (name for name in ("replicas", "shards") if getattr(mesh.data, name, None) not in (None, 1)), None
-    )
-    if uneven is not None:
+    shards = mesh.data.settings.get("shards")
+    if shards is not None:
         raise SpecError(
-            f"strategy.data.{uneven}={getattr(mesh.data, uneven)} is not available with "
-            f"strategy.tensor={mesh.tensor} yet; leave {uneven} out"
+            f"strategy.data.shards={shards} is not available with strategy.tensor={mesh.tensor} yet; leave "
+            "shards out"
         )
 
 
@@ -58,13 +56,14 @@ def _check_model(mesh: Mesh, job: Job) -> None:
 def calls(mesh: Mesh, step: JobStep) -> list[tuple[When, Traffic]]:
     """Return the traffic of each collective of a tensor group in a step."""
     from shardscope.analytic.communication.plan import When
-    from shardscope.analytic.communication.traffic import by_backend
+    from shardscope.analytic.communication.traffic import one_by_one
 
     if mesh.tensor == 1:
         return []
     found = [
-        (when, by_backend(op, num_bytes, mesh.tensor, backend=step.backend))
+        (when, passed(op, num_bytes, mesh.tensor, step.backend))
         for when, op, num_bytes in messages_of("tensor", step)
     ]
-    end = When("backward", 1.0, step.micro_batches - 1)
-    return [*found, *((end, traffic) for traffic in norm_traffic(step, ranks=mesh.tensor))]
+    end, rounds = When("backward", 1.0, step.micro_batches - 1), ROUNDS["all_reduce"] * (mesh.tensor - 1)
+    norms = norm_traffic(step, ranks=mesh.tensor)
+    return [*found, *((end, one_by_one(traffic, rounds)) for traffic in norms)]

@@ -82,7 +82,7 @@ class Pipeline(Strategy):
 
     @model_validator(mode="after")
     def _check_bound(self) -> Self:
-        if self.memory_bound is not None and not self._is_measured:
+        if self.memory_bound is not None and not self.is_measured:
             raise SpecError(
                 f"memory_bound has no effect on split={self.split!r}, which does not depend on time; use split='time' "
                 "or 'speed', or leave memory_bound out"
@@ -232,7 +232,7 @@ class Pipeline(Strategy):
         check_split(self.split, num_layers, world_size * self.stages_per_rank, of=of)
 
     @property
-    def _is_measured(self) -> bool:
+    def is_measured(self) -> bool:
         """Whether the split is known only after the ranks have measured times."""
         return self.split in _MEASURED
 
@@ -383,7 +383,7 @@ class Pipeline(Strategy):
         if not pieces:
             return None
         sizes, handed_on = self._output_bytes(step)
-        is_known = not self._is_measured or min(sizes) == max(sizes)
+        is_known = not self.is_measured or min(sizes) == max(sizes)
         crossing = pipeline_traffic(
             handed_on, ranks, step.micro_batches, bounds=None if is_known else (min(sizes), max(sizes))
         )
@@ -446,6 +446,10 @@ class Pipeline(Strategy):
         )  # fmt: skip
         return StepPlan((*tied, *norms), flow)
 
+    def pipeline_step(self, step: JobStep) -> JobStep:
+        """Return the step itself: every rank has other layers."""
+        return step
+
     def arrangement(self, world_size: int) -> Arrangement:
         """Return a row of stages."""
         return Arrangement("row")
@@ -460,7 +464,7 @@ class Pipeline(Strategy):
         if not step.trace.pieces:
             return None
         found = pipeline_states(step, self.stages(step))
-        return found._replace(is_exact=found.is_exact and not self._is_measured)
+        return found._replace(is_exact=found.is_exact and not self.is_measured)
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.pipeline._torch import PipelineRank

@@ -1,0 +1,89 @@
+"""The part of a traced step that a rank of a pipeline runs: the parameters, buffers and collectives of its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+
+from shardscope.spec.model.step import AxisMessage, Moment, ParameterRow, PipelinePiece, StepTrace
+
+PLACEHOLDER = ParameterRow(unit=0, shape=(1,))
+"""The parameter of a rank without trained parameters, because every rank needs an optimizer."""
+
+
+def stage_trace(trace: StepTrace, stages: Sequence[Sequence[PipelinePiece]], *, has_loss: bool) -> StepTrace:
+    """Return the trace of the layers of a rank's stages.
+
+    Each stage has a root unit of its own around its units, as with FSDP2. Bytes of activations are those of the whole
+    model, because layers are traced together; `StepTrace.pieces` tells those of each layer.
+
+    Args:
+        trace: Trace of the whole model.
+        stages: The layers of each of the rank's stages, from `trace.pieces`.
+        has_loss: Whether the last stage is the model's last.
+    """
+    own = [sorted({place for piece in pieces for place in piece.parameters}) for pieces in stages]
+    places = sorted({*chain(*own)})
+    numbers = _units(trace, own)
+    rows = [
+        trace.parameters[place].replace(
+            unit=numbers[next(k for k, held in enumerate(own) if place in held), unit]
+        )
+        for place in places
+        for unit in [trace.parameters[place].unit]
+    ]
+    buffers = sorted({place for pieces in stages for piece in pieces for place in piece.buffers})
+    sizes = tuple(trace.buffer_sizes[place] for place in buffers)
+    return trace.replace(
+        units=tuple(trace.units[unit] for _, unit in numbers),
+        parameters=tuple(rows if any(row.is_trained for row in rows) else [*rows, PLACEHOLDER]),
+        gradient_order=tuple(places.index(place) for place in trace.gradient_order if place in places),
+        buffer_sizes=sizes,
+        buffer_bytes=sum(sizes),
+        pieces=(),
+        moments={mode: tuple(_moments(rows, numbers)) for mode, rows in trace.moments.items()},
+        messages=_messages(trace, [*chain(*stages)], has_loss=has_loss),
+    )
+
+
+def rank_traces(trace: StepTrace, stages: Sequence[tuple[int, Sequence[PipelinePiece]]]) -> list[StepTrace]:
+    """Return the trace of each rank's layers.
+
+    Args:
+        trace: Trace of the whole model.
+        stages: The rank and the layers of each stage, in order.
+    """
+    held: dict[int, list[Sequence[PipelinePiece]]] = {}
+    for rank, pieces in stages:
+        held.setdefault(rank, []).append(pieces)
+    return [stage_trace(trace, held[rank], has_loss=rank == stages[-1][0]) for rank in sorted(held)]
+
+
+def _units(trace: StepTrace, own: Sequence[Sequence[int]]) -> Mapping[tuple[int, int], int]:
+    """Return the new number of each unit, by its stage and its number in the whole model."""
+    units = [
+        (stage, unit)
+        for stage, places in enumerate(own)
+        for unit in sorted({0, *(trace.parameters[place].unit for place in places)})
+    ]
+    return {each: number for number, each in enumerate(units)}
+
+
+def _moments(rows: Sequence[Moment], numbers: Mapping[tuple[int, int], int]) -> list[Moment]:
+    return [
+        row.replace(unit=number) for row in rows for (_, unit), number in numbers.items() if unit == row.unit
+    ]
+
+
+def _messages(
+    trace: StepTrace, pieces: Sequence[PipelinePiece], *, has_loss: bool
+) -> dict[str, tuple[AxisMessage, ...]]:
+    """Return the collectives of the layers' passes, and those of the loss, which no layer calls, on the last stage."""
+    found = {}
+    for mode, every in trace.messages.items():
+        mine = [message for piece in pieces for message in piece.messages.get(mode, ())]
+        left = [*every]
+        for message in chain(*(piece.messages.get(mode, ()) for piece in trace.pieces)):
+            left.remove(message)
+        found[mode] = (*mine, *(left if has_loss else ()))
+    return found

@@ -1,0 +1,164 @@
+"""Predictions of a mesh with a pipeline axis: each stage is a mesh of the other axes, with the stage's own layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from shardscope.runlog.axes import axis_of, collective_of, on_axis
+
+if TYPE_CHECKING:
+    from shardscope.analytic.communication import Traffic
+    from shardscope.analytic.communication.plan import Exchange, StepPlan
+    from shardscope.analytic.job_step import JobStep
+    from shardscope.analytic.memory import RankStates
+    from shardscope.methods.strategies.mesh import Mesh
+    from shardscope.methods.strategies.pipeline import Pipeline
+    from shardscope.spec.job import Job
+
+_AFTER_PASSES = ("agreement", "all_reduce")
+"""Collectives of a data axis that exchanges in passes, which follow the last pass: checks of layers, and norms."""
+
+
+def stages_of(mesh: Mesh) -> Pipeline:
+    """Return the settings of the pipeline axis."""
+    return cast("Pipeline", mesh.stages)
+
+
+def pipeline_step(mesh: Mesh, step: JobStep) -> JobStep:
+    """Return the step of the ranks along the pipeline axis: those of a stage count as one, the worst of them."""
+    return step.in_blocks(mesh.pipeline_job(step.job), step.world_size // mesh.pipeline)
+
+
+def traffic(mesh: Mesh, step: JobStep) -> Traffic | None:
+    """Return the pipeline's own traffic, and that of the other axes on each stage.
+
+    The latter is an estimate if layers are split by measured time.
+    """
+    from shardscope.analytic.communication.axes import axis_traffic, groups_along, side_by_side
+
+    along = pipeline_step(mesh, step)
+    sent = stages_of(mesh).traffic(along)
+    found = [each.job.strategy.traffic(each) for each in _blocks(mesh, step)]
+    if sent is None or None in found:
+        return None
+    inside = side_by_side(found)
+    if stages_of(mesh).is_measured:
+        whole = side_by_side([_inner_job(mesh, step).strategy.traffic(_whole(mesh, step))] * mesh.pipeline)
+        inside = {
+            name: each._replace(bounds=(0 * each.bytes, whole[name].bytes)) for name, each in inside.items()
+        }
+    groups = groups_along(mesh.shape(step.world_size), "pipeline")
+    return {**axis_traffic(sent, "pipeline", groups), **inside}
+
+
+def plan(mesh: Mesh, step: JobStep) -> StepPlan | None:
+    """Return the schedule with the messages between stages; collectives of each pass; and, after the passes, sums of
+    tied gradients, exchanges of gradients, and norms.
+    """
+    from shardscope.analytic.communication.axes import axis_exchanges, groups_along
+
+    along = pipeline_step(mesh, step)
+    found = stages_of(mesh).plan(along)
+    inside, after = [*_in_passes(mesh, step)], [*_after_passes(mesh, step)]
+    if found is None or found.flow is None or None in inside or None in after:
+        return None
+    groups = groups_along(mesh.shape(step.world_size), "pipeline")
+    shared = [*axis_exchanges(found.exchanges, "pipeline", groups)]
+    tied = [each for each in shared if each.whole is None]
+    norms = [each for each in shared if each.whole is not None]
+    return found._replace(
+        exchanges=tuple(filter(None, (*inside, *tied, *after, *norms))),
+        flow=found.flow._replace(
+            copies=step.world_size // mesh.pipeline, sends=on_axis("pipeline", found.flow.sends)
+        ),
+    )
+
+
+def states(mesh: Mesh, step: JobStep) -> RankStates | None:
+    """Return the other axes' states of the layers that each rank holds; an estimate if layers are split by measured
+    time.
+    """
+    from shardscope.analytic.memory.held import states_side_by_side
+
+    if not step.trace.pieces:
+        return None
+    found = [each.job.strategy.states(each) for each in _blocks(mesh, step)]
+    if None in found:
+        return None
+    joined = states_side_by_side(found)
+    return joined._replace(is_exact=joined.is_exact and not stages_of(mesh).is_measured)
+
+
+def _inner_job(mesh: Mesh, step: JobStep) -> Job:
+    """Return the job of the ranks of one stage."""
+    ranks = step.world_size // mesh.pipeline
+    return step.job.replace(strategy=mesh.replace(pipeline=1), world_size=ranks, elastic=None)
+
+
+def _whole(mesh: Mesh, step: JobStep) -> JobStep:
+    """Return the step of one stage if it had all layers."""
+    return replace(
+        step, job=_inner_job(mesh, step), follows_passes=True, slowness=(), update_slowness=(), memory=()
+    )
+
+
+def _blocks(mesh: Mesh, step: JobStep, *, by_stage: bool = False) -> Iterator[JobStep]:
+    """Yield the step of the ranks that hold the same layers, for each pipeline rank or, with `by_stage`, each stage."""
+    from shardscope.analytic.stage_trace import rank_traces
+
+    held = stages_of(mesh).stages(pipeline_step(mesh, step))
+    ranks = [rank for rank, _ in held] if by_stage else [*range(mesh.pipeline)]
+    if by_stage:
+        held = [(stage, pieces) for stage, (_, pieces) in enumerate(held)]
+    job, size = _inner_job(mesh, step), step.world_size // mesh.pipeline
+    for rank, trace in zip(ranks, rank_traces(step.trace, held), strict=True):
+        yield step.of_ranks(range(rank * size, (rank + 1) * size), job, trace)
+
+
+def _in_passes(mesh: Mesh, step: JobStep) -> Iterator[Exchange | None]:
+    """Yield the collectives of each stage's passes; None if they are unknown."""
+    from shardscope.analytic.communication.plan import moved
+
+    ranks = stages_of(mesh).stage_ranks(mesh.pipeline)
+    size = step.world_size // mesh.pipeline
+    for stage, each in enumerate(_blocks(mesh, step, by_stage=True)):
+        found = each.job.strategy.plan(each)
+        if found is None:
+            yield None
+            continue
+        for exchange in found.exchanges:
+            if _is_in_pass(mesh, exchange):
+                when = exchange.when._replace(stage=stage)
+                yield replace(moved(exchange, ranks[stage] * size, step.world_size), when=when)
+
+
+def _after_passes(mesh: Mesh, step: JobStep) -> Iterator[Exchange | None]:
+    """Yield the collectives of each pipeline rank's block after its last pass; None if they are unknown."""
+    from shardscope.analytic.communication.plan import When, moved
+
+    for rank, each in enumerate(_blocks(mesh, step)):
+        found = each.job.strategy.plan(each)
+        if found is None:
+            yield None
+            continue
+        for exchange in found.exchanges:
+            if not _is_in_pass(mesh, exchange):
+                is_late = exchange.when.phase == "optimizer" and exchange.when.part == 1
+                when = exchange.when if is_late else When("optimizer", 0.0)
+                yield replace(moved(exchange, rank * each.world_size, step.world_size), when=when)
+
+
+def _is_in_pass(mesh: Mesh, exchange: Exchange) -> bool:
+    """Return whether an exchange of a stage's ranks is part of a pass."""
+    if exchange.when.phase == "optimizer":
+        return False
+    if axis_of(exchange.collective) == "tensor":
+        return exchange.when.part < 1
+    return mesh.data.exchanges_in_passes and collective_of(exchange.collective) not in _AFTER_PASSES
+
+
+def is_predictable(mesh: Mesh, step: JobStep) -> bool:
+    """Return whether the trace has what predictions need: layers, of the part of the model that a rank holds."""
+    return bool(step.trace.pieces) and mesh.is_divided(step)
