@@ -49,7 +49,7 @@ from shardscope.training.optim.holding import Holding, SavedCheckpoint, digest_o
 from shardscope.training.optim.state import NamedOptimizer
 from shardscope.training.precision import Precision
 from shardscope.training.sequence import SequenceSplit
-from shardscope.training.sharding import ReduceSquares, start_alike
+from shardscope.training.sharding import ReduceSquares, TensorPart, start_alike
 from shardscope.training.strategies._divided import TensorHolding, divide_checked
 from shardscope.training.strategies._in_parts import install_checked
 from shardscope.training.strategies._relayout import (
@@ -500,9 +500,10 @@ class RankStrategy(ABC):
         """Return the `state_dict` with the tensors of `consensus`, the same on all ranks; called by all ranks."""
         shared = self.consensus()
         own = self.model.state_dict(keep_vars=True)
-        return self.joined(
-            {name: shared.get(v, v).detach() if isinstance(v, Tensor) else v for name, v in own.items()}
-        )
+        held = {name: shared.get(v, v).detach() if isinstance(v, Tensor) else v for name, v in own.items()}
+        if (split := self.tensor_split) is None:
+            return held
+        return {name: split.piece(name, v) if isinstance(v, Tensor) else v for name, v in held.items()}
 
     def state_to_fill(
         self, optimizer: torch.optim.Optimizer, saved: SavedCheckpoint, *, with_state: bool, within: str = ""
@@ -565,9 +566,10 @@ class RankStrategy(ABC):
 
     def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
         """Load model and optimizer from `state`: the structure of `checkpoint_state`, with values from a checkpoint."""
-        saved = state["model"]
-        if self.tensor_split is not None:
-            saved = self.tensor_split.fill(self.model.state_dict(keep_vars=True), saved)
+        saved = {
+            name: value.part if isinstance(value, TensorPart) else value
+            for name, value in state["model"].items()
+        }
         self.model.load_state_dict(saved)
         self.load_optimizer_state(state["optimizer"], optimizer)
 
