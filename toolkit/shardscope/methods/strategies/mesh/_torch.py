@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardscope.errors import SpecError
+from shardscope.methods.strategies.pipeline._torch import PipelineRank
 from shardscope.training.context import RankContext
 from shardscope.training.mesh import RankMesh
 from shardscope.training.strategies import build_strategy
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 def built(settings: Mesh, job: Job, context: RankContext) -> RankStrategy:
     """Return the data axis's strategy for this rank, with the division of the model over the tensor axis."""
-    if settings.pipeline > 1:
-        raise SpecError(f"strategy.pipeline={settings.pipeline} cannot be trained yet; use pipeline=1")
     mesh = RankMesh.open(settings.shape(job.world_size), context, timeout_s=job.timeout_s)
     strategy = build_strategy(settings.data_job(job), mesh.context(context, "data"))
+    if settings.pipeline > 1:
+        stages = mesh.context(context, "pipeline")
+        strategy = PipelineRank(job, stages, along=settings.pipeline_job(job), data=strategy)
     if settings.tensor > 1:
         ranks = mesh.context(context, "tensor")
         axis = TensorAxis(ranks.world_size, ranks.rank, ranks.group)
