@@ -167,7 +167,7 @@ plans = ss.plan(
     cluster=ss.Cluster.of("a100-80gb", nodes=2),
     fix={"pipeline": 1, "context": 1, "tensor": (2, 4, 8)},
 )
-rehearsal = plans.rehearsal(world_size=4)
+rehearsal = plans.rehearsal(world_size=4, step_s=4)
 small = ss.predict(rehearsal.job, rehearsal.cluster)
 say(
     f"The first of {len(plans):,} plans, with its axes kept on {rehearsal.job.world_size} ranks: "

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 WEIGHTS = {"time": "Time", "headroom": "Memory left", "dollars": "Dollars"}
 ASKED = ("model", "device", "nodes", "software", "seq", "global_batch", "precision")
 BUDGET = "tokens_billions"
+STEPS_S = (1.0, 4.0, 16.0)
+"""Step times in seconds that a plan may take when it is trained small: the shortest possible one is taken."""
 MOST_TRAINED = 8
 """Maximum number of ranks on which a plan is trained small."""
 OPTIONS = (*ASKED, BUDGET, "unshipped", "fix", "weights", "chosen")
@@ -285,7 +287,7 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
             raise SpecError("there is no plan to train; change the inputs so that a layout fits")
         place = self._shown if rank is None else rank
         devices = self.plans.layout(int(self.plans.order[place - 1])).num_devices
-        found = self.plans.rehearsal(place, world_size=min(devices, MOST_TRAINED))
+        found = _rehearsal(self.plans, place, min(devices, MOST_TRAINED))
         why_not = why_not_emulated()
         run = launch(found.job, None if why_not else found.cluster)
         where = f"on this machine itself, because it cannot emulate clusters: {why_not}." if why_not else ""
@@ -395,6 +397,17 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
         info = _plan_mesh.plan_mesh_info(self.plans, self._shown, by=self.screen.by.value or "")
         with self._filling():
             self.screen.draw_mesh(info)
+
+
+def _rehearsal(plans: Plans, rank: int, world_size: int) -> Rehearsal:
+    """Return the rehearsal of a plan with the shortest steps of `STEPS_S` in which this machine keeps up."""
+    for step_s in STEPS_S[:-1]:
+        try:
+            return plans.rehearsal(rank, world_size=world_size, step_s=step_s)
+        except SpecError as error:
+            if not str(error).startswith("step_s="):
+                raise
+    return plans.rehearsal(rank, world_size=world_size, step_s=STEPS_S[-1])
 
 
 def _unshipped_words(found: Plans) -> str:
