@@ -170,6 +170,25 @@ def _unit_of(group: Any) -> FsdpUnit:
     )
 
 
+def reduce_gradients(root: Any, *, reshards: bool) -> None:
+    """Reduce the gradients that a backward pass without FSDP2's reductions has left in the units of a root unit.
+
+    As `PipelineStage.perform_reduce_grad`, which does so only after the last pass.
+
+    Args:
+        root: The root unit.
+        reshards: Whether to free the gathered parameters.
+    """
+    root.set_is_last_backward(True)
+    root.set_reshard_after_backward(reshards)
+    root.set_requires_gradient_sync(True)
+    state = root._get_fsdp_state()  # noqa: SLF001
+    for unit in fsdp_modules(root):
+        for group in _fsdp_groups(unit):
+            group.post_backward()
+    state._root_post_backward_final_callback()  # noqa: SLF001
+
+
 def gather_for_views(unit: Any) -> None:
     """Make FSDP2 gather a unit's parameters for the backward pass even if the caller modifies the output in place.
 

@@ -163,3 +163,18 @@ class OrderedSchedule(_PipelineScheduleRuntime):
         self._internal_losses = [loss for _, loss in sorted(self._losses.items())]
         self._losses.clear()
         super()._update_losses(stages, losses)  # type: ignore[no-untyped-call]
+
+
+def without_gathers(schedule: Any) -> Any:
+    """Remove from a schedule, in place, the gathers of FSDP2's parameters that PyTorch adds, and return it.
+
+    FSDP2 gathers a stage's parameters itself, once in each pass, whatever passes the schedule runs in between.
+    """
+    if isinstance(schedule, _PipelineScheduleRuntime):
+        added = {_ComputationType.UNSHARD, _ComputationType.RESHARD}
+        for rank, actions in schedule.pipeline_order_with_comms.items():
+            schedule.pipeline_order_with_comms[rank] = [
+                action for action in actions if action.computation_type not in added
+            ]
+        schedule.unsharded_stages = {stage.stage_index for stage in schedule._stages}
+    return schedule

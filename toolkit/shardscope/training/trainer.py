@@ -128,8 +128,8 @@ class Trainer:
         self.loader = self._loader()
         self.work = self._work_shares(self.loader)
         self.weights = BatchWeights(
-            self.strategy.job,
-            self.strategy.context,
+            self.strategy.of_data.job,
+            self.strategy.of_data.context,
             self.loss_function,
             source=self.data.train,
             model=self.model,
@@ -145,7 +145,7 @@ class Trainer:
         self.layers = LayerWatch(self.strategy, self.context.events)
         self.base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
         torch.manual_seed(
-            self.job.seed + 1 + self.strategy.context.rank
+            self.job.seed + 1 + self.strategy.random_index
         )  # a different dropout on each replica
         self.replicas = RunReplicas(
             self.job, strategy=self.strategy, optimizer=self.optimizer, sampler=self.sampler
@@ -184,7 +184,7 @@ class Trainer:
         return (
             None
             if loader is None
-            else WorkShares(self.strategy.job, self.strategy.context, self.strategy, loader)
+            else WorkShares(self.strategy.of_data.job, self.strategy.of_data.context, self.strategy, loader)
         )
 
     def _example(self) -> MicroBatch:

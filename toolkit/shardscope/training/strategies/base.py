@@ -25,7 +25,7 @@ ranks, so that LAMB, LARS and gradient clipping use the norms of whole tensors.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -155,6 +155,16 @@ class RankStrategy(ABC):
         self.noise = GradientNoise(job, context) if job.record.noise_scale else None
 
     @property
+    def of_data(self) -> RankStrategy:
+        """The strategy of the ranks that share the batch: this one, unless it is made of others."""
+        return self
+
+    @property
+    def random_index(self) -> int:
+        """Index of the random numbers that this rank draws, such as for dropout; those of a tensor group are equal."""
+        return self.context.rank
+
+    @property
     def all_ranks(self) -> RankContext:
         """The context of all ranks of the job; `context` describes the ranks of the strategy's own axis."""
         return self.context.whole
@@ -198,6 +208,12 @@ class RankStrategy(ABC):
             "strategy.data='ring'"
         )
 
+    def before_backward(self, root: nn.Module, *, is_split: bool) -> None:
+        """Prepare an adopted module for a backward pass, which may be split into that of inputs and that of weights."""
+
+    def after_backward(self, root: nn.Module, *, has_weights: bool, is_last: bool) -> None:
+        """Take the gradients of one micro-batch from an adopted module, after a backward pass of inputs or weights."""
+
     def divide_model(self, model: nn.Module) -> None:
         """Give all ranks the same initial weights, and divide the model in place, if there is a tensor group.
 
@@ -225,7 +241,14 @@ class RankStrategy(ABC):
     @property
     def updated_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """The tensors that this rank's optimizer updates, by the names of the parameters."""
-        return list(self.model.named_parameters())
+        return [
+            (name, parameter) for name, parameter in self.model.named_parameters() if not parameter.is_meta
+        ]
+
+    @property
+    def dimensions(self) -> Mapping[str, int]:
+        """Numbers of dimensions of parameters that the optimizer updates in another shape, by name."""
+        return {}
 
     def watch_noise(self, noise: GradientNoise) -> None:
         """Register hooks that pass the gradients of each backward pass on this rank to `noise`."""
@@ -354,7 +377,8 @@ class RankStrategy(ABC):
         scale, copies = self.precision.loss_scale, self.copies_of_gradients
         return noise.finish(gradients, loss_scale=scale, copies=copies)
 
-    def _accumulate(self, micro_batches: Sequence[MicroBatch], loss_function: LossFunction) -> float:
+    def _accumulate(self, micro_batches: Sequence[MicroBatch], loss_function: LossFunction) -> float | None:
+        """Run the forward and backward passes of a step, and return this rank's loss; None if it computes none."""
         total: Tensor | None = None
         last = len(micro_batches) - 1
         for i, (inputs, targets) in enumerate(micro_batches):
@@ -404,13 +428,20 @@ class RankStrategy(ABC):
         Parameters that the ranks train separately are replaced by their mean over all ranks. Buffers, such as the
         running means of batch norm, are replaced by those of the rank `buffers_from`, as in DistributedDataParallel.
         """
+        return {**self.averaged(), **self.shared_buffers(self.model)}
+
+    def shared_buffers(self, module: nn.Module) -> StandIns:
+        """Return the buffers of the rank `buffers_from` for those of a module, by this rank's; called by all ranks."""
         if self.context.group is None:
-            return self.averaged()
-        buffers = {buffer: _copied(buffer) for buffer in self.model.buffers()}
+            return {}
+        buffers = {buffer: _copied(buffer) for buffer in module.buffers()}
         for copy in buffers.values():
             if copy.layout == torch.strided:  # backends cannot send other layouts: each rank uses its own
                 dist.broadcast(copy, group=self.context.group, group_src=self.buffers_from)
-        return {**self.averaged(), **buffers}
+        return buffers
+
+    def free_gathered(self) -> None:
+        """Free what passes without a backward pass have gathered."""
 
     @contextmanager
     def evaluating(self) -> Iterator[Predict]:
@@ -480,8 +511,11 @@ class RankStrategy(ABC):
 
     def model_state(self) -> dict[str, Any]:
         """Return the `state_dict` with the tensors of `consensus`, the same on all ranks; called by all ranks."""
+        return self._state_of(self.model.state_dict(keep_vars=True))
+
+    def _state_of(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return entries of a `state_dict` with the tensors of `consensus`; called by all ranks."""
         shared = self.consensus()
-        own = self.model.state_dict(keep_vars=True)
         return self.joined(
             {name: shared.get(v, v).detach() if isinstance(v, Tensor) else v for name, v in own.items()}
         )
@@ -547,10 +581,10 @@ class RankStrategy(ABC):
 
     def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
         """Load model and optimizer from `state`: the structure of `checkpoint_state`, with values from a checkpoint."""
-        saved = state["model"]
+        saved, own = state["model"], self.model.state_dict(keep_vars=True)
         if self.tensor_split is not None:
-            saved = self.tensor_split.fill(self.model.state_dict(keep_vars=True), saved)
-        self.model.load_state_dict(saved)
+            saved = self.tensor_split.fill(own, saved)
+        self.model.load_state_dict({**own, **saved})  # ranks may have parts of the model that others save
         self.load_optimizer_state(state["optimizer"], optimizer)
 
     def load_optimizer_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:

@@ -31,10 +31,12 @@ from torch.distributed.tensor import DTensor
 from shardscope.errors import SpecError
 from shardscope.training._compat import (
     FsdpUnit,
+    fsdp_modules,
     fsdp_units,
     gather_for_views,
     holds_parameters,
     label_while_profiling,
+    reduce_gradients,
     report_gradients,
     reuse_compile_guards,
     skip_prefetch,
@@ -98,6 +100,8 @@ class FullySharded(Partitioned):
     """Whether parameters stay gathered from the forward pass to the end of the last micro-batch's backward pass."""
     exchanged = 0
     """Number of micro-batches in this step whose gradients have been exchanged."""
+    is_adopted = False
+    """Whether another object runs the passes, possibly those of several micro-batches in turn."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self.read_outside = self._find_reads(model)
@@ -105,9 +109,22 @@ class FullySharded(Partitioned):
         return model
 
     def take(self, named: Sequence[Named], roots: Sequence[nn.Module]) -> None:
-        self.read_outside = []  # FSDP2's own error explains such a read
+        self.read_outside, self.is_adopted = [], True  # FSDP2's own error explains a read outside a unit
         self._shard(roots, {name for name, _ in named})
         self._hold()
+
+    def before_backward(self, root: nn.Module, *, is_split: bool) -> None:
+        if is_split:  # torch looks for the unsharded parameters, and FSDP2 does not know of these passes
+            for unit in fsdp_modules(root):
+                unit.unshard()
+
+    def after_backward(self, root: nn.Module, *, has_weights: bool, is_last: bool) -> None:
+        """Reduce-scatter the gradients after each micro-batch, because a rank has memory only for its shards."""
+        if has_weights:
+            reduce_gradients(root, reshards=is_last or not self.keeps_gathered)
+        elif not self.keeps_gathered:
+            for unit in fsdp_modules(root):
+                unit.reshard()
 
     def _shard(self, roots: Sequence[nn.Module], own: Collection[str]) -> None:
         """Shard the units of all roots, and set this rank's pieces of its `own` parameters of the model."""
@@ -187,7 +204,7 @@ class FullySharded(Partitioned):
             largest_over_ranks(flags, self.context.group)
         return [name for name, is_read in zip(found, flags.tolist(), strict=True) if is_read]
 
-    def _accumulate(self, micro_batches: Sequence[MicroBatch], loss_function: LossFunction) -> float:
+    def _accumulate(self, micro_batches: Sequence[MicroBatch], loss_function: LossFunction) -> float | None:
         with explaining_reads(self.name):
             return super()._accumulate(micro_batches, loss_function)
 
@@ -260,7 +277,7 @@ class FullySharded(Partitioned):
         for unit in self.units:  # the ring computes the mean itself, so FSDP2 must only sum
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
-        if self.shared is not None:  # its collectives do not overlap with computation
+        if self.shared is not None or self.is_adopted:  # no overlap with computation, or passes in any order
             for unit in self.units:
                 skip_prefetch(unit)
             return
@@ -391,6 +408,9 @@ class FullySharded(Partitioned):
     def evaluating(self) -> Iterator[Predict]:
         with super().evaluating() as predict, explaining_reads(self.name):
             yield predict
+        self.free_gathered()
+
+    def free_gathered(self) -> None:
         for unit in self.units:
             unit.reshard()  # without a backward pass, the parameters stay gathered, and would not see the next update
 

@@ -54,9 +54,13 @@ class Partitioned(RankStrategy):
         parameters = TrainedParameters(
             self.updated_parameters, reduce_squares=self.reduce_squares,
             reduce_grad_square=self.reduce_grad_square, duplicate_grad_params=self.duplicate_grad_params,
-            dimensions={piece.name: piece.whole.ndim for piece in self.pieces},
+            dimensions=self.dimensions,
         )  # fmt: skip
         return built_by(self.job.optimizer, parameters)
+
+    @property
+    def dimensions(self) -> Mapping[str, int]:
+        return {piece.name: piece.whole.ndim for piece in self.pieces}
 
     @property
     def updated_parameters(self) -> list[tuple[str, nn.Parameter]]:

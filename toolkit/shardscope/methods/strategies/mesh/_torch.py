@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardscope.errors import SpecError
+from shardscope.methods.strategies.pipeline._torch import PipelineRank
 from shardscope.training.context import RankContext
 from shardscope.training.mesh import RankMesh
 from shardscope.training.optim.user_defined import is_user_defined
@@ -23,10 +24,11 @@ def built(settings: Mesh, job: Job, context: RankContext) -> RankStrategy:
     Raises:
         SpecError: The job's optimizer is the user's own, which is not available with a divided model.
     """
-    if settings.pipeline > 1:
-        raise SpecError(f"strategy.pipeline={settings.pipeline} cannot be trained yet; use pipeline=1")
     mesh = RankMesh.open(settings.shape(job.world_size), context, timeout_s=job.timeout_s)
     strategy = build_strategy(settings.data_job(job), mesh.context(context, "data"))
+    if settings.pipeline > 1:
+        stages = mesh.context(context, "pipeline")
+        strategy = PipelineRank(job, stages, along=settings.pipeline_job(job), data=strategy)
     if settings.tensor > 1:
         if is_user_defined(job.optimizer):
             raise SpecError(

@@ -12,7 +12,7 @@ only one copy is counted in the norm.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,28 +21,59 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardscope.methods.strategies import pipeline
-from shardscope.methods.strategies.pipeline._torch_cut import cut, free_unused
+from shardscope.methods.strategies.pipeline._torch_cut import StageModule, cut, free_unused
+from shardscope.methods.strategies.single._torch import SingleRank
+from shardscope.spec import Job
 from shardscope.training.collectives.ring import RingAllReduce
 from shardscope.training.context import RankContext
+from shardscope.training.memory import Held
 from shardscope.training.observe import StandIns, unchanged
 from shardscope.training.optim import LayerSignal, TrainedParameters, built_by
-from shardscope.training.optim.holding import SavedCheckpoint
-from shardscope.training.sharding import largest_over_ranks
-from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, RankStrategy, StepResult
+from shardscope.training.optim.holding import Holding
+from shardscope.training.sharding import largest_over_ranks, local
+from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, RankStrategy
 from shardscope.training.tensors_in import tensors_in
 
 _PLACEHOLDER = "_no_parameters_on_this_rank"
 
 
 class PipelineRank(RankStrategy):
-    """Pipeline strategy: micro-batches pass through stages of layers, forward and backward."""
+    """Pipeline strategy: micro-batches pass through stages of layers, forward and backward.
+
+    Args:
+        job: The job.
+        context: Context of the ranks along the pipeline.
+        along: The job of the ranks along the pipeline; None if they are all ranks of the job.
+        data: Strategy of the ranks with the same stages, each of a replica of its own; None for one replica.
+    """
 
     settings: pipeline.Pipeline
     lockstep = True
 
+    def __init__(
+        self,
+        job: Job,
+        context: RankContext,
+        *,
+        along: Job | None = None,
+        data: RankStrategy | None = None,
+    ) -> None:
+        super().__init__(job, context)
+        self.along = along or job
+        self.settings = self.along.strategy
+        self.data = data or SingleRank(job, context.on_axis("data", None))
+
+    @property
+    def of_data(self) -> RankStrategy:
+        return self.data if self.data.context.world_size > 1 else self
+
     @property
     def data_rank(self) -> int:
-        return 0  # all ranks see the same batch
+        return self.data.context.rank  # the ranks of a pipeline see the same batch
+
+    @property
+    def random_index(self) -> int:
+        return self.context.rank * self.data.context.world_size + self.data.context.rank
 
     def setup(self, model: nn.Module) -> nn.Module:
         self.model = model
@@ -53,23 +84,29 @@ class PipelineRank(RankStrategy):
         settings, context = self.settings, self.context
         assert context.group is not None
         self.group = context.group
-        self.cut = cut(model, self.example()[0], self.precision.autocast, self.job, context)
-        if context.rank == 0:  # the count limits the number of ranks of a resumed run
+        self.cut = cut(model, self.example()[0], self.precision.autocast, self.along, context)
+        if self.all_ranks.rank == 0:  # the count limits the number of ranks of a resumed run
             split = list(self.cut.split)
             context.events.emit("pipeline_layers", count=sum(split), split=split)
         self.stage_ranks = settings.stage_ranks(context.world_size)
         self.order = [name for name, _ in model.named_parameters()]
         self._start_alike(model)
-        own = [layer for stage in self._own_stages() for _, layer in self.cut.stages[stage]]
-        free_unused(model, own)
-        self.names = {name: p for name, p in model.named_parameters() if p.device.type != "meta"}
-        self.parameters = [p for p in self.names.values() if p.requires_grad]
+        modules = {
+            index: StageModule(self.cut.stages[index], self.precision.autocast)
+            for index in self._own_stages()
+        }
+        self.modules = nn.ModuleList(modules.values())
+        free_unused(model, [layer for index in modules for _, layer in self.cut.stages[index]])
+        self.data.adopt(model, [*self.modules], _held(model))
+        self.names = dict(_held(model))
+        self.parameters = list(self.data.parameters)
         self.placeholder = None if self.parameters else self._placeholder(model)
         if self.placeholder is not None:
             self.parameters = [self.placeholder]
+        self.reduce_squares, self.reduce_grad_square = self.data.reduce_squares, self._sum
+        self.precision.share_overflow = self._share_overflow
         self._make_tied_rings()
-        self._make_stages()
-        self._agree_on_overflow()
+        self._make_stages(modules)
         return self.modules
 
     def _start_alike(self, model: nn.Module) -> None:
@@ -77,7 +114,7 @@ class PipelineRank(RankStrategy):
         for name, parameter in model.named_parameters():
             holders = self.cut.holders.get(name, [])
             if len(holders) > 1:
-                dist.broadcast(parameter.detach(), holders[0], group=self.group)
+                dist.broadcast(parameter.detach(), group_src=holders[0], group=self.group)
 
     def _own_stages(self) -> list[int]:
         return [stage for stage, rank in enumerate(self.stage_ranks) if rank == self.context.rank]
@@ -90,6 +127,11 @@ class PipelineRank(RankStrategy):
         model.register_parameter(_PLACEHOLDER, placeholder)
         return placeholder
 
+    @property
+    def updated_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        own = [(name, p) for name, p in self.data.updated_parameters if name != _PLACEHOLDER]
+        return own if self.placeholder is None else [*own, (_PLACEHOLDER, self.placeholder)]
+
     def _make_tied_rings(self) -> None:
         """Create a ring for each tied parameter over the ranks that hold a copy; the lowest rank counts it in norms."""
         tied = {
@@ -100,20 +142,26 @@ class PipelineRank(RankStrategy):
             for name, ranks in tied.items()
             if self.names[name].requires_grad
         }
-        self.duplicate_grad_params = [
-            self.names[name] for name in self.rings if tied[name][0] != self.context.rank
-        ]
-        self.reduce_grad_square = self._sum
+        updated = dict(self.updated_parameters)
+        repeated = [updated[name] for name in self.rings if tied[name][0] != self.context.rank]
+        self.duplicate_grad_params = [*self.data.duplicate_grad_params, *repeated]
 
     def _sum(self, squares: Tensor) -> Tensor:
         total = squares.to(self.context.device, copy=True)
+        if self.data.reduce_grad_square is not None:
+            total = self.data.reduce_grad_square(total)
         dist.all_reduce(total, group=self.group)
         return total.to(squares.device)
 
-    def _make_stages(self) -> None:
+    def _share_overflow(self, flag: Tensor) -> None:
+        """Make all ranks skip a step if a gradient overflows on any rank (fp16)."""
+        if self.data.precision.share_overflow is not None:
+            self.data.precision.share_overflow(flag)
+        largest_over_ranks(flag, self.group)
+
+    def _make_stages(self, modules: Mapping[int, StageModule]) -> None:
         from shardscope.methods.strategies.pipeline._torch_stage import (
             RecordedStage,
-            StageModule,
             StageRecorder,
             schedule_of,
         )
@@ -121,16 +169,14 @@ class PipelineRank(RankStrategy):
         self.recorder = StageRecorder(self.context.meter, self.memory, self.job.backward_passes)
         self.stages: dict[int, Any] = {}
         boundaries = [tensors_in(self.example()[0]), *self.cut.outputs]
-        for index in self._own_stages():
-            module = StageModule(self.cut.stages[index], self.precision.autocast)
+        for index, module in modules.items():
             self.stages[index] = RecordedStage(
                 module, index, len(self.stage_ranks), self.context.device, group=self.group,
                 is_staged=self.context.is_staged,
                 splits_backward=self.settings.schedule.splits_backward,
                 input_args=_boundary(boundaries[index]), output_args=_boundary(boundaries[index + 1]),
             )  # fmt: skip
-            self.stages[index].recorder = self.recorder
-        self.modules = nn.ModuleList(stage.submod for stage in self.stages.values())
+            self.stages[index].recorder, self.stages[index].data = self.recorder, self.data
         total = self.job.num_micro_batches
         self.in_a_pass = self.settings.microbatches or total
         self.schedule = schedule_of(
@@ -140,10 +186,6 @@ class PipelineRank(RankStrategy):
             loss_fn=self._loss,
             scale_grads=False,
         )
-
-    def _agree_on_overflow(self) -> None:
-        """Make all ranks skip a step if a gradient overflows on any rank (fp16)."""
-        self.precision.share_overflow = largest_over_ranks
 
     @property
     def _has_first(self) -> bool:
@@ -155,33 +197,36 @@ class PipelineRank(RankStrategy):
 
     @property
     def part_number(self) -> int:
-        return self.context.rank
+        return self.context.rank * self.data.context.world_size + self.data.part_number
 
     def build_optimizer(self) -> torch.optim.Optimizer:
-        named = dict.fromkeys(self.names.values())
-        own = [(name, p) for name, p in self.model.named_parameters() if p in named or name == _PLACEHOLDER]
         parameters = TrainedParameters(
-            own, reduce_grad_square=self.reduce_grad_square, duplicate_grad_params=self.duplicate_grad_params
-        )
+            self.updated_parameters, reduce_squares=self.reduce_squares,
+            reduce_grad_square=self.reduce_grad_square, duplicate_grad_params=self.duplicate_grad_params,
+            dimensions=self.data.dimensions,
+        )  # fmt: skip
         return built_by(self.job.optimizer, parameters)
 
     @property
     def reports_layer_signals(self) -> bool:
-        """Whether this rank reports layer signals: True, because each rank has its own layers."""
-        return True
+        """Whether this rank reports layer signals: one of the ranks that have the same layers does."""
+        return not self.data.context.rank and (self.tensor_split is None or not self.tensor_split.axis.rank)
 
     def layer_signals(self, optimizer: torch.optim.Optimizer) -> list[LayerSignal]:
         return [signal for signal in super().layer_signals(optimizer) if signal.layer != _PLACEHOLDER]
 
+    def held(self, optimizer: torch.optim.Optimizer) -> Held:
+        return self.data.held(optimizer)
+
+    def close(self) -> None:
+        self.data.close()
+
     # One step.
 
-    def step(
-        self,
-        micro_batches: Sequence[MicroBatch],
-        loss_function: LossFunction,
-        optimizer: torch.optim.Optimizer,
-    ) -> StepResult:
-        optimizer.zero_grad(set_to_none=True)
+    def begin_step(self, optimizer: torch.optim.Optimizer, num_micro_batches: int) -> None:
+        self.data.begin_step(optimizer, num_micro_batches)
+
+    def _accumulate(self, micro_batches: Sequence[MicroBatch], loss_function: LossFunction) -> float | None:
         self.recorder.begin()
         self.losses: list[Tensor] = []
         self.loss_function, self.parts = loss_function, len(micro_batches)
@@ -189,16 +234,21 @@ class PipelineRank(RankStrategy):
             torch.zeros(1, device=self.context.device)
         )  # a GradScaler must scale a tensor before its step
         for first in range(0, self.parts, self.in_a_pass):
-            self.recorder.first = first
+            self.recorder.first, self.recorder.is_last_pass = first, first + self.in_a_pass >= self.parts
             self._pass(micro_batches[first : first + self.in_a_pass])
-        self._sum_tied()
+        return self._mean_loss()
+
+    def finish_exchange(self) -> None:
+        if self.data.settings.exchanges_in_passes:  # each rank has the shards of the same replica's copies
+            self.data.finish_exchange()
+            self._sum_tied()
+        else:
+            self._sum_tied()
+            self.data.finish_exchange()
         self._report()
-        with self.context.meter.update_span(optimizer):
-            grad_norm, skipped = self.precision.update(
-                optimizer, self.parameters, self.job.clip_norm,
-                reduce_square=self.reduce_grad_square, duplicate_grad_params=self.duplicate_grad_params,
-            )  # fmt: skip
-        return StepResult(self._mean_loss(), grad_norm, skipped)
+
+    def end_step(self, *, skipped: bool) -> None:
+        self.data.end_step(skipped=skipped)
 
     def _mean_loss(self) -> float | None:
         if not self.losses:
@@ -233,10 +283,13 @@ class PipelineRank(RankStrategy):
             self.placeholder.grad = torch.zeros_like(self.placeholder)
         for name, ring in self.rings.items():
             parameter = self.names[name]
-            grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            grad = local(parameter.grad)
             is_staged = self.context.is_staged(grad.nbytes)
             summed = ring.all_reduce_(grad.cpu().contiguous() if is_staged else grad.contiguous())
-            parameter.grad = summed.to(grad.device)
+            if summed.data_ptr() != grad.data_ptr():
+                grad.copy_(summed)
 
     def _report(self) -> None:
         step = self.context.meter.step
@@ -250,9 +303,10 @@ class PipelineRank(RankStrategy):
         with unchanged(self.modules, self.consensus()), torch.no_grad(), self.precision.autocast():
             self.modules.eval()
             yield self._predict
+        self.data.free_gathered()
 
     def consensus(self) -> StandIns:
-        return {}  # each rank already holds the tensors that it trains
+        return self.data.shared_buffers(self.modules)  # each rank already holds the tensors that it trains
 
     def _predict(self, inputs: Any) -> Any:
         """Run the forward pass; return the outputs on the rank of the last stage, and None on all other ranks."""
@@ -273,21 +327,30 @@ class PipelineRank(RankStrategy):
     # The whole model, on every rank and in checkpoints.
 
     def full_parameters(self) -> dict[str, Tensor]:
-        whole = {}
+        whole, held = {}, self.data.full_parameters()
         shapes = dict(self.model.named_parameters())
         for name in self.order:
             holders = self.cut.holders.get(name)
             if holders is None:  # no layer uses it
                 continue
-            own = self.names.get(name)
             tensor = (
-                torch.empty_like(shapes[name], device=self.context.device)
-                if own is None
-                else own.detach().clone()
+                held[name].detach().clone()
+                if name in self.names
+                else torch.empty_like(shapes[name], device=self.context.device)
             )
-            dist.broadcast(tensor, holders[0], group=self.group)
+            dist.broadcast(tensor, group_src=holders[0], group=self.group)
             whole[name] = tensor
-        return whole
+        return self.joined(whole)
+
+    @property
+    def holding(self) -> Holding:
+        of_data = self.data.holding
+        return of_data if of_data.is_split else super().holding
+
+    def model_state(self) -> dict[str, Any]:
+        return self._state_of(
+            {key: v for key, v in self.model.state_dict(keep_vars=True).items() if _saved(key, v)}
+        )
 
     def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         state = super().checkpoint_state(optimizer)
@@ -295,15 +358,10 @@ class PipelineRank(RankStrategy):
             part: {key: v for key, v in values.items() if _saved(key, v)} for part, values in state.items()
         }
 
-    def state_to_fill(
-        self, optimizer: torch.optim.Optimizer, saved: SavedCheckpoint, *, with_state: bool, within: str = ""
-    ) -> dict[str, Any]:
-        state = super().state_to_fill(optimizer, saved, with_state=with_state, within=within)
-        return {**state, "model": {key: v for key, v in state["model"].items() if _saved(key, v)}}
 
-    def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        own = super().model_state()
-        super().load_checkpoint_state({**state, "model": {**own, **state["model"]}}, optimizer)
+def _held(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters that this rank holds, by name."""
+    return [(name, p) for name, p in model.named_parameters() if p.device.type != "meta"]
 
 
 def _boundary(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

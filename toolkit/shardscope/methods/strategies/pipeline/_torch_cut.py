@@ -22,6 +22,7 @@ from shardscope.methods.strategies.pipeline._torch_probe import Autocast, LayerP
 from shardscope.spec import Job
 from shardscope.spec.partition import even_split
 from shardscope.training.context import RankContext
+from shardscope.training.data import call
 from shardscope.training.models.in_order import Layers, layers_in_order
 
 
@@ -54,7 +55,7 @@ def cut(model: nn.Module, inputs: Any, autocast: Autocast, job: Job, context: Ra
         inputs: Inputs of one micro-batch.
         autocast: Function that returns the autocast context of the job's precision.
         job: The job.
-        context: Context of this rank.
+        context: Context of the ranks along the pipeline.
 
     Raises:
         SpecError: The model cannot be split, or not into this number of stages.
@@ -86,7 +87,7 @@ def _split(
     if settings.split == "speed":
         seconds, slowness = _on_own_device(probes, seconds, context)
     if settings.split != "memory":
-        dist.broadcast(seconds, 0, group=context.group)
+        dist.broadcast(seconds, group_src=0, group=context.whole.group)  # so that all replicas are cut alike
     states = [_state_bytes(layer, job) for _, layer in layers]
     saved = [found.stored_bytes for found in probes]
     return settings.cut(job, seconds.tolist(), slowness, states=states, saved=saved)
@@ -106,7 +107,7 @@ def _on_own_device(
         seconds = seconds * node.slowdown
     whole = torch.zeros(context.world_size, dtype=torch.float64)
     whole[context.rank] = float(seconds.sum())
-    dist.all_reduce(whole, group=context.group)
+    dist.all_reduce(whole, dist.ReduceOp.MAX, group=context.whole.group)  # of replicas, the slowest
     return seconds, whole.tolist()
 
 
@@ -139,3 +140,19 @@ def free_unused(model: nn.Module, keep: Sequence[nn.Module]) -> None:
 def _on_meta(tensor: Tensor) -> Tensor:
     empty = torch.empty_like(tensor, device="meta")
     return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+
+
+class StageModule(nn.Module):
+    """The layers of one stage in sequence, in the job's precision."""
+
+    def __init__(self, layers: Layers, autocast: Autocast) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layer for _, layer in layers)
+        self.autocast = autocast
+
+    def forward(self, x: Any) -> Any:
+        """Apply all layers to the input of the stage: a tensor, or in the first stage, the model's inputs."""
+        with self.autocast():
+            for layer in self.layers:
+                x = call(layer, x)
+        return x

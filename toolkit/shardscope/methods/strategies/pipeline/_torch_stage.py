@@ -6,18 +6,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
 from torch.distributed.pipelining import schedules
 
 from shardscope.analytic.schedules import DURATIONS, build
-from shardscope.methods.strategies.pipeline._torch_probe import Autocast
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope.training import clock
-from shardscope.training._compat_pipelining import OrderedSchedule, StaticStage
-from shardscope.training.data import call
+from shardscope.training._compat_pipelining import OrderedSchedule, StaticStage, without_gathers
 from shardscope.training.memory import MemoryWatch
 from shardscope.training.meter import Meter
-from shardscope.training.models.in_order import Layers
+from shardscope.training.strategies.base import RankStrategy
 
 
 def schedule_of(
@@ -36,10 +33,10 @@ def schedule_of(
     """
     if schedule.torch_class is None:
         table = build(schedule, stages[0].group_size, microbatches, len(stages))
-        return OrderedSchedule(table.ranks, stages, microbatches, **options)
+        return without_gathers(OrderedSchedule(table.ranks, stages, microbatches, **options))
     run_by = getattr(schedules, schedule.torch_class)
     takes_one = issubclass(run_by, schedules.PipelineScheduleSingle)
-    return run_by(stages[0] if takes_one else list(stages), microbatches, **options)
+    return without_gathers(run_by(stages[0] if takes_one else list(stages), microbatches, **options))
 
 
 class StageRecorder:
@@ -50,6 +47,8 @@ class StageRecorder:
         self.memory = memory
         self.backward_passes = backward_passes
         self.ops: list[list[Any]] = []
+        self.is_last_pass = True
+        """Whether the current pass through the pipeline is the last one of a step."""
         self.first = 0
         """Offset added to micro-batch numbers, so that they are consecutive over all passes of a step."""
 
@@ -78,26 +77,12 @@ class StageRecorder:
         self.ops[-1][4] = round(clock.now(), 6)
 
 
-class StageModule(nn.Module):
-    """The layers of one stage in sequence, in the job's precision."""
-
-    def __init__(self, layers: Layers, autocast: Autocast) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layer for _, layer in layers)
-        self.autocast = autocast
-
-    def forward(self, x: Any) -> Any:
-        """Apply all layers to the input of the stage: a tensor, or in the first stage, the model's inputs."""
-        with self.autocast():
-            for layer in self.layers:
-                x = call(layer, x)
-        return x
-
-
 class RecordedStage(StaticStage):
     """torch's stage, which also records forward and backward passes."""
 
     recorder: StageRecorder
+    data: RankStrategy
+    """Strategy of the ranks with the same stage, which exchanges the stage's gradients."""
     inputs: Sequence[Any] = ()
     """Inputs of each micro-batch, for the first stage; set here because torch splits and checks only tensors."""
 
@@ -115,3 +100,15 @@ class RecordedStage(StaticStage):
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         with self.recorder.op("W", self.stage_index, bwd_chunk_id):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: Any, last_backward: bool = False
+    ) -> Any:
+        self.data.before_backward(self.submod, is_split=backward_type != "full")
+        found = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)  # type: ignore[no-untyped-call]
+        is_last = last_backward and self.recorder.is_last_pass
+        self.data.after_backward(self.submod, has_weights=backward_type != "input", is_last=is_last)
+        return found
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        """Do nothing: `data` takes the gradients of each micro-batch."""
