@@ -13,10 +13,10 @@ from shardscope.runlog.axes import axis_of, collective_of, on_axis
 
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
-    from shardscope.analytic.sharding import Ints
     from shardscope.analytic.communication.plan import Exchange, StepPlan
     from shardscope.analytic.job_step import JobStep
     from shardscope.analytic.memory import RankStates
+    from shardscope.analytic.sharding import Ints
     from shardscope.methods.strategies.mesh import Mesh
     from shardscope.methods.strategies.pipeline import Pipeline
     from shardscope.spec.job import Job
