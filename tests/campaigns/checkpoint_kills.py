@@ -46,7 +46,10 @@ def case(number: int, source: random.Random) -> Outcome:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _killed(job: ss.Job, root: Path, victim: str, source: random.Random) -> Outcome:
+def _killed(
+    job: ss.Job, root: Path, victim: str, source: random.Random, after: ss.Job | None = None
+) -> Outcome:
+    """Kill a run of `job` and go on from what is left, with `after` if it is given."""
     running = ss.launch(job, root=root)
     folder, wanted = running.path / "checkpoints", source.randrange(2, 6)
     deadline = time.monotonic() + 90
@@ -80,9 +83,8 @@ def _killed(job: ss.Job, root: Path, victim: str, source: random.Random) -> Outc
         index = read_index(path)
         verify(path, index, index.files)
     last = int(left[-1].name.removeprefix("step-"))
-    rest = ss.launch(job.replace(steps=last + 2, checkpoint=ss.Checkpoint()), root=root, resume=running).wait(
-        90
-    )
+    again = (after or job).replace(steps=last + 2, checkpoint=ss.Checkpoint())
+    rest = ss.launch(again, root=root, resume=running).wait(90)
     steps = [event["step"] for event in rest.events("step", rank=0)]
     inside = (folder / details["partial"]).exists()
     where = "inside a checkpoint" if inside else "just after one"

@@ -31,10 +31,10 @@ MOUNT = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
 _kernels: list[Kernel] = []
 
 
-def case(number: int, source: random.Random) -> Outcome:
+def case(number: int, source: random.Random, *, is_hybrid: bool = False) -> Outcome:
     """One kill; drawn again where the run was over before."""
     for _ in range(TRIES):
-        drawn = draw(source)
+        drawn = draw(source, is_hybrid=is_hybrid)
         ending = _kernel().kill(drawn)
         if not ending.was_missed:
             break

@@ -34,6 +34,12 @@ STRATEGIES = (
     "ring", "all-reduce", "tree", "hierarchical:2", "zero-1", "zero-2", "zero-3", "gossip", "parameter-server",
     "parameter-server:async", "pipeline",
 )  # fmt: skip
+PLAN = {"1": "columns", "3": "rows", "5": "columns", "7": "rows"}
+HYBRID: dict[str, Any] = {
+    f"{data}+tensor2": {"name": "mesh", "data": data, "tensor": 2, "tensor_plan": PLAN}
+    for data in ("ring", "tree", "all-reduce", "zero-1", "zero-2", "zero-3")
+}
+"""Layouts of several axes, on 4 ranks."""
 WITH = {
     "collective": ("all-reduce", "gossip"),
     "message": tuple({*STRATEGIES} - {"all-reduce"}),
@@ -72,14 +78,23 @@ class Case(NamedTuple):
     def fields(self) -> dict[str, Any]:
         """Fields of the job."""
         steps = 3 if self.plan.point == "shutdown" else 1_000_000
-        return {"strategy": self.strategy, "world_size": self.world_size, "steps": steps, "batch": 48}
+        return {
+            "strategy": HYBRID.get(self.strategy, self.strategy),
+            "world_size": self.world_size,
+            "steps": steps,
+            "batch": 48,
+        }
 
 
-def draw(source: random.Random, victim: str | None = None, point: str | None = None) -> Case:
-    """A random case, of a given victim and phase or any."""
+def draw(
+    source: random.Random, victim: str | None = None, point: str | None = None, *, is_hybrid: bool = False
+) -> Case:
+    """A random case, of a given victim and phase or any, under a single strategy or a layout of several axes."""
     victim, point = victim or source.choice(VICTIMS), point or source.choice([*POINTS, "any"])
-    strategy = source.choice(sorted(WITH.get(point, STRATEGIES)))
-    world_size = 4 if strategy.startswith("hierarchical") else source.choice([2, 3, 4])
+    able = sorted(HYBRID if is_hybrid else WITH.get(point, STRATEGIES))
+    strategy = source.choice([name for name in able if point != "shards" or name.startswith(WITH[point])])
+    has_four = is_hybrid or strategy.startswith("hierarchical")
+    world_size = 4 if has_four else source.choice([2, 3, 4])
     call = source.randint(1, POINTS.get(point, 1))
     plan = Plan(
         point, call, source.random() < 0.5, victim, source.randrange(world_size), "", source.random() < 0.75

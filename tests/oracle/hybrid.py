@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,10 +67,10 @@ def pools() -> Iterator[Pools]:
             pool.close()
 
 
-def draw_layout(source: random.Random) -> dict[str, Any]:
+def draw_layout(source: random.Random, world_sizes: Sequence[int] = WORLD_SIZES) -> dict[str, Any]:
     """Fields of a job: a layout, and the strategy of its data axis where the layout leaves it open."""
     degrees = dict.fromkeys(AXES, 1)
-    for _ in range(source.choice(WORLD_SIZES).bit_length() - 1):
+    for _ in range(source.choice(world_sizes).bit_length() - 1):
         degrees[source.choice(AXES)] *= 2
     zero = source.choice([0, 1, 2, 3]) if degrees["data"] * degrees["context"] > 1 else 0
     sizes = [size for size in (1, 2, 3, 4, 6, 12, 24) if BATCH // degrees["data"] % size == 0]
@@ -273,16 +272,24 @@ def draw_pair(number: int, seed: int = 0) -> Pair:
     """Two layouts that jobs can train."""
     source = random.Random(f"{seed}/{number}")
     optimizer, clip_norm = source.choice(sorted(OPTIMIZERS)), source.choice([None, 0.5])
+    settings = {"optimizer": OPTIMIZERS[optimizer], "clip_norm": clip_norm}
+    return Pair(*draw_trainable(source, settings=settings), optimizer, clip_norm)
+
+
+def draw_trainable(
+    source: random.Random, world_sizes: Sequence[int] = WORLD_SIZES, settings: Mapping[str, Any] | None = None
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Two different layouts that jobs with these settings can train."""
     layouts: list[Mapping[str, Any]] = []
     while len(layouts) < 2:
-        drawn = draw_layout(source)
+        drawn = draw_layout(source, world_sizes)
         try:
-            job_of(drawn, optimizer=OPTIMIZERS[optimizer], clip_norm=clip_norm)
+            job_of(drawn, **(settings or {}))
         except ShardscopeError:
             continue
         if drawn not in layouts:
             layouts.append(drawn)
-    return Pair(layouts[0], layouts[1], optimizer, clip_norm)
+    return layouts[0], layouts[1]
 
 
 def resume(pair: Pair, pools: Pools, root: Path) -> Ending:
@@ -301,8 +308,3 @@ def resume(pair: Pair, pools: Pools, root: Path) -> Ending:
         *mean_losses([(each.losses, {}) for each in second]),
     ]
     return _compared(alone(pair.optimizer, "fp64", pair.clip_norm, STEPS), losses, second, PAIR_TOLERANCE)
-
-
-def num_ranks(drawn: Mapping[str, Any]) -> int:
-    """Number of ranks of drawn fields."""
-    return prod(drawn["layout"][axis] for axis in dict.fromkeys(AXES))

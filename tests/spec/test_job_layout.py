@@ -33,8 +33,16 @@ def job_of(**fields: Any) -> ss.Job:
         (ss.Layout(data=4, tensor=2, zero=3, shard=2), Mesh(data=ss.Zero3(replicas=2), tensor=2), 8),
         (ss.Layout(tensor=2, sequence_parallel=True), Mesh(tensor=2, sequence_parallel=True), 2),
         (ss.Layout(tensor=2, zero=3), Mesh(tensor=2), 2),  # one rank has nothing to share
+        (
+            ss.Layout(data=2, tensor=2, pipeline=2, zero=1, schedule="gpipe"),
+            Mesh(data="zero-1", tensor=2, pipeline=2, stages=ss.Pipeline(schedule="gpipe", virtual_stages=1)), 8,
+        ),
+        (
+            ss.Layout(data=2, pipeline=2, schedule="interleaved", virtual_stages=2),
+            Mesh(pipeline=2, stages=ss.Pipeline(schedule="interleaved", virtual_stages=2)), 4,
+        ),
     ],
-)
+)  # fmt: skip
 def test_a_layout_is_a_strategy_and_a_number_of_ranks(
     layout: ss.Layout, strategy: Any, world_size: int
 ) -> None:
@@ -101,6 +109,16 @@ TREE_WITH_PLAN = Mesh(data="tree", tensor=2, tensor_plan=PLAN)
             ss.Pipeline(split="even"), 2, {"pipeline": 2, "schedule": "gpipe"},
             ss.Pipeline(schedule="gpipe", virtual_stages=1, split="even"),
         ),
+        (
+            ss.Pipeline(split="even"), 2, {"data": 2, "pipeline": 2},
+            Mesh(pipeline=2, stages=ss.Pipeline(split="even")),
+        ),
+        (
+            Mesh(data="zero-1", pipeline=2, stages=ss.Pipeline(split="even")), 4,
+            {"data": 2, "pipeline": 2, "schedule": "gpipe"},
+            Mesh(data="zero-1", pipeline=2, stages=ss.Pipeline(split="even", schedule="gpipe", virtual_stages=1)),
+        ),
+        (Mesh(data="tree", pipeline=2), 4, {"data": 2}, "tree"),
     ],
 )  # fmt: skip
 def test_replace_keeps_what_the_layout_leaves_out(
@@ -134,11 +152,12 @@ def layouts(draw: st.DrawFn) -> dict[str, Any]:
     """Fields of a layout that has a job: any that it may also leave out."""
     data, tensor = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 4]))
     fields: dict[str, Any] = {"data": data, "tensor": tensor}
-    if data * tensor == 1:
-        fields["pipeline"] = draw(st.sampled_from([1, 2, 4]))
+    if draw(st.booleans()):
+        fields["pipeline"] = 2
+        fields["schedule"] = draw(st.sampled_from(["1f1b", "gpipe"]))
     if data > 1:
         fields["zero"] = draw(st.sampled_from([0, 1, 2, 3]))
-    if fields.get("zero", 0) > 1 and data == 4 and draw(st.booleans()):
+    if fields.get("zero", 0) > 1 and data == 4 and "pipeline" not in fields and draw(st.booleans()):
         fields["shard"] = 2
     if tensor > 1 and draw(st.booleans()):
         fields["sequence_parallel"] = draw(st.booleans())
@@ -184,7 +203,11 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"data": 4, "zero": 1, "shard": 2}, {}, "layout.shard=2 with zero=1 is not available in jobs yet"),
     ({"context": 2}, {}, "layout.context=2 cannot be trained yet; use context=1"),
     ({"data": 2, "expert": 2}, {}, "layout.expert=2 cannot be trained yet; use expert=1"),
-    ({"data": 2, "pipeline": 2}, {}, "layout.pipeline=2 with data=2 cannot be trained yet; use pipeline=1"),
+    ({"data": 2, "pipeline": 2}, {"strategy": Mesh(pipeline=4)}, "strategy.pipeline=4 is not layout.pipeline=2"),
+    ({"data": 2, "pipeline": 2, "schedule": "gpipe"}, {"strategy": "pipeline"}, "but layout.schedule='gpipe'"),
+    ({"data": 2, "pipeline": 2}, {"strategy": {"name": "mesh", "stages": "ring"}}, "does not spread layers over ranks"),
+    ({"data": 2, "pipeline": 2}, {"compression": "int8"}, "is not available with strategy.pipeline=2 yet"),
+    ({"data": 2, "pipeline": 2}, {"batch": ss.Batch(48, micro_batch=4, shares=(2, 1))}, "same number of micro-batches"),
     ({"tensor": 2, "sequence_parallel": True}, {"strategy": Mesh(sequence_parallel=False)}, "is not layout.sequence"),
     ({"data": 2, "sequence_parallel": True}, {}, "sequence_parallel=True"),
     ({"tensor": 2}, {"strategy": "gossip"}, "'gossip' cannot be the data axis of a mesh"),

@@ -152,18 +152,18 @@ def test_files_that_are_mostly_out_of_date_are_not_kept(tmp_path: Path) -> None:
 
     Files are named here by the step at which they are written, as on disk.
     """
-    pieces = {key: HeldPiece(torch.full((100,), 1.0), (0,), (100,)) for key in "abc"}
+    pieces = {(key, (0,)): HeldPiece(torch.full((100,), 1.0), (0,), (100,)) for key in "abc"}
     unchanged = Unchanged(frozen="abc")
     written: list[list[str]] = []
     for step in range(4):
         if step == 1:
-            pieces["a"].tensor.add_(1)
+            pieces["a", (0,)].tensor.add_(1)
         if step == 2:
-            pieces["b"].tensor.add_(1)
+            pieces["b", (0,)].tensor.add_(1)
         changed, settled, linked = unchanged.divide(pieces)
-        written.append([*changed, *settled])
-        entries = {(key, (0,)): {"file": f"step-{step}"} for key in settled}
-        entries |= {(key, (0,)): entry for key, entry in linked.items()}
+        written.append([key for key, _ in (*changed, *settled)])
+        entries = {place: {"file": f"step-{step}"} for place in settled}
+        entries |= linked
         sizes = {f"step-{step}": 400 * len(settled)}
         unchanged.note(entries, {**unchanged._sizes, **sizes})
         unchanged.commit(tmp_path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ import shardscope as ss
 from conformance.ranks import RankPool
 from conformance.strategy import OPTIMIZERS, job, mean_losses, tiny_gpt
 from shardscope.spec.models import GPTConfig
+from shardscope.training.checkpoint.index import read_index
 from shardscope.training.context import RankContext
 from shardscope.training.models import build_model
 from shardscope.training.trainer import Trainer
@@ -132,6 +135,37 @@ def test_a_checkpoint_resumes_under_any_layout(pool: RankPool, tmp_path: Path, o
     )
     (expected, *_) = pool.run(partial(_alone, alone), tmp_path)
     assert losses == pytest.approx(expected, rel=1e-12)
+
+
+def _saved_traffic(ours: ss.Job, folder: str, context: RankContext) -> set[str]:
+    trainer = Trainer(ours, context, Path(folder))
+    trainer.take_step(1)
+    context.meter.drain()
+    trainer.checkpoints.save(1)
+    trainer.strategy.close()
+    log = (context.events.path.read_text()).splitlines()
+    (saved,) = [event for event in map(json.loads, log) if event["event"] == "checkpoint"]
+    return {*saved["traffic"]}
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("data", ["ring", "zero-3"])
+def test_ranks_save_their_parts_without_gathering(pool: RankPool, tmp_path: Path, data: str) -> None:
+    ours = mesh_job(data, optimizer="adamw", steps=2)
+    sent = pool.run(partial(_saved_traffic, ours, str(tmp_path)), tmp_path)
+    assert not {name for each in sent for name in each if name.startswith("tensor:")}
+    found = read_index(tmp_path / "checkpoints" / "step-1")
+    for key in ("model.{}", "optimizer.state.{}.exp_avg"):
+        entry = found.tensors[key.format("blocks.0.attention.qkv.weight")]
+        assert sum(math.prod(piece.shape) for piece in entry.pieces) == math.prod(entry.shape)
+        assert {piece.offsets[0] for piece in entry.pieces} >= {
+            0,
+            8,
+            16,
+            24,
+            32,
+            40,
+        }  # q, k and v of each rank
 
 
 def _alone(ours: ss.Job, context: RankContext) -> list[float | None]:

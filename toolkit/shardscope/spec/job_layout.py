@@ -7,7 +7,7 @@ stands for, and `Job.layout` builds the layout back from them. A field that the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from shardscope.errors import SpecError, quoted
 from shardscope.spec.compression import Compression
@@ -24,7 +24,7 @@ IN_LAYOUTS: Mapping[str, Any] = {"fp32": "fp32", "bf16-mixed": "bf16-autocast", 
 """Layout precision that corresponds to each job precision; all of them keep the weights in fp32."""
 _IN_JOBS = {of_layout: of_job for of_job, of_layout in IN_LAYOUTS.items()}
 _AXES = ("data", "tensor", "pipeline")
-_OF_TENSOR = ("tensor", "sequence_parallel")
+_OF_MESH = ("tensor", "pipeline", "sequence_parallel")
 _STAGES = ("schedule", "virtual_stages")
 _SIZES = ("global_batch", "micro_batch")
 
@@ -73,11 +73,6 @@ def _layout(value: object) -> Layout:
 
 def _without_ranks(layout: Layout) -> Iterator[str]:
     """Yield a sentence for each combination of degrees that cannot be trained."""
-    if layout.pipeline > 1 and layout.data * layout.tensor > 1:
-        others = " and ".join(
-            f"{axis}={getattr(layout, axis)}" for axis in _AXES[:2] if getattr(layout, axis) > 1
-        )
-        yield f"layout.pipeline={layout.pipeline} with {others} cannot be trained yet; use pipeline=1"
     for axis in ("context", "expert"):
         if getattr(layout, axis) > 1:
             yield f"layout.{axis}={getattr(layout, axis)} cannot be trained yet; use {axis}=1"
@@ -147,9 +142,7 @@ def _strategy(layout: Layout, value: Any, own: Strategy | None) -> Strategy:
     given: Strategy | None = None if value is None else Strategy.resolve(value)
     mesh: dict[str, Any] = {}
     stated = {
-        name: getattr(layout, name)
-        for name in _OF_TENSOR
-        if name == "tensor" or name in layout.model_fields_set
+        name: getattr(layout, name) for name in _OF_MESH if name in _AXES or name in layout.model_fields_set
     }
     if own is not None:
         given = _kept(layout, own) if given is None else given
@@ -164,15 +157,51 @@ def _strategy(layout: Layout, value: Any, own: Strategy | None) -> Strategy:
                 )
         mesh |= asked
         given = mesh.get("data")
+    elif _is_mesh(layout) and given is not None and _is_pipeline(given):
+        mesh["stages"], given = given, None
     if given is not None:
         _check_given(layout, given)
-    if layout.tensor > 1:
-        return Strategy("mesh", **{**mesh, "data": given or _of_data(layout), **stated})
+    if _is_mesh(layout):
+        stages = {"stages": _stages(layout, mesh.get("stages"), own)} if layout.pipeline > 1 else {}
+        return Strategy("mesh", **{**mesh, "data": given or _of_data(layout), **stated, **stages})
     if given is not None:
         return given
     if layout.pipeline > 1:
-        return Strategy("pipeline", schedule=layout.schedule, virtual_stages=layout.virtual_stages)
+        return _stages(layout, mesh.get("stages"), own)
     return Strategy("single") if layout.num_devices == 1 else _of_data(layout)
+
+
+def _is_mesh(layout: Layout) -> bool:
+    """Return whether a layout has several axes, or one that is an axis of a mesh only."""
+    return layout.tensor > 1 or (layout.pipeline > 1 and layout.data > 1)
+
+
+def _is_pipeline(strategy: Strategy) -> bool:
+    return "pipeline" in (strategy.degrees(2) or {})
+
+
+def _stages(layout: Layout, given: Strategy | None, own: Strategy | None) -> Strategy:
+    """Return the strategy of the pipeline axis: the given one, or that of a job to change with what the layout states.
+
+    Raises:
+        SpecError: The given strategy has another schedule than the layout states.
+    """
+    if given is not None:
+        _require_degrees(layout, given, given.degrees(layout.pipeline) or {}, _STAGES)
+        return given
+    kept: Any = None if own is None else own.settings.get("stages") if own.is_composite else own
+    if kept is None or not _is_pipeline(kept):
+        return Strategy("pipeline", **{name: getattr(layout, name) for name in _STAGES})
+    its = kept.degrees(layout.pipeline)
+    changed = [
+        name for name in _STAGES if name in layout.model_fields_set and its[name] != getattr(layout, name)
+    ]
+    return cast(
+        "Strategy",
+        kept.replace(
+            **{name: getattr(layout, name) for name in (_STAGES if "schedule" in changed else changed)}
+        ),
+    )
 
 
 def _kept(layout: Layout, own: Strategy) -> Strategy | None:
@@ -180,18 +209,13 @@ def _kept(layout: Layout, own: Strategy) -> Strategy | None:
     fit.
     """
     stated, data = layout.model_fields_set, own.of_data
+    if layout.pipeline > 1 and not _is_mesh(layout):
+        return None  # `_stages` keeps the job's own
     its = data.degrees(layout.num_devices) or {}
-    if layout.pipeline > 1:
-        if "pipeline" not in its:
-            return None
-        changed = [name for name in _STAGES if name in stated and its[name] != getattr(layout, name)]
-        return data.replace(
-            **{name: getattr(layout, name) for name in (_STAGES if "schedule" in changed else changed)}
-        )
     stage = data.zero_stage or 0
     is_new = "zero" in stated and stage != layout.zero
-    can_run = layout.data > 1 or (layout.tensor > 1 and not stage)
-    if not data.composes or is_new or not can_run or (layout.tensor == 1 and not its):
+    can_run = layout.data > 1 or (_is_mesh(layout) and not stage)
+    if not data.composes or is_new or not can_run or not (_is_mesh(layout) or its):
         return None
     if "shard" in stated and "replicas" in data.settings:
         return data.replace(replicas=layout.data // (layout.shard or layout.data))
@@ -218,7 +242,7 @@ def _check_given(layout: Layout, given: Strategy) -> None:
             f"strategy={given.label!r} is ZeRO {stage}, but layout.zero={layout.zero}; use "
             f"strategy={_of_data(layout).label!r}, or leave one of them out"
         )
-    if layout.tensor > 1:
+    if _is_mesh(layout):
         return  # the mesh checks which strategies can be its data axis
     degrees = given.degrees(layout.num_devices)
     if degrees is None:
@@ -226,8 +250,15 @@ def _check_given(layout: Layout, given: Strategy) -> None:
             f"strategy={given.label!r} has no corresponding layout; give world_size={layout.num_devices} instead of "
             "layout"
         )
+    _require_degrees(layout, given, degrees, (*_AXES, "shard", *(_STAGES if layout.pipeline > 1 else ())))
+
+
+def _require_degrees(
+    layout: Layout, given: Strategy, degrees: Mapping[str, Any], names: tuple[str, ...]
+) -> None:
+    """Reject a given strategy whose degrees of these names are not those that the layout states."""
     found = Layout(**degrees)
-    for name in (*_AXES, "shard", *(_STAGES if layout.pipeline > 1 else ())):
+    for name in names:
         its, asked = getattr(found, name), getattr(layout, name)
         if name in layout.model_fields_set and its != asked and {its, asked} != {0, layout.data}:
             raise SpecError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,37 @@ def local(tensor: Tensor) -> Tensor:
     """Return this rank's shard of a DTensor; any other tensor is returned unchanged."""
     to_local = getattr(tensor, "to_local", None)
     return tensor if to_local is None else to_local()
+
+
+class TensorPart(Tensor):
+    """A rank's part of a tensor of which other ranks have the rest: the shape of the whole tensor, the part's memory.
+
+    It is what a checkpoint saves and fills, and takes part in no computation.
+    """
+
+    part: Tensor
+    boxes: tuple[tuple[Tensor, tuple[int, ...]], ...]
+    """Rectangular pieces of this rank's elements, as views, with their offsets in the whole tensor."""
+
+    @staticmethod
+    def of(part: Tensor, shape: Sequence[int], boxes: Sequence[tuple[Tensor, tuple[int, ...]]]) -> TensorPart:
+        """Return the part of a tensor of this shape; `part` may be a DTensor of other ranks with the same part."""
+        found: TensorPart = Tensor._make_wrapper_subclass(  # noqa: SLF001
+            TensorPart, torch.Size(shape), dtype=part.dtype, device=part.device
+        )
+        found.part, found.boxes = part, tuple(boxes)
+        return found
+
+    def detach(self) -> TensorPart:
+        """Return the part itself, which has no gradient."""
+        return self
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"TensorPart of {tuple(self.shape)}"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: object, *_: object) -> NoReturn:
+        raise AssertionError(f"{func} on a part of a tensor")
 
 
 def largest_over_ranks(flag: Tensor, group: dist.ProcessGroup | None = None) -> None:

@@ -166,11 +166,14 @@ def _shares_by_speed(job: Job, _cores: int) -> Iterator[Change]:
 
 
 def _other_splits(job: Job, _cores: int) -> Iterator[Change]:
-    """Yield the same pipeline with its layers split by the ranks' speed, and evenly by number."""
+    """Yield the same pipeline with its layers split by the ranks' speed, and evenly by number if no memory bound
+    needs a split by time.
+    """
     now = job.strategy.settings.get("split")
+    is_bounded = job.strategy.settings.get("memory_bound") is not None
     yield from (
         {"strategy": job.strategy.replace(split=split)}
-        for split in ("speed", "even")
+        for split in ("speed", *(() if is_bounded else ("even",)))
         if now not in (None, split)
     )
 

@@ -71,7 +71,7 @@ class Packing:
             at = f"{self.within}{section}.{'.'.join(map(str, path))}"
             while at in self.flat:
                 at += "'"
-            HeldPiece.of(entry_text(section, path[0]), value)
+            HeldPiece.all_of(entry_text(section, path[0]), value)
             self.flat[at] = value.detach()
             is_elsewhere = value.device.type == "cpu" and parameter.device.type != "cpu"
             return ["tensor", at.removeprefix(self.within), is_whole, is_elsewhere, _strides(value)]

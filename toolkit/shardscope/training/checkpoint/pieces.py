@@ -21,7 +21,7 @@ from shardscope.training import _compat
 from shardscope.training.checkpoint.index import Damaged, Index, StoredBox, TensorEntry, open_plain
 from shardscope.training.checkpoint.values import decode
 from shardscope.training.optim.holding import bytes_of
-from shardscope.training.sharding import local
+from shardscope.training.sharding import TensorPart, local
 
 
 def flat(state: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
@@ -48,19 +48,21 @@ class HeldPiece:
     whole: tuple[int, ...]
 
     @classmethod
-    def of(cls, key: str, tensor: Tensor) -> HeldPiece:
-        """Return this rank's piece of `tensor`, which may be a DTensor.
+    def all_of(cls, key: str, tensor: Tensor) -> list[HeldPiece]:
+        """Return this rank's pieces of `tensor`: several of a `TensorPart`, one of a DTensor or any other tensor.
 
         Raises:
             CheckpointError: The tensor is sparse, quantized or on the meta device.
         """
+        if isinstance(tensor, TensorPart):
+            return [cls(view.detach(), offsets, tuple(tensor.shape)) for view, offsets in tensor.boxes]
         own = local(tensor.detach())
         if own.layout != torch.strided or own.is_quantized or own.device.type == "meta":
             raise CheckpointError(
                 f"{key} is a {own.layout} tensor of {own.dtype} on {own.device}, which cannot be saved in a "
                 "checkpoint; exclude it from the model's state with register_buffer(..., persistent=False)"
             )
-        return cls(own, _compat.offsets_of(tensor), tuple(tensor.shape))
+        return [cls(own, _compat.offsets_of(tensor), tuple(tensor.shape))]
 
     def as_bytes(self) -> memoryview:
         """Return the bytes of the elements in row-major order."""
@@ -97,7 +99,7 @@ class CheckpointReader:
             if isinstance(held, Mapping):
                 filled[name] = self.fill(held, f"{key}.")
             elif isinstance(held, Tensor):
-                self._fill(self.index.tensors[key], HeldPiece.of(key, held), key)
+                self._fill(self.index.tensors[key], held, key)
                 filled[name] = held
             else:
                 filled[name] = decode(self.index.values[key])
@@ -113,13 +115,15 @@ class CheckpointReader:
         stored = self.index.tensors.get(key)
         return None if stored is None else (stored.shape, stored.format)
 
-    def _fill(self, stored: TensorEntry, held: HeldPiece, key: str) -> None:
-        if stored.shape != held.whole:
+    def _fill(self, stored: TensorEntry, tensor: Tensor, key: str) -> None:
+        if stored.shape != tuple(tensor.shape):
             raise ValueError(
-                f"{key} has shape {_shape(stored.shape)} in the checkpoint, but {_shape(held.whole)} in the model"
+                f"{key} has shape {_shape(stored.shape)} in the checkpoint, but {_shape(tuple(tensor.shape))} in the "
+                "model"
             )
-        copied = sum(self._copy(stored, piece, held) for piece in stored.pieces)
-        if copied != held.tensor.numel():
+        own = HeldPiece.all_of(key, tensor)
+        copied = sum(self._copy(stored, piece, held) for held in own for piece in stored.pieces)
+        if copied != sum(held.tensor.numel() for held in own):
             raise Damaged(f"it does not contain every element of {key} exactly once")
 
     def _copy(self, stored: TensorEntry, piece: StoredBox, held: HeldPiece) -> int:

@@ -21,7 +21,7 @@ from shardscope.training.checkpoint.agreement import on_every_rank
 from shardscope.training.checkpoint.background import BackgroundSave, Notices
 from shardscope.training.checkpoint.contents import contents_of
 from shardscope.training.checkpoint.pieces import HeldPiece, flat
-from shardscope.training.checkpoint.unchanged import Unchanged
+from shardscope.training.checkpoint.unchanged import Place, Unchanged
 from shardscope.training.checkpoint.values import encode
 from shardscope.training.checkpoint.writing import PARTIAL, CheckpointPart, Report, balanced, not_written
 from shardscope.training.strategies.base import RankStrategy
@@ -140,26 +140,27 @@ class Saver:
             This rank's part, and a unique name for the checkpoint.
         """
         items = dict(flat(contents))
+        named = {key: value for key, value in items.items() if isinstance(value, torch.Tensor)}
         tensors = {
-            key: HeldPiece.of(key, value) for key, value in items.items() if isinstance(value, torch.Tensor)
+            (key, piece.offsets): piece
+            for key, value in named.items()
+            for piece in HeldPiece.all_of(key, value)
         }
         final, rank = self.folder / f"step-{step}", self._context.rank
         part = CheckpointPart(
             final.with_name(f"{final.name}{PARTIAL}"), final, step, rank, self._is_leader, tensors,
-            {key: encode(key, value) for key, value in items.items() if key not in tensors},
+            {key: encode(key, value) for key, value in items.items() if key not in named},
             self._unchanged, self._is_durable, self._context.faults if self._is_durable else None,
         )  # fmt: skip
 
         def prepare() -> tuple[str, dict[Any, int]]:
             if part.is_leader:
                 part.prepare()
-            return uuid.uuid4().hex, {
-                (key, piece.offsets): piece.tensor.nbytes for key, piece in tensors.items()
-            }
+            return uuid.uuid4().hex, {place: piece.tensor.nbytes for place, piece in tensors.items()}
 
         prepared = on_every_rank(self._context, prepare)
         own = balanced([held for _, held in prepared])[rank]
-        assigned = {key: piece for key, piece in tensors.items() if (key, piece.offsets) in own}
+        assigned = {place: piece for place, piece in tensors.items() if place in own}
         return replace(part, tensors=assigned), prepared[0][0]
 
     def _write(self, part: CheckpointPart) -> int:
@@ -200,26 +201,28 @@ class HostCopies:
     A snapshot overwrites the previous one.
     """
 
-    _buffers: dict[str, Tensor] = field(default_factory=dict)
+    _buffers: dict[Place, Tensor] = field(default_factory=dict)
 
-    def take(self, tensors: Mapping[str, HeldPiece]) -> tuple[dict[str, HeldPiece], Callable[[], None]]:
-        """Copy pieces, by the names of their tensors.
+    def take(self, tensors: Mapping[Place, HeldPiece]) -> tuple[dict[Place, HeldPiece], Callable[[], None]]:
+        """Copy pieces, by their places.
 
         Copies from a GPU may still be in progress when this returns. Later changes on the same stream come after them.
 
         Returns:
             The copies, and a function that waits until they can be read.
         """
-        copies = {key: replace(held, tensor=self._copied(key, held.tensor)) for key, held in tensors.items()}
-        self._buffers = {key: copy.tensor for key, copy in copies.items()}
+        copies = {
+            place: replace(held, tensor=self._copied(place, held.tensor)) for place, held in tensors.items()
+        }
+        self._buffers = {place: copy.tensor for place, copy in copies.items()}
         if any(held.tensor.is_cuda for held in tensors.values()):
             copied = torch.cuda.Event()
             copied.record()
             return copies, copied.synchronize
         return copies, lambda: None
 
-    def _copied(self, key: str, tensor: Tensor) -> Tensor:
-        buffer = self._buffers.get(key)
+    def _copied(self, place: Place, tensor: Tensor) -> Tensor:
+        buffer = self._buffers.get(place)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
             buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         return buffer.copy_(tensor, non_blocking=tensor.is_cuda)

@@ -26,13 +26,13 @@ Place = tuple[str, tuple[int, ...]]
 
 
 class Division(NamedTuple):
-    """How a rank writes its pieces, by the names of their tensors."""
+    """How a rank writes its pieces, by their places."""
 
-    changed: list[str]
+    changed: list[Place]
     """Pieces for ``rank-R.bin``."""
-    settled: list[str]
+    settled: list[Place]
     """Pieces for ``rank-R-step-N.bin``."""
-    linked: dict[str, dict[str, Any]]
+    linked: dict[Place, dict[str, Any]]
     """Index entries of unchanged pieces, which are in files of the previous checkpoint."""
 
 
@@ -58,36 +58,42 @@ class Unchanged:
         self._sizes: dict[str, int] = {}
         self._next_sizes: dict[str, int] = {}
 
-    def divide(self, tensors: Mapping[str, HeldPiece]) -> Division:
+    def divide(self, tensors: Mapping[Place, HeldPiece]) -> Division:
         """Compare a rank's pieces with those of its previous checkpoint."""
         if self.folder is None or not self.folder.is_dir():  # somebody may have deleted it
             self._known = {}
         digests = {
-            key: hashlib.blake2b(held.as_bytes(), digest_size=16).digest() for key, held in tensors.items()
+            place: hashlib.blake2b(held.as_bytes(), digest_size=16).digest()
+            for place, held in tensors.items()
         }
-        self._next = {(key, held.offsets): _Written(digests[key], None) for key, held in tensors.items()}
-        before = {key: self._known.get((key, held.offsets)) for key, held in tensors.items()}
+        self._next = {place: _Written(digest, None) for place, digest in digests.items()}
+        before = {place: self._known.get(place) for place in tensors}
         same = {
-            key: known for key, known in before.items() if known is not None and known.digest == digests[key]
+            place: known
+            for place, known in before.items()
+            if known is not None and known.digest == digests[place]
         }
         linked = self._worth_sharing({
-            key: (known.entry, tensors[key].tensor.nbytes) for key, known in same.items() if known.entry is not None
+            place: (known.entry, tensors[place].tensor.nbytes)
+            for place, known in same.items() if known.entry is not None
         })  # fmt: skip
         settled = [
-            key for key in tensors
-            if key not in linked and (key in same or (before[key] is None and key in self._frozen))
+            place for place in tensors
+            if place not in linked and (place in same or (before[place] is None and place[0] in self._frozen))
         ]  # fmt: skip
         rest = {*linked, *settled}
-        return Division([key for key in tensors if key not in rest], settled, linked)
+        return Division([place for place in tensors if place not in rest], settled, linked)
 
-    def _worth_sharing(self, entries: Mapping[str, tuple[dict[str, Any], int]]) -> dict[str, dict[str, Any]]:
+    def _worth_sharing(
+        self, entries: Mapping[Place, tuple[dict[str, Any], int]]
+    ) -> dict[Place, dict[str, Any]]:
         """Return the index entries in files of which at least half is still needed."""
         needed: Counter[str] = Counter()
         for entry, size in entries.values():
             needed[entry["file"]] += size
         return {
-            key: entry
-            for key, (entry, _) in entries.items()
+            place: entry
+            for place, (entry, _) in entries.items()
             if 2 * needed[entry["file"]] >= self._sizes[entry["file"]]
         }
 

@@ -58,7 +58,7 @@ class CheckpointPart:
         step: The last step taken.
         rank: This rank.
         is_leader: Whether this rank creates and completes the folder, for all ranks that write to it.
-        tensors: The pieces that this rank writes, by the names of their tensors.
+        tensors: The pieces that this rank writes, by their places.
         values: All values that are not tensors, in JSON types, by name.
         unchanged: Comparison with the previous checkpoint; None writes all pieces.
         is_durable: Whether the files must survive a crash of the machine.
@@ -71,7 +71,7 @@ class CheckpointPart:
     step: int
     rank: int
     is_leader: bool
-    tensors: Mapping[str, HeldPiece]
+    tensors: Mapping[Place, HeldPiece]
     values: Mapping[str, Any]
     unchanged: Unchanged | None = None
     is_durable: bool = True
@@ -86,7 +86,7 @@ class CheckpointPart:
         """
         described: dict[str, Any] = {
             key: {"dtype": str(held.tensor.dtype).removeprefix("torch."), "shape": held.whole, "pieces": []}
-            for key, held in self.tensors.items()
+            for (key, _), held in self.tensors.items()
         }
         if self.unchanged is None:
             files = {
@@ -99,12 +99,12 @@ class CheckpointPart:
         changed, settled, linked = unchanged.divide(self.tensors)
         names = (f"rank-{self.rank}.bin", f"rank-{self.rank}-step-{self.step}.bin")
         files = {
-            name: self._write_file(name, keys, described)
-            for name, keys in zip(names, (changed, settled), strict=True)
-            if keys or keys is changed
+            name: self._write_file(name, places, described)
+            for name, places in zip(names, (changed, settled), strict=True)
+            if places or places is changed
         }
         written = sum(files.values())
-        for key, entry in linked.items():
+        for (key, _), entry in linked.items():
             described[key]["pieces"].append(entry)
         for name in {entry["file"] for entry in linked.values()}:
             assert unchanged.folder is not None
@@ -112,24 +112,25 @@ class CheckpointPart:
             files[name] = (self.partial / name).stat().st_size
         unchanged.note(
             {
-                (key, self.tensors[key].offsets): entry
-                for key in (*settled, *linked)
+                (key, offsets): entry
+                for key, offsets in (*settled, *linked)
                 for entry in described[key]["pieces"]
+                if tuple(entry["offsets"]) == offsets
             },
             files,
         )
         return Report(described, dict(self.values), files, written)
 
-    def _write_file(self, name: str, keys: Iterable[str], described: dict[str, Any]) -> int:
+    def _write_file(self, name: str, places: Iterable[Place], described: dict[str, Any]) -> int:
         """Write pieces to a file, add them to their entries for the index, and return the size of the file."""
         at = synced = 0
         with self._opened(self.partial / name) as file:
-            for key in keys:
-                held = self.tensors[key]
+            for place in places:
+                held = self.tensors[place]
                 data = held.as_bytes()
                 if not data:  # the piece has no elements
                     continue
-                described[key]["pieces"].append({
+                described[place[0]]["pieces"].append({
                     "file": name, "at": at, "offsets": held.offsets, "shape": tuple(held.tensor.shape),
                     "checksum": zlib.crc32(data),
                 })  # fmt: skip

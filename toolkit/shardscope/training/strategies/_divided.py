@@ -15,6 +15,7 @@ from shardscope.training.data import call, map_tensors
 from shardscope.training.observe import random_state_kept
 from shardscope.training.optim.holding import Holding
 from shardscope.training.optim.trial import failure_text
+from shardscope.training.sharding import TensorPart
 from shardscope.training.tensor import TensorSplit
 from shardscope.training.tensor.split import outputs_of
 from shardscope.training.twin import twin_of
@@ -214,13 +215,14 @@ class TensorHolding(Holding):
         return cls(f"{inner.layout} tensor {split.axis.rank} of {split.axis.size}", inner, split)
 
     def join(self, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return {name: self.split.whole(name, tensor) for name, tensor in self.inner.join(parts).items()}
+        return {name: self.split.piece(name, tensor) for name, tensor in self.inner.join(parts).items()}
 
     def part(self, name: str, whole: Tensor) -> Tensor:
-        return self.inner.part(name, self.split.own(name, whole))
+        return self.inner.part(name, whole.part if isinstance(whole, TensorPart) else whole)
 
     def whole(self, name: str, like: Tensor, dtype: torch.dtype) -> Tensor:
-        return torch.empty(self.shape(name, like), dtype=dtype, device=like.device)
+        part = torch.empty(self.inner.shape(name, like), dtype=dtype, device=like.device)
+        return self.split.piece(name, part)
 
     def shape(self, name: str, held: Tensor) -> tuple[int, ...]:
         return self.split.shape(name, self.inner.shape(name, held))

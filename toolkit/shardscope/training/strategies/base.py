@@ -48,7 +48,7 @@ from shardscope.training.optim import LayerSignal, LayerwiseOptimizer, TrainedPa
 from shardscope.training.optim.holding import Holding, SavedCheckpoint, digest_of
 from shardscope.training.optim.state import NamedOptimizer
 from shardscope.training.precision import Precision
-from shardscope.training.sharding import ReduceSquares, start_alike
+from shardscope.training.sharding import ReduceSquares, TensorPart, start_alike
 from shardscope.training.strategies._divided import TensorHolding, divide_checked
 from shardscope.training.strategies._relayout import (
     by_parameter,
@@ -516,9 +516,10 @@ class RankStrategy(ABC):
     def _state_of(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """Return entries of a `state_dict` with the tensors of `consensus`; called by all ranks."""
         shared = self.consensus()
-        return self.joined(
-            {name: shared.get(v, v).detach() if isinstance(v, Tensor) else v for name, v in own.items()}
-        )
+        held = {name: shared.get(v, v).detach() if isinstance(v, Tensor) else v for name, v in own.items()}
+        if (split := self.tensor_split) is None:
+            return held
+        return {name: split.piece(name, v) if isinstance(v, Tensor) else v for name, v in held.items()}
 
     def state_to_fill(
         self, optimizer: torch.optim.Optimizer, saved: SavedCheckpoint, *, with_state: bool, within: str = ""
@@ -581,9 +582,11 @@ class RankStrategy(ABC):
 
     def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
         """Load model and optimizer from `state`: the structure of `checkpoint_state`, with values from a checkpoint."""
-        saved, own = state["model"], self.model.state_dict(keep_vars=True)
-        if self.tensor_split is not None:
-            saved = self.tensor_split.fill(own, saved)
+        saved = {
+            name: value.part if isinstance(value, TensorPart) else value
+            for name, value in state["model"].items()
+        }
+        own = self.model.state_dict(keep_vars=True)
         self.model.load_state_dict({**own, **saved})  # ranks may have parts of the model that others save
         self.load_optimizer_state(state["optimizer"], optimizer)
 

@@ -4,7 +4,7 @@ Each block of the model is a sharding unit. The root unit has all other paramete
 parameters that several blocks share. Parameters become DTensors that are split along their first dimension, padded to a
 multiple of the number of ranks. The optimizer updates the shards, and norms are summed over the ranks that have the
 other shards. A scalar or empty parameter cannot be split; it stays whole on every rank, and its gradient is averaged at
-the end of the step.
+the end of the step. So does a parameter that several stages of a pipeline share on one rank.
 
 Where ranks share memory, `SharedShards` takes the place of the ring, unless the job needs messages: for an emulated
 link or latency, for compression or for replicas.
@@ -16,6 +16,7 @@ import gc
 import json
 import math
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -148,7 +149,7 @@ class FullySharded(Partitioned):
             for name, parameter in self.model.named_parameters()
             if parameter.requires_grad and name in own
         ]
-        self.uncut = [piece for piece in self.pieces if not can_be_cut(piece.whole.shape)]
+        self.uncut = [piece for piece in self.pieces if not isinstance(piece.whole, DTensor)]
         if dist.get_rank(self.shard_group):  # only the first rank of the group counts their gradients
             self.duplicate_grad_params = [piece.parameter for piece in self.uncut]
         self.reduce_squares = self.reduce_grad_square = self._sum_over_shards
@@ -183,7 +184,12 @@ class FullySharded(Partitioned):
         )
 
         policy = CPUOffloadPolicy(pin_memory=self._is_on_gpu) if self.settings.offload else OffloadPolicy()
-        cut = {p for name, p in self.model.named_parameters() if name in own and can_be_cut(p.shape)}
+        several = Counter(id(p) for each in self.roots for p in each.parameters())
+        cut = {
+            p
+            for name, p in self.model.named_parameters()
+            if name in own and can_be_cut(p.shape) and several[id(p)] == 1
+        }
         left = {p for p in root.parameters() if p not in cut}
         names = {module: name for name, module in self.model.named_modules()}
         for module in [*units_of(root, besides=self.read_outside), root]:

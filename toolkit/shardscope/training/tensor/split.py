@@ -14,7 +14,7 @@ from shardscope.errors import SpecError
 from shardscope.spec.divisors import divisors_text
 from shardscope.spec.tensor_plan import Division, TensorPlan
 from shardscope.training import _compat
-from shardscope.training.sharding import ReduceSquares, local
+from shardscope.training.sharding import ReduceSquares, TensorPart, local
 from shardscope.training.tensor.axis import TensorAxis
 from shardscope.training.tensor.linear import divide_linear, has_own_code, is_linear, output_dim
 from shardscope.training.tensor.norms import LayerSquares
@@ -182,26 +182,29 @@ class TensorSplit:
         dim = self.cuts[name].dim
         return (*shape[:dim], shape[dim] * self.axis.size, *shape[dim + 1 :])
 
+    def piece(self, name: str, part: Tensor) -> Tensor:
+        """Return this rank's part as a piece of the whole tensor, for checkpoints; the tensor itself if not divided."""
+        if name not in self.cuts:
+            return part
+        dim, groups = self.cuts[name]
+        own, offsets = local(part), _compat.offsets_of(part)
+        width, first = part.shape[dim] // groups, offsets[dim]
+        boxes = []
+        for group in range(groups):
+            start = max(first, group * width)
+            end = min(first + own.shape[dim], (group + 1) * width)
+            if start < end:
+                at = start + width * (group * (self.axis.size - 1) + self.axis.rank)
+                view = own.narrow(dim, start - first, end - start)
+                boxes.append((view, (*offsets[:dim], at, *offsets[dim + 1 :])))
+        return TensorPart.of(part, self.shape(name, tuple(part.shape)), boxes)
+
     def wholes(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return a state dict with whole tensors; called by all ranks."""
         return {
             name: self.whole(name, value.detach()) if isinstance(value, Tensor) else value
             for name, value in state.items()
         }
-
-    def fill(self, held: Mapping[str, Any], wholes: Mapping[str, Any]) -> dict[str, Any]:
-        """Copy this rank's parts of whole tensors into those of a state dict, and return it with the other values."""
-        filled: dict[str, Any] = {}
-        for name, value in wholes.items():
-            own = held.get(name)
-            if not (isinstance(value, Tensor) and isinstance(own, Tensor)):
-                filled[name] = value
-                continue
-            part = box_of(own, self.own(name, value))
-            with torch.no_grad():
-                local(own.detach()).copy_(part)
-            filled[name] = own
-        return filled
 
     # Norms of gradients and layers.
 
