@@ -133,8 +133,10 @@ def plan(mesh: Mesh, step: JobStep) -> StepPlan | None:
 
 
 def states(mesh: Mesh, step: JobStep) -> RankStates | None:
-    """Return the other axes' states of the layers that each rank holds; an estimate if layers are split by measured
-    time.
+    """Return the other axes' states of the layers that each rank holds.
+
+    They are estimates if layers are split by measured time; and with ZeRO 2 and 3, whose ranks keep the parameters
+    around a stage's blocks gathered for a part of the step.
     """
     from shardscope.analytic.memory.held import states_side_by_side
 
@@ -144,7 +146,8 @@ def states(mesh: Mesh, step: JobStep) -> RankStates | None:
     if None in found:
         return None
     joined = states_side_by_side(found)
-    return joined._replace(is_exact=joined.is_exact and not stages_of(mesh).is_measured)
+    is_known = not stages_of(mesh).is_measured and not mesh.data.exchanges_in_passes
+    return joined._replace(is_exact=joined.is_exact and is_known)
 
 
 def _inner_job(mesh: Mesh, step: JobStep) -> Job:
