@@ -143,6 +143,17 @@ def test_settings_cost_what_they_say(
 
 
 @pytest.mark.slow
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("compression", ["int8", "topk", "powersgd", "bf16"])
+@pytest.mark.parametrize("data", ["ring", "all-reduce"])
+def test_compressed_gradients_cost_what_they_say(
+    pool: RankPool, tmp_path: Path, data: str, compression: str
+) -> None:
+    strategy = Mesh(data=ss.Strategy(data, bucket_mb=0.05), tensor=2)
+    hold_against(pool, job_of(4, strategy, compression=compression), tmp_path)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", REPLICAS, ids=lambda s: s.label)
 def test_replicas_of_shared_states_cost_what_they_say(tmp_path: Path, strategy: Mesh) -> None:
     pool = RankPool(8)

@@ -85,6 +85,58 @@ def test_copies_of_whole_tensors_stay_equal_to_the_bit(
     assert {"tokens.weight", "norm.weight", "blocks.0.ffn.narrow.project.bias"} <= first.keys()
 
 
+COMPRESSIONS = {
+    "int8": {}, "fp8": {}, "topk": {"ratio": 0.1}, "randomk": {"ratio": 0.1}, "powersgd": {}, "bf16": {}, "sign": {},
+    "natural": {}, "qsgd": {}, "terngrad": {}, "int4": {}, "randomblock": {}, "dgc": {}, "sign-vote": {}, "fp16": {},
+}  # fmt: skip
+
+
+@pytest.mark.sampled
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("data", ["ring", "tree", "all-reduce"])
+def test_copies_of_whole_tensors_stay_equal_with_compressed_gradients(
+    pool: RankPool, tmp_path: Path, data: str, compression: str
+) -> None:
+    method = ss.Compression(compression, **COMPRESSIONS[compression])
+    optimizer = ss.Optimizer("sgd", lr=0.01, momentum=0.0)
+    ours = mesh_job(
+        data, compression=method, optimizer=optimizer, precision="fp32", model=deeper_gpt, steps=8
+    )
+    first, second, third, fourth = pool.run(partial(_whole_tensors, ours), tmp_path)
+    assert first == second == third == fourth
+
+
+def _resumed_compressed(ours: ss.Job, later: ss.Job, folder: str, context: RankContext) -> Any:
+    first = Trainer(ours, context, Path(folder))
+    for step in (1, 2):
+        first.take_step(step)
+    first.checkpoints.save(2)
+    losses = [first.take_step(step) for step in (3, 4)]
+    first.strategy.close()
+    dist.barrier()
+    trainer = Trainer(later, context, context.events.path.parent)
+    trainer.resume(Path(folder) / "checkpoints")
+    again = [trainer.take_step(step) for step in (3, 4)]
+    trainer.strategy.close()
+    return losses, again, context.events.path.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(4)
+def test_residuals_of_parts_are_resumed_under_the_same_layout_only(pool: RankPool, tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    ours = mesh_job(
+        compression=ss.Compression("topk", ratio=0.1), precision="fp32", model=deeper_gpt, steps=4
+    )
+    for losses, again, _ in pool.run(partial(_resumed_compressed, ours, ours, str(folder)), tmp_path):
+        assert losses == again
+    other = ours.replace(strategy=DATA["ring"])
+    for _, _, events in pool.run(partial(_resumed_compressed, ours, other, str(folder)), tmp_path):
+        assert "it belongs to parts of the model in another layout" in events
+
+
 # Checkpoints.
 
 CHAIN = ("mesh ring", "zero-3", "single", "mesh zero-1", "mesh zero-3", "mesh zero-2", "ring")

@@ -136,6 +136,24 @@ class JobStep:
             return [shapes_of(self.arriving)]
         return replica_buckets(shapes_of(self.arriving), bucket_mb, element_bytes=self.element_bytes)
 
+    def packed(self, bucket_mb: float) -> list[list[tuple[int, ...]]]:
+        """Return the tensor shapes in each bucket that is compressed by itself, or summed.
+
+        These are the buckets of `buckets`, except that compression keeps the parts of divided tensors apart from the
+        tensors that all tensor ranks have whole.
+        """
+        found = self.buckets(bucket_mb)
+        if not self.job.compression.is_on or not any(row.is_divided for row in self.arriving):
+            return found
+        rows = iter(self.arriving)
+        of_rows = [[next(rows) for _ in shapes] for shapes in found]
+        apart = (
+            shapes_of(row for row in bucket if row.is_divided == is_divided)
+            for bucket in of_rows
+            for is_divided in (False, True)
+        )
+        return [shapes for shapes in apart if shapes]
+
     @property
     def num_elements(self) -> int:
         """Number of elements of all trained parameters."""

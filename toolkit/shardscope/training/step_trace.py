@@ -39,6 +39,7 @@ from shardscope.training.models import units_of
 from shardscope.training.models.in_order import layers_in_order
 from shardscope.training.recompute import RecomputeMode, apply_recompute
 from shardscope.training.tensor.axis import Message, recording
+from shardscope.training.tensor.linear import divided_parameters
 
 Arguments = tuple[Any, ...] | Mapping[str, Any]
 """Arguments of a module: a tuple of positional arguments, or a mapping of keyword arguments."""
@@ -88,10 +89,16 @@ def trace_step(
     moments = {mode: step.run(samples) for mode, step in steps.items()}
     plain = steps["none"]
     names = {id(module): name for name, module in plain.module.named_modules()}
+    divided = {id(parameter) for parameter in divided_parameters(plain.module)}
     return StepTrace(
         units=(AROUND, *(names[id(unit)] for unit in plain.units)),
         parameters=tuple(
-            ParameterRow(unit=plain.owner[id(p)], shape=tuple(p.shape), is_trained=p.requires_grad)
+            ParameterRow(
+                unit=plain.owner[id(p)],
+                shape=tuple(p.shape),
+                is_trained=p.requires_grad,
+                is_divided=id(p) in divided,
+            )
             for p in plain.module.parameters()
         ),
         buffer_bytes=sum(buffer.nbytes for buffer in plain.module.buffers()),

@@ -120,7 +120,7 @@ class BucketedStrategy(Strategy):
             if step.number % compression.period == 0:
                 yield from self.sum_exchanges(step.num_elements, step.element_bytes, step, When("optimizer"))
             return
-        for shapes in step.buckets(self.bucket_mb):
+        for shapes in step.packed(self.bucket_mb):
             ready += sum(prod(shape) for shape in shapes)
             when = When("backward", ready / step.num_elements, step.micro_batches - 1)
             for op, count, width in compression.collectives(shapes, step.world_size):
@@ -148,7 +148,7 @@ class BucketedStrategy(Strategy):
         """Return the bytes of the optimizer's update buffers, the residuals, and all receive buffers used so far."""
         from shardscope.analytic.memory.work_space import compression_state_bytes, updates_of_whole
 
-        kept = compression_state_bytes(step, step.buckets(self.bucket_mb))
+        kept = compression_state_bytes(step, step.packed(self.bucket_mb))
         buffers = self.sum_room([*self._sums(replace(step, number=1)), *self._sums(step)], step)
         return None if kept is None or buffers is None else updates_of_whole(step) + kept + buffers
 
@@ -159,7 +159,7 @@ class BucketedStrategy(Strategy):
             if step.number >= now.period:
                 yield step.num_elements, step.element_bytes
             return
-        for shapes in step.buckets(self.bucket_mb):
+        for shapes in step.packed(self.bucket_mb):
             for op, count, width in now.collectives(shapes, step.world_size):
                 if op == "sum":
                     yield count, width if step.is_compressed else step.element_bytes
@@ -184,7 +184,7 @@ class BucketedStrategy(Strategy):
             if step.number % compression.period == 0:
                 yield self.sum_traffic(step.num_elements, step.element_bytes, step) or {}
             return
-        for shapes in step.buckets(self.bucket_mb):
+        for shapes in step.packed(self.bucket_mb):
             expected = self._carried(compression.collectives(shapes, step.world_size), step)
             bounds = compression.bounds(shapes, step.world_size, step.number)
             if bounds is None:

@@ -49,6 +49,8 @@ class ParameterRow(Spec):
     unit: Total
     shape: tuple[Total, ...]
     is_trained: bool = True
+    is_divided: bool = False
+    """Whether it is a part of a tensor that is divided over tensor ranks."""
 
     @property
     def num_elements(self) -> int:

@@ -59,6 +59,8 @@ from shardscope.training.strategies._relayout import (
 from shardscope.training.tensor import TensorSplit
 from shardscope.training.tensor.same_batch import require_same_batch
 
+IN_PARTS = " x tensor "
+"""Precedes the number of tensor ranks in the name of a layout."""
 MicroBatch = Batch
 Named = tuple[str, nn.Parameter]
 """A parameter with its name in the model."""
@@ -547,7 +549,8 @@ class RankStrategy(ABC):
 
         Compressor state that was saved with a different layout must be converted.
         """
-        return f"{self.name} {self.context.world_size}"
+        parts = "" if self.tensor_split is None else f"{IN_PARTS}{self.tensor_split.axis.size}"
+        return f"{self.name} {self.context.world_size}{parts}"
 
     def compressor_state(self) -> dict[str, Tensor]:
         """Return the compressor state to save in this rank's checkpoint, by name."""

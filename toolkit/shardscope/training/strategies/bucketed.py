@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,12 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 from shardscope.errors import SpecError, quoted
 from shardscope.training._compat import buckets_of, first_left_out
 from shardscope.training.collectives.packets import Packets
-from shardscope.training.compression import Bucket, Carrier
+from shardscope.training.compression import Bucket, Carrier, Compressor
 from shardscope.training.data import call
 from shardscope.training.observe import random_state_kept
 from shardscope.training.strategies._gradient_order import GradientOrder, ZeroGradients
 from shardscope.training.strategies._hook import BucketHook, mean_of
 from shardscope.training.strategies.base import LossFunction, Named, RankStrategy, no_gradient_error
+from shardscope.training.tensor import TensorSplit
 from shardscope.training.twin import twin_of
 
 
@@ -83,8 +85,25 @@ class BucketedRank(RankStrategy):
         """Replace ``bucket.flat`` with its mean over all ranks."""
         if self.compressor is None:
             self.sum_(bucket.flat.div_(self.context.world_size))
-        else:
+        elif self.tensor_split is None:
             self.compressor.mean_(bucket, self.carrier)
+        else:
+            self._compress_apart(bucket, self.compressor, self.tensor_split)
+
+    def _compress_apart(self, bucket: Bucket, compressor: Compressor, split: TensorSplit) -> None:
+        """Compress a bucket's whole tensors apart from the divided ones.
+
+        All ranks of a tensor group have the same gradients of whole tensors, and so the same result.
+        """
+        views = bucket.views(bucket.flat)
+        for is_divided in (False, True):
+            names = [name for name in bucket.names if (name in split.cuts) == is_divided]
+            if names:
+                flat = torch.cat([views[name].reshape(-1) for name in names])
+                part = replace(bucket, names=names, shapes=[views[name].shape for name in names], flat=flat)
+                compressor.mean_(part, self.carrier)
+                for name, mean in part.views(flat).items():
+                    views[name].copy_(mean)
 
     def warm_up_buckets(self, loss_function: LossFunction) -> None:
         """Run one forward and backward pass on the example, without an exchange, so that the buckets become

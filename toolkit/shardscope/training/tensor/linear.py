@@ -6,6 +6,7 @@ names, and the layer can still be copied.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -93,6 +94,15 @@ class _Rows(_Divided):
         leave = LeaveInParts if self.takes_parts else Leave
         summed: Tensor = leave.apply(partial, self.tensor_axis)  # type: ignore[no-untyped-call]
         return summed if self.bias is None else summed + self.bias.to(summed.dtype)
+
+
+def divided_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the parameters of which this rank has a part."""
+    for layer in model.modules():
+        if isinstance(layer, _Divided):
+            yield layer.get_parameter("weight")
+            if isinstance(layer, _Columns) and layer.bias is not None:
+                yield layer.get_parameter("bias")
 
 
 _KINDS: dict[str, type[_Divided]] = {"columns": _Columns, "rows": _Rows}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardscope.errors import SpecError
+from shardscope.errors import SpecError, quoted
 from shardscope.methods.strategies.sharded import norm_traffic
 from shardscope.spec.layout import Layout
 from shardscope.spec.models import transformer_of
@@ -30,16 +30,28 @@ def check(mesh: Mesh, job: Job) -> None:
             "an optimizer of your own may need whole tensors; use a built-in one"
         )
     if job.compression.is_on:
-        raise SpecError(
-            f"compression={job.compression.name!r} cannot be combined with strategy.tensor={mesh.tensor}: "
-            "gradients are compressed in buckets that mix divided and whole tensors, whose copies would drift "
-            "apart; use compression='none'"
-        )
+        _check_compression(mesh, job)
     shards = mesh.data.settings.get("shards")
     if shards is not None:
         raise SpecError(
             f"strategy.data.shards={shards} is not available with strategy.tensor={mesh.tensor} yet; leave "
             "shards out"
+        )
+
+
+def _check_compression(mesh: Mesh, job: Job) -> None:
+    """Reject compression that would let the ranks' copies of whole tensors drift apart."""
+    if mesh.data.zero_stage:
+        raise SpecError(
+            f"compression={job.compression.name!r} cannot be combined with strategy.data={quoted(mesh.data.label)} and "
+            f"strategy.tensor={mesh.tensor}: shards mix divided and whole tensors, whose copies would drift apart; use "
+            "strategy.data='ring', or compression='none'"
+        )
+    if not job.compression.is_fixed:
+        raise SpecError(
+            f"compression={job.compression.name!r} cannot be combined with strategy.tensor={mesh.tensor}: it depends "
+            "on all tensors together, of which tensor ranks have different parts, so their copies of whole tensors "
+            "would drift apart; use for example compression='int8'"
         )
 
 
@@ -52,6 +64,11 @@ def _check_model(mesh: Mesh, job: Job) -> None:
         raise SpecError(
             f"tensor={mesh.tensor} needs a plan of which layers are divided, and model={job.model!r} has none; use "
             f'a GPT, or give ss.Strategy("mesh", tensor={mesh.tensor}, tensor_plan={{...}})'
+        )
+    if mesh.sequence_parallel and transformer.mixture is not None:
+        raise SpecError(
+            f"strategy.sequence_parallel=True is not available with model={job.model!r}, whose routers choose experts "
+            "for whole sequences; use sequence_parallel=False"
         )
     Layout(tensor=mesh.tensor, sequence_parallel=mesh.sequence_parallel).check(transformer)
 
