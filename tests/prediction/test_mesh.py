@@ -99,8 +99,12 @@ def hold_against(pool: RankPool, job: ss.Job, folder: Path) -> None:
     assert isinstance(job.strategy, Mesh)
     axes = {axis for axis, size in job.strategy.shape(job.world_size).items() if size > 1}
     assert {axis_of(row.term) for row in found.rows if row.group == "bytes"} - {None} == axes
+    schedule = getattr(job.strategy.stages, "schedule", None)
     for predicted, measured in found["memory", "activations"].by_rank:
-        assert measured == pytest.approx(predicted, rel=0.01)
+        if schedule is not None and schedule.splits_backward:  # a bound
+            assert measured <= predicted * 1.01
+        else:
+            assert measured == pytest.approx(predicted, rel=0.01)
 
 
 @pytest.mark.ranks(4)

@@ -81,9 +81,10 @@ def traffic(mesh: Mesh, step: JobStep) -> Traffic | None:
     """
     from shardscope.analytic.communication.axes import axis_traffic, groups_along, side_by_side
 
-    sent = [stages_of(mesh).traffic(each) for each in _by_data_rank(mesh, step)]
+    along = [stages_of(mesh).traffic(each) for each in _by_data_rank(mesh, step)]
+    sent = [each for each in along if each is not None]
     found = [each.job.strategy.traffic(each) for each in _blocks(mesh, step)]
-    if None in sent or None in found:
+    if len(sent) < len(along) or None in found:
         return None
     inside = side_by_side(found)
     if stages_of(mesh).is_measured:
@@ -107,20 +108,21 @@ def plan(mesh: Mesh, step: JobStep) -> StepPlan | None:
     from shardscope.analytic.communication.axes import axis_exchanges, groups_along
     from shardscope.analytic.communication.plan import in_groups
 
-    each_found = [stages_of(mesh).plan(each) for each in _by_data_rank(mesh, step)]
-    found = each_found[0]
+    every = [stages_of(mesh).plan(each) for each in _by_data_rank(mesh, step)]
+    plans = [each for each in every if each is not None]
+    found = next(iter(plans), None)
     inside, after = [*_in_passes(mesh, step)], [*_after_passes(mesh, step)]
-    if found is None or found.flow is None or None in inside or None in after:
+    if found is None or found.flow is None or len(plans) < len(every) or None in inside or None in after:
         return None
     groups = groups_along(mesh.shape(step.world_size), "pipeline")
     norms = axis_exchanges([each for each in found.exchanges if each.whole is not None], "pipeline", groups)
-    parts = groups.reshape(len(each_found), -1, mesh.pipeline)
+    parts = groups.reshape(len(plans), -1, mesh.pipeline)
     tied = [
         replace(
             each, collective=on_axis("pipeline", each.collective),
             rounds=in_groups(each.rounds, [tuple(group) for group in part.tolist()]),
         )
-        for one, part in zip(each_found, parts, strict=True)
+        for one, part in zip(plans, parts, strict=True)
         for each in one.exchanges
         if each.whole is None
     ]  # fmt: skip
