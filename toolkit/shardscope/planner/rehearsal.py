@@ -270,7 +270,7 @@ def _speed_note(needed: float) -> Iterator[str]:
 def _job_notes(setting: SearchSettings, layout: Layout, here: Layout) -> Iterator[str]:
     """Yield a sentence for each setting of the plan that the job lacks."""
     if dropped := _dropped(layout):
-        yield f"The job divides neither sequences nor experts, so it leaves {dropped} of the plan out."
+        yield f"The rehearsal divides neither sequences nor experts, so it leaves {dropped} of the plan out."
     if layout.shard not in {here.shard, layout.data}:
         yield f"The job shares its states over all replicas, and the plan over groups of {layout.shard}."
     if layout.recompute_layers:
@@ -285,7 +285,7 @@ def _check(layout: Layout, cluster: Cluster) -> None:
     """Reject layouts without a corresponding job, and clusters that cannot be emulated."""
     if (dropped := _dropped(layout)) and prod(_kept_degrees(layout).values()) == 1:
         raise SpecError(
-            f"a plan with {dropped} cannot be rehearsed, because jobs divide neither sequences nor "
+            f"a plan with {dropped} cannot be rehearsed, because rehearsals divide neither sequences nor "
             "experts, and it has no other axis; plan with fix={'context': 1, 'expert': 1}"
         )
     if layout.num_devices == 1:
@@ -306,7 +306,7 @@ def _check(layout: Layout, cluster: Cluster) -> None:
 
 
 def _dropped(layout: Layout) -> str:
-    """Return the degrees that no job has, as text; empty if there are none."""
+    """Return the degrees that a rehearsal leaves out, as text; empty if there are none."""
     degrees = {name: getattr(layout, name) for name in ("context", "expert")}
     return " and ".join(f"{name}={degree}" for name, degree in degrees.items() if degree > 1)
 
@@ -317,7 +317,7 @@ def _kept_degrees(layout: Layout) -> dict[str, int]:
 
 def smaller(layout: Layout, world_size: int) -> Layout:
     """Return the layout on at most `world_size` devices: with smaller degrees of data, tensor and pipeline, but with
-    the same of these axes; without context and expert axes, which jobs do not have.
+    the same of these axes; without context and expert axes, which rehearsals leave out.
 
     The largest degree is divided by its smallest prime factor, or a prime number replaced with 2, until the layout
     fits. A degree above 1 stays above 1.

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from shardscope.methods.strategies.mesh import tensor_axis
 from shardscope.runlog.axes import axis_of, collective_of, on_axis
 
 if TYPE_CHECKING:
@@ -215,11 +214,11 @@ def _is_in_pass(mesh: Mesh, exchange: Exchange) -> bool:
     """Return whether an exchange of a stage's ranks is part of a pass."""
     if exchange.when.phase == "optimizer":
         return False
-    if axis_of(exchange.collective) == "tensor":
+    if axis_of(exchange.collective) in {"tensor", "context"}:
         return exchange.when.part < 1
     return mesh.data.exchanges_in_passes and collective_of(exchange.collective) not in _AFTER_PASSES
 
 
 def is_predictable(mesh: Mesh, step: JobStep) -> bool:
     """Return whether the trace has what predictions need: layers, of the part of the model that a rank holds."""
-    return bool(step.trace.pieces) and tensor_axis.is_divided(mesh, step)
+    return bool(step.trace.pieces) and mesh.is_divided(step)
