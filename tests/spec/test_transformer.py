@@ -67,12 +67,7 @@ def test_the_projects_own_gpts_can_be_described(name: str) -> None:
     assert isinstance(config, GPTConfig)
     with torch.device("meta"):
         built = sum(parameter.numel() for parameter in build_model(config).parameters())
-    assert described(config).num_params == built
-
-
-def described(config: GPTConfig) -> Transformer:
-    sizes = {name: getattr(config, name) for name in ("layers", "hidden", "heads", "vocab", "seq", "ffn")}
-    return Transformer(**sizes)
+    assert config.transformer(name).num_params == built
 
 
 def test_a_token_passes_through_its_own_experts_only() -> None:

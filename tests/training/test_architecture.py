@@ -17,7 +17,7 @@ from shardscope.spec.model import LayerTable, Transformer
 from shardscope.spec.models import MODELS, GPTConfig
 from shardscope.training.models import build_model
 
-GPTS = [name for name, config in MODELS.items() if isinstance(config, GPTConfig)]
+GPTS = [name for name, config in MODELS.items() if isinstance(config, GPTConfig) and config.mixture is None]
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 8,
     "num_key_value_heads": 4, "vocab_size": 130, "max_position_embeddings": 50, "attention_dropout": 0.0,

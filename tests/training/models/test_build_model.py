@@ -11,7 +11,7 @@ from torch import nn
 from shardscope.errors import DataError, SpecError
 from shardscope.spec.models import MODELS, CNNConfig, GPTConfig, MLPConfig, ResNetConfig
 from shardscope.training.data import GlobalSampler, load_data
-from shardscope.training.loss import accuracy, cross_entropy
+from shardscope.training.loss import accuracy, cross_entropy, scores_of
 from shardscope.training.models import blocks, build_model, units_of
 
 ODD_CONFIGS = [
@@ -39,7 +39,7 @@ def test_the_closed_form_counts_every_parameter(config):
 def test_scores_have_the_expected_shape(name):
     config = MODELS[name]
     x = example(config)
-    scores = build_model(name)(x)
+    scores = scores_of(build_model(name)(x))
     expected = (*x.shape, config.vocab) if config.reads == "tokens" else (2, 10)
     assert scores.shape == expected
 

@@ -101,6 +101,15 @@ FIGURES = {
         "bytes that the busiest rank sends in a step, divided by the bytes that its link can carry in that time",
         lambda value: f"{value:.1%}",
     ),
+    "expert_imbalance": RunFigure(
+        "expert imbalance",
+        "tokens of the busiest expert relative to an even load, mean over layers and the newest steps",
+        lambda value: f"{value:.2f} ×",
+    ),
+    "dropped_tokens": RunFigure(
+        "dropped tokens", "fraction of the routed tokens that were dropped, because their expert was full, in the "
+        "newest steps", lambda value: f"{value:.1%}",
+    ),
     "restarts": RunFigure("restarts", "number of times that the ranks were restarted after a failure", _count),
     "lost_steps": RunFigure("lost steps", "finished steps that restarts had to repeat", _count),
     "goodput": RunFigure(

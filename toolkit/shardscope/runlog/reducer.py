@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from shardscope.runlog.divergence import Divergence, divergence_of
 from shardscope.runlog.epochs import Epochs
+from shardscope.runlog.experts import ExpertLog
 from shardscope.runlog.figures import LOSS_WINDOW
 from shardscope.runlog.layers import LayerSamples
 from shardscope.runlog.resizes import Pause, Resize, resizes_of
@@ -70,6 +71,7 @@ class RunLog:
         noise: Two squared gradient norms for each step that measured gradient noise, by step: the mean squared norm of
             the small batches' gradients, and the squared norm of the mean gradient.
         layer_samples: Layer events at a limited number of steps.
+        experts: Loads of the experts of a model with experts.
         epochs: Step times and cache hits of each epoch on shards.
         collectives: Training bytes sent by all ranks, by name of the collective.
         observing: Bytes sent by all ranks for measurements, evaluations and checkpoints, by purpose.
@@ -109,6 +111,7 @@ class RunLog:
     at_peak: dict[str, float] = field(default_factory=dict)
     noise: dict[int, tuple[float, float]] = field(default_factory=dict)
     layer_samples: LayerSamples = field(default_factory=LayerSamples)
+    experts: ExpertLog = field(default_factory=ExpertLog)
     epochs: Epochs = field(default_factory=Epochs)
     collectives: Counter[str] = field(default_factory=Counter)
     observing: Counter[str] = field(default_factory=Counter)
@@ -213,6 +216,7 @@ class RunLog:
             self.restarts[-1].lost_steps += lost
         self._late = {number: late for number, late in self._late.items() if number <= step}
         self.noise = {number: each for number, each in self.noise.items() if number <= step}
+        self.experts.rewind(step)
         self.warm_up = {number: each for number, each in self.warm_up.items() if number <= step}
         self._pauses = {number: each for number, each in self._pauses.items() if number <= step + 1}
         self.evaluations = [each for each in self.evaluations if each.step <= step]
@@ -334,6 +338,9 @@ class RunLog:
 
     def _on_layers(self, event: Event) -> None:
         self.layer_samples.take(event)
+
+    def _on_experts(self, event: Event) -> None:
+        self.experts.take(event)
 
     def last_on(self, split: str) -> Evaluation | None:
         """Return the newest evaluation on a split, ``"validation"`` or ``"test"``; None if there is none."""

@@ -108,6 +108,13 @@ def _are_columns(event: dict[str, Any]) -> bool:
     return len({len(event[name]) for name in ("layer", *_LAYER_COLUMNS, "bound")}) == 1
 
 
+def _are_loads(event: dict[str, Any]) -> bool:
+    """Return whether an experts event has one row for each layer, and one number for each expert."""
+    rows = [row for name in ("assigned", "dropped") for row in event[name]]
+    layers = {len(event[name]) for name in ("layers", "balances", "assigned", "dropped")}
+    return len(layers) == 1 and len({*map(len, rows)}) == 1 and all(rows)
+
+
 _is_traffic = _dict_of(
     _fields(
         {"sent_bytes": is_whole, "received_bytes": is_whole},
@@ -184,6 +191,12 @@ _KINDS: Mapping[str, Check] = {
             "owed": _list_of(_row(_is_name, _is_name, _is_number, _is_number)),
         }
     ),
+    "experts": _fields(
+        {
+            **_STEP, "layers": _list_of(_is_name), "sequences": is_whole, "balances": _list_of(_is_number),
+            **dict.fromkeys(("assigned", "dropped"), _list_of(_list_of(is_whole))),
+        }
+    ),
     "schedule": _fields({**_STEP, "ops": _list_of(_is_op)}),
     "update": _fields({**_STEP, "server": is_whole, "staleness": _list_of(is_whole)}),
     "shares": _fields({**_STEP, "samples": _list_of(is_whole), "seconds_per_sample": _list_of(is_real)}),
@@ -201,6 +214,8 @@ _KINDS: Mapping[str, Check] = {
     ),
     "compression": _fields({**_STEP, "figures": lambda value: isinstance(value, dict)}),
 }  # fmt: skip
+_COLUMNS: Mapping[str, Check] = {"layers": _are_columns, "experts": _are_loads}
+"""Checks that fields of an event have equal lengths, by kind of event."""
 
 
 def refuse_newer(event: Any, log: str) -> None:
@@ -235,7 +250,7 @@ def is_readable(event: Any) -> bool:
     check = _KINDS.get(kind) if type(kind) is str else None
     if check is None:
         return _is_name(kind)
-    return check(event) and (kind != "layers" or _are_columns(event))
+    return check(event) and _COLUMNS.get(str(kind), _any_value)(event)
 
 
 Event = Mapping[str, Any]

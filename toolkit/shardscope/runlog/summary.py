@@ -96,6 +96,9 @@ class Summary:
             there is none in the newest steps.
         shares: Samples of each rank in a step, if divided by measured speed; otherwise None.
         dropped: Number of gradients that were discarded because other workers were faster (backup workers).
+        expert_imbalance: Tokens of a layer's busiest expert relative to an even load, mean over layers and the newest
+            steps; None for models without experts, as the next field.
+        dropped_tokens: Fraction of the routed tokens that were dropped because their expert was full, in these steps.
         restarts: Number of times that the ranks were started again after a failure.
         lost_steps: Number of steps that all ranks had finished, and that restarts had to repeat.
         goodput: Fraction of `wall_s` spent in steps that count. The rest is setup, evaluations, checkpoints, restarts
@@ -146,6 +149,8 @@ class Summary:
     link_utilization: float | None = None
     loss_note: str | None = None
     optimizer_note: str | None = None
+    expert_imbalance: float | None = None
+    dropped_tokens: float | None = None
 
     @property
     def bytes_ratio(self) -> float | None:
@@ -172,7 +177,7 @@ def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
     start = starts[min(starts)] if starts else {}
     pauses = [each.pause_s for each in log.resizes if not each.is_failure]
     step, step_time = log.steps[-1] if log.steps else Step(0), log.step_time_s
-    divergence = log.divergence
+    divergence, experts = log.divergence, log.experts.recent
     if job is not None and job.elastic is not None:
         job = job.at_size(log.world_size)
     return Summary(
@@ -206,6 +211,8 @@ def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
         dropped=log.dropped,
         loss_note=log.loss_note,
         optimizer_note=log.optimizer_note,
+        expert_imbalance=None if experts is None else experts.imbalance,
+        dropped_tokens=None if experts is None else experts.dropped,
         **_quality(log, "test"),
         **_quality(log, "validation"),
         transport=start.get("transport"),

@@ -14,6 +14,7 @@ from pydantic import model_validator
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec._base import Spec
 from shardscope.spec.divisors import divisors_text
+from shardscope.spec.mixture import RoutedMixture
 from shardscope.spec.numbers import Count
 
 if TYPE_CHECKING:
@@ -153,7 +154,10 @@ class ResNetConfig(Spec):
 
 
 class GPTConfig(Spec):
-    """GPT-2 (Radford et al. 2019): pre-LayerNorm, learned positions, biases everywhere, tied embeddings."""
+    """GPT-2 (Radford et al. 2019): pre-LayerNorm, learned positions, biases everywhere, tied embeddings.
+
+    With a `mixture`, experts replace the feed-forward part, as in Switch Transformers and GShard.
+    """
 
     reads: ClassVar[Modality] = "tokens"
 
@@ -167,10 +171,17 @@ class GPTConfig(Spec):
     """Number of tokens in a training sequence; also the maximum length."""
     ffn: Count | None = None
     """Inner width of the feed-forward part; None means `4 * hidden`."""
+    mixture: RoutedMixture | None = None
+    """Experts in place of the feed-forward part; None for a dense model."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         _require_divides("heads", self.heads, "hidden", self.hidden)
+        if self.mixture is not None and self.mixture.dense_layers >= self.layers:
+            raise SpecError(
+                f"mixture.dense_layers={self.mixture.dense_layers} leaves no layer with experts in "
+                f"layers={self.layers}; use 0 to {self.layers - 1}"
+            )
         return self
 
     @property
@@ -187,14 +198,14 @@ class GPTConfig(Spec):
     def num_params(self) -> int:
         """Exact number of trainable parameters: ``V h + s h + L (4 h^2 + 2 h f + f + 9 h) + 2 h``.
 
-        V is `vocab`, h is `hidden`, s is `seq`, L is `layers` and f is `ffn_width`.
+        V is `vocab`, h is `hidden`, s is `seq`, L is `layers` and f is `ffn_width`. A layer with experts has the
+        feed-forward parameters of each expert, and its router's.
 
         Example:
             >>> MODELS["gpt-124m"].num_params
             124439808
         """
-        embeddings = (self.vocab + self.seq) * self.hidden
-        return embeddings + self.layers * self._layer_params() + _norm(self.hidden)
+        return self.transformer("").num_params
 
     def transformer(self, name: str) -> Transformer:
         """Return the same model as a `Transformer` with this name, for layouts and calculators.
@@ -207,13 +218,8 @@ class GPTConfig(Spec):
 
         return Transformer(
             name=name, layers=self.layers, hidden=self.hidden, heads=self.heads, ffn=self.ffn_width,
-            vocab=self.vocab, seq=self.seq,
+            vocab=self.vocab, seq=self.seq, mixture=None if self.mixture is None else self.mixture.sizes,
         )  # fmt: skip
-
-    def _layer_params(self) -> int:
-        attention = _linear(self.hidden, 3 * self.hidden) + _linear(self.hidden, self.hidden)
-        feed_forward = _linear(self.hidden, self.ffn_width) + _linear(self.ffn_width, self.hidden)
-        return attention + feed_forward + 2 * _norm(self.hidden)
 
 
 ModelConfig = MLPConfig | CNNConfig | ResNetConfig | GPTConfig
@@ -228,7 +234,16 @@ MODELS: dict[str, ModelConfig] = {
     "gpt-small": GPTConfig(layers=8, hidden=320, heads=8, seq=256),
     "gpt-25m": GPTConfig(layers=8, hidden=512, heads=8, seq=256),
     "gpt-124m": GPTConfig(layers=12, hidden=768, heads=12, vocab=50257, seq=1024),
-}
+    "moe-nano": GPTConfig(layers=4, hidden=64, heads=4, mixture=RoutedMixture(experts=8, active=2, ffn=128)),
+    "switch-nano": GPTConfig(
+        layers=4, hidden=64, heads=4,
+        mixture=RoutedMixture(experts=8, active=1, ffn=256, capacity_factor=1.25),
+    ),
+    "moe-mini": GPTConfig(
+        layers=4, hidden=256, heads=8, seq=128,
+        mixture=RoutedMixture(experts=16, active=3, ffn=256, shared_ffn=256),
+    ),
+}  # fmt: skip
 """All models that a job can name; smallest first within each family."""
 
 

@@ -2,7 +2,8 @@
 
 A loss that a job selects by name accepts an output that is a tensor of logits, or an object or mapping with a tensor
 ``logits``. If the output also has a ``loss``, as in Hugging Face models when their inputs include ``labels``, that loss
-is used instead. A user-defined loss function receives the model's output unchanged.
+is used instead; a scalar ``balance_loss``, which models with experts of the catalogue return in training, is added. A
+user-defined loss function receives the model's output unchanged.
 
 A mean over a batch is the mean over its micro-batches only if each has the weight of the targets that count in it (see
 `target_counts`); `loss_weights` gives it that weight.
@@ -288,7 +289,9 @@ def _named(name: str, output: Any, target: Any) -> Tensor:
             f"loss={name!r} got a target of type {type(target).__name__}; "
             "give targets as a tensor, or give a function loss(output, target)"
         )
-    return LOSSES[name](scores, target)
+    loss = LOSSES[name](scores, target)
+    balance = _part(output, "balance_loss")  # of a mixture of experts
+    return loss + balance if isinstance(balance, Tensor) else loss
 
 
 def own_loss(output: Any) -> Tensor | None:

@@ -39,6 +39,7 @@ from shardscope.training.data import (
     tensors_of,
 )
 from shardscope.training.evaluate import FailedTogether, evaluate
+from shardscope.training.expert_watch import ExpertWatch
 from shardscope.training.layer_watch import LayerWatch
 from shardscope.training.lazy import is_unfinished, materialise
 from shardscope.training.loss import resolve_loss
@@ -143,6 +144,7 @@ class Trainer:
         self.strategy.warm_up_buckets(self.loss_function)
         self.optimizer = self.strategy.build_optimizer()
         self.layers = LayerWatch(self.strategy, self.context.events)
+        self.experts = ExpertWatch(self.model, self.context.events, is_on=self._reports_own_tokens)
         self.base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
         torch.manual_seed(
             self.job.seed + 1 + self.strategy.random_index
@@ -159,6 +161,12 @@ class Trainer:
         )
         self.context.meter.drain()  # traffic to broadcast the initial weights belongs to no step
         self._announce()
+
+    @property
+    def _reports_own_tokens(self) -> bool:
+        """Whether this rank reports its tokens; ranks of a tensor group have the same ones."""
+        division = self.strategy.tensor_split
+        return self.strategy.data_rank is not None and (division is None or not division.axis.rank)
 
     def _prepare_model(self, model: nn.Module) -> nn.Module:
         """Prepare the model in its precision's dtype, on its device; raise `SpecError` if it cannot be trained."""
@@ -305,6 +313,7 @@ class Trainer:
         self._set_learning_rate(step)
         is_due = self.job.record.watches_layers(step, self.first_step)
         self.layers.begin(self.optimizer, is_due=is_due)
+        self.experts.begin()
         if self.job.record.measures_memory(step, self.first_step, self.job.last_step):
             self._memory_due = step
         turns, micro_batches, memory = Turns(), list[MicroBatch](), None
@@ -324,6 +333,7 @@ class Trainer:
         if self.context.device.type == "cuda":
             torch.cuda.synchronize(self.context.device)
         self._record(step, turns, time.perf_counter() - started)
+        self.experts.write(step)
         self._watch_plan(step)
         if is_due or (turns.failed and self.job.record.layers_every):  # the norms help to find the cause
             lr = self.optimizer.param_groups[0]["lr"]

@@ -5,6 +5,7 @@
 - Consensus: distance of the ranks' parameters from their mean, for gossip.
 - Compression: bytes and times compared with an uncompressed run.
 - Layers: trust ratios of layer-wise optimizers, and residuals of compressed runs.
+- Experts: the load of each expert, for models with experts.
 - Gradient noise: the critical batch size, for runs that measure gradient noise.
 - Memory: memory of each rank by type, for every run.
 
@@ -26,6 +27,7 @@ from shardscope.spec.settings import one_process_baseline
 from shardscope_widgets.figures import (
     _compression,
     _consensus,
+    _expert_load,
     _layers,
     _memory_kinds,
     _noise_scale,
@@ -75,10 +77,12 @@ class Panels:
         self.consensus = Panel("Consensus", "distance of the ranks' parameters from their mean")
         self.compression = Panel("Compression", "bytes saved, and the cost of compression")
         self.layers = Panel("Layers", "trust ratios and residuals of the run in focus")
+        self.experts = Panel("Experts", "tokens of each expert of the run in focus")
         self.memory = Panel("Memory by type", "of each rank, up to its peak; faint: what ZeRO does not shard")
         self.noise = Panel("Gradient noise", "the batch size up to which larger batches save steps")
         panels = (
-            self.schedule, self.staleness, self.consensus, self.compression, self.layers, self.noise, self.memory,
+            self.schedule, self.staleness, self.consensus, self.compression, self.layers, self.experts,
+            self.noise, self.memory,
         )  # fmt: skip
         self.box = widgets.VBox([panel.box for panel in panels])
 
@@ -92,14 +96,15 @@ class Panels:
     ) -> None:
         """Draw all panels that have data.
 
-        Schedule, staleness, gradient noise and layers are drawn for the run in focus; consensus, compression and memory
-        for all shown runs. `ghosts` are predicted values by run id.
+        Schedule, staleness, gradient noise, layers and experts are drawn for the run in focus; consensus, compression
+        and memory for all shown runs. `ghosts` are predicted values by run id.
         """
         ghost = (ghosts or {}).get(focus.run_id) if focus else None
         gantt = _pipeline.gantt_info(focus, last_step=last_step, ghost=ghost) if focus else None
         stale = _staleness.staleness_info(focus) if focus else None
         noise = _noise_scale.noise_scale_info_of(focus) if focus else None
         layers = _layers.layers_info_of(focus) if focus else None
+        experts = _expert_load.expert_load_info(focus) if focus else None
         apart, packed = _consensus.consensus_info(shown), _compression.compression_info(shown, ghosts=ghosts)
         memory = _memory_kinds.memory_kinds_info(shown, alone=alone_beside(focus, shown), ghosts=ghosts)
         self.schedule.draw(gantt, gantt and gantt.ops, _pipeline.draw_gantt, _pipeline.gantt_text)
@@ -112,6 +117,7 @@ class Panels:
         )
         self.noise.draw(noise, noise, _noise_scale.draw_noise_scale, _noise_scale.noise_scale_text)
         self.layers.draw(layers, layers and layers.is_telling, _layers.draw_layers, _layers.layers_text)
+        self.experts.draw(experts, experts, _expert_load.draw_expert_load, _expert_load.expert_load_text)
         self.memory.draw(
             memory, memory.runs, _memory_kinds.draw_memory_kinds, _memory_kinds.memory_kinds_text
         )

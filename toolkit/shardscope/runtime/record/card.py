@@ -26,6 +26,8 @@ _FIGURES = (
     "process_bytes",
     "mfu",
     "link_utilization",
+    "expert_imbalance",
+    "dropped_tokens",
 )
 
 

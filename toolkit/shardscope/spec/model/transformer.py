@@ -9,37 +9,9 @@ from pydantic import model_validator
 from shardscope.errors import SpecError
 from shardscope.spec._base import Spec
 from shardscope.spec.divisors import divisors_text
+from shardscope.spec.mixture import Mixture
 from shardscope.spec.model.base import Model
 from shardscope.spec.numbers import Count, CountOrZero
-
-
-class Mixture(Spec):
-    """A mixture of experts in place of the feed-forward layer."""
-
-    experts: Count
-    """Number of routed experts in a layer."""
-    active: Count
-    """Number of routed experts that process each token (top-k)."""
-    ffn: Count
-    """Inner width of one routed expert."""
-    shared_ffn: CountOrZero = 0
-    """Total inner width of the shared experts, which process every token; 0 for none."""
-    dense_layers: CountOrZero = 0
-    """Number of layers at the start of the model with a dense feed-forward layer instead of experts."""
-    router_bias: bool = False
-    """Whether a bias per expert is added to its score (DeepSeek-V3, gpt-oss). DeepSeek's is not trained by gradients,
-    but published parameter counts include it."""
-    shared_gate: bool = False
-    """Whether there is a gate in front of the shared experts (Qwen2-MoE)."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.active > self.experts:
-            raise SpecError(
-                f"mixture.active={self.active} is more than mixture.experts={self.experts}; "
-                f"use 1 to {self.experts}"
-            )
-        return self
 
 
 class LatentAttention(Spec):

@@ -19,6 +19,7 @@ from shardscope.spec.models import CNNConfig, GPTConfig, MLPConfig, ModelConfig,
 from shardscope.training.models._blocks import CheapToRecompute, ForwardPart, blocks, units_of
 from shardscope.training.models.cnn import CNN
 from shardscope.training.models.gpt import GPT
+from shardscope.training.models.mixture import MixtureGPT
 from shardscope.training.models.mlp import MLP
 from shardscope.training.models.resnet import ResNet
 
@@ -28,6 +29,7 @@ __all__ = [
     "MLP",
     "CheapToRecompute",
     "ForwardPart",
+    "MixtureGPT",
     "ResNet",
     "blocks",
     "build_model",
@@ -68,7 +70,7 @@ def _module(model: ModelConfig | Callable[[], nn.Module] | nn.Module) -> nn.Modu
         case ResNetConfig():
             return ResNet(model)
         case GPTConfig():
-            return GPT(model)
+            return GPT(model) if model.mixture is None else MixtureGPT(model)
     return _called(model)
 
 

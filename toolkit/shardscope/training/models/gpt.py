@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +25,15 @@ class GPT(nn.Module):
         self.config = config
         self.tokens = nn.Embedding(config.vocab, config.hidden)
         self.positions = nn.Embedding(config.seq, config.hidden)
-        self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(self.make_block(config, number) for number in range(config.layers))
         self.norm = nn.LayerNorm(config.hidden)
         self._init_parameters()
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def make_block(self, config: GPTConfig, number: int) -> nn.Module:  # noqa: ARG002
+        """Return a new block, which is layer `number` of the model."""
+        return TransformerBlock(config)
+
+    def forward(self, tokens: Tensor) -> Any:
         """Return the next-token logits `(N, T, vocab)` for tokens `(N, T)`.
 
         Raises:
@@ -81,32 +86,32 @@ class GPT(nn.Module):
     def _init_parameters(self) -> None:
         """Initialise as in GPT-2: normal weights, smaller in layers before a residual sum, and zero biases."""
         for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif parameter.dim() > 1:
                 depth = 2 * self.config.layers if name.endswith("project.weight") else 1
                 nn.init.normal_(parameter, std=_INIT_STD / math.sqrt(depth))
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
 
 
 class TransformerBlock(nn.Module):
     """Transformer block: adds causal self-attention, then a feed-forward network, to the input `(N, T, hidden)`."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, ffn: nn.Module | None = None) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.hidden)
         self.attention = Attention(config.hidden, config.heads)
         self.ffn_norm = nn.LayerNorm(config.hidden)
-        self.ffn = nn.Sequential(
-            OrderedDict(
-                widen=nn.Linear(config.hidden, config.ffn_width),
-                narrow=ActivateAndNarrow(config.ffn_width, config.hidden),
-            )
-        )
+        self.ffn = feed_forward(config.hidden, config.ffn_width) if ffn is None else ffn
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
         fed_forward: Tensor = self.ffn(self.ffn_norm(x))
         return x + fed_forward
+
+
+def feed_forward(hidden: int, width: int) -> nn.Sequential:
+    """Return a feed-forward network from and to `(..., hidden)`, with the inner width `width`."""
+    return nn.Sequential(OrderedDict(widen=nn.Linear(hidden, width), narrow=ActivateAndNarrow(width, hidden)))
 
 
 class Attention(nn.Module):

@@ -65,6 +65,11 @@ def _check_model(mesh: Mesh, job: Job) -> None:
             f"tensor={mesh.tensor} needs a plan of which layers are divided, and model={job.model!r} has none; use "
             f'a GPT, or give ss.Strategy("mesh", tensor={mesh.tensor}, tensor_plan={{...}})'
         )
+    if mesh.sequence_parallel and transformer.mixture is not None:
+        raise SpecError(
+            f"strategy.sequence_parallel=True is not available with model={job.model!r}, whose routers choose experts "
+            "for whole sequences; use sequence_parallel=False"
+        )
     Layout(tensor=mesh.tensor, sequence_parallel=mesh.sequence_parallel).check(transformer)
 
 

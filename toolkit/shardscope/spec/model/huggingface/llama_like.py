@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from shardscope.spec.mixture import Mixture
 from shardscope.spec.model.huggingface.config import (
     Config,
     Fields,
@@ -13,7 +14,7 @@ from shardscope.spec.model.huggingface.config import (
     sizes,
     sliding_window,
 )
-from shardscope.spec.model.transformer import LatentAttention, Mixture
+from shardscope.spec.model.transformer import LatentAttention
 
 
 def _llama_like(config: Config, *, seq: int = 2048, tied: bool = False) -> Fields:

@@ -1,0 +1,53 @@
+"""Writes what the routers of a model with experts have done in each step to a rank's event log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from shardscope.runlog.writer import EventWriter
+from shardscope.training.models.mixture import experts_of
+
+
+class ExpertWatch:
+    """Counts the tokens that each expert gets from this rank; does nothing for a model without experts.
+
+    Args:
+        model: The model.
+        events: Writer for this rank's event log.
+        is_on: Whether this rank reports its tokens; of ranks with the same tokens, one does.
+    """
+
+    def __init__(self, model: nn.Module, events: EventWriter, *, is_on: bool) -> None:
+        self.routers, self.events = (
+            {name: layer.router for name, layer in experts_of(model)} if is_on else {},
+            events,
+        )
+        for router in self.routers.values():
+            router.tally.is_on = True
+
+    def begin(self) -> None:
+        """Forget the tokens of passes before this step."""
+        for router in self.routers.values():
+            router.tally.take()
+
+    def write(self, step: int) -> None:
+        """Write the event ``experts`` for the passes since `begin`."""
+        taken = {name: router.tally.take() for name, router in self.routers.items()}
+        if not any(tally.sequences for tally in taken.values()):
+            return
+        self.events.emit(
+            "experts", step=step, layers=[*taken], sequences=max(tally.sequences for tally in taken.values()),
+            assigned=[_numbers(tally.assigned) for tally in taken.values()],
+            dropped=[_numbers(tally.dropped) for tally in taken.values()],
+            balances=[_number(tally.balance) for tally in taken.values()],
+        )  # fmt: skip
+
+
+def _numbers(counts: Tensor | None) -> list[Any]:
+    return [] if counts is None else counts.tolist()
+
+
+def _number(total: Tensor | None) -> float:
+    return 0.0 if total is None else float(total)

@@ -1,0 +1,160 @@
+"""GPT with a mixture of experts in place of the feed-forward part, as in GShard and Switch Transformers.
+
+    MixtureGPT
+    └── blocks: MixtureBlock, or TransformerBlock in the first `dense_layers` layers
+        └── ffn: Experts         router, a feed-forward network for each expert, and shared ones for all tokens
+
+In training, the model returns its logits with the balance loss, which a loss that a job names adds to its own value; in
+evaluation, it returns logits only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from shardscope.errors import SpecError
+from shardscope.spec.mixture import RoutedMixture
+from shardscope.spec.models import GPTConfig
+from shardscope.training.expert_axis import ExpertAxis
+from shardscope.training.models._blocks import CheapToRecompute
+from shardscope.training.models.gpt import GPT, TransformerBlock, feed_forward
+from shardscope.training.models.routing import Order, Router
+
+
+class MixtureGPT(GPT):
+    """GPT with experts, from tokens `(N, T)` to next-token logits `(N, T, vocab)`."""
+
+    def make_block(self, config: GPTConfig, number: int) -> nn.Module:
+        assert config.mixture is not None
+        return TransformerBlock(config) if number < config.mixture.dense_layers else MixtureBlock(config)
+
+    def forward(self, tokens: Tensor) -> Any:
+        """Return the logits; in training, a mapping with ``logits`` and ``balance_loss``.
+
+        The balance loss is a scalar: the sum over layers of the mean over sequences, times `RoutedMixture.balance`.
+        """
+        assert self.config.mixture is not None
+        x, balances = self.embed(tokens), list[Tensor]()
+        for block in self.blocks:
+            x = block(x)
+            if isinstance(x, tuple):
+                x, balance = x
+                balances.append(balance)
+        scores = self.score(x)
+        weight = self.config.mixture.balance
+        if not self.training or not weight:
+            return scores
+        return {"logits": scores, "balance_loss": weight * torch.stack(balances).sum(0).mean()}
+
+    def pipeline_layers(self) -> list[tuple[str, nn.Module]]:
+        """Refuse to be split into stages.
+
+        Raises:
+            SpecError: Always.
+        """
+        raise SpecError(
+            "a model with experts cannot be split into stages yet, because stages do not pass its balance loss on; use "
+            "a data-parallel strategy"
+        )
+
+    def tensor_plan(self) -> dict[str, str]:
+        """Return how tensor parallelism divides each layer, by name: whole heads, and the shared experts.
+
+        The ranks of a tensor group have the same tokens, and each computes with whole routed experts.
+        """
+        mixture = self.config.mixture
+        assert mixture is not None
+        plan = {name: division for name, division in super().tensor_plan().items() if ".attention." in name}
+        dense = [f"{layer}.ffn" for layer in range(mixture.dense_layers)]
+        for part in [*dense, *(["*.ffn.shared"] if mixture.shared_ffn else [])]:
+            plan |= {f"blocks.{part}.widen": "columns", f"blocks.{part}.narrow.project": "rows"}
+        return plan
+
+
+class MixtureBlock(TransformerBlock):
+    """Transformer block with experts; returns its output `(N, T, hidden)` and the sequences' balance losses `(N,)`."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        assert config.mixture is not None
+        super().__init__(config, Experts(config.hidden, config.mixture))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        x = x + self.attention(self.attention_norm(x))
+        mixed, balance = self.ffn(self.ffn_norm(x))
+        return x + mixed, balance
+
+
+class Experts(nn.Module):
+    """Sends each token to some of the experts, and adds up what they return, and what the shared experts do."""
+
+    axis: ExpertAxis | None = None
+    """The ranks over which the experts are distributed; None if each rank has all of them."""
+
+    def __init__(self, hidden: int, mixture: RoutedMixture) -> None:
+        super().__init__()
+        self.router = Router(hidden, mixture)
+        self.widen = LinearOfEach(mixture.experts, hidden, mixture.ffn)
+        self.narrow = ActivateAndNarrowEach(mixture.experts, mixture.ffn, hidden)
+        self.shared = feed_forward(hidden, mixture.shared_ffn) if mixture.shared_ffn else None
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the output `(N, T, hidden)` and the balance loss of each sequence `(N,)` for `x` `(N, T, hidden)`."""
+        routes = self.router(x)
+        order = Order.of(routes, self.router.mixture.experts)
+        tokens = order.choices // routes.experts.shape[-1]
+        sorted_tokens = x.flatten(0, 1)[tokens]
+        if self.axis is None:
+            returned = self.compute(sorted_tokens, order.counts)
+        else:
+            returned = self.axis.mixed(sorted_tokens, order.counts, self.compute)
+        weights = routes.weights.flatten()[order.choices].to(returned.dtype)
+        summed = returned.new_zeros(x.shape).flatten(0, 1)
+        summed = summed.index_add(0, tokens, returned * weights[:, None]).view(x.shape)
+        return summed if self.shared is None else summed + self.shared(x), routes.balance
+
+    def compute(self, tokens: Tensor, counts: list[int]) -> Tensor:
+        """Return the outputs of this rank's experts for tokens that are sorted by expert; each gets its count."""
+        outputs: Tensor = self.narrow(self.widen(tokens, counts), counts)
+        return outputs
+
+
+class LinearOfEach(nn.Module):
+    """A linear layer for each expert; the weights of all experts are one tensor `(E, outputs, inputs)`."""
+
+    def __init__(self, experts: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(experts, outputs))
+        for part in (*self.weight, *self.bias):
+            nn.init.uniform_(part, -(inputs**-0.5), inputs**-0.5)  # as nn.Linear does
+
+    def forward(self, tokens: Tensor, counts: list[int]) -> Tensor:
+        """Return the outputs for tokens `(R, inputs)` that are sorted by expert, of which each gets its count.
+
+        An expert without tokens computes too, so that it has a gradient, of zeros.
+        """
+        parts = zip(tokens.split(counts), self.weight.unbind(), self.bias.unbind(), strict=True)
+        return torch.cat([functional.linear(part, weight, bias) for part, weight, bias in parts])
+
+
+class ActivateAndNarrowEach(CheapToRecompute):
+    """GELU as in `ActivateAndNarrow`, and each expert's linear layer back to the hidden size."""
+
+    def __init__(self, experts: int, width: int, hidden: int) -> None:
+        super().__init__()
+        self.project = LinearOfEach(experts, width, hidden)
+
+    def forward(self, x: Tensor, counts: list[int]) -> Tensor:
+        """Return a tensor of shape `(R, hidden)` for an input of shape `(R, width)`."""
+        narrowed: Tensor = self.project(functional.gelu(x, approximate="tanh"), counts)
+        return narrowed
+
+
+def experts_of(model: nn.Module) -> Iterator[tuple[str, Experts]]:
+    """Yield the layers of a model that have experts, with their names, in order."""
+    yield from ((name, module) for name, module in model.named_modules() if isinstance(module, Experts))
