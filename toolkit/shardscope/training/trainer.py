@@ -165,8 +165,8 @@ class Trainer:
     @property
     def _reports_own_tokens(self) -> bool:
         """Whether this rank reports its tokens; ranks of a tensor group have the same ones."""
-        division = self.strategy.tensor_split
-        return self.strategy.data_rank is not None and (division is None or not division.axis.rank)
+        alike = self.strategy.same_samples
+        return self.strategy.data_rank is not None and (alike is None or not alike.rank)
 
     def _prepare_model(self, model: nn.Module) -> nn.Module:
         """Prepare the model in its precision's dtype, on its device; raise `SpecError` if it cannot be trained."""
@@ -224,8 +224,7 @@ class Trainer:
             codecs=None if compressor is None else "numba" if compiled else "torch", **context.described_link(job.link),
             pid=os.getpid(), host=socket.gethostname(), **layers_that_depend_on_the_cut(self.model),
         )  # fmt: skip
-        division = self.strategy.tensor_split  # ranks of a tensor group read the same data
-        reports = self.strategy.data_rank == 0 and (division is None or not division.axis.rank)
+        reports = self.strategy.data_rank == 0 and self._reports_own_tokens
         if self.weights.note is not None and reports:
             context.events.emit("loss_note", step=0, text=self.weights.note)
 
@@ -320,9 +319,9 @@ class Trainer:
         for part in self.strategy.batch_parts(step):
             with self.context.meter.span("compute", "data"):
                 micro_batches = self._micro_batches(step, part)
-            if (division := self.strategy.tensor_split) is not None and step == self.first_step:
+            if (alike := self.strategy.same_samples) is not None and step == self.first_step:
                 with self.context.meter.observing():
-                    require_same_batch(division.axis, micro_batches)
+                    require_same_batch(alike, micro_batches)
             self.strategy.loss_weights = self.weights.of(step, micro_batches, self.strategy.sample_weight)
             with self._measured(micro_batches) as measured:
                 result = self.strategy.step(micro_batches, self.loss_function, self.optimizer)

@@ -37,6 +37,7 @@ from torch import Tensor, nn
 
 from shardscope.errors import SpecError
 from shardscope.spec import Job
+from shardscope.training import _compat
 from shardscope.training.compression import Carrier, build_compressor
 from shardscope.training.context import RankContext
 from shardscope.training.data import Batch, call
@@ -56,7 +57,7 @@ from shardscope.training.strategies._relayout import (
     shards_of,
     units_with_parameters,
 )
-from shardscope.training.tensor import TensorSplit
+from shardscope.training.tensor import TensorAxis, TensorSplit
 from shardscope.training.tensor.same_batch import require_same_batch
 
 IN_PARTS = " x tensor "
@@ -120,6 +121,9 @@ class RankStrategy(ABC):
     """The job's strategy settings."""
     tensor_split: TensorSplit | None = None
     """How the model is divided over a tensor group; None if the strategy's ranks have whole models."""
+    of_experts: RankStrategy | None = None
+    """Strategy that averages the gradients of divided parameters over the ranks that hold the same part, if ranks of
+    the data axis hold different ones, as of experts; None if all data ranks have the same parameters."""
     lockstep: bool = False
     """Whether a forward pass communicates with other ranks, such as those of a tensor group, so that in an evaluation
     every rank must run the same number of passes."""
@@ -167,6 +171,12 @@ class RankStrategy(ABC):
         return self.context.rank
 
     @property
+    def same_samples(self) -> TensorAxis | None:
+        """The ranks that compute with the same samples as this one: those of its tensor group; None if none do."""
+        split = self.tensor_split
+        return split.axis if split is not None and split.shares_batch else None
+
+    @property
     def all_ranks(self) -> RankContext:
         """The context of all ranks of the job; `context` describes the ranks of the strategy's own axis."""
         return self.context.whole
@@ -179,11 +189,28 @@ class RankStrategy(ABC):
     def setup(self, model: nn.Module) -> nn.Module:
         """Set up the model, which is already on its device, and return the module whose `forward` the step calls."""
         self.model = model
+        if self.of_experts is not None:
+            self._leave_out_experts(model, self.of_experts)
         self.module = self.wrap(model)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         if self.noise is not None:
             self.watch_noise(self.noise)
         return self.module
+
+    def _leave_out_experts(self, model: nn.Module, of_experts: RankStrategy) -> None:
+        """Let another strategy average the gradients of divided parameters."""
+        assert self.tensor_split is not None
+        named = [each for each in model.named_parameters() if each[0] in self.tensor_split.cuts]
+        _compat.leave_out_of_ddp(model, [name for name, _ in named])
+        of_experts.adopt(model, [], named)
+
+    def _finish_experts(self, of_experts: RankStrategy) -> None:
+        """Average the gradients of experts over all data ranks; a rank has the sum over those that sent it tokens."""
+        of_experts.finish_exchange()
+        assert self.tensor_split is not None
+        for parameter in of_experts.parameters:
+            assert parameter.grad is not None
+            parameter.grad /= self.tensor_split.axis.size
 
     def adopt(self, model: nn.Module, roots: Sequence[nn.Module], named: Sequence[Named]) -> None:
         """Take parameters whose passes another object runs, in place of `setup`; called by all ranks of the axis.
@@ -223,9 +250,12 @@ class RankStrategy(ABC):
         """
         if self.tensor_split is not None:
             start_alike(model)
-            example = self.example()
-            require_same_batch(self.tensor_split.axis, [example])
-            divide_checked(model, self.tensor_split, example[0])
+            if self.same_samples is None:
+                self.tensor_split.divide(model)
+            else:
+                example = self.example()
+                require_same_batch(self.same_samples, [example])
+                divide_checked(model, self.tensor_split, example[0])
             self.lockstep = True
 
     def join_axes(self) -> None:
@@ -363,6 +393,8 @@ class RankStrategy(ABC):
             self.noise.begin(self.context.meter.step)
         loss = self._accumulate(micro_batches, loss_function)
         self.finish_exchange()
+        if self.of_experts is not None:
+            self._finish_experts(self.of_experts)
         noise = None if self.noise is None else self._measure(self.noise)
         with self.context.meter.update_span(optimizer):
             grad_norm, skipped = self.precision.update(
@@ -370,8 +402,8 @@ class RankStrategy(ABC):
                 reduce_square=self.reduce_grad_square, duplicate_grad_params=self.duplicate_grad_params,
             )  # fmt: skip
         self.end_step(skipped=skipped)
-        split = self.tensor_split
-        counts = split is None or not split.axis.rank  # ranks of a tensor group have the same loss
+        alike = self.same_samples
+        counts = alike is None or not alike.rank  # ranks of a tensor group have the same loss
         return StepResult(loss if counts else None, grad_norm, skipped, noise=noise)
 
     def _measure(self, noise: GradientNoise) -> NoiseSample | None:
