@@ -202,7 +202,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"optimizer": "muon"}, {}, "layout.optimizer='muon' is not available in jobs"),
     ({"data": 4, "zero": 1, "shard": 2}, {}, "layout.shard=2 with zero=1 is not available in jobs yet"),
     ({"context": 2}, {}, "layout.context=2 cannot be trained yet; use context=1"),
-    ({"data": 2, "expert": 2}, {}, "layout.expert=2 cannot be trained yet; use expert=1"),
+    ({"data": 2, "expert": 2}, {}, "expert=2, but gpt-nano has no experts; use expert=1"),
     ({"data": 2, "pipeline": 2}, {"strategy": Mesh(pipeline=4)}, "strategy.pipeline=4 is not layout.pipeline=2"),
     ({"data": 2, "pipeline": 2, "schedule": "gpipe"}, {"strategy": "pipeline"}, "but layout.schedule='gpipe'"),
     ({"data": 2, "pipeline": 2}, {"strategy": {"name": "mesh", "stages": "ring"}}, "does not spread layers over ranks"),
