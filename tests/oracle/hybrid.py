@@ -37,7 +37,8 @@ AXES = ("data", "data", "tensor", "tensor", "pipeline", "context")
 """Each factor 2 of the number of ranks goes to one of them."""
 DATA = ("ring", "ring:2", "tree", "all-reduce", "hierarchical")
 """Strategies of a data axis without ZeRO."""
-BATCH, STEPS = 48, 6
+BATCH, STEPS = 24, 6
+MOST_MICRO_BATCHES = 8
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5}
 PAIR_TOLERANCE = 1e-6
 PAIRS, GRID = 60, 300
@@ -68,12 +69,13 @@ def pools() -> Iterator[Pools]:
 
 
 def draw_layout(source: random.Random, world_sizes: Sequence[int] = WORLD_SIZES) -> dict[str, Any]:
-    """Fields of a job: a layout, and the strategy of its data axis where the layout leaves it open."""
+    """Fields of a job: a layout of few micro-batches, and the data axis's strategy where the layout leaves it open."""
     degrees = dict.fromkeys(AXES, 1)
     for _ in range(source.choice(world_sizes).bit_length() - 1):
         degrees[source.choice(AXES)] *= 2
     zero = source.choice([0, 1, 2, 3]) if degrees["data"] * degrees["context"] > 1 else 0
-    sizes = [size for size in (1, 2, 3, 4, 6, 12, 24) if BATCH // degrees["data"] % size == 0]
+    each = BATCH // degrees["data"]
+    sizes = [size for size in range(1, each + 1) if each % size == 0 and each // size <= MOST_MICRO_BATCHES]
     fields: dict[str, Any] = {
         **degrees,
         "zero": zero,

@@ -171,7 +171,7 @@ def _through_layouts(optimizer: str, each: int, folder: str, context: RankContex
     return losses
 
 
-@pytest.mark.slow
+@pytest.mark.weekly  # the slow tier has the random pairs of tests/oracle/test_hybrid.py
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_a_checkpoint_resumes_under_any_layout(pool: RankPool, tmp_path: Path, optimizer: str) -> None:
