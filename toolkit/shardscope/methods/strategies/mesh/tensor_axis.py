@@ -24,11 +24,6 @@ _ROUNDS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
 def check(mesh: Mesh, job: Job) -> None:
     """Reject what is not available yet with a model in parts."""
     _check_model(mesh, job)
-    if job.optimizer.user_code is not None:
-        raise SpecError(
-            f"optimizer={job.optimizer.name!r} cannot be combined with strategy.tensor={mesh.tensor} yet, because "
-            "an optimizer of your own may need whole tensors; use a built-in one"
-        )
     if job.compression.is_on:
         _check_compression(mesh, job)
     shards = mesh.data.settings.get("shards")
