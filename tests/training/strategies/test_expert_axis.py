@@ -49,7 +49,7 @@ class Conformance(StrategyConformance):
     model = staticmethod(dropless)
     cases: ClassVar[list[Case]] = CASES
 
-    test_stays_near_one_process_in_bf16 = None
+    test_stays_near_one_process_in_bf16 = None  # type: ignore[assignment]
     """In bf16, a rounding error in a token may choose another expert, from which no bound follows."""
 
 
