@@ -10,6 +10,7 @@ from shardscope.training.context import RankContext
 from shardscope.training.expert_axis import EXPERT_DATA, ExpertAxis
 from shardscope.training.expert_split import ExpertSplit
 from shardscope.training.mesh import RankMesh
+from shardscope.training.sequence import SequenceAxis, SequenceSplit
 from shardscope.training.strategies import build_strategy
 from shardscope.training.strategies.base import RankStrategy
 from shardscope.training.tensor import TensorAxis, TensorSplit
@@ -34,6 +35,11 @@ def built(settings: Mesh, job: Job, context: RankContext) -> RankStrategy:
         )
     if settings.expert > 1:
         share_experts(strategy, settings, job, context)
+    if settings.context > 1:
+        ranks = mesh.context(context, "context")
+        strategy.sequence_split = SequenceSplit(
+            SequenceAxis(ranks.world_size, ranks.rank, ranks.group), settings.context_comm
+        )
     return strategy
 
 

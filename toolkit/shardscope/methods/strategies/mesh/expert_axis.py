@@ -22,7 +22,7 @@ def check(mesh: Mesh, job: Job) -> None:
             f"strategy.expert={mesh.expert} does not divide the {ranks} data ranks, over which it distributes experts; "
             f"use one of {divisors_text(ranks, near=mesh.expert)}"
         )
-    for axis in ("tensor", "pipeline"):
+    for axis in ("tensor", "context", "pipeline"):
         if (size := getattr(mesh, axis)) > 1:
             raise SpecError(
                 f"strategy.expert={mesh.expert} is not available with {axis}={size} yet; use {axis}=1 or expert=1"
