@@ -252,14 +252,15 @@ class Mesh(Strategy):
                 f"world_size={job.world_size} is one replica; leave data out, or use "
                 f"world_size={2 * self.replica_ranks}"
             )
-        if self.pipeline > 1:
-            pipeline_axis.check(self, job)
-        if self.expert > 1:
-            expert_axis.check(self, job)
-        if self.tensor > 1:
-            tensor_axis.check(self, job)
-        if self.context > 1:
-            context_axis.check(self, job)
+        own = {
+            "pipeline": pipeline_axis,
+            "expert": expert_axis,
+            "tensor": tensor_axis,
+            "context": context_axis,
+        }
+        for axis, module in own.items():
+            if getattr(self, axis) > 1:
+                module.check(self, job)
         self.data_job(job)
 
     # Each axis by its own formulas
