@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from shardscope.methods.strategies.pipeline._torch import PipelineRank
 from shardscope.training.context import RankContext
 from shardscope.training.mesh import RankMesh
+from shardscope.training.sequence import SequenceAxis, SequenceSplit
 from shardscope.training.strategies import build_strategy
 from shardscope.training.strategies.base import RankStrategy
 from shardscope.training.tensor import TensorAxis, TensorSplit
@@ -28,5 +29,10 @@ def built(settings: Mesh, job: Job, context: RankContext) -> RankStrategy:
         axis = TensorAxis(ranks.world_size, ranks.rank, ranks.group)
         strategy.tensor_split = TensorSplit(
             axis, settings.tensor_plan, cuts_sequences=settings.sequence_parallel
+        )
+    if settings.context > 1:
+        ranks = mesh.context(context, "context")
+        strategy.sequence_split = SequenceSplit(
+            SequenceAxis(ranks.world_size, ranks.rank, ranks.group), settings.context_comm
         )
     return strategy
