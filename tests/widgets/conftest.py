@@ -33,6 +33,7 @@ def runtime(monkeypatch):
     fake = FakeRuntime()
     assert callable(ss.runs)  # names that are loaded when they are first used must not keep the fakes
     assert callable(ss.launch)
+    assert callable(ss.accuracy)  # its module has a name of its own for `runs`
     monkeypatch.setattr("shardscope.runtime.runs", fake.runs)
     monkeypatch.setattr("shardscope.runtime.launch", fake.launch)
     monkeypatch.setattr("shardscope.runtime.emulated.why_not_emulated", lambda: "these runs never run")
