@@ -150,12 +150,12 @@ def test_replace_takes_a_strategy_beside_the_layout() -> None:
 @st.composite
 def layouts(draw: st.DrawFn) -> dict[str, Any]:
     """Fields of a layout that has a job: any that it may also leave out."""
-    data, tensor = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 4]))
-    fields: dict[str, Any] = {"data": data, "tensor": tensor}
-    if draw(st.booleans()):
+    data, tensor, context = (draw(st.sampled_from(sizes)) for sizes in ([1, 2, 4], [1, 2, 4], [1, 2]))
+    fields: dict[str, Any] = {"data": data, "tensor": tensor, "context": context}
+    if context == 1 and draw(st.booleans()):
         fields["pipeline"] = 2
         fields["schedule"] = draw(st.sampled_from(["1f1b", "gpipe"]))
-    if data > 1:
+    if data * context > 1:
         fields["zero"] = draw(st.sampled_from([0, 1, 2, 3]))
     if fields.get("zero", 0) > 1 and data == 4 and "pipeline" not in fields and draw(st.booleans()):
         fields["shard"] = 2
@@ -201,7 +201,11 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"flash_attention": False}, {}, "layout.flash_attention=False has no counterpart"),
     ({"optimizer": "muon"}, {}, "layout.optimizer='muon' is not available in jobs"),
     ({"data": 4, "zero": 1, "shard": 2}, {}, "layout.shard=2 with zero=1 is not available in jobs yet"),
-    ({"context": 2}, {}, "layout.context=2 cannot be trained yet; use context=1"),
+    ({"context": 2}, {"model": "mlp", "data": "digits"}, "context=2 divides sequences, and model='mlp' has none"),
+    ({"context": 3}, {}, "context=3 does not divide seq="),
+    ({"context": 2}, {"strategy": Mesh(context=4)}, "strategy.context=4 is not layout.context=2"),
+    ({"context": 8}, {"strategy": Mesh(context_comm="ulysses")}, "context=8 does not divide the 4 heads of a rank"),
+    ({"context": 2, "pipeline": 2}, {}, "strategy.context=2 is not available with strategy.pipeline=2 yet"),
     ({"data": 2, "expert": 2}, {}, "layout.expert=2 cannot be trained yet; use expert=1"),
     ({"data": 2, "pipeline": 2}, {"strategy": Mesh(pipeline=4)}, "strategy.pipeline=4 is not layout.pipeline=2"),
     ({"data": 2, "pipeline": 2, "schedule": "gpipe"}, {"strategy": "pipeline"}, "but layout.schedule='gpipe'"),

@@ -139,14 +139,24 @@ def test_residuals_of_parts_are_resumed_under_the_same_layout_only(pool: RankPoo
 
 # Checkpoints.
 
-CHAIN = ("mesh ring", "zero-3", "single", "mesh zero-1", "mesh zero-3", "mesh zero-2", "ring")
+CHAIN = (
+    "mesh ring",
+    "zero-3",
+    "single",
+    "context zero-3",
+    "mesh zero-1",
+    "mesh zero-3",
+    "mesh zero-2",
+    "ring",
+)
 
 
 def _strategy(name: str) -> dict[str, Any]:
     if name == "single":
         return {"strategy": name, "world_size": 1}
     kind, _, data = name.rpartition(" ")
-    return {"strategy": mesh(data) if kind else DATA[data], "world_size": 4}
+    kinds = {"": DATA[data], "mesh": mesh(data), "context": mesh(data, tensor=1, context=2)}
+    return {"strategy": kinds[kind], "world_size": 4}
 
 
 def _through_layouts(optimizer: str, each: int, folder: str, context: RankContext) -> list[float | None]:

@@ -151,6 +151,28 @@ def test_recomputation_draws_the_same_masks_again(
     assert plain == selective == full != other
 
 
+def _staged(dropout: float = 0.3) -> nn.Module:
+    model = Dropping(dropout)
+    return nn.Sequential(model.tokens, model.drop, *model.blocks, model.head)
+
+
+def _refusal(ours: ss.Job, context: RankContext) -> str:
+    try:
+        Trainer(ours, context, context.events.path.parent).strategy.close()
+    except ss.SpecError as error:
+        return str(error)
+    return "nothing was refused"
+
+
+@pytest.mark.ranks(4)
+def test_stages_that_begin_with_parts_of_sequences_have_no_dropout(pool: RankPool, tmp_path: Path) -> None:
+    plan = {"*.up": "columns", "*.down": "rows", "2": "sequence", "3": "sequence"}
+    strategy = ss.Strategy("mesh", tensor=2, pipeline=2, sequence_parallel=True, tensor_plan=plan)
+    ours = job(model=_staged, strategy=strategy, world_size=4, batch=ss.Batch(8, micro_batch=4))
+    for refusal in pool.run(partial(_refusal, ours), tmp_path):
+        assert "sequence_parallel=True in a pipeline is not available" in refusal
+
+
 class Sum(nn.Module):
     """Two layers with dropout between them, whose output has a known mean and variance."""
 

@@ -286,7 +286,7 @@ def _check(layout: Layout, cluster: Cluster) -> None:
     ]
     if several:
         raise SpecError(
-            f"a plan with {' and '.join(several)} cannot be rehearsed, because jobs divide neither sequences nor "
+            f"a plan with {' and '.join(several)} cannot be rehearsed, because rehearsals divide neither sequences nor "
             "experts; plan with fix={'context': 1, 'expert': 1}"
         )
     others = [f"{name}={getattr(layout, name)}" for name in ("data", "tensor") if getattr(layout, name) > 1]

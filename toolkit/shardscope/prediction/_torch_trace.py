@@ -24,6 +24,7 @@ from shardscope.training.loss import resolve_loss
 from shardscope.training.models import build_model
 from shardscope.training.precision import DTYPES, weight_dtype
 from shardscope.training.random_state import random_state, set_random_state
+from shardscope.training.sequence import SequenceAxis, SequenceSplit
 from shardscope.training.tensor import TensorAxis, TensorSplit
 
 _CPU = torch.device("cpu")
@@ -83,11 +84,16 @@ def _traced(job: Job, module: nn.Module) -> Traced:
     whole = None
     if isinstance(job.strategy, Mesh):
         whole = describe(module, inputs, name=_name(job))
-        TensorSplit(  # that of a group's first rank, without a group
-            TensorAxis(job.strategy.tensor),
-            job.strategy.tensor_plan,
-            cuts_sequences=job.strategy.sequence_parallel,
-        ).divide(module)
+        if job.strategy.tensor > 1:
+            TensorSplit(  # that of a group's first rank, without a group
+                TensorAxis(job.strategy.tensor),
+                job.strategy.tensor_plan,
+                cuts_sequences=job.strategy.sequence_parallel,
+            ).divide(module)
+        if job.strategy.context > 1:
+            parts = SequenceSplit(SequenceAxis(job.strategy.context), job.strategy.context_comm)
+            parts.install(module)
+            inputs, targets = parts.part((inputs, targets))
     short = DTYPES[job.precision] if DTYPES[job.precision] != weight_dtype(job.precision) else None
     step = partial(
         describe, module, inputs, name=_name(job), memory=True, autocast=short, on_gpu=job.device == "cuda",

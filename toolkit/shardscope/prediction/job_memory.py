@@ -141,7 +141,7 @@ def held_at_once(
     if (stage or 0) > 1:
         is_spread = step.job.strategy.pipeline_step(step) is not None
         forward = forward + kinds["gathered"] if is_spread else _saved_and_gathered(step, stage or 0)
-    both = stage is None or step.micro_batches > 1 or keeps_gradients(stage, step.job.num_data_ranks)
+    both = stage is None or step.micro_batches > 1 or keeps_gradients(stage, step.job.num_state_ranks)
     moving = forward + gradients if both else np.maximum(forward, gradients)
     held = moving + sum((kinds.get(kind, none) for kind in ("parameters", "optimizer", "buffers")), none)
     return np.minimum(held, [term.value for term in by_rank])
@@ -265,7 +265,7 @@ def _kept(step: JobStep) -> OptimizerStates:
 def _shards(job: Job) -> int:
     """Return the number of ranks over which a model, or a tensor rank's part of it, is sharded."""
     degrees = job.strategy.degrees(job.world_size) or {}
-    return int(degrees.get("shard", job.num_data_ranks))
+    return int(degrees.get("shard", job.num_state_ranks))
 
 
 def _shard(job: Job, rank: int) -> int:

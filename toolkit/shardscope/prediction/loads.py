@@ -114,7 +114,7 @@ def rank_updates(step: JobStep) -> list[float]:
     updating = strategy.updating if isinstance(strategy, ParameterServer) else range(step.world_size)
     shares = strategy.shares(step) if isinstance(strategy, ZeroStrategy) else None
     if shares is None:
-        parts = [1 / (step.job.num_data_ranks if strategy.zero_stage else 1)] * step.world_size
+        parts = [1 / (step.job.num_state_ranks if strategy.zero_stage else 1)] * step.world_size
     else:
         parts = [share / sum(shares) for share in shares]
     work = strategy.work(step)  # a server that computes no passes updates whole parameters

@@ -33,6 +33,8 @@ def collective_of(name: str) -> str:
 def axis_groups(shape: Mapping[str, int], axis: str) -> list[list[int]]:
     """Return the groups of ranks along an axis of a mesh, in the order of their first ranks.
 
+    Context ranks exchange gradients as data ranks do, so they belong to the groups of the data axis.
+
     Args:
         shape: Number of ranks along each axis, the outermost axis first.
         axis: One of the axes.
@@ -41,6 +43,12 @@ def axis_groups(shape: Mapping[str, int], axis: str) -> list[list[int]]:
         >>> axis_groups({"data": 2, "tensor": 2}, "data")
         [[0, 2], [1, 3]]
     """
+    if axis == "data" and "context" in shape:
+        shape = {
+            name: size * (shape["context"] if name == axis else 1)
+            for name, size in shape.items()
+            if name != "context"
+        }
     sizes, place = [*shape.values()], [*shape].index(axis)
     size, stride = sizes[place], prod(sizes[place + 1 :])
     starts = (rank for rank in range(prod(sizes)) if rank // stride % size == 0)

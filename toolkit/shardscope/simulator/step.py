@@ -108,7 +108,7 @@ def _together(
     busy = [work.computing > 0 for work in job.strategy.work(prediction.step)]
     step = Lockstep(plan, times, prediction.step.micro_batches, busy, cargo_of(job))
     events = list(step.events())
-    grows = not keeps_gradients(job.strategy.held_stage, job.num_data_ranks)
+    grows = not keeps_gradients(job.strategy.held_stage, job.num_state_ranks)
     changes = lockstep_changes(prediction.kinds, step.passes, ranks, grows=grows)
     kinds = ["activations", "gathered", *(["gradients"] if grows else [])]
     return events, memory_points(prediction.kinds, ranks, changes, kinds)

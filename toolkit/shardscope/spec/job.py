@@ -336,6 +336,11 @@ class Job(Spec):
         return self.strategy.num_data_ranks(self.world_size)
 
     @property
+    def num_state_ranks(self) -> int:
+        """Number of ranks that have the same parameters, over which ZeRO partitions states."""
+        return self.strategy.num_state_ranks(self.world_size)
+
+    @property
     def num_micro_batches(self) -> int:
         """Largest number of micro-batches that a rank, or a whole pipeline, processes in one step."""
         return self.batch.accumulation_steps(self.num_data_ranks)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 IN_LAYOUTS: Mapping[str, Any] = {"fp32": "fp32", "bf16-mixed": "bf16-autocast", "fp16-mixed": "fp16-autocast"}
 """Layout precision that corresponds to each job precision; all of them keep the weights in fp32."""
 _IN_JOBS = {of_layout: of_job for of_job, of_layout in IN_LAYOUTS.items()}
-_AXES = ("data", "tensor", "pipeline")
-_OF_MESH = ("tensor", "pipeline", "sequence_parallel")
+_AXES = ("data", "context", "tensor", "pipeline")
+_OF_MESH = ("context", "tensor", "pipeline", "sequence_parallel")
 _STAGES = ("schedule", "virtual_stages")
 _SIZES = ("global_batch", "micro_batch")
 
@@ -73,10 +73,9 @@ def _layout(value: object) -> Layout:
 
 def _without_ranks(layout: Layout) -> Iterator[str]:
     """Yield a sentence for each combination of degrees that cannot be trained."""
-    for axis in ("context", "expert"):
-        if getattr(layout, axis) > 1:
-            yield f"layout.{axis}={getattr(layout, axis)} cannot be trained yet; use {axis}=1"
-    if layout.shard not in (0, layout.data) and layout.zero == 1:
+    if layout.expert > 1:
+        yield f"layout.expert={layout.expert} cannot be trained yet; use expert=1"
+    if layout.shard not in (0, layout.data * layout.context) and layout.zero == 1:
         yield f"layout.shard={layout.shard} with zero=1 is not available in jobs yet; leave shard out"
 
 
@@ -146,7 +145,7 @@ def _strategy(layout: Layout, value: Any, own: Strategy | None) -> Strategy:
     }
     if own is not None:
         given = _kept(layout, own) if given is None else given
-        kept = ("tensor_plan", "sequence_parallel")
+        kept = ("tensor_plan", "context_comm", "sequence_parallel")
         mesh = {name: each for name, each in own.settings.items() if name in kept and own.is_composite}
     if given is not None and given.is_composite:
         asked = {name: each for name, each in given.settings.items() if name in given.model_fields_set}
@@ -173,7 +172,7 @@ def _strategy(layout: Layout, value: Any, own: Strategy | None) -> Strategy:
 
 def _is_mesh(layout: Layout) -> bool:
     """Return whether a layout has several axes, or one that is an axis of a mesh only."""
-    return layout.tensor > 1 or (layout.pipeline > 1 and layout.data > 1)
+    return layout.tensor * layout.context > 1 or (layout.pipeline > 1 and layout.data > 1)
 
 
 def _is_pipeline(strategy: Strategy) -> bool:
@@ -214,19 +213,21 @@ def _kept(layout: Layout, own: Strategy) -> Strategy | None:
     its = data.degrees(layout.num_devices) or {}
     stage = data.zero_stage or 0
     is_new = "zero" in stated and stage != layout.zero
-    can_run = layout.data > 1 or (_is_mesh(layout) and not stage)
+    ranks = layout.data * layout.context  # context ranks share states with data ranks
+    can_run = ranks > 1 or (_is_mesh(layout) and not stage)
     if not data.composes or is_new or not can_run or not (_is_mesh(layout) or its):
         return None
     if "shard" in stated and "replicas" in data.settings:
-        return data.replace(replicas=layout.data // (layout.shard or layout.data))
+        return data.replace(replicas=ranks // (layout.shard or ranks))
     return data
 
 
 def _of_data(layout: Layout) -> Strategy:
     """Return the strategy of the data axis: a ring, or the layout's ZeRO stage if there are ranks to share states."""
-    if not layout.zero or layout.data == 1:
+    ranks = layout.data * layout.context  # context ranks share states with data ranks
+    if not layout.zero or ranks == 1:
         return Strategy("ring")
-    groups = {"replicas": layout.data // layout.shard} if layout.shard not in (0, layout.data) else {}
+    groups = {"replicas": ranks // layout.shard} if layout.shard not in (0, ranks) else {}
     return Strategy(f"zero-{layout.zero}", **groups)
 
 

@@ -132,6 +132,10 @@ class Strategy(Method):
         """Return the number of ranks that share the batch: all, unless some receive no data or the same data."""
         return world_size
 
+    def num_state_ranks(self, world_size: int) -> int:
+        """Return the number of ranks that have the same parameters, which ZeRO partitions among them."""
+        return self.num_data_ranks(world_size)
+
     def data_index(self, rank: int, world_size: int) -> int:  # noqa: ARG002
         """Return a rank's place among the ranks that share the batch and, with ZeRO, the model's states."""
         return rank

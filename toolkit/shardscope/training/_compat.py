@@ -86,6 +86,13 @@ def reduce_scatter_single(part: Tensor, terms: Tensor, group: ProcessGroup) -> N
     scatter(part, terms, group=group)
 
 
+def function_modes() -> list[Any]:
+    """Return the active modes that replace functions of torch, the outermost first."""
+    from torch.overrides import _get_current_function_mode_stack
+
+    return list(_get_current_function_mode_stack())
+
+
 class SavedTensor:
     """The detached result of an operation, with a check for later in-place modification."""
 

@@ -70,6 +70,8 @@ def evaluate(
             batch = None
             with _collect_errors(failures):
                 batch = place(read_batch(source, part))
+                if strategy.sequence_split is not None:
+                    batch = strategy.sequence_split.part(batch)
             inputs, targets = batch or strategy.example()  # other ranks may be waiting for this forward pass
             output = predict(inputs)
             if output is None or not counts or failures:
@@ -90,7 +92,7 @@ def evaluate(
     return {
         "loss": sums.loss / (1.0 if loss_function.is_sum else sums.weight) if sums.weight else None,
         "accuracy": sums.hits / sums.targets if sums.targets and not sums.unscored else None,
-        "samples": int(sums.samples),
+        "samples": int(sums.samples) // _parts_of_a_sample(strategy),
     }
 
 
@@ -159,7 +161,7 @@ def _parts(strategy: RankStrategy, num_rows: int) -> Iterator[tuple[Tensor, bool
     job, rank = strategy.job, strategy.data_rank
     if rank is None or not num_rows:
         return
-    num_ranks = job.num_data_ranks
+    num_ranks = job.num_data_ranks // _parts_of_a_sample(strategy)
     size = max(1, job.batch.micro_batch or job.batch.per_rank(num_ranks))
     rows = torch.arange(num_rows)
     own = rows[rank::num_ranks]
@@ -170,6 +172,11 @@ def _parts(strategy: RankStrategy, num_rows: int) -> Iterator[tuple[Tensor, bool
         most = len(rows[::num_ranks].split(size))
         for _ in range(most - len(parts)):
             yield rows[:1], False
+
+
+def _parts_of_a_sample(strategy: RankStrategy) -> int:
+    """Return over how many ranks each sample is divided, which are data ranks to the strategy."""
+    return 1 if strategy.sequence_split is None else strategy.sequence_split.axis.size
 
 
 def _num_rows(source: DataSource) -> int:

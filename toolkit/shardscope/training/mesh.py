@@ -99,10 +99,11 @@ def _group(
     shape: Mapping[str, int], axis: str, context: RankContext, timeout_s: float
 ) -> MeteredProcessGroup | None:
     """Create the groups along an axis, and return that of this rank; None if the axis has one rank."""
-    if shape[axis] == 1:
+    lines = axis_groups(shape, axis)
+    if len(lines[0]) == 1:
         return None
     own = None
-    for line in axis_groups(shape, axis):
+    for line in lines:
         group = dist.new_group(line, timeout=timedelta(seconds=timeout_s))
         if context.rank in line:
             assert isinstance(group, MeteredProcessGroup)

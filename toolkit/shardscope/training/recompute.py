@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from shardscope.errors import unknown_name
-from shardscope.training._compat import SavedTensor
+from shardscope.training._compat import SavedTensor, function_modes
 from shardscope.training.memory import counting
 from shardscope.training.models import CheapToRecompute, blocks
 
@@ -92,12 +92,15 @@ class _Recomputed(nn.Module):
         If memory is measured in this step, they also count the stored and recomputed tensors.
         """
         plain = partial(_keeping, self._keep) if self._keep else noop_context_fn
-        activations = counting()
-        if activations is None:
+        activations, modes = counting(), function_modes()
+        if activations is None and not modes:
             return plain
 
         def counted() -> Contexts:
             first, again = plain()
+            again = _Joined(*modes, again)  # `checkpoint` recomputes outside the forward pass's modes
+            if activations is None:
+                return first, again
             if self._keep:
                 first = _Joined(first, activations.keeping(self._keep))
             return first, _Joined(again, activations.recomputing())

@@ -381,11 +381,11 @@ def _with_messages(
 
 
 def _per_sample(called: Iterable[Message], samples: int) -> tuple[AxisMessage, ...]:
-    """Return collectives of the tensor axis with the bytes of one sample."""
+    """Return collectives of the tensor and context axes with the bytes of one sample."""
     return tuple(
-        AxisMessage(op=each.op, phase=each.phase, parameter_bytes=each.num_bytes)
+        AxisMessage(axis=each.axis, op=each.op, phase=each.phase, parameter_bytes=each.num_bytes)
         if each.is_of_parameters
-        else AxisMessage(op=each.op, phase=each.phase, sample_bytes=each.num_bytes / samples)
+        else AxisMessage(axis=each.axis, op=each.op, phase=each.phase, sample_bytes=each.num_bytes / samples)
         for each in called
     )
 

@@ -60,7 +60,6 @@ from shardscope.training.run_replicas import RunReplicas
 from shardscope.training.saved_state import require_saveable, saves_state
 from shardscope.training.strategies import build_strategy
 from shardscope.training.strategies.base import MicroBatch
-from shardscope.training.tensor.same_batch import require_same_batch
 from shardscope.training.turns import Turn, Turns, codec_seconds
 from shardscope.training.user_optimizer import prepare_user_optimizer
 from shardscope.training.work_shares import WorkShares
@@ -224,8 +223,9 @@ class Trainer:
             codecs=None if compressor is None else "numba" if compiled else "torch", **context.described_link(job.link),
             pid=os.getpid(), host=socket.gethostname(), **layers_that_depend_on_the_cut(self.model),
         )  # fmt: skip
-        division = self.strategy.tensor_split  # ranks of a tensor group read the same data
-        reports = self.strategy.data_rank == 0 and (division is None or not division.axis.rank)
+        divisions = self.strategy.tensor_split, self.strategy.sequence_split  # their ranks read the same data
+        is_first = not any(each is not None and each.axis.rank for each in divisions)
+        reports = self.strategy.data_rank == 0 and is_first
         if self.weights.note is not None and reports:
             context.events.emit("loss_note", step=0, text=self.weights.note)
 
@@ -320,14 +320,18 @@ class Trainer:
         for part in self.strategy.batch_parts(step):
             with self.context.meter.span("compute", "data"):
                 micro_batches = self._micro_batches(step, part)
-            if (division := self.strategy.tensor_split) is not None and step == self.first_step:
+            if step == self.first_step:
                 with self.context.meter.observing():
-                    require_same_batch(division.axis, micro_batches)
+                    self.strategy.require_same_batch(micro_batches)
+            division = self.strategy.sequence_split
+            if division is not None:
+                micro_batches = [division.part(each) for each in micro_batches]
             self.strategy.loss_weights = self.weights.of(step, micro_batches, self.strategy.sample_weight)
             with self._measured(micro_batches) as measured:
                 result = self.strategy.step(micro_batches, self.loss_function, self.optimizer)
             memory = measured or memory
-            turns.append(Turn.of(result, micro_batches))
+            counts = division is None or not division.axis.rank
+            turns.append(Turn.of(result, micro_batches, counts_samples=counts))
             if turns.failed:
                 break
         if self.context.device.type == "cuda":

@@ -21,11 +21,14 @@ class Turn(NamedTuple):
     """Number of tokens; None if the model does not read tokens."""
 
     @classmethod
-    def of(cls, result: StepResult, micro_batches: list[MicroBatch]) -> Turn:
-        """Return a turn; data on which no loss was computed do not count."""
+    def of(cls, result: StepResult, micro_batches: list[MicroBatch], *, counts_samples: bool = True) -> Turn:
+        """Return a turn; data on which no loss was computed do not count.
+
+        Samples of which several ranks have parts count on one of them, with `counts_samples`.
+        """
         counted = micro_batches if result.loss is not None else []
         tokens = sum(targets.numel() for _, targets in counted) if reads_tokens(counted) else None
-        return cls(result, sum(num_rows(inputs) for inputs, _ in counted), tokens)
+        return cls(result, sum(num_rows(inputs) for inputs, _ in counted) * counts_samples, tokens)
 
 
 class Turns(list[Turn]):

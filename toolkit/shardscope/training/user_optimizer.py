@@ -18,10 +18,11 @@ from shardscope.errors import SpecError
 from shardscope.spec import Job
 from shardscope.training.collectives.process_group import Call
 from shardscope.training.optim.state import NamedOptimizer
-from shardscope.training.optim.trial import SMALL, Trial, failure_text
+from shardscope.training.optim.trial import SMALL, Trial, failure_text, updates_parts_alike
 from shardscope.training.optim.user_defined import empty_pieces, gradients_for_step, random_numbers_of
 from shardscope.training.saved_state import saves_state
 from shardscope.training.strategies.base import RankStrategy
+from shardscope.training.tensor import TensorSplit
 
 _MOST_ELEMENTS = 1 << 22
 """Maximum total size, in elements, at which a trial copies parameters at full size."""
@@ -39,6 +40,8 @@ def prepare_user_optimizer(job: Job, strategy: RankStrategy, optimizer: torch.op
         SpecError: The optimizer cannot train with the strategy, or cannot be resumed from the state that the job saves.
     """
     named = strategy.named_optimizer(optimizer)
+    if strategy.tensor_split is not None:
+        _require_alike_in_parts(job, strategy, named, strategy.tensor_split)
     if strategy.context.world_size > 1 and strategy.shares_state and named is not None:
         copies = _keeps_gradients(job, strategy, named)
         skips = strategy.holding.is_split and _needs_to_skip(job, strategy, named)
@@ -48,6 +51,28 @@ def prepare_user_optimizer(job: Job, strategy: RankStrategy, optimizer: torch.op
         strategy.precision.around_step = partial(_around, job, strategy, skips=skips, copies=copies)
     if saves_state(job):
         _require_resumable(job, strategy, named)
+
+
+def _require_alike_in_parts(
+    job: Job, strategy: RankStrategy, named: NamedOptimizer | None, split: TensorSplit
+) -> None:
+    """Reject an optimizer that updates a part of a tensor in another way than the whole tensor."""
+    from shardscope.training.checkpoint.agreement import gather_items  # only for optimizers of users
+
+    problem = None
+    if named is not None:
+        with random_numbers_of(lambda: [0], strategy.context.device):
+            try:
+                if not updates_parts_alike(named, {name: cut.dim for name, cut in split.cuts.items()}):
+                    problem = "it updates parts of tensors in another way than whole ones"
+            except Exception as error:  # noqa: BLE001 - anything in the user's code
+                problem = f"it fails on copies of the parameters ({failure_text(error)})"
+    found = next((each for each in gather_items(strategy.all_ranks, problem) if each), None)
+    if found is not None:
+        raise SpecError(
+            f"optimizer={job.optimizer.name!r} cannot train with tensor={split.axis.size}, where ranks hold parts of "
+            f"tensors: {found}; use an element-wise rule, one of shardscope's optimizers, or tensor=1"
+        )
 
 
 @contextmanager
@@ -168,7 +193,7 @@ def _require_resumable(job: Job, strategy: RankStrategy, named: NamedOptimizer |
     from shardscope.training.checkpoint.agreement import gather_items  # only for optimizers of users
     from shardscope.training.checkpoint.rehearsal import Rehearsed, rehearsed
 
-    is_split = strategy.holding.is_split
+    is_split = strategy.holding.is_split or strategy.tensor_split is not None
     told = Rehearsed()
     if named is not None:
         trained = sum(p.requires_grad for p in strategy.model.parameters())

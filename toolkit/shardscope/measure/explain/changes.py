@@ -135,7 +135,7 @@ def _strategies(job: Job, _cores: int) -> Iterator[Change]:
     Of a mesh, only the strategy of the data axis is another.
     """
     is_mesh = job.strategy.is_composite
-    ranks = job.num_data_ranks if is_mesh else job.world_size
+    ranks = job.num_state_ranks if is_mesh else job.world_size
     for strategy in strategies().values():
         made = strategy()
         if made.differs_because is None and made.zero_stage == 0 and made.min_ranks <= ranks:

@@ -59,10 +59,11 @@ class ParameterRow(Spec):
 
 
 class AxisMessage(Spec):
-    """One collective of the tensor axis in a step of a divided model, as `training.tensor` calls it."""
+    """One collective of the tensor or context axis in a pass, as `training.tensor` and `training.sequence` call it."""
 
+    axis: str = "tensor"
     op: str
-    """``all_reduce``, ``all_gather`` or ``reduce_scatter``."""
+    """``all_reduce``, ``all_gather``, ``reduce_scatter`` or ``all_to_all``; ``send`` is a message to the next rank."""
     phase: Literal["forward", "backward"]
     sample_bytes: NonNegativeFloat = 0.0
     """Bytes of the whole tensor, for one sample; 0 if they do not depend on the batch."""
@@ -115,8 +116,8 @@ class StepTrace(Spec):
     loss_bytes: NonNegativeFloat = 0.0
     """Part of `saved_bytes` that the loss saves without recomputation, for one sample."""
     messages: dict[str, tuple[AxisMessage, ...]] = Field(default_factory=dict)
-    """Collectives of the tensor axis in one micro-batch, in the order of their calls, by recomputation mode; empty
-    unless the model is divided."""
+    """Collectives of the tensor and context axes in one micro-batch, in the order of their calls, by recomputation
+    mode; empty unless the model or its sequences are divided."""
     num_operations: Total = 0
     """Number of operations in the step, not counting views."""
     moved_bytes: NonNegativeFloat = 0.0

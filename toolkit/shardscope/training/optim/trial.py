@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,10 @@ from shardscope.training.random_state import seed_everything
 
 SMALL = 5
 """Largest number of elements in a dimension of small copies."""
+_NUM_STEPS = 3
+"""Number of steps in which updates of parts and of whole tensors are compared."""
+_SAME = 1e-5
+"""Largest difference that rounding explains, in fp32."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +68,14 @@ class Trial:
 
     def step(self, number: int, seed: int = 1, *, skips_empty: bool = True) -> None:
         """Take a step; its gradients and random numbers depend on its number."""
-        seed_everything(1000 * seed + number)
         numbers = torch.Generator().manual_seed(1000 * seed + number)
-        for parameter in self.weights:
-            grad = torch.randn(parameter.shape, generator=numbers)
+        gradients = [torch.randn(parameter.shape, generator=numbers) for parameter in self.weights]
+        self.step_with(gradients, 1000 * seed + number, skips_empty=skips_empty)
+
+    def step_with(self, gradients: Sequence[Tensor], seed: int, *, skips_empty: bool = True) -> None:
+        """Take a step with the given gradients of `weights`, and with random numbers that depend on `seed`."""
+        seed_everything(seed)
+        for parameter, grad in zip(self.weights, gradients, strict=True):
             parameter.grad = grad.to(parameter.device, parameter.dtype)
         optimizer = self.named.optimizer
         for group, built in zip(optimizer.param_groups, self.job.optimizer.param_groups, strict=True):
@@ -82,6 +90,42 @@ class Trial:
         }
         held = [tensor for one in self.named.inner() for tensor in tensors_in(vars(one.optimizer))]
         return any(t.layout == torch.strided and t.untyped_storage().data_ptr() in gradients for t in held)
+
+
+def updates_parts_alike(job: NamedOptimizer, dims: Mapping[str, int]) -> bool:
+    """Return whether an optimizer updates parts of tensors as it updates the whole tensors, in some steps on copies.
+
+    It does if each element's update depends on the gradients of this element only, or of its whole tensors.
+
+    Args:
+        job: The job's optimizer.
+        dims: The dimension along which each divided parameter is cut, by name.
+    """
+    numbers = torch.Generator().manual_seed(1)
+    places = {p: dims.get(name) for p, name in job.names.items() if p.requires_grad and not p.is_meta}
+    shapes = {p: [min(n, SMALL) for n in p.shape] for p in places}
+    for p, dim in places.items():
+        if dim is not None and shapes[p]:
+            shapes[p][min(dim, len(shapes[p]) - 1)] *= 2
+
+    def part(p: Tensor, values: Tensor) -> Tensor:
+        dim = places[p]
+        return values if dim is None or not values.ndim else values.chunk(2, min(dim, values.ndim - 1))[0]
+
+    def drawn() -> dict[Tensor, Tensor]:
+        return {p: torch.randn(shape, generator=numbers).to(p.device, p.dtype) for p, shape in shapes.items()}
+
+    weights = drawn()
+    whole = Trial._built(job, weights, alone=True)  # noqa: SLF001 - of this module
+    parts = Trial._built(job, {p: part(p, values) for p, values in weights.items()}, alone=True)  # noqa: SLF001
+    for number in range(_NUM_STEPS):
+        gradients = drawn()
+        whole.step_with([*gradients.values()], number)
+        parts.step_with([part(p, values) for p, values in gradients.items()], number)
+    return all(
+        torch.allclose(part(p, of_whole.detach()), of_part.detach(), rtol=_SAME, atol=_SAME)
+        for p, of_whole, of_part in zip(weights, whole.weights, parts.weights, strict=True)
+    )
 
 
 def failure_text(error: Exception) -> str:

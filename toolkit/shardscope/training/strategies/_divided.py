@@ -45,9 +45,9 @@ def divide_checked(model: nn.Module, split: TensorSplit, inputs: Any) -> None:
         SpecError: The model draws random numbers in evaluation mode, or its parts together do not compute what the
             whole model does.
     """
-    whole = _Passes.of(model, inputs)
+    whole = Passes.of(model, inputs)
     if draws := whole.draws:
-        whole = _Passes.of(model, inputs, in_training=False)
+        whole = Passes.of(model, inputs, in_training=False)
         if whole.draws:
             raise SpecError(
                 "the model draws random numbers in evaluation mode too, so its parts cannot be compared with the whole "
@@ -56,8 +56,8 @@ def divide_checked(model: nn.Module, split: TensorSplit, inputs: Any) -> None:
         split.axis = replace(split.axis, draws=True)
     split.divide(model)
     try:
-        parts = _Passes.of(model, inputs, in_training=not draws)
-        drawn = _Passes.of(model, inputs).outputs if draws else []
+        parts = Passes.of(model, inputs, in_training=not draws)
+        drawn = Passes.of(model, inputs).outputs if draws else []
     except SpecError:
         raise
     except Exception as error:  # on all ranks, whose parts have equal shapes
@@ -76,28 +76,41 @@ def divide_checked(model: nn.Module, split: TensorSplit, inputs: Any) -> None:
 
 
 @dataclass(frozen=True)
-class _Passes:
+class Passes:
     """Result of a forward and a backward pass of a copy of a model.
 
     Attributes:
         outputs: The outputs.
         gradients: The gradient of each trained parameter, by name, for a random gradient of the outputs.
         draws: Whether the forward pass has drawn random numbers.
+        ends: The gradients of the outputs.
     """
 
     outputs: list[Tensor]
     gradients: dict[str, Tensor]
     draws: bool
+    ends: list[Tensor]
 
     @classmethod
-    def of(cls, model: nn.Module, inputs: Any, *, in_training: bool = True) -> _Passes:
-        """Run both passes, which change nothing in the model; without gradients if it draws random numbers."""
+    def of(
+        cls, model: nn.Module, inputs: Any, *, in_training: bool = True, ends: list[Tensor] | None = None,
+        axis: str = "tensor",
+    ) -> Passes:  # fmt: skip
+        """Run both passes, which change nothing in the model; without gradients if it draws random numbers.
+
+        Args:
+            model: The model.
+            inputs: Its inputs.
+            in_training: Whether the model is in training mode.
+            ends: The gradients of the outputs; None for random ones, the same in every call.
+            axis: The axis whose division is checked, for messages.
+        """
         own = {p: nn.Parameter(_exact(p.detach()), requires_grad=p.requires_grad) for p in model.parameters()}
         twin = twin_of(model, own)
         if twin is None:
             raise SpecError(
                 "the model contains an object that cannot be copied, such as a lock, so its division cannot be "
-                "checked; use tensor=1"
+                f"checked; use {axis}=1"
             )
         if any(parameter.dtype.itemsize < _EXACT.itemsize for parameter in model.parameters()):
             twin.float()  # its buffers
@@ -108,8 +121,14 @@ class _Passes:
             outputs = list(outputs_of(call(twin, map_tensors(_exact, inputs))))
             draws = not all(map(torch.equal, before, _generators()))
             trained = {name: own[p] for name, p in model.named_parameters() if p.requires_grad}
-            found = {} if draws else _gradients(outputs, trained)
-        return cls([tensor.detach().clone() for tensor in outputs], found, draws)
+            ends = _ends(outputs) if ends is None else ends
+            found = {} if draws else _gradients(outputs, ends, trained)
+        return cls([tensor.detach().clone() for tensor in outputs], found, draws, ends)
+
+    @property
+    def small(self) -> float:
+        """The size below which elements of a gradient count as rounding errors, in the accuracy of their dtype."""
+        return _SMALL * max((largest(gradient) for gradient in self.gradients.values()), default=0.0)
 
 
 def _exact(tensor: Tensor) -> Tensor:
@@ -121,16 +140,21 @@ def _exact(tensor: Tensor) -> Tensor:
     )
 
 
-def _gradients(outputs: list[Tensor], trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the gradients of parameters by name, for a gradient of the outputs that is the same in every call."""
+def _ends(outputs: list[Tensor]) -> list[Tensor]:
+    """Return a random gradient of each output, the same in every call."""
     draw = torch.Generator().manual_seed(0)
-    ends = [(out, torch.randn(out.shape, generator=draw).to(out)) for out in outputs if out.requires_grad]
-    if not ends or not trained:
+    return [torch.randn(out.shape, generator=draw).to(out) for out in outputs]
+
+
+def _gradients(outputs: list[Tensor], ends: list[Tensor], trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the gradients of parameters by name, for gradients of the outputs."""
+    pairs = [(out, end) for out, end in zip(outputs, ends, strict=True) if out.requires_grad]
+    if not pairs or not trained:
         return {}
     found = torch.autograd.grad(
-        [out for out, _ in ends],
+        [out for out, _ in pairs],
         [*trained.values()],
-        [gradient for _, gradient in ends],
+        [end for _, end in pairs],
         allow_unused=True,
         materialize_grads=True,
     )
@@ -154,13 +178,13 @@ def _full_precision() -> Iterator[None]:
         matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
-def _require_same(whole: _Passes, parts: _Passes, split: TensorSplit) -> None:
+def _require_same(whole: Passes, parts: Passes, split: TensorSplit) -> None:
     """Refuse a division that changes outputs or gradients on any rank of the group, with the same error on all."""
-    small = _SMALL * max((_largest(gradient) for gradient in whole.gradients.values()), default=0.0)
+    small = whole.small
     pairs = zip(whole.outputs, parts.outputs, strict=True)
-    differs = [any(_differ(*pair) for pair in pairs)]
+    differs = [any(differ(*pair) for pair in pairs)]
     for name, gradient in whole.gradients.items():
-        differs.append(_differ(split.own(name, gradient), parts.gradients[name], small))
+        differs.append(differ(split.own(name, gradient), parts.gradients[name], small))
     device = parts.outputs[0].device if parts.outputs else None
     counts = torch.tensor(differs, dtype=torch.float32, device=device)
     split.axis.sum_(counts)
@@ -185,18 +209,19 @@ def _require_same(whole: _Passes, parts: _Passes, split: TensorSplit) -> None:
         )
 
 
-def _largest(tensor: Tensor) -> float:
+def largest(tensor: Tensor) -> float:
+    """Return the largest absolute value of the finite elements."""
     return float(torch.where(tensor.isfinite(), tensor, 0.0).abs().max()) if tensor.numel() else 0.0
 
 
-def _differ(before: Tensor, after: Tensor, small: float = 0.0) -> bool:
+def differ(before: Tensor, after: Tensor, small: float = 0.0) -> bool:
     """Return whether a difference is more than rounding, relative to the largest element or to `small`."""
     if before.shape != after.shape:
         return True
     if not before.numel():
         return False
     same = torch.where(before.isfinite() | after.isfinite(), before - after, 0.0)
-    bound = _SAME.get(before.dtype, _SAME_IN_FEWER_BITS) * max(_largest(before), small)
+    bound = _SAME.get(before.dtype, _SAME_IN_FEWER_BITS) * max(largest(before), small)
     return not float(same.abs().max()) <= bound  # true if it is NaN
 
 

@@ -48,8 +48,10 @@ from shardscope.training.optim import LayerSignal, LayerwiseOptimizer, TrainedPa
 from shardscope.training.optim.holding import Holding, SavedCheckpoint, digest_of
 from shardscope.training.optim.state import NamedOptimizer
 from shardscope.training.precision import Precision
+from shardscope.training.sequence import SequenceSplit
 from shardscope.training.sharding import ReduceSquares, TensorPart, start_alike
 from shardscope.training.strategies._divided import TensorHolding, divide_checked
+from shardscope.training.strategies._in_parts import install_checked
 from shardscope.training.strategies._relayout import (
     by_parameter,
     root_blocks,
@@ -120,6 +122,8 @@ class RankStrategy(ABC):
     """The job's strategy settings."""
     tensor_split: TensorSplit | None = None
     """How the model is divided over a tensor group; None if the strategy's ranks have whole models."""
+    sequence_split: SequenceSplit | None = None
+    """How sequences are divided over a context group; None if ranks have whole sequences."""
     lockstep: bool = False
     """Whether a forward pass communicates with other ranks, such as those of a tensor group, so that in an evaluation
     every rank must run the same number of passes."""
@@ -217,16 +221,29 @@ class RankStrategy(ABC):
         """Take the gradients of one micro-batch from an adopted module, after a backward pass of inputs or weights."""
 
     def divide_model(self, model: nn.Module) -> None:
-        """Give all ranks the same initial weights, and divide the model in place, if there is a tensor group.
+        """Give all ranks the same initial weights, and divide the model and its sequences, if there are such groups.
 
         Called by all ranks before `setup`, when `example` is set.
         """
-        if self.tensor_split is not None:
-            start_alike(model)
-            example = self.example()
-            require_same_batch(self.tensor_split.axis, [example])
-            divide_checked(model, self.tensor_split, example[0])
-            self.lockstep = True
+        tensor, sequence = self.tensor_split, self.sequence_split
+        if tensor is None and sequence is None:
+            return
+        start_alike(model)
+        example = self.example()
+        self.require_same_batch([example])
+        if tensor is not None:
+            divide_checked(model, tensor, example[0])
+        if sequence is not None:
+            install_checked(model, sequence, example[0])
+            whole, divided = self.example, sequence
+            self.example = lambda: divided.part(whole())
+        self.lockstep = True
+
+    def require_same_batch(self, micro_batches: Sequence[MicroBatch]) -> None:
+        """Refuse whole micro-batches that differ between ranks of one replica; called by all ranks."""
+        for split in (self.tensor_split, self.sequence_split):
+            if split is not None:
+                require_same_batch(split.axis, micro_batches)
 
     def join_axes(self) -> None:
         """Make norms and overflow flags those of the whole model; called after `setup`."""
@@ -268,7 +285,8 @@ class RankStrategy(ABC):
     @property
     def data_rank(self) -> int | None:
         """Index of this rank's part of the global batch, below ``job.num_data_ranks``; None if it reads no data."""
-        return self.context.rank
+        split = self.sequence_split  # context ranks read the same samples
+        return self.context.rank if split is None else self.context.rank // split.axis.size
 
     @property
     def part_number(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -19,10 +19,12 @@ from shardscope.training.tensor.own_draws import draw_alone, draw_together
 
 
 class Message(NamedTuple):
-    """A collective of a tensor group that a divided layer has called."""
+    """A collective that a layer has called in a pass, or a message to the next rank of its group."""
 
+    axis: str
+    """The axis of the group."""
     op: str
-    """The collective's name: ``all_reduce``, or ``all_gather`` and ``reduce_scatter`` of parts of a sequence."""
+    """The collective's name, such as ``all_reduce``; ``send`` is a message."""
     phase: str
     """``forward`` or ``backward``; a forward pass that a backward pass repeats counts as ``backward``."""
     num_bytes: int
@@ -36,7 +38,7 @@ _recorded: ContextVar[list[Message] | None] = ContextVar("recorded", default=Non
 
 @contextmanager
 def recording() -> Iterator[list[Message]]:
-    """Return a context manager in which divided layers list their collectives instead of calling them.
+    """Return a context manager in which layers list their collectives instead of calling them.
 
     Values are then those of this rank's part only, so it is for passes that need shapes, not values.
     """
@@ -46,6 +48,15 @@ def recording() -> Iterator[list[Message]]:
         yield messages
     finally:
         _recorded.reset(token)
+
+
+def record(message: Callable[[str], Message]) -> bool:
+    """List a collective of a phase if collectives are listed instead of called, and return whether they are."""
+    messages = _recorded.get()
+    if messages is None:
+        return False
+    messages.append(message("backward" if _compat.is_in_backward() else "forward"))
+    return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +69,8 @@ class TensorAxis:
         group: The group; None if nothing is sent.
         draws: Whether layers draw random numbers in training, such as for dropout.
     """
+
+    name: ClassVar[str] = "tensor"
 
     size: int
     rank: int = 0
@@ -121,12 +134,8 @@ class TensorAxis:
         is_of_parameters: bool = False,
     ) -> bool:
         """Call a collective within a pass, which waits for it; return False if nothing was sent."""
-        messages = _recorded.get()
-        if messages is not None:
-            phase = "backward" if _compat.is_in_backward() else "forward"
-            messages.append(Message(op, phase, whole.nbytes, is_of_parameters))
-            return False
-        if self.group is None:
+        is_listed = record(lambda phase: Message(self.name, op, phase, whole.nbytes, is_of_parameters))
+        if is_listed or self.group is None:
             return False
         with self.group.meter.waiting(is_within_layer=True):
             call(self.group)

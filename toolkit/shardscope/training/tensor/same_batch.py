@@ -1,4 +1,4 @@
-"""Checks that the ranks of a tensor group, which each read their data themselves, train on the same samples."""
+"""Checks that the ranks of a tensor or context group, which each read their data, train on the same samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardscope.training.tensor.axis import TensorAxis
 
 
 def require_same_batch(axis: TensorAxis, micro_batches: Sequence[Batch]) -> None:
-    """Refuse micro-batches that differ between the ranks of a tensor group; called by all its ranks.
+    """Refuse micro-batches that differ between the ranks of a group; called by all its ranks.
 
     Raises:
         DataError: They differ, on all ranks.
@@ -30,7 +30,7 @@ def require_same_batch(axis: TensorAxis, micro_batches: Sequence[Batch]) -> None
     own = torch.tensor(list(digest.digest()), dtype=torch.uint8, device=device)
     if not all(torch.equal(each, own) for each in axis.of_all_ranks(own)):
         raise DataError(
-            "the ranks of a tensor group have read different batches, but they compute parts of the same samples; let "
-            "the data return the same sample for an index on every rank, without random changes of its own, or use "
-            "tensor=1"
+            f"the ranks of a {axis.name} group have read different batches, but they compute parts of the same "
+            "samples; let the data return the same sample for an index on every rank, without random changes of its "
+            f"own, or use {axis.name}=1"
         )

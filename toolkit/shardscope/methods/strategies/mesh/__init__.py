@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from shardscope.errors import SpecError, quoted
-from shardscope.methods.strategies.mesh import pipeline_axis, stages, tensor_axis
+from shardscope.methods.strategies.mesh import context_axis, pipeline_axis, stages, tensor_axis
 from shardscope.runlog.axes import axis_of, collective_of
 from shardscope.spec.compression import Carriage
+from shardscope.spec.context_comm import ContextComm
 from shardscope.spec.divisors import divisors_text
 from shardscope.spec.look import MethodStyle
 from shardscope.spec.numbers import Count
@@ -20,7 +21,7 @@ from shardscope.spec.tensor_plan import TensorPlan
 
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
-    from shardscope.analytic.communication.plan import StepPlan
+    from shardscope.analytic.communication.plan import StepPlan, When
     from shardscope.analytic.job_step import JobStep
     from shardscope.analytic.memory import RankStates
     from shardscope.spec.job import Job
@@ -29,11 +30,13 @@ if TYPE_CHECKING:
 class Mesh(Strategy):
     """Divides each replica of the model over a group of ranks, and the batch over the groups.
 
-    The ranks are a mesh: neighbouring ranks are on the tensor axis, then follow the data axis and the pipeline axis, as
-    in the layouts of `predict` and `plan`. Along the data axis, `data` is the same strategy as in a job with this axis
-    only. Along the tensor axis, the model's layers are divided by columns and rows (Shoeybi et al., arXiv 1909.08053):
-    each rank computes with its part of a layer's weights, and ranks sum activations, and gradients of activations, in
-    each pass. Along the pipeline axis, each rank has some of the layers, as with the strategy `stages`.
+    The ranks are a mesh: neighbouring ranks are on the tensor axis, then follow the context axis, the data axis and the
+    pipeline axis, as in the layouts of `predict` and `plan`. Along the data axis, `data` is the same strategy as in a
+    job with this axis only. Along the tensor axis, the model's layers are divided by columns and rows (Shoeybi et al.,
+    arXiv 1909.08053): each rank computes with its part of a layer's weights, and ranks sum activations, and gradients
+    of activations, in each pass. Along the context axis, every sequence is divided, and ranks exchange what attention
+    needs, as `context_comm` says; they exchange gradients, and share states, with the ranks of the data axis. Along the
+    pipeline axis, each rank has some of the layers, as with the strategy `stages`.
 
     Example:
         >>> Strategy("mesh", data="zero-1", tensor=2).num_data_ranks(8)
@@ -52,6 +55,11 @@ class Mesh(Strategy):
     ``single`` says so."""
     tensor: Count = 1
     """Number of ranks that hold one replica of the model in parts; must divide `world_size`."""
+    context: Count = 1
+    """Number of ranks over which every sequence is divided."""
+    context_comm: ContextComm = "all-gather"
+    """How attention communicates along the context axis: ``all-gather`` of keys and values, keys and values around a
+    ``ring``, or ``ulysses``, all-to-alls that divide the heads, which needs a multiple of `context` heads."""
     sequence_parallel: bool = False
     """Divide the activations between divided layers over the tensor ranks, along the sequence."""
     tensor_plan: Annotated[TensorPlan | None, BeforeValidator(TensorPlan.resolve)] = None
@@ -71,7 +79,9 @@ class Mesh(Strategy):
 
     def shape(self, world_size: int) -> dict[str, int]:
         """Return the number of ranks along each axis, the outermost axis first."""
-        return {"pipeline": self.pipeline, "data": self.num_data_ranks(world_size), "tensor": self.tensor}
+        context = {"context": self.context} if self.context > 1 else {}
+        data = self.num_data_ranks(world_size)
+        return {"pipeline": self.pipeline, "data": data, **context, "tensor": self.tensor}
 
     def place(self, rank: int, world_size: int) -> dict[str, int]:
         """Return a rank's index on each axis, the outermost axis first."""
@@ -86,14 +96,24 @@ class Mesh(Strategy):
 
     @property
     def replica_ranks(self) -> int:
-        """Number of ranks that hold one replica of the model."""
-        return self.tensor * self.pipeline
+        """Number of ranks that train one replica of the model, each with a part of it or of its sequences."""
+        return self.tensor * self.pipeline * self.context
+
+    def num_state_ranks(self, world_size: int) -> int:
+        """Return the number of ranks that have the same part of the model, on the data and context axes."""
+        return self.num_data_ranks(world_size) * self.context
 
     def data_job(self, job: Job) -> Job:
-        """Return the job of the ranks along the data axis: the same job, on as many ranks as there are replicas."""
-        ranks = self.num_data_ranks(job.world_size)
+        """Return the job of the ranks along the data axis, which includes the context axis.
+
+        It is the same job, in which the part of a sample on a context rank counts as a sample.
+        """
+        ranks = self.num_state_ranks(job.world_size)
         strategy = self.data if ranks > 1 else Strategy("single")
-        return job.replace(strategy=strategy, world_size=ranks, elastic=None)
+        samples = {"batch": job.batch.replace(global_batch=job.batch.global_batch * self.context)}
+        return job.replace(
+            strategy=strategy, world_size=ranks, elastic=None, **(samples if self.context > 1 else {})
+        )
 
     def pipeline_job(self, job: Job) -> Job:
         """Return the job of the ranks along the pipeline axis: that of one replica, with its share of the batch."""
@@ -116,33 +136,37 @@ class Mesh(Strategy):
         return self.data
 
     def data_index(self, rank: int, world_size: int) -> int:
-        """Return a rank's place on the data axis."""
-        return self.place(rank, world_size)["data"]
+        """Return a rank's place among the ranks that have the same part of the model."""
+        place = self.place(rank, world_size)
+        return place["data"] * self.context + place.get("context", 0)
 
     def of_replica(self, world_size: int) -> tuple[Strategy, int]:
-        """Return a mesh of the tensor axis only, and its number of ranks; with one rank, the strategy is `Single`."""
-        if self.tensor == 1:
+        """Return a mesh of the tensor and context axes only, and its number of ranks; `Single` with one rank."""
+        ranks = self.tensor * self.context
+        if ranks == 1:
             return Strategy("single"), 1
         one = self.replace(data=Strategy("ring"), pipeline=1, stages=Strategy("pipeline"))
-        return one, self.tensor
+        return one, ranks
 
     def role(self, rank: int, world_size: int) -> str:
         """Return a rank's place on each axis, such as ``data 0 · tensor 1``, and its stages, if there are several."""
         place = self.place(rank, world_size)
         stages = [self.stages.role(place["pipeline"], self.pipeline)] if self.pipeline > 1 else []
-        return " · ".join([*(f"{axis} {place[axis]}" for axis in ("data", "tensor")), *map(str, stages)])
+        axes = [f"{axis} {index}" for axis, index in place.items() if axis != "pipeline"]
+        return " · ".join([*axes, *map(str, stages)])
 
     def cargo(self, collective: str) -> str:
-        """Return the word for what a collective sends: activations on the tensor axis."""
+        """Return the word for what a collective sends: activations on the tensor and context axes."""
         axis, name = axis_of(collective), collective_of(collective)
-        if axis == "tensor":
+        if axis in ("tensor", "context"):
             return "activations"
         return (self.stages if axis == "pipeline" else self.data).cargo(name)
 
     @property
     def label(self) -> str:
         """The data axis's strategy and the other axes' numbers of ranks, such as ``zero-1+tensor2+pipeline4``."""
-        names = [f"{axis}{getattr(self, axis)}" for axis in ("tensor", "pipeline") if getattr(self, axis) > 1]
+        axes = {"tensor": "tensor", "context": self.context_comm, "pipeline": "pipeline"}
+        names = [f"{name}{getattr(self, axis)}" for axis, name in axes.items() if getattr(self, axis) > 1]
         return "+".join([self.data.label, *(names or ["tensor1"]), *["sequence"] * self.sequence_parallel])
 
     @property
@@ -171,41 +195,44 @@ class Mesh(Strategy):
         """Why all replicas need equal shares of the batch."""
         if self.pipeline > 1:
             return "ranks along a pipeline pass the same number of micro-batches in each replica"
-        if self.tensor > 1:
-            return "ranks of a tensor group pass through the model together"
+        for axis in ("tensor", "context"):
+            if getattr(self, axis) > 1:
+                return f"ranks of a {axis} group pass through the model together"
         return self.data.needs_even_because
 
     @property
     def exchanges_in_passes(self) -> bool:
-        """Whether ranks communicate in every pass: they do along the tensor axis."""
+        """Whether ranks communicate in every pass: they do along all axes but the data axis."""
         return self.replica_ranks > 1 or self.data.exchanges_in_passes
 
     def degrees(self, world_size: int) -> Mapping[str, Any] | None:
         """Return the degrees of the layout: those of each axis, and the schedule of the pipeline."""
-        ranks = self.num_data_ranks(world_size)
-        data = self.data.degrees(ranks) if ranks > 1 else {"data": 1}
+        ranks = self.num_state_ranks(world_size)
+        data = self.data.degrees(ranks) if ranks > 1 else {}
         if data is None:
             return None
+        data = {**data, "data": self.num_data_ranks(world_size), "context": self.context}
         tensor = {"tensor": self.tensor, "sequence_parallel": self.sequence_parallel}
         spread = self.stages.degrees(self.pipeline) if self.pipeline > 1 else {}
         return None if spread is None else {**data, **tensor, **spread}
 
     def check(self, job: Job) -> None:
         """Reject numbers of ranks that are not a mesh, and what the axes cannot do together yet."""
-        for axis, ranks in (("tensor", job.world_size), ("pipeline", job.world_size // self.tensor)):
+        ranks, inner = job.world_size, ""
+        for axis in ("tensor", "context", "pipeline"):
             if ranks % (size := getattr(self, axis)):
                 raise SpecError(
-                    f"strategy.{axis}={size} does not divide "
-                    f"world_size={job.world_size}{f' / tensor={self.tensor}' if ranks < job.world_size else ''}; use "
-                    f"one of {divisors_text(ranks, near=size)}"
+                    f"strategy.{axis}={size} does not divide world_size={job.world_size}{inner}; use one of "
+                    f"{divisors_text(ranks, near=size)}"
                 )
+            ranks, inner = ranks // size, f"{inner} / {axis}={size}" if size > 1 else inner
         if self.sequence_parallel and self.tensor == 1:
             raise SpecError(
                 "strategy.sequence_parallel=True has no effect with tensor=1; use tensor=2 or more, or leave it out"
             )
         if not self.data.is_here:
             return  # a run whose strategy's code is elsewhere can be read, but not launched
-        is_alone = self.num_data_ranks(job.world_size) == 1
+        is_alone = self.num_state_ranks(job.world_size) == 1
         if not self.data.composes and not (is_alone and self.data.name == "single"):
             able = ", ".join(strategies_where(lambda strategy: strategy.composes))
             raise SpecError(
@@ -222,6 +249,8 @@ class Mesh(Strategy):
             pipeline_axis.check(self, job)
         if self.tensor > 1:
             tensor_axis.check(self, job)
+        if self.context > 1:
+            context_axis.check(self, job)
         self.data_job(job)
 
     # Each axis by its own formulas
@@ -242,17 +271,26 @@ class Mesh(Strategy):
         from shardscope.analytic.communication.traffic import together
 
         data, shape = self._on_data(step), self.shape(step.world_size)
-        of_data, calls = data.job.strategy.traffic(data), tensor_axis.calls(self, step)
-        if of_data is None or calls is None:
+        of_data = data.job.strategy.traffic(data)
+        if of_data is None or not self.is_divided(step):
             return None
-        of_tensor = together(traffic for _, traffic in calls)
-        return {
-            **axis_traffic(of_data, "data", groups_along(shape, "data")),
-            **axis_traffic(of_tensor, "tensor", groups_along(shape, "tensor")),
-        }
+        found = {**axis_traffic(of_data, "data", groups_along(shape, "data"))}
+        for axis, calls in self._calls(step).items():
+            of_axis = together(traffic for _, traffic in calls)
+            found |= axis_traffic(of_axis, axis, groups_along(shape, axis))
+        return found
+
+    def is_divided(self, step: JobStep) -> bool:
+        """Return whether the trace is of a rank's part of the model or of sequences, and not of whole ones."""
+        return self.tensor * self.context == 1 or step.job.recompute in step.trace.messages
+
+    def _calls(self, step: JobStep) -> dict[str, list[tuple[When, Traffic]]]:
+        """Return time and traffic of each collective that passes wait for, by axis."""
+        found = {"tensor": tensor_axis.calls(self, step)}
+        return {"context": context_axis.calls(self, step), **found} if self.context > 1 else found
 
     def plan(self, step: JobStep) -> StepPlan | None:
-        """Return the messages of the data axis, and the sums on the tensor axis, for which passes wait."""
+        """Return the messages of the data axis, and those of the other axes, for which passes wait."""
         if self.pipeline > 1:
             return stages.plan(self, step) if stages.is_predictable(self, step) else None
         from shardscope.analytic.communication.axes import axis_exchanges, groups_along
@@ -260,22 +298,19 @@ class Mesh(Strategy):
 
         data, shape = self._on_data(step), self.shape(step.world_size)
         of_data: StepPlan | None = data.job.strategy.plan(data)
-        calls = tensor_axis.calls(self, step)
-        if of_data is None or calls is None:
+        if of_data is None or not self.is_divided(step):
             return None
-        sums = [replace(each, blocks=True) for when, traffic in calls for each in whole(traffic, when)]
-        return of_data._replace(
-            exchanges=(
-                *axis_exchanges(of_data.exchanges, "data", groups_along(shape, "data")),
-                *axis_exchanges(sums, "tensor", groups_along(shape, "tensor")),
-            )
-        )
+        exchanges = [*axis_exchanges(of_data.exchanges, "data", groups_along(shape, "data"))]
+        for axis, calls in self._calls(step).items():
+            waited = [replace(each, blocks=True) for when, traffic in calls for each in whole(traffic, when)]
+            exchanges += axis_exchanges(waited, axis, groups_along(shape, axis))
+        return of_data._replace(exchanges=tuple(exchanges))
 
     def states(self, step: JobStep) -> RankStates | None:
         """Return the data axis's own states of the part of the model that a rank holds."""
         from shardscope.analytic.communication.axes import groups_along, placed
 
-        if not tensor_axis.is_divided(self, step):
+        if not self.is_divided(step):
             return None
         if self.pipeline > 1:
             return stages.states(self, step)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardscope.errors import SpecError
 from shardscope.methods.strategies.pipeline._torch import PipelineRank
 from shardscope.training.context import RankContext
 from shardscope.training.mesh import RankMesh
-from shardscope.training.optim.user_defined import is_user_defined
+from shardscope.training.sequence import SequenceAxis, SequenceSplit
 from shardscope.training.strategies import build_strategy
 from shardscope.training.strategies.base import RankStrategy
 from shardscope.training.tensor import TensorAxis, TensorSplit
@@ -19,25 +18,21 @@ if TYPE_CHECKING:
 
 
 def built(settings: Mesh, job: Job, context: RankContext) -> RankStrategy:
-    """Return the data axis's strategy for this rank, with the division of the model over the tensor axis.
-
-    Raises:
-        SpecError: The job's optimizer is the user's own, which is not available with a divided model.
-    """
+    """Return the data axis's strategy for this rank, with the division of the model over the tensor axis."""
     mesh = RankMesh.open(settings.shape(job.world_size), context, timeout_s=job.timeout_s)
     strategy = build_strategy(settings.data_job(job), mesh.context(context, "data"))
     if settings.pipeline > 1:
         stages = mesh.context(context, "pipeline")
         strategy = PipelineRank(job, stages, along=settings.pipeline_job(job), data=strategy)
     if settings.tensor > 1:
-        if is_user_defined(job.optimizer):
-            raise SpecError(
-                f"optimizer={job.optimizer.name!r} is your own, which is not available with tensor parallelism yet; "
-                "use one of shardscope's optimizers, or tensor=1"
-            )
         ranks = mesh.context(context, "tensor")
         axis = TensorAxis(ranks.world_size, ranks.rank, ranks.group)
         strategy.tensor_split = TensorSplit(
             axis, settings.tensor_plan, cuts_sequences=settings.sequence_parallel
+        )
+    if settings.context > 1:
+        ranks = mesh.context(context, "context")
+        strategy.sequence_split = SequenceSplit(
+            SequenceAxis(ranks.world_size, ranks.rank, ranks.group), settings.context_comm
         )
     return strategy

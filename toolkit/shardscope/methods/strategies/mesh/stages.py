@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from shardscope.methods.strategies.mesh import tensor_axis
 from shardscope.runlog.axes import axis_of, collective_of, on_axis
 
 if TYPE_CHECKING:
@@ -162,4 +161,4 @@ def _is_in_pass(mesh: Mesh, exchange: Exchange) -> bool:
 
 def is_predictable(mesh: Mesh, step: JobStep) -> bool:
     """Return whether the trace has what predictions need: layers, of the part of the model that a rank holds."""
-    return bool(step.trace.pieces) and tensor_axis.is_divided(mesh, step)
+    return bool(step.trace.pieces) and mesh.is_divided(step)

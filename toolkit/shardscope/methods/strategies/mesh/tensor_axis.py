@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardscope.errors import SpecError, quoted
+from shardscope.methods.strategies.mesh.messages import ROUNDS, messages_of, passed
 from shardscope.methods.strategies.sharded import norm_traffic
 from shardscope.spec.layout import Layout
 from shardscope.spec.models import transformer_of
@@ -16,19 +17,10 @@ if TYPE_CHECKING:
     from shardscope.methods.strategies.mesh import Mesh
     from shardscope.spec.job import Job
 
-_PHASES = ("forward", "backward")
-_ROUNDS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
-"""Rounds of the backend's ring in a collective, in units of the number of other ranks."""
-
 
 def check(mesh: Mesh, job: Job) -> None:
     """Reject what is not available yet with a model in parts."""
     _check_model(mesh, job)
-    if job.optimizer.user_code is not None:
-        raise SpecError(
-            f"optimizer={job.optimizer.name!r} cannot be combined with strategy.tensor={mesh.tensor} yet, because "
-            "an optimizer of your own may need whole tensors; use a built-in one"
-        )
     if job.compression.is_on:
         _check_compression(mesh, job)
     shards = mesh.data.settings.get("shards")
@@ -73,31 +65,17 @@ def _check_model(mesh: Mesh, job: Job) -> None:
     Layout(tensor=mesh.tensor, sequence_parallel=mesh.sequence_parallel).check(transformer)
 
 
-def is_divided(mesh: Mesh, step: JobStep) -> bool:
-    """Return whether the trace is of a rank's part of the model, and not of the whole model."""
-    return mesh.tensor == 1 or step.job.recompute in step.trace.messages
-
-
-def calls(mesh: Mesh, step: JobStep) -> list[tuple[When, Traffic]] | None:
-    """Return the traffic of each collective of a tensor group in a step; None if the model was not divided."""
+def calls(mesh: Mesh, step: JobStep) -> list[tuple[When, Traffic]]:
+    """Return the traffic of each collective of a tensor group in a step."""
     from shardscope.analytic.communication.plan import When
-    from shardscope.analytic.communication.traffic import by_backend, one_by_one
+    from shardscope.analytic.communication.traffic import one_by_one
 
-    if not is_divided(mesh, step):
-        return None
     if mesh.tensor == 1:
         return []
-    messages = step.trace.messages[step.job.recompute]
-    counts, calls = {phase: sum(each.phase == phase for each in messages) for phase in _PHASES}, []
-    for micro_batch in range(step.micro_batches):
-        seen = dict.fromkeys(_PHASES, 0)
-        for each in messages:
-            seen[each.phase] += 1
-            when = When(each.phase, seen[each.phase] / (counts[each.phase] + 1), micro_batch)
-            num_bytes = round(each.sample_bytes * step.samples) + each.parameter_bytes
-            sent = by_backend(each.op, num_bytes, mesh.tensor, backend=step.backend)
-            calls.append((when, one_by_one(sent, _ROUNDS[each.op] * (mesh.tensor - 1))))
-    end = When("backward", 1.0, step.micro_batches - 1)
+    found = [
+        (when, passed(op, num_bytes, mesh.tensor, step.backend))
+        for when, op, num_bytes in messages_of("tensor", step)
+    ]
+    end, rounds = When("backward", 1.0, step.micro_batches - 1), ROUNDS["all_reduce"] * (mesh.tensor - 1)
     norms = norm_traffic(step, ranks=mesh.tensor)
-    rounds = _ROUNDS["all_reduce"] * (mesh.tensor - 1)
-    return [*calls, *((end, one_by_one(traffic, rounds)) for traffic in norms)]
+    return [*found, *((end, one_by_one(traffic, rounds)) for traffic in norms)]

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shardscope.errors import SpecError
 from shardscope.methods.strategies import pipeline
 from shardscope.methods.strategies.pipeline._torch_cut import StageModule, cut, free_unused
 from shardscope.methods.strategies.single._torch import SingleRank
@@ -74,6 +75,16 @@ class PipelineRank(RankStrategy):
     @property
     def random_index(self) -> int:
         return self.context.rank * self.data.context.world_size + self.data.context.rank
+
+    def divide_model(self, model: nn.Module) -> None:
+        super().divide_model(model)
+        split = self.tensor_split
+        if split is not None and split.cuts_sequences and split.axis.draws:
+            raise SpecError(
+                "sequence_parallel=True in a pipeline is not available for a model that draws random numbers, such as "
+                "for dropout, because a stage that begins with parts of sequences draws those of whole ones; use "
+                "sequence_parallel=False, or set its dropout to 0"
+            )
 
     def setup(self, model: nn.Module) -> nn.Module:
         self.model = model

@@ -1,0 +1,41 @@
+"""The collectives that layers of a traced model call on one axis, at their times within a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardscope.analytic.communication import Traffic
+    from shardscope.analytic.communication.plan import When
+    from shardscope.analytic.job_step import Backend, JobStep
+
+ROUNDS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
+"""Rounds of the backend's messages in a collective, in units of the number of other ranks."""
+_PHASES = ("forward", "backward")
+
+
+def messages_of(axis: str, step: JobStep) -> Iterator[tuple[When, str, int]]:
+    """Yield time, name and bytes of each collective of an axis in a step, in the order of the calls."""
+    from shardscope.analytic.communication.plan import When
+
+    messages = step.trace.messages.get(step.job.recompute, ())
+    counts = {phase: sum(each.phase == phase for each in messages) for phase in _PHASES}
+    for micro_batch in range(step.micro_batches):
+        seen = dict.fromkeys(_PHASES, 0)
+        for each in messages:
+            seen[each.phase] += 1
+            if each.axis == axis:
+                when = When(each.phase, seen[each.phase] / (counts[each.phase] + 1), micro_batch)
+                yield when, each.op, round(each.sample_bytes * step.samples) + each.parameter_bytes
+
+
+def passed(op: str, num_bytes: int, size: int, backend: Backend) -> Traffic:
+    """Return the traffic of one collective of `size` ranks within a pass, or of a message of each to the next."""
+    import numpy as np
+
+    from shardscope.analytic.communication.traffic import Sent, by_backend, one_by_one
+
+    if op == "send":
+        return {op: Sent(np.full(size, num_bytes), np.ones(size, dtype=np.int64))}
+    return one_by_one(by_backend(op, num_bytes, size, backend=backend), ROUNDS[op] * (size - 1))

@@ -1,0 +1,195 @@
+"""Divides sequences over the ranks of a context group, and makes a model compute with one rank's part of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from shardscope.errors import SpecError
+from shardscope.spec.context_comm import ContextComm, parts_per_rank
+from shardscope.training.data import map_tensors, tensors_of
+from shardscope.training.sequence.attention import attention_by_heads, attention_in_blocks
+from shardscope.training.sequence.axis import SequenceAxis
+
+
+class SequenceSplit:
+    """Sequences divided over the ranks of a context group.
+
+    Each rank gets one part of every sequence, or, unless attention is computed by heads, two: an early and a late one,
+    so that causal attention is equal work on all ranks (see `blocks_of`).
+
+    Args:
+        axis: The ranks of the group.
+        comm: How attention communicates.
+    """
+
+    def __init__(self, axis: SequenceAxis, comm: ContextComm) -> None:
+        self.axis, self.comm = axis, comm
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:  # copies of a model have the same ranks
+        return self
+
+    # Batches.
+
+    def part(self, value: Any) -> Any:
+        """Return this rank's part of tensors of shape ``(N, T, ...)``: of a batch, or of outputs.
+
+        Raises:
+            SpecError: A tensor has no dimension of sequences, or their length is not divisible.
+        """
+        tensors = tensors_of((value, ()))
+        length = next((tensor.shape[1] for tensor in tensors if tensor.dim() > 1), 0)
+        return map_tensors(lambda tensor: self._part(tensor, length), value)
+
+    def _part(self, tensor: Tensor, length: int) -> Tensor:
+        size, each = self.axis.size, parts_per_rank(self.comm)
+        if tensor.dim() < 2 or tensor.shape[1] != length:
+            raise SpecError(
+                f"context={size} divides sequences, the second dimension of every tensor of a batch, but one has the "
+                f"shape {tuple(tensor.shape)}; use inputs and targets of shape (samples, tokens, ...), or context=1"
+            )
+        if length % (each * size):
+            raise SpecError(
+                f"context={size} with context_comm={self.comm!r} needs sequences of a multiple of {each * size} "
+                f"tokens, but they have {length}; use a multiple, or another number of context ranks"
+            )
+        return self._own(tensor.chunk(each * size, 1), 1)
+
+    def _own(self, parts: tuple[Tensor, ...], dim: int) -> Tensor:
+        """Return this rank's parts of all, joined."""
+        if parts_per_rank(self.comm) == 1:
+            return parts[self.axis.rank].contiguous()
+        return torch.cat([parts[self.axis.rank], parts[-1 - self.axis.rank]], dim)
+
+    # A model.
+
+    def install(self, model: nn.Module) -> nn.Module:
+        """Make `model`, in place, take this rank's parts of sequences, and return it.
+
+        In its forward pass, `scaled_dot_product_attention` attends to whole sequences, and positions that count from 0,
+        as ``torch.arange(T)`` or as the first T rows of a parameter or a buffer, are those of this rank's tokens.
+        """
+        cls = type(model)
+        model.__class__ = type(f"InParts{cls.__name__}", (_InParts, cls), {})
+        model.sequence_split = self  # type: ignore[assignment] # not a parameter
+        return model
+
+    def positions(self, positions: Tensor) -> Tensor:
+        """Return the positions of this rank's tokens in whole sequences, for positions 0 to T - 1 in its part."""
+        parts = parts_per_rank(self.comm)
+        if parts == 1:
+            return positions + self.axis.rank * len(positions)
+        early, late = positions.chunk(2)
+        half, last = len(early), 2 * self.axis.size - 2 - self.axis.rank
+        return torch.cat([early + self.axis.rank * half, late + last * half])
+
+    def attend(  # noqa: PLR0917 - torch's signature
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,  # noqa: ARG002
+    ) -> Tensor:  # fmt: skip
+        """Compute `torch.nn.functional.scaled_dot_product_attention` over whole sequences.
+
+        Raises:
+            SpecError: The attention has a mask, dropout or shapes that are not available with context parallelism.
+        """
+        self._require_possible(query, key, value, attn_mask, dropout_p)
+        if torch.is_autocast_enabled(query.device.type):
+            short = torch.get_autocast_dtype(query.device.type)
+            query, key, value = (_shortened(each, short) for each in (query, key, value))
+        if self.comm == "ulysses":
+            return attention_by_heads(query, key, value, axis=self.axis, is_causal=is_causal, scale=scale)
+        return attention_in_blocks(
+            query, key, value, axis=self.axis, in_ring=self.comm == "ring", is_causal=is_causal,
+            scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
+        )  # fmt: skip
+
+    def _require_possible(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float
+    ) -> None:
+        size = self.axis.size
+        if mask is not None:
+            raise SpecError(
+                f"the model's attention has an attn_mask, which context={size} does not divide; use is_causal=True or "
+                "no mask, or context=1"
+            )
+        if dropout:
+            raise SpecError(
+                f"the model's attention has dropout_p={dropout}, which is not available with context={size}; use "
+                "dropout_p=0, or context=1"
+            )
+        if query.dim() != 4 or query.shape[2] != key.shape[2] or key.shape != value.shape:
+            raise SpecError(
+                f"context={size} needs self-attention with tensors of shape (samples, heads, tokens, width), but the "
+                f"model's have {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}; use context=1"
+            )
+        if self.comm == "ulysses" and (query.shape[1] % size or key.shape[1] % size):
+            raise SpecError(
+                f"context={size} does not divide the {math.gcd(query.shape[1], key.shape[1])} heads of a rank, as "
+                "context_comm='ulysses' requires; use fewer context ranks, or context_comm='all-gather' or 'ring'"
+            )
+
+
+def _shortened(tensor: Tensor, short: torch.dtype) -> Tensor:
+    """Return a tensor as autocast would pass it to attention, which does not cast fp64."""
+    return tensor if tensor.dtype == torch.float64 else tensor.to(short)
+
+
+class _InParts(nn.Module):
+    """Mixin of a model that is called with one rank's part of each sequence."""
+
+    sequence_split: SequenceSplit
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        length = next((each.shape[1] for each in tensors_of((args, kwargs)) if each.dim() > 1), 0)
+        with _InForward(self.sequence_split, length, {id(buffer) for buffer in self.buffers()}):
+            return super().forward(*args, **kwargs)
+
+
+class _InForward(TorchFunctionMode):
+    """Replaces attention and positions in a forward pass of a model in parts.
+
+    Args:
+        split: The division.
+        length: Number of tokens of a sequence on this rank.
+        tables: Ids of tensors that may hold a row for each position, besides parameters.
+    """
+
+    def __init__(self, split: SequenceSplit, length: int, tables: Collection[int]) -> None:
+        super().__init__()
+        self.split, self.length, self.tables = split, length, tables
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is functional.scaled_dot_product_attention:
+            return self.split.attend(*args, **kwargs)
+        if func is torch.arange:
+            found = func(*args, **kwargs)
+            return self.split.positions(found) if self._counts(args, kwargs) else found
+        if func is Tensor.__getitem__ and (place := self._rows(*args)) is not None:
+            rows = self.split.positions(torch.arange(self.length, device=args[0].device))
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            return args[0][(*index[:place], rows, *index[place + 1 :])]
+        return func(*args, **kwargs)
+
+    def _counts(self, args: Any, kwargs: Any) -> bool:
+        """Return whether arguments of `torch.arange` count the rank's tokens from 0."""
+        start, end = (0, *args) if len(args) == 1 else args[:2] if len(args) > 1 else (0, kwargs.get("end"))
+        step = args[2] if len(args) > 2 else kwargs.get("step", 1)
+        return bool(kwargs.get("start", start) == 0 and end == self.length and step == 1)
+
+    def _rows(self, table: Any, index: Any) -> int | None:
+        """Return which index takes the rank's first positions out of a table of all; None if none does."""
+        if not (isinstance(table, nn.Parameter) or id(table) in self.tables):
+            return None
+        for place, each in enumerate(index if isinstance(index, tuple) else (index,)):
+            if each is None or each is Ellipsis:
+                return None
+            if isinstance(each, slice) and each in (slice(self.length), slice(0, self.length)):
+                return place if table.shape[place] >= self.length * self.split.axis.size else None
+        return None

@@ -1,0 +1,85 @@
+"""Checks that a model still trains the same when each rank of a context group has a part of every sequence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardscope.errors import ShardscopeError, SpecError
+from shardscope.training.data import map_tensors, num_rows
+from shardscope.training.optim.trial import failure_text
+from shardscope.training.sequence import SequenceSplit
+from shardscope.training.strategies._divided import Passes, differ
+
+_HOW = (
+    "between attention, which must call torch.nn.functional.scaled_dot_product_attention, every layer must treat each "
+    "token by itself, and positions must be torch.arange(T), the first T rows of a parameter or buffer, or inputs"
+)
+
+
+def install_checked(model: nn.Module, split: SequenceSplit, inputs: Any) -> None:
+    """Make a model take parts of sequences, and check on one sample that it still trains the same.
+
+    Called by all ranks. Outputs, and the sums over the ranks of the gradients of all parameters for a random gradient
+    of the outputs, are compared with those of whole sequences, in fp32 if the weights have fewer bits. A model that
+    draws random numbers is compared in evaluation mode.
+
+    Args:
+        model: The model, the same on all ranks.
+        split: How sequences are divided.
+        inputs: Inputs of the model with whole sequences, the same on all ranks.
+
+    Raises:
+        SpecError: Sequences cannot be divided, or the ranks together do not compute what one does.
+    """
+    one = map_tensors(lambda tensor: tensor[:1], inputs) if num_rows(inputs) > 1 else inputs
+    own = split.part(one)
+    whole = Passes.of(model, one, axis="context")
+    is_random = whole.draws
+    if is_random:
+        whole = Passes.of(model, one, axis="context", in_training=False)
+    split.install(model)
+    ends = [_part(split, end) for end in whole.ends]
+    try:
+        parts = Passes.of(model, own, axis="context", ends=ends, in_training=not is_random)
+    except ShardscopeError:
+        raise
+    except Exception as error:  # on all ranks, whose parts have equal shapes
+        raise SpecError(
+            f"the model fails on parts of sequences ({failure_text(error)}); {_HOW}; or use context=1"
+        ) from error
+    _require_same(whole, parts, split)
+
+
+def _part(split: SequenceSplit, whole: Tensor) -> Tensor:
+    """Return this rank's part of an output or its gradient; a number, such as a mean loss, is shared by all ranks."""
+    return split.part(whole) if whole.dim() > 1 else whole / split.axis.size
+
+
+def _require_same(whole: Passes, parts: Passes, split: SequenceSplit) -> None:
+    """Refuse a division that changes outputs or gradients, on all ranks of the group."""
+    small = whole.small
+    differs = [True]
+    if [each.dim() for each in whole.outputs] == [each.dim() for each in parts.outputs]:
+        differs = [_output_differs(*pair, split) for pair in zip(whole.outputs, parts.outputs, strict=True)]
+    names = [*whole.gradients]
+    sums = [split.axis.total(parts.gradients[name].clone()) for name in names]
+    grads = [differ(whole.gradients[name], found, small) for name, found in zip(names, sums, strict=True)]
+    device = parts.outputs[0].device if parts.outputs else None
+    counts = torch.tensor([any(differs), *grads], dtype=torch.float32, device=device)
+    of_outputs, *of_parameters = split.axis.total(counts).tolist()
+    first = next((name for name, count in zip(names, of_parameters, strict=True) if count), None)
+    if of_outputs or first is not None:
+        what = "compute what it does" if of_outputs else f"give parameter {first!r} the gradient that it gets"
+        raise SpecError(
+            f"the model does not {what} with whole sequences when {split.axis.size} context ranks have parts of them; "
+            f"{_HOW}; or use context=1"
+        )
+
+
+def _output_differs(whole: Tensor, part: Tensor, split: SequenceSplit) -> bool:
+    if whole.dim() > 1:
+        return differ(split.part(whole), part)
+    return differ(whole, split.axis.total(part.clone()) / split.axis.size)
