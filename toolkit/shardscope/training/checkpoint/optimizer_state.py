@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,14 +55,18 @@ def state_to_save(
     if holding.is_split:
         assert context is not None
         whole = {place for place in whole if _is_laid_out(sections[place[0]][place[1]], held[place[0]])}
-        whole = _on_all_ranks(whole, sections, context)
+        whole = _on_all_ranks(whole, sections, held, context)
     rest = [
         (section, key)
         for section, entries in sections.items()
         for key in entries
         if (section, key) not in whole
     ]
-    own = set[Place]() if context is None else _differing(rest, sections, context, is_split=holding.is_split)
+    own = (
+        set[Place]()
+        if context is None
+        else _differing(rest, sections, held, context, is_split=holding.is_split)
+    )
     packing = Packing()
     joined = _joined(whole, sections, holding)
     for section, entries in sections.items():
@@ -152,16 +156,29 @@ def _is_laid_out(value: Tensor, piece: Tensor) -> bool:
     return is_usual or value.numel() < 2 or value.stride() == torch.empty_like(piece).stride()
 
 
-def _on_all_ranks(whole: set[Place], sections: Sections, context: RankContext) -> set[Place]:
-    """Return the entries that have the shape of the piece, and the same dtype, on all ranks."""
+def _on_all_ranks(
+    whole: set[Place], sections: Sections, held: Mapping[str, Tensor], context: RankContext
+) -> set[Place]:
+    """Return the entries that have the shape of the piece, and the same dtype, on all ranks that hold the parameter."""
     mine = {place: str(sections[place[0]][place[1]].dtype) for place in whole}
     if len({*gather_items(context, digest_of(sorted((s, repr(k), d) for (s, k), d in mine.items())))}) == 1:
         return whole
-    every = gather_items(context, mine)
-    return {place for place in whole if all(each.get(place) == mine[place] for each in every)}
+    every = gather_items(context, (mine, {*held}))
+    return {
+        place
+        for place in whole
+        if all(each.get(place) == mine[place] for each, theirs in every if place[0] in theirs)
+    }
 
 
-def _differing(rest: list[Place], sections: Sections, context: RankContext, *, is_split: bool) -> set[Place]:
+def _differing(
+    rest: list[Place],
+    sections: Sections,
+    held: Mapping[str, Tensor],
+    context: RankContext,
+    *,
+    is_split: bool,
+) -> set[Place]:
     """Return the entries that each rank saves on its own.
 
     If parameters are sharded, these include tensors whose shape is not that of the parameter's shard, because their
@@ -176,11 +193,14 @@ def _differing(rest: list[Place], sections: Sections, context: RankContext, *, i
     }
     if len({*gather_items(context, digest_of(sorted((s, repr(k), d) for (s, k), d in mine.items())))}) == 1:
         return shaped
-    every = gather_items(context, mine)
+    every = gather_items(context, (mine, {*held}))
     return shaped | {
         place
         for place, digest in mine.items()
-        if any(each.get(place, None if is_split else digest) != digest for each in every)
+        if any(
+            each.get(place, None if is_split and _is_of(place[0], theirs) else digest) != digest
+            for each, theirs in every
+        )
     }
 
 
@@ -262,7 +282,7 @@ def state_to_fill(
     return filled
 
 
-def _is_of(section: str, held: Mapping[str, Tensor]) -> bool:
+def _is_of(section: str, held: Collection[str]) -> bool:
     """Return whether a section belongs to this optimizer, and not to a parameter that the optimizer does not have."""
     return section.replace("group.", "state.", 1) in held or not {"state.", "group."} & {
         section.rpartition(":")[2][:6]
