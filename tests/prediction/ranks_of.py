@@ -59,7 +59,8 @@ def hold_states(job: ss.Job, trace: StepTrace, ranks: Sequence[Events]) -> int:
             measured = next(row for row in events if row["event"] == "memory" and row["step"] == number)
             kinds = KINDS if said.buffers is None else (*KINDS, "buffers")
             expected = {kind: int(getattr(said, kind)[rank]) for kind in kinds}
-            assert {kind: measured[kind] for kind in kinds} == expected, f"step {number}, rank {rank}"
+            mine = {kind: measured[kind] for kind in kinds}
+            assert mine == expected, f"step {number}, rank {rank}: {mine} is not {expected}"
             num_exact += len(kinds)
     return num_exact
 

@@ -142,3 +142,12 @@ def row_shard_elements(shapes: Sequence[Shape], num_shards: int) -> Ints:
         starts = np.minimum(rows * np.arange(num_shards + 1), shape[0])
         total += np.diff(starts) * math.prod(shape[1:])
     return total
+
+
+def row_shard_shapes(shape: Shape, num_shards: int) -> list[tuple[int, ...]]:
+    """Return the shape of each rank's shard of a tensor that is split along its first dimension; see
+    `row_shard_elements`.
+    """
+    if not shape:
+        return [()] * num_shards
+    return [(rows, *shape[1:]) for rows in row_shard_elements([shape[:1]], num_shards).tolist()]

@@ -305,11 +305,11 @@ class Plans:
                 the emulated devices.
             steps: Number of steps of the job.
             world_size: Largest number of ranks, for a plan with more devices than this machine has cores: the job then
-                has the plan's axes with smaller degrees. None for the plan's own number of devices.
+                has the plan's axes of data, tensor and pipeline with smaller degrees. None for the plan's own degrees.
 
         Raises:
-            SpecError: No job corresponds to the layout: it combines stages with other axes, divides sequences or
-                experts, or offloads; or the cluster cannot be emulated. The message names what to `fix` in the search.
+            SpecError: No job corresponds to the layout: it only divides sequences or experts, or offloads; or the
+                cluster cannot be emulated. The message names what to `fix` in the search.
                 Or the axes need more ranks than `world_size`, the ranking has no such position, or messages and fixed
                 costs alone take longer than `step_s`.
 

@@ -175,7 +175,7 @@ def _staged(
     per_node = _per_node(job.layout(), layout, setting.cluster)
     nodes = _nodes(setting, Layouts.of([layout]), flops, moved)
     nodes = nodes[: job.world_size // per_node] if job.world_size < layout.num_devices else nodes
-    bandwidth, latency_s = _link(setting, layout, small, held, slow=slow)
+    bandwidth, latency_s = _link(setting, layout, small, held, planned=planned, slow=slow)
     cluster = Cluster.emulated(
         nodes=len(nodes), per_node=per_node, bandwidth=min(bandwidth, PACED_UP_TO), latency=latency_s,
         node_flops={node: rates.flops for node, rates in enumerate(nodes)},
@@ -269,6 +269,8 @@ def _speed_note(needed: float) -> Iterator[str]:
 
 def _job_notes(setting: SearchSettings, layout: Layout, here: Layout) -> Iterator[str]:
     """Yield a sentence for each setting of the plan that the job lacks."""
+    if dropped := _dropped(layout):
+        yield f"The rehearsal divides neither sequences nor experts, so it leaves {dropped} of the plan out."
     if layout.shard not in {here.shard, layout.data}:
         yield f"The job shares its states over all replicas, and the plan over groups of {layout.shard}."
     if layout.recompute_layers:
@@ -281,19 +283,10 @@ def _job_notes(setting: SearchSettings, layout: Layout, here: Layout) -> Iterato
 
 def _check(layout: Layout, cluster: Cluster) -> None:
     """Reject layouts without a corresponding job, and clusters that cannot be emulated."""
-    several = [
-        f"{name}={getattr(layout, name)}" for name in ("context", "expert") if getattr(layout, name) > 1
-    ]
-    if several:
+    if (dropped := _dropped(layout)) and prod(_kept_degrees(layout).values()) == 1:
         raise SpecError(
-            f"a plan with {' and '.join(several)} cannot be rehearsed, because rehearsals divide neither sequences nor "
-            "experts; plan with fix={'context': 1, 'expert': 1}"
-        )
-    others = [f"{name}={getattr(layout, name)}" for name in ("data", "tensor") if getattr(layout, name) > 1]
-    if others and layout.pipeline > 1:
-        raise SpecError(
-            f"a plan with {' and '.join(others)} and pipeline={layout.pipeline} cannot be rehearsed, because a job "
-            "does not combine them; plan with fix={'pipeline': 1}"
+            f"a plan with {dropped} cannot be rehearsed, because rehearsals divide neither sequences nor "
+            "experts, and it has no other axis; plan with fix={'context': 1, 'expert': 1}"
         )
     if layout.num_devices == 1:
         raise SpecError(
@@ -312,10 +305,22 @@ def _check(layout: Layout, cluster: Cluster) -> None:
         )
 
 
-def smaller(layout: Layout, world_size: int) -> Layout:
-    """Return the layout on at most `world_size` devices: with smaller degrees, but with the same axes.
+def _dropped(layout: Layout) -> str:
+    """Return the degrees that a rehearsal leaves out, as text; empty if there are none."""
+    degrees = {name: getattr(layout, name) for name in ("context", "expert")}
+    return " and ".join(f"{name}={degree}" for name, degree in degrees.items() if degree > 1)
 
-    The largest degree is divided by its smallest prime factor until the layout fits. A degree above 1 stays above 1.
+
+def _kept_degrees(layout: Layout) -> dict[str, int]:
+    return {name: getattr(layout, name) for name in ("data", "tensor", "pipeline")}
+
+
+def smaller(layout: Layout, world_size: int) -> Layout:
+    """Return the layout on at most `world_size` devices: with smaller degrees of data, tensor and pipeline, but with
+    the same of these axes; without context and expert axes, which rehearsals leave out.
+
+    The largest degree is divided by its smallest prime factor, or a prime number replaced with 2, until the layout
+    fits. A degree above 1 stays above 1.
 
     Raises:
         SpecError: The axes need more devices, or `world_size` is not a number of ranks.
@@ -327,10 +332,10 @@ def smaller(layout: Layout, world_size: int) -> Layout:
     """
     if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
         raise SpecError(f"world_size={quoted(world_size)} is not a number of ranks; give 2 or more")
-    degrees = {name: getattr(layout, name) for name in ("data", "tensor", "pipeline")}
+    degrees = _kept_degrees(layout)
     while prod(degrees.values()) > world_size:
         axis = max(degrees, key=lambda name: (not _is_prime(degrees[name]), degrees[name]))
-        if _is_prime(degrees[axis]):
+        if degrees[axis] <= 2:
             planned = ", ".join(
                 f"{name}={getattr(layout, name)}" for name, degree in degrees.items() if degree > 1
             )
@@ -338,9 +343,9 @@ def smaller(layout: Layout, world_size: int) -> Layout:
                 f"a plan with {planned} needs {prod(degrees.values())} ranks to keep its axes, not "
                 f"world_size={world_size}; give world_size={prod(degrees.values())}"
             )
-        degrees[axis] = max(divisors(degrees[axis], largest=degrees[axis] // 2))
+        degrees[axis] = max(2, *divisors(degrees[axis], largest=degrees[axis] // 2))
     keeps_groups = degrees["data"] == layout.data and layout.zero > 1 and layout.tensor == 1
-    return layout.replace(**degrees, shard=layout.shard if keeps_groups else 0)
+    return layout.replace(**degrees, context=1, expert=1, shard=layout.shard if keeps_groups else 0)
 
 
 def _is_prime(number: int) -> bool:
@@ -381,7 +386,9 @@ def _stages(setting: SearchSettings, table: Layouts, small: GPTConfig, layout: L
     if layout.pipeline == 1 or layout.virtual_stages > 1:
         return {}
     split = _split(setting, table, small, layout.pipeline)
-    return {"strategy": Strategy("pipeline", schedule=layout.schedule, split=split)}
+    stages = Strategy("pipeline", schedule=layout.schedule, split=split)
+    is_alone = layout.num_devices == layout.pipeline
+    return {"strategy": stages if is_alone else Strategy("mesh", stages=stages)}
 
 
 def _moved_bytes(job: Job, held: _Held) -> float:
@@ -392,26 +399,27 @@ def _moved_bytes(job: Job, held: _Held) -> float:
 
 
 def _link(
-    setting: SearchSettings, layout: Layout, small: GPTConfig, held: _Held, *, slow: float
+    setting: SearchSettings, layout: Layout, small: GPTConfig, held: _Held, *, planned: StepParts, slow: float
 ) -> tuple[float, float]:
     """Return the rate of a node's link, in bytes per second with headers, and its latency in seconds.
 
     Stages send activations, for which the plan assumes no link latency. Replicas send gradients, and a tensor group
-    that is alone sums activations.
+    that is alone sums activations. In a plan with stages and replicas, the messages count for which it waits longer.
     """
     model, cluster, calibration = setting
     machine = Machine.of(cluster, calibration, layout.precision)
-    if layout.pipeline > 1:
-        planned: float = layout.micro_batch * model.seq * model.hidden * machine.value_bytes
+    are_stages = layout.data == 1 or planned.pipeline_comm[0] >= planned.data_comm[0]
+    if layout.pipeline > 1 and are_stages:
+        there: float = layout.micro_batch * model.seq * model.hidden * machine.value_bytes
         here, latency_s = small.seq * small.hidden * _BYTES, 0.0
         rate = cluster.inter.bandwidth * calibration.pipeline_efficiency
     else:
-        planned = model.num_params * known_recipe(layout.precision).gradient / layout.tensor
+        there = model.num_params * known_recipe(layout.precision).gradient / layout.tensor
         here = held.num_params * _BYTES
         found, latency = machine.link(layout.data, layout.tensor)
         if layout.data == 1:
-            planned = layout.micro_batch * model.seq * model.hidden * machine.value_bytes
+            there = layout.micro_batch * model.seq * model.hidden * machine.value_bytes
             here = small.seq * small.hidden * _BYTES
             found, latency = machine.link(layout.tensor, 1)
         rate, latency_s = float(found), float(latency)
-    return rate * (here / planned) / slow / PAYLOAD, latency_s * slow
+    return rate * (here / there) / slow / PAYLOAD, latency_s * slow

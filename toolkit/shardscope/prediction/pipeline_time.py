@@ -152,7 +152,7 @@ def exposed_s(
     found = {flow.sends: messages_s}
     for shares, exposed in zip(waits.shares, (flow.passes * (together - alone), later_s), strict=True):
         for name, share in shares.items():
-            found[name] = found.get(name, 0.0) + exposed * share / sum(shares.values())
+            found[name] = found.get(name, 0.0) + exposed * share / (sum(shares.values()) or 1.0)
     return found
 
 

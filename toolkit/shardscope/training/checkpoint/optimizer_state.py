@@ -55,7 +55,7 @@ def state_to_save(
     if holding.is_split:
         assert context is not None
         whole = {place for place in whole if _is_laid_out(sections[place[0]][place[1]], held[place[0]])}
-        whole = _on_all_ranks(whole, sections, held, context)
+        whole = _on_all_ranks(whole, sections, context, held)
     rest = [
         (section, key)
         for section, entries in sections.items()
@@ -65,7 +65,7 @@ def state_to_save(
     own = (
         set[Place]()
         if context is None
-        else _differing(rest, sections, held, context, is_split=holding.is_split)
+        else _differing(rest, sections, context, held if holding.is_split else None)
     )
     packing = Packing()
     joined = _joined(whole, sections, holding)
@@ -157,7 +157,7 @@ def _is_laid_out(value: Tensor, piece: Tensor) -> bool:
 
 
 def _on_all_ranks(
-    whole: set[Place], sections: Sections, held: Mapping[str, Tensor], context: RankContext
+    whole: set[Place], sections: Sections, context: RankContext, held: Mapping[str, Tensor]
 ) -> set[Place]:
     """Return the entries that have the shape of the piece, and the same dtype, on all ranks that hold the parameter."""
     mine = {place: str(sections[place[0]][place[1]].dtype) for place in whole}
@@ -172,34 +172,38 @@ def _on_all_ranks(
 
 
 def _differing(
-    rest: list[Place],
-    sections: Sections,
-    held: Mapping[str, Tensor],
-    context: RankContext,
-    *,
-    is_split: bool,
+    rest: list[Place], sections: Sections, context: RankContext, pieces: Mapping[str, Tensor] | None
 ) -> set[Place]:
     """Return the entries that each rank saves on its own.
 
     If parameters are sharded, these include tensors whose shape is not that of the parameter's shard, because their
     contents may depend on how it was sharded.
+
+    Args:
+        rest: The entries.
+        sections: The optimizer's sections.
+        context: Context of the ranks that save one common state.
+        pieces: This rank's pieces of the parameters by section; None if parameters are not sharded.
     """
     values = {place: sections[place[0]][place[1]] for place in rest}
     mine = {place: digest_of(encode(entry_text(*place), digested(value))) for place, value in values.items()}
     shaped = {
         place
         for place, value in values.items()
-        if is_split and "state." in place[0] and any(tensor.numel() > 1 for tensor in tensors_in(value))
+        if pieces is not None
+        and "state." in place[0]
+        and any(tensor.numel() > 1 for tensor in tensors_in(value))
     }
     if len({*gather_items(context, digest_of(sorted((s, repr(k), d) for (s, k), d in mine.items())))}) == 1:
         return shaped
-    every = gather_items(context, (mine, {*held}))
+    every = gather_items(context, (mine, pieces and {*pieces}))
     return shaped | {
         place
         for place, digest in mine.items()
         if any(
-            each.get(place, None if is_split and _is_of(place[0], theirs) else digest) != digest
+            each.get(place, digest if theirs is None else None) != digest
             for each, theirs in every
+            if theirs is None or _is_of(place[0], theirs)
         )
     }
 

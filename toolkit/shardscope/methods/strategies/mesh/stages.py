@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
+
 from shardscope.runlog.axes import axis_of, collective_of, on_axis
 
 if TYPE_CHECKING:
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from shardscope.analytic.communication.plan import Exchange, StepPlan
     from shardscope.analytic.job_step import JobStep
     from shardscope.analytic.memory import RankStates
+    from shardscope.analytic.sharding import Ints
     from shardscope.methods.strategies.mesh import Mesh
     from shardscope.methods.strategies.pipeline import Pipeline
     from shardscope.spec.job import Job
@@ -31,6 +34,45 @@ def pipeline_step(mesh: Mesh, step: JobStep) -> JobStep:
     return step.in_blocks(mesh.pipeline_job(step.job), step.world_size // mesh.pipeline)
 
 
+def _by_data_rank(mesh: Mesh, step: JobStep) -> list[JobStep]:
+    """Return the step along the pipeline axis for each data rank, if each has its own shards of gradients; otherwise
+    one for all. Gradients of tied parameters are then sums of shards.
+    """
+    from shardscope.analytic.sharding import row_shard_shapes
+
+    along, ranks = pipeline_step(mesh, step), mesh.num_data_ranks(step.world_size)
+    if not mesh.data.exchanges_in_passes or ranks == 1:
+        return [along]
+    stages = stages_of(mesh)
+    if not stages.is_measured:  # stages are cut by the memory of whole parameters
+        cut = stages.replace(split=stages.split_of(along))
+        along = replace(along, job=along.job.replace(strategy=cut))
+    rows = along.trace.parameters
+    shapes = [row_shard_shapes(row.shape, ranks) for row in rows]
+    return [
+        replace(
+            along,
+            trace=along.trace.replace(
+                parameters=tuple(
+                    row.replace(shape=each[rank]) for row, each in zip(rows, shapes, strict=True)
+                )
+            ),
+        )
+        for rank in range(ranks)
+    ]
+
+
+def _of_data_ranks(groups: Ints, count: int) -> Ints:
+    """Return the groups along the pipeline axis, joined into one row of ranks for each place on the tensor axis.
+
+    Args:
+        groups: One group in each row, in the order of data ranks.
+        count: Number of data ranks whose traffic differs.
+    """
+    pipeline = groups.shape[1]
+    return groups.reshape(count, -1, pipeline).swapaxes(0, 1).reshape(-1, count * pipeline)
+
+
 def traffic(mesh: Mesh, step: JobStep) -> Traffic | None:
     """Return the pipeline's own traffic, and that of the other axes on each stage.
 
@@ -38,10 +80,10 @@ def traffic(mesh: Mesh, step: JobStep) -> Traffic | None:
     """
     from shardscope.analytic.communication.axes import axis_traffic, groups_along, side_by_side
 
-    along = pipeline_step(mesh, step)
-    sent = stages_of(mesh).traffic(along)
+    along = [stages_of(mesh).traffic(each) for each in _by_data_rank(mesh, step)]
+    sent = [each for each in along if each is not None]
     found = [each.job.strategy.traffic(each) for each in _blocks(mesh, step)]
-    if sent is None or None in found:
+    if len(sent) < len(along) or None in found:
         return None
     inside = side_by_side(found)
     if stages_of(mesh).is_measured:
@@ -50,7 +92,12 @@ def traffic(mesh: Mesh, step: JobStep) -> Traffic | None:
             name: each._replace(bounds=(0 * each.bytes, whole[name].bytes)) for name, each in inside.items()
         }
     groups = groups_along(mesh.shape(step.world_size), "pipeline")
-    return {**axis_traffic(sent, "pipeline", groups), **inside}
+    others = mesh.pipeline - 1
+    shared = {
+        name: each._replace(unlisted=np.full_like(each.bytes, others))
+        for name, each in side_by_side(sent).items()
+    }
+    return {**axis_traffic(shared, "pipeline", _of_data_ranks(groups, len(sent))), **inside}
 
 
 def plan(mesh: Mesh, step: JobStep) -> StepPlan | None:
@@ -58,16 +105,26 @@ def plan(mesh: Mesh, step: JobStep) -> StepPlan | None:
     tied gradients, exchanges of gradients, and norms.
     """
     from shardscope.analytic.communication.axes import axis_exchanges, groups_along
+    from shardscope.analytic.communication.plan import in_groups
 
-    along = pipeline_step(mesh, step)
-    found = stages_of(mesh).plan(along)
+    every = [stages_of(mesh).plan(each) for each in _by_data_rank(mesh, step)]
+    plans = [each for each in every if each is not None]
+    found = next(iter(plans), None)
     inside, after = [*_in_passes(mesh, step)], [*_after_passes(mesh, step)]
-    if found is None or found.flow is None or None in inside or None in after:
+    if found is None or found.flow is None or len(plans) < len(every) or None in inside or None in after:
         return None
     groups = groups_along(mesh.shape(step.world_size), "pipeline")
-    shared = [*axis_exchanges(found.exchanges, "pipeline", groups)]
-    tied = [each for each in shared if each.whole is None]
-    norms = [each for each in shared if each.whole is not None]
+    norms = axis_exchanges([each for each in found.exchanges if each.whole is not None], "pipeline", groups)
+    parts = groups.reshape(len(plans), -1, mesh.pipeline)
+    tied = [
+        replace(
+            each, collective=on_axis("pipeline", each.collective),
+            rounds=in_groups(each.rounds, [tuple(group) for group in part.tolist()]),
+        )
+        for one, part in zip(plans, parts, strict=True)
+        for each in one.exchanges
+        if each.whole is None
+    ]  # fmt: skip
     return found._replace(
         exchanges=tuple(filter(None, (*inside, *tied, *after, *norms))),
         flow=found.flow._replace(
@@ -77,8 +134,10 @@ def plan(mesh: Mesh, step: JobStep) -> StepPlan | None:
 
 
 def states(mesh: Mesh, step: JobStep) -> RankStates | None:
-    """Return the other axes' states of the layers that each rank holds; an estimate if layers are split by measured
-    time.
+    """Return the other axes' states of the layers that each rank holds.
+
+    They are estimates if layers are split by measured time; and with ZeRO 2 and 3, whose ranks keep the parameters
+    around a stage's blocks gathered for a part of the step.
     """
     from shardscope.analytic.memory.held import states_side_by_side
 
@@ -88,7 +147,8 @@ def states(mesh: Mesh, step: JobStep) -> RankStates | None:
     if None in found:
         return None
     joined = states_side_by_side(found)
-    return joined._replace(is_exact=joined.is_exact and not stages_of(mesh).is_measured)
+    is_known = not stages_of(mesh).is_measured and not mesh.data.exchanges_in_passes
+    return joined._replace(is_exact=joined.is_exact and is_known)
 
 
 def _inner_job(mesh: Mesh, step: JobStep) -> Job:
@@ -154,7 +214,7 @@ def _is_in_pass(mesh: Mesh, exchange: Exchange) -> bool:
     """Return whether an exchange of a stage's ranks is part of a pass."""
     if exchange.when.phase == "optimizer":
         return False
-    if axis_of(exchange.collective) == "tensor":
+    if axis_of(exchange.collective) in {"tensor", "context"}:
         return exchange.when.part < 1
     return mesh.data.exchanges_in_passes and collective_of(exchange.collective) not in _AFTER_PASSES
 

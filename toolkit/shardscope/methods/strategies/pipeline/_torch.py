@@ -61,6 +61,7 @@ class PipelineRank(RankStrategy):
     ) -> None:
         super().__init__(job, context)
         self.along = along or job
+        assert isinstance(self.along.strategy, pipeline.Pipeline)
         self.settings = self.along.strategy
         self.data = data or SingleRank(job, context.on_axis("data", None))
 

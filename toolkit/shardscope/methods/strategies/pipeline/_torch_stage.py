@@ -105,7 +105,7 @@ class RecordedStage(StaticStage):
         self, backward_type: str, bwd_kwargs: Any, last_backward: bool = False
     ) -> Any:
         self.data.before_backward(self.submod, is_split=backward_type != "full")
-        found = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)  # type: ignore[no-untyped-call]
+        found = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         is_last = last_backward and self.recorder.is_last_pass
         self.data.after_backward(self.submod, has_weights=backward_type != "input", is_last=is_last)
         return found

@@ -1,0 +1,265 @@
+"""A pipeline with replicas and with layers in parts: each stage follows one process, whatever the axes beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import shardscope as ss
+from conformance.ranks import RankPool
+from conformance.strategy import OPTIMIZERS, StrategyConformance, job, mean_losses
+from shardscope.errors import SpecError
+from shardscope.spec.models import GPTConfig
+from shardscope.training.context import RankContext
+from shardscope.training.models import build_model
+from shardscope.training.trainer import Trainer
+
+ZERO_1 = ss.Zero1(bucket_mb=0.02)
+SCHEDULES = (
+    "1f1b", "dualpipev", "gpipe", "interleaved", "v-half", "v-min", "zb-h1", "zb-h2", "zbv", "zero-bubble"
+)  # fmt: skip
+
+
+def mesh(data: Any = "ring", schedule: str = "1f1b", *, tensor: int = 1, **stages: Any) -> ss.Strategy:
+    settings = ss.Pipeline(schedule=schedule, **stages)
+    return ss.Strategy("mesh", data=data, tensor=tensor, pipeline=2, stages=settings)
+
+
+def deeper_gpt() -> nn.Module:
+    """Five layers, enough for two stages on each of two ranks."""
+    return build_model(GPTConfig(layers=3, hidden=16, heads=2, vocab=256, seq=16, ffn=32))
+
+
+class OfStages(StrategyConformance):
+    def batch(self, world_size: int, accumulation: int) -> ss.Batch:
+        """At least two micro-batches for each replica, as schedules need."""
+        return ss.Batch(48, micro_batch=12 if accumulation == 1 else 6)
+
+
+@pytest.mark.ranks(4)
+class TestPipelineOfRings(OfStages):
+    strategy = mesh(ss.Ring(bucket_mb=0.02))
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(4)
+class TestPipelineOfTensors(OfStages):
+    strategy = mesh(tensor=2)
+
+
+@pytest.mark.weekly
+@pytest.mark.ranks(4)
+class TestPipelineOfTrees(OfStages):
+    strategy = mesh(ss.Tree(bucket_mb=0.02), "gpipe")
+
+
+@pytest.mark.weekly
+@pytest.mark.ranks(4)
+class TestPipelineOfAllReduces(OfStages):
+    strategy = mesh(ss.AllReduce(bucket_mb=0.02), "zb-h1")
+
+
+@pytest.mark.weekly
+@pytest.mark.ranks(4)
+class TestPipelineOfNodes(OfStages):
+    strategy = mesh(ss.Hierarchical(per_node=2, bucket_mb=0.02))
+
+
+@pytest.mark.weekly
+@pytest.mark.ranks(4)
+class TestPipelineOfZero1(OfStages):
+    strategy = mesh(ZERO_1)
+
+
+@pytest.mark.weekly
+@pytest.mark.ranks(4)
+class TestPipelineOfZero2(OfStages):
+    strategy = mesh(ss.Zero2())
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(4)
+class TestPipelineOfZero3(OfStages):
+    strategy = mesh(ss.Zero3(), "zb-h1")
+
+
+@pytest.mark.weekly
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("data", ["ring", ZERO_1, ss.Zero2(), ss.Zero3(), ss.Strategy("zero-3:backend")])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_runs_on_replicas(pool: RankPool, tmp_path: Path, schedule: str, data: Any) -> None:
+    class Deeper(OfStages):
+        strategy, model = mesh(data, schedule), staticmethod(deeper_gpt)
+
+    Deeper().follow(
+        pool, tmp_path, optimizer="lamb", accumulation=4, recompute="full", precision="fp64", clip_norm=0.5
+    )
+
+
+# Eight ranks.
+
+
+@pytest.fixture(scope="module")
+def eight() -> Iterator[RankPool]:
+    pool = RankPool(8)
+    yield pool
+    pool.close()
+
+
+@pytest.mark.slow
+def test_three_axes_follow_one_process(eight: RankPool, tmp_path: Path) -> None:
+    _follow_on_eight(eight, tmp_path, ZERO_1)
+
+
+@pytest.mark.weekly
+@pytest.mark.parametrize("data", ["ring", "tree", "all-reduce", ss.Zero2(), ss.Zero3()])
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "lars"])
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16-mixed"])
+def test_any_three_axes_follow_one_process(
+    eight: RankPool, tmp_path: Path, data: Any, optimizer: str, precision: str
+) -> None:
+    _follow_on_eight(eight, tmp_path, data, optimizer=optimizer, precision=precision)
+
+
+def _follow_on_eight(pool: RankPool, folder: Path, data: Any, **changes: Any) -> None:
+    class Triple(OfStages):
+        strategy = mesh(data, tensor=2)
+
+    fields = {"optimizer": "lamb", "accumulation": 4, "precision": "fp64", "clip_norm": 0.5}
+    Triple().follow(pool, folder, **{**fields, **changes})
+
+
+# Checkpoints, evaluations and refusals.
+
+CHAIN: dict[str, ss.Strategy | None] = {
+    "stages of rings": mesh(), "zero-3": ss.Zero3(), "one process": None, "stages of zero-1": mesh(ZERO_1),
+    "stages in parts": mesh(tensor=2), "stages of zero-3": mesh("zero-3"),
+    "parts of zero-1": ss.Strategy("mesh", data="zero-1", tensor=2), "stages of zero-2": mesh("zero-2", "zb-h1"),
+}  # fmt: skip
+
+
+def _through_layouts(optimizer: str, each: int, folder: Path, context: RankContext) -> list[float | None]:
+    losses: list[float | None] = []
+    before: Path | None = None
+    for number, strategy in enumerate(CHAIN.values()):
+        here, is_alone = folder / str(number), strategy is None
+        ours = job(
+            optimizer=OPTIMIZERS[optimizer], steps=len(CHAIN) * each, clip_norm=0.5,
+            strategy=strategy or "single", world_size=1 if is_alone else 4,
+            batch=ss.Batch(48, micro_batch=48 if is_alone else 6),
+        )  # fmt: skip
+        here.mkdir(exist_ok=True)
+        ranks = replace(context, rank=0, world_size=1, group=None) if is_alone else context
+        trainer = Trainer(ours, ranks, here)
+        if before is not None:
+            trainer.resume(before)
+        losses += [trainer.take_step(step) for step in range(number * each + 1, (number + 1) * each + 1)]
+        if not is_alone or context.rank == 0:
+            trainer.checkpoints.save((number + 1) * each)
+        trainer.strategy.close()
+        dist.barrier()
+        before = here / "checkpoints"
+    return losses
+
+
+def _alone(ours: ss.Job, context: RankContext) -> list[float | None]:
+    trainer = Trainer(ours, replace(context, rank=0, world_size=1, group=None), context.events.path.parent)
+    return [trainer.take_step(step) for step in range(1, ours.steps + 1)]
+
+
+@pytest.mark.weekly
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_a_checkpoint_resumes_under_any_layout(pool: RankPool, tmp_path: Path, optimizer: str) -> None:
+    each = 2
+    results = pool.run(partial(_through_layouts, optimizer, each, tmp_path), tmp_path)
+    steps = len(CHAIN) * each
+    alone = job(optimizer=OPTIMIZERS[optimizer], steps=steps, strategy="single", world_size=1, clip_norm=0.5)
+    expected, *_ = pool.run(partial(_alone, alone), tmp_path)
+    assert mean_losses([(row, {}) for row in results]) == pytest.approx(expected, rel=1e-12)
+
+
+def _evaluated(ours: ss.Job, context: RankContext) -> Any:
+    from shardscope.training.evaluate import evaluate
+
+    is_alone = ours.world_size == 1
+    ranks = replace(context, rank=0, world_size=1, group=None) if is_alone else context
+    trainer = Trainer(ours, ranks, context.events.path.parent)
+    assert trainer.data.validation is not None
+    found = evaluate(
+        trainer.strategy,
+        trainer.data.validation,
+        trainer.loss_function,
+        trainer._place,
+        trainer.weights.found,
+    )
+    after = trainer.take_step(1)
+    trainer.strategy.close()
+    return found, after
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("data", ["zero-3"])
+def test_an_evaluation_covers_every_replica_and_changes_nothing(
+    pool: RankPool, tmp_path: Path, data: str
+) -> None:
+    ours = job(strategy=mesh(data), world_size=4, batch=ss.Batch(48, micro_batch=6))
+    (expected, loss), *_ = pool.run(partial(_evaluated, job(strategy="single", world_size=1)), tmp_path)
+    results = pool.run(partial(_evaluated, ours), tmp_path)
+    for found, _ in results:
+        assert found == pytest.approx(expected, rel=1e-12)
+    assert mean_losses([([after], {}) for _, after in results]) == pytest.approx([loss], rel=1e-12)
+
+
+def _seed(ours: ss.Job, context: RankContext) -> int:
+    Trainer(ours, context, context.events.path.parent).strategy.close()
+    return torch.initial_seed()
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize(("tensor", "number"), [(1, 4), (2, 2)])
+def test_replicas_and_stages_draw_numbers_of_their_own(
+    pool: RankPool, tmp_path: Path, tensor: int, number: int
+) -> None:
+    ours = job(strategy=mesh(tensor=tensor), world_size=4, batch=ss.Batch(48, micro_batch=6))
+    assert len({*pool.run(partial(_seed, ours), tmp_path)}) == number
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"strategy": mesh(ss.Zero3(replicas=2)), "world_size": 8},
+            "strategy.data.replicas=2 is not available with",
+        ),
+        ({"compression": "int8"}, "compression='int8' is not available with strategy.pipeline=2 yet"),
+        (
+            {"world_size": 6, "strategy": mesh(tensor=2)},
+            "strategy.pipeline=2 does not divide world_size=6 / tensor=2",
+        ),
+        (
+            {"strategy": mesh(), "world_size": 2, "batch": ss.Batch(48, micro_batch=48)},
+            "makes 1 micro-batches per pass",
+        ),
+    ],
+)
+def test_what_cannot_be_combined_is_refused_in_one_sentence(changes: dict[str, Any], told: str) -> None:
+    fields: dict[str, Any] = {
+        "strategy": mesh(),
+        "world_size": 4,
+        "batch": ss.Batch(48, micro_batch=6),
+        **changes,
+    }
+    with pytest.raises(SpecError) as caught:
+        job(**fields)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
