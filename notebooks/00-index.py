@@ -37,6 +37,7 @@
 # | 11 | [The twin](11-twin.ipynb) | Do prediction, simulation and measurement agree, and why not? | real ranks |
 # | 12 | [Faults](12-faults.ipynb) | What does a failure cost, and how often to save a checkpoint? | real ranks |
 # | 13 | [Data](13-data.ipynb) | How are data read that are larger than memory, from a slow source? | real ranks |
+# | 14 | [Several axes at once](14-hybrid.ipynb) | What does each axis of parallelism cost and save? | real ranks |
 #
 # *Real ranks* are processes that train on this machine; a laptop or a free Binder session is enough.
 #

@@ -16,7 +16,7 @@
 # %% [markdown]
 # # 13 · Data that does not fit in memory
 #
-# [← Faults](12-faults.ipynb) · [Index](00-index.ipynb)
+# [← Faults](12-faults.ipynb) · [Index](00-index.ipynb) · [Several axes at once →](14-hybrid.ipynb)
 # · [with its figures, on the web](https://shardscope.github.io/shardscope/notebooks/13-data.html)
 #
 # How do ranks read data that is larger than memory, from a source that is slower than training, without repeating a
@@ -194,4 +194,4 @@ say(
 # - Train a GPT on shards of tokens: `ss.write_shards` takes one-dimensional arrays of integers too.
 # - Kill a rank in mid-epoch with the [notebook on faults](12-faults.ipynb), and let it recover.
 #
-# [← Faults](12-faults.ipynb) · [Index](00-index.ipynb)
+# [← Faults](12-faults.ipynb) · [Index](00-index.ipynb) · [Several axes at once →](14-hybrid.ipynb)

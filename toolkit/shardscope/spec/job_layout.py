@@ -24,7 +24,7 @@ IN_LAYOUTS: Mapping[str, Any] = {"fp32": "fp32", "bf16-mixed": "bf16-autocast", 
 """Layout precision that corresponds to each job precision; all of them keep the weights in fp32."""
 _IN_JOBS = {of_layout: of_job for of_job, of_layout in IN_LAYOUTS.items()}
 _AXES = ("data", "context", "tensor", "pipeline")
-_OF_MESH = ("context", "tensor", "pipeline", "sequence_parallel")
+_OF_MESH = ("context", "tensor", "pipeline", "sequence_parallel", "expert")
 _STAGES = ("schedule", "virtual_stages")
 _SIZES = ("global_batch", "micro_batch")
 
@@ -73,8 +73,6 @@ def _layout(value: object) -> Layout:
 
 def _without_ranks(layout: Layout) -> Iterator[str]:
     """Yield a sentence for each combination of degrees that cannot be trained."""
-    if layout.expert > 1:
-        yield f"layout.expert={layout.expert} cannot be trained yet; use expert=1"
     if layout.shard not in (0, layout.data * layout.context) and layout.zero == 1:
         yield f"layout.shard={layout.shard} with zero=1 is not available in jobs yet; leave shard out"
 
@@ -145,7 +143,7 @@ def _strategy(layout: Layout, value: Any, own: Strategy | None) -> Strategy:
     }
     if own is not None:
         given = _kept(layout, own) if given is None else given
-        kept = ("tensor_plan", "context_comm", "sequence_parallel")
+        kept = ("tensor_plan", "context_comm", "sequence_parallel", "expert")
         mesh = {name: each for name, each in own.settings.items() if name in kept and own.is_composite}
     if given is not None and given.is_composite:
         asked = {name: each for name, each in given.settings.items() if name in given.model_fields_set}
@@ -172,7 +170,8 @@ def _strategy(layout: Layout, value: Any, own: Strategy | None) -> Strategy:
 
 def _is_mesh(layout: Layout) -> bool:
     """Return whether a layout has several axes, or one that is an axis of a mesh only."""
-    return layout.tensor * layout.context > 1 or (layout.pipeline > 1 and layout.data > 1)
+    is_mesh = layout.tensor * layout.context * layout.expert > 1
+    return is_mesh or (layout.pipeline > 1 and layout.data > 1)
 
 
 def _is_pipeline(strategy: Strategy) -> bool:

@@ -58,6 +58,12 @@ def top_saved_tensors_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], 
     return pack, unpack
 
 
+def leave_out_of_ddp(model: nn.Module, names: Sequence[str]) -> None:
+    """Let `DistributedDataParallel` neither broadcast these parameters of a model nor reduce their gradients."""
+    ignore = nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model  # noqa: SLF001
+    ignore(model, list(names))  # type: ignore[no-untyped-call]
+
+
 def is_in_backward() -> bool:
     """Return whether this thread runs a backward pass, or a forward pass that one repeats."""
     from torch._C import _current_graph_task_id

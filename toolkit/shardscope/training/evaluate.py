@@ -84,7 +84,7 @@ def evaluate(
         on_device = totals.to(context.device)
         dist.all_reduce(on_device)
         totals = on_device.cpu() / (
-            1 if strategy.tensor_split is None else strategy.tensor_split.axis.size
+            1 if strategy.same_samples is None else strategy.same_samples.size
         )  # equal on its ranks
     sums = _Sums(*totals.tolist())
     if math.isnan(sums.samples):

@@ -18,6 +18,8 @@ from torch.autograd import Function
 
 from shardscope.training.tensor.axis import TensorAxis
 
+EXPERT_DATA = "expert-data"
+"""Name of the axis of data ranks that hold the same experts, in the names of collectives."""
 Compute = Callable[[Tensor, list[int]], Tensor]
 """Function from tokens that are sorted by expert, and the number for each expert, to the experts' outputs."""
 

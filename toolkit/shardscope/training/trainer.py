@@ -164,8 +164,8 @@ class Trainer:
     @property
     def _reports_own_tokens(self) -> bool:
         """Whether this rank reports its tokens; ranks of a tensor group have the same ones."""
-        division = self.strategy.tensor_split
-        return self.strategy.data_rank is not None and (division is None or not division.axis.rank)
+        alike = self.strategy.same_samples
+        return self.strategy.data_rank is not None and (alike is None or not alike.rank)
 
     def _prepare_model(self, model: nn.Module) -> nn.Module:
         """Prepare the model in its precision's dtype, on its device; raise `SpecError` if it cannot be trained."""
@@ -223,9 +223,9 @@ class Trainer:
             codecs=None if compressor is None else "numba" if compiled else "torch", **context.described_link(job.link),
             pid=os.getpid(), host=socket.gethostname(), **layers_that_depend_on_the_cut(self.model),
         )  # fmt: skip
-        divisions = self.strategy.tensor_split, self.strategy.sequence_split  # their ranks read the same data
-        is_first = not any(each is not None and each.axis.rank for each in divisions)
-        reports = self.strategy.data_rank == 0 and is_first
+        sequence = self.strategy.sequence_split  # its ranks read the same data
+        is_first = sequence is None or not sequence.axis.rank
+        reports = self.strategy.data_rank == 0 and is_first and self._reports_own_tokens
         if self.weights.note is not None and reports:
             context.events.emit("loss_note", step=0, text=self.weights.note)
 

@@ -41,6 +41,7 @@ from shardscope_widgets.figures._plans import plans as plans
 from shardscope_widgets.figures._predicted import StepTimesRow as StepTimesRow
 from shardscope_widgets.figures._predicted import compared as compared
 from shardscope_widgets.figures._predicted import step_times as step_times
+from shardscope_widgets.figures._rank_mesh import rank_mesh as rank_mesh
 from shardscope_widgets.figures._residual import residual as residual
 from shardscope_widgets.figures._scaling import scaling as scaling
 from shardscope_widgets.figures._schedule import schedule as schedule

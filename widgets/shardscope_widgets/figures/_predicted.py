@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 
 from shardscope.measure.compare.comparison import error_text, heading_of, repeats, shown_columns, value_text
 from shardscope.measure.compare.measured import REST
+from shardscope.measure.compare.residual import by_axis
 from shardscope.spec.units import suitable_unit
 from shardscope_widgets.figures import theme
 from shardscope_widgets.words import duration_text
@@ -51,7 +52,8 @@ class ComparedInfo(NamedTuple):
 def compared_info(comparison: Comparison) -> ComparedInfo:
     """Return the bars of a comparison.
 
-    Message counts, sums and the times of individual collectives are omitted; the table has them.
+    Message counts, sums and the times of individual collectives are omitted; the table has them. On a mesh, each axis
+    has a bar for all of its collectives.
     """
     found = {group: [row for row in comparison.rows if row.group == group] for group in _GROUPS}
     panels = [_panel(comparison, kept) for rows in found.values() if (kept := _kept(rows))]
@@ -59,7 +61,7 @@ def compared_info(comparison: Comparison) -> ComparedInfo:
 
 
 def _kept(rows: list[ComparedTerm]) -> list[ComparedTerm]:
-    return [row for row in rows if row.part_of is None and row.term not in {"all collectives", REST}]
+    return [row for row in by_axis(rows) if row.term not in {"all collectives", REST}]
 
 
 def _panel(comparison: Comparison, rows: list[ComparedTerm]) -> ComparedPanel:

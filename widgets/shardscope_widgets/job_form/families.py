@@ -10,6 +10,7 @@ from typing import Any
 
 from shardscope.methods.strategies.pipeline import SPLITS
 from shardscope.spec import Compression, Method, registry
+from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope.spec.strategy import Strategy, strategies, strategies_where
 from shardscope_widgets.kit.form import Setting, named, option_of, setting_of
 from shardscope_widgets.words import AXIS_LABELS
@@ -21,6 +22,7 @@ _HEADINGS = (
 """Families of compression methods in display order; any other families follow."""
 _LABELS = AXIS_LABELS | {
     "data": "Along the data axis",
+    "stages": "Pipeline schedule",
     "every": "Average every",
     "update_every": "Adapt every",
     "feedback": "Error feedback",
@@ -73,6 +75,14 @@ def settings_of_method(kind: type[Method], name: str) -> list[Setting]:
 def _otherwise(method: type[Method], field: str) -> dict[str, Any]:
     if field == "data" and issubclass(method, Strategy) and method.is_composite:
         return {"values": named(strategies_where(lambda strategy: strategy.composes))}
+    if field == "stages" and issubclass(method, Strategy) and method.is_composite:
+        stages = Strategy.resolve(method.model_fields[field].get_default(call_default_factory=True))
+        schedules = registry.all_of(PipelineSchedule)
+        return {
+            "values": tuple(
+                (each.heading(), option_of(stages.replace(schedule=each.name))) for each in schedules
+            )
+        }
     return _OTHERWISE.get(field, {})
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from math import inf
 from types import NoneType
 from typing import Any, NamedTuple, TypeVar
@@ -14,7 +15,7 @@ import traitlets as t
 from pydantic import BeforeValidator
 
 from shardscope.errors import SpecError, unknown_name
-from shardscope.spec import Method, registry
+from shardscope.spec import Method, Strategy, registry
 from shardscope.spec._base import Spec, takes
 from shardscope.spec.fields import bounds_of, members_of, summary_of
 
@@ -91,8 +92,15 @@ def named(values: Iterable[Any]) -> tuple[tuple[str, Any], ...]:
 
 
 def option_of(value: Any) -> Any:
-    """Return a value as traits store it: a method with default settings is stored as its name."""
-    return value.name if isinstance(value, Method) and not value.changed else value
+    """Return a value as traits store it: a method as its name, or as its short string, if that says everything."""
+    if not isinstance(value, Method):
+        return value
+    if not value.changed:
+        return value.name
+    with suppress(SpecError):
+        if isinstance(value, Strategy) and Strategy.by_name(value.label) == value:
+            return value.label
+    return value
 
 
 class _Choice(t.TraitType[Any, Any]):

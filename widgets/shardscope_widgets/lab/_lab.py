@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 import traitlets as t
@@ -17,8 +17,12 @@ from shardscope_widgets.job_form.choices import JobChoices
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.markup import classed, words_html
 from shardscope_widgets.kit.still import Still
-from shardscope_widgets.lab._panels import KEEPS_ITS_JOB, PREDICT, RUN, SHOWS_A_RUN, TABS, Where, makers
+from shardscope_widgets.lab._panels import KEEPS_ITS_JOB, PLAN, PREDICT, RUN, SHOWS_A_RUN, TABS, Where, makers
 from shardscope_widgets.words import plural, safe
+
+if TYPE_CHECKING:
+    from shardscope.planner.rehearsal import Rehearsal
+    from shardscope.runtime import Run
 
 
 class Lab(Still, widgets.VBox):  # type: ignore[misc]
@@ -101,12 +105,22 @@ class Lab(Still, widgets.VBox):  # type: ignore[misc]
         box.children = (panel,)
         if former is not None:
             former.close()
+        if self.tab == PLAN:
+            panel.on_train = self._train
         if self.tab == RUN:
             panel.observe(lambda _change: self._tell(), [*JobChoices.class_own_traits()])
             panel.place.choices.observe(lambda _change: self._tell())
         if self._is_shown:
             panel._begin_showing()  # noqa: SLF001 - it is displayed as a part of this panel
         self._draw()
+
+    def _train(self, found: Rehearsal, run: Run) -> None:
+        """Show the run of a plan that was started under Plan, its job in the form, and the tab of its mesh."""
+        self.tab = RUN
+        panel = self._panels[RUN]
+        panel.fill(found.job, run.cluster)
+        panel.watch(run)
+        panel.screen.show_mesh()
 
     def close(self) -> None:
         """Close all panels; runs continue."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 import traitlets as t
@@ -24,15 +24,23 @@ from shardscope_widgets.figures import _plan_answer, _plan_mesh
 from shardscope_widgets.kit.controls import controls_for
 from shardscope_widgets.kit.form import check_options, named, own_trait, trait_of
 from shardscope_widgets.kit.guard import Guard
-from shardscope_widgets.kit.markup import classed
+from shardscope_widgets.kit.markup import classed, words_html
 from shardscope_widgets.kit.still import Still
 from shardscope_widgets.planner._hold_fixed import HoldFixed
 from shardscope_widgets.planner._measured import MeasuredPlan, calibration_of_steps, measured_step
 from shardscope_widgets.planner._screen import PlannerScreen, as_in_form
 
+if TYPE_CHECKING:
+    from shardscope.planner.rehearsal import Rehearsal
+    from shardscope.runtime import Run
+
 WEIGHTS = {"time": "Time", "headroom": "Memory left", "dollars": "Dollars"}
 ASKED = ("model", "device", "nodes", "software", "seq", "global_batch", "precision")
 BUDGET = "tokens_billions"
+STEPS_S = (1.0, 4.0, 16.0)
+"""Step times in seconds that a plan may take when it is trained small: the shortest possible one is taken."""
+MOST_TRAINED = 8
+"""Maximum number of ranks on which a plan is trained small."""
 OPTIONS = (*ASKED, BUDGET, "unshipped", "fix", "weights", "chosen")
 
 
@@ -98,6 +106,7 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
         super().__init__()
         self._own_model = model if isinstance(model, Transformer) else None
         self._own_cluster, self._is_filling = cluster, False
+        self.on_train: Callable[[Rehearsal, Run], None] | None = None
         self.measured: list[MeasuredPlan] = []
         name = model.name if isinstance(model, Transformer) else model
         check_options("Planner", (field for field in choices if not self.has_trait(field)), OPTIONS)
@@ -169,6 +178,7 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
         self.screen.table.observe(callback(self._take_row), "chosen")
         self.screen.scatter.observe(callback(self._take_point), "clicked")
         self.screen.measured.use.on_click(callback(self._take_measured))
+        self.screen.train.on_click(callback(self._press_train))
         self.screen.measured.forget.on_click(callback(self.forget))
 
     def _take_weights(self) -> None:
@@ -256,6 +266,47 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
         self.measured = [*self.measured, step]
         self.search()
         self._choose(step.layout)
+
+    def train(self, *, rank: int | None = None) -> Run:
+        """Train a small model with the axes of a plan on real ranks of this machine, as the button does.
+
+        The ranks run on an emulated cluster whose links and processors are as slow in proportion as planned; see
+        `Plans.rehearsal`. If this machine cannot emulate clusters, they run directly on it.
+
+        Args:
+            rank: Position of the plan in the ranking, from 1; None for the chosen plan.
+
+        Raises:
+            SpecError: There is no such plan, or no job corresponds to it.
+            ShardscopeError: The ranks cannot be started.
+        """
+        from shardscope.runtime import launch
+        from shardscope.runtime.emulated import why_not_emulated
+
+        if self.plans is None or not len(self.plans):
+            raise SpecError("there is no plan to train; change the inputs so that a layout fits")
+        place = self._shown if rank is None else rank
+        devices = self.plans.layout(int(self.plans.order[place - 1])).num_devices
+        found = _rehearsal(self.plans, place, min(devices, MOST_TRAINED))
+        why_not = why_not_emulated()
+        run = launch(found.job, None if why_not else found.cluster)
+        where = f"on this machine itself, because it cannot emulate clusters: {why_not}." if why_not else ""
+        self.screen.say_trained(found, run.name, where)
+        if self.on_train is not None:
+            self.on_train(found, run)
+        return run
+
+    def _press_train(self) -> None:
+        self.screen.trained.value = words_html("Preparing a small job with this plan's axes …")
+        self.screen.train.disabled = True
+        try:
+            self.train()
+        except SpecError as error:
+            self.screen.trained.value = words_html(
+                f"This plan cannot be trained small: {as_in_form(str(error))}."
+            )
+        finally:
+            self.screen.train.disabled = False
 
     def forget(self) -> None:
         """Forget all measured steps, and predict and rank all plans again without them."""
@@ -346,6 +397,17 @@ class Planner(Still, widgets.VBox):  # type: ignore[misc]
         info = _plan_mesh.plan_mesh_info(self.plans, self._shown, by=self.screen.by.value or "")
         with self._filling():
             self.screen.draw_mesh(info)
+
+
+def _rehearsal(plans: Plans, rank: int, world_size: int) -> Rehearsal:
+    """Return the rehearsal of a plan with the shortest steps of `STEPS_S` in which this machine keeps up."""
+    for step_s in STEPS_S[:-1]:
+        try:
+            return plans.rehearsal(rank, world_size=world_size, step_s=step_s)
+        except SpecError as error:
+            if not str(error).startswith("step_s="):
+                raise
+    return plans.rehearsal(rank, world_size=world_size, step_s=STEPS_S[-1])
 
 
 def _unshipped_words(found: Plans) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anywidget
 import ipywidgets as widgets
@@ -25,10 +26,19 @@ from shardscope_widgets.kit.markup import classed, columns, heading, note_html, 
 from shardscope_widgets.kit.script import script
 from shardscope_widgets.planner._hold_fixed import FILTERS
 from shardscope_widgets.planner._measured import MeasuredBox
-from shardscope_widgets.words import AXIS_LABELS, safe
+from shardscope_widgets.words import AXIS_LABELS, duration_text, safe
+
+if TYPE_CHECKING:
+    from shardscope.planner.rehearsal import Rehearsal
 
 _EMPTY = _plans.PlansInfo((), (), 0.0)
 ABOUT = "every layout of a model on a cluster, ranked by predicted cost; no training is run"
+
+
+TRAIN = (
+    "Train a small model with this plan's axes on at most 8 ranks of this machine, in slow motion, with links between "
+    "nodes as slow as planned"
+)
 
 
 class PlanTable(anywidget.AnyWidget):
@@ -63,6 +73,9 @@ class PlannerScreen:
         self.mesh = LiveFigure(theme.blank(), label="Devices of the chosen plan, by group")
         self.frame = Frame(title="Planner", about=ABOUT)
         self.table, self.measured, self.flags = PlanTable(), MeasuredBox(), Copied()
+        self.train = widgets.Button(description="Train this plan small", icon="play", tooltip=TRAIN)
+        self.train.add_class("ss-train")
+        self.trained = widgets.HTML()
         self.pick = widgets.ToggleButtons(options=[], value=None)
         self.by = widgets.ToggleButtons(description="Colour by", options=[], value=None)
         self.unshipped = classed(widgets.Checkbox(indent=False), "ss-unshipped")
@@ -70,7 +83,10 @@ class PlannerScreen:
 
     def _arrange(self, controls: Mapping[str, Mapping[str, widgets.Widget]]) -> tuple[widgets.Widget, ...]:
         where = [heading("Where each rank runs", "hover over a square"), self.by, self.mesh, self.mesh_words]
-        run = [heading("Run the chosen plan"), self.flags, self.remarks]
+        train = (
+            [] if sys.platform == "emscripten" else [self.train, self.trained]
+        )  # web pages cannot start ranks
+        run = [heading("Run the chosen plan"), *train, self.flags, self.remarks]
         both = classed(widgets.HBox([widgets.VBox(where), widgets.VBox(run)]), "ss-run-it")
         self.chosen = widgets.VBox([self.numbers, self.pick, self.advice])
         self.run = widgets.VBox([both])
@@ -151,6 +167,7 @@ class PlannerScreen:
 
     def draw_chosen(self, plans: Plans, chosen: int, explanation: PlanComparison | None) -> None:
         """Compare the plan at position `chosen` of the ranking, from 1, with the first plan."""
+        self.trained.value = ""
         self.terms.figure = _plans.terms(_plans.terms_info(plans, (1, chosen)))
         self.told.value = _told(explanation)
         self._draw_config(plans, chosen)
@@ -176,6 +193,16 @@ class PlannerScreen:
         self.flags.title, self.flags.text = config.trainer, config.text
         told = note_html(as_in_form(" ".join(config.remarks)))
         self.remarks.value = f"<details><summary>Settings to add, and differences</summary>{told}</details>"
+
+    def say_trained(self, found: Rehearsal, name: str, where: str) -> None:
+        """Say which run trains the chosen plan, with which axes, and what differs from the plan."""
+        layout, ranks = found.job.layout(), found.job.world_size
+        text = (
+            f"Run {name} trains {found.job.model} on {ranks} ranks ({short(layout)}): a planned step of "
+            f"{duration_text(found.planned_s)} takes {duration_text(found.step_time_s)} here. The Training Lab shows "
+            "it: its tab Mesh says which axis costs most."
+        )
+        self.trained.value = words_html(as_in_form(" ".join(filter(None, (text, where, *found.notes)))))
 
     def draw_nothing(self) -> None:
         """Hide all results except the numbers of rejected layouts, because no layout fits."""

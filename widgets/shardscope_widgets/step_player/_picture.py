@@ -17,6 +17,7 @@ from shardscope.errors import SpecError
 from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope.runlog.step_events import StepEvent, StepEvents
 from shardscope_widgets.figures import theme
+from shardscope_widgets.figures._rank_mesh import grid_places
 from shardscope_widgets.step_player._cells import GRADIENTS, MICRO_BATCHES, Cell, cells_of
 from shardscope_widgets.words import bytes_text, duration_text
 
@@ -131,20 +132,10 @@ class _Picture:
         return [places[rank] for rank in range(n)]
 
     def _grid(self, middle: float) -> list[Point]:
-        """Return the centres of ranks on a mesh: the innermost axis across if it is the longer side, else down."""
-        n, inner = (
-            self.step.world_size,
-            next((size for _, size in reversed(self.step.arrangement.axes) if size > 1), 1),
-        )
-        places = [divmod(rank, inner) for rank in range(n)]
-        is_across = inner > n // inner
-        columns, rows = (inner, n // inner) if is_across else (n // inner, inner)
-        cells = [(k, outer) if is_across else (outer, k) for outer, k in places]
-        down = (_STAGE - 76) / rows
-        return [
-            (_WIDTH * (column + 0.5) / columns, middle + down * (row - (rows - 1) / 2))
-            for column, row in cells
-        ]
+        """Return the centres of the ranks of a mesh, in columns and rows."""
+        _, rows, places = grid_places(self.step.arrangement.axes)
+        across, down = _WIDTH / (max(x for x, _ in places) + 1), (_STAGE - 76) / rows
+        return [(across * (x + 0.5), middle + down * (y - (rows - 1) / 2)) for x, y in places]
 
     def _curve(self, source: int, target: int) -> str:
         """Return the path of a message, from card to card; opposite directions use separate lanes."""

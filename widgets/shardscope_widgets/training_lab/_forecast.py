@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import ipywidgets as widgets
 
 from shardscope.errors import SpecError
+from shardscope_widgets.figures._rank_mesh import RankMeshInfo, rank_mesh_info
 from shardscope_widgets.kit.background import Background
 from shardscope_widgets.kit.markup import classed
 from shardscope_widgets.training_lab._forecast_words import forecast_text
@@ -42,11 +43,12 @@ class Forecast(Background):
     because the lab is not displayed before that.
 
     Args:
-        on_found: Called when `step`, the predicted step of the newest job, has changed.
+        on_found: Called when `step` and `mesh`, the predicted step and the ranks of the newest job, have changed.
     """
 
     def __init__(self, on_found: Callable[[], None]) -> None:
         self.step: StepEvents | None = None
+        self.mesh: RankMeshInfo | None = None
         self._on_found = on_found
         self.line = widgets.HTML()
         self.anyway = widgets.Checkbox(description="Start it anyway", indent=False)
@@ -100,7 +102,7 @@ class Forecast(Background):
                 self._predict()
         self.anyway.value = False
         if asked is None:
-            self.step = None
+            self.step = self.mesh = None
             self.line.value = ""
             self.zero.draw("", [])
             self.anyway.layout.display = self.call.layout.display = "none"
@@ -122,7 +124,7 @@ class Forecast(Background):
             with self._lock:
                 is_newest = asked is self._asked
                 if is_newest:
-                    self.step = step_of(found.prediction)
+                    self.step, self.mesh = step_of(found.prediction), mesh_of(found.prediction)
                     self._show(found, asked.job)
             if is_newest:
                 self._on_found()
@@ -183,6 +185,12 @@ def step_of(prediction: JobPrediction | None) -> StepEvents | None:
         return None if prediction is None else step_events_of(prediction)
     except SpecError:
         return None
+
+
+def mesh_of(prediction: JobPrediction | None) -> RankMeshInfo | None:
+    """Return the ranks of a job with several axes; None if its ranks have one axis."""
+    has_axes = prediction is not None and prediction.job.strategy.shape(prediction.job.world_size)
+    return rank_mesh_info(prediction) if prediction is not None and has_axes else None
 
 
 def _said(text: str, more: str = "", *, is_bad: bool = False) -> str:

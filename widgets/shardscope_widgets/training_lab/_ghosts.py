@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from shardscope.spec import Job
 from shardscope_widgets.figures._ghosts import Ghost, ghost_of
+from shardscope_widgets.figures._rank_mesh import RankMeshInfo
 from shardscope_widgets.kit.background import Background
-from shardscope_widgets.training_lab._forecast import step_of
+from shardscope_widgets.training_lab._forecast import mesh_of, step_of
 
 if TYPE_CHECKING:
     from shardscope.runlog.step_events import StepEvents
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class Ghosts(Background):
-    """Predictions of the shown runs, by run id: values for the figures in `found`, events of a step in `steps`.
+    """Predictions of the shown runs, by run id: values for the figures in `found`, events of a step in `steps`, ranks
+    of jobs with several axes in `meshes`.
 
     Runs that cannot be predicted are omitted. Nothing is predicted before `begin` is called,
     because the lab is not displayed before that.
@@ -28,6 +30,7 @@ class Ghosts(Background):
     def __init__(self, on_change: Callable[[], None]) -> None:
         self.found: dict[str, Ghost] = {}
         self.steps: dict[str, StepEvents] = {}
+        self.meshes: dict[str, RankMeshInfo] = {}
         self._tried: set[str] = set()
         self._on_change = on_change
         self._begun = False
@@ -52,4 +55,6 @@ class Ghosts(Background):
                 self.found[run.id] = ghost_of(prediction)
                 if (step := step_of(prediction)) is not None:
                     self.steps[run.id] = step
+                if (mesh := mesh_of(prediction)) is not None:
+                    self.meshes[run.id] = mesh
                 self._on_change()

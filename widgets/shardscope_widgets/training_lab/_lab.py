@@ -245,6 +245,7 @@ class TrainingLab(Still, widgets.VBox, JobChoices):  # type: ignore[misc]
             self.check.clear()
             self.shown = [*self._known([run.baseline or ""]), run.id]
             self.focus = run.id
+            self.stage.is_watching = True  # also if it was in focus before the form was changed
             self.refresh()
 
     def _known(self, run_ids: Sequence[str]) -> list[str]:

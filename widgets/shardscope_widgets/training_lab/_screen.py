@@ -23,6 +23,7 @@ from shardscope_widgets.training_lab._advice import AdvicePanel
 from shardscope_widgets.training_lab._forecast import Forecast
 from shardscope_widgets.training_lab._ghosts import Ghosts
 from shardscope_widgets.training_lab._history import History
+from shardscope_widgets.training_lab._mesh import MeshPanel
 from shardscope_widgets.training_lab._outcome import OutcomePanel
 from shardscope_widgets.training_lab._payoff import PayoffPanel
 from shardscope_widgets.training_lab._place import Place
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
 ABOUT = (
     "real ranks in separate processes, which continue training if you close the tab, and stop with the kernel"
 )
-_STEP, _LIVE = 0, 1
-"""Tabs of the step player, which shows the predicted step until there is a run, and of the curves."""
+_STEP, _LIVE, _MESH = 0, 1, 2
+"""Tabs of the step player, which shows the predicted step until there is a run, of the curves, and of the mesh."""
 
 
 class Screen:
@@ -88,6 +89,7 @@ class Screen:
         self.presets, self.place = PresetBar(on_preset), place
         self.topics = controls.Topics(choices, self.controls, self.options, place.box, lambda: place.title)
         self.history, self.live, self.panels, self.player = History(), LiveView(), Panels(), StepPlayer()
+        self.mesh = MeshPanel()
         self.breaker, self.faults = breaker, FaultsView()
         self.resumer = resumer
         self._offered: tuple[str, str] | None = None
@@ -97,7 +99,7 @@ class Screen:
         self.of_ranks = widgets.VBox([step_bar, breaker.said])
         tabs = {
             "One step": widgets.VBox([self.of_ranks, self.player]),
-            "Live": widgets.VBox([self.live.box, self.panels.box]), "Side by side": table.box,
+            "Live": widgets.VBox([self.live.box, self.panels.box]), "Mesh": self.mesh.box, "Side by side": table.box,
             "Predicted": self.outcome.box, "Compression": self.payoff.box,
             "Faults": widgets.VBox([breaker.box, self.faults.box, breaker.resize_box]),
         }  # fmt: skip
@@ -133,6 +135,10 @@ class Screen:
         """Switch from the tab of the step player to that of the curves; leave any other open tab."""
         if self.tabs.selected_index == _STEP:
             self.tabs.selected_index = _LIVE
+
+    def show_mesh(self) -> None:
+        """Open the tab of the mesh."""
+        self.tabs.selected_index = _MESH
 
     def say_plan(self, text: str, *, is_possible: bool) -> None:
         """Show what the Start button would do, or why the job is invalid."""

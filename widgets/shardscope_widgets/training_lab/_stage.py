@@ -38,13 +38,16 @@ class Stage:
             is_own: Whether the form describes the job and the cluster of this run.
         """
         screen, predicted, measured, note = self._screen, self._screen.forecast.step, None, ""
+        mesh = screen.forecast.mesh
         if entry is not None and (is_own or self.is_watching):
             if not is_own:
                 predicted = screen.ghosts.steps.get(entry.run.id)
+                mesh = screen.ghosts.meshes.get(entry.run.id)
             measured = self._recorded_step(entry)
             predicted_s = None if predicted is None else predicted.step_time_s
             note = _words.ranks_text(entry, screen.place.why_not, predicted_s)
         screen.draw_step(predicted, measured, note)
+        screen.mesh.draw(mesh, measured)
 
     def _recorded_step(self, entry: RunEntry) -> StepEvents | None:
         found = self._recorded.get(entry.run.id) or entry.trace.step_events()

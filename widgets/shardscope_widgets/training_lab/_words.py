@@ -35,7 +35,7 @@ def plan_text(job: Job, cluster: EmulatedCluster | None = None) -> str:
 def _share(job: Job) -> str:
     share, among = plural(job.batch.per_rank(job.num_data_ranks), "sample"), job.num_data_ranks
     if shape := job.strategy.shape(job.world_size):
-        axes = " × ".join(f"{axis} {ranks}" for axis, ranks in shape.items())
+        axes = " × ".join(f"{axis} {ranks}" for axis, ranks in shape.items() if ranks > 1) or "one replica"
         return f"{job.world_size} ranks as {axes}: each of {plural(among, 'replica')} takes {share}"
     if job.world_size == 1:
         return f"One process takes {share}"

@@ -8,7 +8,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 from shardscope.measure.compare.measured import REST
-from shardscope.measure.compare.residual import Expected, Residual, residual_of
+from shardscope.measure.compare.residual import Expected, Residual, by_axis, residual_of
+from shardscope.runlog.axes import axis_of
 from shardscope.show import Cell, Part, Row, Sentences, Shown, Table
 from shardscope.spec.units import figure, listed
 
@@ -286,9 +287,9 @@ def _on_time(comparison: Comparison) -> str:
     if abs(step.error) <= _AS_PREDICTED:
         return f"{took}."
     shares = {
-        name: (row.measured - row.predicted) / more_s
-        for name, row in times.items()
-        if row.part_of is None and name != REST
+        row.term: (row.measured - row.predicted) / more_s
+        for row in by_axis(list(times.values()))
+        if row.term != REST
     }
     large = sorted(
         (name for name, share in shares.items() if share >= _SHARE), key=lambda name: -shares[name]
@@ -409,7 +410,12 @@ def _cells(row: ComparedTerm, columns: Sequence[str]) -> list[str | Cell]:
     values = [value_text(getattr(row, name), row.unit) if is_told.get(name, True) else "" for name in columns]
     error = Cell(error_text(row), about=_bounds_text(row), style=_LOOKS[row.agrees])
     more = [simulated_error_text(row) if is_told["simulated"] else ""] * ("simulated" in columns)
-    return [Cell(row.term, indent=2 if row.part_of else 1), *values, error, *more]
+    return [Cell(row.term, indent=_depth(row)), *values, error, *more]
+
+
+def _depth(row: ComparedTerm) -> int:
+    """Return the depth of a row in its table: the time of a collective on an axis is a part of a part."""
+    return 1 + bool(row.part_of) + (row.group == "time" and axis_of(row.term) is not None)
 
 
 _LOOKS = {True: "opacity:.7", False: "font-weight:600", None: ""}

@@ -73,7 +73,7 @@ def residual_of(comparison: Comparison, expected: Expected = "predicted") -> Res
 
     The result is also None for asynchronous workers, whose step is not a sum of parts.
 
-    Communication is divided into its collectives if they were timed one by one.
+    Communication is divided into its collectives if they were timed one by one; on a mesh, into its axes.
 
     Raises:
         SpecError: `expected` is neither ``predicted`` nor ``simulated``.
@@ -99,7 +99,18 @@ def residual_of(comparison: Comparison, expected: Expected = "predicted") -> Res
     return Residual(expected, comparison.per, start, step.measured, (*terms, rest))
 
 
+def by_axis(rows: Sequence[ComparedTerm]) -> list[ComparedTerm]:
+    """Return the rows at the top of a group; axes of a mesh take the place of the communication that they make up."""
+    sums = {row.part_of for row in rows if row.part_of}
+    axes = {row.term: row.part_of for row in rows if row.part_of and row.term in sums}
+    divided = set(axes.values())
+    return [row for row in rows if (row.part_of is None and row.term not in divided) or row.term in axes]
+
+
 def _leaves(rows: Sequence[ComparedTerm]) -> list[ComparedTerm]:
+    axes = by_axis(rows)
+    if any(row.part_of for row in axes):
+        return axes
     has_parts = any(row.part_of == COMMUNICATION for row in rows)
     return [row for row in rows if not (has_parts and row.term == COMMUNICATION)]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import isnan
 from typing import Any
 
@@ -35,6 +36,7 @@ from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.job_memory import held_at_once
 from shardscope.prediction.loads import step_seconds
 from shardscope.prediction.observed import ObservedPrediction
+from shardscope.runlog.axes import axis_of
 from shardscope.runlog.schema import MEMORY_KINDS, Event
 from shardscope.simulator import Simulation, simulate, step_events_of
 from shardscope.spec.units import figure
@@ -90,9 +92,23 @@ def traffic_rows(
             for name in names
         ]
         rows = [row for row in found if row.predicted or row.measured]
-        yield from rows
+        yield from _by_axis(rows, partial(_traffic_total, group))
         if len(rows) > 1:
             yield _traffic_total(group, rows)
+
+
+def _by_axis(
+    rows: Sequence[ComparedTerm], total: Callable[[Sequence[ComparedTerm]], ComparedTerm]
+) -> Iterator[ComparedTerm]:
+    """Yield the rows of collectives, those of each axis of a mesh after their sum; `total` sums some rows."""
+    for axis in dict.fromkeys(axis_of(row.term) for row in rows):
+        own = [row for row in rows if axis_of(row.term) == axis]
+        if axis is None:
+            yield from own
+        else:
+            name = f"{axis} axis"
+            yield replace(total(own), term=name, part_of=own[0].part_of)
+            yield from (replace(row, part_of=name) for row in own)
 
 
 def _predicted_traffic(
@@ -356,8 +372,11 @@ def _collective_rows(trees: Sequence[Term], found: StepTime, notes: list[str]) -
     parts = [next((part.parts for part in tree.parts if part.name == COMMUNICATION), ()) for tree in trees]
     predicted = _means(parts)
     if found.collectives.keys() <= predicted.keys():
-        for name, value in found.collectives.items():
-            yield _time_row(name, predicted[name], value, found, part_of=COMMUNICATION)
+        rows = [
+            _time_row(name, predicted[name], value, found, part_of=COMMUNICATION)
+            for name, value in found.collectives.items()
+        ]
+        yield from _by_axis(rows, _time_total)
     else:
         notes.append(
             f"Times of single collectives are left out: the run has {', '.join(found.collectives)}, but the "
@@ -369,6 +388,12 @@ def _time_row(
     name: str, predicted: float, measured: float, found: StepTime, *, part_of: str | None = None
 ) -> ComparedTerm:
     return ComparedTerm("time", name, "s", f"rank {found.rank}", predicted, measured, part_of=part_of)
+
+
+def _time_total(rows: Sequence[ComparedTerm]) -> ComparedTerm:
+    return replace(
+        rows[0], predicted=sum(row.predicted for row in rows), measured=sum(row.measured for row in rows)
+    )
 
 
 def _means(trees: Sequence[Sequence[Term]]) -> dict[str, float]:
@@ -407,7 +432,7 @@ def with_simulation(
         return
     found = {**_traffic(simulation), **_memory(prediction, given, notes), **_times(simulation, given, per)}
     for group in ("bytes", "messages"):
-        found |= _total(group, given, found)
+        found |= _totals(group, given, found)
     without = [row for row in given if (row.group, row.term) not in found and row.group != "memory"]
     if without:
         named = ", ".join(dict.fromkeys(f"{row.group} of {row.term}" for row in without))
@@ -446,12 +471,17 @@ def _traffic(simulation: Simulation) -> dict[tuple[str, str], float]:
     return found
 
 
-def _total(group: str, rows: Iterable[ComparedTerm], found: _Values) -> dict[tuple[str, str], float]:
-    """Return the sum over the collectives of a group; nothing if one of them is unknown."""
-    terms = [row.term for row in rows if row.group == group and row.term != _ALL]
-    if not all((group, term) in found for term in terms):
-        return {}
-    return {(group, _ALL): sum(found[group, term] for term in terms)}
+def _totals(group: str, rows: Iterable[ComparedTerm], found: _Values) -> dict[tuple[str, str], float]:
+    """Return the sums over the collectives of a group, and of each of its axes; no sum with an unknown value."""
+    own = [row for row in rows if row.group == group]
+    sums = {_ALL, *(row.part_of for row in own if row.part_of)}
+    collectives = [row for row in own if row.term not in sums]
+    parts = {name: [row.term for row in collectives if name in (_ALL, row.part_of)] for name in sorted(sums)}
+    return {
+        (group, name): sum(found[group, term] for term in terms)
+        for name, terms in parts.items()
+        if all((group, term) in found for term in terms)
+    }
 
 
 def _memory(

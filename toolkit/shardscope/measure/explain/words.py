@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from shardscope.measure.compare.measured import COMMUNICATION
 from shardscope.measure.explain.changes import Change, Remedy
 from shardscope.measure.explain.losses import Cause, Loss, MeasuredStep, losses
 from shardscope.measure.pipeline_waits import PipelineWaits, schedule_bubble
+from shardscope.runlog.axes import axis_of
 from shardscope.spec import Job
 from shardscope.spec.settings import differing, settings_of, value_text, words_of
 from shardscope.spec.units import duration_text, faster_text, figure, listed, plural
@@ -15,7 +17,7 @@ from shardscope.spec.units import duration_text, faster_text, figure, listed, pl
 Spread = tuple[float, float]
 
 _LOSSES = {
-    "communication": "Communication takes {share}: {sent} per rank over {link}.",
+    "communication": "Communication takes {share}: {sent} per rank over {link}{axes}.",
     "server": "Communication takes {share}: rank {rank} ({role}) sends {sent}, {more} as much as each other rank.",
     "straggler": "Ranks wait {share} for rank {rank}, which computes {longer} as long as {others}.",
     "shared cores": "Ranks wait {share} for each other: {world_size} ranks take turns on {cores} cores.",
@@ -80,6 +82,7 @@ def loss_text(found: Sequence[Loss], step: MeasuredStep, job: Job, *, cores: int
         rank=loss.rank,
         sent=figure(sent, "bytes"),
         link=_link(step, job),
+        axes=_axes(step, loss.rank),
         role=step.roles[loss.rank] if step.roles else "",
         more=_relative(step.sent_bytes, loss.rank),
         longer=_relative(step.computing(), loss.rank),
@@ -97,6 +100,18 @@ def _link(step: MeasuredStep, job: Job) -> str:
     if job.link is not None:
         return f"a link of {job.link.label}"
     return f"the links of {step.cluster}" if step.cluster else "this machine's own link"
+
+
+def _axes(step: MeasuredStep, rank: int) -> str:
+    """Return a clause on the axis of a mesh on which a rank communicates longest; empty if its ranks have one axis."""
+    found: dict[str, float] = {}
+    for (lane, name), seconds in step.parts[rank].items():
+        if lane == COMMUNICATION and (axis := axis_of(name)):
+            found[axis] = found.get(axis, 0.0) + seconds
+    if not sum(found.values()):
+        return ""
+    axis = max(found, key=lambda axis: found[axis])
+    return f", {found[axis] / sum(found.values()):.0%} of the time along the {axis} axis"
 
 
 def _pipeline_text(

@@ -115,8 +115,8 @@ def _restore_random_state(reader: CheckpointReader, strategy: RankStrategy) -> N
 
     If the checkpoint has none for that rank, the state from seeding is kept.
     """
-    device, split = strategy.all_ranks.device, strategy.tensor_split
-    rank = strategy.all_ranks.rank if split is None else split.axis.first_rank
+    device, alike = strategy.all_ranks.device, strategy.same_samples
+    rank = strategy.all_ranks.rank if alike is None else alike.first_rank
     mine = random_key(rank)
     saved = _fill_known(reader, {mine: random_state(device)})[mine]
     set_random_state(saved, device)

@@ -37,6 +37,7 @@ from torch import Tensor, nn
 
 from shardscope.errors import SpecError
 from shardscope.spec import Job
+from shardscope.training import _compat
 from shardscope.training.compression import Carrier, build_compressor
 from shardscope.training.context import RankContext
 from shardscope.training.data import Batch, call
@@ -58,7 +59,7 @@ from shardscope.training.strategies._relayout import (
     shards_of,
     units_with_parameters,
 )
-from shardscope.training.tensor import TensorSplit
+from shardscope.training.tensor import TensorAxis, TensorSplit
 from shardscope.training.tensor.same_batch import require_same_batch
 
 IN_PARTS = " x tensor "
@@ -122,6 +123,9 @@ class RankStrategy(ABC):
     """The job's strategy settings."""
     tensor_split: TensorSplit | None = None
     """How the model is divided over a tensor group; None if the strategy's ranks have whole models."""
+    of_experts: RankStrategy | None = None
+    """Strategy that averages the gradients of divided parameters over the ranks that hold the same part, if ranks of
+    the data axis hold different ones, as of experts; None if all data ranks have the same parameters."""
     sequence_split: SequenceSplit | None = None
     """How sequences are divided over a context group; None if ranks have whole sequences."""
     lockstep: bool = False
@@ -171,6 +175,12 @@ class RankStrategy(ABC):
         return self.context.rank
 
     @property
+    def same_samples(self) -> TensorAxis | None:
+        """The ranks that compute with the same samples as this one: those of its tensor group; None if none do."""
+        split = self.tensor_split
+        return split.axis if split is not None and split.shares_batch else None
+
+    @property
     def all_ranks(self) -> RankContext:
         """The context of all ranks of the job; `context` describes the ranks of the strategy's own axis."""
         return self.context.whole
@@ -183,11 +193,28 @@ class RankStrategy(ABC):
     def setup(self, model: nn.Module) -> nn.Module:
         """Set up the model, which is already on its device, and return the module whose `forward` the step calls."""
         self.model = model
+        if self.of_experts is not None:
+            self._leave_out_experts(model, self.of_experts)
         self.module = self.wrap(model)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         if self.noise is not None:
             self.watch_noise(self.noise)
         return self.module
+
+    def _leave_out_experts(self, model: nn.Module, of_experts: RankStrategy) -> None:
+        """Let another strategy average the gradients of divided parameters."""
+        assert self.tensor_split is not None
+        named = [each for each in model.named_parameters() if each[0] in self.tensor_split.cuts]
+        _compat.leave_out_of_ddp(model, [name for name, _ in named])
+        of_experts.adopt(model, [], named)
+
+    def _finish_experts(self, of_experts: RankStrategy) -> None:
+        """Average the gradients of experts over all data ranks; a rank has the sum over those that sent it tokens."""
+        of_experts.finish_exchange()
+        assert self.tensor_split is not None
+        for parameter in of_experts.parameters:
+            assert parameter.grad is not None
+            parameter.grad /= self.tensor_split.axis.size
 
     def adopt(self, model: nn.Module, roots: Sequence[nn.Module], named: Sequence[Named]) -> None:
         """Take parameters whose passes another object runs, in place of `setup`; called by all ranks of the axis.
@@ -229,6 +256,10 @@ class RankStrategy(ABC):
         if tensor is None and sequence is None:
             return
         start_alike(model)
+        self.lockstep = True
+        if tensor is not None and not tensor.shares_batch:
+            tensor.divide(model)
+            return
         example = self.example()
         self.require_same_batch([example])
         if tensor is not None:
@@ -237,13 +268,12 @@ class RankStrategy(ABC):
             install_checked(model, sequence, example[0])
             whole, divided = self.example, sequence
             self.example = lambda: divided.part(whole())
-        self.lockstep = True
 
     def require_same_batch(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Refuse whole micro-batches that differ between ranks of one replica; called by all ranks."""
-        for split in (self.tensor_split, self.sequence_split):
-            if split is not None:
-                require_same_batch(split.axis, micro_batches)
+        for axis in (self.same_samples, None if self.sequence_split is None else self.sequence_split.axis):
+            if axis is not None:
+                require_same_batch(axis, micro_batches)
 
     def join_axes(self) -> None:
         """Make norms and overflow flags those of the whole model; called after `setup`."""
@@ -381,6 +411,8 @@ class RankStrategy(ABC):
             self.noise.begin(self.context.meter.step)
         loss = self._accumulate(micro_batches, loss_function)
         self.finish_exchange()
+        if self.of_experts is not None:
+            self._finish_experts(self.of_experts)
         noise = None if self.noise is None else self._measure(self.noise)
         with self.context.meter.update_span(optimizer):
             grad_norm, skipped = self.precision.update(
@@ -388,8 +420,8 @@ class RankStrategy(ABC):
                 reduce_square=self.reduce_grad_square, duplicate_grad_params=self.duplicate_grad_params,
             )  # fmt: skip
         self.end_step(skipped=skipped)
-        split = self.tensor_split
-        counts = split is None or not split.axis.rank  # ranks of a tensor group have the same loss
+        alike = self.same_samples
+        counts = alike is None or not alike.rank  # ranks of a tensor group have the same loss
         return StepResult(loss if counts else None, grad_norm, skipped, noise=noise)
 
     def _measure(self, noise: GradientNoise) -> NoiseSample | None:

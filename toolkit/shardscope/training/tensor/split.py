@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,8 +39,11 @@ class TensorSplit:
         cuts_sequences: Whether the plan's ``sequence`` layers work on a part of each sequence.
 
     Attributes:
+        shares_batch: Whether the ranks compute with the same samples.
         cuts: The divided parameters, by name; under every name of a shared one.
     """
+
+    shares_batch: ClassVar[bool] = True
 
     def __init__(
         self, axis: TensorAxis, plan: TensorPlan | None = None, *, cuts_sequences: bool = False

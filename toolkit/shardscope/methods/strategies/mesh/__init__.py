@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from shardscope.errors import SpecError, quoted
-from shardscope.methods.strategies.mesh import context_axis, pipeline_axis, stages, tensor_axis
+from shardscope.methods.strategies.mesh import context_axis, expert_axis, pipeline_axis, stages, tensor_axis
 from shardscope.runlog.axes import axis_of, collective_of
 from shardscope.spec.compression import Carriage
 from shardscope.spec.context_comm import ContextComm
@@ -64,6 +64,10 @@ class Mesh(Strategy):
     """Divide the activations between divided layers over the tensor ranks, along the sequence."""
     tensor_plan: Annotated[TensorPlan | None, BeforeValidator(TensorPlan.resolve)] = None
     """Which layers are divided, by name; None uses the plan of the model's own method `tensor_plan`."""
+    expert: Count = 1
+    """Number of data ranks over which the experts of a model are distributed; must divide the number of data ranks and
+    of experts. Ranks send tokens to each other's experts; the gradients of an expert are averaged over the data ranks
+    that hold it, and all others over all data ranks."""
     pipeline: Count = 1
     """Number of ranks over which the layers of one replica are spread; must divide `world_size`."""
     stages: AnyStrategy = Field(default_factory=lambda: Strategy("pipeline"))
@@ -158,14 +162,14 @@ class Mesh(Strategy):
     def cargo(self, collective: str) -> str:
         """Return the word for what a collective sends: activations on the tensor and context axes."""
         axis, name = axis_of(collective), collective_of(collective)
-        if axis in ("tensor", "context"):
+        if axis in ("tensor", "context", "expert"):
             return "activations"
         return (self.stages if axis == "pipeline" else self.data).cargo(name)
 
     @property
     def label(self) -> str:
         """The data axis's strategy and the other axes' numbers of ranks, such as ``zero-1+tensor2+pipeline4``."""
-        axes = {"tensor": "tensor", "context": self.context_comm, "pipeline": "pipeline"}
+        axes = {"tensor": "tensor", "context": self.context_comm, "expert": "expert", "pipeline": "pipeline"}
         names = [f"{name}{getattr(self, axis)}" for axis, name in axes.items() if getattr(self, axis) > 1]
         return "+".join([self.data.label, *(names or ["tensor1"]), *["sequence"] * self.sequence_parallel])
 
@@ -187,7 +191,7 @@ class Mesh(Strategy):
     @property
     def hides_noise_because(self) -> str | None:
         """Why the gradient noise scale cannot be measured: no rank has the whole gradient of its samples."""
-        is_whole = self.replica_ranks == 1
+        is_whole = self.replica_ranks == 1 and self.expert == 1
         return self.data.hides_noise_because if is_whole else "a rank has a part of its samples' gradient"
 
     @property
@@ -198,12 +202,14 @@ class Mesh(Strategy):
         for axis in ("tensor", "context"):
             if getattr(self, axis) > 1:
                 return f"ranks of a {axis} group pass through the model together"
+        if self.expert > 1:
+            return "ranks send tokens to each other's experts in each pass"
         return self.data.needs_even_because
 
     @property
     def exchanges_in_passes(self) -> bool:
         """Whether ranks communicate in every pass: they do along all axes but the data axis."""
-        return self.replica_ranks > 1 or self.data.exchanges_in_passes
+        return self.replica_ranks > 1 or self.expert > 1 or self.data.exchanges_in_passes
 
     def degrees(self, world_size: int) -> Mapping[str, Any] | None:
         """Return the degrees of the layout: those of each axis, and the schedule of the pipeline."""
@@ -213,6 +219,7 @@ class Mesh(Strategy):
             return None
         data = {**data, "data": self.num_data_ranks(world_size), "context": self.context}
         tensor = {"tensor": self.tensor, "sequence_parallel": self.sequence_parallel}
+        tensor |= {"expert": self.expert} if self.expert > 1 else {}
         spread = self.stages.degrees(self.pipeline) if self.pipeline > 1 else {}
         return None if spread is None else {**data, **tensor, **spread}
 
@@ -245,12 +252,15 @@ class Mesh(Strategy):
                 f"world_size={job.world_size} is one replica; leave data out, or use "
                 f"world_size={2 * self.replica_ranks}"
             )
-        if self.pipeline > 1:
-            pipeline_axis.check(self, job)
-        if self.tensor > 1:
-            tensor_axis.check(self, job)
-        if self.context > 1:
-            context_axis.check(self, job)
+        own = {
+            "pipeline": pipeline_axis,
+            "expert": expert_axis,
+            "tensor": tensor_axis,
+            "context": context_axis,
+        }
+        for axis, module in own.items():
+            if getattr(self, axis) > 1:
+                module.check(self, job)
         self.data_job(job)
 
     # Each axis by its own formulas
@@ -265,6 +275,8 @@ class Mesh(Strategy):
 
     def traffic(self, step: JobStep) -> Traffic | None:
         """Return the data axis's own traffic, and the sums of activations, of their gradients and of norms."""
+        if self.expert > 1:
+            return None
         if self.pipeline > 1:
             return stages.traffic(self, step) if stages.is_predictable(self, step) else None
         from shardscope.analytic.communication.axes import axis_traffic, groups_along
@@ -291,6 +303,8 @@ class Mesh(Strategy):
 
     def plan(self, step: JobStep) -> StepPlan | None:
         """Return the messages of the data axis, and those of the other axes, for which passes wait."""
+        if self.expert > 1:
+            return None
         if self.pipeline > 1:
             return stages.plan(self, step) if stages.is_predictable(self, step) else None
         from shardscope.analytic.communication.axes import axis_exchanges, groups_along
@@ -310,7 +324,7 @@ class Mesh(Strategy):
         """Return the data axis's own states of the part of the model that a rank holds."""
         from shardscope.analytic.communication.axes import groups_along, placed
 
-        if not self.is_divided(step):
+        if self.expert > 1 or not self.is_divided(step):
             return None
         if self.pipeline > 1:
             return stages.states(self, step)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardscope.methods.strategies.pipeline._torch import PipelineRank
+from shardscope.spec.strategy import Strategy
 from shardscope.training.context import RankContext
+from shardscope.training.expert_axis import EXPERT_DATA, ExpertAxis
+from shardscope.training.expert_split import ExpertSplit
 from shardscope.training.mesh import RankMesh
 from shardscope.training.sequence import SequenceAxis, SequenceSplit
 from shardscope.training.strategies import build_strategy
@@ -30,9 +33,29 @@ def built(settings: Mesh, job: Job, context: RankContext) -> RankStrategy:
         strategy.tensor_split = TensorSplit(
             axis, settings.tensor_plan, cuts_sequences=settings.sequence_parallel
         )
+    if settings.expert > 1:
+        share_experts(strategy, settings, job, context)
     if settings.context > 1:
         ranks = mesh.context(context, "context")
         strategy.sequence_split = SequenceSplit(
             SequenceAxis(ranks.world_size, ranks.rank, ranks.group), settings.context_comm
         )
     return strategy
+
+
+def share_experts(strategy: RankStrategy, settings: Mesh, job: Job, context: RankContext) -> None:
+    """Distribute the experts of the model over data ranks: neighbours hold different ones.
+
+    Another object of the data axis's strategy averages an expert's gradients over the ranks that hold it.
+    """
+    shape = {EXPERT_DATA: strategy.context.world_size // settings.expert, "expert": settings.expert}
+    mesh = RankMesh.open(shape, context, timeout_s=job.timeout_s)
+    ranks, holders = mesh.context(context, "expert"), mesh.context(context, EXPERT_DATA)
+    strategy.tensor_split = ExpertSplit(ExpertAxis(ranks.world_size, ranks.rank, ranks.group))
+    own = settings.data_job(job)
+    batch = own.batch.per_rank(own.world_size) * holders.world_size
+    own = own.replace(
+        strategy=own.strategy if holders.world_size > 1 else Strategy("single"), world_size=holders.world_size,
+        batch=own.batch.replace(global_batch=batch),
+    )  # fmt: skip
+    strategy.of_experts = build_strategy(own, holders)

@@ -1,0 +1,56 @@
+"""The mesh tab: the ranks of a job with several axes, as predicted, and below them as measured once a step is over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import ipywidgets as widgets
+
+from shardscope_widgets.figures import theme
+from shardscope_widgets.figures._rank_mesh import MOST_CARDS, RankMeshInfo, draw_rank_mesh, rank_mesh_text
+from shardscope_widgets.kit.live_figure import LiveFigure
+from shardscope_widgets.kit.markup import heading, words_html
+
+if TYPE_CHECKING:
+    from shardscope.runlog.step_events import StepEvents
+
+_NOTHING = (
+    "The ranks of this job have one axis. Choose the strategy mesh, and the number of ranks along each axis."
+)
+_KEY = (
+    "A card is a rank. Its upper bars are layers, dark where the rank holds a part and light where it holds a copy of "
+    "the whole layer; the lowest bar is its memory by type. Point at a bar for its numbers."
+)
+
+
+class MeshPanel:
+    """One figure with two sentences; this class draws the data it receives and makes no decisions."""
+
+    def __init__(self) -> None:
+        self.figure = LiveFigure(theme.blank(), label="Ranks, what each holds, and bytes along each axis")
+        self.words, self.key = widgets.HTML(), widgets.HTML()
+        title = heading("Who holds what, and who talks to whom", "of one step")
+        self.box = widgets.VBox([title, self.words, self.figure, self.key])
+        self._drawn: tuple[RankMeshInfo | None, StepEvents | None] | None = None
+        self.draw(None, None)
+
+    def draw(self, info: RankMeshInfo | None, measured: StepEvents | None) -> None:
+        """Draw the ranks with the bytes and times of a measured step; predicted ones if there is none.
+
+        Args:
+            info: The predicted ranks; None if the ranks have one axis, or if the job is not predicted.
+            measured: A recorded step; None for none.
+        """
+        if self._drawn is not None and self._drawn[0] is info and self._drawn[1] is measured:
+            return
+        self._drawn = info, measured
+        if info is None or not info.used:
+            self.figure.layout.display = "none"
+            self.words.value, self.key.value = words_html(_NOTHING), ""
+            return
+        self.figure.layout.display = None if info.world_size <= MOST_CARDS else "none"
+        shown = info if measured is None else info.measured(measured)
+        self.figure.show(draw_rank_mesh(shown))
+        both = [info, shown] if shown is not info else [info]
+        self.words.value = words_html(" ".join(map(rank_mesh_text, both)))
+        self.key.value = words_html(_KEY)
