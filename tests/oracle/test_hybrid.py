@@ -37,3 +37,14 @@ def test_a_checkpoint_goes_on_under_another_layout(
 ) -> None:
     ending = hybrid.resume(pair, pools, tmp_path)
     assert ending.name == "equal", ending
+
+
+def test_stages_that_share_their_states_are_resumed_without_a_pipeline(
+    pools: hybrid.Pools, tmp_path: Path
+) -> None:
+    """Ranks of other stages hold none of a parameter's pieces, which once made each rank save its own entries."""
+    before = {"data": 2, "tensor": 2, "pipeline": 2, "zero": 3, "schedule": "gpipe", "micro_batch": 4}
+    after = {"data": 2, "tensor": 2, "zero": 2, "micro_batch": 6}
+    drawn = [{"layout": {**each, "global_batch": hybrid.BATCH}} for each in (before, after)]
+    ending = hybrid.resume(hybrid.Pair(*drawn, "adamw", 0.5), pools, tmp_path)
+    assert ending.name == "equal", ending

@@ -142,8 +142,8 @@ def test_a_bound_that_nothing_meets_is_refused_with_the_stage_and_what_would_do(
         )
 
 
-def of_two(strategy: ss.Strategy) -> ss.Job:
-    return ss.Job(model="gpt-mini", data="python-source", strategy=strategy, world_size=2, batch=16)
+def of_two(strategy: ss.Strategy, ranks: int = 2) -> ss.Job:
+    return ss.Job(model="gpt-mini", data="python-source", strategy=strategy, world_size=ranks, batch=16)
 
 
 def test_a_bound_needs_a_split_by_time_and_a_number_for_each_rank() -> None:

@@ -127,14 +127,10 @@ class Trainer:
         self.sampler = GlobalSampler.of(self.data.train, self.job.batch.global_batch, self.job.seed)
         self.loader = self._loader()
         self.work = self._work_shares(self.loader)
+        of_data = self.strategy.of_data
         self.weights = BatchWeights(
-            self.strategy.of_data.job,
-            self.strategy.of_data.context,
-            self.loss_function,
-            source=self.data.train,
-            model=self.model,
-            read=self._rows,
-        )
+            of_data.job, of_data.context, self.loss_function, source=self.data.train, model=self.model, read=self._rows
+        )  # fmt: skip
         self.strategy.example = self._example
         require_computable(self.model, self.strategy.precision, lambda: self._example()[0])
         self.strategy.divide_model(self.model)
@@ -188,11 +184,9 @@ class Trainer:
         return Loader(self.data.train, self.sampler, rank=rank, world_size=world_size, prefetch=ahead)
 
     def _work_shares(self, loader: Loader | None) -> WorkShares | None:
-        return (
-            None
-            if loader is None
-            else WorkShares(self.strategy.of_data.job, self.strategy.of_data.context, self.strategy, loader)
-        )
+        if loader is None:
+            return None
+        return WorkShares(self.strategy.of_data.job, self.strategy.of_data.context, self.strategy, loader)
 
     def _example(self) -> MicroBatch:
         """Return a fixed micro-batch from the training split, on this rank's device."""

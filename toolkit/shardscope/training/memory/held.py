@@ -16,7 +16,7 @@ def held_by_default(model: nn.Module, optimizer: Optimizer) -> Held:
     gathered = {id(param) for param in whole}  # model.parameters() lists these while gathered
     own = [param.sharded_param for param in sharded]
     own += [param for param in model.parameters() if id(param) not in gathered]
-    grads = [param.grad for param in [*own, *whole]]
+    grads = [param.grad for param in [*own, *whole] if param.is_leaf]  # no others have one
     grads += [param.unsharded_accumulated_grad for param in sharded]
     state = [
         value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardscope.errors import SpecError
+from shardscope.errors import SpecError, quoted
 
 if TYPE_CHECKING:
     from shardscope.methods.strategies.mesh import Mesh
@@ -30,3 +30,8 @@ def check(mesh: Mesh, job: Job) -> None:
                 f"strategy.data.{name}={getattr(mesh.data, name)} is not available with "
                 f"strategy.pipeline={mesh.pipeline} yet; leave {name} out"
             )
+    if mesh.data.zero_stage and getattr(mesh.stages, "memory_bound", None) is not None:
+        raise SpecError(
+            f"strategy.stages.memory_bound counts whole model states, and strategy.data={quoted(mesh.data.label)} "
+            "shares them; leave memory_bound out, or use strategy.data='ring'"
+        )
