@@ -19,9 +19,10 @@
 # [← Data](13-data.ipynb) · [Index](00-index.ipynb)
 # · [with its figures, on the web](https://shardscope.github.io/shardscope/notebooks/14-hybrid.html)
 #
-# Large models are trained along several axes at once: replicas share the batch, tensor ranks share each layer, stages
-# share the depth. What does each axis cost, what does it save, and which ranks belong on one node? Here the ranks are
-# real: one process for each device of the layout.
+# Large models are trained with several kinds of parallelism at once: data parallelism divides the batch, tensor
+# parallelism divides each layer, and pipeline parallelism divides the model into stages of layers. Each kind is an axis
+# of a mesh of ranks. What does an axis cost, what does it save, and which ranks belong on the same node? Here the ranks
+# are real processes, one for each device of the layout.
 
 # %%
 from itertools import combinations
@@ -37,69 +38,75 @@ say(figures.caption(figures.rank_mesh, prediction))
 figures.rank_mesh(prediction)
 
 # %% [markdown]
-# A card is a rank. Its upper bars are the layers of the model: dark where the rank holds a part, light where it holds a
-# copy of the whole layer. The lowest bar is its memory by type.
+# Each card is a rank. Its upper bars are the layers of the model: dark if the rank holds a part of the layer, light if
+# it holds all of it. The lowest bar is the rank's memory by type.
 #
 # ## Measured
 #
-# The same job, trained. Each axis has its own meter, and the bytes must be those of the formulas. Times include waiting
-# for slower ranks; on a machine with few cores, ranks also take turns.
+# Now the same job is trained. The bytes along each axis are counted separately, and must equal those of the formulas.
+# The times are those of the fastest step, which other work on this machine disturbs least; if there are fewer cores
+# than ranks, ranks also wait for a core.
 
 # %%
 run = ss.launch(job).wait(timeout=240)
 rows = [row for row in ss.compare(run).rows if row.group == "bytes" and row.term.endswith(" axis")]
-told = [
+sums = [
     f"{row.term} {row.predicted / 1e6:.2f} MB predicted, {row.measured / 1e6:.2f} MB measured" for row in rows
 ]
 verdict = (
     "The formulas are exact" if all(row.agrees for row in rows) else "The formulas differ from the counters"
 )
+metrics = run.metrics()
+fastest_step = run.step_events(int(metrics.step[metrics.step_time_s.idxmin()]))
 say(
-    f"Bytes of a step over all ranks: {'; '.join(told)}. {verdict}. "
-    + figures.caption(figures.rank_mesh, prediction, run.step_events())
+    f"Bytes that all ranks together send in a step: {'; '.join(sums)}. {verdict}. "
+    + figures.caption(figures.rank_mesh, prediction, fastest_step)
 )
 figures.timeline(Trace.read(run))
 
 # %% [markdown]
 # ## What each axis costs and saves
 #
-# The same job on equally many ranks, from data ranks only to tensor ranks only. A data rank sends gradients, whose size
-# is that of the model; a tensor rank sends activations, which grow with the batch. In return, a tensor rank holds only
-# a part of each layer, and of what the layers store for the backward pass.
+# The same job on the same number of ranks, with more and more tensor parallelism. Data-parallel ranks send gradients,
+# as many as the model has parameters; tensor-parallel ranks send activations, which grow with the batch. In return, a
+# tensor-parallel rank holds only a part of each layer, and of the activations that are saved for the backward pass.
 
 # %%
-DEGREES = (1, 2, 4)
-divided = {
-    f"data {4 // tensor} · tensor {tensor}": ss.predict(
+predictions = [
+    ss.predict(
         ss.Job(
+            name=f"data {data} · tensor {tensor}",
             model="gpt-nano",
             data="python-source",
-            layout=ss.Layout(data=4 // tensor, tensor=tensor, global_batch=16, micro_batch=4),
+            layout=ss.Layout(data=data, tensor=tensor, global_batch=16, micro_batch=4),
             steps=STEPS,
         )
     )
-    for tensor in DEGREES
-}
-for name, each in divided.items():
-    say(
-        f"{name}: a rank sends {each.sent_bytes.max() / 1e6:.2f} MB in a step and holds "
-        f"{each.held_bytes / 1e6:.2f} MB."
+    for data, tensor in ((4, 1), (2, 2), (1, 4))
+]
+say(
+    "; ".join(
+        f"{each.job.label}: a rank sends {each.sent_bytes.max() / 1e6:.2f} MB in a step and holds "
+        f"{each.held_bytes / 1e6:.2f} MB"
+        for each in predictions
     )
-first, last = list(divided.values())[:: len(divided) - 1]
+    + "."
+)
+first, *_, last = predictions
 more, less = last.sent_bytes.max() / first.sent_bytes.max(), last.held_bytes / first.held_bytes
 say(
-    f"Here tensor ranks only, instead of data ranks only, send {more:.1f} times the bytes and hold {less:.0%} of the "
-    "memory."
+    f"With tensor parallelism only, a rank sends {more:.1f} times the bytes that it sends with data parallelism only, "
+    f"and holds {less:.0%} of the memory."
 )
-figures.memory_kinds(list(divided.values()))
+figures.memory_kinds(predictions)
 
 # %% [markdown]
 # ## Why tensor parallelism stays inside a node
 #
-# In each pass, computation waits for the exchanges of tensor ranks, but gradients are exchanged once a step. So a slow
-# link between nodes hurts tensor ranks most. On an emulated cluster, whose ranks compute at a fixed speed and whose
-# nodes have slow links, the same batch is trained by each layout. The layout's innermost axis has neighbouring ranks: a
-# tensor group that is not larger than a node stays inside it.
+# Tensor-parallel ranks exchange activations in every pass, and computation waits for them; gradients are exchanged only
+# once per step. So a slow link between nodes hurts tensor parallelism most. To measure this, each layout trains on the
+# same batch on an emulated cluster, whose ranks compute at a fixed speed and whose nodes have slow links. Neighbouring
+# ranks belong to the same tensor group, so a group no larger than a node stays inside it.
 
 # %%
 TIMED = 8
@@ -126,11 +133,11 @@ by_name = {row.label: row.measured for row in timed}
 inside, across = by_name["data 2 · tensor 2"], by_name["tensor 4"]
 if cluster is None:
     finding = (
-        "Without emulated links, ranks of all layouts share memory, and the times say nothing about nodes."
+        "Without emulated links, all ranks communicate through memory, and the times say nothing about nodes."
     )
 elif across > 1.1 * inside:
     ratio = across / inside
-    finding = f"Tensor groups across both nodes make a step {ratio:.1f} times as long as those inside a node."
+    finding = f"With tensor groups across nodes, a step takes {ratio:.1f} times as long as with groups inside a node."
 else:
     finding = "Other work on this machine hides the difference between the layouts: run this cell again."
 say(f"Steps {where}. {finding}")
@@ -139,8 +146,8 @@ figures.step_times(timed)
 # %% [markdown]
 # ## Does the predicted order hold?
 #
-# A planner needs the order of layouts rather than their exact times. Two layouts are in order if the one that is
-# predicted to be faster is also measured to be faster.
+# To choose a layout, a planner needs the right order rather than exact times. A pair of layouts is in the right order
+# if the one that is predicted to be faster is also measured to be faster.
 
 # %%
 pairs = list(combinations(timed, 2))
@@ -149,17 +156,22 @@ fastest = min(timed, key=lambda row: row.measured)
 proposed = min(timed, key=lambda row: row.predicted)
 loss = proposed.measured / fastest.measured - 1
 say(
-    f"{agree} of {len(pairs)} pairs of layouts are in the predicted order. The formulas propose {proposed.label}, "
-    "which "
-    + ("is also the fastest." if proposed is fastest else f"takes {loss:.0%} longer than {fastest.label}.")
+    f"{agree} of {len(pairs)} pairs of layouts are in the right order. The layout predicted to be fastest is "
+    f"{proposed.label}, which "
+    + (
+        "is also the fastest measured."
+        if proposed is fastest
+        else f"takes {loss:.0%} longer than {fastest.label}."
+    )
 )
 
 # %% [markdown]
 # ## Train what the planner proposes
 #
 # The Planner ranks layouts for a cluster that you may not have. Its button *Train this plan small* trains a small model
-# with the chosen plan's axes, as real ranks on this machine; `plans.rehearsal` does the same in code. The tab *Mesh* of
-# the Training Lab then says which axis costs most.
+# with the chosen plan's axes, on real ranks of this machine. The tab *Mesh* of the Training Lab then shows which axis
+# costs most. In code, `plans.rehearsal` returns the small job and the emulated cluster: `ss.predict` predicts their
+# step, as here, and `ss.launch(rehearsal.job, rehearsal.cluster)` trains it.
 
 # %%
 plans = ss.plan(
@@ -170,9 +182,8 @@ plans = ss.plan(
 rehearsal = plans.rehearsal(world_size=4, step_s=4)
 small = ss.predict(rehearsal.job, rehearsal.cluster)
 say(
-    f"The first of {len(plans):,} plans, with its axes kept on {rehearsal.job.world_size} ranks: "
-    f"{rehearsal.job.strategy.label}. A planned step of {rehearsal.planned_s:.2f} s takes "
-    f"{rehearsal.step_time_s:.2f} s here."
+    f"The best of {len(plans):,} plans, on {rehearsal.job.world_size} ranks: {rehearsal.job.strategy.label}. A step "
+    f"takes {rehearsal.planned_s:.2f} s in the plan and {rehearsal.step_time_s:.2f} s in the rehearsal."
 )
 say(figures.caption(figures.rank_mesh, small))
 figures.rank_mesh(small)
@@ -181,8 +192,8 @@ figures.rank_mesh(small)
 # ## Try next
 #
 # - Open `Lab(tab="Plan")` from `shardscope_widgets`, choose a model and a cluster, and press *Train this plan small*.
-# - Choose *mesh* under Strategy in `TrainingLab()`, and move a rank from one axis to the other: the prediction changes
-#   at once.
-# - Give the tensor ranks a larger batch: which of the axes grows?
+# - Choose *mesh* under Strategy in `TrainingLab()`, and change the number of ranks along each axis: the prediction
+#   changes at once.
+# - Train on a larger batch: along which axis does a rank send more?
 #
 # [← Data](13-data.ipynb) · [Index](00-index.ipynb)

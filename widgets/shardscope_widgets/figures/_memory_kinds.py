@@ -50,8 +50,8 @@ def memory_kinds_info(
     alone: Trace | None = None,
     ghosts: Mapping[str, Ghost] | None = None,
 ) -> MemoryKindsInfo:
-    """Return the data of the runs that report memory by type, and of predictions, which are labelled with their
-    strategy.
+    """Return the data of the runs that report memory by type, and of predictions, which are labelled with the job's
+    name, or with its strategy if it has none.
 
     Args:
         traces: Runs, or predictions of jobs.
@@ -65,7 +65,7 @@ def memory_kinds_info(
         if trace.held
     ]
     before = [each for each in traces if not isinstance(each, Trace)]
-    labels = [each.job.strategy.label for each in before]
+    labels = [each.job.name or each.job.strategy.label for each in before]
     if len({*labels}) < len(labels):
         labels = run_names([each.job for each in before])
     predicted = list(map(_predicted, before, labels))
