@@ -105,8 +105,8 @@ def test_a_shipped_plan_becomes_rules_for_the_layers_that_the_model_has() -> Non
         f"{layer}.self_attn.o_proj": "rows",
         **{f"{layer}.mlp.{name}_proj": "columns" for name in ("gate", "up")},
         f"{layer}.mlp.down_proj": "rows",
-        f"{layer}.self_attn": "joined",
-        f"{layer}.mlp": "joined",
+        f"{layer}.self_attn": "gathered",
+        f"{layer}.mlp": "gathered",
         layer: "sequence",
     }
     within = shipped_plan(nn.ModuleDict({"inner": _model("llama")}))

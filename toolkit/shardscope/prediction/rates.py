@@ -105,7 +105,7 @@ class RankRates(NamedTuple):
                 link.
         """
         messages = np.maximum(sent.counted, 1)
-        known = sent.messages if sent.unlisted is None else sent.counted
+        known = sent.messages if sent.assumed_messages is None else sent.counted
         senders = float(np.sum(known)) / max(1, int(np.max(known)))
         if self.idle is None or senders <= 1.0:
             return self.message_s

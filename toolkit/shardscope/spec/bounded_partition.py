@@ -36,8 +36,8 @@ class MemoryBound:
     Attributes:
         rank_bytes: Largest number of bytes on each rank.
         stage_ranks: The rank that holds each stage, in stage order.
-        in_flight: For each rank, the numbers of micro-batches that its stages hold at the same time: one number per
-            stage of the rank, in stage order. Combinations that another one exceeds may be left out.
+        in_flight: For each rank, the possible numbers of micro-batches that its stages hold at the same time: one
+            number per stage of the rank, in stage order. Combinations that another one exceeds may be left out.
         states: Bytes of each layer's parameters, gradients and optimizer states.
         saved: Bytes that each layer saves for the backward pass of one micro-batch.
     """
@@ -253,7 +253,7 @@ class _Search:
         return max((max(use) / most[rank] for rank, use in partial.use), default=0.0), partial.square
 
     def _refusal(self) -> str:
-        """Return why no partition fits: the stage that no partition can place, and how much memory would do."""
+        """Return why no partition fits: the stage that no partition can place, and how much memory is enough."""
         if self._is_cut_short:
             why = f"among the many into {self._num_stages} stages, none was found"
         else:

@@ -11,5 +11,5 @@ Megatron's ``--cp-comm-type`` calls them ``all_gather``, ``p2p`` and ``a2a``."""
 
 
 def parts_per_rank(comm: ContextComm) -> int:
-    """Return how many parts of each sequence a rank has: two, an early and a late one, unless heads are divided."""
+    """Return how many parts of each sequence a rank has: an early and a late one, or one if heads are divided."""
     return 1 if comm == "ulysses" else 2

@@ -337,7 +337,7 @@ class Job(Spec):
 
     @property
     def num_state_ranks(self) -> int:
-        """Number of ranks that have the same parameters, over which ZeRO partitions states."""
+        """Number of ranks with the same part of the model, over which ZeRO partitions its states."""
         return self.strategy.num_state_ranks(self.world_size)
 
     @property

@@ -50,8 +50,8 @@ class RoutedMixture(Mixture):
     """
 
     capacity_factor: Annotated[float, Field(gt=0, le=1024)] | None = None
-    """Most tokens that an expert takes from a sequence, relative to an even load; further ones are dropped, first and
-    later choices in this order. None drops no token."""
+    """Largest number of tokens that an expert accepts from a sequence, relative to an even load; None drops no token.
+    Tokens' first choices are placed before their second ones, and so on; those that do not fit are dropped."""
     balance: Annotated[float, Field(ge=0, le=1024)] = 0.01
     """Weight of the balance loss in the loss of training; 0 for none."""
 

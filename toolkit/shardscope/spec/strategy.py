@@ -133,7 +133,7 @@ class Strategy(Method):
         return world_size
 
     def num_state_ranks(self, world_size: int) -> int:
-        """Return the number of ranks that have the same parameters, which ZeRO partitions among them."""
+        """Return the number of ranks with the same part of the model, over which ZeRO partitions its states."""
         return self.num_data_ranks(world_size)
 
     def data_index(self, rank: int, world_size: int) -> int:  # noqa: ARG002

@@ -13,14 +13,14 @@ from shardscope._experimental import experimental
 from shardscope.errors import SpecError, quoted
 from shardscope.spec._base import Spec
 
-_RULE = re.compile(r"columns(?::([1-9][0-9]*))?|rows|shared|sequence|joined")
+_RULE = re.compile(r"columns(?::([1-9][0-9]*))?|rows|shared|sequence|gathered")
 
 
 class Division(NamedTuple):
-    """How one layer is divided: by the outputs (columns) or the inputs (rows) of its matrix product, or its tokens."""
+    """How one layer is divided: by the outputs (columns) or inputs (rows) of its matrix product, or by tokens."""
 
     kind: str
-    """``columns``, ``rows``, ``shared``, ``sequence`` or ``joined``."""
+    """``columns``, ``rows``, ``shared``, ``sequence`` or ``gathered``."""
     groups: int = 1
     """Number of equal parts of the outputs, such as query, key and value, each of which is divided by itself."""
 
@@ -35,11 +35,11 @@ class TensorPlan(Spec):
     ``columns:3``. All other layers are whole on each rank. A whole layer between divided ones, such as a norm of the
     queries of each head, is ``shared``: its parameters get the sum of the gradients from all ranks' heads.
 
-    With `sequence_parallel`, layers of the rule ``sequence`` work on a part of each sequence on each rank, except in
+    With `sequence_parallel`, layers of the rule ``sequence`` process a part of each sequence on each rank, except in
     the divided layers within them; without it, the rule has no effect. These layers run one after another, in the
     order of the model's modules, and treat each token by itself. The sequence is the second dimension of their first
     argument. A layer within them that reads the shape of its input, or gives it to several divided layers, is
-    ``joined``: it gets whole sequences.
+    ``gathered``: its ranks gather whole sequences first.
 
     A job gets a plan as a setting of its strategy, which may stand beside a layout; a model may also return one from a
     method `tensor_plan` of its own. Models of transformers ship one.
@@ -59,7 +59,7 @@ class TensorPlan(Spec):
     _positional = "rules"
 
     rules: dict[str, str]
-    """``columns``, ``columns:N``, ``rows``, ``shared``, ``sequence`` or ``joined``, by the name of the layer."""
+    """``columns``, ``columns:N``, ``rows``, ``shared``, ``sequence`` or ``gathered``, by the name of the layer."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -67,7 +67,7 @@ class TensorPlan(Spec):
             if not _RULE.fullmatch(rule):
                 raise SpecError(
                     f"TensorPlan: {quoted(rule)} for layer {quoted(name)} is not a rule; use 'columns', 'columns:3' "
-                    "for a layer with three outputs in one, 'rows', 'shared', 'sequence' or 'joined'"
+                    "for a layer with three outputs in one, 'rows', 'shared', 'sequence' or 'gathered'"
                 )
         if not self.rules:
             raise SpecError(

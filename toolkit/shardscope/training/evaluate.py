@@ -92,7 +92,7 @@ def evaluate(
     return {
         "loss": sums.loss / (1.0 if loss_function.is_sum else sums.weight) if sums.weight else None,
         "accuracy": sums.hits / sums.targets if sums.targets and not sums.unscored else None,
-        "samples": int(sums.samples) // _parts_of_a_sample(strategy),
+        "samples": int(sums.samples) // _ranks_per_sample(strategy),
     }
 
 
@@ -161,7 +161,7 @@ def _parts(strategy: RankStrategy, num_rows: int) -> Iterator[tuple[Tensor, bool
     job, rank = strategy.job, strategy.data_rank
     if rank is None or not num_rows:
         return
-    num_ranks = job.num_data_ranks // _parts_of_a_sample(strategy)
+    num_ranks = job.num_data_ranks // _ranks_per_sample(strategy)
     size = max(1, job.batch.micro_batch or job.batch.per_rank(num_ranks))
     rows = torch.arange(num_rows)
     own = rows[rank::num_ranks]
@@ -174,8 +174,8 @@ def _parts(strategy: RankStrategy, num_rows: int) -> Iterator[tuple[Tensor, bool
             yield rows[:1], False
 
 
-def _parts_of_a_sample(strategy: RankStrategy) -> int:
-    """Return over how many ranks each sample is divided, which are data ranks to the strategy."""
+def _ranks_per_sample(strategy: RankStrategy) -> int:
+    """Return the number of context ranks over which each sample is divided; to the strategy, they are data ranks."""
     return 1 if strategy.sequence_split is None else strategy.sequence_split.axis.size
 
 

@@ -1,22 +1,23 @@
-"""The expert axis: ranks that each hold some of a layer's experts, and send tokens to each other's.
+"""The expert axis: ranks that each hold some of a layer's experts, and exchange tokens by all-to-all.
 
-Each rank routes its own tokens. In a layer, ranks tell each other how many tokens they send for each expert, exchange
-the tokens by an all-to-all with uneven parts, compute with their own experts, and send the outputs back the same way
-(GShard, arXiv 2006.16668, section 3.3). The backward pass sends the gradients the opposite way.
+Each rank routes its own tokens. In a layer, ranks first exchange how many tokens they send for each expert. Then one
+all-to-all with uneven parts dispatches the tokens, each rank computes with its own experts, and another one returns the
+outputs to be combined (GShard, arXiv 2006.16668, section 3.3). The backward pass sends gradients the opposite way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from functools import partial
+from typing import Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd import Function
 
 from shardscope.training.tensor.axis import TensorAxis
+from shardscope.training.tensor.functions import with_adjoint
 
 EXPERT_DATA = "expert-data"
 """Name of the axis of data ranks that hold the same experts, in the names of collectives."""
@@ -34,7 +35,7 @@ class ExpertAxis(TensorAxis):
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         return self
 
-    def mixed(self, tokens: Tensor, counts: list[int], compute: Compute) -> Tensor:
+    def dispatch_and_combine(self, tokens: Tensor, counts: list[int], compute: Compute) -> Tensor:
         """Return the outputs of the experts of all ranks for this rank's tokens, in the same order.
 
         Args:
@@ -42,27 +43,34 @@ class ExpertAxis(TensorAxis):
             counts: Number of tokens for each of the E experts.
             compute: Function of this rank's own experts.
         """
-        taken = self._told(counts, tokens.device)
+        taken = self._exchange_counts(counts, tokens.device)
         own = len(counts) // self.size
         sent = [sum(counts[at : at + own]) for at in range(0, len(counts), own)]
         received = [sum(row) for row in taken]
-        arrived: Tensor = _AllToAll.apply(tokens, received, sent, self)  # type: ignore[no-untyped-call]
+        dispatch = partial(self._rows, sent=sent, received=received)
+        combine = partial(self._rows, sent=received, received=sent)
+        arrived = with_adjoint(tokens, dispatch, combine)
         by_expert = _places_by_expert(taken, tokens.device)
         outputs = compute(arrived[by_expert], [sum(each) for each in zip(*taken, strict=True)])
         back = torch.empty_like(by_expert)
         back[by_expert] = torch.arange(len(by_expert), device=tokens.device)
-        returned: Tensor = _AllToAll.apply(outputs[back], sent, received, self)  # type: ignore[no-untyped-call]
-        return returned
+        return with_adjoint(outputs[back], combine, dispatch)
 
-    def _told(self, counts: list[int], device: torch.device) -> list[list[int]]:
-        """Return how many tokens this rank gets from each rank, for each of its own experts."""
+    def _exchange_counts(self, counts: list[int], device: torch.device) -> list[list[int]]:
+        """Return how many tokens this rank receives from each rank, for each of its own experts."""
         own = len(counts) // self.size
-        told = torch.tensor(counts, dtype=torch.int64, device=device)
-        taken = torch.empty_like(told)
-        if not self.exchange(taken, told, None, None):
+        outgoing = torch.tensor(counts, dtype=torch.int64, device=device)
+        taken = torch.empty_like(outgoing)
+        if not self.exchange(taken, outgoing, None, None):
             return [counts[:own]] * self.size
         rows: list[list[int]] = taken.view(self.size, own).tolist()
         return rows
+
+    def _rows(self, rows: Tensor, *, sent: list[int], received: list[int]) -> Tensor:
+        """Send rows `(R, hidden)` to the ranks, `sent` to each, and return those that arrive, `received` from each."""
+        output = rows.new_empty(sum(received), rows.shape[-1])
+        self.exchange(output, rows.contiguous(), received, sent)
+        return output
 
     def exchange(
         self, output: Tensor, tensor: Tensor, received: list[int] | None, sent: list[int] | None
@@ -77,25 +85,6 @@ class ExpertAxis(TensorAxis):
             tensor,
             lambda group: dist.all_to_all_single(output, tensor, received, sent, group=group),
         )
-
-
-class _AllToAll(Function):
-    """All-to-all of rows `(R, hidden)`; the backward pass sends the gradients back."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, received: list[int], sent: list[int], axis: ExpertAxis) -> Tensor:
-        ctx.received, ctx.sent, ctx.axis = received, sent, axis
-        return _sent(rows, received, sent, axis)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return _sent(gradients[0].contiguous(), ctx.sent, ctx.received, ctx.axis), None, None, None
-
-
-def _sent(rows: Tensor, received: list[int], sent: list[int], axis: ExpertAxis) -> Tensor:
-    output = rows.new_empty(sum(received), rows.shape[-1])
-    axis.exchange(output, rows.contiguous(), received, sent)
-    return output
 
 
 def _places_by_expert(taken: list[list[int]], device: torch.device) -> Tensor:

@@ -27,8 +27,8 @@ _opened: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[tuple[str, int], ...], 
 )
 """The meshes of this process, by the group of all ranks and by shape."""
 
-_grouped: WeakKeyDictionary[dist.ProcessGroup, dict[int, DeviceMesh]] = WeakKeyDictionary()
-"""The meshes of `grouped`, by the group of the axis and by the number of groups."""
+_replica_meshes: WeakKeyDictionary[dist.ProcessGroup, dict[int, DeviceMesh]] = WeakKeyDictionary()
+"""The meshes of `replica_mesh`, by the group of the axis and by the number of groups."""
 
 
 class RankMesh:
@@ -64,16 +64,16 @@ class RankMesh:
         return context.on_axis(axis, self._groups[axis])
 
 
-def grouped(context: RankContext, num_groups: int, *, timeout_s: float) -> DeviceMesh:
-    """Return a mesh of an axis's ranks with one row for each group of neighbours; called by all ranks of the axis.
+def replica_mesh(context: RankContext, num_groups: int, *, timeout_s: float) -> DeviceMesh:
+    """Return an axis's ranks as a mesh with dimensions ``replica`` and ``shard``, for HSDP; called by all ranks.
 
     Args:
         context: This rank's context for the axis.
-        num_groups: Number of groups.
+        num_groups: Number of replicas; the ranks of each are neighbours, over which it is sharded.
         timeout_s: How long a rank waits for the others, in seconds.
     """
     assert context.group is not None
-    known = _grouped.setdefault(context.group, {})
+    known = _replica_meshes.setdefault(context.group, {})
     if num_groups not in known:
         rows = torch.tensor(dist.get_process_group_ranks(context.group)).view(num_groups, -1)
         place, within = divmod(context.rank, rows.shape[1])

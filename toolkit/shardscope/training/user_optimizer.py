@@ -41,7 +41,7 @@ def prepare_user_optimizer(job: Job, strategy: RankStrategy, optimizer: torch.op
     """
     named = strategy.named_optimizer(optimizer)
     if strategy.tensor_split is not None:
-        _require_alike_in_parts(job, strategy, named, strategy.tensor_split)
+        _require_element_wise(job, strategy, named, strategy.tensor_split)
     if strategy.context.world_size > 1 and strategy.shares_state and named is not None:
         copies = _keeps_gradients(job, strategy, named)
         skips = strategy.holding.is_split and _needs_to_skip(job, strategy, named)
@@ -53,10 +53,10 @@ def prepare_user_optimizer(job: Job, strategy: RankStrategy, optimizer: torch.op
         _require_resumable(job, strategy, named)
 
 
-def _require_alike_in_parts(
+def _require_element_wise(
     job: Job, strategy: RankStrategy, named: NamedOptimizer | None, split: TensorSplit
 ) -> None:
-    """Reject an optimizer that updates a part of a tensor in another way than the whole tensor."""
+    """Reject an optimizer that updates a part of a tensor differently than the whole tensor."""
     from shardscope.training.checkpoint.agreement import gather_items  # only for optimizers of users
 
     problem = None
@@ -64,7 +64,7 @@ def _require_alike_in_parts(
         with random_numbers_of(lambda: [0], strategy.context.device):
             try:
                 if not updates_parts_alike(named, {name: cut.dim for name, cut in split.cuts.items()}):
-                    problem = "it updates parts of tensors in another way than whole ones"
+                    problem = "it updates a part of a tensor differently than the whole tensor"
             except Exception as error:  # noqa: BLE001 - anything in the user's code
                 problem = f"it fails on copies of the parameters ({failure_text(error)})"
     found = next((each for each in gather_items(strategy.all_ranks, problem) if each), None)

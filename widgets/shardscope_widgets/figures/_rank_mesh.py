@@ -1,4 +1,4 @@
-"""The ranks of a mesh as cards in a grid: what each holds of which layer, and who exchanges with whom on which axis."""
+"""The ranks of a mesh as cards in a grid: what each holds of which layer, and what it sends along each axis."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 MOST_CARDS = 16
 """Maximum number of ranks that are drawn as cards."""
 _GAPS, _BLOCK = (0.46, 0.36), 0.3
-"""Distance between two cards, as fractions of a card, and between groups that the outermost of several axes tells
-apart."""
+"""Distances as fractions of a card: between two cards, and in addition between groups along the outermost axis."""
 _LAYERS, _MEMORY = (0.17, 0.68), (0.71, 0.78)
 """Vertical positions of the layers and of the memory, as fractions of a card."""
 _HIGH, _FRAME = 158, 76
@@ -193,7 +192,7 @@ def _spent(step: StepEvents, axis: str) -> Iterator[float]:
 def rank_mesh_text(info: RankMeshInfo) -> str:
     """Return sentences on the bytes and the time of each axis, the most expensive first, and on what ranks hold."""
     if not info.used:
-        return "This job's ranks have one axis."
+        return "This job has one axis of parallelism."
     cost = sorted(info.used, key=lambda axis: -info.seconds.get(axis, 0.0))
     parts = [f"{bytes_text(_most(info, axis))} along the {axis} axis{_time(info, axis)}" for axis in cost]
     origin = "measured" if info.is_measured else "predicted"

@@ -15,8 +15,8 @@ from shardscope_widgets.words import AXIS_LABELS
 
 _ABOUT = {
     "data": "Replicas of the model, each with its share of the batch",
-    "tensor": "Ranks that hold each divided layer in parts",
-    "pipeline": "Stages of layers, through which micro-batches pass",
+    "tensor": "Ranks over which each layer is divided",
+    "pipeline": "Ranks that hold successive layers, through which micro-batches pass",
     "context": "Ranks that each hold a part of every sequence",
     "expert": "Ranks over which the experts are distributed",
 }

@@ -36,8 +36,8 @@ ABOUT = "every layout of a model on a cluster, ranked by predicted cost; no trai
 
 
 TRAIN = (
-    "Train a small model with this plan's axes on at most 8 ranks of this machine, in slow motion, with links between "
-    "nodes as slow as planned"
+    "Train a small model with this plan's axes on at most 8 ranks of this machine, with computation and links slowed "
+    "down in proportion to the plan"
 )
 
 

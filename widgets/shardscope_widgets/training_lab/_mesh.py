@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from shardscope.runlog.step_events import StepEvents
 
 _NOTHING = (
-    "The ranks of this job have one axis. Choose the strategy mesh, and the number of ranks along each axis."
+    "This job has one axis of parallelism. Choose the strategy mesh, and the number of ranks along each axis."
 )
 _KEY = (
-    "A card is a rank. Its upper bars are layers, dark where the rank holds a part and light where it holds a copy of "
-    "the whole layer; the lowest bar is its memory by type. Point at a bar for its numbers."
+    "Each card is a rank. Its upper bars are layers: dark if the rank holds a part of the layer, light if it holds all "
+    "of it. The lowest bar is the rank's memory by type. Hover over a bar for its numbers."
 )
 
 
@@ -29,7 +29,7 @@ class MeshPanel:
     def __init__(self) -> None:
         self.figure = LiveFigure(theme.blank(), label="Ranks, what each holds, and bytes along each axis")
         self.words, self.key = widgets.HTML(), widgets.HTML()
-        title = heading("Who holds what, and who talks to whom", "of one step")
+        title = heading("What each rank holds and sends", "in one step")
         self.box = widgets.VBox([title, self.words, self.figure, self.key])
         self._drawn: tuple[RankMeshInfo | None, StepEvents | None] | None = None
         self.draw(None, None)

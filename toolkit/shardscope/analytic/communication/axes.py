@@ -31,25 +31,25 @@ def placed(column: Ints, groups: Ints) -> Ints:
 
 def axis_traffic(traffic: Traffic, axis: str, groups: Ints) -> Traffic:
     """Return the traffic of all ranks along an axis, given that of one group, under names with the axis."""
-    return {
-        on_axis(axis, name): sent._replace(
-            unlisted=np.full_like(sent.bytes, groups.shape[1] - 1) if sent.unlisted is None else sent.unlisted
-        ).each(lambda column: placed(column, groups))
-        for name, sent in traffic.items()
-    }
+    found = {}
+    for name, sent in traffic.items():
+        others = np.full_like(sent.bytes, groups.shape[1] - 1)
+        known = sent if sent.assumed_messages is not None else sent._replace(assumed_messages=others)
+        found[on_axis(axis, name)] = known.each(lambda column: placed(column, groups))
+    return found
 
 
 def side_by_side(blocks: Sequence[Traffic]) -> dict[str, Sent]:
-    """Return the traffic of several blocks of ranks, one after the other; what a block does not send is 0."""
+    """Return the traffic of all ranks, given that of blocks of ranks in order; a block may lack some collectives."""
     sizes = [max((len(sent.bytes) for sent in block.values()), default=0) for block in blocks]
     size = max(sizes)
     names = dict.fromkeys(name for block in blocks for name in block)
     none = Sent(np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64))
-    return {name: _joined([block.get(name, none) for block in blocks]) for name in names}
+    return {name: _concatenated([block.get(name, none) for block in blocks]) for name in names}
 
 
-def _joined(parts: Sequence[Sent]) -> Sent:
-    """Return the traffic of all blocks in collectives of one name."""
+def _concatenated(parts: Sequence[Sent]) -> Sent:
+    """Return one collective's traffic on all ranks, given that on each block of ranks."""
 
     def column(of: Callable[[Sent], Ints | None], otherwise: Callable[[Sent], Ints]) -> Ints | None:
         found = [of(part) for part in parts]
@@ -71,7 +71,7 @@ def _joined(parts: Sequence[Sent]) -> Sent:
         None if low is None or high is None else (low, high),
         column(lambda part: part.received, lambda part: part.bytes),
         column(lambda part: part.awaited, lambda part: part.bytes),
-        column(lambda part: part.unlisted, counted),
+        column(lambda part: part.assumed_messages, counted),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 _COUNT_BYTES = 8
-"""Bytes of the number of tokens for one expert, which ranks tell each other before they send tokens."""
+"""Bytes of the number of tokens for one expert; ranks exchange these numbers before the tokens."""
 
 
 def all_to_all_bytes(
@@ -22,7 +22,7 @@ def all_to_all_bytes(
     """Return the bytes that each rank of an expert group sends in a step, to the other ranks of the group.
 
     In a forward pass, a token goes to the ranks of its experts and its outputs come back; in the backward pass, the
-    gradients take the same ways (GShard, arXiv 2006.16668, section 3.3). Exact for the loads that a run records.
+    gradients take the same routes (GShard, arXiv 2006.16668, section 3.3). Exact for the loads that a run records.
 
     Args:
         loads: Choices that are kept, by rank, layer and expert, over a step; rank r of n holds experts ``r E / n`` to
@@ -41,5 +41,5 @@ def all_to_all_bytes(
     between = sent.sum(1).reshape(ranks, ranks, -1).sum(-1)  # tokens from a rank to a rank
     away = between - np.diag(np.diag(between))
     tokens = (away.sum(1) + away.sum(0)) * (forward_passes + 1)  # to experts, and outputs back to their ranks
-    told = (ranks - 1) * experts // ranks * _COUNT_BYTES * layers * micro_batches * forward_passes
-    return np.asarray(tokens * hidden * element_bytes + told)
+    counts = (ranks - 1) * experts // ranks * _COUNT_BYTES * layers * micro_batches * forward_passes
+    return np.asarray(tokens * hidden * element_bytes + counts)

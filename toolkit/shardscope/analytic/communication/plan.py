@@ -157,7 +157,7 @@ class Flow(NamedTuple):
     ranks_meet: bool = False
     """Whether ranks communicate after the last pass, so that no rank starts the next step early."""
     copies: int = 1
-    """Number of copies of the pipeline, whose ranks of the same stages are neighbours."""
+    """Number of copies of the pipeline; the ranks that hold the same stages are neighbours."""
     sends: str = "send"
     """Name, in a strategy's traffic, of the messages between stages."""
 
@@ -305,8 +305,8 @@ def pair_rounds(packet_bytes: int, world_size: int) -> tuple[Round, ...]:
     return (Round("", moves),) if moves else ()
 
 
-def moved(exchange: Exchange, first: int, world_size: int) -> Exchange:
-    """Return an exchange of ranks 0 to N-1 as one of the ranks from `first` on, of `world_size` ranks."""
+def shifted(exchange: Exchange, first: int, world_size: int) -> Exchange:
+    """Return an exchange of ranks 0 to N-1 as that of the ranks `first` to ``first + N - 1`` of `world_size` ranks."""
     whole = towards = None
     if exchange.whole is not None:
         count, towards = len(exchange.whole), np.arange(world_size)

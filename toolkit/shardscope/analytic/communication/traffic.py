@@ -44,7 +44,7 @@ class Sent(NamedTuple):
     awaited: Ints | None = None
     """Bytes that each rank's link could carry during a ring collective, including waits (`ring_busy_elements`); None
     for equal chunks, for which it does not exceed the bytes that a rank sends."""
-    unlisted: Ints | None = None
+    assumed_messages: Ints | None = None
     """Number of messages that each rank sends one after another, if `messages` is unknown; None for one to every other
     rank of the job."""
 
@@ -70,13 +70,17 @@ class Sent(NamedTuple):
 
     @property
     def counted(self) -> Ints:
-        """Messages of each rank; an unknown number counts as `unlisted`."""
+        """Messages of each rank; an unknown number counts as `assumed_messages`."""
         unknown = (self.bytes > 0) & (self.messages == 0)
-        return np.where(unknown, self._unlisted, self.messages)
+        return np.where(unknown, self._assumed, self.messages)
 
     @property
-    def _unlisted(self) -> Ints:
-        return np.full_like(self.bytes, len(self.bytes) - 1) if self.unlisted is None else self.unlisted
+    def _assumed(self) -> Ints:
+        return (
+            np.full_like(self.bytes, len(self.bytes) - 1)
+            if self.assumed_messages is None
+            else self.assumed_messages
+        )
 
     @property
     def is_exact(self) -> bool:
@@ -106,11 +110,16 @@ class Sent(NamedTuple):
         awaited = None
         if self.awaited is not None or other.awaited is not None:
             awaited = self.busiest + other.busiest
-        unlisted = None
-        if self.unlisted is not None or other.unlisted is not None:
-            unlisted = self._unlisted + other._unlisted
+        assumed_messages = None
+        if self.assumed_messages is not None or other.assumed_messages is not None:
+            assumed_messages = self._assumed + other._assumed
         return Sent(
-            self.bytes + other.bytes, self.messages + other.messages, bounds, received, awaited, unlisted
+            self.bytes + other.bytes,
+            self.messages + other.messages,
+            bounds,
+            received,
+            awaited,
+            assumed_messages,
         )
 
 
@@ -154,7 +163,8 @@ def one_by_one(traffic: Traffic, messages: int) -> dict[str, Sent]:
     They are not counted in a run, so `Sent.messages` stays 0.
     """
     return {
-        name: sent._replace(unlisted=np.full_like(sent.bytes, messages)) for name, sent in traffic.items()
+        name: sent._replace(assumed_messages=np.full_like(sent.bytes, messages))
+        for name, sent in traffic.items()
     }
 
 

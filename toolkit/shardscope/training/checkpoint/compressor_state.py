@@ -23,7 +23,7 @@ from torch import Tensor
 from shardscope.errors import CheckpointError, SpecError
 from shardscope.spec import Compression
 from shardscope.training.checkpoint.pieces import CheckpointReader
-from shardscope.training.strategies.base import IN_PARTS, RankStrategy
+from shardscope.training.strategies.base import TENSOR_SUFFIX, RankStrategy
 
 _CUTS = ("exchange", "block")
 _MERGED_KINDS = {"share"}
@@ -91,8 +91,10 @@ def restore_compressor_state(
     if saved_layout == strategy.layout and saved_method in (None, now):
         what, rank = "its own", strategy.all_ranks.rank
         strategy.load_compressor_state(_filled(reader, rank, saved.get(rank, {})))
-    elif IN_PARTS in f"{saved_layout} {strategy.layout}":
-        return _dropped("nothing", _kinds(saved), "it belongs to parts of the model in another layout")
+    elif TENSOR_SUFFIX in f"{saved_layout} {strategy.layout}":
+        return _dropped(
+            "nothing", _kinds(saved), "the number of tensor ranks, which divide the model, has changed"
+        )
     else:
         what = "the mean"
         states = (_filled(reader, rank, saved[rank]) for rank in sorted(saved))

@@ -23,7 +23,7 @@ from shardscope.spec.models import GPTConfig
 from shardscope.training.expert_axis import ExpertAxis
 from shardscope.training.models._blocks import CheapToRecompute
 from shardscope.training.models.gpt import GPT, TransformerBlock, feed_forward
-from shardscope.training.models.routing import Order, Router
+from shardscope.training.models.routing import Router, SortedChoices
 
 
 class MixtureGPT(GPT):
@@ -90,7 +90,7 @@ class MixtureBlock(TransformerBlock):
 
 
 class Experts(nn.Module):
-    """Sends each token to some of the experts, and adds up what they return, and what the shared experts do."""
+    """Mixture of experts: sums the outputs of a token's experts by their weights, and those of the shared experts."""
 
     axis: ExpertAxis | None = None
     """The ranks over which the experts are distributed; None if each rank has all of them."""
@@ -98,20 +98,20 @@ class Experts(nn.Module):
     def __init__(self, hidden: int, mixture: RoutedMixture) -> None:
         super().__init__()
         self.router = Router(hidden, mixture)
-        self.widen = LinearOfEach(mixture.experts, hidden, mixture.ffn)
-        self.narrow = ActivateAndNarrowEach(mixture.experts, mixture.ffn, hidden)
+        self.widen = GroupedLinear(mixture.experts, hidden, mixture.ffn)
+        self.narrow = GroupedActivateAndNarrow(mixture.experts, mixture.ffn, hidden)
         self.shared = feed_forward(hidden, mixture.shared_ffn) if mixture.shared_ffn else None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the output `(N, T, hidden)` and the balance loss of each sequence `(N,)` for `x` `(N, T, hidden)`."""
         routes = self.router(x)
-        order = Order.of(routes, self.router.mixture.experts)
+        order = SortedChoices.of(routes, self.router.mixture.experts)
         tokens = order.choices // routes.experts.shape[-1]
         sorted_tokens = x.flatten(0, 1)[tokens]
         if self.axis is None:
             returned = self.compute(sorted_tokens, order.counts)
         else:
-            returned = self.axis.mixed(sorted_tokens, order.counts, self.compute)
+            returned = self.axis.dispatch_and_combine(sorted_tokens, order.counts, self.compute)
         weights = routes.weights.flatten()[order.choices].to(returned.dtype)
         summed = returned.new_zeros(x.shape).flatten(0, 1)
         summed = summed.index_add(0, tokens, returned * weights[:, None]).view(x.shape)
@@ -123,8 +123,8 @@ class Experts(nn.Module):
         return outputs
 
 
-class LinearOfEach(nn.Module):
-    """A linear layer for each expert; the weights of all experts are one tensor `(E, outputs, inputs)`."""
+class GroupedLinear(nn.Module):
+    """One linear layer per expert, as in a grouped GEMM; all weights are one tensor `(E, outputs, inputs)`."""
 
     def __init__(self, experts: int, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -142,12 +142,12 @@ class LinearOfEach(nn.Module):
         return torch.cat([functional.linear(part, weight, bias) for part, weight, bias in parts])
 
 
-class ActivateAndNarrowEach(CheapToRecompute):
-    """GELU as in `ActivateAndNarrow`, and each expert's linear layer back to the hidden size."""
+class GroupedActivateAndNarrow(CheapToRecompute):
+    """GELU as in `ActivateAndNarrow`, then each expert's linear layer back to the hidden size."""
 
     def __init__(self, experts: int, width: int, hidden: int) -> None:
         super().__init__()
-        self.project = LinearOfEach(experts, width, hidden)
+        self.project = GroupedLinear(experts, width, hidden)
 
     def forward(self, x: Tensor, counts: list[int]) -> Tensor:
         """Return a tensor of shape `(R, hidden)` for an input of shape `(R, width)`."""

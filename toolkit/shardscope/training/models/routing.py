@@ -101,7 +101,7 @@ class Router(nn.Linear):
         return Routes(experts, weights, is_kept, balance)
 
     def _within_capacity(self, experts: Tensor, chosen: Tensor) -> Tensor | None:
-        """Return whether each choice is among the first of its expert that fit: all first choices, then all second."""
+        """Return whether each choice fits in its expert's capacity: first choices are placed before second ones."""
         tokens = chosen.shape[1]
         capacity = self.mixture.capacity(tokens)
         if capacity is None:
@@ -131,11 +131,11 @@ def balance_of(probabilities: Tensor, assigned: Tensor) -> Tensor:
 
 
 def _one_hot(experts: Tensor, count: int) -> Tensor:
-    """Return integers that are 1 at the number of the expert, `(..., count)`."""
+    """Return the one-hot encoding of expert numbers `(...)`, as integers `(..., count)`."""
     return (experts[..., None] == torch.arange(count, device=experts.device)).long()
 
 
-class Order(NamedTuple):
+class SortedChoices(NamedTuple):
     """The choices that are kept, sorted by expert; choice c is choice ``c % k`` of token ``c // k``."""
 
     choices: Tensor
@@ -144,7 +144,7 @@ class Order(NamedTuple):
     """Number of choices of each expert."""
 
     @classmethod
-    def of(cls, routes: Routes, experts: int) -> Order:
+    def of(cls, routes: Routes, experts: int) -> SortedChoices:
         """Return the order of the choices of all sequences.
 
         Tensors without values, as in a trace of shapes, stand for an even load: the sizes of a trace are then those of
@@ -160,6 +160,6 @@ class Order(NamedTuple):
         return cls(choices[: sum(counts)], counts)
 
     @classmethod
-    def _even(cls, flat: Tensor, experts: int) -> Order:
+    def _even(cls, flat: Tensor, experts: int) -> SortedChoices:
         size, rest = divmod(len(flat), experts)
         return cls(flat.argsort(stable=True), [size + (number < rest) for number in range(experts)])

@@ -13,6 +13,7 @@ ulysses      two all-to-alls exchange parts of sequences for parts of heads and 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from torch.nn import functional
 
 from shardscope.training.sequence.axis import Arriving, SequenceAxis
 from shardscope.training.sequence.blocks import Block, attend, attend_backward, blocks_of
+from shardscope.training.tensor.functions import with_adjoint
 
 
 def attention_in_blocks(
@@ -54,13 +56,13 @@ def attention_by_heads(
     query: Tensor, key: Tensor, value: Tensor, *, axis: SequenceAxis, is_causal: bool, scale: float | None
 ) -> Tensor:
     """Return the attention output of a rank's queries, computed for whole sequences with a part of the heads."""
-    q, k, v = (_ByHeads.apply(each, axis) for each in (query, key, value))  # type: ignore[no-untyped-call]
+    to_heads, to_tokens = partial(_by_heads, axis=axis), partial(_by_tokens, axis=axis)
+    q, k, v = (with_adjoint(each, to_heads, to_tokens) for each in (query, key, value))
     shares_keys = query.shape[1] != key.shape[1]
     mixed = functional.scaled_dot_product_attention(
         q, k, v, is_causal=is_causal, scale=scale, enable_gqa=shares_keys
     )
-    found: Tensor = _ByTokens.apply(mixed, axis)  # type: ignore[no-untyped-call]
-    return found
+    return with_adjoint(mixed, to_tokens, to_heads)
 
 
 class _How(NamedTuple):
@@ -178,32 +180,6 @@ class _InRing:
         """Return the summed gradients of the rank's own keys and values."""
         assert self.arriving is not None
         return self.arriving.wait()
-
-
-class _ByHeads(Function):
-    """From all heads of a part of the sequence to a part of the heads for the whole sequence."""
-
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, axis: SequenceAxis) -> Tensor:
-        ctx.axis = axis
-        return _by_heads(part, axis)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return _by_tokens(gradients[0], ctx.axis), None
-
-
-class _ByTokens(Function):
-    """From a part of the heads for the whole sequence to all heads of a part of the sequence."""
-
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, axis: SequenceAxis) -> Tensor:
-        ctx.axis = axis
-        return _by_tokens(part, axis)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return _by_heads(gradients[0], ctx.axis), None
 
 
 def _by_heads(part: Tensor, axis: SequenceAxis) -> Tensor:

@@ -35,7 +35,7 @@ class SequenceSplit:
     def __deepcopy__(self, memo: dict[int, object]) -> Self:  # copies of a model have the same ranks
         return self
 
-    # Batches.
+    # Batches
 
     def part(self, value: Any) -> Any:
         """Return this rank's part of tensors of shape ``(N, T, ...)``: of a batch, or of outputs.
@@ -62,12 +62,12 @@ class SequenceSplit:
         return self._own(tensor.chunk(each * size, 1), 1)
 
     def _own(self, parts: tuple[Tensor, ...], dim: int) -> Tensor:
-        """Return this rank's parts of all, joined."""
+        """Return this rank's part, or the concatenation of its early and late part."""
         if parts_per_rank(self.comm) == 1:
             return parts[self.axis.rank].contiguous()
         return torch.cat([parts[self.axis.rank], parts[-1 - self.axis.rank]], dim)
 
-    # A model.
+    # Models
 
     def install(self, model: nn.Module) -> nn.Module:
         """Make `model`, in place, take this rank's parts of sequences, and return it.
@@ -76,7 +76,7 @@ class SequenceSplit:
         as ``torch.arange(T)`` or as the first T rows of a parameter or a buffer, are those of this rank's tokens.
         """
         cls = type(model)
-        model.__class__ = type(f"InParts{cls.__name__}", (_InParts, cls), {})
+        model.__class__ = type(f"ContextParallel{cls.__name__}", (_ContextParallel, cls), {})
         model.sequence_split = self  # type: ignore[assignment] # not a parameter
         return model
 
@@ -140,19 +140,19 @@ def _shortened(tensor: Tensor, short: torch.dtype) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.to(short)
 
 
-class _InParts(nn.Module):
-    """Mixin of a model that is called with one rank's part of each sequence."""
+class _ContextParallel(nn.Module):
+    """Mixin of a model that processes one rank's part of each sequence."""
 
     sequence_split: SequenceSplit
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         length = next((each.shape[1] for each in tensors_of((args, kwargs)) if each.dim() > 1), 0)
-        with _InForward(self.sequence_split, length, {id(buffer) for buffer in self.buffers()}):
+        with _ForwardMode(self.sequence_split, length, {id(buffer) for buffer in self.buffers()}):
             return super().forward(*args, **kwargs)
 
 
-class _InForward(TorchFunctionMode):
-    """Replaces attention and positions in a forward pass of a model in parts.
+class _ForwardMode(TorchFunctionMode):
+    """Replaces attention and positions in a forward pass with parts of sequences.
 
     Args:
         split: The division.

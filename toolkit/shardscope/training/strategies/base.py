@@ -52,17 +52,17 @@ from shardscope.training.precision import Precision
 from shardscope.training.sequence import SequenceSplit
 from shardscope.training.sharding import ReduceSquares, TensorPart, start_alike
 from shardscope.training.strategies._divided import TensorHolding, divide_checked
-from shardscope.training.strategies._in_parts import install_checked
 from shardscope.training.strategies._relayout import (
     by_parameter,
     root_blocks,
     shards_of,
     units_with_parameters,
 )
+from shardscope.training.strategies._sequence_check import install_checked
 from shardscope.training.tensor import TensorAxis, TensorSplit
 from shardscope.training.tensor.same_batch import require_same_batch
 
-IN_PARTS = " x tensor "
+TENSOR_SUFFIX = " x tensor "
 """Precedes the number of tensor ranks in the name of a layout."""
 MicroBatch = Batch
 Named = tuple[str, nn.Parameter]
@@ -209,7 +209,7 @@ class RankStrategy(ABC):
         of_experts.adopt(model, [], named)
 
     def _finish_experts(self, of_experts: RankStrategy) -> None:
-        """Average the gradients of experts over all data ranks; a rank has the sum over those that sent it tokens."""
+        """Average the gradients of experts over all data ranks; a rank has a sum over those that sent it tokens."""
         of_experts.finish_exchange()
         assert self.tensor_split is not None
         for parameter in of_experts.parameters:
@@ -599,7 +599,7 @@ class RankStrategy(ABC):
 
         Compressor state that was saved with a different layout must be converted.
         """
-        parts = "" if self.tensor_split is None else f"{IN_PARTS}{self.tensor_split.axis.size}"
+        parts = "" if self.tensor_split is None else f"{TENSOR_SUFFIX}{self.tensor_split.axis.size}"
         return f"{self.name} {self.context.world_size}{parts}"
 
     def compressor_state(self) -> dict[str, Tensor]:

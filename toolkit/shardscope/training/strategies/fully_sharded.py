@@ -64,7 +64,7 @@ from shardscope.training.compression import Bucket, Carrier
 from shardscope.training.data import call
 from shardscope.training.gradient_noise import GradientNoise
 from shardscope.training.memory import Held
-from shardscope.training.mesh import grouped
+from shardscope.training.mesh import replica_mesh
 from shardscope.training.models import units_of
 from shardscope.training.observe import random_state_kept
 from shardscope.training.sharding import largest_over_ranks, local
@@ -164,7 +164,7 @@ class FullySharded(Partitioned):
         replicas, kind = self.settings.replicas, self.context.device.type
         if self.context.axis is not None:
             if replicas > 1:
-                return grouped(self.context, replicas, timeout_s=self.job.timeout_s)
+                return replica_mesh(self.context, replicas, timeout_s=self.job.timeout_s)
             assert self.context.group is not None
             return DeviceMesh.from_group(self.context.group, kind)
         if replicas == 1:

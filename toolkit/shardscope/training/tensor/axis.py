@@ -15,7 +15,7 @@ from torch import Tensor
 from shardscope.errors import SpecError
 from shardscope.training import _compat
 from shardscope.training.collectives.process_group import MeteredProcessGroup
-from shardscope.training.tensor.own_draws import draw_alone, draw_together
+from shardscope.training.tensor.random_streams import use_rank_stream, use_shared_stream
 
 
 class Message(NamedTuple):
@@ -40,7 +40,7 @@ _recorded: ContextVar[list[Message] | None] = ContextVar("recorded", default=Non
 def recording() -> Iterator[list[Message]]:
     """Return a context manager in which layers list their collectives instead of calling them.
 
-    Values are then those of this rank's part only, so it is for passes that need shapes, not values.
+    Results then lack the other ranks' data, so use it only for passes of which shapes matter, not values.
     """
     messages: list[Message] = []
     token = _recorded.set(messages)
@@ -85,7 +85,7 @@ class TensorAxis:
         """The group's first rank, among the ranks of the job."""
         return 0 if self.group is None else dist.get_global_rank(self.group, 0)
 
-    # In a pass.
+    # Within a pass.
 
     def sum_(self, tensor: Tensor, *, is_of_parameters: bool = False) -> None:
         """Sum an activation, or the gradient of one or of parameters, over the ranks, in place."""
@@ -102,7 +102,7 @@ class TensorAxis:
             parts.copy_(own)
         return torch.cat(parts.unbind(), 1)
 
-    def scatter_sum(self, terms: Tensor) -> Tensor:
+    def reduce_scatter(self, terms: Tensor) -> Tensor:
         """Return this rank's part `(N, T / size, ...)` of the sum of the ranks' terms `(N, T, ...)`."""
         parts = torch.stack(self._parts(terms).unbind())
         own = torch.empty_like(parts[0])
@@ -111,8 +111,8 @@ class TensorAxis:
             own.copy_(parts[self.rank])
         return own
 
-    def own(self, whole: Tensor) -> Tensor:
-        """Return this rank's part `(N, T / size, ...)` of whole sequences `(N, T, ...)`; sends nothing."""
+    def shard(self, whole: Tensor) -> Tensor:
+        """Return this rank's part `(N, T / size, ...)` of the whole sequences `(N, T, ...)`; sends nothing."""
         return self._parts(whole)[self.rank].clone(memory_format=torch.contiguous_format)
 
     def _parts(self, whole: Tensor) -> Tensor:
@@ -142,16 +142,16 @@ class TensorAxis:
         return True
 
     def begin_divided(self, device: torch.device) -> None:
-        """Begin a part of a forward pass in training in which each rank draws its own random numbers."""
+        """Let this rank draw its own random numbers from here on, in a forward pass of training."""
         if self.draws and _recorded.get() is None:
-            draw_alone(self.rank, device)
+            use_rank_stream(self.rank, device)
 
     def end_divided(self, device: torch.device) -> None:
-        """End a part of a forward pass in training in which each rank draws its own random numbers."""
+        """Let all ranks draw the same random numbers again, in a forward pass of training."""
         if self.draws and _recorded.get() is None:
-            draw_together(device)
+            use_shared_stream(device)
 
-    # Beside the passes, and never recorded.
+    # Outside the passes; never recorded.
 
     def total(self, numbers: Tensor) -> Tensor:
         """Return the sum of a vector over the ranks."""

@@ -1,12 +1,13 @@
-"""The operations at the borders of a divided part of a model.
+"""Operations of autograd between replicated activations and the divided layers of a tensor group.
 
 Source:
-    Shoeybi et al., arXiv 1909.08053, section 3; with parts of sequences, Korthikanti et al., arXiv 2205.05198,
+    Shoeybi et al., arXiv 1909.08053, section 3; with sequence parallelism, Korthikanti et al., arXiv 2205.05198,
     section 4.2.2.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,9 +17,11 @@ from torch.nn import functional
 
 from shardscope.training.tensor.axis import TensorAxis
 
+Call = Callable[[Tensor], Tensor]
+
 
 class Enter(Function):
-    """Gives a whole activation to the ranks' parts of a layer: identity forward, a sum over the ranks backward."""
+    """Passes a replicated activation to divided columns: identity forward, all-reduce of its gradient backward."""
 
     @staticmethod
     def forward(ctx: Any, whole: Tensor, axis: TensorAxis) -> Tensor:
@@ -33,7 +36,7 @@ class Enter(Function):
 
 
 class Leave(Function):
-    """Adds up what the ranks' parts of a layer have computed: a sum over the ranks forward, identity backward."""
+    """Sums the partial outputs of divided rows: all-reduce forward, identity backward."""
 
     @staticmethod
     def forward(ctx: Any, partial: Tensor, axis: TensorAxis) -> Tensor:
@@ -46,52 +49,33 @@ class Leave(Function):
         return gradients[0], None
 
 
-# With parts of sequences.
-
-
-class Cut(Function):
-    """Keeps a rank's part of whole sequences forward, and gathers the parts of their gradient backward."""
-
+class _WithAdjoint(Function):
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, axis: TensorAxis) -> Tensor:
-        ctx.axis = axis
-        return axis.own(whole)
+    def forward(ctx: Any, x: Tensor, call: Call, adjoint: Call) -> Tensor:
+        ctx.adjoint = adjoint
+        return call(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return ctx.axis.gather(gradients[0]), None
+        return ctx.adjoint(gradients[0]), None, None
 
 
-class Join(Function):
-    """Gathers parts of sequences forward, and keeps a rank's part of their gradient, equal on all ranks, backward."""
+def with_adjoint(x: Tensor, call: Call, adjoint: Call) -> Tensor:
+    """Return ``call(x)``, a new tensor, whose gradient the backward pass gives to `adjoint`.
 
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, axis: TensorAxis) -> Tensor:
-        ctx.axis = axis
-        return axis.gather(part)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return ctx.axis.own(gradients[0]), None
-
-
-class JoinEnter(Function):
-    """Gathers parts of sequences for a layer's divided columns forward, and scatters the sum of gradients backward."""
-
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, axis: TensorAxis) -> Tensor:
-        ctx.axis = axis
-        return axis.gather(part)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return ctx.axis.scatter_sum(gradients[0]), None
+    Args:
+        x: An activation.
+        call: Linear function of it, such as an all-gather; autograd does not look inside.
+        adjoint: The function from the gradient of the result to that of `x`, such as a reduce-scatter.
+    """
+    found: Tensor = _WithAdjoint.apply(x, call, adjoint)  # type: ignore[no-untyped-call]
+    return found
 
 
-class JoinedColumns(Function):
-    """A rank's columns of a linear layer's output for whole sequences, of which each rank has a part.
+class GatherColumns(Function):
+    """Gathers the sequences `(N, T, inputs)`, and returns a rank's columns `(N, T, outputs / size)` of a linear layer.
 
-    Only the part is saved: the backward pass gathers the sequences again, for the gradient of the weight.
+    Only the rank's part of the sequences is saved: the backward pass gathers them again, for the weight's gradient.
     """
 
     @staticmethod
@@ -111,25 +95,12 @@ class JoinedColumns(Function):
         if needed[2]:
             of_bias = rows.sum(0)
         if needed[0]:
-            of_part = ctx.axis.scatter_sum(gradient @ weight)
+            of_part = ctx.axis.reduce_scatter(gradient @ weight)
         return of_part, of_weight, of_bias, None
 
 
-class LeaveInParts(Function):
-    """Adds up what the ranks' parts of a layer have computed, and keeps a rank's part of the sequences."""
-
-    @staticmethod
-    def forward(ctx: Any, partial: Tensor, axis: TensorAxis) -> Tensor:
-        ctx.axis = axis
-        return axis.scatter_sum(partial)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return ctx.axis.gather(gradients[0]), None
-
-
 class SumGradients(Function):
-    """Gives parameters to a layer that sees a part of the sequences: sums their gradients over the ranks backward."""
+    """Passes parameters to a layer that processes a part of the tokens: identity forward, all-reduce backward."""
 
     @staticmethod
     def forward(ctx: Any, axis: TensorAxis, *parameters: Tensor) -> tuple[Tensor, ...]:
@@ -138,9 +109,9 @@ class SumGradients(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        together = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        ctx.axis.sum_(together, is_of_parameters=True)
-        parts = together.split([gradient.numel() for gradient in gradients])
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        ctx.axis.sum_(flat, is_of_parameters=True)
+        parts = flat.split([gradient.numel() for gradient in gradients])
         return None, *(
             part.view(gradient.shape).to(gradient.dtype)
             for part, gradient in zip(parts, gradients, strict=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shardscope.training.tensor.axis import TensorAxis
-from shardscope.training.tensor.functions import Enter, JoinedColumns, Leave, LeaveInParts
+from shardscope.training.tensor.functions import Enter, GatherColumns, Leave, with_adjoint
 from shardscope.training.tensor.of_transformers import is_conv1d
 
 
@@ -41,14 +41,14 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 
 class _Divided(nn.Module):
-    """What both kinds of divided layers have."""
+    """Mixin of a divided layer."""
 
     weight: Tensor
     bias: Tensor | None
     tensor_axis: TensorAxis
-    takes_parts: bool
-    """Whether each rank has a part of the sequences outside the divided layers."""
-    is_joined: bool
+    divides_sequences: bool
+    """Whether each rank has a part of the sequences outside the divided layers (sequence parallelism)."""
+    is_gathered: bool
     """Whether a layer around this one has gathered the whole sequences already."""
     is_transposed: bool
     """Whether the weight has its outputs in the last dimension."""
@@ -69,14 +69,14 @@ class _Columns(_Divided):
         return columns
 
     def _columns(self, x: Tensor) -> Tensor:
-        if self.is_joined:
+        if self.is_gathered:
             return functional.linear(x, self.matrix, self.bias)
         dtype = autocast_dtype(x)  # so that gradients are summed in this dtype too
-        if self.takes_parts:
+        if self.divides_sequences:
             weight, bias = (each if each is None else each.to(dtype) for each in (self.matrix, self.bias))
             x = x.to(dtype)
-            joined: Tensor = JoinedColumns.apply(x, weight, bias, self.tensor_axis)  # type: ignore[no-untyped-call]
-            return joined
+            columns: Tensor = GatherColumns.apply(x, weight, bias, self.tensor_axis)  # type: ignore[no-untyped-call]
+            return columns
         entered: Any = Enter.apply(x.to(dtype), self.tensor_axis)  # type: ignore[no-untyped-call]
         return functional.linear(entered, self.matrix, self.bias)
 
@@ -88,11 +88,14 @@ class _Rows(_Divided):
     """
 
     def forward(self, part: Tensor) -> Tensor:
-        if self.training and not self.takes_parts:
+        if self.training and not self.divides_sequences:
             self.tensor_axis.end_divided(part.device)
         partial = functional.linear(part, self.matrix)
-        leave = LeaveInParts if self.takes_parts else Leave
-        summed: Tensor = leave.apply(partial, self.tensor_axis)  # type: ignore[no-untyped-call]
+        axis, summed = self.tensor_axis, partial
+        if self.divides_sequences:
+            summed = with_adjoint(partial, axis.reduce_scatter, axis.gather)
+        else:
+            summed = Leave.apply(partial, axis)  # type: ignore[no-untyped-call]
         return summed if self.bias is None else summed + self.bias.to(summed.dtype)
 
 
@@ -108,20 +111,23 @@ def divided_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
 _KINDS: dict[str, type[_Divided]] = {"columns": _Columns, "rows": _Rows}
 
 
-def divide_linear(layer: Any, kind: str, axis: TensorAxis, *, takes_parts: bool, is_joined: bool) -> None:
+def divide_linear(
+    layer: Any, kind: str, axis: TensorAxis, *, divides_sequences: bool, is_gathered: bool
+) -> None:
     """Make a linear layer compute with this rank's part of its weights, which must be divided already.
 
     Args:
         layer: The layer.
         kind: ``columns`` or ``rows``.
         axis: The ranks.
-        takes_parts: Whether each rank has a part of the sequences before a layer of columns and after one of rows.
-        is_joined: Whether a layer around this one gathers the whole sequences.
+        divides_sequences: Whether each rank has a part of the sequences before a layer of columns and after one of
+            rows.
+        is_gathered: Whether a layer around this one gathers the whole sequences.
     """
     cls, is_transposed = type(layer), is_conv1d(layer)
     layer.__class__ = type(f"{kind.title()}Of{cls.__name__}", (_KINDS[kind], cls), {})
     layer.tensor_axis, layer.is_transposed = axis, is_transposed
-    layer.takes_parts, layer.is_joined = takes_parts, is_joined
+    layer.divides_sequences, layer.is_gathered = divides_sequences, is_gathered
     if is_transposed:
         layer.nx, layer.nf = layer.weight.shape
     else:

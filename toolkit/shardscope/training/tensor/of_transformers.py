@@ -34,8 +34,8 @@ def shipped_plan(model: nn.Module) -> TensorPlan | None:
     """Return the plan that a model, or the first of its parts that has one, ships; None if there is none.
 
     Rules for layers that this model does not have are left out, as transformers does. With sequence parallelism, the
-    repeated layers work on parts of sequences, and layers with several divided inputs, such as attention, share whole
-    ones.
+    repeated layers process parts of sequences, and layers that give their input to several divided ones, such as
+    attention, gather whole sequences.
 
     Raises:
         SpecError: The plan divides a layer in a way that is not available.
@@ -58,7 +58,7 @@ def shipped_plan(model: nn.Module) -> TensorPlan | None:
     if not rules:
         return None
     of_columns = Counter(pattern.rpartition(".")[0] for pattern, rule in rules.items() if rule == "columns")
-    rules |= {parent: "joined" for parent, count in of_columns.items() if count > 1}
+    rules |= {parent: "gathered" for parent, count in of_columns.items() if count > 1}
     repeated = {pattern.partition(_REPEATED)[0]: None for pattern in rules if _REPEATED in pattern}
     return TensorPlan(rules={**rules, **{f"{name}.*": "sequence" for name in repeated}})
 

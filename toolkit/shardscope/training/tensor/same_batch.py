@@ -1,4 +1,4 @@
-"""Checks that the ranks of a tensor or context group, which each read their data, train on the same samples."""
+"""Checks that the ranks of a tensor or context group, which read their data separately, train on the same samples."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Layers that work on a part of each sequence, between the divided layers of a tensor group (sequence parallelism).
+"""Sequence parallelism: between divided layers, each rank of a tensor group processes a part of every sequence.
 
 Layers that treat each token by itself, such as norms, need not be computed by all ranks for all tokens: the first such
-layer cuts its input, the last joins its output. Their parameters see a rank's tokens only, so the ranks sum gradients.
+layer keeps its rank's part of the input, and the last gathers its output. Gradients of their parameters are those of a
+rank's tokens only, so the ranks sum them.
 
 Source:
     Korthikanti et al., arXiv 2205.05198, section 4.2.2.
@@ -17,23 +18,23 @@ from typing import Any
 from torch import Tensor, nn
 
 from shardscope.training.tensor.axis import TensorAxis
-from shardscope.training.tensor.functions import Cut, Join, JoinEnter
+from shardscope.training.tensor.functions import with_adjoint
 from shardscope.training.tensor.linear import autocast_dtype
 from shardscope.training.tensor.summed import sum_gradients
 
 
-def cut_sequences(
+def divide_sequences(
     layers: Sequence[tuple[str, nn.Module]], divided: Collection[str], axis: TensorAxis
 ) -> None:
-    """Make layers, which run one after another, work on this rank's part of each sequence.
+    """Make layers, which run one after another, process this rank's part of each sequence.
 
     Args:
         layers: The layers with their names, in the order in which they run.
         divided: Names of the divided parameters, whose gradients are those of whole sequences.
         axis: The ranks.
     """
-    layers[0][1].register_forward_pre_hook(_CutInput(axis), with_kwargs=True)
-    layers[-1][1].register_forward_hook(_JoinOutput(axis))
+    layers[0][1].register_forward_pre_hook(_ShardInput(axis), with_kwargs=True)
+    layers[-1][1].register_forward_hook(_GatherOutput(axis))
     for prefix, layer in layers:
         for name, module in layer.named_modules(prefix=prefix):
             whole = [
@@ -42,9 +43,9 @@ def cut_sequences(
             sum_gradients(module, whole, axis)
 
 
-def join_input(layer: nn.Module, axis: TensorAxis) -> None:
-    """Make a layer within the others, such as attention, take whole sequences, which its divided layers share."""
-    layer.register_forward_pre_hook(_JoinInput(axis), with_kwargs=True)
+def gather_input(layer: nn.Module, axis: TensorAxis) -> None:
+    """Make a layer within the others, such as attention, gather whole sequences once for all its divided layers."""
+    layer.register_forward_pre_hook(_GatherInput(axis), with_kwargs=True)
 
 
 def _first_of(values: Any) -> Tensor:
@@ -73,26 +74,24 @@ class _Input(ABC):
         """Return what the layer gets instead."""
 
 
-class _CutInput(_Input):
-    """Keeps this rank's part of the sequences."""
+class _ShardInput(_Input):
+    """Keeps this rank's part of the sequences; the backward pass gathers the gradient."""
 
     def changed(self, layer: nn.Module, x: Tensor) -> Tensor:
         if layer.training:
             self.axis.begin_divided(x.device)
-        part: Tensor = Cut.apply(x, self.axis)  # type: ignore[no-untyped-call]
-        return part
+        return with_adjoint(x, self.axis.shard, self.axis.gather)
 
 
-class _JoinInput(_Input):
-    """Gathers the whole sequences."""
+class _GatherInput(_Input):
+    """Gathers the whole sequences; the backward pass reduce-scatters the gradient."""
 
-    def changed(self, layer: nn.Module, x: Tensor) -> Tensor:  # noqa: ARG002 - see `_CutInput`
-        whole: Tensor = JoinEnter.apply(x.to(autocast_dtype(x)), self.axis)  # type: ignore[no-untyped-call]
-        return whole
+    def changed(self, layer: nn.Module, x: Tensor) -> Tensor:  # noqa: ARG002 - see `_ShardInput`
+        return with_adjoint(x.to(autocast_dtype(x)), self.axis.gather, self.axis.reduce_scatter)
 
 
 @dataclass(frozen=True)
-class _JoinOutput:
+class _GatherOutput:
     """Hook that gathers the whole sequences of a layer's output, or of the first of its outputs."""
 
     axis: TensorAxis
@@ -101,4 +100,4 @@ class _JoinOutput:
         part = _first_of(output)
         if layer.training:
             self.axis.end_divided(part.device)
-        return _with_first(output, Join.apply(part, self.axis))  # type: ignore[no-untyped-call]
+        return _with_first(output, with_adjoint(part, self.axis.gather, self.axis.shard))

@@ -19,7 +19,7 @@ from shardscope.training.tensor.axis import TensorAxis
 from shardscope.training.tensor.linear import divide_linear, has_own_code, is_linear, output_dim
 from shardscope.training.tensor.norms import LayerSquares
 from shardscope.training.tensor.of_transformers import resize_splits, shipped_plan
-from shardscope.training.tensor.sequence import cut_sequences, join_input
+from shardscope.training.tensor.sequence import divide_sequences, gather_input
 from shardscope.training.tensor.summed import sum_gradients
 
 
@@ -36,7 +36,7 @@ class TensorSplit:
     Args:
         axis: The ranks of the group.
         plan: Which layers are divided; None uses the plan of the model's own method `tensor_plan`.
-        cuts_sequences: Whether the plan's ``sequence`` layers work on a part of each sequence.
+        cuts_sequences: Whether the plan's ``sequence`` layers process a part of each sequence on each rank.
 
     Attributes:
         shares_batch: Whether the ranks compute with the same samples.
@@ -75,21 +75,23 @@ class TensorSplit:
         self._require_own(model, divided)
         for _, layer, _ in planned["shared"]:
             sum_gradients(layer, [own for own, _ in layer.named_parameters(recurse=False)], self.axis)
-        in_parts = self._in_parts(model, [(name, layer) for name, layer, _ in planned["sequence"]])
-        joined = {name: layer for name, layer, _ in planned["joined"] if _is_within(name, in_parts)}
+        by_sequence = self._by_sequence(model, [(name, layer) for name, layer, _ in planned["sequence"]])
+        gathered = {name: layer for name, layer, _ in planned["gathered"] if _is_within(name, by_sequence)}
         for name, layer, division in divided:
             self._divide(
                 model, name, layer, division,
-                takes_parts=_is_within(name, in_parts), is_joined=_is_within(name, joined),
+                divides_sequences=_is_within(name, by_sequence), is_gathered=_is_within(name, gathered),
             )  # fmt: skip
-        for layer in joined.values():
-            join_input(layer, self.axis)
-        if in_parts:
-            cut_sequences([*in_parts.items()], self.cuts, self.axis)
+        for layer in gathered.values():
+            gather_input(layer, self.axis)
+        if by_sequence:
+            divide_sequences([*by_sequence.items()], self.cuts, self.axis)
         return model
 
-    def _in_parts(self, model: nn.Module, planned: Iterable[tuple[str, nn.Module]]) -> dict[str, nn.Module]:
-        """Return the layers that work on parts of sequences, without those within others."""
+    def _by_sequence(
+        self, model: nn.Module, planned: Iterable[tuple[str, nn.Module]]
+    ) -> dict[str, nn.Module]:
+        """Return the outermost layers that process a part of each sequence on each rank, if sequences are divided."""
         found: dict[str, nn.Module] = {}
         for name, layer in planned:
             if not _is_within(name, found):

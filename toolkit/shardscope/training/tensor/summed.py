@@ -1,7 +1,7 @@
-"""Layers whose parameters are whole on each rank, but see only a part of what the model computes with them.
+"""Layers whose parameters are replicated on all ranks, each of which computes with a part of their inputs.
 
-That part is a rank's tokens, or its heads or columns between divided layers. Each rank then has a term of a
-parameter's gradient, and the ranks sum them in the backward pass, so that any data strategy gets the whole gradient.
+That part is a rank's tokens, or its heads or columns between divided layers. Each rank then has one term of a
+parameter's gradient, and the ranks sum the terms in the backward pass, so that any data strategy gets the whole one.
 """
 
 from __future__ import annotations

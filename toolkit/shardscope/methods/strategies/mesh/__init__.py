@@ -1,4 +1,4 @@
-"""Several axes of parallelism at once: each group of tensor-parallel ranks holds one replica of the model in parts."""
+"""Several axes of parallelism at once: data, tensor, pipeline, context and expert."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from shardscope.errors import SpecError, quoted
-from shardscope.methods.strategies.mesh import context_axis, expert_axis, pipeline_axis, stages, tensor_axis
+from shardscope.methods.strategies.mesh import (
+    context_axis,
+    expert_axis,
+    pipeline_axis,
+    pipeline_predictions,
+    tensor_axis,
+)
 from shardscope.runlog.axes import axis_of, collective_of
 from shardscope.spec.compression import Carriage
 from shardscope.spec.context_comm import ContextComm
@@ -30,8 +36,8 @@ if TYPE_CHECKING:
 class Mesh(Strategy):
     """Divides each replica of the model over a group of ranks, and the batch over the groups.
 
-    The ranks are a mesh: neighbouring ranks are on the tensor axis, then follow the context axis, the data axis and the
-    pipeline axis, as in the layouts of `predict` and `plan`. Along the data axis, `data` is the same strategy as in a
+    The ranks form a mesh. The tensor axis is the innermost one, then follow the context, data and pipeline axes, as in
+    the layouts of `predict` and `plan`. Along the data axis, `data` is the same strategy as in a
     job with this axis only. Along the tensor axis, the model's layers are divided by columns and rows (Shoeybi et al.,
     arXiv 1909.08053): each rank computes with its part of a layer's weights, and ranks sum activations, and gradients
     of activations, in each pass. Along the context axis, every sequence is divided, and ranks exchange what attention
@@ -51,10 +57,10 @@ class Mesh(Strategy):
     is_composite: ClassVar[bool] = True
 
     data: AnyStrategy = Field(default_factory=lambda: Strategy("ring"))
-    """Strategy of the data axis: one whose ranks all apply the same mean gradient. With one replica, it has no effect;
-    ``single`` says so."""
+    """Strategy of the data axis: one whose ranks all apply the same mean gradient. It has no effect if there is one
+    replica; ``single`` is then also allowed."""
     tensor: Count = 1
-    """Number of ranks that hold one replica of the model in parts; must divide `world_size`."""
+    """Number of ranks over which each layer is divided; must divide `world_size`."""
     context: Count = 1
     """Number of ranks over which every sequence is divided."""
     context_comm: ContextComm = "all-gather"
@@ -224,7 +230,7 @@ class Mesh(Strategy):
         return None if spread is None else {**data, **tensor, **spread}
 
     def check(self, job: Job) -> None:
-        """Reject numbers of ranks that are not a mesh, and what the axes cannot do together yet."""
+        """Reject numbers of ranks that do not form a mesh, and combinations of axes that are not available yet."""
         ranks, inner = job.world_size, ""
         for axis in ("tensor", "context", "pipeline"):
             if ranks % (size := getattr(self, axis)):
@@ -267,18 +273,22 @@ class Mesh(Strategy):
 
     def pipeline_step(self, step: JobStep) -> JobStep | None:
         """Return the step of the ranks along the pipeline axis, if there is one."""
-        return stages.pipeline_step(self, step) if self.pipeline > 1 else None
+        return pipeline_predictions.pipeline_step(self, step) if self.pipeline > 1 else None
 
     def _on_data(self, step: JobStep) -> JobStep:
-        """Return the step of the ranks along the data axis: those of a tensor group count as one, the worst of them."""
+        """Return the step of the ranks along the data axis: those of a tensor group count as one, the slowest."""
         return replace(step.in_blocks(self.data_job(step.job), self.tensor), sums_layers=self.tensor > 1)
 
     def traffic(self, step: JobStep) -> Traffic | None:
-        """Return the data axis's own traffic, and the sums of activations, of their gradients and of norms."""
+        """Return the traffic of the data axis's strategy, and that of the collectives within passes, by axis."""
         if self.expert > 1:
             return None
         if self.pipeline > 1:
-            return stages.traffic(self, step) if stages.is_predictable(self, step) else None
+            return (
+                pipeline_predictions.traffic(self, step)
+                if pipeline_predictions.is_predictable(self, step)
+                else None
+            )
         from shardscope.analytic.communication.axes import axis_traffic, groups_along
         from shardscope.analytic.communication.traffic import together
 
@@ -302,11 +312,15 @@ class Mesh(Strategy):
         return {"context": context_axis.calls(self, step), **found} if self.context > 1 else found
 
     def plan(self, step: JobStep) -> StepPlan | None:
-        """Return the messages of the data axis, and those of the other axes, for which passes wait."""
+        """Return the messages of the data axis, and those of the other axes; passes wait for the latter."""
         if self.expert > 1:
             return None
         if self.pipeline > 1:
-            return stages.plan(self, step) if stages.is_predictable(self, step) else None
+            return (
+                pipeline_predictions.plan(self, step)
+                if pipeline_predictions.is_predictable(self, step)
+                else None
+            )
         from shardscope.analytic.communication.axes import axis_exchanges, groups_along
         from shardscope.analytic.communication.plan import whole
 
@@ -327,14 +341,14 @@ class Mesh(Strategy):
         if self.expert > 1 or not self.is_divided(step):
             return None
         if self.pipeline > 1:
-            return stages.states(self, step)
+            return pipeline_predictions.states(self, step)
         data, groups = self._on_data(step), groups_along(self.shape(step.world_size), "data")
         found = data.job.strategy.states(data)
         return None if found is None else found.each(lambda column: placed(column, groups))
 
     def work(self, step: JobStep) -> list[Work]:
         """Return the work of each rank, relative to its part of the model."""
-        one = self._on_data(step) if self.pipeline == 1 else stages.pipeline_step(self, step)
+        one = self._on_data(step) if self.pipeline == 1 else pipeline_predictions.pipeline_step(self, step)
         copies = step.world_size // one.world_size
         return [each for each in one.job.strategy.work(one) for _ in range(copies)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardscope.errors import SpecError
-from shardscope.methods.strategies.mesh.messages import messages_of, passed
+from shardscope.methods.strategies.mesh.messages import collectives_of, traffic_of
 from shardscope.spec.context_comm import parts_per_rank
 from shardscope.spec.divisors import divisors_text
 from shardscope.spec.layout import Layout
@@ -58,6 +58,6 @@ def check(mesh: Mesh, job: Job) -> None:
 def calls(mesh: Mesh, step: JobStep) -> list[tuple[When, Traffic]]:
     """Return the traffic of each collective of a context group in a step, as attention calls them."""
     return [
-        (when, passed(op, num_bytes, mesh.context, step.backend))
-        for when, op, num_bytes in messages_of("context", step)
+        (when, traffic_of(op, num_bytes, mesh.context, step.backend))
+        for when, op, num_bytes in collectives_of("context", step)
     ]

@@ -15,8 +15,8 @@ ROUNDS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1
 _PHASES = ("forward", "backward")
 
 
-def messages_of(axis: str, step: JobStep) -> Iterator[tuple[When, str, int]]:
-    """Yield time, name and bytes of each collective of an axis in a step, in the order of the calls."""
+def collectives_of(axis: str, step: JobStep) -> Iterator[tuple[When, str, int]]:
+    """Yield the time, name and bytes of each collective of an axis in a step, in the order of the calls."""
     from shardscope.analytic.communication.plan import When
 
     messages = step.trace.messages.get(step.job.recompute, ())
@@ -30,8 +30,8 @@ def messages_of(axis: str, step: JobStep) -> Iterator[tuple[When, str, int]]:
                 yield when, each.op, round(each.sample_bytes * step.samples) + each.parameter_bytes
 
 
-def passed(op: str, num_bytes: int, size: int, backend: Backend) -> Traffic:
-    """Return the traffic of one collective of `size` ranks within a pass, or of a message of each to the next."""
+def traffic_of(op: str, num_bytes: int, size: int, backend: Backend) -> Traffic:
+    """Return the traffic of one collective of `size` ranks; ``send`` is a message from each rank to the next."""
     import numpy as np
 
     from shardscope.analytic.communication.traffic import Sent, by_backend, one_by_one

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardscope.errors import SpecError, quoted
-from shardscope.methods.strategies.mesh.messages import ROUNDS, messages_of, passed
+from shardscope.methods.strategies.mesh.messages import ROUNDS, collectives_of, traffic_of
 from shardscope.methods.strategies.sharded import norm_traffic
 from shardscope.spec.layout import Layout
 from shardscope.spec.models import transformer_of
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def check(mesh: Mesh, job: Job) -> None:
-    """Reject what is not available yet with a model in parts."""
+    """Reject what is not available yet with divided layers."""
     _check_model(mesh, job)
     if job.compression.is_on:
         _check_compression(mesh, job)
@@ -54,8 +54,8 @@ def _check_model(mesh: Mesh, job: Job) -> None:
     transformer = transformer_of(job.model)
     if transformer is None:
         raise SpecError(
-            f"tensor={mesh.tensor} needs a plan of which layers are divided, and model={job.model!r} has none; use "
-            f'a GPT, or give ss.Strategy("mesh", tensor={mesh.tensor}, tensor_plan={{...}})'
+            f"tensor={mesh.tensor} needs a plan that says which layers are divided, but model={job.model!r} has none; "
+            f'use a GPT, or give ss.Strategy("mesh", tensor={mesh.tensor}, tensor_plan={{...}})'
         )
     if mesh.sequence_parallel and transformer.mixture is not None:
         raise SpecError(
@@ -73,8 +73,8 @@ def calls(mesh: Mesh, step: JobStep) -> list[tuple[When, Traffic]]:
     if mesh.tensor == 1:
         return []
     found = [
-        (when, passed(op, num_bytes, mesh.tensor, step.backend))
-        for when, op, num_bytes in messages_of("tensor", step)
+        (when, traffic_of(op, num_bytes, mesh.tensor, step.backend))
+        for when, op, num_bytes in collectives_of("tensor", step)
     ]
     end, rounds = When("backward", 1.0, step.micro_batches - 1), ROUNDS["all_reduce"] * (mesh.tensor - 1)
     norms = norm_traffic(step, ranks=mesh.tensor)

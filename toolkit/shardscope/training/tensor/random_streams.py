@@ -1,10 +1,10 @@
 """Random numbers of the ranks of a tensor group: the same outside divided layers, each rank's own within them.
 
 Outside, all ranks compute the same tensors, so dropout must draw the same mask on all of them. Between a layer of
-columns and one of rows, each rank has other heads or units, which must get other masks; so too with parts of sequences
-(Megatron-LM keeps a second generator for this). Here torch's generator itself changes its seed at both borders. A seed
-tells where the generator is, and which seed follows, so nothing has to be remembered: a recomputed forward pass, for
-which torch restores the generator's state, draws the same masks again wherever it begins.
+columns and one of rows, each rank has other heads or units, which must get other masks; so must parts of sequences.
+Megatron-LM keeps a second generator for this. Here torch's own generator gets another seed at both borders. The seed
+itself encodes whether it is shared and which seed follows, so there is no state to save: a recomputed forward pass, for
+which torch restores the generator, draws the same masks again wherever it begins.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _RANK_BITS, _WORD_BITS = 16, 32
 _WORD = (1 << _WORD_BITS) - 1
 
 
-def draw_alone(rank: int, device: torch.device) -> None:
-    """Continue with random numbers of this rank only, if it does not do so already; drawn from the shared ones."""
+def use_rank_stream(rank: int, device: torch.device) -> None:
+    """Draw this rank's own random numbers from here on, unless it does so already; seeded by a shared number."""
     generator = _generator(device)
     if _rank_of(generator.initial_seed()) == 0:
         generator.manual_seed(_seed(_word(generator), rank + 1))
 
 
-def draw_together(device: torch.device) -> None:
-    """Continue with random numbers that all ranks share, if this rank draws its own."""
+def use_shared_stream(device: torch.device) -> None:
+    """Draw the random numbers that all ranks share from here on, if this rank has drawn its own."""
     generator = _generator(device)
     seed = generator.initial_seed()
     if rank := _rank_of(seed):

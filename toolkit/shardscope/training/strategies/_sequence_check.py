@@ -20,7 +20,7 @@ _HOW = (
 
 
 def install_checked(model: nn.Module, split: SequenceSplit, inputs: Any) -> None:
-    """Make a model take parts of sequences, and check on one sample that it still trains the same.
+    """Make a model process parts of sequences, and check on one sample that it still trains the same.
 
     Called by all ranks. Outputs, and the sums over the ranks of the gradients of all parameters for a random gradient
     of the outputs, are compared with those of whole sequences, in fp32 if the weights have fewer bits. A model that

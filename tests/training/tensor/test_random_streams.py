@@ -15,7 +15,7 @@ from conformance.ranks import RankPool
 from conformance.strategy import job
 from shardscope.training.context import RankContext
 from shardscope.training.tensor import TensorAxis, TensorSplit
-from shardscope.training.tensor.own_draws import draw_alone, draw_together
+from shardscope.training.tensor.random_streams import use_rank_stream, use_shared_stream
 from shardscope.training.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -26,29 +26,29 @@ def test_ranks_draw_alone_and_then_together_again() -> None:
     for rank in range(3):
         torch.manual_seed(5)
         torch.rand(2)
-        draw_alone(rank, CPU)
-        draw_alone(rank, CPU)  # a second layer of columns, as for keys and values
+        use_rank_stream(rank, CPU)
+        use_rank_stream(rank, CPU)  # a second layer of columns, as for keys and values
         alone = torch.rand(4)
         torch.rand(rank)  # ranks need not draw as much as each other
-        draw_together(CPU)
+        use_shared_stream(CPU)
         drawn.append((alone, torch.rand(4)))
-        draw_together(CPU)
+        use_shared_stream(CPU)
     assert all(torch.equal(drawn[0][1], together) for _, together in drawn)
     assert len({tuple(alone.tolist()) for alone, _ in drawn}) == 3
 
 
 def test_a_pass_that_is_repeated_from_within_a_divided_part_draws_the_same() -> None:
     torch.manual_seed(5)
-    draw_alone(1, CPU)
+    use_rank_stream(1, CPU)
     within = torch.get_rng_state()
     torch.rand(3)
-    draw_together(CPU)
+    use_shared_stream(CPU)
     after = torch.rand(4)
     torch.manual_seed(6)
-    draw_alone(0, CPU)  # the generator has been used for something else in the meantime
+    use_rank_stream(0, CPU)  # the generator has been used for something else in the meantime
     torch.set_rng_state(within)
     torch.rand(3)
-    draw_together(CPU)
+    use_shared_stream(CPU)
     assert torch.equal(torch.rand(4), after)
 
 

@@ -24,13 +24,13 @@ _AFTER_PASSES = ("agreement", "all_reduce")
 """Collectives of a data axis that exchanges in passes, which follow the last pass: checks of layers, and norms."""
 
 
-def stages_of(mesh: Mesh) -> Pipeline:
+def pipeline_of(mesh: Mesh) -> Pipeline:
     """Return the settings of the pipeline axis."""
     return cast("Pipeline", mesh.stages)
 
 
 def pipeline_step(mesh: Mesh, step: JobStep) -> JobStep:
-    """Return the step of the ranks along the pipeline axis: those of a stage count as one, the worst of them."""
+    """Return the step along the pipeline axis: the ranks of a stage count as one, the slowest with the least memory."""
     return step.in_blocks(mesh.pipeline_job(step.job), step.world_size // mesh.pipeline)
 
 
@@ -43,7 +43,7 @@ def _by_data_rank(mesh: Mesh, step: JobStep) -> list[JobStep]:
     along, ranks = pipeline_step(mesh, step), mesh.num_data_ranks(step.world_size)
     if not mesh.data.exchanges_in_passes or ranks == 1:
         return [along]
-    stages = stages_of(mesh)
+    stages = pipeline_of(mesh)
     if not stages.is_measured:  # stages are cut by the memory of whole parameters
         cut = stages.replace(split=stages.split_of(along))
         along = replace(along, job=along.job.replace(strategy=cut))
@@ -63,7 +63,7 @@ def _by_data_rank(mesh: Mesh, step: JobStep) -> list[JobStep]:
 
 
 def _of_data_ranks(groups: Ints, count: int) -> Ints:
-    """Return the groups along the pipeline axis, joined into one row of ranks for each place on the tensor axis.
+    """Return the groups along the pipeline axis, concatenated into one row of ranks for each place on the tensor axis.
 
     Args:
         groups: One group in each row, in the order of data ranks.
@@ -80,13 +80,13 @@ def traffic(mesh: Mesh, step: JobStep) -> Traffic | None:
     """
     from shardscope.analytic.communication.axes import axis_traffic, groups_along, side_by_side
 
-    along = [stages_of(mesh).traffic(each) for each in _by_data_rank(mesh, step)]
+    along = [pipeline_of(mesh).traffic(each) for each in _by_data_rank(mesh, step)]
     sent = [each for each in along if each is not None]
     found = [each.job.strategy.traffic(each) for each in _blocks(mesh, step)]
     if len(sent) < len(along) or None in found:
         return None
     inside = side_by_side(found)
-    if stages_of(mesh).is_measured:
+    if pipeline_of(mesh).is_measured:
         whole = side_by_side([_inner_job(mesh, step).strategy.traffic(_whole(mesh, step))] * mesh.pipeline)
         inside = {
             name: each._replace(bounds=(0 * each.bytes, whole[name].bytes)) for name, each in inside.items()
@@ -94,7 +94,7 @@ def traffic(mesh: Mesh, step: JobStep) -> Traffic | None:
     groups = groups_along(mesh.shape(step.world_size), "pipeline")
     others = mesh.pipeline - 1
     shared = {
-        name: each._replace(unlisted=np.full_like(each.bytes, others))
+        name: each._replace(assumed_messages=np.full_like(each.bytes, others))
         for name, each in side_by_side(sent).items()
     }
     return {**axis_traffic(shared, "pipeline", _of_data_ranks(groups, len(sent))), **inside}
@@ -107,7 +107,7 @@ def plan(mesh: Mesh, step: JobStep) -> StepPlan | None:
     from shardscope.analytic.communication.axes import axis_exchanges, groups_along
     from shardscope.analytic.communication.plan import in_groups
 
-    every = [stages_of(mesh).plan(each) for each in _by_data_rank(mesh, step)]
+    every = [pipeline_of(mesh).plan(each) for each in _by_data_rank(mesh, step)]
     plans = [each for each in every if each is not None]
     found = next(iter(plans), None)
     inside, after = [*_in_passes(mesh, step)], [*_after_passes(mesh, step)]
@@ -146,9 +146,9 @@ def states(mesh: Mesh, step: JobStep) -> RankStates | None:
     found = [each.job.strategy.states(each) for each in _blocks(mesh, step)]
     if None in found:
         return None
-    joined = states_side_by_side(found)
-    is_known = not stages_of(mesh).is_measured and not mesh.data.exchanges_in_passes
-    return joined._replace(is_exact=joined.is_exact and is_known)
+    combined = states_side_by_side(found)
+    is_known = not pipeline_of(mesh).is_measured and not mesh.data.exchanges_in_passes
+    return combined._replace(is_exact=combined.is_exact and is_known)
 
 
 def _inner_job(mesh: Mesh, step: JobStep) -> Job:
@@ -168,7 +168,7 @@ def _blocks(mesh: Mesh, step: JobStep, *, by_stage: bool = False) -> Iterator[Jo
     """Yield the step of the ranks that hold the same layers, for each pipeline rank or, with `by_stage`, each stage."""
     from shardscope.analytic.stage_trace import rank_traces
 
-    held = stages_of(mesh).stages(pipeline_step(mesh, step))
+    held = pipeline_of(mesh).stages(pipeline_step(mesh, step))
     ranks = [rank for rank, _ in held] if by_stage else [*range(mesh.pipeline)]
     if by_stage:
         held = [(stage, pieces) for stage, (_, pieces) in enumerate(held)]
@@ -179,9 +179,9 @@ def _blocks(mesh: Mesh, step: JobStep, *, by_stage: bool = False) -> Iterator[Jo
 
 def _in_passes(mesh: Mesh, step: JobStep) -> Iterator[Exchange | None]:
     """Yield the collectives of each stage's passes; None if they are unknown."""
-    from shardscope.analytic.communication.plan import moved
+    from shardscope.analytic.communication.plan import shifted
 
-    ranks = stages_of(mesh).stage_ranks(mesh.pipeline)
+    ranks = pipeline_of(mesh).stage_ranks(mesh.pipeline)
     size = step.world_size // mesh.pipeline
     for stage, each in enumerate(_blocks(mesh, step, by_stage=True)):
         found = each.job.strategy.plan(each)
@@ -191,12 +191,12 @@ def _in_passes(mesh: Mesh, step: JobStep) -> Iterator[Exchange | None]:
         for exchange in found.exchanges:
             if _is_in_pass(mesh, exchange):
                 when = exchange.when._replace(stage=stage)
-                yield replace(moved(exchange, ranks[stage] * size, step.world_size), when=when)
+                yield replace(shifted(exchange, ranks[stage] * size, step.world_size), when=when)
 
 
 def _after_passes(mesh: Mesh, step: JobStep) -> Iterator[Exchange | None]:
     """Yield the collectives of each pipeline rank's block after its last pass; None if they are unknown."""
-    from shardscope.analytic.communication.plan import When, moved
+    from shardscope.analytic.communication.plan import When, shifted
 
     for rank, each in enumerate(_blocks(mesh, step)):
         found = each.job.strategy.plan(each)
@@ -207,7 +207,7 @@ def _after_passes(mesh: Mesh, step: JobStep) -> Iterator[Exchange | None]:
             if not _is_in_pass(mesh, exchange):
                 is_late = exchange.when.phase == "optimizer" and exchange.when.part == 1
                 when = exchange.when if is_late else When("optimizer", 0.0)
-                yield replace(moved(exchange, rank * each.world_size, step.world_size), when=when)
+                yield replace(shifted(exchange, rank * each.world_size, step.world_size), when=when)
 
 
 def _is_in_pass(mesh: Mesh, exchange: Exchange) -> bool:
