@@ -1,7 +1,8 @@
-"""A trainer of one rank in the test's own process, and what tests need of any trainer."""
+"""Trainers of one rank, in the test's own process or on each rank of a pool, and what tests need of any trainer."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import shardscope as ss
 from conformance.runs import small_job
 from shardscope.runlog.writer import EventWriter
 from shardscope.training.context import RankContext
+from shardscope.training.evaluate import evaluate
 from shardscope.training.meter import Meter
 from shardscope.training.sharding import local
 from shardscope.training.trainer import Trainer
@@ -23,6 +25,30 @@ class Never:
     def should_stop(self, step: int) -> bool:
         """Never."""
         return False
+
+
+def context_for(job: ss.Job, context: RankContext) -> RankContext:
+    """The context with which a rank of a pool trains a job: without the other ranks if the job has one rank."""
+    return context if job.world_size > 1 else replace(context, rank=0, world_size=1, group=None)
+
+
+def trainer_on(job: ss.Job, context: RankContext) -> Trainer:
+    """A trainer on a rank of a pool; see `context_for`."""
+    return Trainer(job, context_for(job, context), context.events.path.parent)
+
+
+def losses_alone(job: ss.Job, context: RankContext) -> list[float | None]:
+    """The loss of each step of a job with one rank."""
+    trainer = trainer_on(job, context)
+    return [trainer.take_step(step) for step in range(1, job.steps + 1)]
+
+
+def evaluation_of(trainer: Trainer) -> Any:
+    """The result of evaluating a trainer's model on its validation data."""
+    assert trainer.data.validation is not None
+    return evaluate(
+        trainer.strategy, trainer.data.validation, trainer.loss_function, trainer._place, trainer.weights.found
+    )  # fmt: skip
 
 
 def trainer_in(folder: Path, **changes: Any) -> Trainer:

@@ -11,7 +11,7 @@ import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import shardscope as ss
+from conformance.alone import context_for
 from conformance.ranks import RankPool
 from conformance.strategy import OPTIMIZERS, mean_losses, relative_difference
 from shardscope.errors import ShardscopeError
@@ -124,10 +125,8 @@ def train(
     job: ss.Job, steps: range, before: str | None, folder: str, context: RankContext, *, saves: bool = False
 ) -> Trained:
     """Train some steps on one rank, from a checkpoint if there is one, and save one at the end if asked."""
-    here = Path(folder)
+    here, context = Path(folder), context_for(job, context)
     here.mkdir(exist_ok=True)
-    if job.world_size == 1:
-        context = replace(context, rank=0, world_size=1, group=None)
     try:
         trainer = Trainer(job, context, here)
     except ShardscopeError as error:

@@ -117,7 +117,7 @@ def test_a_plan_of_all_axes_is_rehearsed_on_eight_ranks() -> None:
     layout = rehearsal.job.layout()
     assert (layout.data, layout.tensor, layout.pipeline, layout.zero) == (2, 2, 2, 1)
     assert (
-        "The rehearsal divides neither sequences nor experts, so it leaves context=2 of the plan out."
+        "The rehearsal leaves out context=2 of the plan, because it divides neither sequences nor experts."
         in rehearsal.notes
     )
     assert rehearsal.cluster.per_node < 8  # stages are in several nodes, as planned

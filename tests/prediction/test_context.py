@@ -105,18 +105,6 @@ def test_a_simulated_step_sends_what_is_predicted() -> None:
         assert predicted.step_time_s == pytest.approx(ss.simulate(job).step_time_s, rel=0.1)
 
 
-def test_only_messages_between_nodes_take_their_slow_links() -> None:
-    cluster = ss.Cluster.emulated(2, per_node=2, bandwidth="100 Mbit/s", flops="100 MFLOP/s")
-    inside, across = (ss.predict(job_of(4, Mesh(context=context)), cluster).time for context in (2, 4))
-    assert inside is not None
-    assert across is not None
-    fast, slow = (
-        next(term.value for term in time.walk() if term.name == "context:all_gather")
-        for time in (inside, across)
-    )
-    assert slow > 20 * fast
-
-
 def test_a_cluster_predicts_a_job_with_context_as_its_layout() -> None:
     fields = {"global_batch": 16, "micro_batch": 4, "precision": "bf16-autocast"}
     layout = ss.Layout(data=2, context=2, tensor=2, zero=1, **fields)

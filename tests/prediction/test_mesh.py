@@ -239,13 +239,14 @@ def test_a_simulated_step_sends_what_is_predicted(data: str, pipeline: int) -> N
     assert predicted.step_time_s == pytest.approx(ss.simulate(job).step_time_s, rel=0.1 * pipeline)
 
 
-def test_only_messages_between_nodes_take_their_slow_links() -> None:
+@pytest.mark.parametrize(("axis", "collective"), [("tensor", "all_reduce"), ("context", "all_gather")])
+def test_only_messages_between_nodes_take_their_slow_links(axis: str, collective: str) -> None:
     cluster = ss.Cluster.emulated(2, per_node=2, bandwidth="10 Mbit/s", flops="100 MFLOP/s")
-    inside, across = (ss.predict(job_of(4, Mesh(tensor=tensor)), cluster).time for tensor in (2, 4))
+    inside, across = (ss.predict(job_of(4, Mesh(**{axis: size})), cluster).time for size in (2, 4))
     assert inside is not None
     assert across is not None
     fast, slow = (
-        next(term.value for term in time.walk() if term.name == "tensor:all_reduce")
+        next(term.value for term in time.walk() if term.name == f"{axis}:{collective}")
         for time in (inside, across)
     )
     assert slow > 20 * fast

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import shardscope as ss
+from conformance.alone import context_for, evaluation_of, trainer_on
 from conformance.ranks import RankPool
 from conformance.strategy import Result, job, mean_losses, relative_difference, tiny_gpt, train
 from shardscope.spec.models import GPTConfig
@@ -30,8 +30,7 @@ def mesh(comm: str = "all-gather", context: int = 2, **settings: Any) -> ss.Stra
 
 
 def trained(ours: ss.Job, context: RankContext) -> Result:
-    alone = ours.world_size == 1
-    return train(ours, replace(context, rank=0, world_size=1, group=None) if alone else context)
+    return train(ours, context_for(ours, context))
 
 
 def follow_one_process(pool: RankPool, folder: Path, ours: ss.Job) -> None:
@@ -311,19 +310,8 @@ def test_what_is_not_divided_by_tokens_is_refused(
 
 
 def _evaluated(ours: ss.Job, context: RankContext) -> Any:
-    from shardscope.training.evaluate import evaluate
-
-    alone = ours.world_size == 1
-    ranks = replace(context, rank=0, world_size=1, group=None) if alone else context
-    trainer = Trainer(ours, ranks, context.events.path.parent)
-    assert trainer.data.validation is not None
-    found = evaluate(
-        trainer.strategy,
-        trainer.data.validation,
-        trainer.loss_function,
-        trainer._place,
-        trainer.weights.found,
-    )
+    trainer = trainer_on(ours, context)
+    found = evaluation_of(trainer)
     trainer.strategy.close()
     return found
 

@@ -8,7 +8,6 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import shardscope as ss
+from conformance.alone import context_for, evaluation_of, losses_alone, trainer_on
 from conformance.ranks import RankPool
 from conformance.strategy import OPTIMIZERS, job, mean_losses, tiny_gpt
 from shardscope.spec.models import GPTConfig
@@ -166,9 +166,8 @@ def _through_layouts(optimizer: str, each: int, folder: str, context: RankContex
         here = Path(folder) / str(number)
         ours = job(optimizer=OPTIMIZERS[optimizer], steps=len(CHAIN) * each, clip_norm=0.5, **_strategy(name))
         alone = name == "single"
-        ranks = replace(context, rank=0, world_size=1, group=None) if alone else context
         here.mkdir(exist_ok=True)
-        trainer = Trainer(ours, ranks, here)
+        trainer = Trainer(ours, context_for(ours, context), here)
         if before is not None:
             trainer.resume(before)
         steps = range(number * each + 1, (number + 1) * each + 1)
@@ -195,7 +194,7 @@ def test_a_checkpoint_resumes_under_any_layout(pool: RankPool, tmp_path: Path, o
         world_size=1,
         clip_norm=0.5,
     )
-    (expected, *_) = pool.run(partial(_alone, alone), tmp_path)
+    (expected, *_) = pool.run(partial(losses_alone, alone), tmp_path)
     assert losses == pytest.approx(expected, rel=1e-12)
 
 
@@ -230,31 +229,12 @@ def test_ranks_save_their_parts_without_gathering(pool: RankPool, tmp_path: Path
         }  # q, k and v of each rank
 
 
-def _alone(ours: ss.Job, context: RankContext) -> list[float | None]:
-    trainer = Trainer(ours, replace(context, rank=0, world_size=1, group=None), context.events.path.parent)
-    return [trainer.take_step(step) for step in range(1, ours.steps + 1)]
-
-
 # Evaluation, events, and loss scaling.
 
 
 def _evaluated(ours: ss.Job, context: RankContext) -> Any:
-    from shardscope.training.evaluate import evaluate
-
-    alone = ours.world_size == 1
-    trainer = Trainer(
-        ours,
-        replace(context, rank=0, world_size=1, group=None) if alone else context,
-        context.events.path.parent,
-    )
-    assert trainer.data.validation is not None
-    found = evaluate(
-        trainer.strategy,
-        trainer.data.validation,
-        trainer.loss_function,
-        trainer._place,
-        trainer.weights.found,
-    )
+    trainer = trainer_on(ours, context)
+    found = evaluation_of(trainer)
     trainer.strategy.close()
     return found
 
@@ -560,7 +540,7 @@ def test_ones_own_plan_divides_ones_own_model(
     alone = job(strategy="single", world_size=1, **fields)
     results = pool.run(partial(_trained, ours), tmp_path)
     assert results[1] == [None] * 5  # the loss of a sample counts once
-    assert results[0] == pytest.approx(pool.run(partial(_alone, alone), tmp_path)[0], rel=1e-12)
+    assert results[0] == pytest.approx(pool.run(partial(losses_alone, alone), tmp_path)[0], rel=1e-12)
 
 
 def _trained(ours: ss.Job, context: RankContext) -> list[float | None]:

@@ -1,4 +1,4 @@
-"""A model in parts, in replicas: each data-parallel strategy follows one process, as it does with whole models."""
+"""Replicas of a divided model: each data-parallel strategy follows one process, as it does with whole models."""
 
 from __future__ import annotations
 

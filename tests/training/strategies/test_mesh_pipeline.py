@@ -1,9 +1,8 @@
-"""A pipeline with replicas and with layers in parts: each stage follows one process, whatever the axes beside it."""
+"""A pipeline with replicas and with divided layers: each stage follows one process, whatever the axes beside it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 import shardscope as ss
+from conformance.alone import context_for, evaluation_of, losses_alone, trainer_on
 from conformance.ranks import RankPool
 from conformance.strategy import OPTIMIZERS, StrategyConformance, job, mean_losses
 from shardscope.errors import SpecError
@@ -141,7 +141,7 @@ def _follow_on_eight(pool: RankPool, folder: Path, data: Any, **changes: Any) ->
 
 CHAIN: dict[str, ss.Strategy | None] = {
     "stages of rings": mesh(), "zero-3": ss.Zero3(), "one process": None, "stages of zero-1": mesh(ZERO_1),
-    "stages in parts": mesh(tensor=2), "stages of zero-3": mesh("zero-3"),
+    "stages of divided layers": mesh(tensor=2), "stages of zero-3": mesh("zero-3"),
     "parts of zero-1": ss.Strategy("mesh", data="zero-1", tensor=2), "stages of zero-2": mesh("zero-2", "zb-h1"),
 }  # fmt: skip
 
@@ -157,8 +157,7 @@ def _through_layouts(optimizer: str, each: int, folder: Path, context: RankConte
             batch=ss.Batch(48, micro_batch=48 if is_alone else 6),
         )  # fmt: skip
         here.mkdir(exist_ok=True)
-        ranks = replace(context, rank=0, world_size=1, group=None) if is_alone else context
-        trainer = Trainer(ours, ranks, here)
+        trainer = Trainer(ours, context_for(ours, context), here)
         if before is not None:
             trainer.resume(before)
         losses += [trainer.take_step(step) for step in range(number * each + 1, (number + 1) * each + 1)]
@@ -170,11 +169,6 @@ def _through_layouts(optimizer: str, each: int, folder: Path, context: RankConte
     return losses
 
 
-def _alone(ours: ss.Job, context: RankContext) -> list[float | None]:
-    trainer = Trainer(ours, replace(context, rank=0, world_size=1, group=None), context.events.path.parent)
-    return [trainer.take_step(step) for step in range(1, ours.steps + 1)]
-
-
 @pytest.mark.weekly
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
@@ -183,24 +177,13 @@ def test_a_checkpoint_resumes_under_any_layout(pool: RankPool, tmp_path: Path, o
     results = pool.run(partial(_through_layouts, optimizer, each, tmp_path), tmp_path)
     steps = len(CHAIN) * each
     alone = job(optimizer=OPTIMIZERS[optimizer], steps=steps, strategy="single", world_size=1, clip_norm=0.5)
-    expected, *_ = pool.run(partial(_alone, alone), tmp_path)
+    expected, *_ = pool.run(partial(losses_alone, alone), tmp_path)
     assert mean_losses([(row, {}) for row in results]) == pytest.approx(expected, rel=1e-12)
 
 
 def _evaluated(ours: ss.Job, context: RankContext) -> Any:
-    from shardscope.training.evaluate import evaluate
-
-    is_alone = ours.world_size == 1
-    ranks = replace(context, rank=0, world_size=1, group=None) if is_alone else context
-    trainer = Trainer(ours, ranks, context.events.path.parent)
-    assert trainer.data.validation is not None
-    found = evaluate(
-        trainer.strategy,
-        trainer.data.validation,
-        trainer.loss_function,
-        trainer._place,
-        trainer.weights.found,
-    )
+    trainer = trainer_on(ours, context)
+    found = evaluation_of(trainer)
     after = trainer.take_step(1)
     trainer.strategy.close()
     return found, after

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import shardscope as ss
+from conformance.alone import context_for
 from conformance.ranks import RankPool
 from conformance.strategy import OPTIMIZERS, TOLERANCE, job, mean_losses, relative_difference, train
 from prediction.ranks_of import EVERY_STEP, hold_traffic, run_on
@@ -61,7 +61,7 @@ def job_of(kind: str, *, sequence_parallel: bool = False, data: str = "ring", **
 
 
 def _alone(ours: ss.Job, context: RankContext) -> Any:
-    return train(ours, replace(context, rank=0, world_size=1, group=None))
+    return train(ours, context_for(ours, context))
 
 
 @pytest.mark.slow

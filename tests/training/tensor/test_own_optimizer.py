@@ -1,8 +1,7 @@
-"""Optimizers of the user's own with a model in parts: element-wise rules train, others are refused by a trial."""
+"""Optimizers of the user's own with a divided model: element-wise rules train, others are refused by a trial."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -12,13 +11,13 @@ import torch
 from torch import nn
 
 import shardscope as ss
+from conformance.alone import trainer_on
 from conformance.ranks import RankPool
 from conformance.strategy import job, mean_losses, relative_difference, tiny_gpt
 from shardscope.training.context import RankContext
 from shardscope.training.optim import TrainedParameters, built_by
 from shardscope.training.optim.state import NamedOptimizer
 from shardscope.training.optim.trial import updates_parts_alike
-from shardscope.training.trainer import Trainer
 from shardscope.training.user_optimizer import prepare_user_optimizer
 
 
@@ -77,12 +76,7 @@ def test_only_an_element_wise_rule_updates_parts_as_whole_tensors(scale: Any, is
 
 
 def _trained(ours: ss.Job, context: RankContext) -> Any:
-    alone = ours.world_size == 1
-    trainer = Trainer(
-        ours,
-        replace(context, rank=0, world_size=1, group=None) if alone else context,
-        context.events.path.parent,
-    )
+    trainer = trainer_on(ours, context)
     try:
         prepare_user_optimizer(ours, trainer.strategy, trainer.optimizer)
     except ss.SpecError as error:

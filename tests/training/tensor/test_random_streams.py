@@ -21,7 +21,7 @@ from shardscope.training.trainer import Trainer
 CPU = torch.device("cpu")
 
 
-def test_ranks_draw_alone_and_then_together_again() -> None:
+def test_ranks_draw_numbers_of_their_own_and_then_shared_ones_again() -> None:
     drawn = []
     for rank in range(3):
         torch.manual_seed(5)

@@ -1,4 +1,4 @@
-"""Tensors in parts, and the layers that compute with them; on one process, without a group."""
+"""Divided tensors, and the layers that compute with them; on one process, without a group."""
 
 from __future__ import annotations
 

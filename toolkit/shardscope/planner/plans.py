@@ -305,7 +305,7 @@ class Plans:
                 the emulated devices.
             steps: Number of steps of the job.
             world_size: Largest number of ranks, for a plan with more devices than this machine has cores: the job then
-                has the plan's axes of data, tensor and pipeline with smaller degrees. None for the plan's own degrees.
+                keeps the plan's data, tensor and pipeline axes, with smaller degrees. None for the plan's own degrees.
 
         Raises:
             SpecError: No job corresponds to the layout: it only divides sequences or experts, or offloads; or the

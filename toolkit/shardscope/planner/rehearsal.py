@@ -270,7 +270,7 @@ def _speed_note(needed: float) -> Iterator[str]:
 def _job_notes(setting: SearchSettings, layout: Layout, here: Layout) -> Iterator[str]:
     """Yield a sentence for each setting of the plan that the job lacks."""
     if dropped := _dropped(layout):
-        yield f"The rehearsal divides neither sequences nor experts, so it leaves {dropped} of the plan out."
+        yield f"The rehearsal leaves out {dropped} of the plan, because it divides neither sequences nor experts."
     if layout.shard not in {here.shard, layout.data}:
         yield f"The job shares its states over all replicas, and the plan over groups of {layout.shard}."
     if layout.recompute_layers:
@@ -316,8 +316,8 @@ def _kept_degrees(layout: Layout) -> dict[str, int]:
 
 
 def smaller(layout: Layout, world_size: int) -> Layout:
-    """Return the layout on at most `world_size` devices: with smaller degrees of data, tensor and pipeline, but with
-    the same of these axes; without context and expert axes, which rehearsals leave out.
+    """Return the layout on at most `world_size` devices: with the same data, tensor and pipeline axes, but smaller
+    degrees; without context and expert axes, which rehearsals leave out.
 
     The largest degree is divided by its smallest prime factor, or a prime number replaced with 2, until the layout
     fits. A degree above 1 stays above 1.
@@ -403,13 +403,14 @@ def _link(
 ) -> tuple[float, float]:
     """Return the rate of a node's link, in bytes per second with headers, and its latency in seconds.
 
-    Stages send activations, for which the plan assumes no link latency. Replicas send gradients, and a tensor group
-    that is alone sums activations. In a plan with stages and replicas, the messages count for which it waits longer.
+    Pipeline stages send activations, for which the plan assumes no link latency; replicas send gradients; the ranks of
+    a single tensor group sum activations. In a plan with stages and replicas, the rate is that of the messages for
+    which the plan waits longer.
     """
     model, cluster, calibration = setting
     machine = Machine.of(cluster, calibration, layout.precision)
-    are_stages = layout.data == 1 or planned.pipeline_comm[0] >= planned.data_comm[0]
-    if layout.pipeline > 1 and are_stages:
+    waits_for_stages = layout.data == 1 or planned.pipeline_comm[0] >= planned.data_comm[0]
+    if layout.pipeline > 1 and waits_for_stages:
         there: float = layout.micro_batch * model.seq * model.hidden * machine.value_bytes
         here, latency_s = small.seq * small.hidden * _BYTES, 0.0
         rate = cluster.inter.bandwidth * calibration.pipeline_efficiency
