@@ -120,9 +120,14 @@ class Mesh(Strategy):
         """
         ranks = self.num_state_ranks(job.world_size)
         strategy = self.data if ranks > 1 else Strategy("single")
-        samples = {"batch": job.batch.replace(global_batch=job.batch.global_batch * self.context)}
+        batch = job.batch.replace(
+            global_batch=job.batch.global_batch * self.context, shares=None, rebalance_every=None
+        )
         return job.replace(
-            strategy=strategy, world_size=ranks, elastic=None, **(samples if self.context > 1 else {})
+            strategy=strategy,
+            world_size=ranks,
+            elastic=None,
+            **({"batch": batch} if self.context > 1 else {}),
         )
 
     def pipeline_job(self, job: Job) -> Job:
@@ -174,9 +179,10 @@ class Mesh(Strategy):
 
     @property
     def label(self) -> str:
-        """The data axis's strategy and the other axes' numbers of ranks, such as ``zero-1+tensor2+pipeline4``."""
-        axes = {"tensor": "tensor", "context": self.context_comm, "expert": "expert", "pipeline": "pipeline"}
-        names = [f"{name}{getattr(self, axis)}" for axis, name in axes.items() if getattr(self, axis) > 1]
+        """The data axis's strategy and the other axes' numbers of ranks, such as ``zero-1+tensor2+context2-ring``."""
+        comm = "" if self.context_comm == "all-gather" else f"-{self.context_comm}"
+        axes = {"tensor": "", "context": comm, "expert": "", "pipeline": ""}
+        names = [f"{axis}{getattr(self, axis)}{how}" for axis, how in axes.items() if getattr(self, axis) > 1]
         return "+".join([self.data.label, *(names or ["tensor1"]), *["sequence"] * self.sequence_parallel])
 
     @property
