@@ -265,7 +265,7 @@ def _overlapping(
 
 
 def _on_copies(flow: Flow, traffic: Traffic, rates: RankRates, plan: StepPlan, rank: int) -> dict[str, float]:
-    """Return the seconds of each collective of a plan in which only the copies of a pipeline's rank take part."""
+    """Return the seconds of each collective of a plan if only the copies of one pipeline rank communicate."""
     own = np.zeros(flow.copies * len(flow.table.ranks), dtype=np.int64)
     own[flow.ranks(rank)] = 1
     names = {each.collective for each in plan.exchanges}

@@ -84,7 +84,7 @@ def _spans(flow: Flow, line: Timeline) -> list[float]:
 class Waits(NamedTuple):
     """Seconds for which the passes of a pipeline, and ranks after their last pass, wait for collectives.
 
-    Each collective of the copies of a rank counts in proportion to the bytes that these send in it.
+    The time of a collective is divided among its calls in proportion to their bytes.
     """
 
     passes: list[float]

@@ -414,7 +414,7 @@ def _cells(row: ComparedTerm, columns: Sequence[str]) -> list[str | Cell]:
 
 
 def _depth(row: ComparedTerm) -> int:
-    """Return the depth of a row in its table: the time of a collective on an axis is a part of a part."""
+    """Return the indentation of a row; the time of a collective is nested below its axis, if it has one."""
     return 1 + bool(row.part_of) + (row.group == "time" and axis_of(row.term) is not None)
 
 

@@ -100,7 +100,7 @@ def residual_of(comparison: Comparison, expected: Expected = "predicted") -> Res
 
 
 def by_axis(rows: Sequence[ComparedTerm]) -> list[ComparedTerm]:
-    """Return the rows at the top of a group; axes of a mesh take the place of the communication that they make up."""
+    """Return the top-level rows of each group; on a mesh, the rows of its axes replace their sum."""
     sums = {row.part_of for row in rows if row.part_of}
     axes = {row.term: row.part_of for row in rows if row.part_of and row.term in sums}
     divided = set(axes.values())

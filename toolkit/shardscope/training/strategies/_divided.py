@@ -204,8 +204,8 @@ def _require_same(whole: Passes, parts: Passes, split: TensorSplit) -> None:
     if first is not None:
         raise SpecError(
             f"parameter {first!r} is whole, but each tensor rank has only the gradient of its own columns or heads; "
-            "give its layer the rule 'shared', or leave the layers that give it their outputs out of the plan; and "
-            "call divided layers themselves, not functions of their weights"
+            "give its layer the rule 'shared', or leave the layers whose outputs it gets out of the plan; and call "
+            "divided layers as modules, not functions with their weights"
         )
 
 
