@@ -15,7 +15,7 @@ from torch import nn
 
 import shardscope as ss
 from conformance.ranks import RankPool
-from conformance.strategy import OPTIMIZERS, StrategyConformance, job, mean_losses
+from conformance.strategy import OPTIMIZERS, StrategyConformance, job, mean_losses, train
 from shardscope.errors import SpecError
 from shardscope.spec.models import GPTConfig
 from shardscope.training.context import RankContext
@@ -102,6 +102,22 @@ def test_every_schedule_runs_on_replicas(pool: RankPool, tmp_path: Path, schedul
     Deeper().follow(
         pool, tmp_path, optimizer="lamb", accumulation=4, recompute="full", precision="fp64", clip_norm=0.5
     )
+
+
+def _ends_without_parameters() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10), nn.Identity())
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("data", ["ring", pytest.param("all-reduce", marks=pytest.mark.weekly)])
+def test_a_stage_without_parameters_exchanges_nothing(pool: RankPool, tmp_path: Path, data: str) -> None:
+    fields: dict[str, Any] = {
+        "model": _ends_without_parameters, "data": "digits", "steps": 3, "clip_norm": 0.5,
+    }  # fmt: skip
+    ours = job(strategy=mesh(data, split=(4, 1)), world_size=4, batch=ss.Batch(48, micro_batch=6), **fields)
+    expected, *_ = pool.run(partial(_alone, job(strategy="single", world_size=1, **fields)), tmp_path)
+    assert mean_losses(pool.run(partial(train, ours), tmp_path)) == pytest.approx(expected, rel=1e-12)
 
 
 # Eight ranks.
