@@ -59,6 +59,7 @@ from shardscope.training.run_checkpoints import RunCheckpoints
 from shardscope.training.run_replicas import RunReplicas
 from shardscope.training.saved_state import require_saveable, saves_state
 from shardscope.training.strategies import build_strategy
+from shardscope.training.strategies._in_parts import require_loss_by_parts
 from shardscope.training.strategies.base import MicroBatch
 from shardscope.training.turns import Turn, Turns, codec_seconds
 from shardscope.training.user_optimizer import prepare_user_optimizer
@@ -133,6 +134,10 @@ class Trainer:
         )  # fmt: skip
         self.strategy.example = self._example
         require_computable(self.model, self.strategy.precision, lambda: self._example()[0])
+        if (sequence := self.strategy.sequence_split) is not None:
+            require_loss_by_parts(
+                self.model, self.loss_function, self.weights.count, sequence, self._example()
+            )
         self.strategy.divide_model(self.model)
         self.strategy.setup(self.model)
         self.strategy.join_axes()
