@@ -120,6 +120,48 @@ def test_a_stage_without_parameters_exchanges_nothing(pool: RankPool, tmp_path: 
     assert mean_losses(pool.run(partial(train, ours), tmp_path)) == pytest.approx(expected, rel=1e-12)
 
 
+class Changing(torch.utils.data.Dataset[Any]):
+    """Samples that differ between ranks, in their inputs or also in their targets."""
+
+    def __init__(self, *, changes_targets: bool) -> None:
+        self.changes_targets = changes_targets
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        change = dist.get_rank()
+        return torch.full((64,), float(change)), (index + change * self.changes_targets) % 10
+
+
+def _tried(ours: ss.Job, context: RankContext) -> str:
+    try:
+        train(ours, context)
+    except ss.DataError as error:
+        return str(error)
+    return "nothing was refused"
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize(
+    ("changes_targets", "told"),
+    [(True, "ranks of a pipeline group have read different"), (False, "nothing was")],
+)
+def test_stages_may_read_different_inputs_but_not_different_targets(
+    pool: RankPool, tmp_path: Path, changes_targets: bool, told: str
+) -> None:
+    data = Changing(changes_targets=changes_targets)
+    ours = job(
+        strategy=mesh(split="even"), world_size=4, batch=ss.Batch(48, micro_batch=6), steps=1,
+        model=_ends_without_parameters, data=partial(_twice, data),
+    )  # fmt: skip
+    assert all(told in refusal for refusal in pool.run(partial(_tried, ours), tmp_path))
+
+
+def _twice(data: Changing) -> tuple[Changing, Changing]:
+    return data, data
+
+
 # Eight ranks.
 
 

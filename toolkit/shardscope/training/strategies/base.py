@@ -182,7 +182,7 @@ class RankStrategy(ABC):
 
     @property
     def _same_batch(self) -> list[TensorAxis]:
-        """The groups whose ranks read the same part of each batch: those of this rank's tensor and context axes."""
+        """The groups whose ranks read the same part of each batch: those of its tensor and context axes."""
         sequence = None if self.sequence_split is None else self.sequence_split.axis
         return [axis for axis in (self.same_samples, sequence) if axis is not None]
 
