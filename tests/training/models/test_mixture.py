@@ -16,6 +16,7 @@ from shardscope.training.loss import resolve_loss
 from shardscope.training.models import build_model
 from shardscope.training.models.in_order import layers_in_order
 from shardscope.training.models.mixture import Experts
+from shardscope.training.target_counts import IGNORED
 
 MIXTURES = {
     "two choices": RoutedMixture(experts=4, active=2, ffn=8),
@@ -126,10 +127,20 @@ def test_training_adds_the_balance_loss_and_an_evaluation_does_not() -> None:
     scores = model.eval()(tokens)
     assert torch.equal(output["logits"], scores)
     assert loss(output, tokens).item() == pytest.approx(
-        loss(scores, tokens).item() + output["balance_loss"].item(), rel=1e-6
+        loss(scores, tokens).item() + output["balance_loss"].mean().item(), rel=1e-6
     )
-    assert 0.5 * 2 * 0.9 < output["balance_loss"].item() < 0.5 * 2 * 4  # two layers have experts
+    assert 0.5 * 2 * 0.9 < output["balance_loss"].mean().item() < 0.5 * 2 * 4  # two layers have experts
     assert isinstance(tiny(balance=0.0)(tokens), Tensor)
+
+
+def test_a_balance_loss_has_the_weight_of_the_targets_however_a_batch_is_split() -> None:
+    model, tokens, loss = tiny(balance=0.5), torch.randint(17, (4, 5)), resolve_loss("cross-entropy")
+    targets = tokens.clone()
+    targets[0, 1:], targets[2, 2:] = IGNORED, IGNORED
+    counts = [float((half != IGNORED).sum()) for half in targets.split(2)]
+    halves = [loss(model(x), y) for x, y in zip(tokens.split(2), targets.split(2), strict=True)]
+    mean = sum(count * half.item() for count, half in zip(counts, halves, strict=True)) / sum(counts)
+    assert mean == pytest.approx(loss(model(tokens), targets).item(), rel=1e-6)
 
 
 def test_every_expert_has_a_gradient_even_without_tokens() -> None:

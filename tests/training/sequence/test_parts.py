@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from conformance.ranks import RankPool
 from conformance.strategy import Result, job, mean_losses, relative_difference, tiny_gpt, train
 from shardscope.spec.models import GPTConfig
 from shardscope.training.context import RankContext
+from shardscope.training.loss import resolve_loss
 from shardscope.training.models import build_model
 from shardscope.training.sequence import SequenceAxis, SequenceSplit
 from shardscope.training.sequence.blocks import attend, attend_backward, blocks_of
+from shardscope.training.strategies._in_parts import require_loss_by_parts
 from shardscope.training.trainer import Trainer
 
 COMMS = ["all-gather", "ring", "ulysses"]
@@ -304,6 +307,49 @@ def test_what_is_not_divided_by_tokens_is_refused(
     fields = {"model": Rotary, "data": windows, "batch": 8, "steps": 1, **changes}
     for refusal in pool.run(partial(_refused, job(strategy=mesh(), world_size=2, **fields)), tmp_path):
         assert told in refusal
+
+
+def _each(output: Any, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(output.flatten(0, 1), targets.flatten(), reduction="none").view(
+        targets.shape
+    )
+
+
+def _of_next(output: Any, targets: Tensor) -> Tensor:
+    return _each(output[:, :-1], targets[:, 1:]).mean()
+
+
+def _of_sequences(output: Any, targets: Tensor) -> Tensor:
+    return _each(output, targets).mean(1).square().mean()
+
+
+def _of_tokens(output: Any, targets: Tensor) -> Tensor:
+    return _each(output, targets).sqrt().mean()
+
+
+def _sum(output: Any, targets: Tensor) -> Tensor:
+    return _each(output, targets).sum()
+
+
+_sum.reduction = "sum"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("comm", COMMS)
+@pytest.mark.parametrize(
+    ("loss", "is_refused"), [(_of_next, True), (_of_sequences, True), (_of_tokens, False), (_sum, False)]
+)
+def test_a_loss_that_is_not_one_of_tokens_is_refused(loss: Any, is_refused: bool, comm: Any) -> None:
+    batch, resolved = tuple(torch.randint(256, (2, 4, 16))), resolve_loss(loss)
+    split = SequenceSplit(SequenceAxis(2), comm)
+    with pytest.raises(ss.SpecError, match="is not the mean of its values") if is_refused else nullcontext():
+        require_loss_by_parts(tiny_gpt(), resolved, resolved.count, split, (batch[0], batch[1]))
+
+
+@pytest.mark.ranks(2)
+def test_a_job_with_such_a_loss_is_refused_on_all_ranks(pool: RankPool, tmp_path: Path) -> None:
+    ours = job(strategy=mesh(), world_size=2, model=tiny_gpt, loss=_of_next)
+    for refusal in pool.run(partial(_refused, ours), tmp_path):
+        assert "loss='_of_next' of whole sequences is not the mean of its values" in refusal
 
 
 # Evaluation and events.

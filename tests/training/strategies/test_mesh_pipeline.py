@@ -15,7 +15,7 @@ from torch import nn
 import shardscope as ss
 from conformance.alone import context_for, evaluation_of, losses_alone, trainer_on
 from conformance.ranks import RankPool
-from conformance.strategy import OPTIMIZERS, StrategyConformance, job, mean_losses
+from conformance.strategy import OPTIMIZERS, StrategyConformance, job, mean_losses, train
 from shardscope.errors import SpecError
 from shardscope.spec.models import GPTConfig
 from shardscope.training.context import RankContext
@@ -102,6 +102,64 @@ def test_every_schedule_runs_on_replicas(pool: RankPool, tmp_path: Path, schedul
     Deeper().follow(
         pool, tmp_path, optimizer="lamb", accumulation=4, recompute="full", precision="fp64", clip_norm=0.5
     )
+
+
+def _ends_without_parameters() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10), nn.Identity())
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("data", ["ring", pytest.param("all-reduce", marks=pytest.mark.weekly)])
+def test_a_stage_without_parameters_exchanges_nothing(pool: RankPool, tmp_path: Path, data: str) -> None:
+    fields: dict[str, Any] = {
+        "model": _ends_without_parameters, "data": "digits", "steps": 3, "clip_norm": 0.5,
+    }  # fmt: skip
+    ours = job(strategy=mesh(data, split=(4, 1)), world_size=4, batch=ss.Batch(48, micro_batch=6), **fields)
+    expected, *_ = pool.run(partial(_alone, job(strategy="single", world_size=1, **fields)), tmp_path)
+    assert mean_losses(pool.run(partial(train, ours), tmp_path)) == pytest.approx(expected, rel=1e-12)
+
+
+class Changing(torch.utils.data.Dataset[Any]):
+    """Samples that differ between ranks, in their inputs or also in their targets."""
+
+    def __init__(self, *, changes_targets: bool) -> None:
+        self.changes_targets = changes_targets
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        change = dist.get_rank()
+        return torch.full((64,), float(change)), (index + change * self.changes_targets) % 10
+
+
+def _tried(ours: ss.Job, context: RankContext) -> str:
+    try:
+        train(ours, context)
+    except ss.DataError as error:
+        return str(error)
+    return "nothing was refused"
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize(
+    ("changes_targets", "told"),
+    [(True, "ranks of a pipeline group have read different"), (False, "nothing was")],
+)
+def test_stages_may_read_different_inputs_but_not_different_targets(
+    pool: RankPool, tmp_path: Path, changes_targets: bool, told: str
+) -> None:
+    data = Changing(changes_targets=changes_targets)
+    ours = job(
+        strategy=mesh(split="even"), world_size=4, batch=ss.Batch(48, micro_batch=6), steps=1,
+        model=_ends_without_parameters, data=partial(_twice, data),
+    )  # fmt: skip
+    assert all(told in refusal for refusal in pool.run(partial(_tried, ours), tmp_path))
+
+
+def _twice(data: Changing) -> tuple[Changing, Changing]:
+    return data, data
 
 
 # Eight ranks.

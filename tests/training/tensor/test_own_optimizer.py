@@ -14,7 +14,9 @@ import shardscope as ss
 from conformance.alone import trainer_on
 from conformance.ranks import RankPool
 from conformance.strategy import job, mean_losses, relative_difference, tiny_gpt
+from shardscope.spec.models import GPTConfig
 from shardscope.training.context import RankContext
+from shardscope.training.models import build_model
 from shardscope.training.optim import TrainedParameters, built_by
 from shardscope.training.optim.state import NamedOptimizer
 from shardscope.training.optim.trial import updates_parts_alike
@@ -75,6 +77,10 @@ def test_only_an_element_wise_rule_updates_parts_as_whole_tensors(scale: Any, is
     assert updates_parts_alike(optimizer, {}) or scale == "noise"
 
 
+def four_heads() -> nn.Module:
+    return build_model(GPTConfig(layers=1, hidden=16, heads=4, vocab=256, seq=16, ffn=32))
+
+
 def _trained(ours: ss.Job, context: RankContext) -> Any:
     trainer = trainer_on(ours, context)
     try:
@@ -98,6 +104,63 @@ def test_an_element_wise_rule_of_ones_own_follows_one_process(
     losses, parameters = pool.run(partial(_trained, job(strategy="single", **fields)), tmp_path)[0]
     assert mean_losses(results) == pytest.approx(losses, rel=1e-9)
     assert all(relative_difference(found, parameters) < 1e-9 for _, found in results)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("data", ["ring", "zero-1", pytest.param("zero-3", marks=pytest.mark.weekly)])
+def test_an_own_rule_trains_the_stages_of_replicas(pool: RankPool, tmp_path: Path, data: str) -> None:
+    fields = {"model": tiny_gpt, "optimizer": Own(), "clip_norm": 0.5, "steps": 5}
+    strategy, batch = ss.Strategy("mesh", data=data, pipeline=2), ss.Batch(48, micro_batch=6)
+    ours = job(strategy=strategy, world_size=4, batch=batch, **fields)
+    results = pool.run(partial(_trained, ours), tmp_path)
+    losses, parameters = pool.run(partial(_trained, job(strategy="single", **fields)), tmp_path)[0]
+    assert mean_losses(results) == pytest.approx(losses, rel=1e-9)
+    assert all(relative_difference(found, parameters) < 1e-9 for _, found in results)
+
+
+@pytest.mark.ranks(4)
+def test_an_own_rule_that_draws_numbers_keeps_replicas_of_stages_equal(
+    pool: RankPool, tmp_path: Path
+) -> None:
+    ours = job(
+        strategy=ss.Strategy("mesh", pipeline=2), world_size=4, batch=ss.Batch(48, micro_batch=6), steps=3,
+        optimizer=Own(scale="noise"),
+    )  # fmt: skip
+    results = pool.run(partial(_trained, ours), tmp_path)
+    assert all(relative_difference(found, results[0][1]) == 0 for _, found in results)
+
+
+class Averaging(torch.optim.SGD):
+    """Averages the gradients over all processes itself."""
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        """Take a step."""
+        for p in self.param_groups[0]["params"]:
+            torch.distributed.all_reduce(p.grad, torch.distributed.ReduceOp.AVG)
+        return super().step(closure)
+
+
+class OwnAveraging(ss.Optimizer):
+    """A rule of the user's own that communicates."""
+
+    name = "own-averaging"
+    lr: float = 0.05
+
+    def build(self, parameters: Any) -> torch.optim.Optimizer:
+        return Averaging(parameters.groups(), self.lr)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("axes", [{"tensor": 2}, {"tensor": 4}, {"pipeline": 2}])
+def test_a_rule_that_would_join_different_parts_is_refused(
+    pool: RankPool, tmp_path: Path, axes: dict[str, int]
+) -> None:
+    ours = job(
+        strategy=ss.Strategy("mesh", **axes), world_size=4, batch=ss.Batch(48, micro_batch=6),
+        optimizer=OwnAveraging(), model=four_heads,
+    )  # fmt: skip
+    for refusal in pool.run(partial(_trained, ours), tmp_path):
+        assert "whose ranks update different parameters" in refusal
 
 
 @pytest.mark.ranks(4)

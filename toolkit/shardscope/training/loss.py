@@ -2,8 +2,9 @@
 
 A loss that a job selects by name accepts an output that is a tensor of logits, or an object or mapping with a tensor
 ``logits``. If the output also has a ``loss``, as in Hugging Face models when their inputs include ``labels``, that loss
-is used instead; a scalar ``balance_loss``, which models with experts of the catalogue return in training, is added. A
-user-defined loss function receives the model's output unchanged.
+is used instead. A ``balance_loss`` of each sequence, which models with experts of the catalogue return in training, is
+added: its mean, in which a sequence has the weight of its targets, as in the rest of the loss. A user-defined loss
+function receives the model's output unchanged.
 
 A mean over a batch is the mean over its micro-batches only if each has the weight of the targets that count in it (see
 `target_counts`); `loss_weights` gives it that weight.
@@ -291,7 +292,13 @@ def _named(name: str, output: Any, target: Any) -> Tensor:
         )
     loss = LOSSES[name](scores, target)
     balance = _part(output, "balance_loss")  # of a mixture of experts
-    return loss + balance if isinstance(balance, Tensor) else loss
+    return loss + _mean_by_targets(balance, target) if isinstance(balance, Tensor) else loss
+
+
+def _mean_by_targets(balance: Tensor, target: Tensor) -> Tensor:
+    """Return the mean of the sequences' balance losses `(N,)`, weighted by the number of targets that count in each."""
+    counts = target.ne(IGNORED).flatten(1).sum(1).to(balance.dtype)
+    return (balance * counts).sum() / counts.sum()
 
 
 def own_loss(output: Any) -> Tensor | None:

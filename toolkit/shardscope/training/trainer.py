@@ -59,6 +59,7 @@ from shardscope.training.run_checkpoints import RunCheckpoints
 from shardscope.training.run_replicas import RunReplicas
 from shardscope.training.saved_state import require_saveable, saves_state
 from shardscope.training.strategies import build_strategy
+from shardscope.training.strategies._in_parts import require_loss_by_parts
 from shardscope.training.strategies.base import MicroBatch
 from shardscope.training.turns import Turn, Turns, codec_seconds
 from shardscope.training.user_optimizer import prepare_user_optimizer
@@ -133,13 +134,17 @@ class Trainer:
         )  # fmt: skip
         self.strategy.example = self._example
         require_computable(self.model, self.strategy.precision, lambda: self._example()[0])
+        if (sequence := self.strategy.sequence_split) is not None:
+            require_loss_by_parts(
+                self.model, self.loss_function, self.weights.count, sequence, self._example()
+            )
         self.strategy.divide_model(self.model)
         self.strategy.setup(self.model)
         self.strategy.join_axes()
         self.strategy.warm_up_buckets(self.loss_function)
         self.optimizer = self.strategy.build_optimizer()
         self.layers = LayerWatch(self.strategy, self.context.events)
-        self.experts = ExpertWatch(self.model, self.context.events, is_on=self._reports_own_tokens)
+        self.experts = ExpertWatch(self.model, self.context.events, is_on=self.strategy.is_first_reader)
         self.base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
         torch.manual_seed(
             self.job.seed + 1 + self.strategy.random_index
@@ -156,12 +161,6 @@ class Trainer:
         )
         self.context.meter.drain()  # traffic to broadcast the initial weights belongs to no step
         self._announce()
-
-    @property
-    def _reports_own_tokens(self) -> bool:
-        """Whether this rank reports its tokens; ranks of a tensor group have the same ones."""
-        alike = self.strategy.same_samples
-        return self.strategy.data_rank is not None and (alike is None or not alike.rank)
 
     def _prepare_model(self, model: nn.Module) -> nn.Module:
         """Prepare the model in its precision's dtype, on its device; raise `SpecError` if it cannot be trained."""
@@ -217,9 +216,7 @@ class Trainer:
             codecs=None if compressor is None else "numba" if compiled else "torch", **context.described_link(job.link),
             pid=os.getpid(), host=socket.gethostname(), **layers_that_depend_on_the_cut(self.model),
         )  # fmt: skip
-        sequence = self.strategy.sequence_split  # its ranks read the same data
-        is_first = sequence is None or not sequence.axis.rank
-        reports = self.strategy.data_rank == 0 and is_first and self._reports_own_tokens
+        reports = self.strategy.data_rank == 0 and self.strategy.is_first_reader
         if self.weights.note is not None and reports:
             context.events.emit("loss_note", step=0, text=self.weights.note)
 

@@ -40,15 +40,15 @@ def prepare_user_optimizer(job: Job, strategy: RankStrategy, optimizer: torch.op
         SpecError: The optimizer cannot train with the strategy, or cannot be resumed from the state that the job saves.
     """
     named = strategy.named_optimizer(optimizer)
-    if strategy.tensor_split is not None:
-        _require_element_wise(job, strategy, named, strategy.tensor_split)
-    if strategy.context.world_size > 1 and strategy.shares_state and named is not None:
+    if strategy.all_ranks.world_size > 1 and strategy.shares_state and named is not None:
         copies = _keeps_gradients(job, strategy, named)
         skips = strategy.holding.is_split and _needs_to_skip(job, strategy, named)
         if skips:
             for piece in empty_pieces(optimizer):  # a run that resumes has loaded that of other ranks
                 optimizer.state.pop(piece, None)
         strategy.precision.around_step = partial(_around, job, strategy, skips=skips, copies=copies)
+    if strategy.tensor_split is not None:  # after refusing collectives of its own between different parts
+        _require_element_wise(job, strategy, named, strategy.tensor_split)
     if saves_state(job):
         _require_resumable(job, strategy, named)
 
@@ -108,7 +108,8 @@ def _keeps_gradients(job: Job, strategy: RankStrategy, named: NamedOptimizer) ->
     """Return whether the optimizer keeps gradients on any rank; reject one that combines unrelated parameters."""
     from shardscope.training.checkpoint.agreement import gather_items  # only for optimizers of users
 
-    are_same = len({*gather_items(strategy.all_ranks, strategy.part_number)}) == 1
+    is_whole = strategy.tensor_split is None
+    are_same = len({*gather_items(strategy.all_ranks, strategy.part_number)}) == 1 and is_whole
     for skips in (False, True):
         every = gather_items(
             strategy.all_ranks, _first_steps(strategy, named, are_same=are_same, skips=skips)
@@ -120,7 +121,7 @@ def _keeps_gradients(job: Job, strategy: RankStrategy, named: NamedOptimizer) ->
         call = next(name for each in every for name, _ in each.calls)
     if call is not None and not are_same:
         raise SpecError(
-            f"optimizer={job.optimizer.name!r} cannot train with strategy={strategy.name!r}, whose ranks update "
+            f"optimizer={job.optimizer.name!r} cannot train with strategy={job.strategy.label!r}, whose ranks update "
             f"different parameters: its steps combine them with torch.distributed ({call}); try strategy='ring', whose "
             "ranks update the same parameters"
         )
@@ -129,7 +130,7 @@ def _keeps_gradients(job: Job, strategy: RankStrategy, named: NamedOptimizer) ->
 
 def _first_steps(strategy: RankStrategy, named: NamedOptimizer, *, are_same: bool, skips: bool) -> _Steps:
     """Take some steps on copies; collectives of the optimizer itself run only if ranks have the same parameters."""
-    group, keeps, failed = strategy.context.group, False, False
+    group, keeps, failed = strategy.all_ranks.group, False, False
     sizes = set[int]()
     assert group is not None
     with (

@@ -36,7 +36,7 @@ class MixtureGPT(GPT):
     def forward(self, tokens: Tensor) -> Any:
         """Return the logits; in training, a mapping with ``logits`` and ``balance_loss``.
 
-        The balance loss is a scalar: the sum over layers of the mean over sequences, times `RoutedMixture.balance`.
+        The balance loss is that of each sequence, `(N,)`: the sum over layers, times `RoutedMixture.balance`.
         """
         assert self.config.mixture is not None
         x, balances = self.embed(tokens), list[Tensor]()
@@ -49,7 +49,7 @@ class MixtureGPT(GPT):
         weight = self.config.mixture.balance
         if not self.training or not weight:
             return scores
-        return {"logits": scores, "balance_loss": weight * torch.stack(balances).sum(0).mean()}
+        return {"logits": scores, "balance_loss": weight * torch.stack(balances).sum(0)}
 
     def pipeline_layers(self) -> list[tuple[str, nn.Module]]:
         """Refuse to be split into stages.

@@ -1,17 +1,23 @@
-"""Checks that a model still trains the same when each rank of a context group has a part of every sequence."""
+"""Checks that a model and a loss train the same when each rank of a context group has a part of every sequence."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shardscope.errors import ShardscopeError, SpecError
-from shardscope.training.data import map_tensors, num_rows
+from shardscope.training.data import Batch, call, map_tensors, num_rows
+from shardscope.training.loss import ResolvedLoss, own_loss
+from shardscope.training.observe import random_state_kept, unchanged
 from shardscope.training.optim.trial import failure_text
-from shardscope.training.sequence import SequenceSplit
+from shardscope.training.sequence import SequenceAxis, SequenceSplit
 from shardscope.training.strategies._divided import Passes, differ
+from shardscope.training.target_counts import Count
+from shardscope.training.tensors_in import tensors_in
 
 _HOW = (
     "between attention, which must call torch.nn.functional.scaled_dot_product_attention, every layer must treat each "
@@ -83,3 +89,67 @@ def _output_differs(whole: Tensor, part: Tensor, split: SequenceSplit) -> bool:
     if whole.dim() > 1:
         return differ(split.part(whole), part)
     return differ(whole, split.axis.total(part.clone()) / split.axis.size)
+
+
+def require_loss_by_parts(
+    model: nn.Module, loss: ResolvedLoss, count: Count | None, split: SequenceSplit, batch: Batch
+) -> None:
+    """Refuse a user's loss whose gradient for a sequence is not the mean, or sum, of those for the ranks' parts of it.
+
+    Called by all ranks with the same batch, before the model is divided; nothing is sent. A loss that the model itself
+    computes is an output, which `install_checked` compares.
+
+    Args:
+        model: The whole model.
+        loss: The job's loss.
+        count: Function that counts targets, by which ranks weight their means; None for equal weights.
+        split: How sequences are divided.
+        batch: Inputs and targets with whole sequences.
+
+    Raises:
+        SpecError: The loss depends on how sequences are divided.
+    """
+    trial = None if loss.is_named else loss.copied()
+    if trial is None:
+        return
+    inputs, targets = map_tensors(lambda tensor: tensor[:1], batch)
+    with unchanged(model, {}), torch.no_grad():
+        output = call(model, inputs)
+    leaves = [each for each in tensors_in(output) if each.dim() > 1 and each.is_floating_point()]
+    if not leaves or own_loss(output) is not None:
+        return
+    for leaf in leaves:
+        leaf.requires_grad_()
+    size, sums = split.axis.size, [torch.zeros_like(leaf) for leaf in leaves]
+    ranks = [SequenceSplit(SequenceAxis(size, rank), split.comm) for rank in range(size)]
+    parts = [(_of_rank(each, output), _of_rank(each, targets)) for each in ranks]
+    weights = [1.0 if count is None or trial.is_sum else count(of_rank) for _, of_rank in parts]
+    total = 1.0 if trial.is_sum else sum(weights)
+    with random_state_kept():
+        expected = _loss_gradients(trial, output, targets, leaves)
+        for weight, part in zip(weights, parts, strict=True):
+            if weight:
+                for added, term in zip(sums, _loss_gradients(trial, *part, leaves), strict=True):
+                    added.add_(term, alpha=weight / total)
+    if total and any(map(differ, expected, sums)):
+        raise SpecError(
+            f"loss={loss.name!r} of whole sequences is not the mean of its values for the parts of them on "
+            f"{size} context ranks; use a mean over tokens, each with its own target (and -100 for those that do not "
+            "count, with an attribute count that returns the number of others), or context=1"
+        )
+
+
+def _of_rank(split: SequenceSplit, value: Any) -> Any:
+    """Return a rank's part of tensors with sequences in an output or in targets; other values unchanged."""
+    if isinstance(value, Tensor):
+        return split.part(value) if value.dim() > 1 else value
+    if isinstance(value, Mapping):
+        parts: Any = copy(value)  # of its own class, whose attributes a loss may read
+        for key, each in value.items():
+            parts[key] = _of_rank(split, each)
+        return parts
+    return map_tensors(lambda tensor: _of_rank(split, tensor), value)
+
+
+def _loss_gradients(loss: ResolvedLoss, output: Any, targets: Any, leaves: list[Tensor]) -> list[Tensor]:
+    return [*torch.autograd.grad(loss(output, targets), leaves, allow_unused=True, materialize_grads=True)]

@@ -181,6 +181,17 @@ class RankStrategy(ABC):
         return split.axis if split is not None and split.shares_batch else None
 
     @property
+    def _same_batch(self) -> list[TensorAxis]:
+        """The groups whose ranks read the same part of each batch: those of its tensor and context axes."""
+        sequence = None if self.sequence_split is None else self.sequence_split.axis
+        return [axis for axis in (self.same_samples, sequence) if axis is not None]
+
+    @property
+    def is_first_reader(self) -> bool:
+        """Whether this rank is the first of those that read the same part of each batch, and reports on it."""
+        return self.data_rank is not None and not any(axis.rank for axis in self._same_batch)
+
+    @property
     def all_ranks(self) -> RankContext:
         """The context of all ranks of the job; `context` describes the ranks of the strategy's own axis."""
         return self.context.whole
@@ -271,9 +282,8 @@ class RankStrategy(ABC):
 
     def require_same_batch(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Refuse whole micro-batches that differ between ranks of one replica; called by all ranks."""
-        for axis in (self.same_samples, None if self.sequence_split is None else self.sequence_split.axis):
-            if axis is not None:
-                require_same_batch(axis, micro_batches)
+        for axis in self._same_batch:
+            require_same_batch(axis, micro_batches)
 
     def join_axes(self) -> None:
         """Make norms and overflow flags those of the whole model; called after `setup`."""

@@ -30,8 +30,8 @@ class BucketedRank(RankStrategy):
 
     hook: BucketHook | None = None
     """The hook that exchanges buckets; None if `DistributedDataParallel` does so by its own all-reduce."""
-    adopted: Sequence[Sequence[Named]] = ()
-    """The buckets of adopted parameters, in the order in which they are exchanged; empty if the strategy has wrapped a
+    adopted: Sequence[Sequence[Named]] | None = None
+    """The buckets of adopted parameters, in the order in which they are exchanged; None if the strategy has wrapped a
     model."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -168,7 +168,7 @@ class BucketedRank(RankStrategy):
 
     def _exchange_adopted(self) -> None:
         """Replace the gradients of adopted parameters with their means, a bucket at a time."""
-        for bucket in self.adopted:
+        for bucket in self.adopted or ():
             gradients = [self._gradient(name, p) for name, p in bucket]
             flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
             mean_of(flat, bucket, self.context, self.exchange_)
@@ -181,7 +181,7 @@ class BucketedRank(RankStrategy):
         return parameter.grad
 
     def finish_exchange(self) -> None:
-        if self.adopted:
+        if self.adopted is not None:
             self._exchange_adopted()
             return
         if self.hook is not None:

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 
 def check(mesh: Mesh, job: Job) -> None:
-    """Reject uneven shards, and models of the catalogue whose sequences or heads cannot be divided equally."""
+    """Reject uneven shards, ranks with weights of their own, and models of the catalogue that cannot be divided."""
+    if job.compression.period > 1:
+        raise SpecError(
+            f"compression={job.compression.name!r} cannot be combined with strategy.context={mesh.context}: each rank "
+            "trains its own parameters for several steps, but ranks attend to each other's keys and values; use "
+            "another method, such as 'topk', or context=1"
+        )
     shards = mesh.data.settings.get("shards")
     if shards is not None:
         raise SpecError(

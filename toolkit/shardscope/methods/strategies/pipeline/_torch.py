@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -33,9 +33,17 @@ from shardscope.training.optim import LayerSignal, TrainedParameters, built_by
 from shardscope.training.optim.holding import Holding
 from shardscope.training.sharding import largest_over_ranks, local
 from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, RankStrategy
+from shardscope.training.tensor import TensorAxis
+from shardscope.training.tensor.same_batch import require_same_batch
 from shardscope.training.tensors_in import tensors_in
 
 _PLACEHOLDER = "_no_parameters_on_this_rank"
+
+
+class _StageAxis(TensorAxis):
+    """The ranks along a pipeline."""
+
+    name: ClassVar[str] = "pipeline"
 
 
 class PipelineRank(RankStrategy):
@@ -86,6 +94,12 @@ class PipelineRank(RankStrategy):
                 "for dropout, because a stage that begins with parts of sequences draws those of whole ones; use "
                 "sequence_parallel=False, or set its dropout to 0"
             )
+
+    def require_same_batch(self, micro_batches: Sequence[MicroBatch]) -> None:
+        super().require_same_batch(micro_batches)
+        axis = _StageAxis(self.context.world_size, self.context.rank, self.context.group)
+        # the first stage takes its own inputs, the last its own targets
+        require_same_batch(axis, [((), targets) for _, targets in micro_batches])
 
     def setup(self, model: nn.Module) -> nn.Module:
         self.model = model
