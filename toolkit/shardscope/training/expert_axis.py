@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.distributed as dist
@@ -18,8 +18,6 @@ from torch.autograd import Function
 
 from shardscope.training.tensor.axis import TensorAxis
 
-EXPERT_DATA = "expert-data"
-"""Name of the axis of data ranks that hold the same experts, in the names of collectives."""
 Compute = Callable[[Tensor, list[int]], Tensor]
 """Function from tokens that are sorted by expert, and the number for each expert, to the experts' outputs."""
 
@@ -30,6 +28,8 @@ class ExpertAxis(TensorAxis):
 
     Without a group, for tracing one rank's part of a model, nothing is sent, and every rank has the same even load.
     """
+
+    name: ClassVar[str] = "expert"
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         return self
@@ -69,6 +69,8 @@ class ExpertAxis(TensorAxis):
     ) -> bool:
         """Send rows of a tensor to the ranks, `sent` to each, and write the rows that arrive, `received` from each.
 
+        None stands for equal parts of a tensor whose size does not depend on the batch.
+
         Returns:
             Whether anything was sent.
         """
@@ -76,6 +78,7 @@ class ExpertAxis(TensorAxis):
             "all_to_all",
             tensor,
             lambda group: dist.all_to_all_single(output, tensor, received, sent, group=group),
+            is_fixed=received is None,
         )
 
 

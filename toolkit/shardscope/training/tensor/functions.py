@@ -139,7 +139,7 @@ class SumGradients(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         together = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        ctx.axis.sum_(together, is_of_parameters=True)
+        ctx.axis.sum_(together, is_fixed=True)
         parts = together.split([gradient.numel() for gradient in gradients])
         return None, *(
             part.view(gradient.shape).to(gradient.dtype)
