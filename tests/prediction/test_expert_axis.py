@@ -17,6 +17,7 @@ from prediction.ranks_of import EVERY_STEP, Events, hold_compared, hold_states, 
 from shardscope.analytic.communication.experts import all_to_all_bytes
 from shardscope.analytic.job_step import JobStep
 from shardscope.measure.compare.comparison import Comparison
+from shardscope.methods.strategies.mesh import Mesh
 from shardscope.prediction.traced import traced
 from shardscope.runtime import Run
 from shardscope.runtime.record.rundir import RunDir
@@ -208,3 +209,11 @@ def test_without_an_expert_axis_nothing_has_changed() -> None:
     assert found.states.parameters.tolist() == found.states.gradients.tolist() == [each] * 4
     assert found.held_bytes == pytest.approx(17_471_464, rel=0.01)  # as before there was an expert axis
     assert not any("even load" in sentence for sentence in found.assumptions)
+
+
+def test_neighbours_have_different_experts() -> None:
+    strategy = mesh("ring")
+    assert isinstance(strategy, Mesh)
+    assert strategy.groups("data", 4) == [[0, 1, 2, 3]]
+    assert strategy.groups("expert", 4) == [[0, 1], [2, 3]]
+    assert strategy.groups("expert-data", 4) == [[0, 2], [1, 3]]

@@ -321,9 +321,11 @@ def states_side_by_side(blocks: Sequence[RankStates]) -> RankStates:
 
 def states_together(parts: Sequence[RankStates]) -> RankStates:
     """Return the states of ranks that hold several sets of parameters."""
-    parameters, gradients, optimizer = (sum(rows) for rows in zip(*(each[:3] for each in parts), strict=True))
+    parameters, gradients, optimizer = (
+        np.asarray(np.sum(rows, axis=0)) for rows in zip(*(each[:3] for each in parts), strict=True)
+    )
     buffers = [each.buffers for each in parts if each.buffers is not None]
-    every = sum(buffers) if len(buffers) == len(parts) else None
+    every = np.asarray(np.sum(buffers, axis=0)) if len(buffers) == len(parts) else None
     return RankStates(parameters, gradients, optimizer, every, all(each.is_exact for each in parts))
 
 

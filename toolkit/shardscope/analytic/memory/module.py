@@ -79,7 +79,8 @@ class Moments(NamedTuple):
         """Return the bytes of gradients in units that have finished their backward pass, at each moment."""
         last = np.cumsum(np.concatenate([[0.0], of_units[:0:-1]]))
         is_backward = np.isin(self.phase, ("turn", "backward", "leave"))
-        return np.where(is_backward, last[self.done], 0.0)
+        whole: Floats = np.where(is_backward, last[self.done], 0.0)
+        return whole
 
 
 def moments_of(table: LayerTable, recompute: str, element_bytes: int = ELEMENT_BYTES) -> Moments:

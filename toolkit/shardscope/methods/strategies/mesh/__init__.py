@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from shardscope.errors import SpecError, quoted
 from shardscope.methods.strategies.mesh import context_axis, expert_axis, pipeline_axis, stages, tensor_axis
-from shardscope.runlog.axes import EXPERT_DATA, axis_of, collective_of
+from shardscope.runlog.axes import EXPERT_DATA, axis_groups, axis_of, collective_of
 from shardscope.spec.compression import Carriage
 from shardscope.spec.context_comm import ContextComm
 from shardscope.spec.divisors import divisors_text
@@ -22,7 +22,6 @@ from shardscope.spec.tensor_plan import TensorPlan
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
     from shardscope.analytic.communication.plan import StepPlan, When
-    from shardscope.analytic.communication.ring import Ints
     from shardscope.analytic.communication.traffic import Sent
     from shardscope.analytic.job_step import JobStep
     from shardscope.analytic.memory import RankStates
@@ -95,6 +94,12 @@ class Mesh(Strategy):
         for axis, size in reversed(self.shape(world_size).items()):
             place[axis], rest = rest % size, rest // size
         return dict(reversed(place.items()))
+
+    def groups(self, axis: str, world_size: int) -> list[list[int]]:
+        """Return the groups of ranks along an axis, which may be one of experts, within the data axis."""
+        is_of_experts = axis in ("expert", EXPERT_DATA)
+        shape = expert_axis.shape(self, world_size) if is_of_experts else self.shape(world_size)
+        return axis_groups(shape, axis)
 
     def num_data_ranks(self, world_size: int) -> int:
         """Return the number of replicas, each of which gets its share of the batch."""
@@ -283,18 +288,12 @@ class Mesh(Strategy):
         data = self._on_data(step)
         return {"data": data} if self.expert == 1 else expert_axis.exchanging(self, data)
 
-    def _groups(self, axis: str, world_size: int) -> Ints:
-        """Return the groups of ranks along an axis."""
-        from shardscope.analytic.communication.axes import groups_along
-
-        is_of_experts = axis in ("expert", EXPERT_DATA)
-        shape = expert_axis.shape(self, world_size) if is_of_experts else self.shape(world_size)
-        return groups_along(shape, axis)
-
     def traffic(self, step: JobStep) -> Traffic | None:
         """Return the data axis's own traffic, and what passes send on the other axes, with sums of norms."""
         if self.pipeline > 1:
             return stages.traffic(self, step) if stages.is_predictable(self, step) else None
+        import numpy as np
+
         from shardscope.analytic.communication.axes import axis_traffic
         from shardscope.analytic.communication.traffic import together
 
@@ -304,7 +303,7 @@ class Mesh(Strategy):
         of_axes |= {axis: together(each for _, each in calls) for axis, calls in self._calls(step).items()}
         found: dict[str, Sent] = {}
         for axis, traffic in of_axes.items():
-            found |= axis_traffic(traffic, axis, self._groups(axis, step.world_size))
+            found |= axis_traffic(traffic, axis, np.array(self.groups(axis, step.world_size)))
         return found
 
     def is_divided(self, step: JobStep) -> bool:
@@ -321,6 +320,8 @@ class Mesh(Strategy):
         """Return the messages of the data axis, and those of the other axes, for which passes wait."""
         if self.pipeline > 1:
             return stages.plan(self, step) if stages.is_predictable(self, step) else None
+        import numpy as np
+
         from shardscope.analytic.communication.axes import axis_exchanges
         from shardscope.analytic.communication.plan import whole
 
@@ -337,13 +338,15 @@ class Mesh(Strategy):
         exchanges = [
             exchange
             for axis, own in of_axes.items()
-            for exchange in axis_exchanges(own, axis, self._groups(axis, step.world_size))
+            for exchange in axis_exchanges(own, axis, np.array(self.groups(axis, step.world_size)))
         ]
         data: StepPlan = plans["data"]
         return data._replace(exchanges=tuple(exchanges))
 
     def states(self, step: JobStep) -> RankStates | None:
         """Return the data axis's own states of the part of the model that a rank holds."""
+        import numpy as np
+
         from shardscope.analytic.communication.axes import placed
         from shardscope.analytic.memory.held import states_together
 
@@ -353,7 +356,7 @@ class Mesh(Strategy):
             return stages.states(self, step)
         found: list[RankStates] = []
         for axis, one in self._exchanging(step).items():
-            groups, states = self._groups(axis, step.world_size), one.job.strategy.states(one)
+            groups, states = np.array(self.groups(axis, step.world_size)), one.job.strategy.states(one)
             if states is None:
                 return None
             found.append(states.each(lambda column, groups=groups: placed(column, groups)))

@@ -120,7 +120,7 @@ def after_passes(exchanges: Iterable[Exchange]) -> list[Exchange]:
 class _Layers(NamedTuple):
     """Layers with experts, as traced with an even load; all have the same sizes."""
 
-    count: int
+    num_layers: int
     experts: int
     hidden: int
     choices: float
@@ -189,4 +189,4 @@ def _kinds(layers: _Layers, phase: str) -> list[int]:
     """Return the place in `AllToAlls` of each all-to-all in a pass of a micro-batch, in the order of the calls."""
     forward, backward = [*range(_FORWARD)], [*range(_FORWARD, _FORWARD + _BACKWARD)]
     of_layer = forward if phase == "forward" else [*forward * (layers.forward_passes - 1), *backward]
-    return of_layer * layers.count
+    return of_layer * layers.num_layers
