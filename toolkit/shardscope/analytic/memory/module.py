@@ -72,8 +72,9 @@ class Moments(NamedTuple):
 
     def at_most_in_place(self, of_units: Floats) -> Floats:
         """Return the most bytes of some of the gradients at each moment, given their bytes in each unit."""
-        whole: Floats = np.minimum(self.own, of_units[self.unit]) + self._of_finished(of_units)
-        return whole + np.minimum(self.around, of_units[0])
+        running = np.minimum(self.own, of_units[self.unit]) + np.minimum(self.around, of_units[0])
+        whole: Floats = running + self._of_finished(of_units)
+        return whole
 
     def _of_finished(self, of_units: Floats) -> Floats:
         """Return the bytes of gradients in units that have finished their backward pass, at each moment."""
