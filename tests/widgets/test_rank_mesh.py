@@ -51,6 +51,17 @@ def test_the_most_expensive_axis_is_named_first(info):
     assert f"The {first} axis costs most." in text
 
 
+def test_ranks_of_an_expert_axis_hold_different_experts():
+    layout = ss.Layout(data=4, expert=2, **LAYOUT)
+    prediction = ss.predict(ss.Job(model="moe-nano", data="python-source", layout=layout))
+    found = figures.info(figures.rank_mesh, prediction)
+    assert found.layers[0] == found.layers[2] != found.layers[1]
+    whole = sum(layer.num_params * (layer.end - layer.start) for layer in found.layers[0])
+    assert round(4 * whole) == prediction.kinds["parameters"][0]
+    assert "along the expert axis" in rank_mesh_text(found)
+    assert draw_rank_mesh(found).data
+
+
 def test_a_recorded_step_replaces_bytes_and_times(info, prediction):
     step = ss.simulate.step_events(prediction.job)
     measured = info.measured(step)

@@ -22,7 +22,7 @@ from shardscope.training.loss import resolve_loss
 from shardscope.training.models import build_model
 from shardscope.training.sequence import SequenceAxis, SequenceSplit
 from shardscope.training.sequence.blocks import attend, attend_backward, blocks_of
-from shardscope.training.strategies._in_parts import require_loss_by_parts
+from shardscope.training.strategies._sequence_check import require_loss_by_parts
 from shardscope.training.trainer import Trainer
 
 COMMS = ["all-gather", "ring", "ulysses"]

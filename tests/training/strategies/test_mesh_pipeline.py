@@ -116,7 +116,7 @@ def test_a_stage_without_parameters_exchanges_nothing(pool: RankPool, tmp_path: 
         "model": _ends_without_parameters, "data": "digits", "steps": 3, "clip_norm": 0.5,
     }  # fmt: skip
     ours = job(strategy=mesh(data, split=(4, 1)), world_size=4, batch=ss.Batch(48, micro_batch=6), **fields)
-    expected, *_ = pool.run(partial(_alone, job(strategy="single", world_size=1, **fields)), tmp_path)
+    expected, *_ = pool.run(partial(losses_alone, job(strategy="single", world_size=1, **fields)), tmp_path)
     assert mean_losses(pool.run(partial(train, ours), tmp_path)) == pytest.approx(expected, rel=1e-12)
 
 

@@ -86,7 +86,7 @@ def test_with_parts_of_sequences_every_sum_is_a_gather_and_a_scatter() -> None:
         assert logits.shape == (3, 8, 32)
         logits.sum().backward()
     activation = 3 * 8 * 16 * 8  # samples, tokens, hidden units, bytes
-    of_activations = [message for message in messages if not message.is_of_parameters]
+    of_activations = [message for message in messages if not message.is_fixed]
     assert [message.num_bytes for message in of_activations] == [activation] * len(of_activations)
     found = Counter((message.op, message.phase) for message in of_activations)
     assert found == {
@@ -95,7 +95,7 @@ def test_with_parts_of_sequences_every_sum_is_a_gather_and_a_scatter() -> None:
         ("all_gather", "backward"): 4 + 4 + 1,  # the last is the gradient of the whole embeddings
         ("reduce_scatter", "backward"): 4,
     }
-    sums = [message.num_bytes for message in messages if message.is_of_parameters]
+    sums = [message.num_bytes for message in messages if message.is_fixed]
     norms, biases = 5 * [2 * 16 * 8], 4 * [16 * 8]
     assert sorted(sums) == sorted([*norms, *biases])
 

@@ -20,6 +20,8 @@ from shardscope.spec.models import GPTConfig, model_config
 from shardscope.training.computable import called_under_autocast, uncomputable, uncomputable_layers
 from shardscope.training.data import load_data, map_tensors, read_batch, tensors_of
 from shardscope.training.describe import describe
+from shardscope.training.expert_axis import ExpertAxis
+from shardscope.training.expert_split import ExpertSplit
 from shardscope.training.loss import resolve_loss
 from shardscope.training.models import build_model
 from shardscope.training.precision import DTYPES, weight_dtype
@@ -28,6 +30,10 @@ from shardscope.training.sequence import SequenceAxis, SequenceSplit
 from shardscope.training.tensor import TensorAxis, TensorSplit
 
 _CPU = torch.device("cpu")
+_EVEN_LOAD = (
+    "Tokens that ranks send to each other's experts, activations and times are those of an even load of experts; those "
+    "of a run differ by the imbalance that it records"
+)
 _MAX_SAMPLES = 2
 """Maximum number of samples read from the user's own data, for their shapes and dtypes."""
 _DIGIT = (1, 8, 8)
@@ -35,13 +41,13 @@ _DIGIT = (1, 8, 8)
 
 
 def trace(job: Job, *, builds: bool = True) -> Traced:
-    """Return the trace of one training step of a single-rank job.
+    """Return the trace of one training step of a rank.
 
     The model is built on the meta device. If that fails and `builds` is true, it is built with real values. If the job
     has user code, the random generators are restored to their previous state afterwards.
 
     Args:
-        job: A job with one rank, whose batch size is the number of samples to trace.
+        job: The job of one replica of the model, in which each data rank gets the samples to trace.
         builds: Whether to build the model with real values if it cannot be built on the meta device.
 
     Raises:
@@ -81,7 +87,7 @@ def _by_shapes(job: Job, *, builds: bool) -> Traced:
 def _traced(job: Job, module: nn.Module) -> Traced:
     module = module.to(weight_dtype(job.precision))
     inputs, targets = _example(job, module)
-    whole = None
+    whole, notes = None, list[str]()
     if isinstance(job.strategy, Mesh):
         whole = describe(module, inputs, name=_name(job))
         if job.strategy.tensor > 1:
@@ -90,6 +96,9 @@ def _traced(job: Job, module: nn.Module) -> Traced:
                 job.strategy.tensor_plan,
                 cuts_sequences=job.strategy.sequence_parallel,
             ).divide(module)
+        if job.strategy.expert > 1:
+            ExpertSplit(ExpertAxis(job.strategy.expert)).divide(module)
+            notes.append(_EVEN_LOAD)
         if job.strategy.context > 1:
             parts = SequenceSplit(SequenceAxis(job.strategy.context), job.strategy.context_comm)
             parts.install(module)
@@ -112,9 +121,12 @@ def _traced(job: Job, module: nn.Module) -> Traced:
         else uncomputable(first, module.get_submodule(first), failing[first], job.precision)
     )
     num_bytes = sum(tensor.nbytes for tensor in {id(t): t for t in tensors_of((inputs, targets))}.values())
-    return Traced(
-        table=table, whole=whole, sample_bytes=num_bytes / job.batch.per_rank(1), uncomputable=why_not
-    )
+    table = table.replace(notes=(*table.notes, *notes))
+    return Traced(table=table, whole=whole, sample_bytes=num_bytes / _samples(job), uncomputable=why_not)
+
+
+def _samples(job: Job) -> int:
+    return job.batch.per_rank(job.num_data_ranks)
 
 
 def _name(job: Job) -> str:
@@ -127,7 +139,7 @@ def _resolved(value: Any) -> Any:
 
 def _example(job: Job, module: Any) -> tuple[Any, Any]:
     """Return a batch of example inputs and targets for the model, on the meta device."""
-    samples, dtype = job.batch.per_rank(1), weight_dtype(job.precision)
+    samples, dtype = _samples(job), weight_dtype(job.precision)
     config = model_config(job.model) if isinstance(job.model, str) else getattr(module, "config", None)
     classes = torch.empty(samples, dtype=torch.int64, device="meta")
     if job.data in ("digits", "python-source"):

@@ -142,7 +142,8 @@ def held_at_once(
         is_spread = step.job.strategy.pipeline_step(step) is not None
         forward = forward + kinds["gathered"] if is_spread else _saved_and_gathered(step, stage or 0)
     both = stage is None or step.micro_batches > 1 or keeps_gradients(stage, step.job.num_state_ranks)
-    moving = forward + gradients if both else np.maximum(forward, gradients)
+    before = gradients - sum(_late_gradients(step)) if both else none
+    moving = np.maximum(forward + before, gradients)
     held = moving + sum((kinds.get(kind, none) for kind in ("parameters", "optimizer", "buffers")), none)
     return np.minimum(held, [term.value for term in by_rank])
 
@@ -239,6 +240,7 @@ def _by_moments(  # noqa: PLR0917
         zero_stage=stage, data_parallel=_shards(job), rank=_shard(job, rank),
         bucket_mb=getattr(sharing, "bucket_mb", 25.0), accumulates=samples.step > samples.micro_batch,
         element_bytes=step.element_bytes,
+        late_gradients=_late_gradients(step),
         shares_buffers=isinstance(sharing, FullyShardedStrategy) and sharing.may_share_buffers(step),
     )  # fmt: skip
     moving = held.moving
@@ -255,6 +257,19 @@ def _by_moments(  # noqa: PLR0917
         ("batch", held.data, "inputs and targets"),
         ("workspace", workspace, _WORKSPACE),
     )
+
+
+def _late_gradients(step: JobStep) -> list[float]:
+    """Return the bytes of each unit's gradients that are in no bucket, unlike others: those of experts on different
+    ranks. Empty if there are none, or if an earlier micro-batch has computed them.
+    """
+    degrees = step.job.strategy.degrees(step.world_size) or {}
+    if degrees.get("expert", 1) == 1 or step.micro_batches > 1:
+        return []
+    found = [0.0] * len(step.trace.units)
+    for row in step.trained:
+        found[row.unit] += step.element_bytes * row.num_elements * row.is_divided
+    return found
 
 
 def _kept(step: JobStep) -> OptimizerStates:

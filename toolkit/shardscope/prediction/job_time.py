@@ -35,7 +35,7 @@ from shardscope.prediction.pipeline_time import Waits, exposed_messages_s, expos
 from shardscope.prediction.rates import RankRates, limit_of, network_of, stated_rates
 from shardscope.prediction.step.micro import soft_maximum
 from shardscope.prediction.traced import Traced
-from shardscope.runlog.axes import collective_of
+from shardscope.runlog.axes import TOKENS, collective_of
 from shardscope.spec.job_parts import UserCode
 from shardscope.spec.models import GPTConfig, model_config
 from shardscope.spec.shards import Shards
@@ -54,6 +54,7 @@ SEND = "send"
 _ROOFLINE = "roofline, Williams et al. 2009"
 _FIXED = ("messages × time per message", "messages × time per message + hops × latency")
 """Formula for the fixed times of a collective, without and with latency."""
+_EVEN_LOAD = "even load of experts, from which a run's load differs by its recorded imbalance"
 _UNEVEN = 1e-2
 """Relative difference between ranks' bytes above which ranks may send in turn; nearly equal chunks differ by less."""
 
@@ -319,6 +320,8 @@ def _collective(name: str, sent: Sent, rates: RankRates, load: Load | None) -> T
     source = (
         "messages travel while ranks compute" if is_sent_ahead else "time of the slowest rank; no overlap"
     )
+    if name == TOKENS:
+        source = f"{source}; {_EVEN_LOAD}"
     return _term(
         name, float(seconds[rank]) + hops * rates.latency_s, f"bytes / bandwidth + {_FIXED[rates.latency_s > 0]}",
         rates, source, bytes=float(sent.busiest[rank]),
@@ -344,9 +347,12 @@ def _on_network(name: str, sent: Sent, rates: RankRates, found: StepLoads) -> Te
     if load is None:
         return _term(name, fixed_s, fixed, rates, "no bytes", messages=messages, **_latency(hops, rates))
     link = load.busiest(network)
+    source = f"busiest link: {network.names[link]}"
+    if name == TOKENS:
+        source = f"{source}; {_EVEN_LOAD}"
     carried = "time of all levels" if load.is_bound else "bytes / bandwidth"
     return _term(
-        name, load.seconds + fixed_s, f"{carried} + {fixed}", rates, f"busiest link: {network.names[link]}",
+        name, load.seconds + fixed_s, f"{carried} + {fixed}", rates, source,
         bytes=float(load.bytes[link]), messages=messages, bandwidth=float(network.capacity[link]),
         **_latency(hops, rates),
     )  # fmt: skip

@@ -42,7 +42,7 @@ class Traced(Spec):
     """The layer table of what a rank computes, which includes one traced training step, and the size of one sample."""
 
     table: LayerTable
-    """Layers of the model, or of a rank's part of it if the model is divided over a tensor group."""
+    """Layers of the model, or of a rank's part of it if the model is divided over a tensor or expert group."""
     whole: LayerTable | None = None
     """Layers of the undivided model; None if `table` has them."""
     sample_bytes: float
@@ -60,8 +60,8 @@ class Traced(Spec):
 def traced(job: Job, elsewhere: Elsewhere | None = None, *, builds: bool = True) -> Traced:
     """Return the trace of one training step of a job's model, with the job's data and precision.
 
-    A model that is divided over a tensor group is traced as a rank holds it, with the messages that the rank sends to
-    its group. The undivided model is then traced as well.
+    A model that is divided over a tensor or expert group is traced as a rank holds it, with the messages that the rank
+    sends to its group. The undivided model is then traced as well.
 
     Traces of jobs without user code are cached, in this process and on disk. With user code, the cache of this process
     is used if `builds` is false.
@@ -88,6 +88,7 @@ def traced(job: Job, elsewhere: Elsewhere | None = None, *, builds: bool = True)
     samples = _NUM_SAMPLES if grows else job.batch.per_rank(job.num_data_ranks) // job.num_micro_batches
     data, stamp = _file(job.data)
     strategy, ranks = job.strategy.of_replica(job.world_size)
+    samples *= strategy.num_data_ranks(ranks)
     fields = {
         "model": job.model,
         "data": data,

@@ -8,6 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
+EXPERT_DATA = "expert-data"
+"""Name of the axis of data ranks that hold the same experts."""
+TOKENS = "expert:all_to_all"
+"""Name of the all-to-alls that send tokens to the experts of other ranks and back."""
+
 
 def on_axis(axis: str, name: str) -> str:
     """Return the name of a collective on an axis.

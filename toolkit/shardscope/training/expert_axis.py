@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 import torch.distributed as dist
@@ -19,8 +19,6 @@ from torch import Tensor
 from shardscope.training.tensor.axis import TensorAxis
 from shardscope.training.tensor.functions import with_adjoint
 
-EXPERT_DATA = "expert-data"
-"""Name of the axis of data ranks that hold the same experts, in the names of collectives."""
 Compute = Callable[[Tensor, list[int]], Tensor]
 """Function from tokens that are sorted by expert, and the number for each expert, to the experts' outputs."""
 
@@ -31,6 +29,8 @@ class ExpertAxis(TensorAxis):
 
     Without a group, for tracing one rank's part of a model, nothing is sent, and every rank has the same even load.
     """
+
+    name: ClassVar[str] = "expert"
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         return self
@@ -77,6 +77,8 @@ class ExpertAxis(TensorAxis):
     ) -> bool:
         """Send rows of a tensor to the ranks, `sent` to each, and write the rows that arrive, `received` from each.
 
+        None stands for equal parts of a tensor whose size does not depend on the batch.
+
         Returns:
             Whether anything was sent.
         """
@@ -84,6 +86,7 @@ class ExpertAxis(TensorAxis):
             "all_to_all",
             tensor,
             lambda group: dist.all_to_all_single(output, tensor, received, sent, group=group),
+            is_fixed=received is None,
         )
 
 

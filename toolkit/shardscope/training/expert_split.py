@@ -42,9 +42,8 @@ class ExpertSplit(TensorSplit):
             )
         for layer_name, layer in layers.items():
             layer.axis = self.expert_axis
-            for part, of_each in (("widen", layer.widen), ("narrow.project", layer.narrow.project)):
-                for own, parameter in of_each.named_parameters():
-                    name = f"{layer_name}.{part}.{own}"
-                    self.cuts[name] = Cut(0)
-                    parameter.data = self.own(name, parameter.data).clone()
+            for own, parameter in layer.of_each():
+                name = f"{layer_name}.{own}"
+                self.cuts[name] = Cut(0)
+                parameter.data = self.own(name, parameter.data).clone()
         return model

@@ -37,6 +37,7 @@ from shardscope.training.memory.ledger import AllocationLedger, Freed, Made, Pla
 from shardscope.training.memory.storages import Storages, num_bytes
 from shardscope.training.models import units_of
 from shardscope.training.models.in_order import layers_in_order
+from shardscope.training.models.mixture import divided_experts
 from shardscope.training.recompute import RecomputeMode, apply_recompute
 from shardscope.training.tensor.axis import Message, recording
 from shardscope.training.tensor.linear import divided_parameters
@@ -89,7 +90,7 @@ def trace_step(
     moments = {mode: step.run(samples) for mode, step in steps.items()}
     plain = steps["none"]
     names = {id(module): name for name, module in plain.module.named_modules()}
-    divided = {id(parameter) for parameter in divided_parameters(plain.module)}
+    divided = {id(p) for p in (*divided_parameters(plain.module), *divided_experts(plain.module))}
     return StepTrace(
         units=(AROUND, *(names[id(unit)] for unit in plain.units)),
         parameters=tuple(
@@ -381,10 +382,10 @@ def _with_messages(
 
 
 def _per_sample(called: Iterable[Message], samples: int) -> tuple[AxisMessage, ...]:
-    """Return collectives of the tensor and context axes with the bytes of one sample."""
+    """Return collectives of layers with the bytes of one sample."""
     return tuple(
-        AxisMessage(axis=each.axis, op=each.op, phase=each.phase, parameter_bytes=each.num_bytes)
-        if each.is_of_parameters
+        AxisMessage(axis=each.axis, op=each.op, phase=each.phase, fixed_bytes=each.num_bytes)
+        if each.is_fixed
         else AxisMessage(axis=each.axis, op=each.op, phase=each.phase, sample_bytes=each.num_bytes / samples)
         for each in called
     )

@@ -59,7 +59,7 @@ from shardscope.training.run_checkpoints import RunCheckpoints
 from shardscope.training.run_replicas import RunReplicas
 from shardscope.training.saved_state import require_saveable, saves_state
 from shardscope.training.strategies import build_strategy
-from shardscope.training.strategies._in_parts import require_loss_by_parts
+from shardscope.training.strategies._sequence_check import require_loss_by_parts
 from shardscope.training.strategies.base import MicroBatch
 from shardscope.training.turns import Turn, Turns, codec_seconds
 from shardscope.training.user_optimizer import prepare_user_optimizer

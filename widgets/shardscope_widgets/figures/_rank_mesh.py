@@ -115,16 +115,19 @@ def _predicted_seconds(prediction: JobPrediction) -> Mapping[str, float]:
 
 
 def _layers(prediction: JobPrediction) -> tuple[tuple[HeldLayer, ...], ...]:
-    """Return what each rank holds of each layer: a tensor rank its part of a divided layer, and all of the others."""
+    """Return what each rank holds of each layer: a tensor or expert rank its part of a divided layer, and all of the
+    others.
+    """
+    strategy: Any = prediction.job.strategy
     shape = prediction.job.strategy.shape(prediction.job.world_size)
     if shape.get("pipeline", 1) > 1:
         return _layers_of_stages(prediction, shape)
     whole = {row.name: row.num_params for row in prediction.found.model.layers if row.num_params}
     own = {row.name: row.num_params for row in prediction.found.table.layers}
-    ranks = shape.get("tensor", 1)
-    place = {
-        rank: k for group in axis_groups(shape, "tensor") for k, rank in enumerate(group)
-    } if ranks > 1 else {}  # fmt: skip
+    axis = "expert" if getattr(strategy, "expert", 1) > 1 else "tensor"
+    ranks = getattr(strategy, axis, 1)
+    groups = strategy.groups(axis, prediction.job.world_size) if ranks > 1 else []
+    place = {rank: k for group in groups for k, rank in enumerate(group)}
     return tuple(
         tuple(
             _part(name, total, own[name] / total, place.get(rank, 0), ranks) for name, total in whole.items()
@@ -193,7 +196,8 @@ def rank_mesh_text(info: RankMeshInfo) -> str:
     """Return sentences on the bytes and the time of each axis, the most expensive first, and on what ranks hold."""
     if not info.used:
         return "This job has one axis of parallelism."
-    cost = sorted(info.used, key=lambda axis: -info.seconds.get(axis, 0.0))
+    of_experts = [axis for axis in info.sent if axis and axis not in dict(info.axes)]
+    cost = sorted([*info.used, *of_experts], key=lambda axis: -info.seconds.get(axis, 0.0))
     parts = [f"{bytes_text(_most(info, axis))} along the {axis} axis{_time(info, axis)}" for axis in cost]
     origin = "measured" if info.is_measured else "predicted"
     text = f"In a {origin} step{_of(info)}, a rank sends {listed(parts)}."

@@ -319,6 +319,16 @@ def states_side_by_side(blocks: Sequence[RankStates]) -> RankStates:
     return RankStates(parameters, gradients, optimizer, every, all(each.is_exact for each in blocks))
 
 
+def states_together(parts: Sequence[RankStates]) -> RankStates:
+    """Return the states of ranks that hold several sets of parameters."""
+    parameters, gradients, optimizer = (
+        np.asarray(np.sum(rows, axis=0)) for rows in zip(*(each[:3] for each in parts), strict=True)
+    )
+    buffers = [each.buffers for each in parts if each.buffers is not None]
+    every = np.asarray(np.sum(buffers, axis=0)) if len(buffers) == len(parts) else None
+    return RankStates(parameters, gradients, optimizer, every, all(each.is_exact for each in parts))
+
+
 def spread_states(
     step: JobStep,
     stage: int = 0,

@@ -67,9 +67,20 @@ class Moments(NamedTuple):
     @property
     def in_place(self) -> Floats:
         """Bytes of parameter gradients at each moment, if none are reduced or freed during the backward pass."""
-        last = np.cumsum(np.concatenate([[0.0], self.unit_gradients[:0:-1]]))
+        whole: Floats = self.own + self.around + self._of_finished(self.unit_gradients)
+        return whole
+
+    def at_most_in_place(self, of_units: Floats) -> Floats:
+        """Return the most bytes of some of the gradients at each moment, given their bytes in each unit."""
+        running = np.minimum(self.own, of_units[self.unit]) + np.minimum(self.around, of_units[0])
+        whole: Floats = running + self._of_finished(of_units)
+        return whole
+
+    def _of_finished(self, of_units: Floats) -> Floats:
+        """Return the bytes of gradients in units that have finished their backward pass, at each moment."""
+        last = np.cumsum(np.concatenate([[0.0], of_units[:0:-1]]))
         is_backward = np.isin(self.phase, ("turn", "backward", "leave"))
-        whole: Floats = self.own + self.around + np.where(is_backward, last[self.done], 0.0)
+        whole: Floats = np.where(is_backward, last[self.done], 0.0)
         return whole
 
 
@@ -190,6 +201,7 @@ def module_memory(
     bucket_mb: float = 25.0,
     accumulates: bool = False,
     element_bytes: int = ELEMENT_BYTES,
+    late_gradients: Sequence[float] = (),
     shares_buffers: bool = False,
 ) -> ModuleMemory:
     """Return the memory of one training step on one of `data_parallel` devices.
@@ -213,6 +225,8 @@ def module_memory(
         bucket_mb: Size of a gradient bucket in MiB, in stage 1.
         accumulates: Whether gradients from an earlier micro-batch exist at the start.
         element_bytes: Bytes of one element of a weight, a gradient or an optimizer moment; 8 in fp64.
+        late_gradients: Bytes of gradients in each unit that are in no bucket, so that only the backward pass allocates
+            them, in stage 0; empty if all are in buckets.
         shares_buffers: Whether ranks exchange units in shared buffers, in stages 2 and 3, whose bytes are counted
             separately.
 
@@ -237,6 +251,9 @@ def module_memory(
         alive += (batch * AT_THE_LOSS * scores + LOSS_BYTES) * at_loss
         saved = float(moments.activations[at_loss][0]) + scores + LOSS_BYTES / batch
     whole = _of_parameters(table, moments, sharding, accumulates=accumulates, shares=shares_buffers)
+    if late_gradients:
+        late = np.asarray(late_gradients)
+        whole = whole - late.sum() + moments.at_most_in_place(late)
     fullest = int((alive + whole).argmax())
     at_peak = float(alive[fullest]), float(whole[fullest])
     if sum(at_peak) < held.gradients:  # the optimizer's step

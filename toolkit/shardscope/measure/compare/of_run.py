@@ -26,6 +26,7 @@ from shardscope.measure.compare.rows import (
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.observed import ObservedPrediction
 from shardscope.prediction.predict import predict
+from shardscope.runlog.axes import TOKENS
 from shardscope.runlog.reducer import RunLog
 from shardscope.runlog.resizes import sizes_text
 from shardscope.runlog.schema import Event
@@ -39,6 +40,11 @@ from shardscope.spec.observed import ObservedJob
 from shardscope.spec.units import plural
 
 _NOT_PREDICTED = "This run cannot be compared: its job cannot be predicted here."
+_OF_LOADS = (
+    "{name}, activations and times are predicted for an even load of experts: differences follow from the run's own "
+    "load, in which the busiest expert of a layer got {imbalance:.2f} times as many tokens, mean over layers and the "
+    "newest steps."
+)
 _OWN_FUNCTIONS = (
     "This run has functions of your own, which are called only at your request: ss.compare(run) calls "
     "them and compares the run, in the session that defines them."
@@ -155,6 +161,8 @@ def _compared(
     log.feed(events)
     if log.straggler is not None:
         notes.append(f"{log.straggler.text[0].upper()}{log.straggler.text[1:]}.")
+    if log.experts.recent is not None and TOKENS in (prediction.traffic or {}):
+        notes.append(_OF_LOADS.format(name=TOKENS, imbalance=log.experts.recent.imbalance))
     where = "this machine"
     per = kind_of_step(prediction, steps)
     if isinstance(prediction, JobPrediction):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardscope.errors import SpecError
 from shardscope.methods.strategies.mesh import Mesh
-from shardscope.runlog.axes import axis_groups, axis_of
+from shardscope.runlog.axes import axis_of
 from shardscope.runlog.chakra import (
     COLLECTIVE,
     COLLECTIVES,
@@ -216,8 +216,7 @@ def _members(name: str, rank: int, job: Job) -> list[int]:
     axis = axis_of(name)
     if axis is None or not isinstance(job.strategy, Mesh):
         return []
-    groups = axis_groups(job.strategy.shape(job.world_size), axis)
-    return next(group for group in groups if rank in group)
+    return next(group for group in job.strategy.groups(axis, job.world_size) if rank in group)
 
 
 def _type(name: str) -> int:

@@ -50,7 +50,7 @@ class ParameterRow(Spec):
     shape: tuple[Total, ...]
     is_trained: bool = True
     is_divided: bool = False
-    """Whether it is a part of a tensor that is divided over tensor ranks."""
+    """Whether it is a part of a tensor that is divided over tensor or expert ranks."""
 
     @property
     def num_elements(self) -> int:
@@ -59,7 +59,7 @@ class ParameterRow(Spec):
 
 
 class AxisMessage(Spec):
-    """One collective of the tensor or context axis in a pass, as `training.tensor` and `training.sequence` call it."""
+    """One collective of the tensor, context or expert axis in a pass, as the layers of a divided model call it."""
 
     axis: str = "tensor"
     op: str
@@ -67,8 +67,8 @@ class AxisMessage(Spec):
     phase: Literal["forward", "backward"]
     sample_bytes: NonNegativeFloat = 0.0
     """Bytes of the whole tensor, for one sample; 0 if they do not depend on the batch."""
-    parameter_bytes: Total = 0
-    """Bytes of the gradients of parameters, if it sums some."""
+    fixed_bytes: Total = 0
+    """Bytes of the whole tensor, if they do not depend on the batch, as of the gradients of parameters."""
 
 
 class PipelinePiece(Spec):
@@ -116,8 +116,8 @@ class StepTrace(Spec):
     loss_bytes: NonNegativeFloat = 0.0
     """Part of `saved_bytes` that the loss saves without recomputation, for one sample."""
     messages: dict[str, tuple[AxisMessage, ...]] = Field(default_factory=dict)
-    """Collectives of the tensor and context axes in one micro-batch, in the order of their calls, by recomputation
-    mode; empty unless the model or its sequences are divided."""
+    """Collectives of the tensor, context and expert axes in one micro-batch, in the order of their calls, by
+    recomputation mode; empty unless the model or its sequences are divided."""
     num_operations: Total = 0
     """Number of operations in the step, not counting views."""
     moved_bytes: NonNegativeFloat = 0.0

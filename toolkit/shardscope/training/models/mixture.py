@@ -105,7 +105,7 @@ class Experts(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the output `(N, T, hidden)` and the balance loss of each sequence `(N,)` for `x` `(N, T, hidden)`."""
         routes = self.router(x)
-        order = SortedChoices.of(routes, self.router.mixture.experts)
+        order = SortedChoices.of(routes, self.router.mixture)
         tokens = order.choices // routes.experts.shape[-1]
         sorted_tokens = x.flatten(0, 1)[tokens]
         if self.axis is None:
@@ -116,6 +116,11 @@ class Experts(nn.Module):
         summed = returned.new_zeros(x.shape).flatten(0, 1)
         summed = summed.index_add(0, tokens, returned * weights[:, None]).view(x.shape)
         return summed if self.shared is None else summed + self.shared(x), routes.balance
+
+    def of_each(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the parameters of which each expert has a row, with their names in this layer."""
+        for part, layer in (("widen", self.widen), ("narrow.project", self.narrow.project)):
+            yield from ((f"{part}.{name}", parameter) for name, parameter in layer.named_parameters())
 
     def compute(self, tokens: Tensor, counts: list[int]) -> Tensor:
         """Return the outputs of this rank's experts for tokens that are sorted by expert; each gets its count."""
@@ -158,3 +163,10 @@ class GroupedActivateAndNarrow(CheapToRecompute):
 def experts_of(model: nn.Module) -> Iterator[tuple[str, Experts]]:
     """Yield the layers of a model that have experts, with their names, in order."""
     yield from ((name, module) for name, module in model.named_modules() if isinstance(module, Experts))
+
+
+def divided_experts(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the parameters of experts of which this rank has a part."""
+    for _, layer in experts_of(model):
+        if layer.axis is not None:
+            yield from (parameter for _, parameter in layer.of_each())

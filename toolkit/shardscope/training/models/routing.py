@@ -144,15 +144,17 @@ class SortedChoices(NamedTuple):
     """Number of choices of each expert."""
 
     @classmethod
-    def of(cls, routes: Routes, experts: int) -> SortedChoices:
+    def of(cls, routes: Routes, mixture: RoutedMixture) -> SortedChoices:
         """Return the order of the choices of all sequences.
 
         Tensors without values, as in a trace of shapes, stand for an even load: the sizes of a trace are then those of
         a step without drops, or with every expert at its capacity if that is less.
         """
-        flat = routes.experts.flatten()
+        flat, experts = routes.experts.flatten(), mixture.experts
         if flat.is_meta or isinstance(flat, FakeTensor):
-            return cls._even(flat, experts)
+            samples, tokens, _ = routes.experts.shape
+            capacity = mixture.capacity(tokens)
+            return cls._even(flat, experts, None if capacity is None else samples * capacity)
         if routes.is_kept is not None:
             flat = torch.where(routes.is_kept.flatten(), flat, experts)  # dropped choices come last
         choices = flat.argsort(stable=True)
@@ -160,6 +162,9 @@ class SortedChoices(NamedTuple):
         return cls(choices[: sum(counts)], counts)
 
     @classmethod
-    def _even(cls, flat: Tensor, experts: int) -> SortedChoices:
+    def _even(cls, flat: Tensor, experts: int, most: int | None) -> SortedChoices:
         size, rest = divmod(len(flat), experts)
-        return cls(flat.argsort(stable=True), [size + (number < rest) for number in range(experts)])
+        counts = [size + (number < rest) for number in range(experts)]
+        if most is not None:
+            counts = [min(count, most) for count in counts]
+        return cls(flat.argsort(stable=True)[: sum(counts)], counts)

@@ -544,6 +544,8 @@ class RankStrategy(ABC):
         """
         held = held_by_default(self.model, optimizer)
         kept = [] if self.compressor is None else self.compressor.work_space
+        if self.of_experts is not None:
+            kept = [*kept, *self.of_experts.held(optimizer)["buffers"]]  # a tensor in both counts once
         return {**held, "buffers": [*held["buffers"], *kept]}
 
     def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -29,8 +29,8 @@ class Message(NamedTuple):
     """``forward`` or ``backward``; a forward pass that a backward pass repeats counts as ``backward``."""
     num_bytes: int
     """Size of the whole tensor."""
-    is_of_parameters: bool = False
-    """Whether it sums gradients of parameters, so that its size does not depend on the batch."""
+    is_fixed: bool = False
+    """Whether its size does not depend on the batch, as that of gradients of parameters."""
 
 
 _recorded: ContextVar[list[Message] | None] = ContextVar("recorded", default=None)
@@ -87,11 +87,11 @@ class TensorAxis:
 
     # Within a pass.
 
-    def sum_(self, tensor: Tensor, *, is_of_parameters: bool = False) -> None:
+    def sum_(self, tensor: Tensor, *, is_fixed: bool = False) -> None:
         """Sum an activation, or the gradient of one or of parameters, over the ranks, in place."""
         self._call(
             "all_reduce", tensor, lambda group: dist.all_reduce(tensor, group=group),
-            is_of_parameters=is_of_parameters,
+            is_fixed=is_fixed,
         )  # fmt: skip
 
     def gather(self, part: Tensor) -> Tensor:
@@ -131,10 +131,10 @@ class TensorAxis:
         whole: Tensor,
         call: Callable[[MeteredProcessGroup], Any],
         *,
-        is_of_parameters: bool = False,
+        is_fixed: bool = False,
     ) -> bool:
         """Call a collective within a pass, which waits for it; return False if nothing was sent."""
-        is_listed = record(lambda phase: Message(self.name, op, phase, whole.nbytes, is_of_parameters))
+        is_listed = record(lambda phase: Message(self.name, op, phase, whole.nbytes, is_fixed))
         if is_listed or self.group is None:
             return False
         with self.group.meter.waiting(is_within_layer=True):

@@ -110,7 +110,7 @@ class SumGradients(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        ctx.axis.sum_(flat, is_of_parameters=True)
+        ctx.axis.sum_(flat, is_fixed=True)
         parts = flat.split([gradient.numel() for gradient in gradients])
         return None, *(
             part.view(gradient.shape).to(gradient.dtype)

@@ -1,4 +1,4 @@
-"""Checks that ranks of a tensor, context or pipeline group, which read their data separately, train on the same samples."""
+"""Checks that the ranks of one replica, which each read their data, train on the same samples."""
 
 from __future__ import annotations
 

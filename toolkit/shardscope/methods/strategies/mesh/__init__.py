@@ -16,7 +16,7 @@ from shardscope.methods.strategies.mesh import (
     pipeline_predictions,
     tensor_axis,
 )
-from shardscope.runlog.axes import axis_of, collective_of
+from shardscope.runlog.axes import EXPERT_DATA, axis_groups, axis_of, collective_of
 from shardscope.spec.compression import Carriage
 from shardscope.spec.context_comm import ContextComm
 from shardscope.spec.divisors import divisors_text
@@ -28,6 +28,7 @@ from shardscope.spec.tensor_plan import TensorPlan
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
     from shardscope.analytic.communication.plan import StepPlan, When
+    from shardscope.analytic.communication.traffic import Sent
     from shardscope.analytic.job_step import JobStep
     from shardscope.analytic.memory import RankStates
     from shardscope.spec.job import Job
@@ -100,6 +101,12 @@ class Mesh(Strategy):
             place[axis], rest = rest % size, rest // size
         return dict(reversed(place.items()))
 
+    def groups(self, axis: str, world_size: int) -> list[list[int]]:
+        """Return the groups of ranks along an axis, which may be one of experts, within the data axis."""
+        is_of_experts = axis in ("expert", EXPERT_DATA)
+        shape = expert_axis.shape(self, world_size) if is_of_experts else self.shape(world_size)
+        return axis_groups(shape, axis)
+
     def num_data_ranks(self, world_size: int) -> int:
         """Return the number of replicas, each of which gets its share of the batch."""
         return max(world_size // self.replica_ranks, 1)
@@ -156,8 +163,10 @@ class Mesh(Strategy):
         return place["data"] * self.context + place.get("context", 0)
 
     def of_replica(self, world_size: int) -> tuple[Strategy, int]:
-        """Return a mesh of the tensor and context axes only, and its number of ranks; `Single` with one rank."""
-        ranks = self.tensor * self.context
+        """Return a mesh of the tensor, context and expert axes only, and its number of ranks; `Single` with one
+        rank.
+        """
+        ranks = self.tensor * self.context * self.expert
         if ranks == 1:
             return Strategy("single"), 1
         one = self.replace(data=Strategy("ring"), pipeline=1, stages=Strategy("pipeline"))
@@ -283,74 +292,95 @@ class Mesh(Strategy):
 
     def _on_data(self, step: JobStep) -> JobStep:
         """Return the step of the ranks along the data axis: those of a tensor group count as one, the slowest."""
-        return replace(step.in_blocks(self.data_job(step.job), self.tensor), sums_layers=self.tensor > 1)
+        sums_layers = self.tensor > 1 or self.expert > 1
+        return replace(step.in_blocks(self.data_job(step.job), self.tensor), sums_layers=sums_layers)
+
+    def _exchanging(self, step: JobStep) -> dict[str, JobStep]:
+        """Return the steps of the ranks that have the same parameters, by axis: those with the same experts, too."""
+        data = self._on_data(step)
+        return {"data": data} if self.expert == 1 else expert_axis.exchanging(self, data)
 
     def traffic(self, step: JobStep) -> Traffic | None:
         """Return the traffic of the data axis's strategy, and that of the collectives within passes, by axis."""
-        if self.expert > 1:
-            return None
         if self.pipeline > 1:
             return (
                 pipeline_predictions.traffic(self, step)
                 if pipeline_predictions.is_predictable(self, step)
                 else None
             )
-        from shardscope.analytic.communication.axes import axis_traffic, groups_along
+        import numpy as np
+
+        from shardscope.analytic.communication.axes import axis_traffic
         from shardscope.analytic.communication.traffic import together
 
-        data, shape = self._on_data(step), self.shape(step.world_size)
-        of_data = data.job.strategy.traffic(data)
-        if of_data is None or not self.is_divided(step):
+        of_axes = {axis: one.job.strategy.traffic(one) for axis, one in self._exchanging(step).items()}
+        if None in of_axes.values() or not self.is_divided(step):
             return None
-        found = {**axis_traffic(of_data, "data", groups_along(shape, "data"))}
-        for axis, calls in self._calls(step).items():
-            of_axis = together(traffic for _, traffic in calls)
-            found |= axis_traffic(of_axis, axis, groups_along(shape, axis))
+        of_axes |= {axis: together(each for _, each in calls) for axis, calls in self._calls(step).items()}
+        found: dict[str, Sent] = {}
+        for axis, traffic in of_axes.items():
+            found |= axis_traffic(traffic, axis, np.array(self.groups(axis, step.world_size)))
         return found
 
     def is_divided(self, step: JobStep) -> bool:
         """Return whether the trace is of a rank's part of the model or of sequences, and not of whole ones."""
-        return self.tensor * self.context == 1 or step.job.recompute in step.trace.messages
+        return self.tensor * self.context * self.expert == 1 or step.job.recompute in step.trace.messages
 
     def _calls(self, step: JobStep) -> dict[str, list[tuple[When, Traffic]]]:
         """Return time and traffic of each collective that passes wait for, by axis."""
         found = {"tensor": tensor_axis.calls(self, step)}
+        found |= {"expert": expert_axis.calls(self, step)} if self.expert > 1 else {}
         return {"context": context_axis.calls(self, step), **found} if self.context > 1 else found
 
     def plan(self, step: JobStep) -> StepPlan | None:
         """Return the messages of the data axis, and those of the other axes; passes wait for the latter."""
-        if self.expert > 1:
-            return None
         if self.pipeline > 1:
             return (
                 pipeline_predictions.plan(self, step)
                 if pipeline_predictions.is_predictable(self, step)
                 else None
             )
-        from shardscope.analytic.communication.axes import axis_exchanges, groups_along
+        import numpy as np
+
+        from shardscope.analytic.communication.axes import axis_exchanges
         from shardscope.analytic.communication.plan import whole
 
-        data, shape = self._on_data(step), self.shape(step.world_size)
-        of_data: StepPlan | None = data.job.strategy.plan(data)
-        if of_data is None or not self.is_divided(step):
+        plans = {axis: one.job.strategy.plan(one) for axis, one in self._exchanging(step).items()}
+        if None in plans.values() or not self.is_divided(step):
             return None
-        exchanges = [*axis_exchanges(of_data.exchanges, "data", groups_along(shape, "data"))]
+        of_axes = {axis: plan.exchanges for axis, plan in plans.items()}
+        if self.expert > 1:
+            of_axes[EXPERT_DATA] = expert_axis.after_passes(of_axes[EXPERT_DATA])
         for axis, calls in self._calls(step).items():
-            waited = [replace(each, blocks=True) for when, traffic in calls for each in whole(traffic, when)]
-            exchanges += axis_exchanges(waited, axis, groups_along(shape, axis))
-        return of_data._replace(exchanges=tuple(exchanges))
+            of_axes[axis] = [
+                replace(each, blocks=True) for when, traffic in calls for each in whole(traffic, when)
+            ]
+        exchanges = [
+            exchange
+            for axis, own in of_axes.items()
+            for exchange in axis_exchanges(own, axis, np.array(self.groups(axis, step.world_size)))
+        ]
+        data: StepPlan = plans["data"]
+        return data._replace(exchanges=tuple(exchanges))
 
     def states(self, step: JobStep) -> RankStates | None:
         """Return the data axis's own states of the part of the model that a rank holds."""
-        from shardscope.analytic.communication.axes import groups_along, placed
+        import numpy as np
 
-        if self.expert > 1 or not self.is_divided(step):
+        from shardscope.analytic.communication.axes import placed
+        from shardscope.analytic.memory.held import states_together
+
+        if not self.is_divided(step):
             return None
         if self.pipeline > 1:
             return pipeline_predictions.states(self, step)
-        data, groups = self._on_data(step), groups_along(self.shape(step.world_size), "data")
-        found = data.job.strategy.states(data)
-        return None if found is None else found.each(lambda column: placed(column, groups))
+        found: list[RankStates] = []
+        for axis, one in self._exchanging(step).items():
+            groups, states = np.array(self.groups(axis, step.world_size)), one.job.strategy.states(one)
+            if states is None:
+                return None
+            found.append(states.each(lambda column, groups=groups: placed(column, groups)))
+        return states_together(found)
 
     def work(self, step: JobStep) -> list[Work]:
         """Return the work of each rank, relative to its part of the model."""

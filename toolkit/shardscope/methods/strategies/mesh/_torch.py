@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardscope.methods.strategies.mesh import expert_axis
 from shardscope.methods.strategies.pipeline._torch import PipelineRank
-from shardscope.spec.strategy import Strategy
+from shardscope.runlog.axes import EXPERT_DATA
 from shardscope.training.context import RankContext
-from shardscope.training.expert_axis import EXPERT_DATA, ExpertAxis
+from shardscope.training.expert_axis import ExpertAxis
 from shardscope.training.expert_split import ExpertSplit
 from shardscope.training.mesh import RankMesh
 from shardscope.training.sequence import SequenceAxis, SequenceSplit
@@ -48,14 +49,7 @@ def share_experts(strategy: RankStrategy, settings: Mesh, job: Job, context: Ran
 
     Another object of the data axis's strategy averages an expert's gradients over the ranks that hold it.
     """
-    shape = {EXPERT_DATA: strategy.context.world_size // settings.expert, "expert": settings.expert}
-    mesh = RankMesh.open(shape, context, timeout_s=job.timeout_s)
+    mesh = RankMesh.open(expert_axis.shape(settings, job.world_size), context, timeout_s=job.timeout_s)
     ranks, holders = mesh.context(context, "expert"), mesh.context(context, EXPERT_DATA)
     strategy.tensor_split = ExpertSplit(ExpertAxis(ranks.world_size, ranks.rank, ranks.group))
-    own = settings.data_job(job)
-    batch = own.batch.per_rank(own.world_size) * holders.world_size
-    own = own.replace(
-        strategy=own.strategy if holders.world_size > 1 else Strategy("single"), world_size=holders.world_size,
-        batch=own.batch.replace(global_batch=batch),
-    )  # fmt: skip
-    strategy.of_experts = build_strategy(own, holders)
+    strategy.of_experts = build_strategy(expert_axis.holders_job(settings, job), holders)

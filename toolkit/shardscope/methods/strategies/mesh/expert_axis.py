@@ -1,17 +1,27 @@
-"""The expert axis of a mesh: what it refuses."""
+"""The expert axis of a mesh: what it refuses, its all-to-alls, and the ranks that exchange gradients of experts."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardscope.errors import SpecError, quoted
 from shardscope.methods.strategies.bucketed import BucketedStrategy
+from shardscope.methods.strategies.mesh.messages import ROUNDS, norms
+from shardscope.runlog.axes import EXPERT_DATA
 from shardscope.spec.divisors import divisors_text
 from shardscope.spec.models import MODELS, GPTConfig, transformer_of
+from shardscope.spec.strategy import Strategy
 
 if TYPE_CHECKING:
+    from shardscope.analytic.communication import Traffic
+    from shardscope.analytic.communication.plan import Exchange, When
+    from shardscope.analytic.communication.ring import Ints
+    from shardscope.analytic.job_step import JobStep
     from shardscope.methods.strategies.mesh import Mesh
     from shardscope.spec.job import Job
+    from shardscope.spec.model.step import AxisMessage, StepTrace
 
 
 def check(mesh: Mesh, job: Job) -> None:
@@ -59,3 +69,124 @@ def _check_model(mesh: Mesh, job: Job) -> None:
             f"strategy.expert={mesh.expert} does not divide the {experts} experts of model={job.model!r}; use one of "
             f"{divisors_text(experts, near=mesh.expert)}"
         )
+
+
+def shape(mesh: Mesh, world_size: int) -> dict[str, int]:
+    """Return the number of data ranks that hold the same experts, and that of ranks with different ones."""
+    return {EXPERT_DATA: mesh.num_state_ranks(world_size) // mesh.expert, "expert": mesh.expert}
+
+
+def holders_job(mesh: Mesh, job: Job) -> Job:
+    """Return the job of the ranks that hold the same experts, which average the gradients of these."""
+    own, ranks = mesh.data_job(job), shape(mesh, job.world_size)[EXPERT_DATA]
+    return own.replace(
+        strategy=own.strategy if ranks > 1 else Strategy("single"), world_size=ranks,
+        batch=own.batch.replace(global_batch=own.batch.per_rank(own.world_size) * ranks),
+    )  # fmt: skip
+
+
+def exchanging(mesh: Mesh, data: JobStep) -> dict[str, JobStep]:
+    """Return the steps of the data ranks without experts, and of the ranks that hold the same experts, by axis.
+
+    Args:
+        mesh: The mesh.
+        data: The step of the data ranks, with all of a rank's parameters.
+    """
+    experts = replace(
+        data, job=holders_job(mesh, data.job), trace=_part(data.trace, of_experts=True), follows_passes=True,
+        slowness=(), update_slowness=(), memory=(),
+    )  # fmt: skip
+    return {"data": replace(data, trace=_part(data.trace, of_experts=False)), EXPERT_DATA: experts}
+
+
+def _part(trace: StepTrace, *, of_experts: bool) -> StepTrace:
+    """Return a trace with the parameters of experts only, or with the other parameters and the buffers."""
+    places = [place for place, row in enumerate(trace.parameters) if row.is_divided == of_experts]
+    buffers = {"buffer_sizes": (), "buffer_bytes": 0} if of_experts else {}
+    return trace.replace(
+        parameters=tuple(trace.parameters[place] for place in places),
+        gradient_order=tuple(places.index(place) for place in trace.gradient_order if place in places),
+        **buffers,
+    )
+
+
+def after_passes(exchanges: Iterable[Exchange]) -> list[Exchange]:
+    """Return the exchanges of the gradients of experts at their time: after the last pass."""
+    from shardscope.analytic.communication.plan import When
+
+    return [replace(each, when=When("optimizer", 0.0)) for each in exchanges]
+
+
+class _Layers(NamedTuple):
+    """Layers with experts, as traced with an even load; all have the same sizes."""
+
+    num_layers: int
+    experts: int
+    hidden: int
+    choices: float
+    """Choices of a sample's tokens."""
+    element_bytes: int
+    output_bytes: int
+    forward_passes: int
+
+    @classmethod
+    def of(cls, messages: Sequence[AxisMessage], mesh: Mesh, step: JobStep) -> _Layers:
+        """Return the layers that call these all-to-alls in a micro-batch."""
+        forward = [each for each in messages if each.phase == "forward"]
+        count, (_, tokens, outputs) = len(forward) // _FORWARD, forward[:_FORWARD]
+        local, *_, hidden = next(row.shape for row in step.trace.parameters if row.is_divided)
+        repeated = len(messages) - len(forward) - _BACKWARD * count
+        width = step.element_bytes  # of the tokens, which a norm computes from the weights' precision
+        return cls(
+            count, local * mesh.expert, hidden, tokens.sample_bytes / (hidden * width), width,
+            round(width * outputs.sample_bytes / tokens.sample_bytes), 1 + repeated // (_FORWARD * count),
+        )  # fmt: skip
+
+    def even(self, step: JobStep, ranks: int) -> Ints:
+        """Return the even load of a layer in a micro-batch, by rank and expert."""
+        import numpy as np
+
+        size, rest = divmod(round(self.choices * step.samples), self.experts)
+        return np.tile(size + (np.arange(self.experts) < rest), (ranks, 1))
+
+
+_FORWARD, _BACKWARD = 3, 2
+"""All-to-alls of a layer in a forward and in a backward pass; see `AllToAlls`."""
+
+
+def calls(mesh: Mesh, step: JobStep) -> list[tuple[When, Traffic]]:
+    """Return the traffic of each collective of an expert group in a step, with an even load of experts.
+
+    The bytes of all-to-alls are bounded by those of ranks of which one gets all tokens and keeps none.
+    """
+    import numpy as np
+
+    from shardscope.analytic.communication.experts import all_to_alls
+    from shardscope.analytic.communication.plan import When
+    from shardscope.analytic.communication.traffic import Sent
+
+    messages = [each for each in step.trace.messages[step.job.recompute] if each.axis == "expert"]
+    layers, ranks = _Layers.of(messages, mesh, step), mesh.expert
+    loads = layers.even(step, ranks)
+    sizes = {name: getattr(layers, name) for name in ("hidden", "element_bytes", "output_bytes")}
+    to_first = np.zeros_like(loads)  # all tokens go to the first rank, except its own
+    to_first[1:, 0] = to_first[0, -1] = loads[0].sum()
+    even, most = (all_to_alls(each, **sizes) for each in (loads, to_first))
+    found = []
+    for micro_batch in range(step.micro_batches):
+        for phase in ("forward", "backward"):
+            kinds = _kinds(layers, phase)
+            for number, kind in enumerate(kinds, 1):
+                when = When(phase, number / (len(kinds) + 1), micro_batch)
+                sent, largest = even[kind], np.full(ranks, most[kind].max())
+                bounds = None if kind == 0 else (np.zeros_like(sent), largest)
+                rounds = np.full(ranks, ROUNDS["all_to_all"] * (ranks - 1))
+                found.append((when, {"all_to_all": Sent(sent, 0 * sent, bounds, unlisted=rounds)}))
+    return [*found, *((When("optimizer", 0.0), traffic) for traffic in norms(step, ranks))]
+
+
+def _kinds(layers: _Layers, phase: str) -> list[int]:
+    """Return the place in `AllToAlls` of each all-to-all in a pass of a micro-batch, in the order of the calls."""
+    forward, backward = [*range(_FORWARD)], [*range(_FORWARD, _FORWARD + _BACKWARD)]
+    of_layer = forward if phase == "forward" else [*forward * (layers.forward_passes - 1), *backward]
+    return of_layer * layers.num_layers

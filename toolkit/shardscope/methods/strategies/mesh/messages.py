@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from shardscope.methods.strategies.sharded import norm_traffic
+
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
     from shardscope.analytic.communication.plan import When
@@ -27,7 +29,7 @@ def collectives_of(axis: str, step: JobStep) -> Iterator[tuple[When, str, int]]:
             seen[each.phase] += 1
             if each.axis == axis:
                 when = When(each.phase, seen[each.phase] / (counts[each.phase] + 1), micro_batch)
-                yield when, each.op, round(each.sample_bytes * step.samples) + each.parameter_bytes
+                yield when, each.op, round(each.sample_bytes * step.samples) + each.fixed_bytes
 
 
 def traffic_of(op: str, num_bytes: int, size: int, backend: Backend) -> Traffic:
@@ -39,3 +41,11 @@ def traffic_of(op: str, num_bytes: int, size: int, backend: Backend) -> Traffic:
     if op == "send":
         return {op: Sent(np.full(size, num_bytes), np.ones(size, dtype=np.int64))}
     return one_by_one(by_backend(op, num_bytes, size, backend=backend), ROUNDS[op] * (size - 1))
+
+
+def norms(step: JobStep, size: int) -> Iterator[Traffic]:
+    """Yield the traffic of the sums of norms over an axis of `size` ranks that hold different parts of the model."""
+    from shardscope.analytic.communication.traffic import one_by_one
+
+    for traffic in norm_traffic(step, ranks=size):
+        yield one_by_one(traffic, ROUNDS["all_reduce"] * (size - 1))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardscope.errors import SpecError, quoted
-from shardscope.methods.strategies.mesh.messages import ROUNDS, collectives_of, traffic_of
-from shardscope.methods.strategies.sharded import norm_traffic
+from shardscope.methods.strategies.mesh.messages import collectives_of, norms, traffic_of
 from shardscope.spec.layout import Layout
 from shardscope.spec.models import transformer_of
 
@@ -68,7 +67,6 @@ def _check_model(mesh: Mesh, job: Job) -> None:
 def calls(mesh: Mesh, step: JobStep) -> list[tuple[When, Traffic]]:
     """Return the traffic of each collective of a tensor group in a step."""
     from shardscope.analytic.communication.plan import When
-    from shardscope.analytic.communication.traffic import one_by_one
 
     if mesh.tensor == 1:
         return []
@@ -76,6 +74,5 @@ def calls(mesh: Mesh, step: JobStep) -> list[tuple[When, Traffic]]:
         (when, traffic_of(op, num_bytes, mesh.tensor, step.backend))
         for when, op, num_bytes in collectives_of("tensor", step)
     ]
-    end, rounds = When("backward", 1.0, step.micro_batches - 1), ROUNDS["all_reduce"] * (mesh.tensor - 1)
-    norms = norm_traffic(step, ranks=mesh.tensor)
-    return [*found, *((end, one_by_one(traffic, rounds)) for traffic in norms)]
+    end = When("backward", 1.0, step.micro_batches - 1)
+    return [*found, *((end, traffic) for traffic in norms(step, mesh.tensor))]
