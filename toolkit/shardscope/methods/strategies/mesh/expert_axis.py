@@ -181,7 +181,7 @@ def calls(mesh: Mesh, step: JobStep) -> list[tuple[When, Traffic]]:
                 sent, largest = even[kind], np.full(ranks, most[kind].max())
                 bounds = None if kind == 0 else (np.zeros_like(sent), largest)
                 rounds = np.full(ranks, ROUNDS["all_to_all"] * (ranks - 1))
-                found.append((when, {"all_to_all": Sent(sent, 0 * sent, bounds, unlisted=rounds)}))
+                found.append((when, {"all_to_all": Sent(sent, 0 * sent, bounds, assumed_messages=rounds)}))
     return [*found, *((When("optimizer", 0.0), traffic) for traffic in norms(step, ranks))]
 
 
