@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +74,14 @@ def _opened_again(context: RankContext) -> bool:
 @pytest.mark.ranks(4)
 def test_groups_are_created_once(pool: RankPool, tmp_path: Path) -> None:
     assert pool.run(_opened_again, tmp_path) == [True] * 4
+
+
+def _nodes(context: RankContext) -> list[int | None]:
+    ours = replace(context, local_world_size=2)  # as on two machines
+    mesh = RankMesh.open(SHAPE, ours, timeout_s=60)
+    return [mesh.context(ours, axis).local_world_size for axis in SHAPE]
+
+
+@pytest.mark.ranks(4)
+def test_an_axis_knows_how_many_of_its_ranks_are_on_a_machine(pool: RankPool, tmp_path: Path) -> None:
+    assert pool.run(_nodes, tmp_path) == [[1, 2]] * 4

@@ -44,7 +44,7 @@ class RankContext:
         events: Writer for this rank's event log.
         group: The metered process group; None for a single-process job.
         backend: Backend for collectives: ``"gloo"``, ``"nccl"``, ``"gloo (shared GPU)"``, or ``"none"``.
-        local_world_size: Number of ranks on this machine; None if unknown.
+        local_world_size: Number of this context's ranks on this machine; None if unknown.
         compresses: Whether the job compresses gradients.
         emulation: The emulated cluster that the rank runs on; None on real machines.
         faults: The faults that are injected on this rank; None if the run has no fault plan.
@@ -74,7 +74,18 @@ class RankContext:
     def on_axis(self, axis: str, group: MeteredProcessGroup | None) -> RankContext:
         """Return this rank's context for the ranks of one axis; without a group, the axis has only this rank."""
         rank, size = (0, 1) if group is None else (group.rank(), group.size())
-        return replace(self, rank=rank, world_size=size, group=group, axis=axis, of_job=self.whole)
+        here = self._on_this_machine(group)
+        return replace(
+            self, rank=rank, world_size=size, group=group, local_world_size=here, axis=axis, of_job=self.whole
+        )
+
+    def _on_this_machine(self, group: MeteredProcessGroup | None) -> int | None:
+        """Return how many ranks of a group are on this machine, where ranks have consecutive numbers."""
+        size, rank = self.whole.local_world_size, self.whole.rank
+        if size is None:
+            return None
+        ranks = [rank] if group is None else dist.get_process_group_ranks(group)
+        return sum(each // size == rank // size for each in ranks)
 
     @property
     def transport(self) -> str:

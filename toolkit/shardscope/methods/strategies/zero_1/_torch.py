@@ -270,7 +270,7 @@ def _own_memory_bytes(context: RankContext) -> float:
     """Return the bytes of memory of this rank's device, divided by the ranks that share it."""
     if context.emulation is not None:
         return context.emulation.cluster.stated_memory()[context.rank]
-    here = context.local_world_size or context.world_size
+    here = context.whole.local_world_size or context.whole.world_size
     if context.device.type == "cuda":
         each_gpu = -(-here // torch.cuda.device_count())
         return float(torch.cuda.get_device_properties(context.device).total_memory) / each_gpu
