@@ -14,7 +14,8 @@ from __future__ import annotations
 from shardscope.errors import SpecError, quoted
 from shardscope.spec import Job
 from shardscope.training.context import RankContext
-from shardscope.training.strategies.base import RankStrategy, StepResult
+from shardscope.training.strategies.base import RankStrategy
+from shardscope.training.strategies.step_result import StepResult
 
 
 def build_strategy(job: Job, context: RankContext) -> RankStrategy:

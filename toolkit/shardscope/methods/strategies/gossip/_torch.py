@@ -20,7 +20,8 @@ from shardscope.training.memory import Held
 from shardscope.training.observe import StandIns
 from shardscope.training.optim.holding import SavedCheckpoint
 from shardscope.training.sharding import start_alike
-from shardscope.training.strategies.base import LossFunction, MicroBatch, RankStrategy, StepResult
+from shardscope.training.strategies.base import LossFunction, MicroBatch, RankStrategy
+from shardscope.training.strategies.step_result import StepResult
 
 _PUBLIC = "public."
 _NUM_RANKS = "num_ranks"

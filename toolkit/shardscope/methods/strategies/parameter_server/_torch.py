@@ -30,7 +30,8 @@ from shardscope.training.memory import Held
 from shardscope.training.optim import LayerSignal, LayerwiseOptimizer
 from shardscope.training.optim.state import NamedOptimizer
 from shardscope.training.sharding import clip_grad_norm_, start_alike
-from shardscope.training.strategies.base import LossFunction, MicroBatch, RankStrategy, StepResult
+from shardscope.training.strategies.base import LossFunction, MicroBatch, RankStrategy
+from shardscope.training.strategies.step_result import StepResult
 
 
 class ParameterServerRank(RankStrategy):
