@@ -83,10 +83,8 @@ class PlannerScreen:
 
     def _arrange(self, controls: Mapping[str, Mapping[str, widgets.Widget]]) -> tuple[widgets.Widget, ...]:
         where = [heading("Where each rank runs", "hover over a square"), self.by, self.mesh, self.mesh_words]
-        train = (
-            [] if sys.platform == "emscripten" else [self.train, self.trained]
-        )  # web pages cannot start ranks
-        run = [heading("Run the chosen plan"), *train, self.flags, self.remarks]
+        train = [] if sys.platform == "emscripten" else [self.train]  # web pages cannot start ranks
+        run = [heading("Run the chosen plan"), *train, self.trained, self.flags, self.remarks]
         both = classed(widgets.HBox([widgets.VBox(where), widgets.VBox(run)]), "ss-run-it")
         self.chosen = widgets.VBox([self.numbers, self.pick, self.advice])
         self.run = widgets.VBox([both])

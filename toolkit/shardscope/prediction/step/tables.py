@@ -20,7 +20,7 @@ from shardscope.analytic.compute import work
 from shardscope.analytic.compute.work import Matmul, Split
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import RECIPES, activation_bytes_per_layer
-from shardscope.analytic.memory.frameworks import Framework
+from shardscope.analytic.memory.frameworks import MEGATRON_CORE
 from shardscope.analytic.memory.offload import refetched_share
 from shardscope.analytic.recomputation import recomputed_by_kind
 from shardscope.calibration.layer_shape import factor_of, layer_shape
@@ -88,9 +88,8 @@ def micro_table(model: Transformer, machine: Machine, layouts: Layouts) -> Looku
     started = np.where(pipeline > 1, cal.collective_s, 0.0)
     hops = [sent / link.bandwidth + started for link in (cluster.intra, cluster.inter)]
     saved = _saved_bytes(
-        model, layouts, split, machine.framework, pipeline=pipeline, recompute=recompute, most=most,
-        sequence_parallel=sequence,
-    )  # fmt: skip
+        model, layouts, split, pipeline=pipeline, recompute=recompute, most=most, sequence_parallel=sequence
+    )
     columns = _micro_columns(times, hops, saved / cluster.device.host_bandwidth)
     columns["refetched"] = refetched_share(recompute, np.ceil(model.layers / pipeline), most)
     return LookupTable.of(found.row, columns)
@@ -118,17 +117,13 @@ def _saved_bytes(
     model: Transformer,
     layouts: Layouts,
     split: Split,
-    framework: Framework,
     *,
     pipeline: npt.ArrayLike,
     recompute: npt.ArrayLike,
     most: npt.ArrayLike,
     sequence_parallel: npt.ArrayLike,
 ) -> Floats:
-    """Return the bytes of activations that the largest stage saves for one micro-batch; offloading would move these.
-
-    The framework's own formula of activations applies, as for memory.
-    """
+    """Return the bytes of activations that the largest stage saves for one micro-batch; offloading would move these."""
     layers = np.ceil(model.layers / np.asarray(pipeline))
     routed = np.minimum(layers, model.num_mixture_layers)
     saved = np.zeros(np.shape(split.tensor))
@@ -141,7 +136,7 @@ def _saved_bytes(
             saved += here * activation_bytes_per_layer(
                 model, micro_batch=split.micro_batch, tensor=split.tensor, context=split.context,
                 sequence_parallel=sequence_parallel, recompute=kind, flash_attention=layouts.flash_attention,
-                mixed=mixed, recipe=RECIPES[layouts.precision], framework=framework,
+                mixed=mixed, recipe=RECIPES[layouts.precision], framework=MEGATRON_CORE,
             )  # fmt: skip
     return saved
 

@@ -105,7 +105,7 @@ class SequenceSplit:
         if self.comm == "ulysses":
             return attention_by_heads(query, key, value, axis=self.axis, is_causal=is_causal, scale=scale)
         return attention_in_blocks(
-            query, key, value, axis=self.axis, in_ring=self.comm == "ring", is_causal=is_causal,
+            query, key, value, axis=self.axis, in_ring=self.comm != "all-gather", is_causal=is_causal,
             scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
         )  # fmt: skip
 

@@ -215,8 +215,9 @@ class FullySharded(Partitioned):
             return super()._accumulate(micro_batches, loss_function)
 
     def _make_ring(self, group: MeteredProcessGroup) -> ShardRing:
-        members = dist.get_process_group_ranks(self.shard_group)
-        shards = [dist.get_group_rank(group, rank) for rank in members]
+        size = self.shard_group.size()
+        first = self.context.rank // size * size  # ranks that share the parameters are neighbours
+        shards = [*range(first, first + size)]
         around, packets, compress = RingAllReduce(group, members=shards), None, None
         if self.compressor is not None:  # each replica draws its own random numbers
             seed = self.job.seed + _SEED_STRIDE * (self.context.rank // len(shards))
