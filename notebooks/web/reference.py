@@ -90,7 +90,7 @@ def pages(rendered: Collection[str]) -> Iterator[tuple[str, str]]:
     """Return file name and text of each page."""
     public = snapshot()
     names: dict[str, Any] = public["names"]
-    guide = re.findall(r"\(notebooks/guide/([\w-]+)\.md\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    guide = list(_guide_rows())
     yield "index.rst", _index(guide)
     for name in guide:
         yield f"{name}.md", guide_page((GUIDE / f"{name}.md").read_text(encoding="utf-8"), rendered)
@@ -128,10 +128,15 @@ def guide_page(text: str, rendered: Collection[str]) -> str:
     return re.sub(r"\[([^\]]+)\]\((\.\./[^)]+)\)", linked, "".join(prose))
 
 
-def _index(guide: list[str]) -> str:
+def _guide_rows() -> dict[str, str]:
+    """Return what the README's table says about each page of the guide."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    return dict(re.findall(r"\(notebooks/guide/([\w-]+)\.md\) \| (.*?) \|", readme))
+
+
+def _index(guide: list[str]) -> str:
     example = re.search(r"::\n\n((?:    .*\n|\n)+)", import_module("shardscope").__doc__ or "")
-    rows = dict(re.findall(r"\(notebooks/guide/([\w-]+)\.md\) \| (.*?) \|", readme))
+    rows = _guide_rows()
     assert example
     code = f".. code-block:: python\n\n{example[1]}"
     return (

@@ -222,7 +222,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"data": 2, "tensor": 2}, {"strategy": "single"}, "'single' cannot be the data axis of a mesh"),
     ({"tensor": 3}, {}, "tensor=3 does not divide heads=4 of gpt-nano; use one of 1, 2, 4"),
     ({"data": 3}, {}, "global_batch=64 is not a multiple of data=3"),
-    ({"tensor": 2}, {"model": "mlp", "data": "digits"}, "needs a plan that says which layers are divided, but model='mlp'"),
+    ({"tensor": 2}, {"model": "mlp", "data": "digits"}, "a plan that says which layers are divided, but model='mlp'"),
     ({"data": 2, "tensor": 2}, {"compression": "adaptive-bits"}, "it depends on all tensors together"),
     ({"data": 2, "tensor": 2, "zero": 1}, {"compression": "int8"}, "shards mix divided and whole tensors"),
     ({"data": 2, "tensor": 2}, {"batch": ss.Batch(48, shares=(2, 1))}, "pass through the model together"),
