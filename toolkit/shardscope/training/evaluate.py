@@ -92,7 +92,7 @@ def evaluate(
     return {
         "loss": sums.loss / (1.0 if loss_function.is_sum else sums.weight) if sums.weight else None,
         "accuracy": sums.hits / sums.targets if sums.targets and not sums.unscored else None,
-        "samples": int(sums.samples) // _ranks_per_sample(strategy),
+        "samples": int(sums.samples) // strategy.ranks_per_sample,
     }
 
 
@@ -161,7 +161,7 @@ def _parts(strategy: RankStrategy, num_rows: int) -> Iterator[tuple[Tensor, bool
     job, rank = strategy.job, strategy.data_rank
     if rank is None or not num_rows:
         return
-    num_ranks = job.num_data_ranks // _ranks_per_sample(strategy)
+    num_ranks = strategy.of_data.job.num_data_ranks // strategy.ranks_per_sample
     size = max(1, job.batch.micro_batch or job.batch.per_rank(num_ranks))
     rows = torch.arange(num_rows)
     own = rows[rank::num_ranks]
@@ -172,11 +172,6 @@ def _parts(strategy: RankStrategy, num_rows: int) -> Iterator[tuple[Tensor, bool
         most = len(rows[::num_ranks].split(size))
         for _ in range(most - len(parts)):
             yield rows[:1], False
-
-
-def _ranks_per_sample(strategy: RankStrategy) -> int:
-    """Return the number of context ranks over which each sample is divided; to the strategy, they are data ranks."""
-    return 1 if strategy.sequence_split is None else strategy.sequence_split.axis.size
 
 
 def _num_rows(source: DataSource) -> int:

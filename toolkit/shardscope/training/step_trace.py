@@ -39,6 +39,7 @@ from shardscope.training.models import units_of
 from shardscope.training.models.in_order import layers_in_order
 from shardscope.training.models.mixture import divided_experts
 from shardscope.training.recompute import RecomputeMode, apply_recompute
+from shardscope.training.sequence import passing
 from shardscope.training.tensor.axis import Message, recording
 from shardscope.training.tensor.linear import divided_parameters
 
@@ -333,7 +334,7 @@ def _pieces(
             return tensor
 
         counter = flop_counter()
-        with autocast(), counter, saved_tensors_hooks(save, lambda tensor: tensor):
+        with autocast(), passing(module, inputs), counter, saved_tensors_hooks(save, lambda tensor: tensor):
             x = call(layer, x)
         yield PipelinePiece(
             output_bytes=sum(map(num_bytes, leaf_tensors(x))) / samples,
@@ -363,7 +364,7 @@ def _piece_messages(
     x: Any = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
     for _, layer in layers:
         with recording() as called:
-            with autocast():
+            with autocast(), passing(module, inputs):
                 x = call(layer, tree_map_only(Tensor, _leaf, x))
             outputs = [tensor for tensor in leaf_tensors(x) if tensor.requires_grad]
             torch.autograd.backward(outputs, [torch.empty_like(tensor) for tensor in outputs])

@@ -12,10 +12,12 @@ as `forward`. The names are used only in messages; the parameters keep the names
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 
 from shardscope.errors import SpecError
+from shardscope.training.data.batches import call
 
 Layers = list[tuple[str, nn.Module]]
 
@@ -47,9 +49,33 @@ def _flattened(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Mo
 
     A subclass of `nn.Sequential` with its own `forward`, such as one that is recomputed as a whole, is one layer.
     """
-    if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
+    cls: Any = type(module)
+    cls = getattr(cls, "of_whole_sequences", cls)  # its own class, if it takes parts of sequences
+    if not isinstance(module, nn.Sequential) or cls.forward is not nn.Sequential.forward:
         if prefix:
             yield prefix[:-1], module
         return
     for index, child in enumerate(module):  # named_children() would list a repeated layer only once
         yield from _flattened(child, f"{prefix}{index}.")
+
+
+class InOrder(nn.Module):
+    """A model whose layers are called in order, as the stages of a pipeline call them, and not by its `forward`.
+
+    Parameters have the names that they have in the model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Any) -> Any:
+        """Return the output of the last layer for the model's inputs."""
+        x = inputs
+        for _, layer in layers_in_order(self.model):
+            x = call(layer, x)
+        return x
+
+    def named_parameters(self, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the model's own named parameters."""
+        return self.model.named_parameters(*args, **options)

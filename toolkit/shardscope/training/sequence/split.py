@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
 import torch
@@ -43,8 +44,7 @@ class SequenceSplit:
         Raises:
             SpecError: A tensor has no dimension of sequences, or their length is not divisible.
         """
-        tensors = tensors_of((value, ()))
-        length = next((tensor.shape[1] for tensor in tensors if tensor.dim() > 1), 0)
+        length = length_of((value, ()))
         return map_tensors(lambda tensor: self._part(tensor, length), value)
 
     def _part(self, tensor: Tensor, length: int) -> Tensor:
@@ -76,9 +76,19 @@ class SequenceSplit:
         as ``torch.arange(T)`` or as the first T rows of a parameter or a buffer, are those of this rank's tokens.
         """
         cls = type(model)
-        model.__class__ = type(f"ContextParallel{cls.__name__}", (_ContextParallel, cls), {})
+        model.__class__ = type(
+            f"ContextParallel{cls.__name__}", (_ContextParallel, cls), {"of_whole_sequences": cls}
+        )
         model.sequence_split = self  # type: ignore[assignment] # not a parameter
         return model
+
+    def passing(self, model: nn.Module, length: int) -> AbstractContextManager[object]:
+        """Return a context manager in which layers of `model` take parts of sequences, of `length` tokens each.
+
+        `install` makes the model's own forward pass enter it. It is for layers that are called by themselves, as in the
+        stages of a pipeline.
+        """
+        return _ForwardMode(self, length, {id(buffer) for buffer in model.buffers()})
 
     def positions(self, positions: Tensor) -> Tensor:
         """Return the positions of this rank's tokens in whole sequences, for positions 0 to T - 1 in its part."""
@@ -135,6 +145,20 @@ class SequenceSplit:
             )
 
 
+def passing(model: nn.Module, inputs: Any) -> AbstractContextManager[object]:
+    """Return a context manager in which layers of `model` compute as in its own forward pass: with parts of sequences,
+    if a `SequenceSplit` has been installed.
+    """
+    if not isinstance(model, _ContextParallel):
+        return nullcontext()
+    return model.sequence_split.passing(model, length_of((inputs, ())))
+
+
+def length_of(batch: Any) -> int:
+    """Return the number of tokens of the sequences in a pair of inputs and targets, or of arguments; 0 without any."""
+    return next((tensor.shape[1] for tensor in tensors_of(batch) if tensor.dim() > 1), 0)
+
+
 def _shortened(tensor: Tensor, short: torch.dtype) -> Tensor:
     """Return a tensor as autocast would pass it to attention, which does not cast fp64."""
     return tensor if tensor.dtype == torch.float64 else tensor.to(short)
@@ -146,8 +170,7 @@ class _ContextParallel(nn.Module):
     sequence_split: SequenceSplit
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        length = next((each.shape[1] for each in tensors_of((args, kwargs)) if each.dim() > 1), 0)
-        with _ForwardMode(self.sequence_split, length, {id(buffer) for buffer in self.buffers()}):
+        with self.sequence_split.passing(self, length_of((args, kwargs))):
             return super().forward(*args, **kwargs)
 
 

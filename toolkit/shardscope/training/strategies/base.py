@@ -145,6 +145,11 @@ class RankStrategy(ABC):
         return [axis for axis in (self.same_samples, sequence) if axis is not None]
 
     @property
+    def ranks_per_sample(self) -> int:
+        """Number of context ranks over which each sample is divided; to the strategy, they are data ranks."""
+        return 1 if self.sequence_split is None else self.sequence_split.axis.size
+
+    @property
     def is_first_reader(self) -> bool:
         """Whether this rank is the first of those that read the same part of each batch, and reports on it."""
         return self.data_rank is not None and not any(axis.rank for axis in self._same_batch)
@@ -234,9 +239,13 @@ class RankStrategy(ABC):
         if tensor is not None:
             divide_checked(model, tensor, example[0])
         if sequence is not None:
-            install_checked(model, sequence, example[0])
+            install_checked(self.trained_as(model), sequence, example[0])
             whole, divided = self.example, sequence
             self.example = lambda: divided.part(whole())
+
+    def trained_as(self, model: nn.Module) -> nn.Module:
+        """Return the module that calls the layers of `model` as the passes of this strategy do."""
+        return model
 
     def require_same_batch(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Refuse whole micro-batches that differ between ranks of one replica; called by all ranks."""
@@ -283,8 +292,7 @@ class RankStrategy(ABC):
     @property
     def data_rank(self) -> int | None:
         """Index of this rank's part of the global batch, below ``job.num_data_ranks``; None if it reads no data."""
-        split = self.sequence_split  # context ranks read the same samples
-        return self.context.rank if split is None else self.context.rank // split.axis.size
+        return self.context.rank // self.ranks_per_sample
 
     @property
     def part_number(self) -> int:

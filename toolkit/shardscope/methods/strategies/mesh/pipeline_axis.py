@@ -14,11 +14,6 @@ if TYPE_CHECKING:
 def check(mesh: Mesh, job: Job) -> None:
     """Reject what the pipeline itself cannot run, and what is not available yet with layers on several ranks."""
     mesh.pipeline_job(job)
-    if mesh.context > 1:
-        raise SpecError(
-            f"strategy.context={mesh.context} is not available with strategy.pipeline={mesh.pipeline} yet; use "
-            "context=1"
-        )
     if job.compression.is_on:
         raise SpecError(
             f"compression={job.compression.name!r} is not available with strategy.pipeline={mesh.pipeline} yet; use "

@@ -40,7 +40,7 @@ def _by_data_rank(mesh: Mesh, step: JobStep) -> list[JobStep]:
     """
     from shardscope.analytic.sharding import row_shard_shapes
 
-    along, ranks = pipeline_step(mesh, step), mesh.num_data_ranks(step.world_size)
+    along, ranks = pipeline_step(mesh, step), mesh.num_state_ranks(step.world_size)
     if not mesh.data.exchanges_in_passes or ranks == 1:
         return [along]
     stages = pipeline_of(mesh)

@@ -13,7 +13,7 @@ only one copy is counted in the norm.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -28,9 +28,11 @@ from shardscope.spec import Job
 from shardscope.training.collectives.ring import RingAllReduce
 from shardscope.training.context import RankContext
 from shardscope.training.memory import Held
+from shardscope.training.models.in_order import InOrder
 from shardscope.training.observe import StandIns, unchanged
 from shardscope.training.optim import LayerSignal, TrainedParameters, built_by
 from shardscope.training.optim.holding import Holding
+from shardscope.training.sequence import length_of
 from shardscope.training.sharding import largest_over_ranks, local
 from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, RankStrategy
 from shardscope.training.tensor import TensorAxis
@@ -79,7 +81,7 @@ class PipelineRank(RankStrategy):
 
     @property
     def data_rank(self) -> int:
-        return self.data.context.rank  # the ranks of a pipeline see the same batch
+        return self.data.context.rank // self.ranks_per_sample  # the ranks of a pipeline see the same batch
 
     @property
     def random_index(self) -> int:
@@ -101,6 +103,17 @@ class PipelineRank(RankStrategy):
         # the first stage takes its own inputs, the last its own targets
         require_same_batch(axis, [((), targets) for _, targets in micro_batches])
 
+    def trained_as(self, model: nn.Module) -> nn.Module:
+        return InOrder(model)
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Return a context manager for passes through layers: in the job's precision, and by parts of sequences."""
+        split = self.sequence_split
+        parts = nullcontext() if split is None else split.passing(self.model, self.num_tokens)
+        with self.precision.autocast(), parts:
+            yield
+
     def setup(self, model: nn.Module) -> nn.Module:
         self.model = model
         self.module = self.wrap(model)
@@ -110,17 +123,16 @@ class PipelineRank(RankStrategy):
         settings, context = self.settings, self.context
         assert context.group is not None
         self.group = context.group
-        self.cut = cut(model, self.example()[0], self.precision.autocast, self.along, context)
+        inputs = self.example()[0]
+        self.num_tokens = length_of((inputs, ()))
+        self.cut = cut(model, inputs, self.passing, self.along, context)
         if self.all_ranks.rank == 0:  # the count limits the number of ranks of a resumed run
             split = list(self.cut.split)
             context.events.emit("pipeline_layers", count=sum(split), split=split)
         self.stage_ranks = settings.stage_ranks(context.world_size)
         self.order = [name for name, _ in model.named_parameters()]
         self._start_alike(model)
-        modules = {
-            index: StageModule(self.cut.stages[index], self.precision.autocast)
-            for index in self._own_stages()
-        }
+        modules = {index: StageModule(self.cut.stages[index], self.passing) for index in self._own_stages()}
         self.modules = nn.ModuleList(modules.values())
         free_unused(model, [layer for index in modules for _, layer in self.cut.stages[index]])
         self.data.adopt(model, [*self.modules], _held(model))
@@ -284,6 +296,7 @@ class PipelineRank(RankStrategy):
 
     def _pass(self, part: Sequence[MicroBatch]) -> None:
         """Run the micro-batches of `part` forward and backward through the pipeline."""
+        self.num_tokens = length_of(part[0])
         self.targets = [targets for _, targets in part]
         if self._has_first:
             self.stages[0].inputs = [inputs for inputs, _ in part]
@@ -337,6 +350,7 @@ class PipelineRank(RankStrategy):
     def _predict(self, inputs: Any) -> Any:
         """Run the forward pass; return the outputs on the rank of the last stage, and None on all other ranks."""
         x = inputs
+        self.num_tokens = length_of((inputs, ()))
         rank, last = self.context.rank, len(self.stage_ranks) - 1
         for index, stage in self.stages.items():
             before = self.stage_ranks[index - 1] if index else rank
