@@ -40,6 +40,9 @@ class JobStep:
         shares_host: Whether CPU ranks can communicate through shared memory if the job permits it.
         follows_passes: Whether the strategy exchanges gradients after passes that a pipeline has run, in the reverse
             order of parameters, instead of during the backward passes of a `DistributedDataParallel`.
+        normed: Parameters whose norms the ranks sum, if they share only some parameters of a model whose experts are on
+            different ranks: all of the model's on data ranks, and none on those that have the same experts. None if
+            they share all parameters.
     """
 
     job: Job
@@ -54,6 +57,7 @@ class JobStep:
     sums_layers: bool = False
     shares_host: bool = True
     follows_passes: bool = False
+    normed: tuple[ParameterRow, ...] | None = None
 
     def slow(self, rank: int) -> float:
         """Return the compute time of a rank relative to the slowest device; at most 1."""
