@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from shardscope.analytic.memory.activations import FULL
 from shardscope.analytic.memory.torch_pipelines import AGAIN_AT_ONCE
 from shardscope.analytic.schedules.table import ScheduleTable
 from shardscope.analytic.schedules.timeline import ScheduledOp
@@ -48,7 +47,7 @@ def stage_saved(
     for piece in pieces:
         held += piece.saved(mode)
         peak = max(peak, held + piece.recomputed(mode))
-    copies = AGAIN_AT_ONCE if mode == FULL else 1
+    copies = AGAIN_AT_ONCE if mode == "full" else 1
     again = copies * sum(piece.recomputed(mode) for piece in pieces)
     return StageSaved(samples * held, samples * loss_bytes, samples * (peak - held), samples * again)
 
