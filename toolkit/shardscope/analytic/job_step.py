@@ -43,6 +43,9 @@ class JobStep:
         expert_loads: Fraction of the choices of a rank's tokens that each expert gets, by layer with experts; empty for
             an even load.
         flops: FLOPs of a rank's forward pass for one sample, with an even load of experts; 0 if not known.
+        normed: Parameters whose norms the ranks sum, if they share only some parameters of a model whose experts are on
+            different ranks: all of the model's on data ranks, and none on those that have the same experts. None if
+            they share all parameters.
     """
 
     job: Job
@@ -59,6 +62,7 @@ class JobStep:
     follows_passes: bool = False
     expert_loads: tuple[tuple[float, ...], ...] = ()
     flops: float = 0.0
+    normed: tuple[ParameterRow, ...] | None = None
 
     def slow(self, rank: int) -> float:
         """Return the compute time of a rank relative to the slowest device; at most 1."""

@@ -135,8 +135,9 @@ class StepTrace(Spec):
 
     @property
     def running(self) -> set[int]:
-        """Indices of the units that the forward pass runs, including unit 0."""
-        return {0, *(moment.unit for moment in self.moments.get("none", ()))}
+        """Indices of the units that the forward pass runs, including unit 0; all units if no moments are known."""
+        moments = self.moments.get("none", ())
+        return {0, *(moment.unit for moment in moments)} if moments else {*range(len(self.units))}
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardscope.errors import SpecError, quoted
-from shardscope.methods.strategies.bucketed import BucketedStrategy
 from shardscope.methods.strategies.mesh.messages import ROUNDS, norms
 from shardscope.runlog.axes import EXPERT_DATA
 from shardscope.spec.divisors import divisors_text
@@ -37,11 +36,13 @@ def check(mesh: Mesh, job: Job) -> None:
             raise SpecError(
                 f"strategy.expert={mesh.expert} is not available with {axis}={size} yet; use {axis}=1 or expert=1"
             )
-    if not isinstance(mesh.data, BucketedStrategy):
-        raise SpecError(
-            f"strategy.data={quoted(mesh.data.label)} is not available with strategy.expert={mesh.expert} yet; use "
-            "'ring', 'tree', 'hierarchical' or 'all-reduce'"
-        )
+    for name in ("shards", "replicas", "offload", "collectives"):
+        field, value = type(mesh.data).model_fields.get(name), getattr(mesh.data, name, None)
+        if field is not None and value != field.default:
+            raise SpecError(
+                f"strategy.data.{name}={value!r} is not available with strategy.expert={mesh.expert} yet; leave "
+                f"{name} out"
+            )
     for name, value in (("optimizer", job.optimizer.user_code), ("compression", job.compression.is_on)):
         if value:
             raise SpecError(
@@ -92,29 +93,39 @@ def exchanging(mesh: Mesh, data: JobStep) -> dict[str, JobStep]:
         mesh: The mesh.
         data: The step of the data ranks, with all of a rank's parameters.
     """
+    from shardscope.analytic.expert_trace import part_of
+
     experts = replace(
-        data, job=holders_job(mesh, data.job), trace=_part(data.trace, of_experts=True), follows_passes=True,
-        slowness=(), update_slowness=(), memory=(),
+        data, job=holders_job(mesh, data.job), trace=_of_experts(data.trace), follows_passes=True,
+        slowness=(), update_slowness=(), memory=(), normed=(),
     )  # fmt: skip
-    return {"data": replace(data, trace=_part(data.trace, of_experts=False)), EXPERT_DATA: experts}
+    dense = replace(data, trace=part_of(data.trace, of_experts=False), normed=tuple(data.trained))
+    return {"data": dense, EXPERT_DATA: experts}
 
 
-def _part(trace: StepTrace, *, of_experts: bool) -> StepTrace:
-    """Return a trace with the parameters of experts only, or with the other parameters and the buffers."""
-    places = [place for place, row in enumerate(trace.parameters) if row.is_divided == of_experts]
-    buffers = {"buffer_sizes": (), "buffer_bytes": 0} if of_experts else {}
-    return trace.replace(
-        parameters=tuple(trace.parameters[place] for place in places),
-        gradient_order=tuple(places.index(place) for place in trace.gradient_order if place in places),
-        **buffers,
+def _of_experts(trace: StepTrace) -> StepTrace:
+    """Return a trace with the parameters of experts only, of which each linear layer is a unit."""
+    from shardscope.analytic.expert_trace import layer_numbers, part_of
+
+    part = part_of(trace, of_experts=True)
+    numbers = layer_numbers(part.parameters)
+    rows = tuple(row.replace(unit=unit) for row, unit in zip(part.parameters, numbers, strict=True))
+    return part.replace(
+        parameters=rows,
+        units=("",) * (numbers[-1] + 1),
+        moments={},
+        pieces=(),
+        buffer_sizes=(),
+        buffer_bytes=0,
     )
 
 
 def after_passes(exchanges: Iterable[Exchange]) -> list[Exchange]:
-    """Return the exchanges of the gradients of experts at their time: after the last pass."""
+    """Return the exchanges of the gradients of experts at their time: after the last pass, unless they are later."""
     from shardscope.analytic.communication.plan import When
 
-    return [replace(each, when=When("optimizer", 0.0)) for each in exchanges]
+    end = When("optimizer", 0.0)
+    return [each if each.when.phase == "optimizer" else replace(each, when=end) for each in exchanges]
 
 
 class _Layers(NamedTuple):
@@ -205,7 +216,7 @@ def calls(mesh: Mesh, step: JobStep) -> list[tuple[When, Traffic]]:
         rounds = np.full_like(sent, ROUNDS["all_to_all"] * (mesh.expert - 1))
         uneven = None if (sent == received).all() else received
         found.append((when, {"all_to_all": Sent(sent, 0 * sent, bounds, uneven, assumed_messages=rounds)}))
-    return [*found, *((When("optimizer", 0.0), traffic) for traffic in norms(step, mesh.expert))]
+    return [*found, *((When("optimizer", 0.0), traffic) for traffic in _norms(mesh, step))]
 
 
 def exchanges(mesh: Mesh, step: JobStep) -> list[Exchange]:
@@ -221,8 +232,15 @@ def exchanges(mesh: Mesh, step: JobStep) -> list[Exchange]:
             if size
         )
         found.append(Exchange("all_to_all", when, rounds=(Round("exchange", moves),), blocks=True))
-    sums = [each for traffic in norms(step, mesh.expert) for each in whole(traffic, When("optimizer", 0.0))]
+    sums = [each for traffic in _norms(mesh, step) for each in whole(traffic, When("optimizer", 0.0))]
     return [*found, *(replace(each, blocks=True) for each in sums)]
+
+
+def _norms(mesh: Mesh, step: JobStep) -> Iterator[Traffic]:
+    """Yield the traffic of sums of norms; with ZeRO, they are sums over the data ranks, whose shards are of all
+    experts.
+    """
+    return iter(()) if mesh.data.zero_stage else norms(step, mesh.expert)
 
 
 def uneven_work(mesh: Mesh, step: JobStep, work: Sequence[Work]) -> list[Work]:
