@@ -126,7 +126,7 @@ def test_positions_in_later_stages_and_uneven_targets_are_those_of_whole_sequenc
         "data": tokens,
         "steps": 4,
         "clip_norm": 0.5,
-        "loss": "cross_entropy",
+        "loss": "cross-entropy",
     }
     ours = job(strategy=mesh(comm), world_size=4, batch=ss.Batch(48, micro_batch=6), **fields)
     expected, *_ = pool.run(partial(losses_alone, job(strategy="single", world_size=1, **fields)), tmp_path)
