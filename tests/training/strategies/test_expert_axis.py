@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -95,14 +96,8 @@ class TestDividedExperts(Conformance):
 
 
 @pytest.mark.weekly
-@pytest.mark.ranks(8)
-class TestDividedExpertsOfEightRanks(Conformance):
-    strategy = mesh("zero-1", tensor=2)
-
-
-@pytest.mark.weekly
-@pytest.mark.ranks(8)
-class TestShardsOfDividedExperts(Conformance):
+@pytest.mark.ranks(4)
+class TestShardsBesideDividedExperts(Conformance):
     strategy = mesh("zero-3", tensor=2)
 
 
@@ -124,6 +119,24 @@ class TestZero3WithoutOtherHolders(Conformance):
 class TestZero1WithoutOtherHolders(Conformance):
     strategy = mesh("zero-1", expert=4)
     model = staticmethod(dropping)
+
+
+@pytest.fixture(scope="module")
+def eight() -> Iterator[RankPool]:
+    pool = RankPool(8)
+    yield pool
+    pool.close()
+
+
+@pytest.mark.weekly
+@pytest.mark.parametrize("data", ["ring", "zero-1", "zero-2", "zero-3"])
+def test_three_axes_follow_one_process(eight: RankPool, tmp_path: Path, data: str) -> None:
+    class Triple(Conformance):
+        strategy = mesh(data, tensor=2)
+
+    Triple().follow(
+        eight, tmp_path, optimizer="lamb", precision="fp64", accumulation=3, recompute="full", clip_norm=0.5
+    )
 
 
 def job_of(model: Any = dropless, **fields: Any) -> ss.Job:

@@ -235,7 +235,7 @@ class RankStrategy(ABC):
         Called by all ranks before `setup`, when `example` is set.
         """
         tensor, sequence, experts = self.tensor_split, self.sequence_split, self.expert_split
-        if tensor is sequence is experts is None:
+        if tensor is None and sequence is None and experts is None:
             return
         start_alike(model)
         self.lockstep = True

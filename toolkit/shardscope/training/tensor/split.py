@@ -193,8 +193,9 @@ class TensorSplit:
         if name not in self.cuts:
             return part
         dim, groups = self.cuts[name]
-        is_piece = isinstance(part, TensorPart)
-        held = part.boxes if is_piece else ((local(part), _compat.offsets_of(part)),)
+        own_part, held = part, ((local(part), _compat.offsets_of(part)),)
+        if isinstance(part, TensorPart):
+            own_part, held = part.part, part.boxes
         width, boxes = part.shape[dim] // groups, []
         for (own, offsets), group in product(held, range(groups)):
             first = offsets[dim]
@@ -204,7 +205,7 @@ class TensorSplit:
                 at = start + width * (group * (self.axis.size - 1) + self.axis.rank)
                 view = own.narrow(dim, start - first, end - start)
                 boxes.append((view, (*offsets[:dim], at, *offsets[dim + 1 :])))
-        return TensorPart.of(part.part if is_piece else part, self.shape(name, tuple(part.shape)), boxes)
+        return TensorPart.of(own_part, self.shape(name, tuple(part.shape)), boxes)
 
     def wholes(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return a state dict with whole tensors; called by all ranks."""
