@@ -355,6 +355,8 @@ class Mesh(Strategy):
             of_axes[axis] = [
                 replace(each, blocks=True) for when, traffic in calls for each in whole(traffic, when)
             ]
+        if self.expert > 1:
+            of_axes["expert"] = expert_axis.exchanges(self, step)
         exchanges = [
             exchange
             for axis, own in of_axes.items()
@@ -389,7 +391,8 @@ class Mesh(Strategy):
         """Return the work of each rank, relative to its part of the model."""
         one = self._on_data(step) if self.pipeline == 1 else pipeline_predictions.pipeline_step(self, step)
         copies = step.world_size // one.world_size
-        return [each for each in one.job.strategy.work(one) for _ in range(copies)]
+        work = [each for each in one.job.strategy.work(one) for _ in range(copies)]
+        return expert_axis.uneven_work(self, step, work) if self.expert > 1 and step.expert_loads else work
 
     def activations(self, step: JobStep) -> list[float] | None:
         """Return the bytes that each rank saves: those of its stages' micro-batches in flight, in a pipeline."""
