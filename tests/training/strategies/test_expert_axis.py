@@ -239,8 +239,8 @@ def test_a_checkpoint_resumes_under_another_expert_degree(pool: RankPool, tmp_pa
         ),
         ({"model": "moe-nano", "compression": "topk"}, "compression='topk' is not available with"),
         (
-            {"model": "moe-nano", "strategy": ss.Strategy("mesh", expert=2, pipeline=2)},
-            "strategy.expert=2 is not available with pipeline=2 yet",
+            {"model": "moe-nano", "strategy": ss.Strategy("mesh", expert=2, context=2)},
+            "strategy.expert=2 is not available with context=2 yet",
         ),
     ],
 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from torch import nn
 
 from shardscope.errors import SpecError
 from shardscope.spec.divisors import divisors_text
+from shardscope.training._compat import leave_out_of_ddp
 from shardscope.training.expert_axis import ExpertAxis
 from shardscope.training.models.mixture import Experts, experts_of
 from shardscope.training.tensor.split import Cut, TensorSplit
@@ -40,6 +41,24 @@ class ExpertSplit(TensorSplit):
                 self.cuts[name] = Cut(0)
                 parameter.data = self.own(name, parameter.data).clone()
         return model
+
+    def set_apart(self, model: nn.Module) -> tuple[list[nn.Module], list[tuple[str, nn.Parameter]]]:
+        """Return the modules and named parameters of this rank's experts, which `DistributedDataParallel` then ignores.
+
+        Another strategy averages their gradients, over the ranks that hold the same experts.
+        """
+        named = [(name, parameter) for name, parameter in model.named_parameters() if name in self.cuts]
+        leave_out_of_ddp(model, [name for name, _ in named])
+        return [*dict.fromkeys(model.get_submodule(name.rpartition(".")[0]) for name, _ in named)], named
+
+    def average_(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Make gradients that are means over the ranks that hold the same experts means over all data ranks.
+
+        An expert has a sum over the ranks that sent it tokens.
+        """
+        for parameter in parameters:
+            assert parameter.grad is not None
+            parameter.grad /= self.axis.size
 
 
 class ExpertTensorSplit(TensorSplit):

@@ -36,7 +36,6 @@ from torch import Tensor, nn
 
 from shardscope.errors import SpecError
 from shardscope.spec import Job
-from shardscope.training import _compat
 from shardscope.training.compression import Carrier, build_compressor
 from shardscope.training.context import RankContext
 from shardscope.training.data import Batch, call
@@ -169,34 +168,18 @@ class RankStrategy(ABC):
     def setup(self, model: nn.Module) -> nn.Module:
         """Set up the model, which is already on its device, and return the module whose `forward` the step calls."""
         self.model = model
-        if self.of_experts is not None:
-            self._leave_out_experts(model, self.of_experts)
+        if self.of_experts is not None and self.expert_split is not None:
+            self.of_experts.adopt(model, *self.expert_split.set_apart(model))
         self.module = self.wrap(model)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         if self.noise is not None:
             self.watch_noise(self.noise)
         return self.module
 
-    def _leave_out_experts(self, model: nn.Module, of_experts: RankStrategy) -> None:
-        """Let another strategy average the gradients of divided parameters."""
-        own = {name for name, _ in self.own_parameters(model)}
-        named = [each for each in model.named_parameters() if each[0] not in own]
-        _compat.leave_out_of_ddp(model, [name for name, _ in named])
-        holders = dict.fromkeys(model.get_submodule(name.rpartition(".")[0]) for name, _ in named)
-        of_experts.adopt(model, [*holders], named)
-
     def own_parameters(self, model: nn.Module) -> list[Named]:
         """Return the parameters of a model that the ranks of this axis share: all but those of `of_experts`."""
         left = () if self.expert_split is None else self.expert_split.cuts
         return [(name, parameter) for name, parameter in model.named_parameters() if name not in left]
-
-    def _finish_experts(self, of_experts: RankStrategy) -> None:
-        """Average the gradients of experts over all data ranks; a rank has a sum over those that sent it tokens."""
-        of_experts.finish_exchange()
-        assert self.expert_split is not None
-        for parameter in of_experts.parameters:
-            assert parameter.grad is not None
-            parameter.grad /= self.expert_split.axis.size
 
     def adopt(self, model: nn.Module, roots: Sequence[nn.Module], named: Sequence[Named]) -> None:
         """Take parameters whose passes another object runs, in place of `setup`; called by all ranks of the axis.
@@ -408,8 +391,9 @@ class RankStrategy(ABC):
             self.noise.begin(self.context.meter.step)
         loss = self._accumulate(micro_batches, loss_function)
         self.finish_exchange()
-        if self.of_experts is not None:
-            self._finish_experts(self.of_experts)
+        if self.of_experts is not None and self.expert_split is not None:
+            self.of_experts.finish_exchange()
+            self.expert_split.average_(self.of_experts.parameters)
         noise = None if self.noise is None else self._measure(self.noise)
         with self.context.meter.update_span(optimizer):
             grad_norm, skipped = self.precision.update(
