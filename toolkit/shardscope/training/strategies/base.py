@@ -111,6 +111,8 @@ class RankStrategy(ABC):
     loss_weights: Sequence[float] | None = None
     """Factor of the loss of each micro-batch in this step, so that the mean over ranks is the mean over the batch (see
     `BatchWeights`); None if micro-batches have equal weights and the rank's weight is `sample_weight`."""
+    roots: Sequence[nn.Module] = ()
+    """The modules that hold adopted parameters (see `adopt`), which need not be part of the model."""
     example: Callable[[], MicroBatch]
     """Function that returns a micro-batch, the same on every rank, for strategies that test the model before training;
     set before `setup` is called."""
@@ -192,6 +194,7 @@ class RankStrategy(ABC):
             named: The parameters to take, by name, in the model's order.
         """
         self.model = self.module = model
+        self.roots = roots
         self.parameters = [parameter for _, parameter in named if parameter.requires_grad]
         if self.context.group is None:
             return
@@ -519,7 +522,7 @@ class RankStrategy(ABC):
         backward pass. For tensors that are freed before the next sample, the strategy must call ``self.memory.hold``
         when it allocates them.
         """
-        held = held_by_default(self.model, optimizer)
+        held = held_by_default(self.model, optimizer, self.roots)
         kept = [] if self.compressor is None else self.compressor.work_space
         if self.of_experts is not None:
             kept = [*kept, *self.of_experts.held(optimizer)["buffers"]]  # a tensor in both counts once
