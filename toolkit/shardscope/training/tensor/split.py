@@ -193,9 +193,9 @@ class TensorSplit:
         if name not in self.cuts:
             return part
         dim, groups = self.cuts[name]
-        own_part, held = part, ((local(part), _compat.offsets_of(part)),)
+        own_part, held = part, [(local(part), _compat.offsets_of(part))]
         if isinstance(part, TensorPart):
-            own_part, held = part.part, part.boxes
+            own_part, held = part.part, [*part.boxes]
         width, boxes = part.shape[dim] // groups, []
         for (own, offsets), group in product(held, range(groups)):
             first = offsets[dim]

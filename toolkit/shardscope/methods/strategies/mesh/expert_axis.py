@@ -259,7 +259,7 @@ def uneven_work(mesh: Mesh, step: JobStep, work: Sequence[Work]) -> list[Work]:
         sum(
             2 * row.shape[-2] * row.shape[-1]
             for row in step.trace.parameters
-            if row.is_divided and len(row.shape) == 3
+            if row.is_expert and len(row.shape) == 3
         )
         / layers.num_layers
     )  # FLOPs: a product with each matrix of an expert
