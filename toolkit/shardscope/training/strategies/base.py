@@ -88,6 +88,8 @@ class RankStrategy(ABC):
     the data axis hold different ones, as of experts; None if all data ranks have the same parameters."""
     sequence_split: SequenceSplit | None = None
     """How sequences are divided over a context group; None if ranks have whole sequences."""
+    trained_as: Callable[[nn.Module], nn.Module] = staticmethod(lambda model: model)
+    """Function that returns a module which calls the layers of a model as the passes of this strategy do."""
     lockstep: bool = False
     """Whether a forward pass communicates with other ranks, such as those of a tensor group, so that in an evaluation
     every rank must run the same number of passes."""
@@ -246,10 +248,6 @@ class RankStrategy(ABC):
             install_checked(self.trained_as(model), sequence, example[0])
             whole, divided = self.example, sequence
             self.example = lambda: divided.part(whole())
-
-    def trained_as(self, model: nn.Module) -> nn.Module:
-        """Return the module that calls the layers of `model` as the passes of this strategy do."""
-        return model
 
     def require_same_batch(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Refuse whole micro-batches that differ between ranks of one replica; called by all ranks."""

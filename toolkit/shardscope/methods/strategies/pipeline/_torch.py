@@ -60,6 +60,7 @@ class PipelineRank(RankStrategy):
 
     settings: pipeline.Pipeline
     lockstep = True
+    trained_as = InOrder
 
     def __init__(
         self,
@@ -102,9 +103,6 @@ class PipelineRank(RankStrategy):
         axis = _StageAxis(self.context.world_size, self.context.rank, self.context.group)
         # the first stage takes its own inputs, the last its own targets
         require_same_batch(axis, [((), targets) for _, targets in micro_batches])
-
-    def trained_as(self, model: nn.Module) -> nn.Module:
-        return InOrder(model)
 
     @contextmanager
     def passing(self) -> Iterator[None]:
