@@ -15,7 +15,7 @@ import nbformat
 import pytest
 from filelock import FileLock
 
-from notebooks.running import FOLDER, run
+from notebooks.running import FOLDER, run, shared_folder
 from shardscope.runtime.launcher import warm
 from shardscope.runtime.launcher.driver_server import search_path
 
@@ -39,9 +39,7 @@ def warm_process() -> Iterator[str]:
 @pytest.fixture
 def executed(tmp_path_factory, monkeypatch, request) -> Callable[[str], nbformat.NotebookNode]:
     """Return a notebook by its name, run from start to end."""
-    base = tmp_path_factory.getbasetemp()
-    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "notebooks"
-    shared.mkdir(exist_ok=True)
+    shared = shared_folder(tmp_path_factory, "notebooks")
 
     def once(name: str) -> nbformat.NotebookNode:
         done = shared / f"{name}.ipynb"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import tempfile
 from pathlib import Path
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 from traitlets.config import Config
 
@@ -51,6 +53,14 @@ is). An evaluation takes longest for language models and small batches."""
 PLOTLY = "application/vnd.plotly.v1+json"
 NO_TORCH = "import sys\nassert 'torch' not in sys.modules, 'the first cell is slow: it imports torch'"
 NO_PROBLEM = "assert not lab.problem, lab.problem\nlab.close()"
+
+
+def shared_folder(factory: pytest.TempPathFactory, name: str) -> Path:
+    """Return a folder that all workers of a test session share."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def run(path: Path, folder: Path, *, as_it_is: bool) -> nbformat.NotebookNode:

@@ -1,19 +1,22 @@
-"""The web page, built once a session, served on loopback and opened in Chromium."""
+"""The web page, built once for all workers, served on loopback and opened in Chromium."""
 
 from __future__ import annotations
 
 import functools
 import http.server
 import os
+import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from browser.chromium import chromium as chromium_in
 from browser.chromium import needs_chromium
+from notebooks.running import shared_folder
 
 REPOSITORY = Path(__file__).parents[3]
 BUILD, NOTEBOOK = REPOSITORY / "notebooks/web/build.py", REPOSITORY / "notebooks/03-memory.ipynb"
@@ -29,15 +32,29 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 def site(tmp_path_factory):
     """The page with one rendered notebook, at an address on loopback."""
     needs_chromium()
-    out = Path(os.environ.get("SHARDSCOPE_PAGE") or tmp_path_factory.mktemp("web") / "page")
-    if not out.exists():
-        command = [BUILD, "--out", out, "--pyodide", REPOSITORY / "build/pyodide", "--notebooks", NOTEBOOK]
-        built = subprocess.run(
-            [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=280
-        )
-        if "cannot download Pyodide" in built.stderr:
-            pytest.skip(built.stderr)
-        assert built.returncode == 0, built.stderr
+    shared = shared_folder(tmp_path_factory, "web")
+    out = Path(os.environ.get("SHARDSCOPE_PAGE") or shared / "page")
+    with FileLock(shared / "page.lock"):
+        if not out.exists():
+            command = [
+                BUILD,
+                "--out",
+                out,
+                "--pyodide",
+                REPOSITORY / "build/pyodide",
+                "--notebooks",
+                NOTEBOOK,
+            ]
+            built = subprocess.run(
+                [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=280
+            )
+            if "cannot download Pyodide" in built.stderr:
+                pytest.skip(built.stderr)
+            if built.returncode:
+                shutil.rmtree(
+                    out, ignore_errors=True
+                )  # so that no other worker takes half a page for a whole one
+            assert built.returncode == 0, built.stderr
     handler = functools.partial(_Quiet, directory=out)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
